@@ -340,7 +340,10 @@ EXPORT int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, voi
     if (bytes > 0 && !is_on_device((void *)to, bytes)) return refuse("an address that is in no memory of a device");
     if (is_pinned(from, bytes)) return push(stream_of(stream), [=] { memcpy((void *)to, from, bytes); }), SUCCESS;
     auto staged = std::make_shared<std::vector<char>>((const char *)from, (const char *)from + bytes);
-    return push(stream_of(stream), [=] { memcpy((void *)to, staged->data(), bytes); }), SUCCESS;
+    push(stream_of(stream), [=] { memcpy((void *)to, staged->data(), bytes); });
+    // Of more than that, CUDA has no copy of its own.
+    if (bytes > 64 << 10) drain(stream_of(stream));
+    return SUCCESS;
 }
 EXPORT int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) { return cuMemcpyHtoDAsync_v2(to, from, bytes, nullptr); }
 EXPORT int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) {

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -245,12 +246,25 @@ EXPORT int ncclCommInitRankConfig(void **to, int size, UniqueId id, int rank, Co
     *to = clique->ranks[rank];
     return 0;
 }
+// Waits until all are given up, as NCCL may; not for ever, so that a test that gives them up one after another ends, late.
 EXPORT int ncclCommAbort(void *communicator) {
-    LOCKED;
-    Communicator *it = (Communicator *)communicator;
-    it->clique->ranks[it->rank] = nullptr;
-    it->clique->waiting[it->rank].clear();
-    return delete it, 0;
+    std::shared_ptr<Clique> clique;
+    {
+        LOCKED;
+        Communicator *it = (Communicator *)communicator;
+        clique = it->clique;
+        clique->ranks[it->rank] = nullptr;
+        clique->waiting[it->rank].clear();
+        delete it;
+    }
+    for (int asked = 0; asked < 10000; asked++) {
+        {
+            LOCKED;
+            if (std::all_of(clique->ranks.begin(), clique->ranks.end(), [](Communicator *rank) { return !rank; })) break;
+        }
+        usleep(1000);
+    }
+    return 0;
 }
 // Puts into the queues what all have called for.
 static void put(Clique &clique) {

@@ -84,14 +84,11 @@
 //! again. A replica that is stuck in its closure is logged with its last call; `run` returns when the closure does.
 //! docs/errors.md has a row for each kind of error.
 
-mod brought;
 pub mod checkpoint;
 pub mod context;
 mod coordinator;
 mod deposit;
 mod error;
-#[cfg(all(test, feature = "cuda"))]
-mod held;
 mod init;
 mod input;
 mod known;

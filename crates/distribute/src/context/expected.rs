@@ -167,7 +167,7 @@ impl ReplicaContext {
                 }
             };
             // Terms are of any dtype, and on any device.
-            let term = term.to_device(&Device::Cpu)?.to_dtype(DType::F64)?;
+            let term = crate::transfer::to_host(&term)?.to_dtype(DType::F64)?;
             root = Some(match root {
                 Some(root) => (root + term)?,
                 None => term,

@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::number::{Any, Elements, Number};
-use crate::variables::to_host;
+use crate::transfer::{from_vec, to_host};
 use candle_core::{DType, Shape, Tensor};
 use distribute_tensor::HostTensor;
 use distribute_tensor::kernel::RowMerge;
@@ -35,7 +35,7 @@ impl DeviceRows {
     /// The row numbers, as an index there.
     pub(crate) fn index(&self) -> candle_core::Result<Tensor> {
         let index: Vec<i64> = self.rows.iter().map(|row| *row as i64).collect();
-        Tensor::from_vec(index, self.rows.len(), self.values.device())
+        from_vec(index, self.rows.len(), self.values.device())
     }
 
     /// A number for each element of a table of this shape.
@@ -59,7 +59,7 @@ impl DeviceRows {
         }
         let place = |row: &usize| merge.rows().binary_search(row).map_or(0, |place| place as i64);
         let places: Vec<i64> = rows.iter().map(place).collect();
-        let places = Tensor::from_vec(places, rows.len(), values.device())?;
+        let places = from_vec(places, rows.len(), values.device())?;
         let zeros = Tensor::zeros((merge.rows().len(), values.dim(1)?), values.dtype(), values.device())?;
         let values = zeros.index_add(&places, values, 0)?;
         Ok(Self { rows: merge.into_rows(), values })

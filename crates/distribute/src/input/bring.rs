@@ -4,7 +4,7 @@ use super::InputOptions;
 use super::carry::Carrier;
 use crate::strategy::{DeviceKind, DeviceName};
 use crate::{Error, Result, Strategy};
-use candle_core::{DeviceLocation, Tensor};
+use candle_core::{Device, Tensor};
 use distribute_data::Distribution;
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
@@ -86,16 +86,15 @@ fn not_brought(names: &[DeviceName], replica: usize, leaf: &Leaf, error: &candle
 }
 
 fn require(operation: &'static str, replica: usize, leaf: &Leaf, device: DeviceName) -> Result<()> {
-    let place = match leaf {
-        Leaf::Candle(tensor) => tensor.device().location(),
-        _ => DeviceLocation::Cpu,
+    let at = match leaf {
+        Leaf::Candle(tensor) => tensor.device(),
+        _ => &Device::Cpu,
     };
-    let is_there = match (place, device.kind) {
-        (DeviceLocation::Cpu, DeviceKind::Cpu) => true,
-        (DeviceLocation::Cuda { gpu_id } | DeviceLocation::Metal { gpu_id }, DeviceKind::Gpu) => {
-            gpu_id == device.index
-        }
-        _ => false,
+    let place = at.location();
+    let is_there = match device.kind {
+        DeviceKind::Cpu => at.is_cpu(),
+        // By the handle that this process has of it: what another one makes is not ordered with what is computed by this.
+        DeviceKind::Gpu => !at.is_cpu() && device.to_candle().is_ok_and(|own| own.same_device(at)),
     };
     if is_there {
         Ok(())
@@ -104,8 +103,8 @@ fn require(operation: &'static str, replica: usize, leaf: &Leaf, device: DeviceN
             operation,
             format!(
                 "place_dataset_on_device: the dataset of local replica {replica} gives {} {} on {place:?}, but its device \
-                 is {device}; make candle tensors there (input_pipeline_id is the replica), or leave the option out: \
-                 fetch_to_device brings them",
+                 is {device}; make candle tensors there, on what DeviceName::to_candle gives (input_pipeline_id is the replica), \
+                 or leave the option out: fetch_to_device brings them",
                 leaf.kind(),
                 leaf.describe()
             ),

@@ -4,7 +4,7 @@ use crate::context::{Here, here};
 use crate::{
     ContextKind, Error, HostTensor, Result, Strategy, Variable, VariableAggregation, VariableSynchronization,
 };
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 
 /// Numbers that each replica adds to in its own copy, and that are read as the sum of the copies.
 #[derive(Clone, Debug)]
@@ -62,7 +62,7 @@ fn outside(operation: &'static str) -> Result<()> {
 
 /// The elements, in order, whatever the shape.
 pub(super) fn numbers(tensor: &Tensor) -> Result<Vec<f64>> {
-    Ok(tensor.to_device(&Device::Cpu)?.flatten_all()?.to_dtype(DType::F64)?.to_vec1()?)
+    Ok(crate::transfer::to_host(tensor)?.flatten_all()?.to_dtype(DType::F64)?.to_vec1()?)
 }
 
 /// Elements of two tensors of one shape.

@@ -3,6 +3,7 @@
 use super::table::Combine;
 use crate::deposit;
 use crate::known::Known;
+use crate::transfer::from_vec;
 use candle_core::{Result, Tensor};
 
 /// What `combine` makes of these rows, each below the table's height: a tensor of this shape, where the table is. There is a row at least.
@@ -13,7 +14,7 @@ pub(super) fn look_up<C: Combine>(
     combine: C,
 ) -> Result<Tensor> {
     let index: Vec<i64> = rows.iter().map(|row| *row as i64).collect();
-    let index = Tensor::from_vec(index, rows.len(), table.device())?;
+    let index = from_vec(index, rows.len(), table.device())?;
     let result = combine.of_rows(table.detach().index_select(&index, 0)?)?.reshape(shape)?;
     let backward = move |[table]: [&Tensor; 1], _: &Tensor, upstream: &Tensor| {
         let width = table.dim(1)?;

@@ -4,6 +4,7 @@ use crate::context::default_context;
 use crate::random;
 use crate::scalars::choose;
 use crate::strategy::is_native;
+use crate::transfer::from_vec;
 use crate::{ReplicaContext, get_replica_context};
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, WithDType, bail};
 use distribute_tensor::random::Draws;
@@ -24,7 +25,8 @@ use distribute_tensor::random::Draws;
 /// - **Names** keep layers apart: give each its own, such as `vb.prefix()`. There is no variable behind it, so a model's
 ///   file stays what it is.
 ///
-/// The backward pass draws the mask again instead of keeping it. Inputs are floats on the CPU, of any shape.
+/// The backward pass draws the mask again instead of keeping it. Inputs are floats of any shape; on a device, the mask is drawn on the CPU
+/// and copied there, a byte for each element.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -136,7 +138,7 @@ impl Mask {
             return Ok(xs.clone());
         }
         let stays = self.each(&vec![1u8; xs.elem_count()], xs.dims(), |one| one);
-        let stays = Tensor::from_vec(stays, xs.shape(), xs.device())?;
+        let stays = from_vec(stays, xs.shape(), xs.device())?;
         choose(&stays, &(xs * self.scale)?, &xs.zeros_like()?)
     }
 

@@ -3,7 +3,7 @@
 use super::ids;
 use super::table::{self, Combine};
 use crate::number::Number;
-use crate::transfer::to_device;
+use crate::transfer::{from_vec, to_device};
 use crate::variables::{RowSource, for_rows};
 use candle_core::{D, Device, Module, Result, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
@@ -159,7 +159,7 @@ impl Bags {
             bag_of[bag].fill(number as i64);
         }
         let count = bag_of.len();
-        Tensor::from_vec(bag_of, count, device)
+        from_vec(bag_of, count, device)
     }
 
     /// A row for each bag, multiplied by the bag's scale.

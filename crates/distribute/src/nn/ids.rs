@@ -1,6 +1,6 @@
 //! Row numbers of a table, read from a tensor of ids.
 
-use crate::brought::on_host;
+use crate::transfer::known_on_host;
 use candle_core::{CpuStorage, Result, Storage, Tensor, bail};
 
 /// Calls `then` with the row that each id names, one after another: none for `padding`, which need not be a row.
@@ -36,7 +36,7 @@ pub(super) fn numbers(
     ids: &Tensor,
     mut then: impl FnMut(usize, i64) -> Result<()>,
 ) -> Result<()> {
-    let ids = on_host(ids)?.contiguous()?;
+    let ids = known_on_host(ids)?.contiguous()?;
     let (storage, layout) = ids.storage_and_layout();
     let range = layout.start_offset()..layout.start_offset() + ids.elem_count();
     match &*storage {

@@ -5,7 +5,7 @@ use super::on_devices::DeviceGradient;
 use crate::deposit::{LocalGradient, Rows};
 use crate::number::{Any, Number};
 use crate::transfer::to_device;
-use crate::variables::to_host;
+use crate::transfer::to_host;
 use crate::{HostTensor, IndexedSlices, Result};
 use candle_core::{DType, Var};
 use distribute_optim::merge_rows;

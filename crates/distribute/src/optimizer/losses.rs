@@ -4,7 +4,7 @@ use super::gradients::require_scalar;
 use super::{Gradients, Optimizer, Weighting};
 use crate::deposit::{self, Bucket};
 use crate::transfer::to_device;
-use crate::variables::to_host;
+use crate::transfer::to_host;
 use crate::{Error, ReplicaContext, Result};
 use candle_core::{DType, Tensor};
 use std::panic::Location;

@@ -1,7 +1,7 @@
 //! What a rule keeps beside one variable.
 
 use crate::transfer::to_device;
-use crate::variables::to_host;
+use crate::transfer::to_host;
 use crate::{Error, Result};
 use candle_core::{DType, Tensor, Var};
 use distribute_optim::SlotSpec;

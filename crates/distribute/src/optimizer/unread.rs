@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::lock::lock;
 use crate::transfer::to_device;
-use crate::variables::to_host;
+use crate::transfer::to_host;
 use candle_core::{DType, Tensor};
 use std::sync::Mutex;
 

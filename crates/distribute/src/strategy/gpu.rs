@@ -29,8 +29,32 @@ pub(super) fn open(number: usize) -> Result<Device> {
 /// Of CUDA with a stream of its own: the default one is another for each thread, and candle does not order these.
 fn new(number: usize) -> Result<Device> {
     if cfg!(feature = "cuda") {
-        return Device::new_cuda_with_stream(number);
+        let device = Device::new_cuda_with_stream(number)?;
+        #[cfg(feature = "cuda")]
+        keep_memory(&device);
+        return Ok(device);
     }
     // candle panics where there are fewer.
     catch_unwind(|| Device::new_metal(number)).unwrap_or_else(|_| bail!("there is no GPU of this number"))
+}
+
+/// Has CUDA keep for this process what tensors have freed. Else it gives all of it back whenever somebody waits for the GPU, and the next step's
+/// memory takes milliseconds.
+#[cfg(feature = "cuda")]
+fn keep_memory(device: &Device) {
+    use candle_core::cuda_backend::cudarc::driver::sys;
+    let Device::Cuda(device) = device else { return };
+    let stream = device.cuda_stream();
+    if !stream.context().has_async_alloc() {
+        return;
+    }
+    let (mut pool, mut most) = (std::ptr::null_mut(), u64::MAX);
+    let threshold = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+    // SAFETY: the context is that of this GPU, as long as it is open; a pool and a number are written and read where they are. Where it fails,
+    // steps are slower.
+    unsafe {
+        if sys::cuDeviceGetMemPool(&mut pool, stream.context().cu_device()) == sys::CUresult::CUDA_SUCCESS {
+            let _ = sys::cuMemPoolSetAttribute(pool, threshold, (&raw mut most).cast());
+        }
+    }
 }

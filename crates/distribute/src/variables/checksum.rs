@@ -5,7 +5,7 @@ use super::about;
 use super::variable::Variable;
 use crate::Result;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, Device, Storage, Tensor, bail};
+use candle_core::{CpuStorage, Storage, Tensor, bail};
 use distribute_tensor::codec;
 use distribute_tensor::dtype::Buffer;
 use std::ops::Range;
@@ -40,7 +40,7 @@ pub(super) fn of_candle(tensor: &Tensor, elements: Range<usize>, sum: u32) -> ca
     }
     drop(storage);
     let some = tensor.detach().flatten_all()?.narrow(0, elements.start, elements.len())?;
-    of_candle(&some.to_device(&Device::Cpu)?, 0..elements.len(), sum)
+    of_candle(&crate::transfer::to_host(&some)?, 0..elements.len(), sum)
 }
 
 fn of_cpu(storage: &CpuStorage, elements: Range<usize>, sum: u32) -> candle_core::Result<u32> {
@@ -73,6 +73,7 @@ pub(super) fn of_host(buffer: &Buffer, elements: Range<usize>, sum: u32) -> u32 
 mod tests {
     use super::*;
     use candle_core::DType;
+    use candle_core::Device;
     use distribute_tensor::HostTensor;
 
     fn whole(tensor: &Tensor) -> u32 {

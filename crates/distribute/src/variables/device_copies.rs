@@ -2,8 +2,8 @@
 
 use crate::Result;
 use crate::lock::lock;
-use crate::transfer::to_device;
-use candle_core::{Device, Tensor, Var};
+use crate::transfer::{to_device, to_host};
+use candle_core::{Device, Var};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
@@ -68,8 +68,7 @@ impl DeviceCopies {
         }
         self.bring_back()?;
         let version = self.version.load(Ordering::Acquire);
-        // A copy of its own also where candle would give the same tensor again, for the same device.
-        let value = to_device(&self.of.as_detached_tensor(), &replica.device)?.copy()?;
+        let value = to_device(&self.of.as_detached_tensor(), &replica.device)?;
         let copy = Copy { var: Var::from_tensor(&value)?, version: Mutex::new(version) };
         Ok(&replica.copy.get_or_init(|| copy).var)
     }
@@ -180,20 +179,10 @@ impl Drop for Writing<'_> {
     }
 }
 
-/// A tensor in the memory of the CPU. Waits for its device.
-pub(crate) fn to_host(tensor: &Tensor) -> Result<Tensor> {
-    #[cfg(test)]
-    WAITS.fetch_add(1, Ordering::Relaxed);
-    Ok(tensor.to_device(&Device::Cpu)?)
-}
-
-/// How often somebody has waited for a device in this process.
-#[cfg(test)]
-pub(crate) static WAITS: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use candle_core::Tensor;
 
     fn values(var: &Var) -> Vec<f32> {
         var.to_vec1().unwrap()

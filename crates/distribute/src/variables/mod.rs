@@ -41,9 +41,7 @@ mod write;
 
 pub(crate) use cache::Cached;
 pub use create::NewVariable;
-#[cfg(test)]
-pub(crate) use device_copies::WAITS;
-pub(crate) use device_copies::{DeviceCopies, Writing, to_host};
+pub(crate) use device_copies::{DeviceCopies, Writing};
 pub(crate) use in_candle::put;
 pub use kinds::{VariableAggregation, VariableSynchronization};
 pub use model::Variables;

@@ -8,7 +8,7 @@
 use super::moments;
 use super::normalize::{self, Gradient};
 use crate::known::Known;
-use crate::transfer::to_device;
+use crate::transfer::{to_device, to_host};
 use candle_core::{DType, Device, Result, Tensor};
 
 /// Count, means and squared deviations from the means, of each channel, in the shape that broadcasts to `x`.
@@ -37,7 +37,7 @@ impl Moments {
     pub(super) fn on_host(&self) -> Result<moments::Moments> {
         let all = [&self.mean, &self.rest, &self.deviation].map(|numbers| numbers.flatten_all());
         let [mean, rest, deviation] = all;
-        let all = Tensor::stack(&[mean?, rest?, deviation?], 0)?.to_device(&Device::Cpu)?;
+        let all = to_host(&Tensor::stack(&[mean?, rest?, deviation?], 0)?)?;
         let mut all = all.to_dtype(DType::F64)?.to_vec2()?.into_iter();
         let mut next = || all.next().unwrap_or_default();
         let (mean, rest, deviation) = (next(), next(), next());
@@ -126,7 +126,7 @@ impl Normalize {
             None => [of_bias.clone(), of_weight.clone()],
             Some(gradient) => {
                 let mine = Tensor::cat(&[of_bias.flatten_all()?, of_weight.flatten_all()?], 0)?;
-                let all = gradient.sum(&mine.to_device(&Device::Cpu)?.to_dtype(DType::F64)?)?;
+                let all = gradient.sum(&to_host(&mine)?.to_dtype(DType::F64)?)?;
                 let all = to_device(&all.to_dtype(x.dtype())?, x.device())?;
                 let part = |start| all.narrow(0, start, channels)?.reshape(of_channels(x));
                 [part(0)?, part(channels)?]

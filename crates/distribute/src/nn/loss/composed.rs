@@ -2,10 +2,14 @@
 
 use super::cross_entropy::read;
 use crate::known::Known;
-use candle_core::{Result, Tensor};
+use crate::transfer::from_vec;
+use candle_core::{DType, Result, Tensor};
 
-/// The mean cross-entropy of logits `[n, classes]`, with the gradient behind it.
+/// The mean cross-entropy of logits `[n, classes]`, with the gradient behind it. Half precision is computed in f32, as its sums would not do.
 pub(super) fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
+    if matches!(logits.dtype(), DType::F16 | DType::BF16) {
+        return cross_entropy(&logits.to_dtype(DType::F32)?, labels)?.to_dtype(logits.dtype());
+    }
     let (rows, classes) = logits.dims2()?;
     let labels = Chosen::new(labels, rows, classes, logits)?;
     let log_probabilities = candle_nn::ops::log_softmax(&logits.detach(), 1)?;
@@ -23,6 +27,9 @@ pub(super) fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> 
 
 /// The mean over all rows of what their labels choose, times -1.
 pub(super) fn nll(log_probabilities: &Tensor, labels: &Tensor) -> Result<Tensor> {
+    if matches!(log_probabilities.dtype(), DType::F16 | DType::BF16) {
+        return nll(&log_probabilities.to_dtype(DType::F32)?, labels)?.to_dtype(log_probabilities.dtype());
+    }
     let (rows, classes) = log_probabilities.dims2()?;
     Chosen::new(labels, rows, classes, log_probabilities)?.negative_mean(log_probabilities)
 }
@@ -51,10 +58,10 @@ impl Chosen {
             return Ok(Self { classes: classes?, has_label: None });
         }
         let classes = labels.iter().map(|label| label.map_or(0, |label| label as u32)).collect();
-        let classes = Tensor::from_vec(classes, (rows, 1), device)?;
+        let classes = from_vec(classes, (rows, 1), device)?;
         let has_label = || {
             let has_label = labels.iter().map(|label| u8::from(label.is_some())).collect();
-            Tensor::from_vec(has_label, (rows, 1), device)
+            from_vec(has_label, (rows, 1), device)
         };
         Ok(Self { classes, has_label: labels.contains(&None).then(has_label).transpose()? })
     }

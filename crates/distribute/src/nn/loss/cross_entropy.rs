@@ -1,9 +1,9 @@
 //! Softmax cross-entropy: the loss in one pass over the logits, and the gradient in another.
 
-use crate::brought::on_host;
 use crate::nn::exp::Exp;
 use crate::nn::lanes;
 use crate::number::with_elements;
+use crate::transfer::known_on_host;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
 
 /// The loss of logits `[n, classes]` that lie on the CPU, with the gradient behind it.
@@ -23,7 +23,7 @@ pub(super) fn read(labels: &Tensor, rows: usize, classes: usize) -> Result<Vec<O
     if labels.dims() != [rows] {
         bail!("cross-entropy: logits {:?} need labels [{rows}], not {:?}", [rows, classes], labels.dims());
     }
-    let labels = on_host(labels)?;
+    let labels = known_on_host(labels)?;
     let labels: Vec<i64> = match labels.dtype() {
         DType::U8 => labels.to_vec1::<u8>()?.into_iter().map(|x| none_if(x == u8::MAX, x.into())).collect(),
         DType::U32 => {

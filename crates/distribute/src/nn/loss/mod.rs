@@ -32,7 +32,7 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
 /// Mean negative log-likelihood of log-probabilities `[n, classes]` and labels `[n]` (u8, u32 or i64).
 ///
 /// # Errors
-/// candle's, for other shapes or dtypes.
+/// For a label that is none of the classes; candle's, for other shapes or dtypes.
 pub fn nll(log_probabilities: &Tensor, labels: &Tensor) -> Result<Tensor> {
     mean_or_zero(log_probabilities, labels, || {
         if is_native(log_probabilities) {

@@ -5,7 +5,7 @@ use crate::number::Any;
 use crate::optimizer::conversion::row_len;
 use crate::optimizer::tally::Kind;
 use crate::transfer::to_device;
-use crate::variables::to_host;
+use crate::transfer::{from_vec, to_host};
 use crate::{Error, Result};
 use candle_core::{Tensor, Var};
 
@@ -34,8 +34,8 @@ impl DeviceGradient {
         }
         let shape = (rows.len(), row_len(copy));
         let values = match values {
-            Any::F32(values) => Tensor::from_vec(values, shape, device)?,
-            Any::F64(values) => Tensor::from_vec(values, shape, device)?,
+            Any::F32(values) => from_vec(values, shape, device)?,
+            Any::F64(values) => from_vec(values, shape, device)?,
         };
         Ok(Self::Rows(DeviceRows { rows, values }))
     }

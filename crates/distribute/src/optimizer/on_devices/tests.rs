@@ -3,7 +3,7 @@
 use crate::nn::{BagMode, Embedding, EmbeddingBag, Linear, embedding, embedding_bag, linear};
 use crate::optimizer::Transform;
 use crate::optimizer::slots::Slots;
-use crate::variables::WAITS;
+use crate::transfer::WAITS;
 use crate::{Adagrad, Adam, MirroredStrategy, OneDeviceStrategy, ReplicaContext, Strategy};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::VarBuilder;
@@ -94,9 +94,10 @@ fn slots_of_several_replicas_are_on_each_device() {
 #[cfg(feature = "cuda")]
 #[test]
 fn a_lone_replica_makes_a_step_while_its_gpu_is_held_up() {
+    use crate::DeviceName;
     use crate::data::Dataset;
     use crate::nn::{BatchNorm, Dropout, batch_norm, loss};
-    use crate::{DeviceName, held};
+    use crate::transfer::held::held;
     use candle_core::backend::BackendDevice;
     use candle_nn::ModuleT;
 
@@ -132,7 +133,7 @@ fn a_lone_replica_makes_a_step_while_its_gpu_is_held_up() {
             step_number += 1;
             // By then its kernels were tried; losses are read behind steps 1, 3 and 7.
             if step_number == 4 {
-                hold = Some(held::held(&device));
+                hold = Some(held(&device));
             }
             type Arguments<'a> = (&'a Model, Tensor);
             let step = |ctx: &ReplicaContext, ((words, norm, dropout, fc), rows): Arguments<'_>| {

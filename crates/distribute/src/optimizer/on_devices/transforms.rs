@@ -5,7 +5,7 @@ use super::program::full;
 use crate::Result;
 use crate::optimizer::transform::{Kind, Transform};
 use crate::scalars::choose;
-use crate::variables::to_host;
+use crate::transfer::to_host;
 use candle_core::{DType, Tensor, Var};
 
 /// A replica's gradients, transformed: `copies` are the variables that it computes with. Closures are left out.

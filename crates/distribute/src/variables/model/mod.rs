@@ -301,7 +301,13 @@ impl Variables {
     /// needs the table, no replica the memory of the CPU, and the device has memory for it.
     fn table_on_device<'v>(&self, weights: &'v Variable, replica: usize) -> Option<&'v Var> {
         let is_table = rows::are_asked_for() && rows::ids_are_asked_for().is_none();
-        if !is_table || !self.0.strategy.keeps_tables_on_devices() || weights.device_copies().is_none() {
+        // candle's kernels look rows up by 32 bits.
+        let is_small = weights.dims().iter().product::<usize>() <= u32::MAX as usize;
+        if !is_table
+            || !self.0.strategy.keeps_tables_on_devices()
+            || weights.device_copies().is_none()
+            || !is_small
+        {
             return None;
         }
         match weights.of_replica(replica) {

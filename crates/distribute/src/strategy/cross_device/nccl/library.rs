@@ -6,6 +6,7 @@ use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::thread;
 
 /// The earliest release that will do, and its number: that of the crate `distribute-nccl`. It is the first whose calls need not wait.
 const LEAST: (&str, c_int) = ("2.14", 21400);
@@ -252,13 +253,21 @@ impl Nccl {
 
     /// Gives up communicators and what they are doing, for which it may wait, for ever where a GPU hangs.
     pub(super) fn abort(&self, communicators: Communicators) {
-        for place in &communicators.all {
+        let abort = |place: &AtomicPtr<c_void>| {
             let communicator = place.load(Ordering::Acquire);
             if !communicator.is_null() {
                 // SAFETY: it was made by NCCL, and nobody has it any more. Where that fails, there is nothing left to do about it.
                 let _ = unsafe { (self.functions.comm_abort)(communicator) };
             }
-        }
+        };
+        // All at once: one may wait until the others are given up, too.
+        thread::scope(|scope| {
+            for place in &communicators.all {
+                if thread::Builder::new().spawn_scoped(scope, move || abort(place)).is_err() {
+                    abort(place);
+                }
+            }
+        });
     }
 
     fn done(&self, call: &'static str, result: c_int) -> Result<(), CallError> {

@@ -27,7 +27,7 @@
 use super::pool::{self, Pool};
 use crate::lock::lock;
 use bytemuck::NoUninit;
-use candle_core::cuda_backend::cudarc::driver::sys::CUevent_flags;
+use candle_core::cuda_backend::cudarc::driver::sys::{CUevent_flags, CUresult};
 use candle_core::cuda_backend::cudarc::driver::{
     CudaContext, CudaEvent, CudaSlice, CudaStream, CudaViewMut, DevicePtrMut, DriverError, PinnedHostSlice,
 };
@@ -35,6 +35,7 @@ use candle_core::cuda_backend::{CudaStorageSlice, DeviceId};
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, CudaDevice, CudaStorage, Storage, Tensor};
 use distribute_log::heard;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -125,7 +126,14 @@ impl Pinned {
         let memory = written.leak();
         // SAFETY: the allocation is nobody else's since `leak`, has as many bytes as the numbers, is aligned for any, and holds theirs when the
         // copy is over.
-        let mut owned: CudaSlice<T> = unsafe { candle_stream.upgrade_device_ptr(memory, numbers.len()) };
+        let upgraded = catch_unwind(AssertUnwindSafe(|| unsafe {
+            candle_stream.upgrade_device_ptr(memory, numbers.len())
+        }));
+        let Ok(mut owned): Result<CudaSlice<T>, _> = upgraded else {
+            // cudarc panics where a GPU has no events left, or fails. The memory is nobody's then, and stays.
+            self.copies.synchronize()?;
+            return Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+        };
         let (_, behind) = owned.device_ptr_mut(&self.copies);
         // The event of the last write, on the stream of copies.
         drop(behind);

@@ -1,11 +1,11 @@
 //! Numbers that are brought while a GPU has other work, and used at once. Without a GPU of CUDA each test says so, and passes.
 
 use super::*;
-use crate::held::held;
-use crate::input::carry::Carrier;
 use crate::strategy::DeviceName;
-use crate::{InputOptions, MirroredStrategy, nn};
-use candle_core::{DType, Device, Module};
+use crate::transfer::held::held;
+use crate::transfer::to_device;
+use crate::{InputOptions, MirroredStrategy};
+use candle_core::{DType, Device};
 use distribute_data::Dataset;
 use distribute_testing::{child, skipped, watched};
 use std::time::Duration;
@@ -44,7 +44,7 @@ fn numbers(tensor: &Tensor) -> Vec<f64> {
 
 /// This test in a process of its own, with nothing else on the GPU, and what it writes.
 fn by_itself(name: &str, without_pinned_memory: bool) -> (String, String) {
-    let mut command = child::command(&format!("input::carry::pinned::tests::{name}"), "by itself");
+    let mut command = child::command(&format!("transfer::pinned::tests::{name}"), "by itself");
     if without_pinned_memory {
         // CUDA in software has no more than so many bytes then.
         command.env("SOFT_CUDA_PINNED", "1");
@@ -78,39 +78,6 @@ fn nothing_that_is_brought_waits_for_what_the_gpu_computes() {
     });
 }
 
-// INV-69
-#[test]
-fn ids_and_labels_that_were_brought_are_checked_while_the_gpu_computes() {
-    const NAME: &str = "ids_and_labels_that_were_brought_are_checked_while_the_gpu_computes";
-    if child::part().is_none() {
-        by_itself(NAME, false);
-        return;
-    }
-    watched(|| {
-        let Some((device, pinned)) = gpu(1) else { return };
-        let carrier = Carrier::new(device.clone());
-        let bring = |ids: &[[i64; 2]; 3]| carrier.carry(&Tensor::new(ids, &Device::Cpu).unwrap()).unwrap();
-        let table = Tensor::arange(0f32, 12., &device).unwrap().reshape((4, 3)).unwrap();
-        let words = nn::Embedding::new(table, 3);
-        // Ids in the first column, labels in the second.
-        let loss = |brought: &Tensor| {
-            let column = |number| brought.get_on_dim(1, number);
-            nn::loss::cross_entropy(&words.forward(&column(0)?)?, &column(1)?)
-        };
-        let expected = loss(&bring(&[[3, 0], [0, 2], [1, 1]])).unwrap().to_scalar::<f32>().unwrap();
-        let again = bring(&[[3, 0], [0, 2], [1, 1]]);
-        let (no_row, no_class) = (bring(&[[4, 0]; 3]), bring(&[[1, 3]; 3]));
-        let (go, said) = held(&pinned.device);
-        let found = loss(&again).unwrap();
-        let refused = |brought| loss(brought).unwrap_err().to_string();
-        assert!(refused(&no_row).contains("id 4 at position 0 of ids [3] is no row"), "{}", refused(&no_row));
-        assert!(refused(&no_class).contains("row 0 has the label 3"), "{}", refused(&no_class));
-        go.send(()).unwrap();
-        assert!((found.to_scalar::<f32>().unwrap() - expected).abs() < 1e-6);
-        assert!(said.recv_timeout(Duration::from_secs(20)).unwrap(), "it has waited");
-    });
-}
-
 #[test]
 fn without_pinned_memory_candle_copies_and_the_log_says_so_once() {
     if child::part().is_none() {
@@ -123,11 +90,10 @@ fn without_pinned_memory_candle_copies_and_the_log_says_so_once() {
     watched(|| {
         let Some((device, pinned)) = gpu(1) else { return };
         println!("on {}", pinned.copies.context().name().unwrap());
-        let carrier = Carrier::new(device.clone());
         let _work = busy(&device);
-        let all: Vec<_> = (0..10).map(|number| carrier.carry(&piece(number, 5000)).unwrap()).collect();
+        let all: Vec<_> = (0..10).map(|number| to_device(&piece(number, 20_000), &device).unwrap()).collect();
         for (number, there) in all.iter().enumerate() {
-            assert_eq!(numbers(there), numbers(&piece(number, 5000)));
+            assert_eq!(numbers(there), numbers(&piece(number, 20_000)));
         }
     });
 }
@@ -309,24 +275,5 @@ fn a_pass_gives_each_gpu_its_rows_however_many_steps_are_ahead() {
             let rows = if replicas == 1 { 41 } else { 39 };
             assert_eq!(all, (0..2 * rows).map(|number| f64::from(2 * number)).collect::<Vec<_>>());
         }
-    });
-}
-
-// IN-4, ITER-2
-#[test]
-fn a_carrier_brings_pieces_with_and_without_rows_and_leaves_what_is_there() {
-    watched(|| {
-        let Some((device, _)) = gpu(1) else { return };
-        let (carrier, other) = (Carrier::new(device.clone()), Carrier::new(device.clone()));
-        let same = carrier.pinned.as_ref().zip(other.pinned.as_ref()).map(|(one, two)| Arc::ptr_eq(one, two));
-        assert_eq!(same, Some(true), "one for each GPU");
-        let _work = busy(&device);
-        let host = piece(3, 600).reshape((100, 6)).unwrap();
-        let there = carrier.carry(&host).unwrap();
-        assert_eq!(numbers(&there), numbers(&host));
-        assert_eq!(carrier.carry(&there).unwrap().id(), there.id());
-        let empty = carrier.carry(&host.narrow(0, 4, 0).unwrap()).unwrap();
-        assert!(empty.device().same_device(&device));
-        assert_eq!((empty.dims(), empty.dtype()), (&[0, 6][..], DType::F32));
     });
 }

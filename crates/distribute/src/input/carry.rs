@@ -1,0 +1,177 @@
+//! [`Carrier`]: how a tensor of a dataset gets to a device.
+
+use crate::transfer::{HostTwins, by_pinned_memory, to_device};
+use candle_core::{CpuStorage, Device, Result, Storage, Tensor};
+use std::sync::Arc;
+
+/// What brings tensors of a dataset to one device.
+pub(crate) struct Carrier {
+    device: Device,
+    twins: Arc<HostTwins>,
+}
+
+impl Carrier {
+    pub(crate) fn new(device: Device) -> Self {
+        Self { device, twins: HostTwins::new() }
+    }
+
+    /// The tensor on the device; itself if it is there.
+    ///
+    /// # Errors
+    /// candle's: the device has no memory for it, or no such dtype.
+    pub(crate) fn carry(&self, tensor: &Tensor) -> Result<Tensor> {
+        if tensor.device().same_device(&self.device) {
+            return Ok(tensor.clone());
+        }
+        let there = match by_pinned_memory(tensor, &self.device) {
+            Some(there) => there,
+            None => to_device(&alone(tensor)?, &self.device)?,
+        };
+        if HostTwins::takes(tensor) {
+            self.twins.keep(alone(tensor)?, there.clone());
+        }
+        Ok(there)
+    }
+}
+
+/// The tensor with memory of its own, if it is a part of a larger one: candle brings all of the memory that a tensor is in, and a piece may
+/// lie in that of the whole dataset.
+fn alone(tensor: &Tensor) -> Result<Tensor> {
+    let is_all = {
+        let (storage, layout) = tensor.storage_and_layout();
+        match &*storage {
+            Storage::Cpu(all) => layout.is_contiguous() && len(all) == tensor.elem_count(),
+            // How much it is, is not to be known there.
+            _ => false,
+        }
+    };
+    if is_all || tensor.elem_count() == 0 { Ok(tensor.clone()) } else { tensor.force_contiguous() }
+}
+
+fn len(storage: &CpuStorage) -> usize {
+    match storage {
+        CpuStorage::U8(all)
+        | CpuStorage::F6E2M3(all)
+        | CpuStorage::F6E3M2(all)
+        | CpuStorage::F4(all)
+        | CpuStorage::F8E8M0(all) => all.len(),
+        CpuStorage::U32(all) => all.len(),
+        CpuStorage::I16(all) => all.len(),
+        CpuStorage::I32(all) => all.len(),
+        CpuStorage::I64(all) => all.len(),
+        CpuStorage::BF16(all) => all.len(),
+        CpuStorage::F16(all) => all.len(),
+        CpuStorage::F32(all) => all.len(),
+        CpuStorage::F64(all) => all.len(),
+        CpuStorage::F8E4M3(all) => all.len(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory_of(tensor: &Tensor) -> usize {
+        match &*tensor.storage_and_layout().0 {
+            Storage::Cpu(all) => len(all),
+            _ => unreachable!("it is on the CPU"),
+        }
+    }
+
+    // IN-4
+    #[test]
+    fn of_a_part_of_a_tensor_no_more_is_brought_than_the_part() {
+        let all = Tensor::arange(0f32, 600., &Device::Cpu).unwrap().reshape((100, 6)).unwrap();
+        let columns = all.narrow(1, 2, 3).unwrap();
+        for part in [all.narrow(0, 0, 4).unwrap(), all.narrow(0, 40, 4).unwrap(), columns, all.t().unwrap()] {
+            let own = alone(&part).unwrap();
+            assert_eq!(memory_of(&own), part.elem_count());
+            assert!(own.is_contiguous());
+            let numbers = |tensor: &Tensor| tensor.to_vec2::<f32>().unwrap();
+            assert_eq!(numbers(&own), numbers(&part));
+        }
+        assert_eq!(alone(&all).unwrap().id(), all.id(), "all of it is copied for nothing");
+    }
+
+    /// A GPU of CUDA, with nothing else on it: in a process of its own.
+    #[cfg(feature = "cuda")]
+    fn with_gpu(test: &str, body: impl FnOnce(candle_core::CudaDevice) + Send + 'static) {
+        use distribute_testing::{child, skipped, watched};
+        if child::part().is_none() {
+            let command = child::command(&format!("input::carry::tests::{test}"), "by itself");
+            child::output(command, std::time::Duration::from_secs(60));
+            return;
+        }
+        match crate::DeviceName::gpu(0).to_candle() {
+            Ok(Device::Cuda(device)) => watched(|| body(device)),
+            Ok(other) => panic!("{:?} is no GPU of CUDA", other.location()),
+            Err(error) => skipped(error),
+        }
+    }
+
+    // IN-4, ITER-2
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn pieces_with_and_without_rows_are_brought_and_what_is_there_is_left() {
+        with_gpu("pieces_with_and_without_rows_are_brought_and_what_is_there_is_left", |device| {
+            let device = Device::Cuda(device);
+            let carrier = Carrier::new(device.clone());
+            let here = Tensor::arange(0f32, 600., &Device::Cpu).unwrap().reshape((100, 6)).unwrap();
+            let there = carrier.carry(&here).unwrap();
+            assert_eq!(there.to_vec2::<f32>().unwrap(), here.to_vec2::<f32>().unwrap());
+            assert_eq!(carrier.carry(&there).unwrap().id(), there.id());
+            let empty = carrier.carry(&here.narrow(0, 4, 0).unwrap()).unwrap();
+            assert!(empty.device().same_device(&device));
+            assert_eq!((empty.dims(), empty.dtype()), (&[0, 6][..], candle_core::DType::F32));
+        });
+    }
+
+    // INV-69
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn ids_and_labels_that_were_brought_are_checked_while_the_gpu_computes() {
+        use crate::nn::{Embedding, loss};
+        use crate::transfer::held::held;
+        use candle_core::Module;
+        with_gpu("ids_and_labels_that_were_brought_are_checked_while_the_gpu_computes", |gpu| {
+            let device = Device::Cuda(gpu.clone());
+            let carrier = Carrier::new(device.clone());
+            // Of a larger tensor, the rows of a piece: more than CUDA has a copy of its own for.
+            let bring = |id: i64, label: i64| {
+                let all = Tensor::from_iter((0..40_000).flat_map(|_| [id, label]), &Device::Cpu).unwrap();
+                carrier.carry(&all.reshape((40_000, 2)).unwrap().narrow(0, 10, 39_980).unwrap()).unwrap()
+            };
+            let table = Tensor::arange(0f32, 12., &device).unwrap().reshape((4, 3)).unwrap();
+            let words = Embedding::new(table, 3);
+            let of = |brought: &Tensor| {
+                let column = |number| brought.get_on_dim(1, number);
+                loss::cross_entropy(&words.forward(&column(0)?)?, &column(1)?)
+            };
+            let expected = of(&bring(3, 2)).unwrap().to_scalar::<f32>().unwrap();
+            let (again, no_row, no_class) = (bring(3, 2), bring(4, 0), bring(1, 3));
+            let (go, said) = held(&gpu);
+            let found = of(&again).unwrap();
+            let refused = [no_row, no_class].map(|brought| of(&brought).unwrap_err().to_string());
+            go.send(()).unwrap();
+            assert!(refused[0].contains("id 4 at position 0 of ids [39980] is no row"), "{}", refused[0]);
+            assert!(refused[1].contains("row 0 has the label 3"), "{}", refused[1]);
+            assert_eq!(found.to_scalar::<f32>().unwrap(), expected);
+            let patience = std::time::Duration::from_secs(20);
+            assert!(said.recv_timeout(patience).unwrap(), "it has waited");
+        });
+    }
+
+    // INV-69
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn ids_of_another_gpu_are_read_where_they_are() {
+        let to = match (crate::DeviceName::gpu(0).to_candle(), crate::DeviceName::gpu(1).to_candle()) {
+            (Ok(from), Ok(to)) => (from, to),
+            (Err(error), _) | (_, Err(error)) => return distribute_testing::skipped(error),
+        };
+        let ids = Tensor::new(&[[1u32, 2], [3, 0]], &to.0).unwrap();
+        let there = Carrier::new(to.1).carry(&ids).unwrap();
+        let known = crate::transfer::known_on_host(&there.get_on_dim(1, 0).unwrap()).unwrap();
+        assert_eq!(known.to_vec1::<u32>().unwrap(), [1, 3]);
+    }
+}
