@@ -57,7 +57,7 @@
 //! | [`metrics`] | [`Mean`](metrics::Mean), accuracy, AUC, confusion matrix: counted by replicas, read outside of `run` |
 //! | `input` | [`DistributedDataset`]: a piece for each replica in each step; [`InputOptions`] |
 //! | `error` | [`Error`]: what went wrong, who did it, what to do |
-//! | `log` | [`init`]: candle's threads and `DISTRIBUTE_LOG` |
+//! | `init` | [`init`]: candle's threads and `DISTRIBUTE_LOG` |
 //! | [`summary`] | scalars and histograms for TensorBoard |
 //! | [`monitor`] | a page, JSON and metrics of a running job |
 //! | [`trace`] | a timeline of what each replica does, for Perfetto |
