@@ -1,5 +1,7 @@
 //! [`held`]: a GPU that computes nothing for a while, for tests of what waits for it.
 
+#![allow(clippy::unwrap_used)]
+
 use candle_core::CudaDevice;
 use candle_core::cuda_backend::cudarc::driver::result::stream::launch_host_function;
 use std::ffi::c_void;
