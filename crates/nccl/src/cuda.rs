@@ -7,16 +7,21 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, DevicePtrMut
 use cudarc::nccl::result::{self, NcclError, NcclStatus};
 use cudarc::nccl::sys;
 use distribute_net::Number;
+use distribute_net::polling::apart;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::time::Duration;
 
 /// `NCCL_CONFIG_UNDEF_INT`: NCCL chooses.
 const CHOOSE: c_int = c_int::MIN;
 
 /// How much of the GPU's free memory a vector may take, as a fraction: 1 of so many parts.
 const PARTS: usize = 2;
+
+/// How long giving up a communicator is waited for: a GPU that hangs keeps it for ever.
+const FAREWELL: Duration = Duration::from_secs(5);
 
 /// A GPU, and its communicator once there is one.
 pub(crate) struct Cuda {
@@ -167,11 +172,14 @@ impl Library for Cuda {
     }
 
     fn abort(&mut self) {
-        if let Some(place) = self.communicator.take() {
+        let under_way = self.under_way.take();
+        let Some(place) = self.communicator.take() else { return };
+        apart("nccl-abort", FAREWELL, move || {
             // SAFETY: it was made by NCCL, and nobody has it any more. Where that fails, there is nothing left to do about it.
             let _ = unsafe { result::comm_abort(place.load(Ordering::Acquire)) };
-        }
-        self.under_way = None;
+            // Until then, the GPU may use it.
+            drop(under_way);
+        });
     }
 }
 

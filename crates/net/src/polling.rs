@@ -1,6 +1,7 @@
-//! Waiting for what tells nobody that it is done: who waits asks again and again.
+//! Waiting for what tells nobody that it is done, by asking again and again; and for what may never end.
 
 use distribute_cluster::{Deadline, Stopwatch};
+use std::mem::ManuallyDrop;
 use std::time::Duration;
 
 /// Spin this long before pausing.
@@ -29,9 +30,34 @@ pub fn until<T>(patience: Duration, mut ask: impl FnMut() -> Option<T>) -> Optio
     }
 }
 
+/// Runs on a thread of its own what may never end, and waits for it, for at most `patience`. It keeps what it owns until it ends. Where no
+/// thread can be started it does not run, and what it owns is never dropped.
+pub fn apart(name: &str, patience: Duration, run: impl FnOnce() + Send + 'static) {
+    let run = ManuallyDrop::new(run);
+    let thread = std::thread::Builder::new().name(name.into()).spawn(move || ManuallyDrop::into_inner(run)());
+    if let Ok(thread) = thread {
+        until(patience, || thread.is_finished().then_some(()));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_ends_is_waited_for_and_what_never_does_is_left() {
+        let (says, said) = std::sync::mpsc::channel();
+        let never = says.clone();
+        apart("ends", Duration::from_secs(60), move || says.send(()).unwrap());
+        said.try_recv().unwrap();
+        let (_go, told) = std::sync::mpsc::channel::<()>();
+        let watch = Stopwatch::start();
+        apart("hangs", Duration::from_millis(20), move || {
+            let _ = told.recv();
+            let _ = never.send(());
+        });
+        assert!(watch.elapsed() >= Duration::from_millis(20) && said.try_recv().is_err());
+    }
 
     #[test]
     fn what_is_there_is_found_at_once_and_what_comes_later_too() {

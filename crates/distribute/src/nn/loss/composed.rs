@@ -110,4 +110,21 @@ mod tests {
             assert!(row % 2 == 0 || b.iter().all(|x| *x == 0.), "{b:?}");
         }
     }
+
+    #[test]
+    fn losses_of_many_rows_in_half_precision_are_numbers() {
+        // Their sum is more than f16 has.
+        let (rows, classes) = (30_000, 20);
+        let logits = Var::zeros((rows, classes), DType::F16, &Device::Cpu).unwrap();
+        let labels = Tensor::zeros(rows, DType::U32, &Device::Cpu).unwrap();
+        for loss in
+            [cross_entropy(&logits, &labels).unwrap(), nll(&(&logits - 3.).unwrap(), &labels).unwrap()]
+        {
+            assert_eq!(loss.dtype(), DType::F16);
+            let value = loss.to_dtype(DType::F32).unwrap().to_scalar::<f32>().unwrap();
+            assert!((value - 3.).abs() < 0.01, "{value}");
+            let gradients = loss.backward().unwrap();
+            assert_eq!(gradients.get(&logits).unwrap().dtype(), DType::F16);
+        }
+    }
 }

@@ -3,12 +3,10 @@
 use super::fault::{CallError, Fault};
 use candle_core::{Result as CandleResult, Tensor};
 use distribute_cluster::Deadline;
-use distribute_net::polling::until;
+use distribute_net::polling::{apart, until};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::mem::ManuallyDrop;
 use std::sync::{Mutex, TryLockError};
-use std::thread;
 use std::time::Duration;
 
 /// How long who gives up communicators waits until they are gone, at most.
@@ -201,7 +199,7 @@ fn ended<L: Library>(
     ended.unwrap_or_else(|| Err(Fault::Late(CallError::late(call, &late, deadline.timeout()))))
 }
 
-/// Gives up communicators on a thread of its own, which may never end: a GPU may hang. Until it does, what they are doing may use `used`, which
+/// Gives up communicators, for which a GPU that hangs may be waited for in vain. Until they are gone, what they are doing may use `used`, which
 /// is kept. Where nothing hangs, they are gone when this returns.
 fn give_up<L: Library>(
     library: &'static L,
@@ -209,15 +207,10 @@ fn give_up<L: Library>(
     used: Vec<Tensor>,
     patience: Duration,
 ) {
-    // Where no thread can be started, nothing is given up, nor freed.
-    let (communicators, used) = (ManuallyDrop::new(communicators), ManuallyDrop::new(used));
-    let abort = move || {
-        library.abort(ManuallyDrop::into_inner(communicators));
-        drop(ManuallyDrop::into_inner(used));
-    };
-    if let Ok(thread) = thread::Builder::new().name("nccl-abort".into()).spawn(abort) {
-        until(FAREWELL.min(patience / 2), || thread.is_finished().then_some(()));
-    }
+    apart("nccl-abort", FAREWELL.min(patience / 2), move || {
+        library.abort(communicators);
+        drop(used);
+    });
 }
 
 fn each(
