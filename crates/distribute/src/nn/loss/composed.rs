@@ -117,9 +117,10 @@ mod tests {
         let (rows, classes) = (30_000, 20);
         let logits = Var::zeros((rows, classes), DType::F16, &Device::Cpu).unwrap();
         let labels = Tensor::zeros(rows, DType::U32, &Device::Cpu).unwrap();
-        for loss in
-            [cross_entropy(&logits, &labels).unwrap(), nll(&(&logits - 3.).unwrap(), &labels).unwrap()]
-        {
+        for loss in [
+            cross_entropy(&logits, &labels).unwrap(),
+            nll(&(logits.as_tensor() - 3.).unwrap(), &labels).unwrap(),
+        ] {
             assert_eq!(loss.dtype(), DType::F16);
             let value = loss.to_dtype(DType::F32).unwrap().to_scalar::<f32>().unwrap();
             assert!((value - 3.).abs() < 0.01, "{value}");
