@@ -213,6 +213,14 @@ mod guides {
     struct FromCandle;
     #[doc = include_str!("../../../docs/transformers.md")]
     struct Transformers;
+    #[doc = include_str!("../../../docs/input.md")]
+    struct Input;
+    #[doc = include_str!("../../../docs/optimizers.md")]
+    struct Optimizers;
+    #[doc = include_str!("../../../docs/variables.md")]
+    struct Variables;
+    #[doc = include_str!("../../../docs/extending.md")]
+    struct Extending;
     #[doc = include_str!("../../../docs/errors.md")]
     struct Errors;
     #[doc = include_str!("../../../docs/multi-worker.md")]
