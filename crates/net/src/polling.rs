@@ -53,7 +53,7 @@ mod tests {
         let (_go, told) = std::sync::mpsc::channel::<()>();
         let watch = Stopwatch::start();
         apart("hangs", Duration::from_millis(20), move || {
-            let _ = told.recv();
+            let _ = told.recv_timeout(Duration::from_secs(60));
             let _ = never.send(());
         });
         assert!(watch.elapsed() >= Duration::from_millis(20) && said.try_recv().is_err());
