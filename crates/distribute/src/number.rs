@@ -25,6 +25,14 @@ impl Elements {
     }
 }
 
+/// The dtype for sums over what is of `dtype`: half precision would not do.
+pub(crate) fn computed_in(dtype: DType) -> DType {
+    match dtype {
+        DType::F16 | DType::BF16 => DType::F32,
+        dtype => dtype,
+    }
+}
+
 /// Calls `then` with the elements of a contiguous CPU tensor.
 ///
 /// # Errors

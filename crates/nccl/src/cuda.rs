@@ -7,7 +7,7 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, DevicePtrMut
 use cudarc::nccl::result::{self, NcclError, NcclStatus};
 use cudarc::nccl::sys;
 use distribute_net::Number;
-use distribute_net::polling::apart;
+use distribute_net::polling::wait_or_leave;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
@@ -174,7 +174,7 @@ impl Library for Cuda {
     fn abort(&mut self) {
         let under_way = self.under_way.take();
         let Some(place) = self.communicator.take() else { return };
-        apart("nccl-abort", FAREWELL, move || {
+        wait_or_leave("nccl-abort", FAREWELL, move || {
             // SAFETY: it was made by NCCL, and nobody has it any more. Where that fails, there is nothing left to do about it.
             let _ = unsafe { result::comm_abort(place.load(Ordering::Acquire)) };
             // Until then, the GPU may use it.

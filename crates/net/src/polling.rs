@@ -32,7 +32,7 @@ pub fn until<T>(patience: Duration, mut ask: impl FnMut() -> Option<T>) -> Optio
 
 /// Runs on a thread of its own what may never end, and waits for it, for at most `patience`. It keeps what it owns until it ends. Where no
 /// thread can be started it does not run, and what it owns is never dropped.
-pub fn apart(name: &str, patience: Duration, run: impl FnOnce() + Send + 'static) {
+pub fn wait_or_leave(name: &str, patience: Duration, run: impl FnOnce() + Send + 'static) {
     let run = ManuallyDrop::new(run);
     let thread = std::thread::Builder::new().name(name.into()).spawn(move || ManuallyDrop::into_inner(run)());
     if let Ok(thread) = thread {
@@ -48,11 +48,11 @@ mod tests {
     fn what_ends_is_waited_for_and_what_never_does_is_left() {
         let (says, said) = std::sync::mpsc::channel();
         let never = says.clone();
-        apart("ends", Duration::from_secs(60), move || says.send(()).unwrap());
+        wait_or_leave("ends", Duration::from_secs(60), move || says.send(()).unwrap());
         said.try_recv().unwrap();
         let (_go, told) = std::sync::mpsc::channel::<()>();
         let watch = Stopwatch::start();
-        apart("hangs", Duration::from_millis(20), move || {
+        wait_or_leave("hangs", Duration::from_millis(20), move || {
             let _ = told.recv_timeout(Duration::from_secs(60));
             let _ = never.send(());
         });

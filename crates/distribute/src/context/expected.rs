@@ -5,6 +5,7 @@ use super::combine::failure;
 use super::gradient::raise;
 use crate::scalars;
 use crate::strategy::CommunicationOptions;
+use crate::transfer::to_host;
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor, TensorId, Var};
 use distribute_cluster::{Fingerprint, Operation};
@@ -167,7 +168,7 @@ impl ReplicaContext {
                 }
             };
             // Terms are of any dtype, and on any device.
-            let term = crate::transfer::to_host(&term)?.to_dtype(DType::F64)?;
+            let term = to_host(&term)?.to_dtype(DType::F64)?;
             root = Some(match root {
                 Some(root) => (root + term)?,
                 None => term,

@@ -23,12 +23,15 @@ impl Carrier {
         if tensor.device().same_device(&self.device) {
             return Ok(tensor.clone());
         }
-        let there = match by_pinned_memory(tensor, &self.device) {
+        let is_kept = HostTwins::takes(tensor);
+        // What is kept must not keep the memory of a whole dataset.
+        let here = if is_kept { alone(tensor)? } else { tensor.clone() };
+        let there = match by_pinned_memory(&here, &self.device) {
             Some(there) => there,
-            None => to_device(&alone(tensor)?, &self.device)?,
+            None => to_device(&alone(&here)?, &self.device)?,
         };
-        if HostTwins::takes(tensor) {
-            self.twins.keep(alone(tensor)?, there.clone());
+        if is_kept {
+            self.twins.keep(here, there.clone());
         }
         Ok(there)
     }

@@ -1,6 +1,7 @@
 //! The numbers that all metrics are made of, to which replicas add.
 
 use crate::context::{Here, here};
+use crate::transfer::to_host;
 use crate::{
     ContextKind, Error, HostTensor, Result, Strategy, Variable, VariableAggregation, VariableSynchronization,
 };
@@ -62,7 +63,7 @@ fn outside(operation: &'static str) -> Result<()> {
 
 /// The elements, in order, whatever the shape.
 pub(super) fn numbers(tensor: &Tensor) -> Result<Vec<f64>> {
-    Ok(crate::transfer::to_host(tensor)?.flatten_all()?.to_dtype(DType::F64)?.to_vec1()?)
+    Ok(to_host(tensor)?.flatten_all()?.to_dtype(DType::F64)?.to_vec1()?)
 }
 
 /// Elements of two tensors of one shape.

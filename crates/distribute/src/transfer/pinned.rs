@@ -27,7 +27,7 @@
 use super::pool::{self, Pool};
 use crate::lock::lock;
 use bytemuck::NoUninit;
-use candle_core::cuda_backend::cudarc::driver::sys::{CUevent_flags, CUresult};
+use candle_core::cuda_backend::cudarc::driver::sys::CUevent_flags;
 use candle_core::cuda_backend::cudarc::driver::{
     CudaContext, CudaEvent, CudaSlice, CudaStream, CudaViewMut, DevicePtrMut, DriverError, PinnedHostSlice,
 };
@@ -52,7 +52,7 @@ pub(super) struct Pinned {
     has_told: AtomicBool,
 }
 
-/// Of each GPU of the process one, with its memory, for all datasets; `None` of those that can have none, which was logged.
+/// Of each GPU of the process one, with its memory, for all that is copied there; `None` of those that can have none, which was logged.
 static ALL: Mutex<Vec<(DeviceId, Option<Arc<Pinned>>)>> = Mutex::new(Vec::new());
 
 impl Pinned {
@@ -114,14 +114,13 @@ impl Pinned {
             CpuStorage::F64(all) => self.copy(&all[from..to]).map(CudaStorageSlice::F64),
             _ => return Err(format!("candle alone copies {:?}", tensor.dtype())),
         };
-        let slice = slice.map_err(|error| error.to_string())?;
-        let storage = Storage::Cuda(CudaStorage { slice, device: self.device.clone() });
+        let storage = Storage::Cuda(CudaStorage { slice: slice?, device: self.device.clone() });
         Ok(Tensor::from_storage(storage, layout.shape(), BackpropOp::none(), false))
     }
 
     /// Numbers, of which there are some, in memory of candle's stream that is written when their copy is over.
-    fn copy<T: NoUninit>(&self, numbers: &[T]) -> Result<CudaSlice<T>, DriverError> {
-        let written = self.copy_bytes(bytemuck::cast_slice(numbers))?;
+    fn copy<T: NoUninit>(&self, numbers: &[T]) -> Result<CudaSlice<T>, String> {
+        let written = self.copy_bytes(bytemuck::cast_slice(numbers)).map_err(|error| error.to_string())?;
         let candle_stream = self.device.cuda_stream();
         let memory = written.leak();
         // SAFETY: the allocation is nobody else's since `leak`, has as many bytes as the numbers, is aligned for any, and holds theirs when the
@@ -130,9 +129,9 @@ impl Pinned {
             candle_stream.upgrade_device_ptr(memory, numbers.len())
         }));
         let Ok(mut owned): Result<CudaSlice<T>, _> = upgraded else {
-            // cudarc panics where a GPU has no events left, or fails. The memory is nobody's then, and stays.
-            self.copies.synchronize()?;
-            return Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+            // The memory is nobody's then, and stays.
+            let _ = self.copies.synchronize();
+            return Err("cudarc has panicked, as where a GPU fails or has no events left".into());
         };
         let (_, behind) = owned.device_ptr_mut(&self.copies);
         // The event of the last write, on the stream of copies.
@@ -140,7 +139,7 @@ impl Pinned {
         // An error of that is kept there. Without the event, the memory could be freed while it is written.
         if let Err(error) = self.copies.context().check_err() {
             let _ = self.copies.synchronize();
-            return Err(error);
+            return Err(error.to_string());
         }
         Ok(owned)
     }
@@ -227,7 +226,7 @@ fn tell(device: &CudaDevice, why: &str) {
         tracing::warn!(
             gpu,
             why,
-            "some of a dataset's tensors are not copied from pinned memory: these copies wait for what the GPU does"
+            "some tensors are not copied from pinned memory: these copies wait for what the GPU does"
         );
     });
 }

@@ -4,6 +4,7 @@
 use super::about;
 use super::variable::Variable;
 use crate::Result;
+use crate::transfer::to_host;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, Storage, Tensor, bail};
 use distribute_tensor::codec;
@@ -40,7 +41,7 @@ pub(super) fn of_candle(tensor: &Tensor, elements: Range<usize>, sum: u32) -> ca
     }
     drop(storage);
     let some = tensor.detach().flatten_all()?.narrow(0, elements.start, elements.len())?;
-    of_candle(&crate::transfer::to_host(&some)?, 0..elements.len(), sum)
+    of_candle(&to_host(&some)?, 0..elements.len(), sum)
 }
 
 fn of_cpu(storage: &CpuStorage, elements: Range<usize>, sum: u32) -> candle_core::Result<u32> {

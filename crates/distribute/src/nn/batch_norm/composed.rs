@@ -35,14 +35,10 @@ impl Moments {
 
     /// On the host: one copy, for which this waits.
     pub(super) fn on_host(&self) -> Result<moments::Moments> {
-        let all = [&self.mean, &self.rest, &self.deviation].map(|numbers| numbers.flatten_all());
-        let [mean, rest, deviation] = all;
-        let all = to_host(&Tensor::stack(&[mean?, rest?, deviation?], 0)?)?;
-        let mut all = all.to_dtype(DType::F64)?.to_vec2()?.into_iter();
-        let mut next = || all.next().unwrap_or_default();
-        let (mean, rest, deviation) = (next(), next(), next());
-        let mean = mean.into_iter().zip(rest).map(|(mean, rest)| mean + rest).collect();
-        Ok(moments::Moments { count: self.count, mean, deviation })
+        let all = Tensor::cat(&[&self.mean, &self.rest, &self.deviation], 0)?.flatten_from(1)?;
+        let all = to_host(&all)?.to_dtype(DType::F64)?;
+        let mean = (all.get(0)? + all.get(1)?)?.to_vec1()?;
+        Ok(moments::Moments { count: self.count, mean, deviation: all.get(2)?.to_vec1()? })
     }
 
     /// As [`moments::Moments::running`].
@@ -86,6 +82,7 @@ impl Normalize {
         let rounded = all.to_dtype(x.dtype())?;
         let rest = (all - rounded.to_dtype(DType::F64)?)?.to_dtype(x.dtype())?;
         let all = to_device(&Tensor::cat(&[rounded, rest], 0)?, x.device())?;
+        // Both, and what they are beside that, of which the mean's alone counts.
         let row = |number| all.get(number)?.reshape(of_channels(x));
         Ok(Self { mean: row(0)?, rest: row(2)?, inverse: row(1)?, count, remove_mean, gradient })
     }
@@ -114,7 +111,9 @@ impl Normalize {
         let channels = x.dim(1)?;
         if x.elem_count() == 0 {
             let none = Tensor::zeros(2 * channels, DType::F64, &Device::Cpu)?;
-            self.gradient.as_ref().map(|gradient| gradient.sum(&none)).transpose()?;
+            if let Some(gradient) = &self.gradient {
+                gradient.sum(&none)?;
+            }
             let none = weight.zeros_like()?;
             return Ok([x.clone(), none.clone(), none]);
         }

@@ -5,6 +5,7 @@ mod moments;
 mod normalize;
 
 use crate::context::raise;
+use crate::number::computed_in;
 use crate::strategy::is_native;
 use crate::transfer::to_device;
 use crate::{HostTensor, ReplicaContext, get_replica_context, get_strategy};
@@ -152,7 +153,7 @@ impl BatchNorm {
     /// Normalises `x` by its own moments, which stay where they are.
     fn alone(&self, x: &Tensor, mine: composed::Moments, context: Option<ReplicaContext>) -> Result<Tensor> {
         self.set_running(mine.running(self.remove_mean)?, context.as_ref())?;
-        let (weight, bias) = self.constants(x.dtype())?;
+        let (weight, bias) = self.weight_and_bias_in(x.dtype())?;
         mine.normalize(self.remove_mean, self.eps())?.apply(x, &weight, &bias)
     }
 
@@ -164,10 +165,9 @@ impl BatchNorm {
             Some(context) => gather(context, mine).map_err(raise)?,
             None => mine,
         };
-        let running = all
+        let [mean, variance] = all
             .running(self.remove_mean)
             .map(|new| new.map(|new| Tensor::new(new, &Device::Cpu)).transpose());
-        let [mean, variance] = running;
         self.set_running([mean?, variance?], context.as_ref())?;
 
         let channels = all.mean.len();
@@ -184,7 +184,7 @@ impl BatchNorm {
             remove_mean: self.remove_mean,
             gradient: gradient.clone(),
         };
-        let (weight, bias) = self.constants(x.dtype())?;
+        let (weight, bias) = self.weight_and_bias_in(x.dtype())?;
         let y = if is_native(x) {
             x.apply_op3(&weight, &bias, operation)?
         } else {
@@ -202,7 +202,7 @@ impl BatchNorm {
     }
 
     /// Weight and bias, of the dtype that is computed in.
-    fn constants(&self, dtype: DType) -> Result<(Tensor, Tensor)> {
+    fn weight_and_bias_in(&self, dtype: DType) -> Result<(Tensor, Tensor)> {
         Ok((self.weight.to_dtype(dtype)?.contiguous()?, self.bias.to_dtype(dtype)?.contiguous()?))
     }
 
@@ -239,14 +239,6 @@ impl ModuleT for BatchNorm {
     #[track_caller]
     fn forward_t(&self, x: &Tensor, train: bool) -> Result<Tensor> {
         if train { self.forward_train(x) } else { self.evaluate(x) }
-    }
-}
-
-/// Half precision would not do for sums; all else is computed in the input's, whatever the variables are of.
-fn computed_in(input: DType) -> DType {
-    match input {
-        DType::F16 | DType::BF16 => DType::F32,
-        dtype => dtype,
     }
 }
 

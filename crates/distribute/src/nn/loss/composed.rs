@@ -2,13 +2,15 @@
 
 use super::cross_entropy::read;
 use crate::known::Known;
+use crate::number::computed_in;
 use crate::transfer::from_vec;
-use candle_core::{DType, Result, Tensor};
+use candle_core::{Result, Tensor};
 
-/// The mean cross-entropy of logits `[n, classes]`, with the gradient behind it. Half precision is computed in f32, as its sums would not do.
+/// The mean cross-entropy of logits `[n, classes]`, with the gradient behind it.
 pub(super) fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
-    if matches!(logits.dtype(), DType::F16 | DType::BF16) {
-        return cross_entropy(&logits.to_dtype(DType::F32)?, labels)?.to_dtype(logits.dtype());
+    let dtype = computed_in(logits.dtype());
+    if dtype != logits.dtype() {
+        return cross_entropy(&logits.to_dtype(dtype)?, labels)?.to_dtype(logits.dtype());
     }
     let (rows, classes) = logits.dims2()?;
     let labels = Chosen::new(labels, rows, classes, logits)?;
@@ -27,8 +29,9 @@ pub(super) fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> 
 
 /// The mean over all rows of what their labels choose, times -1.
 pub(super) fn nll(log_probabilities: &Tensor, labels: &Tensor) -> Result<Tensor> {
-    if matches!(log_probabilities.dtype(), DType::F16 | DType::BF16) {
-        return nll(&log_probabilities.to_dtype(DType::F32)?, labels)?.to_dtype(log_probabilities.dtype());
+    let dtype = computed_in(log_probabilities.dtype());
+    if dtype != log_probabilities.dtype() {
+        return nll(&log_probabilities.to_dtype(dtype)?, labels)?.to_dtype(log_probabilities.dtype());
     }
     let (rows, classes) = log_probabilities.dims2()?;
     Chosen::new(labels, rows, classes, log_probabilities)?.negative_mean(log_probabilities)
@@ -52,18 +55,18 @@ impl Chosen {
     /// all work on a GPU.
     fn new(labels: &Tensor, rows: usize, classes: usize, numbers: &Tensor) -> Result<Self> {
         let device = numbers.device();
-        let there = labels.device().same_device(device).then(|| labels.unsqueeze(1)?.contiguous());
-        let labels = read(labels, rows, classes)?;
-        if let (Some(classes), false) = (there, labels.contains(&None)) {
-            return Ok(Self { classes: classes?, has_label: None });
+        let checked = read(labels, rows, classes)?;
+        let all_have_one = !checked.contains(&None);
+        if all_have_one && labels.device().same_device(device) {
+            return Ok(Self { classes: labels.unsqueeze(1)?.contiguous()?, has_label: None });
         }
-        let classes = labels.iter().map(|label| label.map_or(0, |label| label as u32)).collect();
+        let classes = checked.iter().map(|label| label.map_or(0, |label| label as u32)).collect();
         let classes = from_vec(classes, (rows, 1), device)?;
         let has_label = || {
-            let has_label = labels.iter().map(|label| u8::from(label.is_some())).collect();
+            let has_label = checked.iter().map(|label| u8::from(label.is_some())).collect();
             from_vec(has_label, (rows, 1), device)
         };
-        Ok(Self { classes, has_label: labels.contains(&None).then(has_label).transpose()? })
+        Ok(Self { classes, has_label: (!all_have_one).then(has_label).transpose()? })
     }
 
     fn negative_mean(&self, log_probabilities: &Tensor) -> Result<Tensor> {
@@ -85,7 +88,7 @@ impl Chosen {
 mod tests {
     use super::super::cross_entropy::cross_entropy as fused;
     use super::*;
-    use candle_core::{Device, Var};
+    use candle_core::{DType, Device, Var};
 
     /// Loss and gradient of both ways.
     fn of_both(logits: &[[f64; 3]; 4], labels: &[u32; 4]) -> [(f64, Vec<Vec<f64>>); 2] {

@@ -3,7 +3,7 @@
 use super::fault::{CallError, Fault};
 use candle_core::{Result as CandleResult, Tensor};
 use distribute_cluster::Deadline;
-use distribute_net::polling::{apart, until};
+use distribute_net::polling::{until, wait_or_leave};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::{Mutex, TryLockError};
@@ -207,7 +207,7 @@ fn give_up<L: Library>(
     used: Vec<Tensor>,
     patience: Duration,
 ) {
-    apart("nccl-abort", FAREWELL.min(patience / 2), move || {
+    wait_or_leave("nccl-abort", FAREWELL.min(patience / 2), move || {
         library.abort(communicators);
         drop(used);
     });
