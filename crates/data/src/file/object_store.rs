@@ -42,7 +42,17 @@ fn find(url: &str) -> Result<(Box<dyn ObjectStore>, Path)> {
         let ours = ["aws_", "google_", "azure_"].iter().any(|cloud| name.starts_with(cloud));
         Some((name, value.into_string().ok()?)).filter(|_| ours)
     });
+    install_cryptography();
     Ok(object_store::parse_url_opts(&url, settings)?)
+}
+
+/// Makes ring the cryptography of the process's TLS, unless the program has chosen another: an HTTP client of `reqwest`
+/// panics where there is none.
+fn install_cryptography() {
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        // An error says that another thread was first.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+    }
 }
 
 fn runtime() -> Result<Runtime> {
@@ -147,6 +157,13 @@ mod tests {
         let (store, path) = (InMemory::new(), Path::from("folder/object"));
         within(&runtime().unwrap(), store.put(&path, bytes.to_vec().into())).unwrap();
         (store, path)
+    }
+
+    #[test]
+    fn a_client_of_tls_needs_no_choice_of_the_program() {
+        for url in ["https://localhost/object", "s3://bucket/object", "gs://bucket/object"] {
+            find(url).unwrap();
+        }
     }
 
     #[test]
