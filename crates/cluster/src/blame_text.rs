@@ -1,7 +1,7 @@
 //! What a [`Blame`] says to people: who did what, and what to do about it.
 
 use crate::blame::ids;
-use crate::{Blame, Callers, Cause, Fault, Operation, Standing, located};
+use crate::{Blame, Callers, Cause, Fault, Operation, Presence, Standing, located};
 use std::fmt;
 
 impl fmt::Display for Blame {
@@ -55,11 +55,11 @@ impl Blame {
                 let waits: Vec<_> = waiting.iter().map(waited).collect();
                 write!(
                     f,
-                    "step {step}: {}, but {} not come ({}); look for a loop, a lock or slow input there, or raise the \
-                     strategy's timeout or the call's",
+                    "step {step}: {}, but {} not come ({}); {}, or raise the strategy's timeout or the call's",
                     waits.join(" and "),
                     names(&ids(missing), "has", "have"),
                     histories(missing),
+                    where_to_look(missing),
                 )
             }
             Cause::OtherTypes { call } => write!(
@@ -92,10 +92,28 @@ fn called(callers: &Callers) -> String {
     format!("{} {}", names(&callers.replicas, "called", "called"), callers.call)
 }
 
+/// Returns advice on what may keep the missing replicas.
+fn where_to_look(missing: &[Standing]) -> &'static str {
+    let sends = |standing: &Standing| matches!(standing.presence, Presence::Sending { .. });
+    match (missing.iter().any(sends), missing.iter().all(sends)) {
+        (_, true) => "look at the network there, send less at once",
+        (true, false) => "look at the network, and for a loop, a lock or slow input there",
+        _ => "look for a loop, a lock or slow input there",
+    }
+}
+
 fn history(standing: &Standing) -> String {
-    match &standing.last {
-        None => "it has made no call in this step".into(),
-        Some(last) => format!("its last call was {last}, number {} of this step", standing.completed),
+    match (&standing.presence, &standing.last) {
+        (Presence::Sending { part: Some((received, length)) }, _) => format!(
+            "its data is still on the way: {:.1} MB of a message of {:.1} MB have come",
+            *received as f64 / 1e6,
+            *length as f64 / 1e6
+        ),
+        (Presence::Sending { part: None }, _) => {
+            "its call has come to other workers in time, and is still on the way to the rest".into()
+        }
+        (_, None) => "it has made no call in this step".into(),
+        (_, Some(last)) => format!("its last call was {last}, number {} of this step", standing.completed),
     }
 }
 
@@ -133,7 +151,6 @@ fn replicas(who: &[usize]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Presence;
     use crate::blame::tests::{call, gone, waiting};
     use std::time::Duration;
 
@@ -184,5 +201,40 @@ mod tests {
         {
             assert!(text.contains(part), "{text}");
         }
+    }
+
+    #[test]
+    fn who_is_late_by_its_link_is_not_said_to_have_made_no_call() {
+        let reduce = call(Operation::AllReduce, "SUM float32[2500000]");
+        let sending =
+            |replica, part| Standing { presence: Presence::Sending { part }, ..Standing::running(replica) };
+        let text = |missing: Standing| {
+            let all = [missing, waiting(1, &reduce)];
+            let blame = Blame::late(3, &all, Duration::from_secs(5));
+            assert_eq!(blame.culprits, [0]);
+            blame.to_string()
+        };
+        for (part, says) in [
+            (
+                Some((3_100_000, 10_000_000)),
+                "its data is still on the way: 3.1 MB of a message of 10.0 MB have come",
+            ),
+            (None, "its call has come to other workers in time"),
+        ] {
+            let text = text(sending(0, part));
+            assert!(
+                text.contains(says)
+                    && text.contains("look at the network there, send less at once, or raise"),
+                "{text}"
+            );
+            assert!(!text.contains("no call") && !text.contains("a loop"), "{text}");
+        }
+        let both = [sending(0, None), waiting(1, &reduce), Standing::running(2)];
+        let text = Blame::late(3, &both, Duration::from_secs(5)).to_string();
+        assert!(
+            text.contains("replica 2: it has made no call")
+                && text.contains("look at the network, and for a loop"),
+            "{text}"
+        );
     }
 }

@@ -10,6 +10,12 @@ pub enum Presence {
     Running,
     /// It waits for the others in a call.
     Waiting(Fingerprint),
+    /// Its data is on the way to the others: its link is slow.
+    Sending {
+        /// The number of bytes of a message that have come, and of the whole message; `None` if the call has come to some workers, and
+        /// not to all.
+        part: Option<(u64, u64)>,
+    },
     /// Its closure has returned.
     Returned,
     /// Its closure has failed or panicked, which is the cause of its absence.
@@ -50,7 +56,7 @@ impl Standing {
 
     /// Whether it does nothing more until the others move.
     pub fn is_settled(&self) -> bool {
-        !matches!(self.presence, Presence::Running)
+        !matches!(self.presence, Presence::Running | Presence::Sending { .. })
     }
 
     /// Whether its closure is over.

@@ -1,5 +1,6 @@
 //! The thread that moves bytes while nobody waits for them, sends heartbeats, and notices who has died.
 
+use crate::farewell::Farewell;
 use crate::link::Link;
 use crate::mesh::Shared;
 use crate::poll;
@@ -24,7 +25,7 @@ pub(crate) trait Latecomers: Send {
     fn attend(&mut self, lost: &dyn Fn(usize) -> bool, over: bool);
 }
 
-/// Moves bytes until all links are over, or the farewell has taken too long.
+/// Moves bytes until all links are over, or the farewell is over.
 pub(crate) fn run(shared: &Shared, mut latecomers: Option<Box<dyn Latecomers>>) {
     let mut pulse = Pulse::new(shared);
     let mut farewell = None;
@@ -39,12 +40,8 @@ pub(crate) fn run(shared: &Shared, mut latecomers: Option<Box<dyn Latecomers>>) 
             shared.attend(&mut **latecomers);
         }
         let closed = shared.closed.load(Ordering::Acquire);
-        if closed {
-            let deadline = farewell.get_or_insert_with(|| Deadline::after(shared.settings.farewell));
-            deadline.look();
-            if deadline.has_passed() || shared.links.iter().all(Link::is_over) {
-                break;
-            }
+        if closed && farewell.get_or_insert_with(|| Farewell::new(shared)).is_over(shared) {
+            break;
         }
         let drives = shared.drives.load(Ordering::Acquire);
         if drives != seen || shared.driving.load(Ordering::Acquire) {

@@ -60,7 +60,8 @@
 //! - A worker that is killed is lost to the others as soon as the system closes its connections, within milliseconds.
 //! - One that is stopped, or whose machine is gone, is lost within 3 s, when it has sent nothing for 2.7 s
 //!   ([`Settings::silence`]). Each sends heartbeats, so that one that is only busy is not.
-//! - One that closes its transport has ended: what it has sent before still arrives.
+//! - One that closes its transport has ended: what it has sent before still arrives. It stays while bytes move, and at most
+//!   for [`Settings::longest_farewell`].
 //! - A loss is told once for each worker, after everything received from it. Lost links are not made anew: the world is, with
 //!   the next generation.
 //! - What strangers send to the port is refused and logged with their address. It costs no more than what they have sent, and
@@ -71,6 +72,7 @@
 
 mod background;
 pub mod endpoint;
+mod farewell;
 pub mod handshake;
 pub mod identity;
 mod link;
@@ -94,7 +96,7 @@ pub use message::Message;
 pub use rendezvous::{Claim, JoinError, Listener, Progress, Quorum, Rendezvous};
 pub use settings::Settings;
 pub use shm::{Region, SharedMemory};
-pub use transport::{Drive, NativeSum, Number, Receiver, Transport};
+pub use transport::{Arriving, Drive, NativeSum, Number, Receiver, Transport};
 
 /// The reason that the others are told of a worker that has closed its transport.
 pub const ENDED: &str = "it has ended";

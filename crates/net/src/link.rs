@@ -7,7 +7,7 @@ use crate::shm::pair::Pair;
 use crate::shm::reference::BadReference;
 use crate::stream::Stream;
 use crate::wire::{Decoder, Frame, Queue};
-use crate::{Message, poll};
+use crate::{Arriving, Message, poll};
 use rustix::event::PollFd;
 use std::io;
 use std::net::TcpStream;
@@ -55,6 +55,8 @@ struct State {
     imports: Option<Imports>,
     /// Whether something has come since this was last asked.
     heard: bool,
+    /// Whether bytes have moved in either direction since this was last asked.
+    moved: bool,
     /// Why the link can't go on, once what has come is read.
     broken: Option<String>,
     closing: bool,
@@ -71,6 +73,7 @@ impl Link {
             queue: Queue::default(),
             imports: pair.clone().map(Imports::new),
             heard: true,
+            moved: false,
             broken: None,
             closing: false,
             finished: false,
@@ -183,6 +186,21 @@ impl Link {
         std::mem::take(&mut self.lock().heard) || waits || self.has_work()
     }
 
+    /// Whether bytes have moved in either direction since this was last asked.
+    pub fn has_moved(&self) -> bool {
+        std::mem::take(&mut self.lock().moved)
+    }
+
+    /// Whether something waits to be written.
+    pub fn has_backlog(&self) -> bool {
+        self.backlog.load(Ordering::Acquire)
+    }
+
+    /// The message of which a part has come, if there is one.
+    pub fn arriving(&self) -> Option<Arriving> {
+        self.lock().decoder.arriving()
+    }
+
     /// The worker is lost for this reason. It is told by the thread that drives.
     pub fn doom(&self, reason: String) {
         self.lock().broken.get_or_insert(reason);
@@ -212,7 +230,7 @@ impl Link {
                 Ok(0) => break Some("it closed its connection".to_owned()),
                 Ok(length) => {
                     read += length;
-                    state.heard = true;
+                    (state.heard, state.moved) = (true, true);
                     if let Some(reason) = self.take(&mut state, length, events) {
                         break Some(reason);
                     }
@@ -299,7 +317,10 @@ impl State {
                 return true;
             }
             match self.queue.write(|slices| self.stream.write(slices)) {
-                Ok(length) => written += length,
+                Ok(length) => {
+                    written += length;
+                    self.moved = true;
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => break Err(error),
             }

@@ -7,7 +7,7 @@ use crate::ready::{self, Ready};
 use crate::rendezvous::door::WaitingRoom;
 use crate::shm::arena::Arena;
 use crate::wire::Frame;
-use crate::{Drive, Message, Receiver, Region, Settings, Transport};
+use crate::{Arriving, Drive, Message, Receiver, Region, Settings, Transport};
 use distribute_cluster::{Address, Deadline, World};
 use std::collections::BTreeSet;
 use std::io;
@@ -30,7 +30,7 @@ const FEW: usize = 3;
 ///
 /// Threads that wait for messages [drive](Transport::drive) the sockets themselves. A thread in the background does while
 /// nobody waits, and notices workers that have died. A mesh that is dropped says goodbye, and waits until the others have
-/// what it has sent.
+/// what it has sent: as long as bytes move, within [`Settings::longest_farewell`].
 pub struct Mesh {
     shared: Arc<Shared>,
     background: Option<JoinHandle<()>>,
@@ -63,6 +63,8 @@ pub(crate) struct Shared {
     to_driver: Waker,
     pub to_background: Waker,
     pub closed: AtomicBool,
+    /// The longest farewell, in milliseconds.
+    stay: AtomicU64,
     /// Whether the world takes nobody in the place of one that was lost.
     over: AtomicBool,
     crowded: bool,
@@ -200,6 +202,17 @@ impl Transport for Mesh {
         self.shared.link(worker).is_some_and(|link| link.pair().is_some())
     }
 
+    fn arriving(&self, worker: usize) -> Option<Arriving> {
+        self.shared.link(worker)?.arriving()
+    }
+
+    fn stay(&self, patience: Duration) {
+        let (stay, patience) = (&self.shared.stay, millis(patience));
+        if patience > stay.load(Ordering::Relaxed) {
+            stay.fetch_max(patience, Ordering::Relaxed);
+        }
+    }
+
     fn drive(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> Drive {
         self.shared.drive(patience, is_there)
     }
@@ -249,9 +262,15 @@ impl Shared {
             to_driver: Waker::new()?,
             to_background: Waker::new()?,
             closed: AtomicBool::default(),
+            stay: AtomicU64::new(millis(settings.longest_farewell)),
             over: AtomicBool::default(),
             crowded: settings.crowded.unwrap_or(crowded),
         })
+    }
+
+    /// The time after which the end no longer waits even if bytes still move.
+    pub fn longest_farewell(&self) -> Duration {
+        Duration::from_millis(self.stay.load(Ordering::Relaxed))
     }
 
     /// Whether a worker is lost.
@@ -387,6 +406,10 @@ impl Shared {
         }
         any
     }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Drop for Mesh {

@@ -28,6 +28,15 @@ pub enum Drive {
     Never,
 }
 
+/// A message of which a part has come, and the rest is on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arriving {
+    /// The number of bytes that have come.
+    pub received: u64,
+    /// The number of bytes of the whole message.
+    pub length: u64,
+}
+
 /// The numbers of a vector, as this machine has them in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Number {
@@ -80,6 +89,18 @@ pub trait Transport: Debug + Send + Sync {
     fn is_near(&self, worker: usize) -> bool {
         let _ = worker;
         false
+    }
+
+    /// Returns the message of this worker of which a part has come, if there is one: the worker has sent it, and the link is slow.
+    fn arriving(&self, worker: usize) -> Option<Arriving> {
+        let _ = worker;
+        None
+    }
+
+    /// Says that others may wait so long for what is sent, so that the end of this worker's part waits as long while it is on
+    /// its way. The longest counts.
+    fn stay(&self, patience: Duration) {
+        let _ = patience;
     }
 
     /// Moves bytes on the calling thread, and returns as soon as something was delivered, after `patience` at the latest.

@@ -143,6 +143,27 @@ fn lengths_are_compared_with_the_limits_before_anything_is_allocated() {
 }
 
 #[test]
+fn a_decoder_knows_how_much_of_a_message_has_come() {
+    let frames = [Frame::Data(Message::new("head", vec![1; 1000])), Frame::Goodbye];
+    let bytes = bytes(&frames, || usize::MAX);
+    let header = bytes.len() - 1004 - self::bytes(&frames[1..], || usize::MAX).len();
+    let mut decoder = Decoder::new(Limits::default());
+    let mut feed = |bytes: &[u8]| {
+        decoder.buffer()[..bytes.len()].copy_from_slice(bytes);
+        decoder.advance(bytes.len());
+        let frame = decoder.next_frame().unwrap();
+        (frame.is_some(), decoder.arriving().map(|arriving| (arriving.received, arriving.length)))
+    };
+    let (first, rest) = bytes.split_at(header - 1);
+    assert_eq!(feed(first), (false, None));
+    assert_eq!(feed(&rest[..1]), (false, Some((0, 1004))));
+    assert_eq!(feed(&rest[1..301]), (false, Some((300, 1004))));
+    // What says nothing to a receiver is no message.
+    assert_eq!(feed(&rest[301..1005]), (true, None));
+    assert_eq!(feed(&rest[1005..]), (true, None));
+}
+
+#[test]
 fn a_large_body_is_read_to_where_it_stays() {
     let message = Message::new("head", vec![3; 10 << 20]);
     let stream = bytes(&[Frame::Data(message.clone())], || usize::MAX);

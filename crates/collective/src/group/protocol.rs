@@ -124,6 +124,13 @@ impl Protocol {
         self.turn.iter().flat_map(|turn| turn.round.silent())
     }
 
+    /// Records that a part of a message has come from a worker, so many bytes of so many. To be called before [`expire`](Self::expire).
+    pub fn receives(&mut self, worker: usize, part: (u64, u64)) {
+        if let Some(turn) = &mut self.turn {
+            turn.round.receives(worker, part);
+        }
+    }
+
     /// This in a frame of the present round.
     pub fn frame(&self, said: Said) -> Frame {
         Frame { session: self.session, round: self.round, said }

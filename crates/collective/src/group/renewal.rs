@@ -1,7 +1,7 @@
 //! Links that are made again when the workers meet again: whoever holds them goes on with those of the present world.
 
 use distribute_cluster::{Address, World};
-use distribute_net::{Drive, Mesh, Message, Region, Transport};
+use distribute_net::{Arriving, Drive, Mesh, Message, Region, Transport};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -108,6 +108,16 @@ impl Transport for Renewable {
 
     fn is_near(&self, worker: usize) -> bool {
         self.mesh().as_ref().is_some_and(|mesh| mesh.is_near(worker))
+    }
+
+    fn arriving(&self, worker: usize) -> Option<Arriving> {
+        self.mesh().as_ref()?.arriving(worker)
+    }
+
+    fn stay(&self, patience: Duration) {
+        if let Some(mesh) = &*self.mesh() {
+            mesh.stay(patience);
+        }
     }
 
     fn drive(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> Drive {

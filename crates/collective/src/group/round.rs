@@ -7,7 +7,7 @@
 
 use super::Said;
 use bytes::Bytes;
-use distribute_cluster::{Blame, Fingerprint, Standing, World};
+use distribute_cluster::{Blame, Fingerprint, Presence, Standing, World};
 use distribute_net::{ENDED, LEFT};
 use std::time::Duration;
 
@@ -27,6 +27,9 @@ pub struct Round {
     expired: Option<Duration>,
     /// The workers of which nothing had been heard by the deadline of some worker.
     late: Vec<usize>,
+    /// The workers that are late by their links, if they are: with the number of bytes of a message that have come here, and of the
+    /// whole message, if a part has come.
+    sending: Vec<(usize, Option<(u64, u64)>)>,
     /// A worker that another one has lost, and how.
     told: Option<(usize, String)>,
     /// The verdict of a worker that judged before this one.
@@ -74,7 +77,7 @@ impl Round {
     pub fn new(world: World, step: u64, mine: Vec<Standing>, timeout: Duration) -> Self {
         let peer = |worker| if worker == world.worker() { Peer::Me } else { Peer::Silent };
         let peers = (0..world.workers()).map(peer).collect();
-        let late = Vec::new();
+        let (late, sending) = Default::default();
         Self {
             world,
             step,
@@ -84,6 +87,7 @@ impl Round {
             explained: false,
             expired: None,
             late,
+            sending,
             told: None,
             verdict: None,
         }
@@ -121,7 +125,13 @@ impl Round {
                 self.step = self.step.max(step);
                 self.expired = self.expired.or(expired);
                 self.told = self.told.take().or(lost.filter(|(worker, _)| *worker < self.world.workers()));
-                self.late.extend(late.into_iter().filter(|worker| *worker < self.world.workers()));
+                for worker in late.into_iter().filter(|worker| *worker < self.world.workers()) {
+                    // Its call is here, and was not late for this worker.
+                    if matches!(self.peers[worker], Peer::Calls { .. }) && !self.late.contains(&worker) {
+                        self.sending.push((worker, None));
+                    }
+                    self.late.push(worker);
+                }
             }
             (Said::Left { standings }, Peer::Silent) => *peer = Peer::Left(standings),
             // It has left after this round.
@@ -141,6 +151,12 @@ impl Round {
             }
             _ => {}
         }
+    }
+
+    /// Records that a part of a message has come from a worker, so many bytes of so many, before the deadline passes: a worker that is
+    /// late then is late by its link.
+    pub fn receives(&mut self, worker: usize, part: (u64, u64)) {
+        self.sending.push((worker, Some(part)));
     }
 
     /// Records that the deadline has passed. The outcome is decided by what has been heard so far, and by answers that
@@ -250,7 +266,7 @@ impl Round {
                 (Peer::Calls { digest, .. }, Some(call)) if *digest == call.digest() => {
                     all.extend(replicas.map(|replica| Standing::waiting(replica, call.clone())));
                 }
-                _ => all.extend(replicas.map(Standing::running)),
+                _ => all.extend(replicas.map(|replica| self.absent(worker, replica))),
             }
         }
         // A certain fault takes precedence over the guess that somebody is stuck.
@@ -260,11 +276,20 @@ impl Round {
         });
         certain.unwrap_or_else(|| {
             // Who came after the deadline is late all the same.
-            for replica in self.late.iter().flat_map(|worker| self.world.replicas_of(*worker)) {
-                all[replica] = Standing::running(replica);
+            for worker in &self.late {
+                for replica in self.world.replicas_of(*worker) {
+                    all[replica] = self.absent(*worker, replica);
+                }
             }
             Blame::late(self.step, &all, self.expired.unwrap_or(self.timeout))
         })
+    }
+
+    /// The standing of a replica of a worker that has not come.
+    fn absent(&self, worker: usize, replica: usize) -> Standing {
+        let part = self.sending.iter().find_map(|(sending, part)| (*sending == worker).then_some(*part));
+        let presence = part.map_or(Presence::Running, |part| Presence::Sending { part });
+        Standing { presence, ..Standing::running(replica) }
     }
 }
 
@@ -278,7 +303,7 @@ fn take_body(peer: &mut Peer) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use distribute_cluster::{Fault, Operation, Presence};
+    use distribute_cluster::{Cause, Fault, Operation};
     use std::panic::Location;
 
     #[test]
@@ -297,6 +322,41 @@ mod tests {
         }
         let Next::Over(blame) = round.next(false) else { panic!("worker 0 judges") };
         assert_eq!((blame.fault, blame.culprits), (Fault::Late, vec![2]));
+    }
+
+    #[test]
+    fn who_is_late_by_its_link_is_named_with_what_has_come() {
+        let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
+        let standings = |worker: usize| vec![Standing::waiting(worker, call.clone())];
+        let (world, timeout) = (World::new(3, 0, 1).unwrap(), Duration::from_secs(3));
+        let missing = |round: &mut Round| {
+            assert!(matches!(round.next(true), Next::Say(_)));
+            let Next::Over(Blame { cause: Cause::Late { missing, .. }, .. }) = round.next(true) else {
+                panic!("worker 0 judges")
+            };
+            missing
+        };
+        let absent = |part| Standing { presence: Presence::Sending { part }, ..Standing::running(2) };
+        // A part has come here.
+        let mut round = Round::new(world, 1, standings(0), timeout);
+        round.hear(1, Said::Call { digest: call.digest(), body: Bytes::new() });
+        round.receives(2, (3, 10));
+        round.expire();
+        assert_eq!(missing(&mut round), [absent(Some((3, 10)))]);
+        // All has come here, and not to another worker.
+        let late = |late: Vec<usize>| {
+            let (standings, expired) = (standings(1), Some(timeout));
+            Said::Standings { standings, step: 1, expired, late, lost: None }
+        };
+        let mut round = Round::new(world, 1, standings(0), timeout);
+        round.hear(2, Said::Call { digest: call.digest(), body: Bytes::new() });
+        round.hear(1, late(vec![2]));
+        assert_eq!(missing(&mut round), [absent(None)]);
+        // It has come to nobody in time.
+        let mut round = Round::new(world, 1, standings(0), timeout);
+        round.hear(1, late(vec![2]));
+        round.hear(2, Said::Call { digest: call.digest(), body: Bytes::new() });
+        assert_eq!(missing(&mut round), [Standing::running(2)]);
     }
 
     // INV-31

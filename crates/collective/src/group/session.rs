@@ -9,6 +9,7 @@ use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use bytes::Bytes;
 use distribute_cluster::flight_recorder::Ticket;
 use distribute_cluster::{Blame, Deadline, Standing, World, fnv1a};
+use distribute_net::Arriving;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -154,6 +155,7 @@ impl Session {
         timeout: Duration,
     ) -> Result<Vec<Bytes>, Arc<Blame>> {
         let mut deadline = Deadline::after(timeout);
+        self.group.transport.stay(timeout);
         if let Some(digest) = protocol.call() {
             for worker in self.group.others() {
                 self.group.send(worker, protocol.frame(Said::Call { digest, body: body(worker) }));
@@ -169,7 +171,7 @@ impl Session {
                     deadline = patience.map_or(deadline, Deadline::after);
                     self.group.recorder.await_all(protocol.silent());
                     match inbox.next(protocol.session(), protocol.lost(), &mut deadline, &**transport) {
-                        Event::Expired => protocol.expire(),
+                        Event::Expired => self.expire(protocol),
                         event => self.hear(protocol, event),
                     }
                 }
@@ -253,9 +255,67 @@ impl Session {
         }
     }
 
+    /// Ends the wait, and records which workers are late by their links: a part of a message of theirs has come.
+    fn expire(&self, protocol: &mut Protocol) {
+        for worker in protocol.silent().collect::<Vec<_>>() {
+            if let Some(Arriving { received, length }) = self.group.transport.arriving(worker) {
+                protocol.receives(worker, (received, length));
+            }
+        }
+        protocol.expire();
+    }
+
     fn say(&self, frame: &Frame) {
         for worker in self.group.others() {
             self.group.send(worker, frame.clone());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::group::Inbox;
+    use distribute_cluster::{Fault, Fingerprint, Operation};
+    use distribute_net::{Drive, Message, Transport};
+    use distribute_testing::watched;
+    use std::panic::Location;
+
+    /// Links over which a part of worker 1's message has come, and no more comes.
+    #[derive(Debug)]
+    struct Slow(Option<Arriving>);
+
+    impl Transport for Slow {
+        fn send(&self, _to: usize, _message: Message) {}
+        fn arriving(&self, worker: usize) -> Option<Arriving> {
+            self.0.filter(|_| worker == 1)
+        }
+        fn drive(&self, _patience: Duration, _is_there: &dyn Fn() -> bool) -> Drive {
+            Drive::Never
+        }
+        fn close(&self) {}
+    }
+
+    #[test]
+    fn who_is_late_by_its_link_alone_is_not_blamed_for_no_call() {
+        watched(|| {
+            let arriving = Arriving { received: 3_100_000, length: 10_000_000 };
+            for (arriving, says) in [
+                (
+                    Some(arriving),
+                    "replica 1 has not come (its data is still on the way: 3.1 MB of a message of 10.0 MB",
+                ),
+                (None, "replica 1 has not come (it has made no call in this step); look for a loop"),
+            ] {
+                let world = World::new(2, 0, 1).unwrap();
+                let group = Group::new(world, Arc::new(Slow(arriving)), Inbox::new(2));
+                let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
+                let mine = vec![Standing::waiting(0, call)];
+                let session = group.open("slow", 1);
+                let blame = session.swap(mine, |_| Bytes::new(), Duration::from_millis(50)).unwrap_err();
+                assert_eq!((blame.fault, &blame.culprits[..]), (Fault::Late, &[1][..]));
+                assert!(blame.to_string().contains(says), "{blame}");
+            }
+        });
     }
 }

@@ -1,7 +1,7 @@
 //! Links beside which there is a library that sums, such as NCCL over sockets.
 
 use super::renewal::Renewable;
-use distribute_net::{Drive, Message, NativeSum, Region, Transport};
+use distribute_net::{Arriving, Drive, Message, NativeSum, Region, Transport};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +36,14 @@ impl Transport for Summing {
 
     fn is_near(&self, worker: usize) -> bool {
         self.links.is_near(worker)
+    }
+
+    fn arriving(&self, worker: usize) -> Option<Arriving> {
+        self.links.arriving(worker)
+    }
+
+    fn stay(&self, patience: Duration) {
+        self.links.stay(patience);
     }
 
     fn drive(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> Drive {

@@ -1,6 +1,7 @@
 //! What all replicas bring to a step, those of this process and those of other workers.
 
 use super::Trained;
+use super::agreement;
 use super::contribution::Contribution;
 use super::finite;
 use super::operands::Operands;
@@ -9,6 +10,7 @@ use super::tally::{self, Tally};
 use super::threads::Threads;
 use crate::Result;
 use crate::context::failure;
+use crate::strategy::differences::Settings;
 use distribute_collective::Failure;
 use distribute_collective::group::Calling;
 use std::sync::Arc;
@@ -17,16 +19,25 @@ use std::sync::Arc;
 pub(super) struct Brought {
     /// Those of this process.
     pub(super) mine: Vec<Arc<Contribution>>,
-    /// The tallies of all, in the order of their ids, where there are other workers.
-    pub(super) all: Option<Arc<Vec<Tally>>>,
+    /// The outcome of the exchange with the other workers, if there are others.
+    pub(super) all: Option<Arc<Told>>,
 }
 
-/// Exchanges the tallies of a step with the other workers.
+/// The outcome of the exchange of tallies.
+pub(super) enum Told {
+    /// The tallies of all replicas, in the order of their ids.
+    Tallies(Vec<Tally>),
+    /// The settings in which the optimizers of the workers differ.
+    Differ(String),
+}
+
+/// Exchanges the tallies of a step with the other workers, and `settings` where they have not been compared.
 pub(super) fn tallies(
     mut calling: Calling<'_>,
     mine: &[Arc<Contribution>],
     variables: usize,
-) -> Result<Vec<Tally>, Failure> {
+    settings: impl FnOnce() -> Settings,
+) -> Result<Told, Failure> {
     let world = calling.world();
     let records = calling.records(tally::encode(mine.iter().map(|c| &c.tally))?.into())?;
     let mut all = Vec::with_capacity(world.num_replicas_in_sync());
@@ -34,18 +45,30 @@ pub(super) fn tallies(
         if worker == world.worker() {
             all.extend(mine.iter().map(|c| c.tally.clone()))
         } else {
-            all.extend(tally::decode(record, world.replicas(), variables)?)
+            all.extend(tally::decode(record, world.replicas())?)
         }
     }
-    Ok(all)
+    if let Some(differences) = agreement::differing(&mut calling, &all, settings)? {
+        return Ok(Told::Differ(differences));
+    }
+    tally::require_fit(&all, variables)?;
+    Ok(Told::Tallies(all))
 }
 
 impl Brought {
+    /// Returns the settings that differ between workers, if any do.
+    pub(super) fn differences(&self) -> Option<&str> {
+        match self.all.as_deref() {
+            Some(Told::Differ(differences)) => Some(differences),
+            _ => None,
+        }
+    }
+
     /// In the order of ids.
     pub(super) fn tallies(&self) -> Vec<&Tally> {
-        match &self.all {
-            Some(all) => all.iter().collect(),
-            None => self.mine.iter().map(|c| &c.tally).collect(),
+        match self.all.as_deref() {
+            Some(Told::Tallies(all)) => all.iter().collect(),
+            _ => self.mine.iter().map(|c| &c.tally).collect(),
         }
     }
 

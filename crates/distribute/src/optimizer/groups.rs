@@ -36,6 +36,12 @@ impl<R: Rule> Groups<R> {
         Self { rules: Vec::new(), of_variables, largest_factor: 1. }
     }
 
+    /// Returns the factor of a variable's rate, and its rule, if that is not the optimizer's.
+    pub(super) fn of(&self, variable: usize) -> (f64, Option<&R>) {
+        let Of { rule, rate_factor } = self.of_variables[variable];
+        (rate_factor, rule.and_then(|at| self.rules.get(at)))
+    }
+
     /// Whether all rules of groups only compute.
     pub(super) fn only_compute(&self) -> bool {
         self.all().all(Rule::only_computes)
@@ -141,6 +147,7 @@ impl<R: Rule> Optimizer<R> {
         self.groups.of_variables.retain(|_| index.next().is_some_and(stays));
         let (strategy, sharded) = (self.trained.strategy.clone(), self.trained.shards.is_some());
         self.trained = Arc::new(Trained::new(strategy, variables, frozen, sharded)?);
+        self.unsettle();
         Ok(self)
     }
 
@@ -173,6 +180,7 @@ impl<R: Rule> Optimizer<R> {
             *of_variable = product;
             self.groups.largest_factor = self.groups.largest_factor.max(product);
         }
+        self.unsettle();
         Ok(self)
     }
 
@@ -213,6 +221,7 @@ impl<R: Rule> Optimizer<R> {
             self.groups.of_variables[index].rule = Some(number);
         }
         self.groups.rules.push(rule);
+        self.unsettle();
         Ok(self)
     }
 

@@ -8,7 +8,7 @@ use super::progress::busy;
 use super::tally::{Kind, Tally};
 use super::together::Together;
 use super::unread::{Loss, Unread};
-use super::{Optimizer, examples, sharding};
+use super::{Optimizer, agreement, examples, sharding};
 use crate::{Error, ReplicaContext, Result};
 use candle_core::{DType, Tensor};
 use distribute_log::heard;
@@ -82,8 +82,14 @@ impl<R: Rule> Optimizer<R> {
         together: &Together<'_>,
         brought: &Brought,
     ) -> Result<Judged> {
-        let all = &*brought.tallies();
         let operation = call.operation;
+        if let Some(differences) = brought.differences() {
+            return Err(agreement::refused(operation, differences));
+        }
+        if !self.agreed.load(Ordering::Relaxed) {
+            self.agreed.store(true, Ordering::Relaxed);
+        }
+        let all = &*brought.tallies();
         let examples = Tally::examples(all);
         let Some(first) = all.iter().find(|c| c.weighting.examples() != Some(0)) else {
             return Err(Error::invalid(

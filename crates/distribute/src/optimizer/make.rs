@@ -65,7 +65,7 @@ impl<R: Rule> Optimizer<R> {
         let variables = self.trained.variables.len();
         let (mine, all) = member
             .together(print.clone(), mine, |all: &[Arc<Contribution>], calling| {
-                brought::tallies(calling, all, variables)
+                brought::tallies(calling, all, variables, || self.settings())
             })
             .map_err(failure(operation))?;
         let together = Together { member, call: &print };
@@ -104,7 +104,8 @@ impl<R: Rule> Optimizer<R> {
         let _once = enter(Mode::CrossReplica(self.trained.strategy.clone()));
         let learning_rate = self.rate.of_step(finished, operation).map_err(Arc::new);
         let incomplete = self.progress.is_incomplete();
-        Some(Position { finished, incomplete, learning_rate })
+        let settings = member.session().and_then(|_| self.unsettled());
+        Some(Position { finished, incomplete, settings, learning_rate })
     }
 
     /// The step, once all replicas have met.

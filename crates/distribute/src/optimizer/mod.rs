@@ -13,7 +13,7 @@
 //! | update a table of one's own | [`rules`] |
 //!
 //! A step goes this way: each replica's gradients are checked and changed on its own thread (`contribution.rs`), then all
-//! meet and tell each other what they have (`tally.rs`), what becomes of the step is decided for all (`judge.rs`), gradients
+//! meet and tell each other what they have (`tally.rs`), workers whether they have set the optimizer alike (`agreement.rs`), what becomes of the step is decided for all (`judge.rs`), gradients
 //! are exchanged with the other workers of a group (`over_workers.rs`), added up and over the replicas of this process (`reduction.rs`, each replica
 //! the range that it owns), and an `Updater` applies them: `in_place.rs` in the same pass, or `on_copies.rs`, where a rule is the user's.
 //! What replicas compute with on devices of their own is updated there (`on_devices/`): a single replica's gradients and loss never
@@ -24,6 +24,7 @@
 //! On this way a replica's gradient of a variable is a `LocalGradient`; `Operands` has those of all replicas, open for
 //! reading, of which each replica takes `GradientRange`s, and with values and slots beside them `UpdateRange`s.
 
+mod agreement;
 mod brought;
 mod collect;
 mod contribution;
@@ -88,7 +89,7 @@ use rate::Rate;
 use shards::Shards;
 use std::panic::Location;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// The update rules behind the optimizers, with their hyper-parameters, and what it takes to apply one to a table of
 /// one's own: dense ([`RuleExt::update`](rules::RuleExt::update)) or by row, from
@@ -150,6 +151,8 @@ pub struct Optimizer<R> {
     missing_gradients: MissingGradients,
     not_finite: NotFinite,
     progress: Progress,
+    /// Whether the workers have compared these settings in a step.
+    agreed: AtomicBool,
     seen: Seen,
 }
 
@@ -187,7 +190,8 @@ impl<R: Rule> Optimizer<R> {
     /// A rule of your own is a [`Formula`](rules::Formula). It is applied to copies of variables and slots, each replica its
     /// range, all at once; what it makes is written when all are through, so the others wait for one that hangs as long as
     /// the strategy's timeout, and where it fails nothing has changed. Where it
-    /// [`only_computes`](rules::Formula::only_computes), as this crate's rules do, it is applied in place, which is faster.
+    /// [`only_computes`](rules::Formula::only_computes), as this crate's rules do, it is applied in place, which is faster. Several workers
+    /// compare its `Debug` text in the first step, so that has the hyper-parameters, and nothing that workers have of their own.
     ///
     /// # Errors
     /// [`Error::Hyperparameter`] for one out of range; [`Error::InvalidArgument`] for a variable that is neither f32
@@ -236,6 +240,7 @@ impl<R: Rule> Optimizer<R> {
             missing_gradients: MissingGradients::default(),
             not_finite: NotFinite::default(),
             progress: Progress::new(slots),
+            agreed: AtomicBool::new(false),
             seen: Seen::default(),
         })
     }

@@ -34,6 +34,7 @@ impl<R: Rule> Optimizer<R> {
     pub fn with_schedule(mut self, schedule: impl Schedule) -> Result<Self> {
         schedule.validate()?;
         self.rate = Rate::Schedule(Box::new(schedule));
+        self.unsettle();
         Ok(self)
     }
 
@@ -51,6 +52,7 @@ impl<R: Rule> Optimizer<R> {
             on_servers::require_transform("before_reduce", &transform, &self.trained)?;
         }
         self.before_reduce.push(transform);
+        self.unsettle();
         Ok(self)
     }
 
@@ -68,6 +70,7 @@ impl<R: Rule> Optimizer<R> {
             sharding::require_transform("after_reduce", &transform)?;
         }
         self.after_reduce.push(transform);
+        self.unsettle();
         Ok(self)
     }
 
@@ -76,6 +79,7 @@ impl<R: Rule> Optimizer<R> {
     /// optimizer makes.
     pub fn on_missing_gradients(mut self, then: MissingGradients) -> Self {
         self.missing_gradients = then;
+        self.unsettle();
         self
     }
 
@@ -102,6 +106,7 @@ impl<R: Rule> Optimizer<R> {
     #[doc(alias = "LossScaleOptimizer")]
     pub fn on_not_finite(mut self, then: NotFinite) -> Self {
         self.not_finite = then;
+        self.unsettle();
         self
     }
 }

@@ -46,6 +46,8 @@ pub(super) struct Position {
     pub(super) finished: u64,
     /// Whether its part of the optimizer's state is that of another step than the variables.
     pub(super) incomplete: bool,
+    /// The digest of the optimizer's settings, until all workers have compared them.
+    pub(super) settings: Option<u64>,
     /// That of the step to come, or why a schedule gives none.
     pub(super) learning_rate: Result<f64, Arc<Error>>,
 }
@@ -108,10 +110,18 @@ struct Sent {
     dtype: String,
     rows: Option<usize>,
     finite: bool,
-    position: Option<(u64, bool, Result<f64, String>)>,
+    position: Option<(u64, SentState, Result<f64, String>)>,
     kinds: Vec<Kind>,
     sent: Option<SentAhead>,
     order: Option<Vec<u32>>,
+}
+
+/// The state of an optimizer: one byte, but in the steps in which settings are compared.
+#[derive(Serialize, Deserialize)]
+enum SentState {
+    Complete,
+    Incomplete,
+    Compared { incomplete: bool, settings: u64 },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -135,10 +145,17 @@ pub(super) fn encode<'t>(tallies: impl Iterator<Item = &'t Tally>) -> Result<Vec
         dtype: tally.dtype.as_str().into(),
         rows: tally.rows,
         finite: tally.finite,
-        position: tally.position.as_ref().map(|Position { finished, incomplete, learning_rate }| {
-            let rate = learning_rate.as_ref().map(|rate| *rate).map_err(ToString::to_string);
-            (*finished, *incomplete, rate)
-        }),
+        position: tally.position.as_ref().map(
+            |Position { finished, incomplete, settings, learning_rate }| {
+                let rate = learning_rate.as_ref().map(|rate| *rate).map_err(ToString::to_string);
+                let state = match (*settings, *incomplete) {
+                    (None, false) => SentState::Complete,
+                    (None, true) => SentState::Incomplete,
+                    (Some(settings), incomplete) => SentState::Compared { incomplete, settings },
+                };
+                (*finished, state, rate)
+            },
+        ),
         kinds: tally.kinds.clone(),
         sent: tally.sent,
         order: tally.order.clone(),
@@ -146,14 +163,12 @@ pub(super) fn encode<'t>(tallies: impl Iterator<Item = &'t Tally>) -> Result<Vec
     postcard::to_stdvec(&sent.collect::<Vec<_>>()).map_err(|_| unreadable("tallies that cannot be written"))
 }
 
-/// The tallies of another process, each of so many variables.
-pub(super) fn decode(bytes: &[u8], replicas: usize, variables: usize) -> Result<Vec<Tally>, Unreadable> {
+/// The tallies of another process. It may have set its optimizer differently, with another number of variables: see
+/// [`require_fit`].
+pub(super) fn decode(bytes: &[u8], replicas: usize) -> Result<Vec<Tally>, Unreadable> {
     let sent: Vec<Sent> = postcard::from_bytes(bytes).map_err(|_| unreadable("no tallies of a step"))?;
-    let fits = |sent: &Sent| {
-        sent.kinds.len() == variables && sent.order.as_ref().is_none_or(|order| order.len() == variables)
-    };
-    if sent.len() != replicas || !sent.iter().all(fits) {
-        return Err(unreadable("tallies of another number of replicas or variables"));
+    if sent.len() != replicas {
+        return Err(unreadable("tallies of another number of replicas"));
     }
     let tally = |sent: Sent| {
         Ok(Tally {
@@ -167,9 +182,14 @@ pub(super) fn decode(bytes: &[u8], replicas: usize, variables: usize) -> Result<
             dtype: sent.dtype.parse().map_err(|_| unreadable("a loss of no dtype"))?,
             rows: sent.rows,
             finite: sent.finite,
-            position: sent.position.map(|(finished, incomplete, rate)| {
+            position: sent.position.map(|(finished, state, rate)| {
                 let learning_rate = rate.map_err(|text| Arc::new(Error::other(text)));
-                Position { finished, incomplete, learning_rate }
+                let (incomplete, settings) = match state {
+                    SentState::Complete => (false, None),
+                    SentState::Incomplete => (true, None),
+                    SentState::Compared { incomplete, settings } => (incomplete, Some(settings)),
+                };
+                Position { finished, incomplete, settings, learning_rate }
             }),
             kinds: sent.kinds,
             sent: sent.sent,
@@ -177,6 +197,14 @@ pub(super) fn decode(bytes: &[u8], replicas: usize, variables: usize) -> Result<
         })
     };
     sent.into_iter().map(tally).collect()
+}
+
+/// Refuses tallies that are not of so many variables.
+pub(super) fn require_fit(all: &[Tally], variables: usize) -> Result<(), Unreadable> {
+    let fits = |tally: &Tally| {
+        tally.kinds.len() == variables && tally.order.as_ref().is_none_or(|order| order.len() == variables)
+    };
+    if all.iter().all(fits) { Ok(()) } else { Err(unreadable("tallies of another number of variables")) }
 }
 
 fn unreadable(what: &'static str) -> Unreadable {
@@ -200,8 +228,10 @@ mod tests {
             sent: rows.map(|rows| SentAhead { call: 3, layout: rows }),
             order: rows.is_none().then(|| vec![2, 0, 1]),
         };
-        let at =
-            |finished, learning_rate| Some(Position { finished, incomplete: finished == 1, learning_rate });
+        let at = |finished, learning_rate| {
+            let settings = (finished == 7).then_some(u64::MAX);
+            Some(Position { finished, incomplete: finished == 1, settings, learning_rate })
+        };
         let all = [
             tally(Weighting::MeanOver(3), DType::F32, at(7, Ok(0.3)), None),
             tally(Weighting::SumOver(0), DType::BF16, at(0, Ok(f64::MIN_POSITIVE)), Some(1)),
@@ -214,16 +244,39 @@ mod tests {
             ),
         ];
         let bytes = encode(all.iter()).unwrap();
-        let read = decode(&bytes, 4, 3).unwrap();
+        let read = decode(&bytes, 4).unwrap();
         assert_eq!(
             format!("{read:?}").replace("Other(\"no\")", "…"),
             format!("{all:?}").replace("Other(\"no\")", "…")
         );
-        for (replicas, variables) in [(3, 3), (4, 2)] {
-            assert!(decode(&bytes, replicas, variables).is_err());
-        }
+        assert!(decode(&bytes, 3).is_err());
+        assert!(require_fit(&read, 3).is_ok() && require_fit(&read, 2).is_err());
         for len in 0..bytes.len() {
-            assert!(decode(&bytes[..len], 4, 3).is_err(), "{len} bytes");
+            assert!(decode(&bytes[..len], 4).is_err(), "{len} bytes");
         }
+    }
+
+    #[test]
+    fn settings_that_have_been_compared_take_no_byte() {
+        let of = |settings| {
+            let position =
+                Some(Position { finished: 7, incomplete: false, settings, learning_rate: Ok(0.1) });
+            let tally = Tally {
+                weighting: Weighting::SumOver(1),
+                loss: 0.1,
+                dtype: DType::F32,
+                rows: None,
+                finite: true,
+                position,
+                kinds: vec![Kind::Dense; 3],
+                sent: None,
+                order: None,
+            };
+            encode([&tally].into_iter()).unwrap().len()
+        };
+        // One tally, its weighting, loss, dtype, rows, finite, position (7, the state, the rate), kinds, sent and order.
+        assert_eq!(of(None), 1 + 2 + 8 + 4 + 1 + 1 + (1 + 1 + 1 + 1 + 8) + 4 + 1 + 1);
+        // The digest, and whether the state is complete.
+        assert_eq!(of(Some(u64::MAX)), of(None) + 1 + 10);
     }
 }

@@ -8,6 +8,7 @@ mod cross_device;
 mod cross_worker;
 mod destinations;
 mod device;
+pub(crate) mod differences;
 mod drift;
 mod extended;
 mod fetching;
@@ -236,8 +237,8 @@ impl Strategy {
     ///
     /// # Errors
     /// The error of `build`; [`Error::InvalidArgument`](crate::Error::InvalidArgument) if replicas ask for different
-    /// variables, or two layers for the same path with different shapes; [`Error::Collective`](crate::Error::Collective) if
-    /// workers' variables or initial values differ.
+    /// variables, or two layers for the same path with different shapes, or if workers' variables or initial values differ, which
+    /// it names; [`Error::Collective`](crate::Error::Collective) if workers make other calls, or one is lost or late.
     ///
     /// ```
     /// # use distribute::prelude::*;

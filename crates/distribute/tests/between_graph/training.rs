@@ -3,7 +3,7 @@
 use crate::support::{PATIENCE, all, worker};
 use candle_core::{Device, Module, Tensor};
 use distribute::nn;
-use distribute::optimizer::rules::Rule;
+use distribute::optimizer::rules::{self, Rule};
 use distribute::prelude::*;
 use distribute::{
     Adagrad, Checkpoint, CheckpointManager, LocalCluster, Optimizer, Replicated, Variable,
@@ -94,6 +94,31 @@ fn psv1_4_updates_of_workers_add_up_and_nobody_waits() {
         assert_eq!(made as i64, counted, "each step of each worker is counted once");
         assert!((TOTAL..=TOTAL + 2).contains(&counted), "{counted}");
         assert!(all.iter().all(|worker| worker.2 < 0.05), "{all:?}");
+    });
+}
+
+#[test]
+fn a_worker_that_pushes_by_another_rule_is_refused_and_both_rules_are_named() {
+    watched(|| {
+        let cluster = LocalCluster::new(2, 2).unwrap();
+        let (one, other) = (worker(&cluster, 0, 1), worker(&cluster, 1, 1));
+        let (first, second) = (model(&one).unwrap(), model(&other).unwrap());
+        let optimizer = Adagrad::new(&first.variables, 0.1).unwrap();
+        step(&one, &first, &optimizer, 0).unwrap();
+        let before = values(&first);
+        let slower = rules::Adagrad { epsilon: 0.5, ..Default::default() };
+        let refused = [
+            step(&other, &second, &Optimizer::with_rule(slower, &second.variables, 0.1).unwrap(), 1),
+            step(&other, &second, &Sgd::new(&second.variables, 0.1).unwrap(), 1),
+        ];
+        for (refused, found) in refused.into_iter().zip(["epsilon: 0.5", "Sgd"]) {
+            let text = refused.unwrap_err().to_string();
+            for part in ["is updated by Adagrad", "epsilon: 1e-7", "cannot be by ", found] {
+                assert!(text.contains(part), "{part}: {text}");
+            }
+        }
+        assert_eq!(values(&first), before, "nothing was pushed");
+        step(&one, &first, &optimizer, 1).unwrap();
     });
 }
 

@@ -10,6 +10,7 @@ mod faults;
 mod input;
 mod preemption;
 mod programs;
+mod settings;
 mod sharded;
 mod summary;
 mod support;

@@ -9,7 +9,7 @@ use distribute::checkpoint::{Checkpointed, Reader, Writer};
 use distribute::metrics::Mean;
 use distribute::prelude::*;
 use distribute::tensor::DType;
-use distribute::{CommunicationOptions, Error, Leaf, Variable, nn};
+use distribute::{CommunicationOptions, Error, Leaf, Result, Variable, nn};
 use distribute_testing::watched;
 use std::time::Duration;
 
@@ -209,23 +209,64 @@ fn a_read_that_not_all_workers_make_is_an_error_at_the_deadline() {
     });
 }
 
+/// The text of the error that all workers get for a model that each builds by its number; afterwards they can build one.
+fn refused(
+    workers: usize,
+    replicas: usize,
+    build: impl Fn(&Strategy, usize) -> Result<()> + Send + Sync + 'static,
+) -> String {
+    watched(move || {
+        let texts = crate::on_threads(workers, replicas, |strategy| {
+            let error = build(strategy, strategy.world().worker()).expect_err("the models differ");
+            assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+            strategy.replicate(|vb: VarBuilder| vb.get_with_hints(3, "w", Init::Const(1.)))?;
+            Ok(error.to_string())
+        });
+        let mut texts = texts.unwrap();
+        texts.dedup();
+        assert_eq!(texts.len(), 1, "{texts:#?}");
+        texts.remove(0)
+    })
+}
+
 #[test]
-fn models_of_other_seeds_are_refused_by_all_workers() {
-    let text = one_text(2, 2, |strategy| {
-        let seed = strategy.world().worker() as u64;
-        let normal = Init::Randn { mean: 0., stdev: 1. };
-        let model = strategy.replicate_seeded(seed, move |vb: VarBuilder| vb.get_with_hints(3, "w", normal));
-        model.map(drop)
+fn models_that_differ_are_refused_by_all_workers_and_named() {
+    let normal = Init::Randn { mean: 0., stdev: 1. };
+    let of = |model: Result<distribute::Replicated<Tensor>>| model.map(drop);
+    let text = refused(2, 2, move |strategy, worker| {
+        of(strategy.replicate_seeded(worker as u64, move |vb: VarBuilder| vb.get_with_hints(3, "w", normal)))
     });
-    for part in ["the 1 variables of a model, seed 0", "seed 1, SHA-256", "variables.rs"] {
+    for part in [
+        "seed: 0 on worker 0, 1 on worker 1; variable w: float32[3] of SHA-256 ",
+        "on worker 0, float32[3] of SHA-256",
+    ] {
         assert!(text.contains(part), "{text}");
     }
-    let text = one_text(2, 1, |strategy| {
-        let value = strategy.world().worker() as f64;
-        let model = strategy.replicate(move |vb: VarBuilder| vb.get_with_hints(3, "w", Init::Const(value)));
-        model.map(drop)
+    let text = refused(2, 1, move |strategy, worker| {
+        let value = Init::Const(worker as f64);
+        of(strategy.replicate(move |vb: VarBuilder| vb.get_with_hints(3, "w", value)))
     });
-    assert!(text.contains("seed 0, SHA-256"), "{text}");
+    assert!(
+        text.starts_with("replicate: the workers have built different models: variable w: float32[3] of"),
+        "{text}"
+    );
+    // A layer that one worker names otherwise, and one of another size.
+    let text = refused(3, 1, move |strategy, worker| {
+        of(strategy.replicate(move |vb: VarBuilder| {
+            vb.get_with_hints(2, "same", Init::Const(1.))?;
+            vb.get_with_hints(2 + worker / 2, "size", Init::Const(1.))?;
+            vb.get_with_hints(2, if worker == 1 { "fc2" } else { "fc1" }, Init::Const(1.))
+        }))
+    });
+    for part in [
+        "variable fc1: float32[2] of SHA-256 ",
+        " on workers 0 and 2, none on worker 1; variable size: float32[2] of SHA-256 ",
+        " on workers 0 and 1, float32[3] of SHA-256 ",
+        "; variable fc2: none on workers 0 and 2, float32[2] of SHA-256 ",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains("same:") && !text.contains("seed:"), "{text}");
 }
 
 /// A batch-norm of candle's, which sets the running statistics of its replica alone. Of some replicas nothing is seen.

@@ -2,7 +2,7 @@
 
 use super::header::{HEADER, Header};
 use super::{Frame, Kind, Limits, WireError};
-use crate::Message;
+use crate::{Arriving, Message};
 use bytes::Bytes;
 use std::mem::take;
 
@@ -175,6 +175,13 @@ impl Decoder {
     /// Whether the stream could end here: no part of a frame has come.
     pub fn is_between_frames(&self) -> bool {
         self.header.is_none() && self.from == self.to
+    }
+
+    /// The message of which a part has come, if there is one.
+    pub fn arriving(&self) -> Option<Arriving> {
+        let header = self.header.filter(|header| header.kind == Kind::Data)?;
+        let (received, length) = (self.head.filled + self.body.filled, header.head + header.body);
+        Some(Arriving { received: received as u64, length: length as u64 })
     }
 
     /// How much memory is held for the frame that is being received.

@@ -194,38 +194,15 @@ impl Variables {
     pub fn sha256(&self) -> Result<String> {
         sha256(&self.snapshot()?)
     }
-
-    /// Refuses models that are not the same on all workers: they would never be again.
-    pub(crate) fn require_same_on_workers(&self, at: &'static Location<'static>) -> Result<()> {
-        const OPERATION: &str = "replicate";
-        if !self.strategy().world().is_multi_worker() {
-            return Ok(());
-        }
-        let digest = || -> Result<String> {
-            let mut hasher = Sha256::new();
-            for (name, kind) in self.kinds() {
-                absorb(&mut hasher, &name, kind.any()?.as_tensor())?;
-            }
-            Ok(hex(hasher))
-        };
-        let digest = self.strategy().or_tell_workers(digest())?;
-        let call = || {
-            let (count, seed) = (self.names().len(), self.seed());
-            let detail = format!("the {count} variables of a model, seed {seed}, SHA-256 {digest}");
-            Fingerprint::new(Operation::CreateVariable, detail, at)
-        };
-        self.strategy().among_workers(OPERATION, call, |mut calling| calling.records(Bytes::new()))?;
-        Ok(())
-    }
 }
 
-fn absorb(hasher: &mut Sha256, name: &str, value: &Tensor) -> Result<()> {
+pub(super) fn absorb(hasher: &mut Sha256, name: &str, value: &Tensor) -> Result<()> {
     hasher.update(format!("{name} {:?} {:?}\n", value.dtype(), value.dims()));
     hasher.update(bytes(value)?);
     Ok(())
 }
 
-fn hex(hasher: Sha256) -> String {
+pub(super) fn hex(hasher: Sha256) -> String {
     hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -5,12 +5,14 @@
 //! | `running` | the running statistics among them |
 //! | `builder`, `init` | candle's `VarBuilder` over them, and their initial values |
 //! | `files` | safetensors, and the checksum |
+//! | `same` | whether all workers have the same |
 //! | `state` | all of them as a part of a checkpoint |
 
 mod builder;
 mod files;
 mod init;
 mod running;
+mod same;
 mod state;
 
 use super::{Variable, about, rows};

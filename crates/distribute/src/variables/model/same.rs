@@ -1,0 +1,64 @@
+//! Compares a model between workers.
+
+use super::Variables;
+use super::files::{absorb, hex};
+use crate::strategy::differences::{Settings, differences};
+use crate::strategy::record;
+use crate::{Error, Result};
+use bytes::Bytes;
+use distribute_cluster::{Fingerprint, Operation};
+use distribute_tensor::Leaf;
+use sha2::{Digest, Sha256};
+use std::panic::Location;
+
+const OPERATION: &str = "replicate";
+
+impl Variables {
+    /// Refuses models that are not the same on all workers: they would never be again. The workers exchange a checksum, and
+    /// where these differ what they have, so that the error names the variables.
+    pub(crate) fn require_same_on_workers(&self, at: &'static Location<'static>) -> Result<()> {
+        let strategy = self.strategy();
+        if !strategy.world().is_multi_worker() {
+            return Ok(());
+        }
+        let mine = strategy.or_tell_workers(self.checksums())?;
+        let call = || Fingerprint::new(Operation::CreateVariable, "the variables of a model", at);
+        let records = strategy.among_workers(OPERATION, call, |mut calling| {
+            let checksums = calling.records(checksum(&mine))?;
+            if checksums.iter().all(|checksum| *checksum == checksums[0]) {
+                return Ok(Vec::new());
+            }
+            calling.records(record::encode(&mine))
+        })?;
+        let all: Vec<Settings> = record::decode_all(OPERATION, &records.unwrap_or_default())?;
+        match differences(&all) {
+            None => Ok(()),
+            Some(differences) => {
+                let reason = format!(
+                    "the workers have built different models: {differences}; build the same variables, with the same seed, on all \
+                     workers"
+                );
+                Err(Error::invalid(OPERATION, reason))
+            }
+        }
+    }
+
+    /// The seed, and each variable by name, with a checksum of its value.
+    fn checksums(&self) -> Result<Settings> {
+        let mut all = vec![("seed".to_owned(), self.seed().to_string())];
+        for (name, kind) in self.kinds() {
+            let value = kind.any()?.as_tensor().clone();
+            let mut hasher = Sha256::new();
+            absorb(&mut hasher, &name, &value)?;
+            let (value, checksum) = (Leaf::Candle(value).describe(), hex(hasher));
+            all.push((format!("variable {name}"), format!("{value} of SHA-256 {}", &checksum[..16])));
+        }
+        Ok(all)
+    }
+}
+
+fn checksum(described: &Settings) -> Bytes {
+    let mut hasher = Sha256::new();
+    described.iter().for_each(|(name, value)| hasher.update(format!("{name}: {value}\n")));
+    hasher.finalize().to_vec().into()
+}
