@@ -484,8 +484,11 @@ proptest! {
         for dtype in DType::ALL.into_iter().filter(|d| d.mean().is_some()) {
             let leaf = |x: u8| Leaf::Host(HostTensor::scalar(x).cast(dtype).unwrap());
             let sum = |leaves: &[Leaf]| Leaf::reduce(ReduceOp::Sum, leaves).unwrap();
-            let all = sum(&[leaf(x[0]), leaf(x[1]), leaf(x[2])]);
-            let pair = sum(&[sum(&[leaf(x[0]), leaf(x[1])]), leaf(x[2])]);
+            let three = [leaf(x[0]), leaf(x[1]), leaf(x[2])];
+            let all = sum(&three);
+            // In the dtype of the sum, which is rounded at last.
+            let of = Leaf::summands(ReduceOp::Sum, &three).unwrap();
+            let pair = sum(&[sum(&of[..2]), of[2].clone()]).reduction(ReduceOp::Sum, 3, dtype).unwrap();
             with_buffer!(host(all).buffer(), got => {
                 prop_assert_eq!(format!("{got:?}"), with_buffer!(host(pair).buffer(), want => format!("{want:?}")));
             });

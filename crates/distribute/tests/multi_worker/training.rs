@@ -343,6 +343,10 @@ fn weights_without_elements_are_trained_and_shared_like_others() {
                             optimizer.minimize(ctx, loss, 1)
                         })?;
                     }
+                    let columns = Tensor::zeros((3, 0), DType::F32, &Device::Cpu)?;
+                    model.variables.set("columns", &columns)?;
+                    let variable = strategy.scope(|| distribute::Variable::new("own", columns))?;
+                    variable.assign_add(Tensor::zeros((3, 0), DType::F32, &Device::Cpu)?)?;
                     Ok(model.variables.get("w")?.to_vec1::<f32>()?)
                 });
                 let weights = weights.unwrap();
