@@ -6,7 +6,7 @@ use crate::sync::{Mutex, lock};
 use crate::threads::{Helpers, Member};
 use crate::{Combined, Failure};
 use distribute_cluster::Fingerprint;
-use distribute_tensor::kernel::{self, Sum};
+use distribute_tensor::kernel::{self, Sum, Summand};
 use distribute_tensor::{Folder, Leaf, Packing, ReduceOp, pack::reduce_packed};
 use std::sync::Arc;
 
@@ -94,7 +94,7 @@ enum Threads<'a> {
 }
 
 impl Folder for Threads<'_> {
-    fn fold<T: Sum>(&self, inputs: &[&[T]], last: impl Fn(T) -> T + Sync) -> Vec<T> {
+    fn fold<T: Summand>(&self, inputs: &[&[T]], last: impl Fn(T::Sum) -> T::Sum + Sync) -> Vec<T> {
         let len = inputs.first().map_or(0, |input| input.len());
         let fill = |chunk: &mut Chunk<'_, T>| fold_chunk(inputs, chunk, &last);
         match self {
@@ -125,14 +125,14 @@ impl Folder for Threads<'_> {
     }
 }
 
-fn fold_chunk<T: Sum>(inputs: &[&[T]], chunk: &mut Chunk<'_, T>, last: &impl Fn(T) -> T) {
+fn fold_chunk<T: Summand>(inputs: &[&[T]], chunk: &mut Chunk<'_, T>, last: &impl Fn(T::Sum) -> T::Sum) {
     if let [a, b] = inputs {
         let all = chunk.next(usize::MAX);
         return chunk.extend(kernel::fold_two(&a[all.clone()], &b[all], last));
     }
     // The block has to be cleared first, so a short chunk gets a smaller one.
     let len = (chunk.next(BLOCK).len() / 4).clamp(64, BLOCK / size_of::<T>());
-    let mut block = vec![T::ZERO; len];
+    let mut block = vec![T::default(); len];
     let mut pieces = Vec::with_capacity(inputs.len());
     loop {
         let next = chunk.next(block.len());

@@ -163,6 +163,45 @@ fn large_leaves_are_shared_out_to_the_same_bits() {
     check_all_reduce((1, 3), &[33_001]);
 }
 
+// INV-7, INV-27
+#[test]
+fn halves_are_added_up_as_f32_and_rounded_once_in_every_path() {
+    // On each replica one that is large beside the others' sum, or too large for the sum of two.
+    let of = |replica: usize, len: usize| -> Vec<Leaf> {
+        let (small, large) = (if replica == 0 { 256. } else { 1. }, 40_000.);
+        vec![
+            HostTensor::vector(vec![bf16::from_f32(small); len]).into(),
+            HostTensor::vector(vec![f16::from_f32(large); len]).into(),
+        ]
+    };
+    for world in [(1, 3), (1, 8), (2, 1), (3, 1), (2, 2), (2, 3), (3, 2), (2, 4), (3, 4)] {
+        let replicas = world.0 * world.1;
+        // Of the last, a worker folds a range.
+        for len in [1, 70, 20_000] {
+            let all = on_replicas(world, move |member| {
+                reductions()
+                    .map(|(op, packing)| {
+                        let call = call(Operation::AllReduce, format!("{op} {packing:?}"));
+                        all_reduce(member, call, op, packing, of(member.replica(), len)).unwrap().leaves
+                    })
+                    .collect::<Vec<_>>()
+            });
+            for ((op, packing), got) in reductions().zip(&all[0]) {
+                let sum = 255. + replicas as f32;
+                let (expected, leaf) = match op {
+                    ReduceOp::Sum => (HostTensor::vector(vec![bf16::from_f32(sum); len]), 0),
+                    ReduceOp::Mean => (HostTensor::vector(vec![f16::from_f32(40_000.); len]), 1),
+                };
+                assert!(
+                    got[leaf].to_host().unwrap() == expected,
+                    "{op}, {packing:?} over {world:?}, {len} elements: {}",
+                    got[leaf].narrow(0, 0, 1).unwrap()
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn all_gather_joins_the_leaves_of_all_replicas_in_the_order_of_ids() {
     for world in worlds() {

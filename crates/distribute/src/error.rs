@@ -371,6 +371,13 @@ impl From<distribute_params::Error> for Error {
     }
 }
 
+/// A user error, so that closures and `main` can use `?`.
+impl From<std::io::Error> for Error {
+    fn from(error: std::io::Error) -> Self {
+        Error::other(error)
+    }
+}
+
 impl From<JoinError> for Error {
     fn from(error: JoinError) -> Self {
         Error::Join(Box::new(error))

@@ -149,6 +149,8 @@ pub use strategy::{
 };
 pub use summary::SummaryWriter;
 pub use training::Training;
+#[doc(hidden)]
+pub use values::derived;
 pub use values::{Axes, Distributed, Mirrored, PerReplica, Reducible};
 pub use variables::lookup;
 pub use variables::{NewVariable, Shard, Variable, VariableAggregation, VariableSynchronization, Variables};

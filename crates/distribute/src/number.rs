@@ -47,11 +47,14 @@ pub(crate) fn with_elements<T: Number, R>(tensor: &Tensor, then: impl FnOnce(&[T
 
 /// The elements of a contiguous operand of an operation on the CPU.
 ///
+/// Of a tensor without elements, such as columns of no rows, the layout may begin behind the end of the storage.
+///
 /// # Errors
 /// candle's, for another operand.
-pub(crate) fn operand<'a, T: Number>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
+pub(crate) fn operand<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
     let all = T::cpu_storage_as_slice(storage)?;
     match layout.contiguous_offsets() {
+        Some((start, end)) if start == end => Ok(&[]),
         Some((start, end)) => Ok(&all[start..end]),
         None => bail!("a contiguous tensor is required"),
     }

@@ -41,8 +41,11 @@ use proc_macro::TokenStream;
 /// # Ok::<(), distribute::Error>(())
 /// ```
 ///
+/// Given to `run` or `update` by itself, all replicas get the same struct; its fields are not told apart, so what differs between
+/// replicas is a `PerReplica` of the struct.
+///
 /// Code that does not depend on `distribute` but on its tensor crate alone says so with
-/// `#[nest(crate = distribute_tensor)]`.
+/// `#[nest(crate = distribute_tensor)]`. Such a struct is an argument of `run` as a `PerReplica` only.
 #[proc_macro_derive(Nest, attributes(nest))]
 pub fn derive_nest(input: TokenStream) -> TokenStream {
     expand(syn::parse(input).and_then(nest::expand))

@@ -3,7 +3,7 @@
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
 use syn::ext::IdentExt;
-use syn::{Data, DeriveInput, Error, Fields, Path, Result, parse_quote};
+use syn::{Data, DeriveInput, Error, Fields, Generics, Path, Result, parse_quote};
 
 /// The implementation of `Nest` for a struct.
 pub fn expand(input: DeriveInput) -> Result<TokenStream> {
@@ -20,7 +20,8 @@ pub fn expand(input: DeriveInput) -> Result<TokenStream> {
             return Err(Error::new_spanned(data.union_token, "a union cannot be a Nest; use a struct"));
         }
     };
-    let tensor = tensor_crate(&input)?;
+    let given = tensor_crate(&input)?;
+    let tensor = given.clone().unwrap_or_else(|| parse_quote!(::distribute::tensor));
     let (into_tree, from_tree) = match fields {
         Fields::Named(_) => named(fields, &tensor),
         Fields::Unnamed(_) | Fields::Unit => unnamed(fields, &tensor),
@@ -33,7 +34,11 @@ pub fn expand(input: DeriveInput) -> Result<TokenStream> {
     }
     let name = &input.ident;
     let (impl_generics, type_generics, where_clause) = generics.split_for_impl();
+    // The traits of values that replicas get are those of `distribute`, which code that names another crate may not have.
+    let values = if given.is_none() { values(&input, &generics) } else { TokenStream::new() };
     Ok(quote! {
+        #values
+
         #[automatically_derived]
         impl #impl_generics #tensor::Nest for #name #type_generics #where_clause {
             type Batch = Self;
@@ -48,15 +53,45 @@ pub fn expand(input: DeriveInput) -> Result<TokenStream> {
     })
 }
 
-/// Where `Nest` lives: `#[nest(crate = path)]`, or as users of `distribute` see it.
-fn tensor_crate(input: &DeriveInput) -> Result<Path> {
-    let mut path: Path = parse_quote!(::distribute::tensor);
+/// The implementations of `Distributed` and `Reducible`: all replicas get the same struct.
+fn values(input: &DeriveInput, generics: &Generics) -> TokenStream {
+    let mut generics = generics.clone();
+    for parameter in input.generics.type_params() {
+        let parameter = &parameter.ident;
+        generics.make_where_clause().predicates.push(parse_quote!(#parameter: ::std::marker::Send));
+    }
+    let name = &input.ident;
+    let (impl_generics, type_generics, where_clause) = generics.split_for_impl();
+    quote! {
+        #[automatically_derived]
+        impl #impl_generics ::distribute::Distributed for #name #type_generics #where_clause {
+            type Local = Self;
+
+            fn split(self, replicas: usize) -> ::distribute::Result<::std::vec::Vec<Self>> {
+                ::distribute::derived::split(self, replicas)
+            }
+        }
+
+        #[automatically_derived]
+        impl #impl_generics ::distribute::Reducible for #name #type_generics #where_clause {
+            type Nest = Self;
+
+            fn into_parts(self, _: &'static str, _: usize) -> ::distribute::Result<::distribute::derived::Parts> {
+                ::std::result::Result::Ok(::distribute::derived::parts(self))
+            }
+        }
+    }
+}
+
+/// Where `Nest` lives, if that is said: `#[nest(crate = path)]`. Else it lives as users of `distribute` see it.
+fn tensor_crate(input: &DeriveInput) -> Result<Option<Path>> {
+    let mut path = None;
     for attribute in input.attrs.iter().filter(|a| a.path().is_ident("nest")) {
         attribute.parse_nested_meta(|meta| {
             if !meta.path.is_ident("crate") {
                 return Err(meta.error("the only argument is `crate = path`"));
             }
-            path = meta.value()?.call(Path::parse_mod_style)?;
+            path = Some(meta.value()?.call(Path::parse_mod_style)?);
             Ok(())
         })?;
     }
@@ -140,6 +175,7 @@ mod tests {
         .unwrap()
         .to_string();
         assert!(text.contains(":: distribute :: tensor :: Nest for A"), "{text}");
+        assert!(text.contains(":: distribute :: Distributed for A"), "{text}");
         let text = expand(parse_quote!(
             #[nest(crate = crate::mine)]
             struct A<'a, T: Clone>(&'a T);
@@ -150,5 +186,6 @@ mod tests {
             text.contains("crate :: mine :: Nest for A < 'a , T > where T : crate :: mine :: Nest"),
             "{text}"
         );
+        assert!(!text.contains(":: distribute"), "{text}");
     }
 }

@@ -123,7 +123,7 @@ pub(crate) fn reduce(op: ReduceOp, tensors: &[&Tensor], folder: &impl Folder) ->
     let first = same("reduce", "replica", tensors, check_same)?;
     let (n, dtype) = (tensors.len(), dtype("reduce", first)?);
     if let (ReduceOp::Mean, Some(mean)) = (op, dtype.mean().filter(|mean| *mean != dtype)) {
-        let wide = tensors.iter().map(|t| cast(t, dtype.of_mean_sum())).collect::<Result<Vec<_>>>()?;
+        let wide = tensors.iter().map(|t| cast(t, dtype.of_sum(op))).collect::<Result<Vec<_>>>()?;
         let sum = reduce(ReduceOp::Sum, &wide.iter().collect::<Vec<_>>(), folder)?;
         return cast(&divide(&sum, n as f64)?, mean);
     }
@@ -138,11 +138,17 @@ pub(crate) fn reduce(op: ReduceOp, tensors: &[&Tensor], folder: &impl Folder) ->
     }
     let sum = match (op, first.dtype()) {
         // The division of `divide`, without a second pass over the elements.
+        (ReduceOp::Mean, CandleDType::F16) => {
+            return on_host::<half::f16>(tensors, |inputs| mean(folder, inputs, n as f32));
+        }
+        (ReduceOp::Mean, CandleDType::BF16) => {
+            return on_host::<half::bf16>(tensors, |inputs| mean(folder, inputs, n as f32));
+        }
         (ReduceOp::Mean, CandleDType::F32) => {
-            return on_host(tensors, |inputs| mean(folder, inputs, n as f32));
+            return on_host::<f32>(tensors, |inputs| mean(folder, inputs, n as f32));
         }
         (ReduceOp::Mean, CandleDType::F64) => {
-            return on_host(tensors, |inputs| mean(folder, inputs, n as f64));
+            return on_host::<f64>(tensors, |inputs| mean(folder, inputs, n as f64));
         }
         (_, dtype) => with_type!("reduce", dtype, T => {
             on_host::<T>(tensors, |inputs| folder.fold(inputs, |sum| sum))
@@ -245,17 +251,18 @@ pub(crate) fn sum_axes(tensor: &Tensor, axes: &[usize]) -> Result<Tensor> {
         return by_host(&[tensor], |tensor| sum_axes(tensor[0], &axes));
     }
     if !all_on_host(&[tensor]) || tensor.track_op() {
-        return Ok(tensor.sum(axes)?);
+        let narrow = tensor.dtype();
+        return match narrow {
+            CandleDType::F16 | CandleDType::BF16 => {
+                Ok(tensor.to_dtype(CandleDType::F32)?.sum(axes)?.to_dtype(narrow)?)
+            }
+            _ => Ok(tensor.sum(axes)?),
+        };
     }
-    match tensor.dtype() {
-        narrow @ (CandleDType::F16 | CandleDType::BF16) => {
-            Ok(sum_axes(&tensor.to_dtype(CandleDType::F32)?, &axes)?.to_dtype(narrow)?)
-        }
-        other => with_type!(OPERATION, other, T => {
-            let (sum, shape) = slices::<T, _>(&[tensor], |v| sum_over(v[0], tensor.dims(), &axes))?;
-            Ok(Tensor::from_vec(sum, shape, &Device::Cpu)?)
-        }),
-    }
+    with_type!(OPERATION, tensor.dtype(), T => {
+        let (sum, shape) = slices::<T, _>(&[tensor], |v| sum_over(v[0], tensor.dims(), &axes))?;
+        Ok(Tensor::from_vec(sum, shape, &Device::Cpu)?)
+    })
 }
 
 /// The elements as another dtype. An error for those that candle lacks.
@@ -366,7 +373,8 @@ fn slices<T: WithDType, R>(tensors: &[&Tensor], f: impl FnOnce(&[&[T]]) -> R) ->
     let guards: BTreeMap<usize, _> = owners.into_iter().map(|(a, t)| (a, t.storage_and_layout().0)).collect();
     let mut views = Vec::with_capacity(tensors.len());
     for (tensor, address) in tensors.iter().zip(&addresses) {
-        let start = tensor.layout().start_offset();
+        // Columns of no rows may begin behind the end of the storage.
+        let start = if tensor.elem_count() == 0 { 0 } else { tensor.layout().start_offset() };
         let view = match guards.get(address).map(|guard| &**guard) {
             Some(Storage::Cpu(storage)) => {
                 T::cpu_storage_as_slice(storage)?.get(start..start + tensor.elem_count())

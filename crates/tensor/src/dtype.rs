@@ -1,5 +1,6 @@
 //! The element types of tensors, and the Rust types behind them.
 
+use crate::ReduceOp;
 use half::{bf16, f16};
 use num_complex::{Complex32, Complex64};
 
@@ -93,12 +94,11 @@ macro_rules! with_buffer {
     };
 }
 
-/// Runs an expression with the elements of a [`Buffer`] that can be summed, and another for bool and string.
+/// Runs an expression with the elements of a [`Buffer`] of which sums are computed in their own type, and another for those of
+/// other types: bool, string, and the floats of 16 bits.
 macro_rules! with_summable {
     ($buffer:expr, $elements:ident => $body:expr, else $other:expr) => {
         match $buffer {
-            $crate::dtype::Buffer::F16($elements) => $body,
-            $crate::dtype::Buffer::Bf16($elements) => $body,
             $crate::dtype::Buffer::F32($elements) => $body,
             $crate::dtype::Buffer::F64($elements) => $body,
             $crate::dtype::Buffer::I8($elements) => $body,
@@ -111,7 +111,10 @@ macro_rules! with_summable {
             $crate::dtype::Buffer::U64($elements) => $body,
             $crate::dtype::Buffer::C64($elements) => $body,
             $crate::dtype::Buffer::C128($elements) => $body,
-            $crate::dtype::Buffer::Bool(_) | $crate::dtype::Buffer::String(_) => $other,
+            $crate::dtype::Buffer::F16(_)
+            | $crate::dtype::Buffer::Bf16(_)
+            | $crate::dtype::Buffer::Bool(_)
+            | $crate::dtype::Buffer::String(_) => $other,
         }
     };
 }
@@ -160,13 +163,17 @@ impl DType {
         }
     }
 
-    /// The dtype in which a MEAN adds values of this dtype up. Its result is a float, so its sum must not wrap as an
-    /// integer does: those of up to 32 bits are added as `int64`, those of 64 bits as `float64`.
-    pub(crate) const fn of_mean_sum(self) -> DType {
-        match self {
-            DType::I8 | DType::U8 | DType::I16 | DType::U16 | DType::I32 | DType::U32 => DType::I64,
-            DType::I64 | DType::U64 => DType::F64,
-            other => other,
+    /// The dtype in which a reduction adds values of this dtype up. Floats of 16 bits are added as `float32`. The result of a MEAN is
+    /// a float, so its sum must not wrap as an integer does: integers of up to 32 bits are added as `int64`, those of 64 bits as
+    /// `float64`.
+    pub const fn of_sum(self, op: ReduceOp) -> DType {
+        match (self, op) {
+            (DType::F16 | DType::Bf16, _) => DType::F32,
+            (DType::I8 | DType::U8 | DType::I16 | DType::U16 | DType::I32 | DType::U32, ReduceOp::Mean) => {
+                DType::I64
+            }
+            (DType::I64 | DType::U64, ReduceOp::Mean) => DType::F64,
+            (other, _) => other,
         }
     }
 }

@@ -1,13 +1,13 @@
 //! How the elements of a sum are computed: a caller may use several threads.
 
-use crate::kernel::{self, Sum};
+use crate::kernel::{self, Sum, Summand};
 use std::ops::{Div, Mul};
 
 /// Computes the elements of a sum over leaves, see [`Leaf::reduce_with`](crate::Leaf::reduce_with).
 pub trait Folder {
-    /// The element-wise sum of `inputs`, which have the same length, with `last` applied to each element. The result is
-    /// bit-equal to [`crate::kernel::fold_then`], however the work is divided.
-    fn fold<T: Sum>(&self, inputs: &[&[T]], last: impl Fn(T) -> T + Sync) -> Vec<T>;
+    /// The element-wise sum of `inputs`, which have the same length, with `last` applied to each sum before it is rounded. The
+    /// result is bit-equal to [`crate::kernel::fold_then`], however the work is divided.
+    fn fold<T: Summand>(&self, inputs: &[&[T]], last: impl Fn(T::Sum) -> T::Sum + Sync) -> Vec<T>;
 
     /// `len` elements, which are initially zero. `fill` is called with parts of them and the offset of each part, so that
     /// every element is passed once, however the work is divided.
@@ -19,8 +19,8 @@ pub trait Folder {
 pub struct Alone;
 
 impl Folder for Alone {
-    fn fold<T: Sum>(&self, inputs: &[&[T]], last: impl Fn(T) -> T + Sync) -> Vec<T> {
-        let mut out = vec![T::ZERO; inputs.first().map_or(0, |input| input.len())];
+    fn fold<T: Summand>(&self, inputs: &[&[T]], last: impl Fn(T::Sum) -> T::Sum + Sync) -> Vec<T> {
+        let mut out = vec![T::default(); inputs.first().map_or(0, |input| input.len())];
         kernel::fold_then(inputs, &mut out, last);
         out
     }
@@ -33,14 +33,13 @@ impl Folder for Alone {
 }
 
 /// The element-wise sum of `inputs`, divided by `count`, the number of inputs, in one pass.
-pub(crate) fn mean<T>(folder: &impl Folder, inputs: &[&[T]], count: T) -> Vec<T>
+pub(crate) fn mean<T: Summand>(folder: &impl Folder, inputs: &[&[T]], count: T::Sum) -> Vec<T>
 where
-    T: Sum + Mul<Output = T> + Div<Output = T> + From<u8>,
+    T::Sum: Mul<Output = T::Sum> + Div<Output = T::Sum> + From<u8> + Sync,
 {
     if inputs.len().is_power_of_two() {
         // Bit-equal to the division, in a fraction of the time.
-
-        let share = T::from(1) / count;
+        let share = T::Sum::from(1) / count;
         folder.fold(inputs, move |sum| sum * share)
     } else {
         folder.fold(inputs, move |sum| sum / count)

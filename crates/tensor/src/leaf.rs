@@ -83,8 +83,8 @@ impl Leaf {
     /// The element-wise sum or mean over replicas.
     ///
     /// Kind, shape and dtype have to agree; nothing is broadcast, and an error says which replica differs from
-    /// replica 0. The sum is a balanced binary tree over the list, see `kernel::fold`; a SUM of
-    /// integers wraps. A MEAN divides the sum, so that of integers is a float, see [`DType::mean`], and their sum does
+    /// replica 0. The sum is a balanced binary tree over the list, see `kernel::fold`; floats of 16 bits are added up as `f32`
+    /// and rounded once; a SUM of integers wraps. A MEAN divides the sum, so that of integers is a float, see [`DType::mean`], and their sum does
     /// not wrap. Bool and string have neither. What holds for several leaves holds for one.
     ///
     /// The rows of indexed slices are merged, even those of a single leaf, see [`IndexedSlices::reduce`]. If there are dense
@@ -120,8 +120,8 @@ impl Leaf {
         }
     }
 
-    /// These leaves in the dtype in which `op` adds them up: those of a SUM as they are; for a MEAN integers become wide
-    /// enough for their sum. What is made of the sum then is [`reduction`](Leaf::reduction).
+    /// These leaves in the dtype in which `op` adds them up, [`DType::of_sum`]. [`reduction`](Leaf::reduction) makes the result
+    /// of their sum.
     ///
     /// An error for bool and string, and one that says which replica's dtype differs from that of replica 0.
     pub fn summands(op: ReduceOp, leaves: &[impl Borrow<Leaf>]) -> Result<Vec<Leaf>> {
@@ -131,17 +131,18 @@ impl Leaf {
             found if found != expected => {
                 Err(Error::DTypeMismatch { operation: "reduce", expected, found }.differs("replica", i))
             }
-            _ if op == ReduceOp::Sum => Ok(leaf.clone()),
-            _ => leaf.to_dtype(expected.of_mean_sum()),
+            _ if expected.of_sum(op) == expected => Ok(leaf.clone()),
+            _ => leaf.to_dtype(expected.of_sum(op)),
         };
         leaves.iter().map(Borrow::borrow).enumerate().map(summand).collect()
     }
 
     /// What `op` makes of the sum of `count` [summands](Leaf::summands), which were leaves of this dtype: a SUM is the sum
-    /// itself, a MEAN a true division.
+    /// itself, in that dtype, a MEAN a true division.
     pub fn reduction(self, op: ReduceOp, count: usize, dtype: DType) -> Result<Leaf> {
         match (op, dtype.mean()) {
-            (ReduceOp::Sum, _) => Ok(self),
+            (ReduceOp::Sum, _) if dtype.of_sum(op) == dtype => Ok(self),
+            (ReduceOp::Sum, _) => self.to_dtype(dtype),
             (ReduceOp::Mean, Some(mean)) => self.divide(count as f64)?.to_dtype(mean),
             (ReduceOp::Mean, None) => Err(Error::UnsupportedDType { operation: "reduce", dtype }),
         }

@@ -100,6 +100,10 @@ impl IndexedSlices {
 
     /// The whole tensor, of a shape that is known from elsewhere.
     pub(crate) fn to_dense_of(&self, shape: &[usize]) -> Result<HostTensor> {
+        let dtype = self.values.dtype();
+        if is_narrow(dtype) {
+            return self.cast(dtype.of_sum(ReduceOp::Sum))?.to_dense_of(shape)?.cast(dtype);
+        }
         if let Some(own) = self.dense_shape.as_deref().filter(|own| *own != shape) {
             let (expected, found) = (shape.to_vec(), own.to_vec());
             return Err(Error::ShapeMismatch { operation: TO_DENSE, expected, found });
@@ -116,7 +120,6 @@ impl IndexedSlices {
             }
             out
         }
-        let dtype = self.values.dtype();
         let len = HostTensor::zeros(dtype, shape)?.len();
         with_summable!(self.values.buffer(), v => HostTensor::new(scatter(v, &rows, len), shape),
             else Err(Error::UnsupportedDType { operation: TO_DENSE, dtype }))
@@ -128,7 +131,7 @@ impl IndexedSlices {
     /// `kernel::fold`, where a replica without that row counts as zero. So the sums have the bits
     /// of those of dense tensors, and reducing within every worker first changes none. Replicas may differ in their
     /// number of rows. A MEAN divides the sums by the number of replicas, and adds integers up as wider numbers, as
-    /// [`HostTensor::reduce`] does.
+    /// [`HostTensor::reduce`] does. Floats of 16 bits are added up as `f32` and rounded once.
     /// The slices of a single one are merged, too: the form of a result doesn't depend on how many there are. Those that
     /// are merged already come back as they are.
     ///
@@ -147,10 +150,13 @@ impl IndexedSlices {
         let (rows, dense_shape) = Self::alike(REDUCE, slices)?;
         let Some(first) = slices.first() else { return Err(Error::Empty { operation: REDUCE }) };
         let dtype = summable(first.values.dtype())?;
-        if let (ReduceOp::Mean, Some(mean)) = (op, dtype.mean().filter(|mean| *mean != dtype)) {
-            let wide = slices.iter().map(|s| s.cast(dtype.of_mean_sum())).collect::<Result<Vec<_>>>()?;
+        if dtype.of_sum(op) != dtype {
+            let wide = slices.iter().map(|s| s.cast(dtype.of_sum(op))).collect::<Result<Vec<_>>>()?;
             let sum = Self::reduce_with(ReduceOp::Sum, &wide.iter().collect::<Vec<_>>(), folder)?;
-            return sum.divide(slices.len() as f64)?.cast(mean);
+            return match (op, dtype.mean()) {
+                (ReduceOp::Mean, Some(mean)) => sum.divide(slices.len() as f64)?.cast(mean),
+                _ => sum.cast(dtype),
+            };
         }
         if let ([only], [rows]) = (slices, rows.as_slice()) {
             return only.merge(rows, folder);
@@ -273,6 +279,11 @@ impl IndexedSlices {
             None => format!("IndexedSlices({})", self.values.describe()),
         }
     }
+}
+
+/// Whether sums of this dtype are computed in a wider one.
+fn is_narrow(dtype: DType) -> bool {
+    dtype.of_sum(ReduceOp::Sum) != dtype
 }
 
 /// Values, indices and the shape of the whole.

@@ -66,6 +66,22 @@ fn every_operation_gives_what_host_tensors_give() {
     }
 }
 
+// INV-7
+#[test]
+fn halves_are_added_up_as_f32_whether_gradients_flow_or_not() {
+    let values = Var::from_tensor(&Tensor::new(&[[256f32], [1.], [1.]], &Device::Cpu).unwrap()).unwrap();
+    let halves = values.to_dtype(CandleDType::BF16).unwrap();
+    for halves in [halves.clone(), halves.detach()] {
+        let sum = Leaf::Candle(halves.clone()).sum_axes(&[0]).unwrap();
+        let parts: Vec<Leaf> = (0..3).map(|row| Leaf::Candle(halves.get(row).unwrap())).collect();
+        for sum in [sum, Leaf::reduce(ReduceOp::Sum, &parts).unwrap()] {
+            let Leaf::Candle(sum) = sum else { panic!("{}", sum.kind()) };
+            let found = sum.to_dtype(CandleDType::F32).unwrap().to_vec1::<f32>().unwrap();
+            assert_eq!((sum.dtype(), found), (CandleDType::BF16, vec![258.]));
+        }
+    }
+}
+
 #[test]
 fn views_are_read_in_their_own_order() {
     for dtype in SHARED {

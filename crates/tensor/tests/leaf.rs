@@ -111,23 +111,56 @@ fn op_4_a_mean_of_integers_does_not_wrap() {
 // OP-6: the sum comes first, so it may overflow, and a SUM of integers wraps.
 #[test]
 fn op_6_a_mean_does_not_scale_first() {
-    let big = vector(vec![f16::from_f32(60000.0)]);
+    let big = vector(vec![f32::MAX]);
     let mean = host(Leaf::reduce(ReduceOp::Mean, &[big.clone(), big]).unwrap());
-    assert_eq!(mean.item::<f16>().unwrap(), f16::INFINITY);
+    assert_eq!(mean.item::<f32>().unwrap(), f32::INFINITY);
     let most = vector(vec![i8::MAX, i8::MIN]);
     let sum = host(Leaf::reduce(ReduceOp::Sum, &[most.clone(), most]).unwrap());
     assert_eq!(sum, HostTensor::vector(vec![-2i8, 0]));
 }
 
+// INV-7
 #[test]
-fn the_16_bit_floats_are_rounded_after_each_addition() {
+fn op_6_the_16_bit_floats_are_added_up_as_f32_and_rounded_once() {
     // 256 + 1 is 256 in bfloat16, whichever way the tie goes at 257.
     let leaves: Vec<Leaf> = [256.0, 1.0, 1.0].map(|x| vector(vec![bf16::from_f32(x)])).into();
-    let sum = host(Leaf::reduce(ReduceOp::Sum, &leaves).unwrap());
-    assert_eq!(sum.item::<bf16>().unwrap().to_f32(), 256.0);
-    // Along an axis they are rounded once.
-    let sum = host(Leaf::concat(&leaves, 0).unwrap().sum_axes(&[0]).unwrap());
-    assert_eq!(sum.item::<bf16>().unwrap().to_f32(), 258.0);
+    let total = Leaf::from(HostTensor::vector(vec![bf16::from_f32(258.)]));
+    let sum = |leaves: &[Leaf]| host(Leaf::reduce(ReduceOp::Sum, leaves).unwrap());
+    assert_eq!(sum(&leaves), host(total.clone()));
+    assert_eq!(host(Leaf::concat(&leaves, 0).unwrap().sum_axes(&[0]).unwrap()), host(total.row(0).unwrap()));
+    // As summands, whose sum is rounded at last.
+    let summands = Leaf::summands(ReduceOp::Sum, &leaves).unwrap();
+    assert_eq!(summands[0].dtype().unwrap(), DType::F32);
+    let summed = Leaf::reduce(ReduceOp::Sum, &summands).unwrap();
+    assert_eq!(host(summed.reduction(ReduceOp::Sum, 3, DType::Bf16).unwrap()), host(total.clone()));
+    // The mean of numbers whose sum is more than float16 has.
+    let large = vector(vec![f16::from_f32(40_000.)]);
+    for n in 1..=9 {
+        let mean = Leaf::reduce(ReduceOp::Mean, &vec![large.clone(); n]).unwrap();
+        assert_eq!(host(mean), host(large.clone()), "{n} replicas");
+    }
+    // Rows: of one replica, of several, made dense, and beside dense leaves.
+    let row = |x: f32, index: i64| {
+        let values = HostTensor::new(vec![bf16::from_f32(x)], [1, 1]).unwrap();
+        IndexedSlices::new(values, HostTensor::vector(vec![index]), Some(vec![2, 1])).unwrap()
+    };
+    let rows = [256., 1., 1.].map(|x| row(x, 1));
+    let own = IndexedSlices::concat(&rows.iter().collect::<Vec<_>>()).unwrap();
+    let whole = HostTensor::new([0., 258.].map(bf16::from_f32).to_vec(), [2, 1]).unwrap();
+    assert_eq!(own.to_dense().unwrap(), whole);
+    for slices in [vec![&own], rows.iter().collect()] {
+        let sum = IndexedSlices::reduce(ReduceOp::Sum, &slices).unwrap();
+        assert_eq!((sum.to_dense().unwrap(), sum.to_rows().unwrap()), (whole.clone(), vec![1]));
+    }
+    let dense = HostTensor::new([0., 256.].map(bf16::from_f32).to_vec(), [2, 1]).unwrap();
+    let mixed = [dense.into(), Leaf::Slices(row(1., 1)), Leaf::Slices(row(1., 1))];
+    assert_eq!(sum(&mixed), whole);
+    let large = |index| {
+        let values = HostTensor::new(vec![f16::from_f32(40_000.)], [1, 1]).unwrap();
+        IndexedSlices::new(values, HostTensor::vector(vec![index]), Some(vec![2, 1])).unwrap()
+    };
+    let mean = IndexedSlices::reduce(ReduceOp::Mean, &[&large(0), &large(0)]).unwrap();
+    assert_eq!(mean.values, large(0).values);
 }
 
 #[test]
@@ -451,8 +484,11 @@ proptest! {
         for dtype in DType::ALL.into_iter().filter(|d| d.mean().is_some()) {
             let leaf = |x: u8| Leaf::Host(HostTensor::scalar(x).cast(dtype).unwrap());
             let sum = |leaves: &[Leaf]| Leaf::reduce(ReduceOp::Sum, leaves).unwrap();
-            let all = sum(&[leaf(x[0]), leaf(x[1]), leaf(x[2])]);
-            let pair = sum(&[sum(&[leaf(x[0]), leaf(x[1])]), leaf(x[2])]);
+            let three = [leaf(x[0]), leaf(x[1]), leaf(x[2])];
+            let all = sum(&three);
+            // In the dtype of the sum, which is rounded at last.
+            let of = Leaf::summands(ReduceOp::Sum, &three).unwrap();
+            let pair = sum(&[sum(&of[..2]), of[2].clone()]).reduction(ReduceOp::Sum, 3, dtype).unwrap();
             with_buffer!(host(all).buffer(), got => {
                 prop_assert_eq!(format!("{got:?}"), with_buffer!(host(pair).buffer(), want => format!("{want:?}")));
             });

@@ -41,7 +41,8 @@ impl Figure for Range {
     }
 
     fn round(&self, effort: Effort) -> Result<Sample> {
-        let batches = MirroredStrategy::cpus(2)?.distribute_dataset(Dataset::range(1 << 40).batch(BATCH))?;
+        let batches =
+            MirroredStrategy::cpus(2)?.distribute_dataset(Dataset::range(1i64 << 40).batch(BATCH))?;
         let mut batches = batches.iter();
         timed(effort, || {
             if let Some(batch) = batches.next() {

@@ -25,6 +25,17 @@ const DECLINES: u64 = 2;
 /// How many rounds a worker may be ahead of another: it may have declined some, is in the next one, and may give that up.
 const AHEAD: u64 = DECLINES + 2;
 
+/// Whether the others wait for a worker whose replicas have all returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Some may still make a call: wait until something comes.
+    Open,
+    /// None does: the replicas of all others have left, too, or cannot be reached any more.
+    Closed,
+    /// Some do, in a call that this worker has left out. The round of that call has begun here; it ends with the blame that all get.
+    LeftOut,
+}
+
 /// One worker's part in a session. One round is under way at most.
 ///
 /// Before each [`next_action`](Self::next_action) it has to [`hear`](Self::hear) everything that has come: workers that have given up
@@ -40,7 +51,7 @@ pub struct Protocol {
     in_a_row: u64,
     /// Frames of rounds that this worker has not begun.
     early: Vec<(usize, Frame)>,
-    /// For each worker whose replicas are gone, their standings.
+    /// For each worker whose replicas are gone, this one included, their standings.
     left: Vec<Option<Vec<Standing>>>,
     /// For each worker, whether it has become unreachable; and why those have that are.
     lost: Vec<bool>,
@@ -155,7 +166,7 @@ impl Protocol {
         }
         let Some(Turn { round, .. }) = &mut self.turn else { return };
         for (worker, left) in self.left.iter().enumerate() {
-            if let Some(standings) = left {
+            if let Some(standings) = left.as_ref().filter(|_| worker != self.world.worker()) {
                 round.hear(worker, Said::Left { standings: standings.clone() });
             }
         }
@@ -206,8 +217,33 @@ impl Protocol {
     }
 
     /// What to tell the others where all replicas of this worker are gone.
-    pub fn leave(&self, standings: Vec<Standing>) -> Frame {
+    pub fn leave(&mut self, standings: Vec<Standing>) -> Frame {
+        if let Some(left) = self.left.get_mut(self.world.worker()) {
+            *left = Some(standings.clone());
+        }
         Frame { session: self.session, round: self.round + 1, said: Said::Left { standings } }
+    }
+
+    /// Whether the others wait for this worker, whose replicas have returned and [left](Self::leave).
+    ///
+    /// Each asks itself, since those that wait know why they got an error, and this worker would not.
+    pub fn ending(&mut self, step: u64, timeout: Duration) -> Ending {
+        let me = self.world.worker();
+        let Some(standings) = self.left.get(me).cloned().flatten().filter(|_| self.over.is_none()) else {
+            return Ending::Closed;
+        };
+        let waits = |said: &Said| match said {
+            Said::Call { .. } | Said::Verdict(_) => true,
+            Said::Standings { standings, .. } => standings.iter().any(|standing| standing.call().is_some()),
+            Said::Left { .. } | Said::Ahead { .. } => false,
+        };
+        if let Some(round) = self.early.iter().filter(|(_, f)| waits(&f.said)).map(|(_, f)| f.round).min() {
+            self.round = self.round.max(round.saturating_sub(1));
+            self.begin(step, standings, timeout);
+            return Ending::LeftOut;
+        }
+        let gone = |worker: usize| self.left[worker].is_some() || self.lost[worker];
+        if (0..self.left.len()).all(gone) { Ending::Closed } else { Ending::Open }
     }
 
     /// Takes a frame of the session from another worker.
@@ -216,6 +252,10 @@ impl Protocol {
     /// Why the worker has to be taken for lost.
     pub fn hear(&mut self, from: usize, frame: Frame) -> Result<(), &'static str> {
         if frame.round > self.round.saturating_add(AHEAD) {
+            // The others may make any number of calls, which fail, where this worker has left.
+            if self.left.get(self.world.worker()).is_some_and(Option::is_some) {
+                return Ok(());
+            }
             return Err("it has sent a round that it cannot be in: all workers have to run the same program");
         }
         if let Said::Left { standings } = &frame.said
@@ -360,6 +400,80 @@ mod tests {
         protocol.begin(1, vec![Standing::waiting(2, call())], TIMEOUT);
         assert!(matches!(protocol.next_action(), Action::Say(_)));
         assert!(failed(protocol.next_action()));
+    }
+
+    /// Worker 1 of 3, whose replica has returned without a call.
+    fn returned() -> (Protocol, Vec<Standing>) {
+        let mut protocol = Protocol::new(World::new(3, 1, 1).unwrap(), SessionId { name: 1, number: 1 });
+        let standings = vec![Standing { presence: Presence::Returned, ..Standing::running(1) }];
+        protocol.leave(standings.clone());
+        (protocol, standings)
+    }
+
+    /// What a worker of that world says in round `round`.
+    fn says(protocol: &mut Protocol, worker: usize, round: u64, said: Said) {
+        protocol.hear(worker, Frame { round, ..protocol.frame(said) }).unwrap();
+    }
+
+    fn left(worker: usize) -> Said {
+        Said::Left { standings: vec![Standing { presence: Presence::Returned, ..Standing::running(worker) }] }
+    }
+
+    // INV-25
+    #[test]
+    fn who_has_left_a_call_out_gets_the_blame_that_the_others_get() {
+        let (mut protocol, mine) = returned();
+        assert_eq!(protocol.ending(1, TIMEOUT), Ending::Open);
+        says(&mut protocol, 2, 1, left(2));
+        assert_eq!(protocol.ending(1, TIMEOUT), Ending::Open);
+        let call = call();
+        says(&mut protocol, 0, 1, Said::Call { digest: call.digest(), body: Bytes::new() });
+        assert_eq!(protocol.ending(1, TIMEOUT), Ending::LeftOut);
+        let said = protocol.next_action();
+        assert!(
+            matches!(&said, Action::Say(Frame { round: 1, said: Said::Standings { .. }, .. })),
+            "{said:?}"
+        );
+        assert_eq!(protocol.next_action(), Action::Wait(None));
+        let standings = vec![Standing::waiting(0, call)];
+        let said = Said::Standings {
+            standings: standings.clone(),
+            step: 1,
+            expired: None,
+            late: vec![],
+            lost: None,
+        };
+        says(&mut protocol, 0, 1, said);
+        // Two have returned: the one that waits has made an additional call.
+        let Said::Left { standings: second } = left(2) else { panic!("worker 2 has left") };
+        let expected = Blame::judge(1, &[standings, mine, second].concat()).map(Arc::new).unwrap();
+        assert_eq!(protocol.next_action(), Action::End(Err(expected)));
+    }
+
+    // INV-25
+    #[test]
+    fn who_has_left_in_order_waits_for_nobody_who_has_left_or_is_lost() {
+        let (mut protocol, _) = returned();
+        // It failed, and declined what nobody called.
+        let failed = vec![Standing { presence: Presence::Failed, ..Standing::running(2) }];
+        let said =
+            Said::Standings { standings: failed.clone(), step: 1, expired: None, late: vec![], lost: None };
+        says(&mut protocol, 2, 1, said);
+        says(&mut protocol, 2, 2, Said::Left { standings: failed });
+        assert_eq!(protocol.ending(1, TIMEOUT), Ending::Open);
+        protocol.lose(0, "reset".into());
+        assert_eq!(protocol.ending(1, TIMEOUT), Ending::Closed);
+    }
+
+    #[test]
+    fn others_may_be_any_number_of_failed_calls_ahead_of_a_worker_that_has_left() {
+        let (mut protocol, _) = returned();
+        for round in 1..100 {
+            let said = Said::Call { digest: 0, body: Bytes::new() };
+            says(&mut protocol, 0, round, said);
+        }
+        assert_eq!(protocol.ending(1, TIMEOUT), Ending::LeftOut);
+        assert_eq!(protocol.rounds(), 1);
     }
 
     #[test]

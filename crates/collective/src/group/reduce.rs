@@ -191,7 +191,7 @@ impl Calling<'_> {
                     if worker == world.worker() {
                         return Ok(mine.narrow(0, range.start, range.len())?);
                     }
-                    raw::take(&mut body, pack.dtype, range.len())
+                    raw::take(&mut body, pack.sent, range.len())
                 };
                 parts.push(mine.iter().map(part).collect::<Result<Vec<_>, Failure>>()?);
             }
@@ -267,13 +267,16 @@ fn at_end(mut leaves: impl Iterator<Item = Leaf>) -> Result<(), Failure> {
 /// The dense leaves of one dtype, which are reduced together.
 struct Pack {
     leaves: Vec<usize>,
+    /// The dtype of the leaves.
     dtype: DType,
     /// The elements of all of them.
     len: usize,
-    /// Whether each worker's leaves may be summed first. Replicas are summed in the order of a balanced binary tree over
+    /// Whether each worker sums its replicas' leaves first. Replicas are summed in the order of a balanced binary tree over
     /// their ids, in which each worker's own are a subtree if their number is a power of two. A sum of integers may wrap,
     /// so it is of no use for a mean.
     is_branch: bool,
+    /// The dtype of what a worker contributes: of sums that are not complete, the one in which they are computed.
+    sent: DType,
 }
 
 impl Pack {
@@ -289,8 +292,11 @@ impl Pack {
                 }
                 None => {
                     let floats = dtype.mean() == Some(dtype);
-                    let is_branch = world.replicas().is_power_of_two() && (op == ReduceOp::Sum || floats);
-                    packs.push(Self { leaves: vec![leaf], dtype, len, is_branch });
+                    let replicas = world.replicas();
+                    let is_branch =
+                        replicas > 1 && replicas.is_power_of_two() && (op == ReduceOp::Sum || floats);
+                    let sent = if is_branch { dtype.of_sum(op) } else { dtype };
+                    packs.push(Self { leaves: vec![leaf], dtype, len, is_branch, sent });
                 }
             }
         }
@@ -299,9 +305,12 @@ impl Pack {
 
     /// What this worker contributes: its replicas' leaves, or their sum where that changes no bit.
     fn contributions(&self, local: &[&[Leaf]], folder: &impl Folder) -> Result<Vec<HostTensor>, Failure> {
-        if self.is_branch && local.len() > 1 {
-            let sum = |leaf: &usize| Leaf::reduce_with(ReduceOp::Sum, &column(local, *leaf), folder);
-            let sums = self.leaves.iter().map(sum).collect::<Result<Vec<_>, _>>()?;
+        if self.is_branch {
+            let sum = |leaf: &usize| {
+                let summands = Leaf::summands(ReduceOp::Sum, &column(local, *leaf))?;
+                Leaf::reduce_with(ReduceOp::Sum, &summands, folder)
+            };
+            let sums = self.leaves.iter().map(sum).collect::<distribute_tensor::Result<Vec<_>>>()?;
             return Ok(vec![flat::join(&sums.iter().collect::<Vec<_>>())?]);
         }
         let of =
@@ -317,8 +326,9 @@ impl Pack {
         all: &[Leaf],
         folder: &impl Folder,
     ) -> Result<HostTensor, Failure> {
-        let reduced = if self.is_branch && op == ReduceOp::Mean {
-            Leaf::reduce_with(ReduceOp::Sum, all, folder)?.divide(world.num_replicas_in_sync() as f64)?
+        let reduced = if self.is_branch {
+            let sum = Leaf::reduce_with(ReduceOp::Sum, all, folder)?;
+            sum.reduction(op, world.num_replicas_in_sync(), self.dtype)?
         } else {
             Leaf::reduce_with(op, all, folder)?
         };

@@ -2,7 +2,7 @@
 
 use super::ahead::{Ahead, Received};
 use super::inbox::Event;
-use super::protocol::{Action, Protocol};
+use super::protocol::{Action, Ending, Protocol};
 use super::workers::Whereabouts;
 use super::{Frame, Group, Said, SessionId};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
@@ -225,6 +225,36 @@ impl Session {
     pub fn leave(&self, standings: Vec<Standing>) {
         let left = lock(&self.state).protocol.leave(standings);
         self.say(&left);
+    }
+
+    /// Waits until the replicas of all other workers have left, too, where those of this one have returned and [left](Self::leave).
+    ///
+    /// # Errors
+    /// The same [`Blame`] as on the others, where these wait in a call that the replicas of this worker have left out. A worker that is
+    /// late or lost is no error: this one has done its part, and its next call names the other.
+    pub fn conclude(&self, timeout: Duration) -> Result<(), Arc<Blame>> {
+        let mut state = lock(&self.state);
+        let protocol = &mut state.protocol;
+        let Group { inbox, transport, .. } = &self.group;
+        let mut deadline = Deadline::after(timeout);
+        let made = loop {
+            match protocol.ending(self.step(), timeout) {
+                Ending::Closed => return Ok(()),
+                Ending::LeftOut => break self.round(protocol, |_| Bytes::new(), timeout).map(drop),
+                Ending::Open => {
+                    match inbox.next(protocol.session(), protocol.lost(), &mut deadline, &**transport) {
+                        Event::Expired => return Ok(()),
+                        event => self.hear(protocol, event),
+                    }
+                }
+            }
+        };
+        drop(state);
+        let made = made.map_err(|blame| self.located(blame));
+        if let Err(blame) = &made {
+            self.group.recorder.tell(self.world().worker(), blame);
+        }
+        made
     }
 
     /// The same, and where the workers of the culprits are, if that is known.

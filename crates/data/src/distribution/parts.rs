@@ -83,7 +83,12 @@ impl<T: Nest> Distribution<T> {
                 self.made_for(worker)?.iter().map(|made| made.pipeline().clone()).collect()
             }
         };
-        Ok(Templates { pipelines, epoch, alone: self.layout.workers == 1 })
+        Ok(Templates {
+            pipelines,
+            epoch,
+            alone: self.layout.workers == 1,
+            fit: distribute_tensor::nest::fitted::<T>,
+        })
     }
 
     /// The number of rows of a worker in a step of a full batch. If workers take turns with their shares, only the sum over

@@ -230,6 +230,8 @@ pub(crate) struct Templates {
     pub(crate) epoch: u64,
     /// Whether no other worker has data.
     pub(crate) alone: bool,
+    /// Gives what was made by a spec the kinds of leaves that elements have.
+    pub(crate) fit: fn(Tree<Leaf>) -> Tree<Leaf>,
 }
 
 impl Templates {
@@ -240,7 +242,7 @@ impl Templates {
                 return Ok(without_rows(&batch));
             }
         }
-        Ok(self.pipelines.iter().find_map(|pipeline| of_spec(pipeline.spec()?)))
+        Ok(self.pipelines.iter().find_map(|pipeline| of_spec(pipeline.spec()?)).map(self.fit))
     }
 }
 

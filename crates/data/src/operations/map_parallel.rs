@@ -362,7 +362,7 @@ mod tests {
         watched(|| {
             let calls = Arc::new(AtomicUsize::new(0));
             let count = calls.clone();
-            let data = Dataset::range(1 << 40).map_parallel(2, move |x| {
+            let data = Dataset::range(1i64 << 40).map_parallel(2, move |x| {
                 count.fetch_add(1, Ordering::Relaxed);
                 x
             });

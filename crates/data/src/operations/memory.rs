@@ -18,14 +18,40 @@ impl From<i64> for Numbers {
         Numbers(0..end)
     }
 }
+/// The type of literals, where nothing else says it.
+impl From<i32> for Numbers {
+    fn from(end: i32) -> Self {
+        Numbers(0..i64::from(end))
+    }
+}
+/// A size, such as the length of a `Vec`. One beyond `i64::MAX` ends there.
+impl From<usize> for Numbers {
+    fn from(end: usize) -> Self {
+        Numbers(0..number(end))
+    }
+}
+impl From<Range<i32>> for Numbers {
+    fn from(Range { start, end }: Range<i32>) -> Self {
+        Numbers(i64::from(start)..i64::from(end))
+    }
+}
+impl From<Range<usize>> for Numbers {
+    fn from(Range { start, end }: Range<usize>) -> Self {
+        Numbers(number(start)..number(end))
+    }
+}
 impl From<Range<i64>> for Numbers {
     fn from(range: Range<i64>) -> Self {
         Numbers(range)
     }
 }
 
+fn number(size: usize) -> i64 {
+    i64::try_from(size).unwrap_or(i64::MAX)
+}
+
 impl Dataset<i64> {
-    /// The numbers from 0 to `n - 1`, or those of a range, as scalars of `int64`. Batches are tensors of shape `[n]`.
+    /// The numbers from 0 to `n - 1`, or those of a range, as scalars of `int64`. Sizes of `usize` are taken too. Batches are tensors of shape `[n]`.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -243,6 +269,10 @@ mod tests {
     fn ranges_and_items() {
         assert_eq!(values(&Dataset::range(4)), [0, 1, 2, 3]);
         assert_eq!(values(&Dataset::range(-2..1)), [-2, -1, 0]);
+        let files = ["a", "b", "c"];
+        assert_eq!(values(&Dataset::range(files.len())), [0, 1, 2]);
+        assert_eq!(values(&Dataset::range(1..files.len())), [1, 2]);
+        assert_eq!(Dataset::range(usize::MAX).cardinality(), Dataset::range(i64::MAX).cardinality());
         #[allow(clippy::reversed_empty_ranges)]
         let backwards = Dataset::range(3..1);
         assert_eq!(values(&backwards), [0i64; 0]);

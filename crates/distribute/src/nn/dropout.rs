@@ -1,6 +1,7 @@
 //! Dropout whose masks are functions of positions in the global batch.
 
 use crate::context::default_context;
+use crate::number::operand;
 use crate::random;
 use crate::scalars::choose;
 use crate::strategy::is_native;
@@ -143,10 +144,7 @@ impl Mask {
     }
 
     fn apply<T: WithDType>(&self, storage: &CpuStorage, layout: &Layout) -> Result<CpuStorage> {
-        let Some((start, end)) = layout.contiguous_offsets() else {
-            bail!("dropout: input must be contiguous")
-        };
-        let (source, scale) = (&T::cpu_storage_as_slice(storage)?[start..end], T::from_f64(self.scale));
+        let (source, scale) = (operand::<T>(storage, layout)?, T::from_f64(self.scale));
         Ok(T::to_cpu_storage_owned(self.each(source, layout.dims(), |x| x * scale)))
     }
 

@@ -38,7 +38,9 @@ pub(super) fn numbers(
 ) -> Result<()> {
     let ids = known_on_host(ids)?.contiguous()?;
     let (storage, layout) = ids.storage_and_layout();
-    let range = layout.start_offset()..layout.start_offset() + ids.elem_count();
+    // Columns of no rows may begin behind the end of the storage.
+    let start = if ids.elem_count() == 0 { 0 } else { layout.start_offset() };
+    let range = start..start + ids.elem_count();
     match &*storage {
         Storage::Cpu(CpuStorage::U8(ids)) => {
             ids[range].iter().enumerate().try_for_each(|(i, id)| then(i, i64::from(*id)))

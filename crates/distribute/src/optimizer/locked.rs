@@ -1,7 +1,7 @@
 //! The elements of several variables at once, to be written in place.
 
 use crate::Result;
-use candle_core::{CpuStorage, InplaceOp1, Layout, Var};
+use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Var};
 use std::cell::RefCell;
 
 /// The elements of a variable, or of something of its dtype.
@@ -25,6 +25,12 @@ pub(super) fn with_locked<'f>(
 
 fn descend<'a>(variables: &[&Var], above: Vec<Locked<'a>>, then: Then<'_>) -> Result<()> {
     let Some((first, rest)) = variables.split_first() else { return then(above) };
+    // candle takes rows of no columns for repeated elements.
+    if first.elem_count() == 0 {
+        let mut all: Vec<Locked<'_>> = above;
+        all.push(if first.dtype() == DType::F32 { Locked::F32(&mut []) } else { Locked::F64(&mut []) });
+        return descend(rest, all, then);
+    }
     let level = Level { rest, state: RefCell::new(Some((above, then))), result: RefCell::new(Ok(())) };
     first.inplace_op1(&level)?;
     level.result.into_inner()

@@ -110,8 +110,10 @@ impl Strategy {
     /// Concatenates the replicas' values along `axis`, in the order of replica ids.
     ///
     /// Shapes may differ in dimension `axis` only. A [`Mirrored`](crate::Mirrored) value counts once for each replica; a
-    /// value that is not distributed is returned as it is. With several workers, the result has the parts of the replicas
-    /// of all of them.
+    /// value that is not distributed is returned as it is.
+    ///
+    /// With several workers, all of them make this call and get the same result: the parts of the replicas of all workers, or, of a
+    /// value that is not distributed, the value of each worker.
     ///
     /// # Errors
     /// [`Error::Tensor`] for scalars, an axis outside of `[0, rank)`, shapes that differ elsewhere, dtypes that differ, and
@@ -174,75 +176,77 @@ impl Strategy {
         let at = Location::caller();
         let _scope = self.enter(OPERATION, GATHER_ADVICE)?;
         self.require_settled(OPERATION)?;
-        let trees = match self.or_tell_workers(value.into_components())? {
-            Components::PerReplica(values) => self.or_tell_workers(self.counted(OPERATION, values))?,
-            Components::Plain(value) => return Ok(value),
-            // Equal on all workers: there is nothing to ask them.
-            Components::Mirrored(value) => {
-                return gathered(vec![value.into_tree(); self.num_replicas_in_sync()], axis);
-            }
-        };
-        let trees = trees.into_iter().map(Nest::into_tree).collect();
-        if self.world().is_multi_worker() {
-            gathered(self.trees_of_all(trees, axis, at)?, axis)
-        } else {
-            gathered(trees, axis)
-        }
+        let replicas = self.world().replicas();
+        let parts = self.or_tell_workers(value.into_parts(OPERATION, replicas))?;
+        let parts = parts.map(&mut |parts| match parts {
+            Components::PerReplica(parts) => parts,
+            // GA-6
+            Components::Plain(leaf) => vec![leaf],
+            Components::Mirrored(leaf) => vec![leaf; replicas],
+        });
+        let parts = if self.world().is_multi_worker() { self.parts_of_all(parts, axis, at)? } else { parts };
+        let gathered = parts.try_map(&mut |parts| Leaf::concat(&parts, axis));
+        gathered.and_then(V::Nest::from_tree).map_err(Error::tensor(OPERATION))
     }
 
-    /// The values of all replicas of all workers, given those of this worker.
-    fn trees_of_all(
+    /// For each leaf the parts of all replicas of all workers, given those of this worker's; or the one of each worker, given its one.
+    fn parts_of_all(
         &self,
-        trees: Vec<Tree<Leaf>>,
+        parts: Tree<Vec<Leaf>>,
         axis: usize,
         at: &'static Location<'static>,
-    ) -> Result<Vec<Tree<Leaf>>> {
+    ) -> Result<Tree<Vec<Leaf>>> {
         const OPERATION: &str = "gather";
-        let (leaves, structure) =
-            self.or_tell_workers(Tree::zip(trees).map_err(Error::tensor(OPERATION)))?.flatten();
-        let of_replica = |local: usize| leaves.iter().map(|parts| parts[local].clone()).collect();
-        let local: Vec<Vec<Leaf>> = (0..self.world().replicas()).map(of_replica).collect();
+        let replicas = self.world().replicas();
+        let (leaves, structure) = parts.flatten();
+        let is_each = |parts: &Vec<Leaf>| parts.len() == replicas;
         let what = |replica: usize| {
-            let detail = describe(&structure, &local[replica], |leaf| describe_without(leaf, axis));
-            Fingerprint::new(Operation::Gather, format!("axis {axis} of {detail}"), at)
+            let of = |parts: &Vec<Leaf>| parts[if is_each(parts) { replica } else { 0 }].clone();
+            let first: Vec<Leaf> = leaves.iter().map(of).collect();
+            let detail = describe(&structure, &first, |leaf| describe_without(leaf, axis));
+            let plain: Vec<_> = (0..leaves.len())
+                .filter(|leaf| !is_each(&leaves[*leaf]))
+                .map(|leaf| leaf.to_string())
+                .collect();
+            let whose = match plain.len() {
+                0 => String::new(),
+                all if all == leaves.len() => " of each worker".into(),
+                _ => format!(", of each worker those of number {}", plain.join(", ")),
+            };
+            Fingerprint::new(Operation::Gather, format!("axis {axis} of {detail}{whose}"), at)
         };
-        let slices: Vec<&[Leaf]> = local.iter().map(Vec::as_slice).collect();
-        let all = self.gather_over_workers(OPERATION, what, &slices)?.unwrap_or_default();
-        let fill = |leaves: Vec<Leaf>| structure.fill(leaves);
-        all.into_iter().map(fill).collect::<distribute_tensor::Result<_>>().map_err(Error::tensor(OPERATION))
+        let mut joined = vec![Vec::new(); leaves.len()];
+        for each in [true, false] {
+            let these: Vec<usize> =
+                (0..leaves.len()).filter(|leaf| is_each(&leaves[*leaf]) == each).collect();
+            if these.is_empty() {
+                continue;
+            }
+            let count = if each { replicas } else { 1 };
+            let of_part =
+                |part: usize| these.iter().map(|leaf| leaves[*leaf][part].clone()).collect::<Vec<_>>();
+            let local: Vec<Vec<Leaf>> = (0..count).map(of_part).collect();
+            let local: Vec<&[Leaf]> = local.iter().map(Vec::as_slice).collect();
+            let all = self.gather_over_workers(OPERATION, what, &local)?.unwrap_or_default();
+            for part in all {
+                these.iter().zip(part).for_each(|(leaf, part)| joined[*leaf].push(part));
+            }
+        }
+        structure.fill(joined).map_err(Error::tensor(OPERATION))
     }
 
     // RED-7
     /// What each local replica sums for itself. A plain value counts once for each replica.
     fn sums<V: Reducible>(&self, op: ReduceOp, value: V, axes: &[i64]) -> Result<(Vec<Sums>, Tree<()>)> {
         let replicas = self.world().replicas();
-        let trees = match value.into_components()? {
-            Components::PerReplica(values) => {
-                self.counted("reduce", values)?.into_iter().map(Nest::into_tree).collect()
-            }
-            Components::Plain(value) | Components::Mirrored(value) => vec![value.into_tree(); replicas],
-        };
-        let (leaves, structure) = Tree::zip(trees).map_err(Error::tensor("reduce"))?.flatten();
+        let parts = value.into_parts("reduce", replicas)?.map(&mut |parts| match parts {
+            Components::PerReplica(parts) => parts,
+            Components::Plain(leaf) | Components::Mirrored(leaf) => vec![leaf; replicas],
+        });
+        let (leaves, structure) = parts.flatten();
         let sums = leaves.iter().map(|parts| Sums::over(op, parts, axes));
         Ok((sums.collect::<distribute_tensor::Result<_>>().map_err(Error::tensor("reduce"))?, structure))
     }
-
-    pub(super) fn counted<N>(&self, operation: &'static str, values: Vec<N>) -> Result<Vec<N>> {
-        let replicas = self.world().replicas();
-        if values.len() == replicas {
-            Ok(values)
-        } else {
-            Err(Error::invalid(
-                operation,
-                format!("the value has {} parts for {replicas} replicas", values.len()),
-            ))
-        }
-    }
-}
-
-fn gathered<N: Nest>(trees: Vec<Tree<Leaf>>, axis: usize) -> Result<N> {
-    let gathered = Tree::zip(trees).and_then(|tree| tree.try_map(&mut |leaves| Leaf::concat(&leaves, axis)));
-    gathered.and_then(N::from_tree).map_err(Error::tensor("gather"))
 }
 
 /// The sums over axes within each local replica.

@@ -11,19 +11,19 @@ use std::panic::Location;
 
 const ADVICE: &str = "use the replica context's all_reduce, or merge_call";
 
-/// The leaves of a value to reduce.
-pub(super) enum Contributions {
-    /// They are already the result: the mean of equal values.
-    Same(Vec<Leaf>),
-    /// For each leaf, the parts of all local replicas.
-    Each(Vec<Vec<Leaf>>),
+/// A leaf of a value to reduce.
+pub(super) enum Contribution {
+    /// It is already the result: the mean of equal values.
+    Same(Leaf),
+    /// The parts of all local replicas.
+    Each(Vec<Leaf>),
     /// A value that is not distributed, on each of several workers.
-    OfWorkers(Vec<Leaf>),
+    OfWorkers(Leaf),
 }
 
 /// A value to reduce, and the devices for its result.
 pub(super) struct Given {
-    pub(super) leaves: Contributions,
+    pub(super) leaves: Vec<Contribution>,
     pub(super) structure: Tree<()>,
     pub(super) to: Vec<DeviceName>,
 }
@@ -39,13 +39,50 @@ pub(super) struct Call {
 impl Given {
     /// Describes what a local replica contributes, as far as it has to be equal on all.
     fn describe(&self, local: usize) -> String {
-        let describe = |leaves: &[Leaf]| describe(&self.structure, leaves, describe_for_sum);
-        match &self.leaves {
-            Contributions::Same(leaves) => format!("the same {}", describe(leaves)),
-            Contributions::OfWorkers(leaves) => format!("one {} of each worker", describe(leaves)),
-            Contributions::Each(leaves) => {
-                describe(&leaves.iter().map(|parts| parts[local].clone()).collect::<Vec<_>>())
+        let leaf = |contribution: &Contribution| match contribution {
+            Contribution::Same(leaf) | Contribution::OfWorkers(leaf) => leaf.clone(),
+            Contribution::Each(parts) => parts[local].clone(),
+        };
+        let leaves: Vec<Leaf> = self.leaves.iter().map(leaf).collect();
+        let what = describe(&self.structure, &leaves, describe_for_sum);
+        let mut kinds: Vec<_> = self.leaves.iter().map(Contribution::kind).collect();
+        kinds.dedup();
+        match kinds.as_slice() {
+            [] | [Kind::Each] => what,
+            [Kind::Same] => format!("the same {what}"),
+            [Kind::OfWorkers] => format!("one {what} of each worker"),
+            _ => {
+                let kinds: Vec<_> = self.leaves.iter().map(|leaf| leaf.kind().name()).collect();
+                format!("{what}, which are {}", kinds.join(", "))
             }
+        }
+    }
+}
+
+/// The kind of a contribution.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Same,
+    Each,
+    OfWorkers,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Same => "the same",
+            Kind::Each => "of each replica",
+            Kind::OfWorkers => "of each worker",
+        }
+    }
+}
+
+impl Contribution {
+    fn kind(&self) -> Kind {
+        match self {
+            Contribution::Same(_) => Kind::Same,
+            Contribution::Each(_) => Kind::Each,
+            Contribution::OfWorkers(_) => Kind::OfWorkers,
         }
     }
 }
@@ -180,17 +217,33 @@ impl Strategy {
             call.fingerprint(&all.join(", "))
         };
         let parts = given.iter().flat_map(|given| {
-            let leaves =
-                if let Contributions::Each(leaves) = &given.leaves { leaves.as_slice() } else { &[] };
-            leaves.iter().map(|parts| (parts.clone(), given.to.as_slice()))
+            let each = given.leaves.iter().filter_map(|leaf| match leaf {
+                Contribution::Each(parts) => Some(parts.clone()),
+                _ => None,
+            });
+            each.map(|parts| (parts, given.to.as_slice()))
         });
         let mut reduced = self.reduce_parts(call, what, parts)?.into_iter();
-        let finish = |given: &Given| match &given.leaves {
-            Contributions::Each(leaves) => Ok(reduced.by_ref().take(leaves.len()).collect()),
-            Contributions::Same(leaves) => self.broadcast(leaves, &given.to),
-            Contributions::OfWorkers(leaves) => {
-                self.broadcast(&self.reduce_of_workers(call, what, leaves)?, &given.to)
+        let finish = |given: &Given| {
+            let of_workers = given.leaves.iter().filter_map(|leaf| match leaf {
+                Contribution::OfWorkers(leaf) => Some(leaf.clone()),
+                _ => None,
+            });
+            let of_workers: Vec<Leaf> = of_workers.collect();
+            let mut of_workers = match of_workers.as_slice() {
+                [] => Vec::new(),
+                leaves => self.reduce_of_workers(call, what, leaves)?,
             }
+            .into_iter();
+            let missing = || Error::invalid(call.operation, "a leaf that was not reduced");
+            let copies = |leaf: &Contribution| match leaf {
+                Contribution::Each(_) => reduced.next().ok_or_else(missing),
+                Contribution::Same(leaf) => self.ops().broadcast(leaf, &given.to),
+                Contribution::OfWorkers(_) => {
+                    self.ops().broadcast(&of_workers.next().ok_or_else(missing)?, &given.to)
+                }
+            };
+            given.leaves.iter().map(copies).collect()
         };
         given.iter().map(finish).collect()
     }
@@ -201,19 +254,18 @@ impl Strategy {
         operation: &'static str,
         op: ReduceOp,
         value: V,
-    ) -> Result<(Contributions, Tree<()>)> {
+    ) -> Result<(Vec<Contribution>, Tree<()>)> {
+        let (parts, structure) = value.into_parts(operation, self.world().replicas())?.flatten();
+        let leaves = parts.into_iter().map(|parts| self.contribution(operation, op, parts));
+        Ok((leaves.collect::<Result<_>>()?, structure))
+    }
+
+    fn contribution(&self, operation: &'static str, op: ReduceOp, parts: Components) -> Result<Contribution> {
         let replicas = self.world().replicas();
-        match value.into_components()? {
-            Components::PerReplica(values) => {
-                let trees = self.counted(operation, values)?.into_iter().map(Nest::into_tree).collect();
-                let (leaves, structure) = Tree::zip(trees).map_err(Error::tensor(operation))?.flatten();
-                Ok((Contributions::Each(leaves), structure))
-            }
+        match parts {
+            Components::PerReplica(parts) => Ok(Contribution::Each(parts)),
             // RED-13
-            Components::Plain(value) if self.world().is_multi_worker() => {
-                let (leaves, structure) = value.into_tree().flatten();
-                Ok((Contributions::OfWorkers(leaves), structure))
-            }
+            Components::Plain(leaf) if self.world().is_multi_worker() => Ok(Contribution::OfWorkers(leaf)),
             Components::Plain(_) if replicas > 1 && op == ReduceOp::Sum => Err(Error::invalid(
                 operation,
                 format!(
@@ -222,23 +274,12 @@ impl Strategy {
                 ),
             )),
             // Refused for one replica, too, so that programs don't break on several.
-            Components::Plain(value) if op == ReduceOp::Sum => {
-                let (leaves, structure) = value.into_tree().flatten();
-                leaves
-                    .iter()
-                    .try_for_each(|leaf| Leaf::summands(op, std::slice::from_ref(leaf)).map(drop))
-                    .map_err(Error::tensor(operation))?;
-                Ok((Contributions::Same(leaves), structure))
+            Components::Plain(leaf) if op == ReduceOp::Sum => {
+                Leaf::summands(op, std::slice::from_ref(&leaf)).map_err(Error::tensor(operation))?;
+                Ok(Contribution::Same(leaf))
             }
-            Components::Mirrored(value) if op == ReduceOp::Sum => {
-                let (leaves, structure) = value.into_tree().flatten();
-                let each = leaves.into_iter().map(|leaf| vec![leaf; replicas]).collect();
-                Ok((Contributions::Each(each), structure))
-            }
-            Components::Plain(value) | Components::Mirrored(value) => {
-                let (leaves, structure) = value.into_tree().flatten();
-                Ok((Contributions::Same(leaves), structure))
-            }
+            Components::Mirrored(leaf) if op == ReduceOp::Sum => Ok(Contribution::Each(vec![leaf; replicas])),
+            Components::Plain(leaf) | Components::Mirrored(leaf) => Ok(Contribution::Same(leaf)),
         }
     }
 

@@ -13,6 +13,7 @@ use crate::variables::Cached;
 use crate::{Error, ReplicaContext, Result};
 use candle_core::{Tensor, Var};
 use distribute_cluster::Fault;
+use distribute_collective::group::Session;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
@@ -128,9 +129,12 @@ impl Strategy {
             succeeded
         };
         let session = begun.as_ref().map(Begun::session);
-        self.extended().call_for_each_replica(&Replicas::new(self, step, session, &replica))?;
+        self.extended().call_for_each_replica(&Replicas::new(self, step, session.clone(), &replica))?;
         begun.into_iter().for_each(Begun::hand_over);
         let results = collect(self, step, cells)?;
+        if let Some(session) = session {
+            conclude(self, step, &session)?;
+        }
         fetched.iter().try_for_each(Step::require_values)?;
         self.end_updates();
         Ok(results)
@@ -178,10 +182,26 @@ fn collect<A, R>(strategy: &Strategy, step: u64, cells: Vec<Mutex<Cell<A, R>>>) 
             cause = Some((guilt, replica, error));
         }
     }
-    let Some((_, replica, source)) = cause else { return Ok(PerReplica::from_values(values)) };
+    match cause {
+        Some((_, replica, source)) => Err(of_replica(strategy, step, replica, source)),
+        None => Ok(PerReplica::from_values(values)),
+    }
+}
+
+/// Ends a step in which the replicas of this worker have returned: they may have left out a call in which those of other workers
+/// wait. Then all workers get one blame.
+fn conclude(strategy: &Strategy, step: u64, session: &Session) -> Result<()> {
+    session.conclude(strategy.extended().timeout()).map_err(|blame| {
+        let local = strategy.world().local_replicas();
+        let named = blame.culprits.iter().copied().find(|culprit| local.contains(culprit));
+        of_replica(strategy, step, named.unwrap_or(local.start), Error::Collective(blame))
+    })
+}
+
+fn of_replica(strategy: &Strategy, step: u64, replica: usize, source: Error) -> Error {
     let local = strategy.world().local(replica).unwrap_or_default();
     let device = strategy.extended().worker_devices().get(local).map(ToString::to_string).unwrap_or_default();
-    Err(Error::Replica { replica, device, step, source: Box::new(source) })
+    Error::Replica { replica, device, step, source: Box::new(source) }
 }
 
 /// How much a replica's error says about the cause.
@@ -218,7 +238,7 @@ fn explain(error: Error, rows: Option<usize>, context: &ReplicaContext) -> Error
              take them, call optimizer.skip(ctx) when labels.dim(0)? is 0, or give batches of as many rows as there are replicas \
              (Dataset::batch_exact leaves a shorter last one out)"
         }
-        Error::Candle(_) if rows == Some(0) => {
+        Error::Candle(_) | Error::Panicked { .. } if rows == Some(0) => {
             "use a loss of distribute::nn::loss, which takes 0 rows, or call optimizer.skip(ctx) when labels.dim(0)? is 0"
         }
         // candle keeps no graph for tensors without elements, so nothing calls the gradients in which the others wait.

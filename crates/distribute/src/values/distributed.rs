@@ -3,18 +3,32 @@
 use super::{Mirrored, PerReplica};
 use crate::{Error, Replicated, Result, Strategy};
 use candle_core::{Tensor, Var};
-use distribute_tensor::{HostTensor, IndexedSlices, Tree};
-use std::convert::Infallible;
+use distribute_tensor::{HostTensor, IndexedSlices};
 
-/// A value of which each local replica gets its part: its component of a [`PerReplica`]; a [`Mirrored`], a tensor or a
-/// number as it is; the parts of the items of a tuple or `Vec`.
+/// A value of which each local replica gets its part: its component of a [`PerReplica`]; a [`Mirrored`], a variable, a tensor or a
+/// number as it is.
+///
+/// What is nested behaves as its items do: a tuple, an array, a `Vec`, an `Option`, a map by name, a [`Tree`](crate::Tree). A struct
+/// with `#[derive(Nest)]` is the same for all replicas.
+///
+/// ```
+/// # use distribute::prelude::*;
+/// use std::collections::BTreeMap;
+/// let strategy = MirroredStrategy::cpus(2)?;
+/// let ids = strategy.distribute_values_from_function(|ctx| Ok(ctx.replica_id_in_sync_group))?;
+/// let args = BTreeMap::from([("ids".to_string(), Some(ids)), ("nothing".to_string(), None)]);
+/// let found = strategy.run((args, [1, 2]), |_, (args, [_, two])| Ok((args["ids"], args["nothing"], two)))?;
+/// assert_eq!(found.values(), [(Some(0), None, 2), (Some(1), None, 2)]);
+/// # Ok::<(), distribute::Error>(())
+/// ```
 #[doc(alias = "tf.distribute.DistributedValues")]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be given to replicas",
     label = "this has no part for each replica",
     note = "a model lent by `&model` is looked at from several threads, so it has to be `Sync`; where it is not, because it has \
             a `Cell` or a `RefCell`, lend it by `&mut model`: each replica then has its own to change",
-    note = "what is the same for all replicas is captured by the closure; what differs is a `PerReplica`"
+    note = "what is the same for all replicas is captured by the closure; what differs is a `PerReplica`; a struct of tensors and \
+            numbers has `#[derive(Nest)]`"
 )]
 pub trait Distributed: Sized {
     /// What one replica gets.
@@ -52,7 +66,7 @@ pub trait Distributed: Sized {
     }
 }
 
-const OPERATION: &str = "giving each replica its part";
+pub(super) const OPERATION: &str = "giving each replica its part";
 
 /// The values, if there is one for each replica; otherwise an error that describes them by `what`.
 fn counted<T>(values: Vec<T>, replicas: usize, what: impl FnOnce() -> String) -> Result<Vec<T>> {
@@ -175,67 +189,6 @@ impl<'a, T: Sync> Distributed for &'a Mirrored<T> {
     }
 }
 
-/// The parts of several values, by replica. In errors, `path` says which value does not fit.
-fn split_all<D: Distributed>(
-    values: Vec<D>,
-    replicas: usize,
-    path: impl Fn(usize) -> String,
-) -> Result<Vec<Vec<D::Local>>> {
-    let mut out: Vec<_> = (0..replicas).map(|_| Vec::with_capacity(values.len())).collect();
-    for (i, value) in values.into_iter().enumerate() {
-        let parts = value.split(replicas).map_err(|error| error.within(path(i)))?;
-        out.iter_mut().zip(parts).for_each(|(out, part)| out.push(part));
-    }
-    Ok(out)
-}
-
-impl<D: Distributed> Distributed for Vec<D> {
-    type Local = Vec<D::Local>;
-    fn split(self, replicas: usize) -> Result<Vec<Vec<D::Local>>> {
-        split_all(self, replicas, |i| format!("[{i}]"))
-    }
-    fn rows(&self, replica: usize) -> Option<usize> {
-        self.iter().filter_map(|item| item.rows(replica)).min()
-    }
-    fn is_per_replica(&self) -> bool {
-        self.iter().any(Distributed::is_per_replica)
-    }
-    fn own_variables(&self, replica: usize) -> Vec<Var> {
-        self.iter().flat_map(|item| item.own_variables(replica)).collect()
-    }
-}
-
-impl<D: Distributed> Distributed for Tree<D> {
-    type Local = Tree<D::Local>;
-    fn split(self, replicas: usize) -> Result<Vec<Tree<D::Local>>> {
-        let (leaves, structure) = self.flatten();
-        let path = |leaf: usize| {
-            let mut paths = Vec::new();
-            let Ok(()) = structure.visit(&mut |path, ()| {
-                paths.push(path());
-                Ok::<(), Infallible>(())
-            });
-            // Paths begin with the word for the whole value.
-            paths.get(leaf).map(|path| path.trim_start_matches("value").to_string()).unwrap_or_default()
-        };
-        let parts = split_all(leaves, replicas, path)?.into_iter();
-        parts.map(|leaves| structure.fill(leaves).map_err(Error::tensor(OPERATION))).collect()
-    }
-    fn rows(&self, replica: usize) -> Option<usize> {
-        self.leaves().into_iter().filter_map(|leaf| leaf.rows(replica)).min()
-    }
-    fn is_per_replica(&self) -> bool {
-        self.leaves().into_iter().any(Distributed::is_per_replica)
-    }
-    fn local_results(&self, replicas: usize) -> usize {
-        match self {
-            Tree::Leaf(leaf) => leaf.local_results(replicas),
-            Tree::None => 1,
-            _ => replicas,
-        }
-    }
-}
-
 macro_rules! plain {
     ($($t:ty),*) => {$(
         impl Distributed for $t {
@@ -268,37 +221,3 @@ plain!(
     bool,
     String
 );
-
-macro_rules! tuples {
-    ($($($t:ident $v:ident $i:tt),*;)*) => {$(
-        impl<$($t: Distributed),*> Distributed for ($($t,)*) {
-            type Local = ($($t::Local,)*);
-            #[allow(unused_variables, unused_mut, clippy::unused_unit)]
-            fn split(self, replicas: usize) -> Result<Vec<Self::Local>> {
-                $(let mut $v = self.$i.split(replicas).map_err(|error| error.within(concat!(".", $i)))?.into_iter();)*
-                let missing = || Error::invalid(OPERATION, "a value has too few parts");
-                (0..replicas).map(|_| Ok(($($v.next().ok_or_else(missing)?,)*))).collect()
-            }
-            #[allow(unused_variables)]
-            fn rows(&self, replica: usize) -> Option<usize> {
-                [None, $(self.$i.rows(replica)),*].into_iter().flatten().min()
-            }
-            fn is_per_replica(&self) -> bool {
-                [false, $(self.$i.is_per_replica()),*].contains(&true)
-            }
-            #[allow(unused_variables)]
-            fn own_variables(&self, replica: usize) -> Vec<Var> {
-                [Vec::new(), $(self.$i.own_variables(replica)),*].concat()
-            }
-        }
-    )*};
-}
-tuples! {
-    ;
-    A a 0;
-    A a 0, B b 1;
-    A a 0, B b 1, C c 2;
-    A a 0, B b 1, C c 2, D d 3;
-    A a 0, B b 1, C c 2, D d 3, E e 4;
-    A a 0, B b 1, C c 2, D d 3, E e 4, F f 5;
-}

@@ -2,57 +2,77 @@
 
 use super::{Mirrored, PerReplica};
 use crate::context::ContextKind;
-use crate::{Result, Variable};
+use crate::{Error, Result, Variable};
 use candle_core::Tensor;
-use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Nest};
+use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Nest, Tree};
 
-/// The components of a value given to `reduce` or `gather`.
-pub enum Components<N> {
-    /// One nest for each local replica.
-    PerReplica(Vec<N>),
-    /// The same nest on every replica.
-    Mirrored(N),
-    /// A nest that is not distributed.
-    Plain(N),
+/// The components of one leaf of a value given to `reduce` or `gather`.
+pub enum Components {
+    /// One leaf for each local replica.
+    PerReplica(Vec<Leaf>),
+    /// The same leaf on every replica.
+    Mirrored(Leaf),
+    /// A leaf that is not distributed.
+    Plain(Leaf),
 }
 
-/// A value that can be reduced or gathered over replicas.
+/// The structure of a value given to `reduce` or `gather`, with the components of its leaves.
+pub type Parts = Tree<Components>;
+
+/// A value that can be reduced or gathered over replicas, or a nest of such values: a tuple, an array, a `Vec`, an `Option`, a map by
+/// name, a [`Tree`]. A struct with `#[derive(Nest)]` is one that is not distributed.
+///
+/// ```
+/// # use distribute::prelude::*;
+/// let strategy = MirroredStrategy::cpus(2)?;
+/// let ids = strategy.run((), |ctx, ()| Ok(ctx.replica_id_in_sync_group() as f32))?;
+/// // A value of each replica, and one that all have.
+/// let (mean, [same]) = strategy.reduce(ReduceOp::Mean, (&ids, [Mirrored::new(3f32)]), None)?;
+/// assert_eq!((mean, same), (0.5, 3.));
+/// # Ok::<(), distribute::Error>(())
+/// ```
 pub trait Reducible {
     /// The nest that each replica has.
     type Nest: Nest;
 
-    /// Its components.
+    /// The components of each leaf, for an operation on `replicas` local replicas.
     ///
     /// # Errors
-    /// If a variable cannot be read.
-    fn into_components(self) -> Result<Components<Self::Nest>>;
+    /// If a variable cannot be read, or a value has parts for another number of replicas, or of different structures.
+    fn into_parts(self, operation: &'static str, replicas: usize) -> Result<Parts>;
 }
 
 impl<N: Nest> Reducible for PerReplica<N> {
     type Nest = N;
-    fn into_components(self) -> Result<Components<N>> {
-        Ok(Components::PerReplica(self.into_values()))
+    fn into_parts(self, operation: &'static str, replicas: usize) -> Result<Parts> {
+        if self.len() != replicas {
+            let reason = format!("the value has {} parts for {replicas} replicas", self.len());
+            return Err(Error::invalid(operation, reason));
+        }
+        let trees = self.into_iter().map(Nest::into_tree).collect();
+        let merged = Tree::zip(trees).map_err(Error::tensor(operation))?;
+        Ok(merged.map(&mut Components::PerReplica))
     }
 }
 
 impl<N: Nest + Clone> Reducible for &PerReplica<N> {
     type Nest = N;
-    fn into_components(self) -> Result<Components<N>> {
-        self.clone().into_components()
+    fn into_parts(self, operation: &'static str, replicas: usize) -> Result<Parts> {
+        self.clone().into_parts(operation, replicas)
     }
 }
 
 impl<N: Nest> Reducible for Mirrored<N> {
     type Nest = N;
-    fn into_components(self) -> Result<Components<N>> {
-        Ok(Components::Mirrored(self.into_inner()))
+    fn into_parts(self, _: &'static str, _: usize) -> Result<Parts> {
+        Ok(self.into_inner().into_tree().map(&mut Components::Mirrored))
     }
 }
 
 impl<N: Nest + Clone> Reducible for &Mirrored<N> {
     type Nest = N;
-    fn into_components(self) -> Result<Components<N>> {
-        self.clone().into_components()
+    fn into_parts(self, _: &'static str, _: usize) -> Result<Parts> {
+        Ok(self.get().clone().into_tree().map(&mut Components::Mirrored))
     }
 }
 
@@ -60,27 +80,42 @@ impl<N: Nest + Clone> Reducible for &Mirrored<N> {
 /// own aggregation, and the value of any other variable, whose copies are equal.
 impl Reducible for &Variable {
     type Nest = Leaf;
-    fn into_components(self) -> Result<Components<Leaf>> {
+    fn into_parts(self, operation: &'static str, replicas: usize) -> Result<Parts> {
         match ContextKind::current() {
-            ContextKind::Replica | ContextKind::Update => Ok(Components::Plain(self.read_leaf()?)),
-            _ if self.has_own_copies() => Ok(Components::PerReplica(self.copies()?)),
-            _ => Ok(Components::Mirrored(self.read_leaf()?)),
+            ContextKind::Replica | ContextKind::Update => Ok(plain(self.read_leaf()?)),
+            _ if self.has_own_copies() => {
+                PerReplica::from_values(self.copies::<Leaf>()?).into_parts(operation, replicas)
+            }
+            _ => Ok(Tree::Leaf(Components::Mirrored(self.read_leaf()?))),
         }
     }
+}
+
+/// As a reference to it.
+impl Reducible for Variable {
+    type Nest = Leaf;
+    fn into_parts(self, operation: &'static str, replicas: usize) -> Result<Parts> {
+        (&self).into_parts(operation, replicas)
+    }
+}
+
+/// The components of a value that is not distributed.
+pub fn plain(value: impl Nest) -> Parts {
+    value.into_tree().map(&mut Components::Plain)
 }
 
 macro_rules! plain {
     ($($t:ty),*) => {$(
         impl Reducible for $t {
             type Nest = $t;
-            fn into_components(self) -> Result<Components<$t>> {
-                Ok(Components::Plain(self))
+            fn into_parts(self, _: &'static str, _: usize) -> Result<Parts> {
+                Ok(plain(self))
             }
         }
         impl Reducible for &$t {
             type Nest = $t;
-            fn into_components(self) -> Result<Components<$t>> {
-                Ok(Components::Plain(self.clone()))
+            fn into_parts(self, _: &'static str, _: usize) -> Result<Parts> {
+                Ok(plain(self.clone()))
             }
         }
     )*};
@@ -100,6 +135,7 @@ plain!(
     i64,
     u32,
     u64,
+    usize,
     bool,
     String
 );

@@ -78,7 +78,7 @@ impl NewVariable {
                 context.merge(self.call(initial, at), CREATE, self, |strategy, replicas| {
                     // Replica 0's initial value is everybody's (VAR-5).
                     match replicas.into_iter().next() {
-                        Some(first) => Ok(Shared(first.create_on(strategy, None, at)?)),
+                        Some(first) => first.create_on(strategy, None, at),
                         None => Err(Error::invalid(CREATE, "there is no replica")),
                     }
                 })
@@ -197,16 +197,6 @@ fn place(strategy: &Strategy, name: &str, purpose: Purpose) -> Result<Placement>
         parameters: extended.parameter_devices().first().copied().unwrap_or(DeviceName::cpu(0)),
     };
     policy.place(purpose).map_err(|reason| Error::invalid(CREATE, format!("{name}: {reason}")))
-}
-
-/// The same for every replica.
-struct Shared(Variable);
-
-impl crate::Distributed for Shared {
-    type Local = Variable;
-    fn split(self, replicas: usize) -> Result<Vec<Variable>> {
-        Ok(vec![self.0; replicas])
-    }
 }
 
 /// First values of a variable.

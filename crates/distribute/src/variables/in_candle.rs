@@ -8,6 +8,10 @@ use distribute_tensor::{HostTensor, IndexedSlices, Write};
 
 /// Writes into a candle variable: in place on the CPU, by way of a copy elsewhere.
 pub(super) fn write(var: &Var, how: Write, values: &HostTensor, rows: Option<Vec<usize>>) -> Result<()> {
+    // candle takes rows of no columns for repeated elements.
+    if var.elem_count() == 0 {
+        return Ok(());
+    }
     if var.device().is_cpu() && var.is_contiguous() {
         return Ok(var.inplace_op1(&InPlace { how, values, rows, first: 0 })?);
     }
@@ -27,6 +31,9 @@ pub(crate) fn put(var: &Var, first: usize, values: &HostTensor) -> Result<()> {
     if values.len().checked_add(first).is_none_or(|end| end > var.elem_count()) {
         let reason = format!("{} elements from {first} on are more than {:?} has", values.len(), var.dims());
         return Err(Error::invalid("variable write", reason));
+    }
+    if values.is_empty() {
+        return Ok(());
     }
     Ok(var.inplace_op1(&InPlace { how: Write::Assign, values, rows: None, first })?)
 }

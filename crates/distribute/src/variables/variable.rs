@@ -296,6 +296,14 @@ impl<'a> crate::Distributed for &'a Variable {
     }
 }
 
+/// As a reference to it.
+impl crate::Distributed for Variable {
+    type Local = Variable;
+    fn split(self, replicas: usize) -> Result<Vec<Variable>> {
+        Ok(vec![self; replicas])
+    }
+}
+
 /// Two handles are equal if they are of the same variable.
 impl PartialEq for Variable {
     fn eq(&self, other: &Self) -> bool {

@@ -8,7 +8,7 @@ use crate::lock::lock;
 use crate::values::{Components, PerReplica, Reducible};
 use crate::{Error, ReplicaContext, Result};
 use distribute_cluster::{Fingerprint, Operation};
-use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Nest, ReduceOp, Tree, Write};
+use distribute_tensor::{HostTensor, IndexedSlices, Leaf, ReduceOp, Tree, Write};
 use std::ops::Range;
 use std::panic::Location;
 use std::sync::MutexGuard;
@@ -272,8 +272,10 @@ impl Variable {
 
     /// The one value that is written here. Replicas' own values cannot be: copies would drift apart.
     fn one_value<V: Reducible>(&self, operation: &'static str, value: V) -> Result<Leaf> {
-        let tree = match value.into_components()? {
-            Components::PerReplica(_) => {
+        let parts = value.into_parts(operation, self.strategy().world().replicas())?;
+        let leaf = match parts {
+            Tree::Leaf(Components::Mirrored(leaf) | Components::Plain(leaf)) => leaf,
+            parts if parts.leaves().iter().any(|part| matches!(part, Components::PerReplica(_))) => {
                 let reason = format!(
                     "the value for variable {} is per replica: reduce it first, or give it to run as an argument and \
                      write each replica's there",
@@ -281,17 +283,16 @@ impl Variable {
                 );
                 return Err(Error::invalid(operation, reason));
             }
-            Components::Mirrored(value) | Components::Plain(value) => value.into_tree(),
+            _ => {
+                let reason = format!("the value for variable {} is not one tensor", self.name());
+                return Err(Error::invalid(operation, reason));
+            }
         };
-        match tree {
-            Tree::Leaf(Leaf::Slices(_)) => {
+        match leaf {
+            Leaf::Slices(_) => {
                 Err(Error::invalid(operation, "indexed slices are written by the scatter methods"))
             }
-            Tree::Leaf(leaf) => Ok(leaf),
-            _ => Err(Error::invalid(
-                operation,
-                format!("the value for variable {} is not one tensor", self.name()),
-            )),
+            leaf => Ok(leaf),
         }
     }
 

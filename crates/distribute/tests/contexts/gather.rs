@@ -79,8 +79,28 @@ fn ga_5_empty_components_are_fine() {
 
 #[test]
 fn ga_6_a_plain_value_comes_back_as_it_is() {
-    let value = mirrored(2).gather(tensor(&[1., 2.]), 0).unwrap();
-    assert_eq!(floats(&value), [1., 2.]);
+    for strategy in [mirrored(2), mirrored(1)] {
+        let value = strategy.gather(tensor(&[1., 2.]), 0).unwrap();
+        assert_eq!(floats(&value), [1., 2.]);
+        assert_eq!(
+            strategy.gather(host(vec![true, false], [1, 2]), 1).unwrap(),
+            host(vec![true, false], [1, 2])
+        );
+    }
+}
+
+#[test]
+fn ga_3_and_ga_4_what_cannot_be_gathered_of_replicas_cannot_be_gathered_of_a_plain_value() {
+    for strategy in [mirrored(2), mirrored(1), distribute::get_strategy()] {
+        let error = strategy.gather(1f32, 0).unwrap_err().to_string();
+        assert!(error.contains("unsqueeze"), "{error}");
+        let error = strategy.gather(tensor(&[1.]), 5).unwrap_err();
+        assert!(matches!(error, Error::Tensor { operation: "gather", .. }), "{error}");
+        assert!(error.to_string().contains("axis 5 is outside of [0, 1)"), "{error}");
+        // SPARSE-4
+        let slices = IndexedSlices::new(host(vec![1f32], [1, 1]), host(vec![0i32], [1]), None).unwrap();
+        assert!(strategy.gather(slices, 0).unwrap_err().to_string().contains("indexed slices"));
+    }
 }
 
 #[test]

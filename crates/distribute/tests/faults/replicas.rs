@@ -159,5 +159,13 @@ fn a_stock_loss_that_fails_on_an_empty_piece_says_what_to_do() {
             &["replica 2 got an empty piece of the batch", "distribute::nn::loss", "optimizer.skip(ctx)"],
         );
         healthy(&strategy);
+        // So it does where candle, or the closure, panics on no element.
+        let batch = batches.iter().next().unwrap().unwrap();
+        let error = strategy.run(batch, |_, piece| Ok(piece.to_vec1::<f32>()?[0])).unwrap_err();
+        says(
+            &error,
+            &["replica 2 got an empty piece of the batch", "optimizer.skip(ctx)", "index out of bounds"],
+        );
+        healthy(&strategy);
     });
 }

@@ -463,6 +463,39 @@ fn every_function_has_a_gradient() {
     }
 }
 
+// INV-9
+#[test]
+fn columns_of_no_rows_are_taken_wherever_they_begin() {
+    use distribute::nn::{Dropout, Linear, embedding, loss};
+    use distribute::{HostTensor, Leaf};
+    for dtype in [DType::F32, DType::F64] {
+        // The layout begins behind the end of the memory, in which there is nothing.
+        let columns =
+            |width| Tensor::zeros((0, 8), dtype, &Device::Cpu).unwrap().narrow(1, 3, width).unwrap();
+        let ones = |shape: &[usize]| Tensor::ones(shape, dtype, &Device::Cpu).unwrap();
+        let x = columns(4);
+        assert_eq!(ops::softmax_last_dim(&x).unwrap().dims(), [0, 4]);
+        assert_eq!(ops::softmax(&x, 0).unwrap().dims(), [0, 4]);
+        assert_eq!(Dropout::new(0.5, 1, "x").unwrap().forward(&x, true).unwrap().dims(), [0, 4]);
+        assert_eq!(ops::rms_norm(&x, &ones(&[4]), 1e-3).unwrap().dims(), [0, 4]);
+        assert_eq!(ops::layer_norm(&x, &ones(&[4]), &ones(&[4]), 1e-3).unwrap().dims(), [0, 4]);
+        let linear = Linear::new(ones(&[3, 4]), Some(ones(&[3])));
+        assert_eq!(linear.forward(&x).unwrap().dims(), [0, 3]);
+        let labels = Tensor::zeros((0, 8), DType::U32, &Device::Cpu).unwrap().narrow(1, 3, 1).unwrap();
+        let labels = labels.squeeze(1).unwrap();
+        assert_eq!(loss::cross_entropy(&x, &labels).unwrap().dims(), [0usize; 0]);
+        assert_eq!(loss::mse(&x, &x).unwrap().dims(), [0usize; 0]);
+        let table = candle_nn::VarBuilder::zeros(dtype, &Device::Cpu);
+        assert_eq!(embedding(5, 2, table).unwrap().forward(&labels).unwrap().dims(), [0, 2]);
+        // What is reduced, gathered and brought to the host.
+        let leaf = || Leaf::Candle(x.clone());
+        assert_eq!(HostTensor::from_candle(&x).unwrap().dims(), [0, 4]);
+        assert_eq!(Leaf::concat(&[leaf(), leaf()], 0).unwrap().dims(), [0, 4]);
+        assert_eq!(Leaf::reduce(distribute::ReduceOp::Sum, &[leaf(), leaf()]).unwrap().dims(), [0, 4]);
+        assert_eq!(leaf().sum_axes(&[0]).unwrap().dims(), [4]);
+    }
+}
+
 #[test]
 fn softmax_takes_an_empty_piece_and_integers_are_refused() {
     let empty = Tensor::zeros((0, 3, 4), DType::F32, &Device::Cpu).unwrap();

@@ -97,9 +97,36 @@ fn gather_joins_the_parts_of_all_workers_in_the_order_of_ids() {
         assert_eq!(words[words.len() - 1], format!("replica {}", words.len() - 1).into_bytes());
         let mirrored = strategy.broadcast_to(HostTensor::vector(vec![1f32, 2.]), Destinations::replicas())?;
         all.push(bits(strategy.gather(mirrored, 0)?));
-        // GA-6
-        all.push(bits(strategy.gather(HostTensor::vector(vec![1f32]), 0)?));
         Ok(all)
+    });
+}
+
+// GA-1, GA-3, GA-4, GA-6
+#[test]
+fn a_value_of_each_worker_is_gathered_over_the_workers() {
+    watched(|| {
+        for (workers, replicas) in WORLDS.into_iter().filter(|(workers, _)| *workers > 1) {
+            let all = crate::on_threads(workers, replicas, |strategy| {
+                let worker = strategy.world().worker();
+                // As many elements as the worker's number, and one more.
+                let mine = HostTensor::vector(vec![worker as f32; worker + 1]);
+                let host = strategy.gather(&mine, 0)?.to_vec::<f32>()?;
+                let candle = strategy.gather(Tensor::new(&[[worker as f32]], &Device::Cpu)?, 1)?;
+                assert_eq!(candle.to_vec2::<f32>()?, [(0..workers).map(|w| w as f32).collect::<Vec<_>>()]);
+                // A value that each worker has for all of its replicas.
+                let copies = strategy.broadcast_to(Leaf::from(mine), Destinations::replicas())?;
+                let copies = strategy.gather(copies, 0)?.to_host().map_err(Error::other)?.to_vec::<f32>()?;
+                let scalar = strategy.gather(1f32, 0).unwrap_err().to_string();
+                assert!(scalar.contains("unsqueeze"), "{scalar}");
+                let axis = strategy.gather(HostTensor::vector(vec![1f32]), 5).unwrap_err().to_string();
+                assert!(axis.contains("axis 5 is outside of [0, 1)"), "{axis}");
+                Ok((host, copies))
+            });
+            let of_all = |times: usize| -> Vec<f32> {
+                (0..workers).flat_map(|worker| vec![worker as f32; times * (worker + 1)]).collect()
+            };
+            assert_eq!(all.unwrap(), vec![(of_all(1), of_all(replicas)); workers]);
+        }
     });
 }
 
@@ -168,6 +195,35 @@ fn what_is_not_distributed_is_reduced_over_workers() {
     });
 }
 
+// RED-10, RED-13
+#[test]
+fn a_nest_of_values_of_each_kind_goes_over_all_workers_leaf_by_leaf() {
+    watched(|| {
+        let all = crate::on_threads(3, 2, |strategy| {
+            let worker = strategy.world().worker() as f32;
+            let ids = each(strategy, |id| HostTensor::vector(vec![id as f32]).into())?;
+            let mine = HostTensor::vector(vec![worker]);
+            let (ids_sum, [mine_sum], same) =
+                strategy.reduce(ReduceOp::Sum, (&ids, [&mine], Mirrored::new(1f32)), None)?;
+            let (joined, [workers]) = strategy.gather((&ids, [&mine]), 0)?;
+            Ok((bits(ids_sum), mine_sum.to_vec::<f32>()?, same, bits(joined), workers.to_vec::<f32>()?))
+        });
+        let vector = |numbers: &[f32]| bits(HostTensor::vector(numbers.to_vec()));
+        let expected = (vector(&[15.]), vec![3.], 6., vector(&[0., 1., 2., 3., 4., 5.]), vec![0., 1., 2.]);
+        assert_eq!(all.unwrap(), vec![expected; 3]);
+    });
+    let text = one_text(2, 2, |strategy| {
+        let ones = each(strategy, |_| HostTensor::scalar(1f32).into())?;
+        match strategy.world().worker() {
+            0 => {
+                strategy.reduce(ReduceOp::Sum, (&ones, Leaf::from(HostTensor::scalar(1f32))), None).map(drop)
+            }
+            _ => strategy.reduce(ReduceOp::Sum, (&ones, &ones), None).map(drop),
+        }
+    });
+    assert!(text.contains("which are of each replica, of each worker"), "{text}");
+}
+
 #[test]
 fn merge_functions_of_all_workers_meet_in_reduce_to() {
     same_as_one_process(|strategy| {
@@ -229,6 +285,15 @@ fn another_call_is_one_error_on_all_workers() {
         }
     });
     assert!(text.contains("gather (axis 0 of float32[*])") && text.contains("reduce SUM"), "{text}");
+    // One has a part of each replica, the other a value of its own.
+    let text = one_text(2, 2, |strategy| {
+        let one = HostTensor::vector(vec![1f32]);
+        match strategy.world().worker() {
+            0 => strategy.gather(each(strategy, |_| one.clone().into())?, 0).map(drop),
+            _ => strategy.gather(Leaf::from(one), 0).map(drop),
+        }
+    });
+    assert!(text.contains("gather (axis 0 of float32[*] of each worker)"), "{text}");
 }
 
 #[test]

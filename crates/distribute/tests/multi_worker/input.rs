@@ -223,6 +223,28 @@ fn iter_4_workers_of_a_function_take_the_same_number_of_steps() {
     assert_eq!(seen, [[vec![0, 1], vec![2], vec![]], [vec![0, 1], vec![2, 3], vec![4]]]);
 }
 
+/// FN-1, ITER-2: candle's elements, of which one worker has none at all.
+#[test]
+fn a_worker_without_any_element_has_empty_pieces_of_candle_tensors() {
+    let seen = on_workers(2, 2, |strategy| {
+        let make = |context: InputContext| {
+            let rows = [3, 0][context.input_pipeline_id];
+            let x = candle_core::Tensor::ones((rows, 2), candle_core::DType::F32, &candle_core::Device::Cpu)
+                .map_err(Error::other)?;
+            let labels = HostTensor::vector(vec![0u8; rows]);
+            Ok(Dataset::from_slices((x, labels))?.batch(2))
+        };
+        let data = strategy.distribute_datasets_from_function(make)?;
+        let steps = data.iter().map(|step| {
+            let rows = |(x, labels): (candle_core::Tensor, HostTensor)| (x.dims().to_vec(), labels.len());
+            Ok(strategy.run(step?, |_, piece| Ok(rows(piece)))?.into_values())
+        });
+        steps.collect::<Result<Vec<_>>>()
+    });
+    let piece = |rows: usize| (vec![rows, 2], rows);
+    assert_eq!(seen, [[[piece(2), piece(1)]], [[piece(0), piece(0)]]]);
+}
+
 /// Of datasets of any sizes, and of none: all pieces but those that an end leaves out, on all workers as many steps.
 #[test]
 fn datasets_of_a_function_end_together_under_each_end() {

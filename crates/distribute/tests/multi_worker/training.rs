@@ -316,3 +316,43 @@ fn large_gradients_give_the_same_bits() {
         }
     });
 }
+
+/// Weights without elements: a table of no rows, rows of no columns, a vector of nothing.
+#[test]
+fn weights_without_elements_are_trained_and_shared_like_others() {
+    watched(|| {
+        for (workers, replicas) in [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1)] {
+            for sharded in [false, true] {
+                let weights = crate::on_threads(workers, replicas, |strategy| {
+                    let model = strategy.replicate(|vb| {
+                        let ones = candle_nn::Init::Const(1.);
+                        distribute::Ok([
+                            vb.get_with_hints(3, "w", ones)?,
+                            vb.get_with_hints(0, "none", ones)?,
+                            vb.get_with_hints((3, 0), "columns", ones)?,
+                            vb.get_with_hints((0, 3), "rows", ones)?,
+                        ])
+                    })?;
+                    let optimizer = distribute::Adam::new(&model.variables, 0.1)?.sharded_state(sharded)?;
+                    for _ in 0..3 {
+                        strategy.run(&model, |ctx, all| {
+                            let mut loss = all[0].sqr()?.sum_all()?;
+                            for empty in &all[1..] {
+                                loss = (loss + empty.sqr()?.sum_all()?)?;
+                            }
+                            optimizer.minimize(ctx, loss, 1)
+                        })?;
+                    }
+                    let columns = Tensor::zeros((3, 0), DType::F32, &Device::Cpu)?;
+                    model.variables.set("columns", &columns)?;
+                    let variable = strategy.scope(|| distribute::Variable::new("own", columns))?;
+                    variable.assign_add(Tensor::zeros((3, 0), DType::F32, &Device::Cpu)?)?;
+                    Ok(model.variables.get("w")?.to_vec1::<f32>()?)
+                });
+                let weights = weights.unwrap();
+                assert!(weights.iter().all(|w| *w == weights[0]), "{weights:?}");
+                assert!(weights[0].iter().all(|w| *w < 0.8), "{weights:?}");
+            }
+        }
+    });
+}

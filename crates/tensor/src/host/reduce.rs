@@ -3,9 +3,9 @@
 use super::{axis_of, check_same, sizes};
 use crate::dtype::{Buffer, with_summable};
 use crate::fold::{Alone, Folder, mean};
-use crate::kernel::{self, Sum};
+use crate::kernel::{self, Sum, Summand};
 use crate::leaf::summable;
-use crate::{DType, Element, Error, HostTensor, ReduceOp, Result};
+use crate::{Element, Error, HostTensor, ReduceOp, Result};
 use half::{bf16, f16};
 use num_complex::Complex;
 
@@ -15,7 +15,7 @@ impl HostTensor {
     /// The element-wise sum or mean of tensors of one shape and dtype, in the order of [`kernel::fold`].
     ///
     /// A SUM of integers wraps. A MEAN divides the sum, so that of integers is a float, see [`DType::mean`]; they are
-    /// added up as wider numbers, which don't wrap. Bools and strings cannot be summed, one alone neither. An error says
+    /// added up as wider numbers, which don't wrap. Floats of 16 bits are added up and divided as `f32`, and rounded once. Bools and strings cannot be summed, one alone neither. An error says
     /// which tensor, by its place in the list, differs from the first one.
     pub fn reduce(op: ReduceOp, tensors: &[&HostTensor]) -> Result<HostTensor> {
         Self::reduce_with(op, tensors, &Alone)
@@ -30,7 +30,7 @@ impl HostTensor {
         }
         let (n, dtype) = (tensors.len(), summable(first.dtype())?);
         if let (ReduceOp::Mean, Some(mean)) = (op, dtype.mean().filter(|mean| *mean != dtype)) {
-            let wide = tensors.iter().map(|t| t.cast(dtype.of_mean_sum())).collect::<Result<Vec<_>>>()?;
+            let wide = tensors.iter().map(|t| t.cast(dtype.of_sum(op))).collect::<Result<Vec<_>>>()?;
             let sum = Self::reduce_with(ReduceOp::Sum, &wide.iter().collect::<Vec<_>>(), folder)?;
             return sum.divide(n as f64)?.cast(mean);
         }
@@ -46,7 +46,19 @@ impl HostTensor {
             HostTensor::new(fold(&inputs), tensors[0].dims())
         }
         let sum = match (op, first.buffer()) {
+            (ReduceOp::Sum, Buffer::F16(v)) => {
+                return made(v, tensors, |inputs| folder.fold(inputs, |sum| sum));
+            }
+            (ReduceOp::Sum, Buffer::Bf16(v)) => {
+                return made(v, tensors, |inputs| folder.fold(inputs, |sum| sum));
+            }
             // The division of `divide`, without a second pass over the elements.
+            (ReduceOp::Mean, Buffer::F16(v)) => {
+                return made(v, tensors, |inputs| mean(folder, inputs, n as f32));
+            }
+            (ReduceOp::Mean, Buffer::Bf16(v)) => {
+                return made(v, tensors, |inputs| mean(folder, inputs, n as f32));
+            }
             (ReduceOp::Mean, Buffer::F32(v)) => {
                 return made(v, tensors, |inputs| mean(folder, inputs, n as f32));
             }
@@ -73,12 +85,15 @@ impl HostTensor {
         if axes.is_empty() {
             return Ok(self.clone());
         }
-        match self.dtype() {
-            narrow @ (DType::F16 | DType::Bf16) => self.cast(DType::F32)?.sum_axes(&axes)?.cast(narrow),
-            dtype => with_summable!(self.buffer(), v => {
-                let (sum, shape) = sum_over(v, self.dims(), &axes);
-                HostTensor::new(sum, shape)
-            }, else Err(Error::UnsupportedDType { operation: OPERATION, dtype })),
+        fn of<T: Element + Summand>(v: &[T], dims: &[usize], axes: &[usize]) -> Result<HostTensor> {
+            let (sum, shape) = sum_over(v, dims, axes);
+            HostTensor::new(sum, shape)
+        }
+        match self.buffer() {
+            Buffer::F16(v) => of(v, self.dims(), &axes),
+            Buffer::Bf16(v) => of(v, self.dims(), &axes),
+            buffer => with_summable!(buffer, v => of(v, self.dims(), &axes),
+                else Err(Error::UnsupportedDType { operation: OPERATION, dtype: self.dtype() })),
         }
     }
 
@@ -126,15 +141,19 @@ pub(crate) fn check_axes(operation: &'static str, axes: &[usize], dims: &[usize]
 }
 
 /// The sum over sorted axes, from the last to the first, and its shape.
-pub(crate) fn sum_over<T: Sum>(elements: &[T], dims: &[usize], axes: &[usize]) -> (Vec<T>, Vec<usize>) {
+pub(crate) fn sum_over<T: Summand>(elements: &[T], dims: &[usize], axes: &[usize]) -> (Vec<T>, Vec<usize>) {
     let mut shape = dims.to_vec();
-    let mut current: Option<Vec<T>> = None;
+    let mut current: Option<Vec<T::Sum>> = None;
     for axis in axes.iter().rev() {
         let (outer, len, inner) = sizes(&shape, *axis);
-        let mut out = vec![T::ZERO; outer * inner];
-        kernel::sum_axis(current.as_deref().unwrap_or(elements), outer, len, inner, &mut out);
+        let mut out = vec![T::Sum::ZERO; outer * inner];
+        match &current {
+            Some(sums) => kernel::sum_axis(sums, outer, len, inner, &mut out),
+            None => kernel::sum_axis(elements, outer, len, inner, &mut out),
+        }
         shape.remove(*axis);
         current = Some(out);
     }
-    (current.unwrap_or_else(|| elements.to_vec()), shape)
+    let narrow = |sums: Vec<T::Sum>| sums.into_iter().map(T::narrow).collect();
+    (current.map_or_else(|| elements.to_vec(), narrow), shape)
 }

@@ -118,7 +118,7 @@ impl Write {
 
     /// Checks what depends on the values: that no integer is divided by 0.
     pub fn check<T: Arithmetic>(self, values: &[T]) -> Result<()> {
-        if self == Write::Div && values.iter().any(|value| T::ZERO.divided(*value).is_none()) {
+        if self == Write::Div && values.iter().any(|value| T::default().divided(*value).is_none()) {
             Err(Error::DivisionByZero { operation: self.name() })
         } else {
             Ok(())
@@ -155,7 +155,7 @@ fn calculated<T: Arithmetic>(how: Write, to: &mut [T], from: &[T], rows: Option<
     match how {
         // Those that are used most have loops of their own, which become vector instructions.
         Write::Assign => each(to, from, rows, |_, new| new),
-        Write::Add => each(to, from, rows, T::plus),
+        Write::Add => each(to, from, rows, T::added),
         Write::Sub => each(to, from, rows, T::minus),
         _ => each(to, from, rows, how.of()?),
     }

@@ -1,6 +1,6 @@
 //! The sum along one axis of one tensor.
 
-use super::Sum;
+use super::{Sum, Summand};
 
 /// Rows that are added one after the other before the sums of such runs are paired.
 const RUN: usize = 64;
@@ -8,15 +8,15 @@ const RUN: usize = 64;
 /// Sums along the middle axis of `[outer, len, inner]` into `[outer, inner]`.
 ///
 /// Runs of 64 rows are summed in order, then neighbouring runs are paired (as [`fold`](super::fold) pairs slices), so
-/// that the error of a long sum grows with its logarithm. Integers wrap. An empty axis gives zeros.
+/// that the error of a long sum grows with its logarithm. Integers wrap. An empty axis gives zeros. Sums of 16-bit floats are `f32`.
 ///
 /// # Panics
 /// When `input` or `out` have another length than these sizes say.
-pub fn sum_axis<T: Sum>(input: &[T], outer: usize, len: usize, inner: usize, out: &mut [T]) {
+pub fn sum_axis<T: Summand>(input: &[T], outer: usize, len: usize, inner: usize, out: &mut [T::Sum]) {
     assert_eq!(input.len(), outer * len * inner, "the input of a sum along an axis");
     assert_eq!(out.len(), outer * inner, "the output of a sum along an axis");
     if input.is_empty() {
-        return out.fill(T::ZERO);
+        return out.fill(T::Sum::ZERO);
     }
     for (rows, out) in input.chunks_exact(len * inner).zip(out.chunks_exact_mut(inner)) {
         sum_rows(rows, inner, out);
@@ -24,11 +24,11 @@ pub fn sum_axis<T: Sum>(input: &[T], outer: usize, len: usize, inner: usize, out
 }
 
 /// Sums rows of `inner` elements; there is at least one.
-fn sum_rows<T: Sum>(rows: &[T], inner: usize, out: &mut [T]) {
+fn sum_rows<T: Summand>(rows: &[T], inner: usize, out: &mut [T::Sum]) {
     let count = rows.len() / inner;
     if count <= RUN {
         let (first, rest) = rows.split_at(inner);
-        out.copy_from_slice(first);
+        out.iter_mut().zip(first).for_each(|(out, x)| *out = x.widen());
         for row in rest.chunks_exact(inner) {
             add(out, row);
         }
@@ -36,15 +36,15 @@ fn sum_rows<T: Sum>(rows: &[T], inner: usize, out: &mut [T]) {
     }
     let cut = RUN * (count.div_ceil(RUN).next_power_of_two() / 2);
     let (left, right) = rows.split_at(cut * inner);
-    let mut partial = vec![T::ZERO; inner];
+    let mut partial = vec![T::Sum::ZERO; inner];
     sum_rows(left, inner, out);
     sum_rows(right, inner, &mut partial);
     add(out, &partial);
 }
 
-fn add<T: Sum>(out: &mut [T], row: &[T]) {
+fn add<T: Summand>(out: &mut [T::Sum], row: &[T]) {
     for (out, x) in out.iter_mut().zip(row) {
-        *out = out.plus(*x);
+        *out = out.plus(x.widen());
     }
 }
 
@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn an_empty_axis_sums_to_zero() {
         let mut out = [7.0f32; 2];
-        sum_axis(&[], 1, 0, 2, &mut out);
+        sum_axis::<f32>(&[], 1, 0, 2, &mut out);
         assert_eq!(out, [0.0; 2]);
         sum_axis::<f32>(&[], 0, 3, 2, &mut []);
     }

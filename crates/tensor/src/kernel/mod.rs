@@ -5,6 +5,7 @@
 //!
 //! | function | what it does |
 //! |---|---|
+//! | [`Sum`], [`Summand`] | what sums are computed in, and what can be summed |
 //! | [`fold`] | the sum of several slices, in the one order of sums |
 //! | [`fold_then`], [`fold_two`] | the same, with a last step for each sum (a division, say) |
 //! | [`fold_scaled`] | the sum of weighted slices |
@@ -30,5 +31,5 @@ pub use reduce::{fold, fold_scaled, fold_then, fold_two};
 pub use row_fold::each_row;
 pub use row_sum::RowSum;
 pub use rows::RowMerge;
-pub use sum::{Scale, Sum};
+pub use sum::{Scale, Sum, Summand};
 pub use write::{Arithmetic, Write, write, write_rows};

@@ -3,9 +3,9 @@
 //! The order is a balanced binary tree over the list: neighbours with stride 1, then 2, then 4 … So three slices give
 //! `(a + b) + c`, five give `((a + b) + (c + d)) + e`. Equivalently, a list of more than one is cut at the largest
 //! power of two below its length, and the two sums are added; that is how it is computed, block by block, so that
-//! partial sums stay in the first cache.
+//! partial sums stay in the first cache. Floats of 16 bits are added up as `f32`, and each sum is rounded once.
 
-use super::{Scale, Sum};
+use super::{Scale, Sum, Summand};
 use std::ops::Range;
 
 /// Elements of one block: 4 KiB of `f32`.
@@ -15,26 +15,26 @@ const BLOCK: usize = 1024;
 ///
 /// # Panics
 /// When an input is not as long as `out`.
-pub fn fold<T: Sum>(inputs: &[&[T]], out: &mut [T]) {
+pub fn fold<T: Summand>(inputs: &[&[T]], out: &mut [T]) {
     fold_then(inputs, out, keep);
 }
 
-/// Like [`fold`], with `last` applied to each sum: the division of a MEAN, in the same pass.
+/// Like [`fold`], with `last` applied to each sum before it is rounded: the division of a MEAN, in the same pass.
 ///
 /// # Panics
 /// When an input is not as long as `out`.
-pub fn fold_then<T: Sum>(inputs: &[&[T]], out: &mut [T], last: impl Fn(T) -> T) {
-    blocks(inputs, out, &|_, x| x, &last);
+pub fn fold_then<T: Summand>(inputs: &[&[T]], out: &mut [T], last: impl Fn(T::Sum) -> T::Sum) {
+    blocks(inputs, out, &|_, x: T| x.widen(), &|sum| T::narrow(last(sum)));
 }
 
 /// [`fold_then`] of two slices, one element after another: for memory that is not cleared before it is written. Ends with
 /// the shorter one.
-pub fn fold_two<'a, T: Sum>(
+pub fn fold_two<'a, T: Summand>(
     a: &'a [T],
     b: &'a [T],
-    last: impl Fn(T) -> T + 'a,
+    last: impl Fn(T::Sum) -> T::Sum + 'a,
 ) -> impl Iterator<Item = T> + 'a {
-    a.iter().zip(b).map(move |(a, b)| last(a.plus(*b)))
+    a.iter().zip(b).map(move |(a, b)| T::narrow(last(a.widen().plus(b.widen()))))
 }
 
 /// Writes the element-wise sum of `weights[r] * inputs[r]` to `out`, in the order of [`fold`].
@@ -46,17 +46,31 @@ pub fn fold_scaled<F: Scale>(inputs: &[&[F]], weights: &[F], out: &mut [F]) {
     blocks(inputs, out, &|r, x: F| x.times(weights[r]), &keep);
 }
 
-fn blocks<T: Sum>(inputs: &[&[T]], out: &mut [T], term: &impl Fn(usize, T) -> T, last: &impl Fn(T) -> T) {
+fn blocks<T: Copy, S: Sum>(
+    inputs: &[&[T]],
+    out: &mut [T],
+    term: &impl Fn(usize, T) -> S,
+    last: &impl Fn(S) -> T,
+) {
     for input in inputs {
         assert_eq!(input.len(), out.len(), "all slices of a sum are of one length");
     }
     if inputs.len() <= 4 {
         return few(inputs, 0, 0..out.len(), out, term, last);
     }
-    let mut scratch = vec![T::ZERO; depth(inputs.len()) * BLOCK.min(out.len())];
+    let size = BLOCK.min(out.len());
+    let mut scratch = vec![S::ZERO; (1 + depth(inputs.len())) * size];
+    let (left, scratch) = scratch.split_at_mut(size);
+    let cut = inputs.len().next_power_of_two() / 2;
     for (i, block) in out.chunks_mut(BLOCK).enumerate() {
-        let start = i * BLOCK;
-        tree(inputs, 0, start..start + block.len(), block, &mut scratch, term, last);
+        let range = i * BLOCK..i * BLOCK + block.len();
+        let left = &mut left[..block.len()];
+        let (right, scratch) = scratch.split_at_mut(block.len());
+        tree(&inputs[..cut], 0, range.clone(), left, scratch, term);
+        tree(&inputs[cut..], cut, range, right, scratch, term);
+        for ((out, left), right) in block.iter_mut().zip(left).zip(right) {
+            *out = last(left.plus(*right));
+        }
     }
 }
 
@@ -73,37 +87,36 @@ fn depth(n: usize) -> usize {
 }
 
 /// The sum of one block of all inputs, by cutting the list at a power of two.
-fn tree<T: Sum>(
+fn tree<T: Copy, S: Sum>(
     inputs: &[&[T]],
     first: usize,
     range: Range<usize>,
-    out: &mut [T],
-    scratch: &mut [T],
-    term: &impl Fn(usize, T) -> T,
-    last: &impl Fn(T) -> T,
+    out: &mut [S],
+    scratch: &mut [S],
+    term: &impl Fn(usize, T) -> S,
 ) {
     let n = inputs.len();
     if n <= 4 {
-        return few(inputs, first, range, out, term, last);
+        return few(inputs, first, range, out, term, &keep);
     }
     let cut = n.next_power_of_two() / 2;
     let (left, right) = inputs.split_at(cut);
     let (partial, scratch) = scratch.split_at_mut(out.len());
-    tree(left, first, range.clone(), out, scratch, term, &keep);
-    tree(right, first + cut, range, partial, scratch, term, &keep);
+    tree(left, first, range.clone(), out, scratch, term);
+    tree(right, first + cut, range, partial, scratch, term);
     for (out, partial) in out.iter_mut().zip(partial) {
-        *out = last(out.plus(*partial));
+        *out = out.plus(*partial);
     }
 }
 
 /// Up to four inputs in one pass.
-fn few<T: Sum>(
+fn few<T: Copy, S: Sum, O>(
     inputs: &[&[T]],
     first: usize,
     range: Range<usize>,
-    out: &mut [T],
-    term: &impl Fn(usize, T) -> T,
-    last: &impl Fn(T) -> T,
+    out: &mut [O],
+    term: &impl Fn(usize, T) -> S,
+    last: &impl Fn(S) -> O,
 ) {
     let r = first;
     match inputs {
@@ -132,7 +145,7 @@ fn few<T: Sum>(
                 *out = last(left.plus(term(r + 2, *c).plus(term(r + 3, *d))));
             }
         }
-        [] => out.fill(last(T::ZERO)),
+        [] => out.iter_mut().for_each(|out| *out = last(S::ZERO)),
     }
 }
 
@@ -143,7 +156,8 @@ mod tests {
     use proptest::prelude::*;
 
     /// The order as the documentation says it: neighbours with stride 1, 2, 4 …
-    fn by_strides<T: Sum>(mut values: Vec<T>) -> T {
+    fn by_strides<T: Summand>(values: Vec<T>) -> T {
+        let mut values: Vec<T::Sum> = values.into_iter().map(T::widen).collect();
         let mut stride = 1;
         while stride < values.len() {
             for i in (0..values.len() - stride).step_by(2 * stride) {
@@ -151,16 +165,16 @@ mod tests {
             }
             stride *= 2;
         }
-        values.first().copied().unwrap_or(T::ZERO)
+        T::narrow(values.first().copied().unwrap_or(T::Sum::ZERO))
     }
 
-    fn check<T: Sum + std::fmt::Debug>(inputs: &[Vec<T>], same: impl Fn(T, T) -> bool) {
+    fn check<T: Summand + std::fmt::Debug>(inputs: &[Vec<T>], same: impl Fn(T, T) -> bool) {
         let len = inputs.first().map_or(0, Vec::len);
         let expected: Vec<T> = (0..len).map(|i| by_strides(inputs.iter().map(|v| v[i]).collect())).collect();
         if let [a, b] = inputs {
             assert!(fold_two(a, b, keep).zip(&expected).all(|(sum, expected)| same(sum, *expected)));
         }
-        let mut out = vec![T::ZERO; len];
+        let mut out = vec![T::default(); len];
         fold(&inputs.iter().map(Vec::as_slice).collect::<Vec<_>>(), &mut out);
         for (got, want) in out.iter().zip(&expected) {
             assert!(same(*got, *want), "{got:?} instead of {want:?}");
@@ -214,6 +228,26 @@ mod tests {
             fold_then(&ones.iter().map(Vec::as_slice).collect::<Vec<_>>(), &mut out, |sum| sum + 100.0);
             assert_eq!(out, vec![100.0 + n as f32; 5]);
         }
+    }
+
+    // INV-7
+    #[test]
+    fn halves_are_added_up_as_f32_and_rounded_once() {
+        for n in 3..=19usize {
+            let big = vec![bf16::from_f32(256.); 3];
+            let ones = vec![bf16::ONE; 3];
+            let inputs: Vec<&[bf16]> =
+                (0..n).map(|i| if i == 0 { big.as_slice() } else { ones.as_slice() }).collect();
+            let mut sum = [bf16::ZERO; 3];
+            fold(&inputs, &mut sum);
+            assert_eq!(sum, [bf16::from_f32(255. + n as f32); 3], "{n} inputs");
+            let large = vec![f16::from_f32(40_000.); 3];
+            let mut mean = [f16::ZERO; 3];
+            fold_then(&vec![large.as_slice(); n], &mut mean, |sum| sum / n as f32);
+            assert_eq!(mean.to_vec(), large, "{n} inputs");
+        }
+        let large = [f16::from_f32(40_000.)];
+        assert_eq!(fold_two(&large, &large, |sum| sum / 2.).collect::<Vec<_>>(), large);
     }
 
     #[test]

@@ -3,14 +3,25 @@
 use half::{bf16, f16};
 use num_complex::{Complex32, Complex64};
 
-/// An element that can be summed: floats, integers (which wrap) and complex numbers, but neither bool nor string.
-///
-/// The 16-bit floats are rounded after each addition, as if each were stored.
+/// A number that sums are computed in: floats of 32 bits and more, integers (which wrap) and complex numbers.
 pub trait Sum: Copy + Default + Send + Sync + 'static {
     /// The sum of nothing.
     const ZERO: Self;
     /// `self + other`; integers wrap around.
     fn plus(self, other: Self) -> Self;
+}
+
+/// An element that can be summed: every [`Sum`], and the floats of 16 bits, but neither bool nor string.
+///
+/// The floats of 16 bits have no `plus`: they are added up as `f32`, and the sum is rounded once. A sum that is rounded after each
+/// addition loses small numbers (256 + 1 + 1 is 256 in `bf16`), and overflows before a mean is divided.
+pub trait Summand: Copy + Default + Send + Sync + 'static {
+    /// The type of sums of such elements.
+    type Sum: Sum;
+    /// The element as a sum of one.
+    fn widen(self) -> Self::Sum;
+    /// The nearest element, ties to even.
+    fn narrow(sum: Self::Sum) -> Self;
 }
 
 /// An element that can be multiplied by a weight of its own type.
@@ -19,25 +30,49 @@ pub trait Scale: Sum {
     fn times(self, weight: Self) -> Self;
 }
 
-impl Sum for bf16 {
-    const ZERO: Self = bf16::ZERO;
+impl<T: Sum> Summand for T {
+    type Sum = T;
 
-    /// The same bits as `self + other`, but without branches, so that loops vectorise.
     #[inline(always)]
-    fn plus(self, other: Self) -> Self {
-        let wide = |x: bf16| f32::from_bits(u32::from(x.to_bits()) << 16);
-        let sum = wide(self) + wide(other);
+    fn widen(self) -> T {
+        self
+    }
+
+    #[inline(always)]
+    fn narrow(sum: T) -> T {
+        sum
+    }
+}
+
+impl Summand for f16 {
+    type Sum = f32;
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+
+    #[inline(always)]
+    fn narrow(sum: f32) -> Self {
+        f16::from_f32(sum)
+    }
+}
+
+/// Without branches, so that loops vectorise.
+impl Summand for bf16 {
+    type Sum = f32;
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+
+    #[inline(always)]
+    fn narrow(sum: f32) -> Self {
         let bits = sum.to_bits();
         let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
         let nan = bits >> 16 | 0x40;
         bf16::from_bits(if sum.is_nan() { nan } else { rounded } as u16)
-    }
-}
-
-impl Scale for bf16 {
-    #[inline(always)]
-    fn times(self, weight: Self) -> Self {
-        self * weight
     }
 }
 
@@ -61,7 +96,7 @@ macro_rules! sums {
 }
 sums! {
     ints i8 u8 i16 u16 i32 u32 i64 u64;
-    floats f16 = f16::ZERO, f32 = 0.0, f64 = 0.0,
+    floats f32 = 0.0, f64 = 0.0,
         Complex32 = Complex32::new(0.0, 0.0), Complex64 = Complex64::new(0.0, 0.0)
 }
 
@@ -73,10 +108,11 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4096))]
         #[test]
-        fn bf16_adds_as_its_crate_does(a: u16, b: u16) {
-            let (a, b) = (bf16::from_bits(a), bf16::from_bits(b));
-            let (got, want) = (a.plus(b), a + b);
-            prop_assert!(got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()), "{a} + {b}: {got} {want}");
+        fn bf16_is_converted_as_its_crate_does(bits: u32, half: u16) {
+            let (x, half) = (f32::from_bits(bits), bf16::from_bits(half));
+            let (got, want) = (bf16::narrow(x), bf16::from_f32(x));
+            prop_assert!(got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()), "{x}: {got} {want}");
+            prop_assert!(half.widen() == half.to_f32() || half.is_nan());
         }
     }
 }

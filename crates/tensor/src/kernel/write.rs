@@ -1,6 +1,5 @@
 //! Writing into a tensor: replacing, adding, and what else can be done to each element.
 
-use super::Sum;
 use half::{bf16, f16};
 use num_complex::{Complex32, Complex64};
 
@@ -24,7 +23,9 @@ pub enum Write {
 }
 
 /// An element that can be calculated with.
-pub trait Arithmetic: Sum {
+pub trait Arithmetic: Copy + Default + Send + Sync + 'static {
+    /// `self + other`; integers wrap around.
+    fn added(self, other: Self) -> Self;
     /// `self - other`; integers wrap around.
     fn minus(self, other: Self) -> Self;
     /// `self * other`; integers wrap around.
@@ -40,10 +41,10 @@ impl Write {
     ///
     /// [`Write::Assign`] is for every type, and not here.
     pub fn of<T: Arithmetic>(self) -> Option<fn(T, T) -> T> {
-        let ordered = T::ZERO.less(T::ZERO).is_some();
+        let ordered = T::default().less(T::default()).is_some();
         Some(match self {
             Write::Assign => |_, new| new,
-            Write::Add => T::plus,
+            Write::Add => T::added,
             Write::Sub => T::minus,
             Write::Mul => T::multiplied,
             // Divisors are checked before anything is written.
@@ -73,6 +74,8 @@ macro_rules! arithmetic {
     (ints $($int:ty)*; floats $($float:ty)*; complex $($complex:ty)*) => {
         $(impl Arithmetic for $int {
             #[inline(always)]
+            fn added(self, other: Self) -> Self { self.wrapping_add(other) }
+            #[inline(always)]
             fn minus(self, other: Self) -> Self { self.wrapping_sub(other) }
             #[inline(always)]
             fn multiplied(self, other: Self) -> Self { self.wrapping_mul(other) }
@@ -83,6 +86,8 @@ macro_rules! arithmetic {
         })*
         $(impl Arithmetic for $float {
             #[inline(always)]
+            fn added(self, other: Self) -> Self { self + other }
+            #[inline(always)]
             fn minus(self, other: Self) -> Self { self - other }
             #[inline(always)]
             fn multiplied(self, other: Self) -> Self { self * other }
@@ -92,6 +97,8 @@ macro_rules! arithmetic {
             fn less(self, other: Self) -> Option<bool> { Some(self < other) }
         })*
         $(impl Arithmetic for $complex {
+            #[inline(always)]
+            fn added(self, other: Self) -> Self { self + other }
             #[inline(always)]
             fn minus(self, other: Self) -> Self { self - other }
             #[inline(always)]

@@ -120,6 +120,10 @@ tuples! {
     "6": A a, B b, C c, D d, E e, F f;
     "7": A a, B b, C c, D d, E e, F f, G g;
     "8": A a, B b, C c, D d, E e, F f, G g, H h;
+    "9": A a, B b, C c, D d, E e, F f, G g, H h, I i;
+    "10": A a, B b, C c, D d, E e, F f, G g, H h, I i, J j;
+    "11": A a, B b, C c, D d, E e, F f, G g, H h, I i, J j, K k;
+    "12": A a, B b, C c, D d, E e, F f, G g, H h, I i, J j, K k, L l;
 }
 
 #[cfg(test)]

@@ -2,11 +2,13 @@
 
 mod containers;
 mod fields;
+mod fitted;
 mod numbers;
 mod rows;
 
 #[doc(hidden)]
 pub use fields::Fields;
+pub use fitted::fitted;
 pub use rows::{concat, concat_rows, narrow_rows, rows, stack, take_rows};
 
 use crate::{HostTensor, IndexedSlices, Leaf, Result, Tree};

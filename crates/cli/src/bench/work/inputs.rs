@@ -66,7 +66,7 @@ pub const MAP: Pass<HostTensor> = Pass {
     what: "a function of some 20 µs (64 float64) on 2 threads of each number of a range",
     examples: 4096,
     checksum: 886_170_595_072,
-    dataset: || Ok(Dataset::range(1 << 40).map_parallel(2, costly)),
+    dataset: || Ok(Dataset::range(1i64 << 40).map_parallel(2, costly)),
 };
 
 const IMAGES: usize = 60_000;

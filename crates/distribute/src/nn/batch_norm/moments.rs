@@ -1,6 +1,7 @@
 //! Count, mean and squared deviations of each channel, and how those of several pieces become those of all.
 
-use candle_core::{CpuStorage, DType, Layout, Result, Storage, Tensor, WithDType, bail};
+use crate::number::operand;
+use candle_core::{DType, Result, Storage, Tensor, WithDType, bail};
 
 /// A tensor `[rows, channels, ...]` as its elements: `rows` times `channels` planes of `plane` elements.
 #[derive(Clone, Copy)]
@@ -141,16 +142,8 @@ pub(super) fn with_planes<T: WithDType, R>(
 ) -> Result<R> {
     let (storage, layout) = tensor.storage_and_layout();
     match &*storage {
-        Storage::Cpu(storage) => Ok(look(Planes::new(elements(storage, layout)?, layout.dims()))),
+        Storage::Cpu(storage) => Ok(look(Planes::new(operand(storage, layout)?, layout.dims()))),
         _ => bail!("batch-norm over replicas is for CPU tensors in training"),
-    }
-}
-
-/// The elements of a contiguous tensor.
-pub(super) fn elements<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
-    match layout.contiguous_offsets() {
-        Some((start, end)) => Ok(&T::cpu_storage_as_slice(storage)?[start..end]),
-        None => bail!("batch-norm: a tensor must be contiguous"),
     }
 }
 

@@ -1,7 +1,8 @@
 //! The operation behind batch-norm in training, and its gradient: one collective for each way.
 
-use super::moments::{Planes, elements, sum, with_planes};
+use super::moments::{Planes, sum, with_planes};
 use crate::context::raise;
+use crate::number::operand;
 use crate::{ReduceOp, ReplicaContext};
 use candle_core::{CpuStorage, CustomOp3, Device, Layout, Result, Shape, Tensor, WithDType, bail};
 use std::panic::Location;
@@ -54,7 +55,7 @@ impl Call {
 
 impl Normalize {
     fn forward<T: WithDType>(&self, inputs: [(&CpuStorage, &Layout); 3]) -> Result<CpuStorage> {
-        let [x, weight, bias] = inputs.map(|(storage, layout)| elements::<T>(storage, layout));
+        let [x, weight, bias] = inputs.map(|(storage, layout)| operand::<T>(storage, layout));
         let (weight, bias) = (weight?, bias?);
         let x = Planes::new(x?, inputs[0].1.dims());
         let mut out = Vec::with_capacity(x.elements.len());

@@ -52,7 +52,6 @@ impl Program {
             (None, _) => Ok(()),
             (Some(its), true) => self.is_its_own(its),
             (Some(its), false) => match its.text() {
-                None if self.may_go_on() => Ok(()),
                 None => Err(format!("worker {culprit} went on, others got: {text}")),
                 Some(other) if other != text => {
                     Err(format!("on the faulty worker {culprit}: {other}\non others: {text}"))
@@ -69,11 +68,6 @@ impl Program {
             Kind::Replica(_, Wrong::Fails | Wrong::Panics | Wrong::Backward { .. })
                 | Kind::Worker(Mistake::Unable)
         )
-    }
-
-    /// A worker whose only replica is through does not wait for the others, and learns nothing of them.
-    fn may_go_on(&self) -> bool {
-        matches!(self.fault.kind, Kind::Replica(_, Wrong::Returns | Wrong::Missing)) && self.replicas == 1
     }
 
     fn is_its_own(&self, its: &Told) -> Result<(), String> {

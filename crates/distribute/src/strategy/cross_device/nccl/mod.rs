@@ -36,7 +36,7 @@ use std::time::Duration;
 /// reduced to one device: values on CPUs, sparse ones, those of mixed devices, and for other destinations. Programs that name it
 /// run everywhere.
 ///
-/// The order of NCCL's sums is NCCL's own: they differ in their last bits from those of other algorithms, and halves are added up as halves. A mean is the
+/// The order of NCCL's sums is NCCL's own: they differ in their last bits from those of other algorithms. f16 and bf16 are added up as f32. A mean is the
 /// sum, divided.
 ///
 /// NCCL is loaded (`libnccl.so.2`, 2.14 or later) when a strategy is made whose devices are several GPUs; where it isn't installed, that

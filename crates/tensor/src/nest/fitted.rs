@@ -1,0 +1,51 @@
+//! Leaves of the kind that a Rust type has.
+
+use crate::{Leaf, Nest, Tree};
+
+/// The tree with candle tensors in place of host tensors where `T` has those. For leaves that were made of a description, which does
+/// not say their kind.
+#[cfg(feature = "candle")]
+pub fn fitted<T: Nest>(tree: Tree<Leaf>) -> Tree<Leaf> {
+    let (mut leaves, structure) = tree.clone().flatten();
+    let mut paths = Vec::with_capacity(leaves.len());
+    let Ok(()) = structure.visit(&mut |path, ()| {
+        paths.push(path());
+        Ok::<(), std::convert::Infallible>(())
+    });
+    for _ in 0..leaves.len() {
+        // Each attempt names the first leaf of another kind than the type has.
+        let attempt = structure.fill(leaves.clone()).and_then(T::from_tree);
+        let Err(crate::Error::Structure { path, expected, .. }) = attempt else { break };
+        let Some(at) = paths.iter().position(|of| *of == path) else { break };
+        let (Leaf::Host(tensor), "a candle tensor") = (&leaves[at], expected.as_str()) else { break };
+        let Ok(tensor) = tensor.to_candle(&candle_core::Device::Cpu) else { break };
+        leaves[at] = Leaf::Candle(tensor);
+    }
+    structure.fill(leaves).unwrap_or(tree)
+}
+
+/// The tree as it is: there are no other kinds.
+#[cfg(not(feature = "candle"))]
+pub fn fitted<T: Nest>(tree: Tree<Leaf>) -> Tree<Leaf> {
+    tree
+}
+
+#[cfg(all(test, feature = "candle"))]
+mod tests {
+    use super::*;
+    use crate::HostTensor;
+    use candle_core::Tensor;
+
+    #[test]
+    fn host_tensors_become_candle_tensors_where_the_type_has_these() {
+        type Of = (Vec<Tensor>, HostTensor, Option<Tensor>);
+        let host = || Tree::Leaf(Leaf::Host(HostTensor::vector(vec![1f32])));
+        let tree = Tree::Tuple(vec![Tree::List(vec![host(), host()]), host(), host()]);
+        assert!(Of::from_tree(tree.clone()).is_err());
+        let (list, kept, some) = Of::from_tree(fitted::<Of>(tree)).unwrap();
+        assert_eq!((list.len(), kept.len(), some.is_some()), (2, 1, true));
+        // What does not fit for another reason stays as it is.
+        let other = fitted::<(Tensor,)>(host());
+        assert!(matches!(other, Tree::Leaf(Leaf::Host(_))));
+    }
+}
