@@ -270,7 +270,7 @@ impl Trained {
     }
 
     // INV-20
-    /// Ends a step that has written the variables: their further copies follow.
+    /// Ends a step after the variables have been written: sets their other copies, and counts the step.
     ///
     /// # Errors
     /// candle's, of a device.

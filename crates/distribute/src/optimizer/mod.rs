@@ -167,7 +167,7 @@ struct Trained {
     remote: Option<Remote>,
     /// For each variable its copies on devices with memory of their own, if there are any; none at all where no replica has such a device.
     device_copies: Vec<Option<Arc<DeviceCopies>>>,
-    /// The variables that have further copies, which follow each step.
+    /// The variables with several copies, of which a step writes the first.
     followed: Vec<Variable>,
     /// Where layers put gradients.
     buckets: Arc<Pool>,

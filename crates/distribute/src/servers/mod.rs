@@ -74,7 +74,7 @@ pub(crate) enum Makes {
     Missing,
     /// None: another process makes them, and they are waited for.
     None,
-    /// None: they are there already, or nobody makes them.
+    /// None: it is a mistake to ask for one that is not there.
     Present,
     /// None, and it is a mistake to ask for one, whether it is there or not.
     Refused,

@@ -78,8 +78,7 @@ impl DeviceName {
         }
     }
 
-    /// The device of this process where a value for this device is kept until it is sent: a parameter server's values wait in
-    /// the memory of the CPU.
+    /// The device of this process that holds a value for this device: for a parameter server, the CPU.
     pub(crate) fn in_this_process(self) -> Self {
         if self.server.is_some() { Self::cpu(0) } else { self }
     }

@@ -67,7 +67,7 @@ pub(super) struct Inner {
     pub(super) synchronization: VariableSynchronization,
     pub(super) aggregation: VariableAggregation,
     pub(super) kind: VariableKind,
-    /// Whether it is of a model: replicas compute with the first copy, which optimizers train, and the other copies follow it.
+    /// Whether it is a model's weight: replicas compute with the first copy, optimizers write it, and the other copies follow.
     pub(super) is_weight: bool,
     pub(super) trainable: bool,
     pub(super) dtype: DType,
@@ -247,13 +247,13 @@ impl Variable {
         })
     }
 
-    /// Whether it has copies that have to follow the first when an optimizer has written that.
+    /// Whether it has copies that follow the first, which optimizers write.
     pub(crate) fn has_followers(&self) -> bool {
         self.0.is_weight && self.0.copies.len() > 1
     }
 
     // INV-20
-    /// Sets all other copies to the first, which an optimizer has written.
+    /// Sets all other copies to the first, after an optimizer has written it.
     ///
     /// # Errors
     /// candle's, of a device.

@@ -7,7 +7,7 @@ use distribute::nn;
 use distribute::optimizer::rules::Sgd;
 use distribute::params::{DynamicOptions, FixedShardsPartitioner};
 use distribute::{
-    Adam, Checkpoint, DeviceName, Error, LocalCluster, Optimizer, ParameterServerStrategy, Strategy, Variable,
+    Checkpoint, DeviceName, Error, LocalCluster, Optimizer, ParameterServerStrategy, Strategy, Variable,
 };
 use distribute_testing::watched;
 
@@ -22,7 +22,7 @@ fn colo_2_a_model_made_beside_a_variable_has_its_devices_and_is_whole() {
         let outside = strategy.replicate(build).unwrap();
         let mut losses = Vec::new();
         for model in [&beside, &outside] {
-            let optimizer = Adam::new(&model.variables, 0.1).unwrap();
+            let optimizer = Optimizer::with_rule(Sgd, &model.variables, 0.1).unwrap();
             for step in 0..3 {
                 let loss = strategy.run(model, |ctx, layer| {
                     let x = tensor(&[1., step as f32, ctx.replica_id_in_sync_group() as f32]).unsqueeze(0)?;
@@ -119,7 +119,11 @@ fn colo_4_a_model_made_beside_a_variable_on_servers_is_on_its_server() {
         assert_eq!(spread.variables.variable("words.weight").unwrap().shards().len(), 5);
         Checkpoint::new().part("model", &model.variables).save(folder.path().join("whole")).unwrap();
         Checkpoint::new().part("model", &spread.variables).restore(folder.path().join("whole")).unwrap();
-        assert_eq!(spread.variables.sha256().unwrap(), model.variables.sha256().unwrap());
+        for name in names {
+            let [of_spread, of_whole] = [&spread, &model]
+                .map(|model| bits(&model.variables.get(name).unwrap().flatten_all().unwrap()));
+            assert_eq!(of_spread, of_whole, "{name}");
+        }
         let restored = spread.variables.variable("ids.weight").unwrap().dynamic_rows().unwrap();
         assert_eq!(restored.ids, rows.ids);
 

@@ -30,17 +30,18 @@ pub(in crate::servers) struct Making {
     told: bool,
     /// Whether others make the same variables.
     pub(in crate::servers) is_shared: bool,
-    /// Whether the variable that is being made was waited for in vain.
+    /// Whether the wait for the current variable has ended without it.
     has_waited: bool,
 }
 
-/// How long a variable is waited for that another process makes.
+/// How long to wait for a variable that another process makes.
 #[derive(Clone, Copy)]
 enum Wait {
+    /// Not at all: no process makes it.
     No,
-    /// So long.
+    /// For this long.
     For(Duration),
-    /// It was waited for so long already.
+    /// Not again: the wait of this length is over.
     Over(Duration),
 }
 
@@ -115,7 +116,7 @@ impl Sharded {
                     let wait = match makes {
                         // CC-3
                         Makes::Present => Wait::No,
-                        // It was waited for before its place was chosen.
+                        // The wait was before its place was chosen.
                         _ if std::mem::take(&mut making.has_waited) => Wait::Over(servers.patience()),
                         _ => Wait::For(servers.patience()),
                     };
