@@ -1,11 +1,11 @@
 //! Checkpoints one after another in one folder.
 
 use crate::{Error, Reader, Result, Writer};
-use distribute_files::{Partial, open_lock, whole_name};
+use distribute_files::{LockFile, Partial, whole_name};
 use distribute_log::heard;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::fs::{self, TryLockError};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -82,12 +82,8 @@ impl CheckpointManager {
     /// is in place, but an old one cannot be removed.
     pub fn save(&self, writer: &Writer, shards: usize) -> Result<PathBuf> {
         let lock = self.folder.join(LOCK);
-        let file = open_lock(&lock).map_err(Error::io("locking", &lock))?;
-        match file.try_lock() {
-            Ok(()) => (),
-            Err(TryLockError::WouldBlock) => return Err(Error::Busy { path: self.folder.clone() }),
-            Err(TryLockError::Error(error)) => return Err(Error::io("locking", &lock)(error)),
-        }
+        let locked = LockFile::acquire(&lock).map_err(Error::io("locking", &lock))?;
+        let Some(_locked) = locked else { return Err(Error::Busy { path: self.folder.clone() }) };
         let Found { checkpoints, partials } = self.list()?;
         // Nobody else saves here, so partial ones were left by a crash. They take space that the new one may need.
         partials.iter().for_each(|partial| Partial::clear_folder(partial));

@@ -106,7 +106,11 @@ pub enum ClusterError {
         indices: Vec<usize>,
     },
     /// A parameter server is no worker: it has no rank, and counts no workers.
-    #[error("{task} is a parameter server: it has no rank among the workers")]
+    #[error(
+        "{task} is a parameter server: it has no rank among the workers, and trains nothing; before the strategy is made, call \
+         distribute::between_graph::serve, which serves variables in this task and returns false in workers, or leave the job ps out \
+         of the cluster, since workers in lock step use none"
+    )]
     NoRank {
         /// The task.
         task: Task,

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "everywhere/mod.rs"]
+mod everywhere;
 #[path = "input/from_function.rs"]
 mod from_function;
 #[path = "input/iteration.rs"]
@@ -17,8 +19,9 @@ use candle_core::{Device, Tensor};
 use distribute::data::{Dataset, SplitRule, split};
 use distribute::{
     CentralStorageStrategy, DistributedDataset, HostTensor, MirroredStrategy, OneDeviceStrategy, PerReplica,
-    Result, Strategy, get_strategy,
+    Result, Strategy,
 };
+use everywhere::everywhere;
 
 fn mirrored(replicas: usize) -> Strategy {
     MirroredStrategy::cpus(replicas).unwrap().into()
@@ -30,11 +33,6 @@ fn one_device() -> Strategy {
 
 fn central() -> Strategy {
     CentralStorageStrategy::new(["cpu:0", "cpu:1"], "cpu:0").unwrap().into()
-}
-
-/// One strategy of each kind.
-fn everywhere() -> [Strategy; 4] {
-    [mirrored(2), central(), one_device(), get_strategy()]
 }
 
 fn ids(step: Result<PerReplica<HostTensor>>) -> Vec<Vec<i64>> {

@@ -5,6 +5,10 @@
 
 #[path = "pages/clusters.rs"]
 mod clusters;
+#[path = "pages/colocated.rs"]
+mod colocated;
+#[path = "everywhere/mod.rs"]
+mod everywhere;
 #[path = "pages/members.rs"]
 mod members;
 #[path = "pages/replica_context.rs"]
@@ -21,9 +25,10 @@ mod table;
 
 use candle_core::{Device, Tensor};
 use distribute::{
-    CentralStorageStrategy, LocalCluster, MirroredStrategy, OneDeviceStrategy, ParameterServerStrategy,
-    PerReplica, Result, Strategy, Variable, get_strategy,
+    CentralStorageStrategy, LocalCluster, MirroredStrategy, ParameterServerStrategy, PerReplica, Result,
+    Strategy, Variable,
 };
+use everywhere::everywhere;
 
 fn mirrored(replicas: usize) -> Strategy {
     MirroredStrategy::cpus(replicas).unwrap().into()
@@ -39,11 +44,6 @@ fn servers(count: usize) -> Strategy {
     let cluster = LocalCluster::new(1, count).unwrap();
     let builder = ParameterServerStrategy::builder().cluster_resolver(cluster.resolver());
     builder.build().unwrap().into()
-}
-
-/// One strategy of each kind.
-fn everywhere() -> [Strategy; 4] {
-    [mirrored(2), central(), OneDeviceStrategy::new("cpu:1").unwrap().into(), get_strategy()]
 }
 
 /// A variable with one copy, on this device.

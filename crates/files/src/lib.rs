@@ -7,16 +7,19 @@
 //!
 //! | module | what it is |
 //! |---|---|
+//! | `lock` | [`LockFile`]: locks that end when they are dropped |
 //! | `regular` | opens regular files, and nothing that blocks |
 //! | `partial` | [`Partial`]: files and folders that aren't complete yet |
 //! | `whole` | [`WholeFile`] |
 
 #![forbid(unsafe_code)]
 
+mod lock;
 mod partial;
 mod regular;
 mod whole;
 
+pub use lock::LockFile;
 pub use partial::{Partial, whole_name};
 pub use regular::{open, open_checked, open_lock};
 pub use whole::WholeFile;

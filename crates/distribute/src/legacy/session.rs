@@ -72,14 +72,16 @@ fn filter(task: &Task) -> String {
 /// The settings as a strategy needs them.
 pub(super) fn updated(strategy: &Strategy, config: &SessionConfig) -> Result<SessionConfig> {
     let extended = strategy.extended();
+    // Other strategies don't ask which task this is: a coordinator need not be among the tasks of its cluster.
+    let (independent, in_lock_step) = (extended.independent().is_some(), extended.group().is_some());
     let membership = match extended.cluster_resolver() {
-        Some(resolver) => resolver.membership()?,
-        None => None,
+        Some(resolver) if independent || in_lock_step => resolver.membership()?,
+        _ => None,
     };
     let cluster = membership.as_ref().map(|(spec, task)| (spec, task));
-    Ok(if extended.independent().is_some() {
+    Ok(if independent {
         config.of_parameter_servers(cluster)
-    } else if extended.group().is_some() {
+    } else if in_lock_step {
         config.of_collectives(cluster)?
     } else if extended.variable_placement() == VariablePlacement::Mirrored {
         config.of_mirrored()

@@ -1,12 +1,12 @@
 //! Variables that are trained otherwise than the others, or not at all: chosen by name.
 
 use super::on_servers::{self, Remote};
-use super::progress::Progress;
+use super::progress::{Change, Progress};
 use super::shards::Shards;
 use super::slots::Slots;
 use super::{Optimizer, Trained, over_workers, sharding};
 use crate::deposit::Pool;
-use crate::variables::Writing;
+use crate::variables::{Variable, Writing};
 use crate::{Error, Result};
 use candle_core::{DType, Var};
 use distribute_optim::{Rule, SlotSpec, Step};
@@ -273,7 +273,20 @@ impl Trained {
             shards.as_ref().map(Shards::by_worker),
         );
         let remote = Remote::new(&strategy, &variables)?;
-        Ok(Self { strategy, variables, frozen, shards, remote, device_copies, buckets })
+        let followed = variables.iter().filter_map(|(_, variable)| strategy.container(variable.id()));
+        let followed = followed.filter(Variable::has_followers).collect();
+        Ok(Self { strategy, variables, frozen, shards, remote, device_copies, followed, buckets })
+    }
+
+    // INV-20
+    /// Ends a step after the variables have been written: sets their other copies, and counts the step.
+    ///
+    /// # Errors
+    /// candle's, of a device.
+    pub(super) fn end_step(&self, change: &Change<'_>) -> Result<()> {
+        self.followed.iter().try_for_each(Variable::follow)?;
+        change.step_made();
+        Ok(())
     }
 
     /// Brings variables to the host that were updated on devices, and are not `on_devices` in this step.

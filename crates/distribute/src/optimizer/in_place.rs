@@ -95,8 +95,7 @@ impl Updater for InPlace<'_> {
             Some(change) => {
                 let all = Operands::new(self.trained, &[(1., gradients.as_slice())], 1)?;
                 self.reduce_and_apply(change, &all, threads)?;
-                change.step_made();
-                Ok(())
+                self.trained.end_step(change)
             }
             None => Ok(()),
         })

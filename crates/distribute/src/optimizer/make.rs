@@ -137,7 +137,7 @@ impl<R: Rule> Optimizer<R> {
                         None if on_devices.is_empty() => in_place.reduce_and_apply(&change, &all, threads)?,
                         None => self.apply_brought(&judged, &brought, &all, on_devices, &change, threads)?,
                     }
-                    change.step_made();
+                    self.trained.end_step(&change)?;
                 }
                 Ok(judged)
             });

@@ -77,7 +77,7 @@ pub use transform::Transform;
 
 use crate::context::require_outside_of_run;
 use crate::deposit::Pool;
-use crate::variables::{DeviceCopies, Variables};
+use crate::variables::{DeviceCopies, Variable, Variables};
 use crate::{Error, Result, Strategy};
 use candle_core::{Tensor, Var};
 use distribute_optim::Rule;
@@ -170,6 +170,8 @@ struct Trained {
     remote: Option<Remote>,
     /// For each variable its copies on devices with memory of their own, if there are any; none at all where no replica has such a device.
     device_copies: Vec<Option<Arc<DeviceCopies>>>,
+    /// The variables with several copies, of which a step writes the first.
+    followed: Vec<Variable>,
     /// Where layers put gradients.
     buckets: Arc<Pool>,
 }

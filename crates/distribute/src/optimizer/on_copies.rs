@@ -44,8 +44,7 @@ impl Updater for OnCopies<'_> {
         together.lead(|_| {
             let Some(change) = change else { return Ok(()) };
             write(self.trained, &mut change.slots(), made.iter().flat_map(|of_replica| of_replica.iter()))?;
-            change.step_made();
-            Ok(())
+            self.trained.end_step(change)
         })
     }
 }

@@ -109,7 +109,9 @@ fn makes(context: &CallContext) -> Makes {
 impl Executor for WorkerExecutor {
     fn call(&self, context: &CallContext, call: &Call) -> Result<Bytes, Failure> {
         let send = self.registry.sends(&call.function)?;
-        self.perform(context, call, makes(context), |given| send(given, self.largest_result))
+        // CC-3: one worker makes the variables of a resource; a closure runs on any worker, and may run again.
+        let makes = if context.makes_variables { Makes::Missing } else { Makes::Present };
+        self.perform(context, call, makes, |given| send(given, self.largest_result))
     }
 
     fn make(

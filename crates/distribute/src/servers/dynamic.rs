@@ -28,17 +28,23 @@ pub(crate) struct Dynamic {
 }
 
 impl Dynamic {
-    /// A new variable, or one that is there already, made in the same way by another process.
+    /// Creates a variable, or finds one that another process has made in the same way: a table on each server, or one beside
+    /// another variable.
     pub(crate) fn create(
         servers: &ParameterServers,
         (name, row, dtype): (&str, &[usize], DType),
-        initializer: Initializer,
-        options: DynamicOptions,
+        (initializer, options): (Initializer, DynamicOptions),
+        to: Where,
     ) -> Result<Self> {
-        let count = servers.count();
+        let (count, to) = match to {
+            Where::Beside(server) => (1, Where::Beside(server)),
+            Where::Anywhere | Where::CutAs(_) => {
+                let count = servers.count();
+                (count, Where::CutAs(RowPartition::div(count, count)))
+            }
+        };
         let dims: Vec<usize> = std::iter::once(&count).chain(row).copied().collect();
-        let (initial, to) =
-            (Initial::Ids(initializer, options), Where::CutAs(RowPartition::div(count, count)));
+        let initial = Initial::Ids(initializer, options);
         let tables = Sharded::create(servers, (name, &dims, dtype), &initial, to)?;
         Ok(Self { tables, partition: HashPartition::new(count), options })
     }

@@ -74,6 +74,8 @@ pub(crate) enum Makes {
     Missing,
     /// None: another process makes them, and they are waited for.
     None,
+    /// None: it is a mistake to ask for one that is not there.
+    Present,
     /// None, and it is a mistake to ask for one, whether it is there or not.
     Refused,
 }

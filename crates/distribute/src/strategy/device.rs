@@ -78,6 +78,11 @@ impl DeviceName {
         }
     }
 
+    /// The device of this process that holds a value for this device: for a parameter server, the CPU.
+    pub(crate) fn in_this_process(self) -> Self {
+        if self.server.is_some() { Self::cpu(0) } else { self }
+    }
+
     /// Whether a replica there has copies of what it computes with: on the CPU all share the variables themselves.
     pub(crate) fn has_own_memory(self) -> bool {
         self.kind != DeviceKind::Cpu || generic()

@@ -49,6 +49,7 @@ pub use parameter_server::{
     LocalCluster, LocalClusterResolver, ParameterServerBuilder, ParameterServerStrategy,
 };
 pub use threads::Threads;
+pub use update::Contained;
 pub use variable_placement::VariablePlacement;
 
 use self::pulse::Pulse;

@@ -106,7 +106,7 @@ impl Strategy {
     /// that is not distributed is then reduced over the workers, of which each has one.
     ///
     /// The result has one copy for each destination device. Copies on CPU devices share memory, so don't change them in
-    /// place.
+    /// place. A copy for a parameter server is in the memory of this process's CPU until it is written to a variable.
     ///
     /// # Errors
     /// [`Error::Tensor`] for different shapes or dtypes, bool and string; [`Error::InvalidArgument`] for a SUM of a
@@ -186,7 +186,7 @@ impl Strategy {
     ) -> Result<Mirrored<N>> {
         const OPERATION: &str = "broadcast_to";
         let _scope = self.enter(OPERATION, "in a replica, use the value as it is")?;
-        let to = destinations.into().resolve(OPERATION, self)?;
+        let to = self.places(&destinations.into(), OPERATION)?;
         let (leaves, structure) = value.into_tree().flatten();
         mirrored(OPERATION, &structure, &to, self.broadcast(&leaves, &to)?)
     }
@@ -200,7 +200,7 @@ impl Strategy {
         let operation = call.operation;
         let _scope = self.enter(operation, ADVICE)?;
         let prepare = |(value, destinations): (V, Destinations)| {
-            let to = destinations.resolve(operation, self)?;
+            let to = self.places(&destinations, operation)?;
             let (leaves, structure) = self.contributions(operation, call.op, value)?;
             Ok(Given { leaves, structure, to })
         };
@@ -208,6 +208,12 @@ impl Strategy {
         let reduced = self.reduce_given(call, &given)?;
         let finish = |(given, copies): (&Given, _)| mirrored(operation, &given.structure, &given.to, copies);
         given.iter().zip(reduced).map(finish).collect()
+    }
+
+    /// The devices of this process on which the copies for `destinations` are: one for each destination.
+    fn places(&self, destinations: &Destinations, operation: &'static str) -> Result<Vec<DeviceName>> {
+        let devices = destinations.resolve(operation, self)?;
+        Ok(devices.into_iter().map(DeviceName::in_this_process).collect())
     }
 
     /// For each value, the copies of each leaf's reduction.

@@ -5,10 +5,49 @@ use crate::context::{ContextKind, Here, Mode, UpdateContext, enter, here, mixed}
 use crate::values::{Distributed, Mirrored};
 use crate::variables::Variable;
 use crate::{Error, Result};
-use candle_core::Tensor;
+use candle_core::{Tensor, Var};
 use std::sync::Arc;
 
 const ADVICE: &str = "use merge_call to leave it first, and there reduce_to what the replicas have";
+
+/// A value that may belong to a variable: see [`Strategy::value_container`].
+pub trait Contained: sealed::Sealed {
+    /// Returns the variable of `strategy` that it belongs to.
+    #[doc(hidden)]
+    fn container(&self, strategy: &Strategy) -> Option<Variable>;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for candle_core::Tensor {}
+    impl Sealed for candle_core::Var {}
+    impl Sealed for crate::Variable {}
+    impl<T: Sealed + ?Sized> Sealed for &T {}
+}
+
+impl Contained for Tensor {
+    fn container(&self, strategy: &Strategy) -> Option<Variable> {
+        strategy.container(self.id())
+    }
+}
+
+impl Contained for Var {
+    fn container(&self, strategy: &Strategy) -> Option<Variable> {
+        strategy.container(self.id())
+    }
+}
+
+impl Contained for Variable {
+    fn container(&self, strategy: &Strategy) -> Option<Variable> {
+        (self.strategy() == strategy).then(|| self.clone())
+    }
+}
+
+impl<V: Contained + ?Sized> Contained for &V {
+    fn container(&self, strategy: &Strategy) -> Option<Variable> {
+        (**self).container(strategy)
+    }
+}
 
 impl Strategy {
     /// Calls `update` once for each copy of `variable`, in update context. There the variable stands for that copy: reads
@@ -144,7 +183,9 @@ impl Strategy {
     }
 
     /// While `body` runs, new variables get their copies on the devices of a variable, or on those returned by
-    /// [`non_slot_devices`](Strategy::non_slot_devices).
+    /// [`non_slot_devices`](Strategy::non_slot_devices). So do the trained variables of a model that
+    /// [`replicate`](Strategy::replicate) builds there; on parameter servers they stay whole. Each replica keeps its own running
+    /// statistics.
     ///
     /// ```
     /// use distribute::{Variable, prelude::*};
@@ -164,7 +205,8 @@ impl Strategy {
     ///
     /// # Errors
     /// [`Error::WrongContext`] outside of this strategy's scope; [`Error::InvalidArgument`] for another strategy's
-    /// variable.
+    /// variable. Inside, `replicate` returns [`Error::InvalidArgument`] if variables are on parameter servers and the model would
+    /// not be.
     #[doc(alias = "tf.distribute.StrategyExtended.colocate_vars_with")]
     pub fn colocate_vars_with<T>(
         &self,
@@ -192,8 +234,11 @@ impl Strategy {
         body()
     }
 
-    /// The variable that a candle tensor, such as a layer's weight, is a copy of. `None` for any other tensor, and if the
-    /// variable has been dropped.
+    /// Returns the variable that a value belongs to: a candle tensor, such as a layer's weight, to the one that it is a copy
+    /// of, and a [`Variable`], such as [`local_results`](Strategy::local_results) gives for one, to itself. `None` for any other
+    /// tensor, if the variable has been dropped, and for another strategy's.
+    ///
+    /// A variable made of numbers has no tensor; it is given as itself.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -205,8 +250,8 @@ impl Strategy {
     /// # Ok::<(), distribute::Error>(())
     /// ```
     #[doc(alias = "tf.distribute.StrategyExtended.value_container")]
-    pub fn value_container(&self, value: &Tensor) -> Option<Variable> {
-        self.container(value.id())
+    pub fn value_container<V: Contained + ?Sized>(&self, value: &V) -> Option<Variable> {
+        value.container(self)
     }
 
     /// Whether a variable was created in this strategy's scope.

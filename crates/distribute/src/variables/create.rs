@@ -236,7 +236,8 @@ impl First<'_> {
         };
         if let (First::Drawn(drawn), Some(options)) = (self, rows::ids_are_asked_for()) {
             let row = self.dims().get(1..).unwrap_or_default();
-            let rows = Dynamic::create(servers, (name, row, self.dtype()?), drawn.initializer()?, options)?;
+            let initial = (drawn.initializer()?, options);
+            let rows = Dynamic::create(servers, (name, row, self.dtype()?), initial, to)?;
             let row = Var::zeros(drawn.shape, drawn.candle_dtype, &candle_core::Device::Cpu)?;
             return Ok(Storage::of_ids(rows, row));
         }
@@ -274,12 +275,17 @@ struct Properties {
 }
 
 impl Variable {
-    /// Of a model's weights: one copy, which the replicas of this process share.
+    /// Creates one of a model's weights: one copy, which the replicas of this process share, or copies where
+    /// [`colocate_vars_with`](Strategy::colocate_vars_with) says.
     pub(super) fn weights(strategy: &Strategy, drawn: &Drawn<'_>) -> Result<Variable> {
         // Only optimizers write, who know how.
         let (synchronization, aggregation) = (VariableSynchronization::OnWrite, VariableAggregation::None);
         let properties = Properties { synchronization, aggregation, trainable: true };
-        let placement = place(strategy, drawn.name, Purpose::Weights)?;
+        let colocated = match here() {
+            Here::CrossReplica(current, devices) if current == *strategy => devices,
+            _ => None,
+        };
+        let placement = place(strategy, drawn.name, Purpose::Weights { colocated })?;
         Self::placed(strategy, drawn.name, First::Drawn(drawn), placement, properties)
     }
 
@@ -305,12 +311,15 @@ impl Variable {
                 first.on_servers(strategy, name, to).map(|one| vec![one])
             }
         };
-        // Replicas compute with the weights of a model; of what users make, each has a copy on its device.
-        let copies = match &first {
-            First::Drawn(_) => copies
-                .and_then(|copies| copies.into_iter().map(|copy| copy.on_devices_of(strategy)).collect()),
-            First::Value(_) => copies,
-        };
+        // Replicas compute with the first copy of a model's weights; of what users make, each has a copy on its device.
+        let is_weight = matches!(first, First::Drawn(_));
+        let copies = copies.and_then(|mut copies| {
+            if is_weight && !copies.is_empty() {
+                let first = copies.remove(0).on_devices_of(strategy)?;
+                copies.insert(0, first);
+            }
+            Ok(copies)
+        });
         Ok(Variable::of(Inner {
             id: strategy.next_variable(),
             all_copies: Mutex::new(()),
@@ -319,6 +328,7 @@ impl Variable {
             synchronization,
             aggregation,
             kind,
+            is_weight,
             trainable,
             dtype: first.dtype()?,
             dims: first.dims().to_vec(),

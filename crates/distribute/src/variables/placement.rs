@@ -30,7 +30,10 @@ pub(super) enum Purpose {
         colocated: Option<Vec<DeviceName>>,
     },
     /// The weights of a model: only optimizers write them, for all replicas at once.
-    Weights,
+    Weights {
+        /// The devices of the variable that the model is to lie beside.
+        colocated: Option<Vec<DeviceName>>,
+    },
     /// The running statistics of a model: each replica writes its own.
     Statistics,
 }
@@ -50,14 +53,8 @@ impl Policy<'_> {
         let each = || self.replicas.to_vec();
         let on_servers = self.placement == VariablePlacement::Servers;
         let (synchronization, colocated) = match purpose {
-            Purpose::Weights => {
-                let at = if on_servers {
-                    At::Servers { beside: None }
-                } else {
-                    // Replicas elsewhere compute with copies.
-                    let here = self.parameters.kind == DeviceKind::Cpu;
-                    At::Devices(vec![if here { self.parameters } else { DeviceName::cpu(0) }])
-                };
+            Purpose::Weights { colocated } => {
+                let at = self.place_weights(colocated, on_servers)?;
                 return Ok(Placement { at, kind: VariableKind::OnWrite });
             }
             Purpose::Statistics => {
@@ -85,11 +82,7 @@ impl Policy<'_> {
             (None, VariablePlacement::Central(device)) => vec![device],
             (None, _) => each(),
         };
-        let for_each = devices.len() == self.replicas.len()
-            && self.replicas.iter().all(|device| devices.contains(device));
-        if !for_each && devices.len() != 1 {
-            return Err(format!("a copy for each replica or one for all, not on {devices:?}"));
-        }
+        let for_each = self.require_one_or_each(&devices)?;
         let kind = match (self.placement, synchronization) {
             (VariablePlacement::Ordinary, _) => VariableKind::Ordinary,
             (_, VariableSynchronization::None) => {
@@ -103,6 +96,44 @@ impl Policy<'_> {
             _ => VariableKind::OnWrite,
         };
         Ok(Placement { at: At::Devices(devices), kind })
+    }
+
+    /// Where a model's weights go. Replicas on devices with memory of their own compute with copies of what the CPU's has.
+    fn place_weights(&self, colocated: Option<Vec<DeviceName>>, on_servers: bool) -> Result<At, String> {
+        let on_host = |device: DeviceName| {
+            if device.kind == DeviceKind::Cpu { device } else { DeviceName::cpu(0) }
+        };
+        // COLO-2, COLO-4
+        match colocated.as_deref() {
+            None if on_servers => Ok(At::Servers { beside: None }),
+            None => Ok(At::Devices(vec![on_host(self.parameters)])),
+            Some([DeviceName { server: Some(server), .. }]) if on_servers => {
+                Ok(At::Servers { beside: Some(*server) })
+            }
+            Some(devices) if on_servers => Err(format!(
+                "the weights of a model are trained on a parameter server, not on {devices:?}; colocate the model with a variable that is on one"
+            )),
+            Some(devices) => {
+                self.require_one_or_each(devices)?;
+                let mut on_hosts = Vec::new();
+                for device in devices.iter().copied().map(on_host) {
+                    if !on_hosts.contains(&device) {
+                        on_hosts.push(device);
+                    }
+                }
+                Ok(At::Devices(on_hosts))
+            }
+        }
+    }
+
+    /// Returns whether there is a device for each replica.
+    fn require_one_or_each(&self, devices: &[DeviceName]) -> Result<bool, String> {
+        let for_each = devices.len() == self.replicas.len()
+            && self.replicas.iter().all(|device| devices.contains(device));
+        if for_each || devices.len() == 1 {
+            return Ok(for_each);
+        }
+        Err(format!("a copy for each replica or one for all, not on {devices:?}"))
     }
 }
 
@@ -167,13 +198,39 @@ mod tests {
             let policy = Policy { placement, replicas: &cpus(3), parameters: DeviceName::cpu(9) };
             let weights =
                 Placement { at: At::Devices(vec![DeviceName::cpu(9)]), kind: VariableKind::OnWrite };
-            assert_eq!(policy.place(Purpose::Weights), Ok(weights));
-            let on_gpu = Policy { parameters: DeviceName::gpu(0), ..policy }.place(Purpose::Weights).unwrap();
+            assert_eq!(policy.place(Purpose::Weights { colocated: None }), Ok(weights));
+            let on_gpu = Policy { parameters: DeviceName::gpu(0), ..policy };
+            let on_gpu = on_gpu.place(Purpose::Weights { colocated: None }).unwrap();
             assert_eq!(on_gpu.at, At::Devices(vec![DeviceName::cpu(0)]));
             let policy = Policy { placement, replicas: &cpus(3), parameters: DeviceName::cpu(9) };
             let statistics = Placement { at: At::Devices(cpus(3)), kind: VariableKind::OnRead };
             assert_eq!(policy.place(Purpose::Statistics), Ok(statistics));
         }
+    }
+
+    // COLO-2, COLO-4
+    #[test]
+    fn a_colocated_models_weights_are_where_the_other_variable_is_and_whole() {
+        let place = |placement, devices: &[DeviceName]| {
+            let policy = Policy { placement, replicas: &cpus(2), parameters: DeviceName::cpu(9) };
+            policy.place(Purpose::Weights { colocated: Some(devices.to_vec()) }).map(|placement| placement.at)
+        };
+        for placement in [VariablePlacement::Mirrored, VariablePlacement::Central(DeviceName::cpu(9))] {
+            for devices in [cpus(2), vec![DeviceName::cpu(1)], vec![DeviceName::cpu(9)]] {
+                assert_eq!(place(placement, &devices), Ok(At::Devices(devices)));
+            }
+            assert!(place(placement, &cpus(3)).unwrap_err().contains("a copy for each replica or one"));
+            // Weights stay in the memory of the CPU.
+            assert_eq!(place(placement, &[DeviceName::gpu(1)]), Ok(At::Devices(cpus(1))));
+        }
+        let gpus = [DeviceName::gpu(0), DeviceName::gpu(1)];
+        let policy = Policy { placement: VariablePlacement::Mirrored, replicas: &gpus, parameters: gpus[0] };
+        let weights = policy.place(Purpose::Weights { colocated: Some(gpus.to_vec()) });
+        assert_eq!(weights.unwrap().at, At::Devices(cpus(1)));
+        let servers = VariablePlacement::Servers;
+        assert_eq!(place(servers, &[DeviceName::of_server(3)]), Ok(At::Servers { beside: Some(3) }));
+        let error = place(servers, &cpus(1)).unwrap_err();
+        assert!(error.contains("colocate the model with a variable that is on one"), "{error}");
     }
 
     // PSV-1, PSV-3, COLO-4

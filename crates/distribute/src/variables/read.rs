@@ -2,6 +2,7 @@
 
 use super::access::{Access, AccessPlan, Combine};
 use super::variable::Variable;
+use crate::context::ContextKind;
 use crate::{Error, Result};
 use candle_core::Tensor;
 use distribute_cluster::{Fingerprint, Operation};
@@ -85,7 +86,12 @@ impl Variable {
     /// of candle's.
     pub fn as_tensor(&self) -> Result<Tensor> {
         const OPERATION: &str = "as_tensor";
-        let near = self.nearest_or_first(&self.place(OPERATION, false)?)?;
+        let place = self.place(OPERATION, false)?;
+        let near = match place.kind {
+            // Gradients are those of the copy that optimizers train.
+            ContextKind::Replica if self.has_followers() => self.copy(0)?,
+            _ => self.nearest_or_first(&place)?,
+        };
         self.bring(OPERATION)?;
         // Who has it reads it without asking.
         near.device_copies().map_or(Ok(()), |copies| copies.read_directly())?;

@@ -93,7 +93,7 @@ impl Storage {
     }
 
     /// Brings it up to date, if its copies on devices were written in its place: before it is read or written.
-    fn bring_back(&self) -> Result<()> {
+    pub(super) fn bring_back(&self) -> Result<()> {
         self.device_copies.iter().try_for_each(|copies| copies.bring_back())
     }
 

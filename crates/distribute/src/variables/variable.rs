@@ -67,6 +67,8 @@ pub(super) struct Inner {
     pub(super) synchronization: VariableSynchronization,
     pub(super) aggregation: VariableAggregation,
     pub(super) kind: VariableKind,
+    /// Whether it is a model's weight: replicas compute with the first copy, optimizers write it, and the other copies follow.
+    pub(super) is_weight: bool,
     pub(super) trainable: bool,
     pub(super) dtype: DType,
     pub(super) dims: Vec<usize>,
@@ -243,6 +245,24 @@ impl Variable {
             let reason = format!("variable {} is no candle tensor; create it from one", self.name());
             Error::invalid("variables", reason)
         })
+    }
+
+    /// Whether it has copies that follow the first, which optimizers write.
+    pub(crate) fn has_followers(&self) -> bool {
+        self.0.is_weight && self.0.copies.len() > 1
+    }
+
+    // INV-20
+    /// Sets all other copies to the first, after an optimizer has written it.
+    ///
+    /// # Errors
+    /// candle's, of a device.
+    pub(crate) fn follow(&self) -> Result<()> {
+        let Some((first, others)) = self.0.copies.split_first() else { return Ok(()) };
+        let _all = self.all_copies();
+        let value = self.candle(first)?;
+        first.bring_back()?;
+        others.iter().try_for_each(|copy| copy.set(value.as_tensor()))
     }
 
     pub(crate) fn downgrade(&self) -> WeakVariable {

@@ -134,6 +134,10 @@ fn psv1_7_a_sessions_settings_are_updated_in_a_copy_as_each_strategy_needs_them(
     // The others change nothing.
     let central = CentralStorageStrategy::new(["cpu:0", "cpu:1"], "cpu:0").unwrap();
     assert_eq!(central.update_config_proto(&given).unwrap(), given);
+    // A coordinator need not be among the tasks of its cluster.
+    let cluster = LocalCluster::new(2, 1).unwrap();
+    let builder = distribute::ParameterServerStrategy::builder().cluster_resolver(cluster.resolver());
+    assert_eq!(builder.build().unwrap().update_config_proto(&given).unwrap(), given);
     // MW-12
     let leaders =
         MultiWorkerMirroredStrategy::on_threads(2, 1, |strategy| strategy.update_config_proto(&given))

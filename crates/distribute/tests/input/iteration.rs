@@ -3,6 +3,7 @@
 use crate::{everywhere, ids, mirrored, steps};
 use distribute::data::{Cardinality, Dataset};
 use distribute::{ContextKind, Error, ReduceOp, in_cross_replica_context};
+use distribute_testing::watched;
 
 #[test]
 fn iter_2_get_next_is_out_of_range_at_the_end() {
@@ -46,10 +47,13 @@ fn iter_6_steps_are_taken_outside_of_run() {
 
 #[test]
 fn iter_7_pieces_are_always_per_replica() {
-    for strategy in everywhere() {
-        let data = strategy.distribute_dataset(Dataset::range(4).batch(4)).unwrap();
-        assert_eq!(data.iter().get_next().unwrap().len(), strategy.num_replicas_in_sync());
-    }
+    watched(|| {
+        everywhere(|strategy| {
+            let data = strategy.distribute_dataset(Dataset::range(4).batch(4)).unwrap();
+            let pieces = data.iter().get_next().unwrap().len();
+            assert_eq!(pieces, strategy.world().replicas(), "{strategy}");
+        });
+    });
 }
 
 #[test]

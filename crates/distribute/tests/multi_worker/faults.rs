@@ -306,6 +306,6 @@ fn a_strategy_knows_how_its_cluster_was_found_out() {
     assert_eq!((chief.world().workers(), chief.world().replicas()), (1, 2));
     assert_eq!(chief.cluster_resolver().unwrap().task_type(), Some(Job::Chief));
     let error = of(Job::Ps).unwrap_err().to_string();
-    assert!(error.contains("ps 0"), "{error}");
+    assert!(error.contains("ps 0") && error.contains("distribute::between_graph::serve"), "{error}");
     assert!(MirroredStrategy::cpus(2).unwrap().cluster_resolver().is_none());
 }

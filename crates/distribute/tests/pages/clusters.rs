@@ -1,6 +1,6 @@
 //! What the page of the runner's `ParameterServerStrategy` says: how variables are cut, and what is known of the cluster.
 
-use crate::{central, everywhere, mirrored, servers};
+use crate::{everywhere, servers};
 use distribute::cluster::resolver::{ClusterResolver, TfConfigClusterResolver};
 use distribute::data::{Dataset, Distribution, Layout, Location, text_lines};
 use distribute::params::{self, FixedShardsPartitioner, MinSizePartitioner, Partitioner};
@@ -107,7 +107,10 @@ fn str_5_the_resolver_is_what_a_strategys_author_gives_and_tells_the_task() {
     assert_eq!(resolver.cluster_spec().unwrap().num_tasks(&Job::Ps).unwrap(), 1);
     // Where the author gives none, and in strategies of one process, there is none.
     assert!(Strategy::new(Found([DeviceName::cpu(0)], None)).unwrap().cluster_resolver().is_none());
-    assert!(everywhere().iter().chain([&mirrored(2), &central()]).all(|s| s.cluster_resolver().is_none()));
+    watched(|| {
+        let here = |strategy: &Strategy| strategy.extended().parameter_servers().is_none();
+        everywhere(|s| assert_eq!(s.cluster_resolver().is_none(), here(s), "{s}"));
+    });
 }
 
 // Input over workers

@@ -3,8 +3,9 @@
 use crate::{bits, everywhere, mirrored, on_one, per_replica, tensor};
 use candle_core::Tensor;
 use distribute::{
-    CentralStorageStrategy, ContextKind, DeviceName, Error, Mirrored, ReduceOp, Result, Strategy,
-    StrategyExtended, Variable, get_strategy, get_update_context,
+    CentralStorageStrategy, ContextKind, Destinations, DeviceName, Error, HostTensor, Mirrored, PerReplica,
+    ReduceOp, Result, Strategy, StrategyExtended, Variable, VariablePlacement, get_strategy,
+    get_update_context,
 };
 use distribute_testing::watched;
 
@@ -27,7 +28,9 @@ impl StrategyExtended for Compiled {
 
 #[test]
 fn str_6_static_shapes_are_needed_where_the_strategys_author_says_so() {
-    assert!(everywhere().iter().all(|strategy| !strategy.extended().require_static_shapes()));
+    watched(|| {
+        everywhere(|strategy| assert!(!strategy.extended().require_static_shapes(), "{strategy}"));
+    });
     let own = Strategy::new(Compiled([DeviceName::cpu(0)])).unwrap();
     assert!(own.extended().require_static_shapes());
     // Nothing else is given, and everything works: what a strategy is, is all in this trait.
@@ -37,45 +40,114 @@ fn str_6_static_shapes_are_needed_where_the_strategys_author_says_so() {
 #[test]
 fn one_1_worker_devices_run_replicas_and_parameter_devices_have_variables() {
     watched(|| {
-        for strategy in everywhere() {
-            let v = strategy.scope(|| Variable::new("v", 1f32)).unwrap();
-            assert_eq!(v.devices(), strategy.extended().parameter_devices(), "{strategy}");
+        everywhere(|strategy| {
+            let parameters = strategy.extended().parameter_devices();
+            // Servers have variables in turn, and other devices all of them.
+            let make = |number: usize| strategy.scope(|| Variable::new(format!("v{number}"), 1f32)).unwrap();
+            let variables: Vec<_> = (0..parameters.len()).map(make).collect();
+            let mut devices: Vec<_> = variables.iter().flat_map(Variable::devices).collect();
+            devices.sort_unstable();
+            devices.dedup();
+            assert_eq!(devices, parameters, "{strategy}");
+            // ONE-1: a model's running statistics are each replica's own, wherever variables are.
+            let model = strategy.replicate(|vb| distribute::nn::batch_norm(2, 1e-5, vb)).unwrap();
+            let mean = model.variables.variable("running_mean").unwrap();
+            assert_eq!(mean.devices(), strategy.extended().worker_devices(), "{strategy}");
             let ran = strategy.run((), |ctx, ()| ctx.devices()).unwrap().into_values().concat();
             let workers: Vec<_> =
                 strategy.extended().worker_devices().iter().map(ToString::to_string).collect();
             assert_eq!(ran, workers, "{strategy}");
-        }
+        });
     });
 }
 
 // reduce_to, batch_reduce_to
 
+/// A value of each replica, as a tensor, whose sum depends on the order in which it is taken.
+fn uneven(strategy: &Strategy, turn: usize) -> PerReplica<Tensor> {
+    let value = |id: usize| tensor(&[0.1 * 7f32.powi((id + turn) as i32), 1. / (id + 3) as f32]);
+    strategy.distribute_values_from_function(|ctx| Ok(value(ctx.replica_id_in_sync_group))).unwrap()
+}
+
+fn all_bits(copies: &Mirrored<Tensor>) -> Vec<Vec<u32>> {
+    copies.copies().into_iter().map(bits).collect()
+}
+
 #[test]
 fn rto_4_a_batch_gives_the_bits_of_its_calls_one_by_one() {
-    watched(|| {
-        for replicas in 1..=4 {
-            let strategy = mirrored(replicas);
-            let value = |i: usize| {
-                per_replica(
-                    (0..replicas).map(|r| tensor(&[0.1 * 7f32.powi((r + i) as i32), 1. / (r + 3) as f32])),
-                )
-            };
-            let values: Vec<_> = (0..3).map(value).collect();
-            for op in [ReduceOp::Sum, ReduceOp::Mean] {
-                let batch = strategy.batch_reduce_to(op, values.iter().map(|v| (v, v))).unwrap();
-                for (value, from_batch) in values.iter().zip(batch) {
-                    let single = strategy.reduce_to(op, value, value).unwrap();
-                    let all =
-                        |copies: &Mirrored<Tensor>| copies.copies().into_iter().map(bits).collect::<Vec<_>>();
-                    assert_eq!(all(&from_batch), all(&single), "{op} of {replicas}");
-                    assert_eq!(single.copies().len(), replicas);
-                    // RTO-2: given itself, a reduction is an all-reduction.
-                    let reduced =
-                        strategy.run(value, |ctx, value| ctx.all_reduce(op, value.clone())).unwrap();
-                    assert_eq!(reduced.iter().map(bits).collect::<Vec<_>>(), all(&single));
-                }
+    let check = |strategy: &Strategy| {
+        let values: Vec<_> = (0..3).map(|turn| uneven(strategy, turn)).collect();
+        for op in [ReduceOp::Sum, ReduceOp::Mean] {
+            let batch = strategy.batch_reduce_to(op, values.iter().map(|v| (v, v))).unwrap();
+            for (value, from_batch) in values.iter().zip(batch) {
+                let single = strategy.reduce_to(op, value, value).unwrap();
+                assert_eq!(all_bits(&from_batch), all_bits(&single), "{op} of {strategy}");
+                assert_eq!(single.copies().len(), strategy.world().replicas());
+                // RTO-2: given itself, a reduction is an all-reduction.
+                let reduced = strategy.run(value, |ctx, value| ctx.all_reduce(op, value.clone())).unwrap();
+                assert_eq!(reduced.iter().map(bits).collect::<Vec<_>>(), all_bits(&single), "{strategy}");
             }
         }
+    };
+    watched(move || {
+        [1, 3, 4].map(mirrored).iter().for_each(check);
+        everywhere(check);
+    });
+}
+
+/// Tensors of candle, host tensors and numbers: to a variable, to its devices, to all parameter devices, and to each by its name.
+#[test]
+fn rto_1_values_of_any_kind_go_to_wherever_variables_are() {
+    watched(|| {
+        everywhere(|strategy| {
+            let make = || {
+                let (tensors, numbers) =
+                    (Variable::new("tensors", tensor(&[1., 1.]))?, Variable::new("n", 1f32)?);
+                let table = Variable::new("table", HostTensor::vector(vec![1f32, 1.]))?;
+                Ok([tensors, numbers, table])
+            };
+            let variables = strategy.scope(make).unwrap();
+            let non_slot = strategy.non_slot_devices(&variables.each_ref()).unwrap();
+            let parameters = strategy.extended().parameter_devices();
+            let mut destinations: Vec<Destinations> = variables.iter().map(Destinations::from).collect();
+            destinations.extend([(&non_slot).into(), (&parameters).into()]);
+            destinations.extend(parameters.iter().map(|device| device.to_string().as_str().into()));
+            let counts = variables.iter().map(|v| v.devices().len());
+            let counts: Vec<_> =
+                counts.chain([non_slot.len(), parameters.len()]).chain(vec![1; parameters.len()]).collect();
+
+            let tensors = uneven(strategy, 2);
+            let numbers = tensors.clone().map(|tensor| tensor.to_vec1::<f32>().unwrap()[0]);
+            let hosts = tensors.clone().map(|tensor| HostTensor::from_candle(&tensor).unwrap());
+            for op in [ReduceOp::Sum, ReduceOp::Mean] {
+                let reduced = strategy.run(&tensors, |ctx, value| ctx.all_reduce(op, value.clone())).unwrap();
+                let expected = bits(&reduced.values()[0]);
+                let pairs = || destinations.iter().cloned();
+                let batch = strategy.batch_reduce_to(op, pairs().map(|to| (&tensors, to))).unwrap();
+                for ((to, count), from_batch) in pairs().zip(&counts).zip(&batch) {
+                    let single = strategy.reduce_to(op, &tensors, to.clone()).unwrap();
+                    assert_eq!(all_bits(&single), vec![expected.clone(); *count], "{strategy}: {to:?}");
+                    assert!(single.copies().iter().all(|copy| copy.device().is_cpu()), "{strategy}: {to:?}");
+                    assert_eq!(all_bits(from_batch), all_bits(&single), "{strategy}: {to:?}");
+                    let number = strategy.reduce_to(op, &numbers, to.clone()).unwrap();
+                    assert_eq!(number.copies(), vec![&f32::from_bits(expected[0]); *count], "{strategy}");
+                    let host = strategy.reduce_to(op, &hosts, to.clone()).unwrap();
+                    let as_host = HostTensor::from_candle(single.get()).unwrap();
+                    assert!(host.copies().iter().all(|copy| **copy == as_host), "{strategy}: {to:?}");
+                    let copies = strategy.broadcast_to(tensor(&[5., 6.]), to.clone()).unwrap();
+                    let sent = vec![bits(&tensor(&[5., 6.])); *count];
+                    assert_eq!(all_bits(&copies), sent, "{strategy}: {to:?}");
+                    // A value that is the same everywhere goes there, too.
+                    let same = strategy.reduce_to(ReduceOp::Mean, copies, to.clone()).unwrap();
+                    assert_eq!(all_bits(&same), sent, "{strategy}: {to:?}");
+                }
+                // UPD-1: what was reduced to a variable updates it.
+                let total = strategy.reduce_to(op, &tensors, &variables[0]).unwrap();
+                strategy.update(&variables[0], total, |v, total| v.assign(total)).unwrap();
+                let copies: Vec<Tensor> = variables[0].copies().unwrap();
+                assert!(copies.iter().all(|copy| bits(copy) == expected), "{strategy}");
+            }
+        });
     });
 }
 
@@ -152,14 +224,15 @@ fn colo_1_it_belongs_into_the_strategys_own_scope() {
 
 #[test]
 fn ns_1_non_slot_devices_are_for_creating_and_for_updating_whatever_the_order_of_the_variables() {
-    for strategy in everywhere() {
+    let check = |strategy: &Strategy| {
         let make = |name: &str| Variable::new(name, 0f32);
         let (a, b) = strategy.scope(|| Ok((make("a")?, make("b")?))).unwrap();
         let devices = strategy.non_slot_devices(&[&a, &b]).unwrap();
         assert_eq!(devices, strategy.non_slot_devices(&[&b, &a]).unwrap(), "{strategy}");
         // Which variables it is for has to be said where there is one copy of each.
-        let is_central = strategy.extended().kind() == "CentralStorageStrategy";
-        assert_eq!(strategy.non_slot_devices(&[]).is_err(), is_central, "{strategy}");
+        let placement = strategy.extended().variable_placement();
+        let has_one_copy = matches!(placement, VariablePlacement::Central(_) | VariablePlacement::Servers);
+        assert_eq!(strategy.non_slot_devices(&[]).is_err(), has_one_copy, "{strategy}");
         let parameters = strategy.extended().parameter_devices();
         assert!(
             !devices.is_empty() && devices.iter().all(|device| parameters.contains(device)),
@@ -182,7 +255,8 @@ fn ns_1_non_slot_devices_are_for_creating_and_for_updating_whatever_the_order_of
             "{strategy}"
         );
         assert_eq!(power.copies::<f64>().unwrap(), vec![0.5; devices.len()], "{strategy}");
-    }
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 #[test]
@@ -237,18 +311,25 @@ fn upd_1_mirrored_arguments_are_unwrapped_however_deep_they_are() {
 
 #[test]
 fn upd_8_a_variable_of_one_copy_is_updated_once_where_it_is() {
-    let strategies = everywhere();
-    for strategy in strategies.iter().filter(|strategy| strategy.extended().parameter_devices().len() == 1) {
+    let check = |strategy: &Strategy| {
         let v = strategy.scope(|| Variable::new("v", 1f32)).unwrap();
-        let mut ran_on = Vec::new();
-        let result = strategy.update(&v, Mirrored::new(4f32), |v, x| {
-            ran_on.push(get_update_context().unwrap().device());
-            v.assign_add(x)?;
-            v.read::<f32>()
-        });
-        assert_eq!((result.unwrap().into_copies(), ran_on), (vec![5.], v.devices()), "{strategy}");
-    }
-    assert_eq!(strategies.len(), 4);
+        let has_one = v.devices().len() == 1;
+        if has_one {
+            let mut ran_on = Vec::new();
+            let result = strategy.update(&v, Mirrored::new(4f32), |v, x| {
+                ran_on.push(get_update_context().unwrap().device());
+                v.assign_add(x)?;
+                v.read::<f32>()
+            });
+            assert_eq!((result.unwrap().into_copies(), ran_on), (vec![5.], v.devices()), "{strategy}");
+        }
+        has_one
+    };
+    watched(move || {
+        // All but those that mirror variables over several replicas of a process: those of 2 and 3, and 2 workers of 2.
+        let found = everywhere(check).into_iter().flat_map(|(_, workers)| workers);
+        assert_eq!(found.filter(|has_one| !has_one).count(), 4);
+    });
 }
 
 // value_container, variable_created_in_scope
@@ -256,16 +337,24 @@ fn upd_8_a_variable_of_one_copy_is_updated_once_where_it_is() {
 #[test]
 fn vc_1_the_container_of_each_copy_has_that_copy_and_other_values_have_none() {
     watched(|| {
+        everywhere(|strategy| {
+            let v = strategy.scope(|| Variable::new("v", tensor(&[1.]))).unwrap();
+            let found = strategy.run(&v, |_, v| {
+                let copy = v.as_tensor()?;
+                let Some(container) = strategy.value_container(&copy) else { return Ok(false) };
+                Ok(container == *v && container.as_tensor()?.id() == copy.id())
+            });
+            assert!(found.unwrap().iter().all(|found| *found), "{strategy}");
+        });
         let strategy = mirrored(2);
         let v = strategy.scope(|| Variable::new("v", tensor(&[1.]))).unwrap();
-        let found = strategy.run(&v, |_, v| {
-            let copy = v.as_tensor()?;
-            let Some(container) = strategy.value_container(&copy) else { return Ok(false) };
-            Ok(container == *v && container.as_tensor()?.id() == copy.id())
-        });
-        assert_eq!(found.unwrap().values(), [true, true]);
         let results = strategy.run(&v, |_, v| Ok((v.as_tensor()? * 1.)?)).unwrap();
         assert!(results.iter().all(|result| strategy.value_container(result).is_none()));
+        // A variable belongs to itself, as a result of a run, too, and of whatever it was made.
+        let numbers = strategy.scope(|| Variable::new("numbers", 1f32)).unwrap();
+        let results = strategy.run(&numbers, |_, v| Ok(v.clone())).unwrap();
+        assert!(results.iter().all(|v| strategy.value_container(v).as_ref() == Some(&numbers)));
+        assert!(mirrored(2).value_container(&numbers).is_none());
         // Another strategy's are not this one's.
         assert!(mirrored(2).value_container(&v.as_tensor().unwrap()).is_none());
     });
@@ -288,6 +377,16 @@ fn created_1_variables_are_owned_wherever_the_strategy_is_current() {
         for v in [&in_run, &in_update] {
             assert!(strategy.variable_created_in_scope(v) && !other.variable_created_in_scope(v));
         }
+        everywhere(|strategy| {
+            let in_scope = strategy.scope(make).unwrap();
+            let in_run = strategy.run((), |_, ()| make()).unwrap().into_values().remove(0);
+            for v in [&in_scope, &in_run] {
+                assert!(
+                    strategy.variable_created_in_scope(v) && !other.variable_created_in_scope(v),
+                    "{strategy}"
+                );
+            }
+        });
         // What is created outside belongs to the default strategy.
         let outside = make().unwrap();
         assert!(!strategy.variable_created_in_scope(&outside));

@@ -1,8 +1,10 @@
 //! The page of ReplicaContext: what no other test asserts as strongly.
 
-use crate::{bits, mirrored, per_replica, tensor};
+use crate::{bits, everywhere, mirrored, per_replica, tensor};
 use distribute::cluster::Fault;
-use distribute::{CommunicationOptions, ContextKind, Error, HostTensor, Leaf, Nest, ReduceOp, Tree};
+use distribute::{
+    CommunicationOptions, ContextKind, DeviceName, Error, HostTensor, Leaf, Nest, ReduceOp, Strategy, Tree,
+};
 use distribute_testing::watched;
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
@@ -124,21 +126,24 @@ fn co_6_options_of_an_all_gather_come_before_the_strategys() {
 
 #[test]
 fn red_2_the_cross_replica_ways_to_reduce_give_the_bits_of_all_reduce() {
-    watched(|| {
-        for replicas in 2..=4 {
-            let strategy = mirrored(replicas);
-            let value = per_replica(
-                (0..replicas).map(|r| tensor(&[0.1 * 11f32.powi(r as i32), 1. / (r + 3) as f32])),
-            );
-            for op in [ReduceOp::Sum, ReduceOp::Mean] {
-                let reduced = strategy.run(&value, |ctx, value| ctx.all_reduce(op, value.clone())).unwrap();
-                let expected = bits(&reduced.values()[0]);
-                assert_eq!(bits(&strategy.reduce(op, &value, None).unwrap()), expected);
-                assert_eq!(bits(strategy.reduce_to(op, &value, "cpu:0").unwrap().get()), expected);
-                let batch = strategy.batch_reduce_to(op, [(&value, "cpu:1"), (&value, "cpu:0")]).unwrap();
-                assert!(batch.iter().all(|one| bits(one.get()) == expected));
-            }
+    let check = |strategy: &Strategy| {
+        let of = |id: usize| tensor(&[0.1 * 11f32.powi(id as i32), 1. / (id + 3) as f32]);
+        let value =
+            strategy.distribute_values_from_function(|ctx| Ok(of(ctx.replica_id_in_sync_group))).unwrap();
+        let parameter = strategy.extended().parameter_devices()[0];
+        for op in [ReduceOp::Sum, ReduceOp::Mean] {
+            let reduced = strategy.run(&value, |ctx, value| ctx.all_reduce(op, value.clone())).unwrap();
+            let expected = bits(&reduced.values()[0]);
+            assert_eq!(bits(&strategy.reduce(op, &value, None).unwrap()), expected, "{strategy}");
+            assert_eq!(bits(strategy.reduce_to(op, &value, "cpu:0").unwrap().get()), expected, "{strategy}");
+            let pairs = [DeviceName::cpu(0), parameter].map(|device| (&value, device));
+            let batch = strategy.batch_reduce_to(op, pairs).unwrap();
+            assert!(batch.iter().all(|one| bits(one.get()) == expected), "{strategy}");
         }
+    };
+    watched(move || {
+        [3, 4].map(mirrored).iter().for_each(check);
+        everywhere(check);
     });
 }
 

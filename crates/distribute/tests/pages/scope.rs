@@ -1,6 +1,6 @@
 //! What the page of Strategy says of `scope`: what no other test asserts as strongly.
 
-use crate::{central, mirrored, servers, tensor};
+use crate::{central, everywhere, mirrored, servers, tensor};
 use candle_core::{Module, Tensor};
 use candle_nn::{Linear, VarBuilder, linear};
 use distribute::data::Dataset;
@@ -74,15 +74,14 @@ fn scope_9_a_variable_made_outside_is_not_distributed() {
 
 #[test]
 fn var_8_variables_are_read_and_written_outside_of_the_scope_as_inside() {
-    watched(|| {
+    let check = |strategy: &Strategy| {
         for is_inside in [true, false] {
-            let strategy = mirrored(2);
             let make = |synchronization| {
                 let v = Variable::builder("v", 1f32).synchronization(synchronization);
                 strategy.scope(|| v.aggregation(Aggregation::Sum).create()).unwrap()
             };
             let (written, read) = (make(Synchronization::OnWrite), make(Synchronization::OnRead));
-            let seen = within(&strategy, is_inside, || {
+            let seen = within(strategy, is_inside, || {
                 written.assign(5f32)?;
                 written.assign_sub(1f32)?;
                 strategy.run((), |ctx, ()| {
@@ -91,9 +90,13 @@ fn var_8_variables_are_read_and_written_outside_of_the_scope_as_inside() {
                 })?;
                 Ok((written.read::<f32>()?, written.copies::<f32>()?, read.read::<f32>()?))
             });
-            assert_eq!(seen.unwrap(), (6., vec![6., 6.], 3.), "inside: {is_inside}");
+            let count = strategy.num_replicas_in_sync() as f32;
+            let copies = vec![4. + count; written.devices().len()];
+            let expected = (4. + count, copies, count * (count + 1.) / 2.);
+            assert_eq!(seen.unwrap(), expected, "{strategy}, inside: {is_inside}");
         }
-    });
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 /// A model and what trains it.
@@ -148,20 +151,20 @@ impl Training {
 
 #[test]
 fn scope_9_models_optimizers_metrics_datasets_and_steps_are_made_inside_or_outside() {
-    watched(|| {
+    let check = |strategy: &Strategy| {
         let mut all = Vec::new();
         for case in 0..8 {
             let [made, data, function] = [1, 2, 4].map(|bit| case & bit != 0);
-            let strategy = mirrored(2);
-            let training = within(&strategy, made, || Training::new(strategy.clone())).unwrap();
+            let training = within(strategy, made, || Training::new(strategy.clone())).unwrap();
             training.train([data, function]).unwrap();
             let weight = training.model.variables.variable("weight").unwrap();
-            assert!(strategy.variable_created_in_scope(&weight));
-            assert_eq!(training.loss.variable().devices(), strategy.extended().worker_devices());
+            assert!(strategy.variable_created_in_scope(&weight), "{strategy}");
+            assert!(strategy.variable_created_in_scope(training.loss.variable()), "{strategy}");
             all.push(training.state().unwrap());
         }
-        assert!(all.iter().all(|state| *state == all[0]), "{all:?}");
-    });
+        assert!(all.iter().all(|state| *state == all[0]), "{strategy}: {all:?}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 /// Saving is for inside or outside, and loading for the scope of the strategy that goes on, whichever that is.
@@ -178,25 +181,21 @@ fn ckpt_1_what_is_saved_in_a_scope_is_loaded_in_anothers() {
         let saved = through.state().unwrap();
         through.train([false; 2]).unwrap();
         let gone_on = through.state().unwrap();
-        for saved_inside in [true, false] {
-            for loaded_inside in [true, false] {
-                let of_two = mirrored(2);
-                let others: [Strategy; 3] =
-                    [central(), OneDeviceStrategy::new("cpu:1").unwrap().into(), of_two.clone()];
-                for strategy in others {
-                    let restored = within(&strategy, loaded_inside, || {
-                        let training = Training::new(strategy.clone())?;
-                        training.parts().restore(path(saved_inside))?;
-                        Ok(training)
-                    });
-                    let restored = restored.unwrap();
-                    assert_eq!(restored.state().unwrap(), saved, "{strategy}");
-                    if strategy == of_two {
-                        restored.train([false; 2]).unwrap();
-                        assert_eq!(restored.state().unwrap(), gone_on, "{strategy}");
-                    }
-                }
-            }
+        let restore = |strategy: &Strategy, saved_inside: bool, loaded_inside: bool| {
+            let restored = within(strategy, loaded_inside, || {
+                let training = Training::new(strategy.clone())?;
+                training.parts().restore(path(saved_inside))?;
+                Ok(training)
+            });
+            let restored = restored.unwrap();
+            assert_eq!(restored.state().unwrap(), saved, "{strategy}");
+            restored
+        };
+        for (saved_inside, loaded_inside) in [(true, true), (true, false), (false, true), (false, false)] {
+            everywhere(|strategy| drop(restore(strategy, saved_inside, loaded_inside)));
+            let restored = restore(&mirrored(2), saved_inside, loaded_inside);
+            restored.train([false; 2]).unwrap();
+            assert_eq!(restored.state().unwrap(), gone_on);
         }
         // In the scope of a strategy whose variables they are not, neither is done.
         let other = mirrored(2);

@@ -1,6 +1,6 @@
 //! What the page of Strategy says of `run`, `reduce`, `gather` and of values: what no other test asserts as strongly.
 
-use crate::{central, everywhere, mirrored, per_replica, tensor};
+use crate::{everywhere, mirrored, per_replica, tensor};
 use candle_core::{Device, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::data::{Dataset, Error as DataError};
@@ -22,9 +22,7 @@ fn ints(values: impl IntoIterator<Item = i32>, dims: &[usize]) -> HostTensor {
 #[test]
 fn run_4_the_gradients_of_as_many_replicas_are_added_up_as_are_in_sync() {
     watched(|| {
-        for strategy in
-            [mirrored(3), central(), get_strategy(), OneDeviceStrategy::new("cpu:0").unwrap().into()]
-        {
+        let check = |strategy: &Strategy| {
             let weight = |vb: VarBuilder| vb.get_with_hints((), "w", Init::Const(0.));
             let model = strategy.replicate(weight).unwrap();
             let optimizer = Optimizer::with_rule(Sgd, &model.variables, 1.).unwrap();
@@ -36,7 +34,9 @@ fn run_4_the_gradients_of_as_many_replicas_are_added_up_as_are_in_sync() {
             strategy.run(&model, step).unwrap();
             let moved = model.variables.get("w").unwrap().to_scalar::<f32>().unwrap();
             assert_eq!(moved, strategy.num_replicas_in_sync() as f32, "{strategy}");
-        }
+        };
+        check(&mirrored(3));
+        everywhere(check);
     });
 }
 
@@ -45,7 +45,7 @@ fn run_4_the_gradients_of_as_many_replicas_are_added_up_as_are_in_sync() {
 #[test]
 fn run_8_every_step_calls_the_function_once_for_each_replica() {
     watched(|| {
-        for strategy in everywhere() {
+        everywhere(|strategy| {
             let calls = Mutex::new(Vec::new());
             for step in 0..4 {
                 let note = |ctx: &distribute::ReplicaContext| {
@@ -56,31 +56,39 @@ fn run_8_every_step_calls_the_function_once_for_each_replica() {
             }
             let mut calls = calls.into_inner().unwrap();
             calls.sort_unstable();
-            let replicas = strategy.num_replicas_in_sync();
-            let expected: Vec<_> = (0..4).flat_map(|step| (0..replicas).map(move |id| (step, id))).collect();
+            let replicas = strategy.world().local_replicas();
+            let expected: Vec<_> =
+                (0..4).flat_map(|step| replicas.clone().map(move |id| (step, id))).collect();
             assert_eq!(calls, expected, "{strategy}");
-        }
+        });
     });
 }
 
 #[test]
 fn run_3_the_documents_examples_give_what_they_print() {
     watched(|| {
-        let strategy = mirrored(2);
-        let printed = |dtype: &str, value: &str| {
-            let one = format!("<Tensor: shape=(), dtype={dtype}, data={value}>");
-            format!("PerReplica:{{\n  0: {one},\n  1: {one}\n}}")
-        };
-        let three = Tensor::new(3f32, &Device::Cpu).unwrap();
-        let doubled = strategy.run(three, |_, input| Ok((input * 2.)?)).unwrap();
-        assert_eq!(doubled.to_string(), printed("float32", "6.0"));
-        let counts = strategy.distribute_values_from_function(|ctx| Ok(ctx.num_replicas_in_sync as i32));
-        let doubled = strategy.run(counts.unwrap(), |_, input| Ok(input * 2)).unwrap();
-        assert_eq!(doubled.to_string(), printed("int32", "4"));
-        let ids =
-            strategy.distribute_values_from_function(|ctx| Ok(ctx.replica_id_in_sync_group as i32)).unwrap();
-        let all_reduce = |_: &_, id| get_replica_context().unwrap().all_reduce(ReduceOp::Sum, id);
-        assert_eq!(strategy.run(ids, all_reduce).unwrap().to_string(), printed("int32", "1"));
+        everywhere(|strategy| {
+            let printed = |dtype: &str, value: String| {
+                let one = format!("<Tensor: shape=(), dtype={dtype}, data={value}>");
+                let each = (0..strategy.world().replicas()).map(|replica| format!("  {replica}: {one}"));
+                format!("PerReplica:{{\n{}\n}}", each.collect::<Vec<_>>().join(",\n"))
+            };
+            let count = strategy.num_replicas_in_sync() as i32;
+            let three = Tensor::new(3f32, &Device::Cpu).unwrap();
+            let doubled = strategy.run(three, |_, input| Ok((input * 2.)?)).unwrap();
+            assert_eq!(doubled.to_string(), printed("float32", "6.0".into()), "{strategy}");
+            let counts = strategy.distribute_values_from_function(|ctx| Ok(ctx.num_replicas_in_sync as i32));
+            let doubled = strategy.run(counts.unwrap(), |_, input| Ok(input * 2)).unwrap();
+            assert_eq!(doubled.to_string(), printed("int32", (2 * count).to_string()), "{strategy}");
+            let ids = strategy.distribute_values_from_function(|ctx| Ok(ctx.replica_id_in_sync_group as i32));
+            let all_reduce = |_: &_, id| get_replica_context().unwrap().all_reduce(ReduceOp::Sum, id);
+            let sum = strategy.run(ids.unwrap(), all_reduce).unwrap();
+            assert_eq!(
+                sum.to_string(),
+                printed("int32", (count * (count - 1) / 2).to_string()),
+                "{strategy}"
+            );
+        });
     });
 }
 
@@ -136,13 +144,15 @@ fn iter_11_a_batch_whose_parts_have_other_numbers_of_rows_is_refused_where_it_is
 #[test]
 fn vff_1_values_are_those_that_the_function_gives_and_stay_where_they_are() {
     watched(|| {
-        let strategy = mirrored(2);
-        let placed: Vec<_> = strategy.extended().worker_devices().iter().map(|_| tensor(&[1.])).collect();
-        let values =
-            strategy.distribute_values_from_function(|ctx| Ok(placed[ctx.replica_id_in_sync_group].clone()));
-        let same = strategy
-            .run(values.unwrap(), |ctx, mine| Ok(mine.id() == placed[ctx.replica_id_in_sync_group()].id()));
-        assert_eq!(same.unwrap().values(), [true, true]);
+        everywhere(|strategy| {
+            let placed: Vec<_> = (0..strategy.num_replicas_in_sync()).map(|_| tensor(&[1.])).collect();
+            let values = strategy
+                .distribute_values_from_function(|ctx| Ok(placed[ctx.replica_id_in_sync_group].clone()));
+            let same = strategy.run(values.unwrap(), |ctx, mine| {
+                Ok(mine.id() == placed[ctx.replica_id_in_sync_group()].id())
+            });
+            assert!(same.unwrap().iter().all(|same| *same), "{strategy}");
+        });
     });
 }
 
@@ -165,12 +175,20 @@ fn local_3_each_of_several_workers_has_the_results_of_its_own_replicas() {
 /// LOCAL-1: TensorFlow gives a variable's components, here each replica's view of it.
 #[test]
 fn local_1_of_a_variable_each_result_is_the_variable_whose_copies_are_its_parts() {
-    let strategy = mirrored(2);
-    let v = strategy.scope(|| Variable::new("v", 3f32)).unwrap();
-    let results = strategy.local_results(&v).unwrap();
-    assert!(results.len() == 2 && results.iter().all(|result| **result == v));
-    assert_eq!(v.copies::<f32>().unwrap(), [3., 3.]);
-    assert_eq!(strategy.local_results(Mirrored::new(7)).unwrap(), [7, 7]);
+    watched(|| {
+        everywhere(|strategy| {
+            let v = strategy.scope(|| Variable::new("v", 3f32)).unwrap();
+            let (results, replicas) = (strategy.local_results(&v).unwrap(), strategy.world().replicas());
+            assert!(results.len() == replicas && results.iter().all(|result| **result == v), "{strategy}");
+            // VC-1: each is among the parts of what it belongs to, also where it is made of numbers.
+            for result in &results {
+                let container = strategy.value_container(result).unwrap();
+                assert!(strategy.local_results(&container).unwrap().contains(result), "{strategy}");
+            }
+            assert!(v.copies::<f32>().unwrap().iter().all(|copy| *copy == 3.), "{strategy}");
+            assert_eq!(strategy.local_results(Mirrored::new(7)).unwrap(), vec![7; replicas], "{strategy}");
+        });
+    });
 }
 
 // gather
@@ -219,6 +237,12 @@ fn red_3_and_red_4_the_documents_batch_of_eight_over_two_replicas() {
             |values: &PerReplica<HostTensor>, axis: Option<i64>| strategy.reduce(sum, values, axis).unwrap();
         assert_eq!(over(&losses, None), HostTensor::vector(vec![4i64, 6, 8, 10]));
         assert_eq!(over(&losses, Some(0)), HostTensor::scalar(28i64));
+        // Over its elements, too, it is the same however many replicas have parts of it.
+        everywhere(|strategy| {
+            let batches = strategy.distribute_dataset(Dataset::range(8).batch(8)).unwrap();
+            let losses = strategy.run(batches.iter().get_next().unwrap(), |_, mine| Ok(mine)).unwrap();
+            assert_eq!(strategy.reduce(sum, &losses, 0).unwrap(), HostTensor::scalar(28i64), "{strategy}");
+        });
     });
 }
 
@@ -243,5 +267,12 @@ fn red_5_means_of_replicas_weigh_examples_differently_and_an_axis_does_not() {
             examples[..4].iter().map(|x| x / 8.).chain(examples[4..].iter().map(|x| x / 4.)).sum::<f64>();
         assert_eq!(strategy.reduce(ReduceOp::Mean, own, None).unwrap(), weighed);
         assert_ne!(weighed, 2.5);
+        everywhere(|strategy| {
+            let all = HostTensor::vector(examples.to_vec());
+            let batches = strategy.distribute_dataset(Dataset::from_slices(all).unwrap().batch(6)).unwrap();
+            let losses = strategy.run(batches.iter().get_next().unwrap(), |_, mine| Ok(mine)).unwrap();
+            let mean = strategy.reduce(ReduceOp::Mean, &losses, 0).unwrap();
+            assert_eq!(mean, HostTensor::scalar(2.5), "{strategy}");
+        });
     });
 }

@@ -1,16 +1,17 @@
 //! The page of StrategyExtended, what comes before its members: what no other test asserts as strongly.
 
-use crate::{bits, central, mirrored, on_one, per_replica, tensor};
+use crate::{bits, central, everywhere, mirrored, on_one, per_replica, tensor};
 use candle_core::{DType, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::optimizer::Gradients;
 use distribute::optimizer::rules::Sgd;
 use distribute::{
-    DeviceName, Optimizer, ReduceOp, Result, Variable, VariableAggregation as Aggregation,
-    VariableSynchronization as Synchronization, get_replica_context, get_update_context,
+    DeviceName, Optimizer, ReduceOp, Result, Strategy, Variable, VariableAggregation as Aggregation,
+    VariableSynchronization as Synchronization, get_replica_context, get_update_context, has_strategy,
     in_cross_replica_context,
 };
 use distribute_testing::watched;
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 // Lower-level concepts
@@ -61,8 +62,7 @@ fn ctx_3_a_replica_function_is_called_once_for_each_replica() {
 
 #[test]
 fn dv_1_a_replica_reads_any_variable_as_often_as_it_likes_without_the_others() {
-    watched(|| {
-        let strategy = mirrored(2);
+    let check = |strategy: &Strategy| {
         for synchronization in [Synchronization::OnWrite, Synchronization::OnRead] {
             for aggregation in
                 [Aggregation::None, Aggregation::Sum, Aggregation::Mean, Aggregation::OnlyFirstReplica]
@@ -74,10 +74,13 @@ fn dv_1_a_replica_reads_any_variable_as_often_as_it_likes_without_the_others() {
                         .map(|_| v.read::<f32>())
                         .collect::<Result<Vec<_>>>()
                 });
-                assert_eq!(read.unwrap().values(), [vec![], vec![10.; 3]], "{synchronization} {aggregation}");
+                let expected: Vec<_> =
+                    strategy.world().local_replicas().map(|id| vec![10.; 3 * id]).collect();
+                assert_eq!(read.unwrap().values(), expected, "{synchronization} {aggregation}: {strategy}");
             }
         }
-    });
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 #[test]
@@ -87,8 +90,9 @@ fn ctx_2_a_layer_can_tell_where_it_is_and_aggregate_with_the_context_it_finds() 
         struct Centre(Tensor);
         impl Centre {
             fn new(vb: VarBuilder) -> Result<Self> {
-                // Models are defined once for all replicas.
-                assert!(in_cross_replica_context() && get_replica_context().is_none());
+                // Models are defined once for all replicas; the default strategy has one, in which one always is.
+                assert_eq!(in_cross_replica_context(), has_strategy());
+                assert_eq!(get_replica_context().is_none(), has_strategy());
                 Ok(Self(vb.get_with_hints(1, "offset", Init::Const(0.))?))
             }
             fn forward(&self, x: &Tensor) -> Result<Tensor> {
@@ -97,14 +101,16 @@ fn ctx_2_a_layer_can_tell_where_it_is_and_aggregate_with_the_context_it_finds() 
                 Ok(((x - context.all_reduce(ReduceOp::Mean, x.clone())?)? + &self.0)?)
             }
         }
-        let strategy = mirrored(2);
-        let model = strategy.replicate(Centre::new).unwrap();
-        let x = per_replica([tensor(&[1.]), tensor(&[5.])]);
-        let out = strategy.run((&model, x), |_, (layer, x)| layer.forward(&x)).unwrap();
-        assert_eq!(
-            out.into_values().iter().map(bits).collect::<Vec<_>>(),
-            [bits(&tensor(&[-2.])), bits(&tensor(&[2.]))]
-        );
+        everywhere(|strategy| {
+            let model = strategy.replicate(Centre::new).unwrap();
+            let x = |id: usize| tensor(&[1. + 4. * id as f32]);
+            let all: Vec<f32> = (0..strategy.num_replicas_in_sync()).map(|id| 1. + 4. * id as f32).collect();
+            let mean = all.iter().sum::<f32>() / all.len() as f32;
+            let pieces = strategy.distribute_values_from_function(|ctx| Ok(x(ctx.replica_id_in_sync_group)));
+            let out = strategy.run((&model, pieces.unwrap()), |_, (layer, x)| layer.forward(&x)).unwrap();
+            let expected = strategy.world().local_replicas().map(|id| bits(&tensor(&[all[id] - mean])));
+            assert!(out.iter().map(bits).eq(expected), "{strategy}");
+        });
     });
 }
 
@@ -149,16 +155,25 @@ fn onr_a_moving_average_reads_and_writes_the_replicas_own_copy() {
 
 #[test]
 fn ar_1_all_reduce_makes_of_a_value_per_replica_one_that_is_the_same_on_all() {
-    watched(|| {
-        for replicas in 1..=5 {
-            // Numbers whose sum depends on the order in which it is taken.
-            let sums = mirrored(replicas).run((), |ctx, ()| {
-                let mine = 0.1 * 10f32.powi(3 * ctx.replica_id_in_sync_group() as i32 - 5);
-                ctx.all_reduce(ReduceOp::Sum, tensor(&[mine, 1.]))
-            });
-            let sums: Vec<_> = sums.unwrap().iter().map(bits).collect();
-            assert!(sums.iter().all(|sum| *sum == sums[0]), "{sums:?}");
-            assert_eq!(f32::from_bits(sums[0][1]), replicas as f32);
+    // Numbers whose sum depends on the order in which it is taken.
+    let sums = |strategy: &Strategy| {
+        let sums = strategy.run((), |ctx, ()| {
+            let mine = 0.1 * 10f32.powi(3 * ctx.replica_id_in_sync_group() as i32 - 5);
+            ctx.all_reduce(ReduceOp::Sum, tensor(&[mine, 1.]))
+        });
+        let sums: Vec<_> = sums.unwrap().iter().map(bits).collect();
+        (strategy.num_replicas_in_sync(), sums)
+    };
+    watched(move || {
+        let mut of_count = BTreeMap::new();
+        let several = [1, 2, 3, 4, 5].map(mirrored);
+        let several = several.iter().map(|strategy| ("mirrored".into(), vec![sums(strategy)]));
+        for (name, workers) in several.chain(everywhere(sums)) {
+            for (count, sums) in workers {
+                let expected = of_count.entry(count).or_insert_with(|| sums[0].clone());
+                assert!(sums.iter().all(|sum| sum == expected), "{name}: {sums:?}");
+                assert_eq!(f32::from_bits(sums[0][1]), count as f32, "{name}");
+            }
         }
     });
 }
@@ -195,8 +210,7 @@ fn rto_1_reduced_to_a_variable_a_value_has_its_devices_and_may_update_it() {
 
 #[test]
 fn wr_3_an_assignment_in_run_does_what_merge_call_reduce_to_and_update_do() {
-    watched(|| {
-        let strategy = mirrored(3);
+    let check = |strategy: &Strategy| {
         for (aggregation, op) in [(Aggregation::Sum, ReduceOp::Sum), (Aggregation::Mean, ReduceOp::Mean)] {
             let make = || Variable::builder("v", tensor(&[0.3, -1e6])).aggregation(aggregation).create();
             let (v, w) = strategy.scope(|| Ok((make()?, make()?))).unwrap();
@@ -212,16 +226,19 @@ fn wr_3_an_assignment_in_run_does_what_merge_call_reduce_to_and_update_do() {
                 })
                 .unwrap();
             let [v, w] = [v, w].map(|v| v.copies::<Tensor>().unwrap().iter().map(bits).collect::<Vec<_>>());
-            assert_eq!(v, w, "{op}");
+            assert_eq!(v, w, "{op} of {strategy}");
             assert_ne!(v[0], bits(&tensor(&[0.3, -1e6])));
         }
+    };
+    watched(move || {
+        check(&mirrored(3));
+        everywhere(check);
     });
 }
 
 #[test]
 fn rto_2_apply_gradients_in_run_does_what_merge_call_reduce_to_and_update_do() {
-    watched(|| {
-        let strategy = mirrored(3);
+    let check = |strategy: &Strategy| {
         let build = |vb: VarBuilder| vb.get_with_hints_dtype(2, "w", Init::Const(0.), DType::F64);
         let model = strategy.replicate(build).unwrap();
         let optimizer = Optimizer::with_rule(Sgd, &model.variables, 0.5).unwrap();
@@ -244,7 +261,13 @@ fn rto_2_apply_gradients_in_run_does_what_merge_call_reduce_to_and_update_do() {
         }
         let numbers = |tensor: &Tensor| tensor.to_vec1::<f64>().unwrap();
         let expected = numbers(&model.variables.get("w").unwrap());
-        assert_eq!(expected[0], -2.);
-        assert!(by_hand.copies::<Tensor>().unwrap().iter().all(|copy| numbers(copy) == expected));
+        let count = strategy.num_replicas_in_sync() as f64;
+        assert!((expected[0] + count * (count + 1.) / 6.).abs() < 1e-12, "{strategy}: {expected:?}");
+        let copies: Vec<Tensor> = by_hand.copies().unwrap();
+        assert!(copies.iter().all(|copy| numbers(copy) == expected), "{strategy}");
+    };
+    watched(move || {
+        check(&mirrored(3));
+        everywhere(check);
     });
 }

@@ -1,13 +1,17 @@
 //! What comes of functions that fail.
 
 use crate::channels::logged;
-use crate::support::{Worker, call_of, context, making, resource, value, worker, worker_with};
+use crate::support::{
+    Worker, call_of, context, coordinator, making, resource, value, worker, worker_with, workers_of,
+};
 use bytes::Bytes;
 use candle_nn::Init;
+use distribute::cluster::Stopwatch;
 use distribute::remote::{RemoteProgram, WorkerContext};
-use distribute::{Error, Job, LocalCluster, ParameterServerStrategy, Replicated, Result};
+use distribute::{Error, Job, LocalCluster, ParameterServerStrategy, Replicated, Result, Variable};
 use distribute_coordinator::{CallContext, Cancellation, FailureKind, Program, ResourceId};
 use distribute_testing::watched;
+use std::time::Duration;
 
 #[distribute::remote]
 fn fail(worker: &WorkerContext, how: String) -> Result<u32> {
@@ -178,4 +182,53 @@ fn ft_1_a_server_that_does_not_answer_is_told_from_one_that_refuses() {
         *log.down.lock().unwrap() = None;
         assert_eq!(worker.call(read, [resource(1), value(0i64)]), 1.);
     });
+}
+
+#[distribute::remote]
+fn count(worker: &WorkerContext, name: String) -> Result<f32> {
+    let counter = worker.strategy().scope(|| Variable::new(name, 0f32))?;
+    counter.assign_add(1f32)?;
+    counter.read()
+}
+
+// CC-3
+#[test]
+fn a_scheduled_function_that_would_make_a_variable_is_told_at_once_where_to_make_it() {
+    watched(|| {
+        let strategy = coordinator(1);
+        let there = strategy.scope(|| Variable::new("there", 4f32)).unwrap();
+        let worker = workers_of(&strategy).remove(0);
+        let started = Stopwatch::start();
+        let failure = worker.try_call(count, [value("new")]).unwrap_err();
+        assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+        assert_eq!(failure.kind, FailureKind::InvalidArgument);
+        for part in ["variable new", "a scheduled function makes no variables", "create_per_worker_value"] {
+            assert!(failure.text.contains(part), "{failure:?}");
+        }
+        // One that is there is found by its name.
+        assert_eq!(worker.call(count, [value("there")]), 5.);
+        assert_eq!(there.read::<f32>().unwrap(), 5.);
+    });
+}
+
+/// It was waited for once to find it, and once again to find that it is the right one.
+#[test]
+fn a_variable_that_nobody_makes_is_waited_for_as_long_as_is_said() {
+    watched(|| {
+        let cluster = LocalCluster::new(1, 1).unwrap();
+        let patience = Duration::from_millis(400);
+        let builder = ParameterServerStrategy::builder().cluster_resolver(cluster.resolver());
+        let strategy = builder.join_timeout(patience).build().unwrap();
+        let worker = workers_of(&strategy).remove(0);
+        let started = Stopwatch::start();
+        let failure = worker.0.make(&context(), ResourceId(1), &call_of(model, []), None).unwrap_err();
+        let waited = started.elapsed();
+        assert!(failure.text.contains("there has been none of this name for 400ms"), "{failure:?}");
+        assert!(waited >= patience && waited < 2 * patience, "{waited:?}");
+    });
+}
+
+#[distribute::remote]
+fn model(worker: &WorkerContext) -> Result<Replicated<candle_core::Tensor>> {
+    worker.strategy().replicate(|vb: candle_nn::VarBuilder| vb.get_with_hints(1, "w", Init::Const(1.)))
 }

@@ -6,6 +6,8 @@ mod backups;
 mod early;
 mod evaluate;
 mod evaluator;
+#[path = "../everywhere/mod.rs"]
+mod everywhere;
 mod places;
 mod servers;
 
@@ -20,6 +22,7 @@ use distribute::{
     Optimizer, ParameterServerStrategy, ReduceOp, Replicated, Result, Strategy,
 };
 use distribute_testing::watched;
+use everywhere::everywhere;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const EPOCHS: usize = 4;
@@ -119,22 +122,6 @@ fn by_hand(strategy: &Strategy) -> Outcome {
         epochs.push((steps, (sum / steps as f64).to_bits(), Some((all / count).to_bits())));
     }
     (epochs, model.variables.sha256().unwrap())
-}
-
-/// The result of each worker, under every strategy.
-fn everywhere<O: Send + 'static>(check: impl Fn(&Strategy) -> O + Sync) -> Vec<(String, Vec<O>)> {
-    let alone: [Strategy; 4] = [
-        OneDeviceStrategy::new("cpu:0").unwrap().into(),
-        MirroredStrategy::cpus(2).unwrap().into(),
-        MirroredStrategy::cpus(3).unwrap().into(),
-        servers(),
-    ];
-    let mut all: Vec<_> = alone.iter().map(|one| (one.to_string(), vec![check(one)])).collect();
-    for (workers, replicas) in [(2, 1), (2, 2), (3, 1)] {
-        let each = MultiWorkerMirroredStrategy::on_threads(workers, replicas, |one| Ok(check(one))).unwrap();
-        all.push((format!("{workers} workers of {replicas}"), each));
-    }
-    all
 }
 
 /// One worker, in lock step.

@@ -40,8 +40,7 @@ impl<R: Rule> Updater for OnDevicesToo<'_, R> {
             let Some(change) = change else { return Ok(()) };
             let all = Operands::new(&optimizer.trained, &[(1., gradients.as_slice())], 1)?;
             optimizer.apply_operands(judged, transforms, &all, copies, change, threads)?;
-            change.step_made();
-            Ok(())
+            optimizer.trained.end_step(change)
         })
     }
 }

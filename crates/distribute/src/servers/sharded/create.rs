@@ -30,6 +30,19 @@ pub(in crate::servers) struct Making {
     told: bool,
     /// Whether others make the same variables.
     pub(in crate::servers) is_shared: bool,
+    /// Whether the wait for the current variable has ended without it.
+    has_waited: bool,
+}
+
+/// How long to wait for a variable that another process makes.
+#[derive(Clone, Copy)]
+enum Wait {
+    /// Not at all: no process makes it.
+    No,
+    /// For this long.
+    For(Duration),
+    /// Not again: the wait of this length is over.
+    Over(Duration),
 }
 
 impl Making {
@@ -57,6 +70,7 @@ impl Making {
         links: &Links,
         patience: Option<Duration>,
     ) -> Result<Vec<Option<usize>>> {
+        self.has_waited = false;
         let deadline = Deadline::after(patience.unwrap_or_default());
         let [mut pause, longest] = PAUSES;
         loop {
@@ -66,7 +80,9 @@ impl Making {
             }
             self.list(links)?;
             let found = self.servers_of(place);
-            if found.iter().all(Option::is_some) || deadline.has_passed() {
+            let all = found.iter().all(Option::is_some);
+            if all || deadline.has_passed() {
+                self.has_waited = !all && patience.is_some();
                 return Ok(found);
             }
             std::thread::park_timeout(pause.min(deadline.remaining()));
@@ -92,12 +108,19 @@ impl Sharded {
             let variable = Self::placed(servers.links().clone(), name, dims.to_vec(), dtype, place);
             match servers.makes() {
                 Makes::Missing => variable.make(initial, making)?,
-                Makes::None => {
+                makes @ (Makes::None | Makes::Present) => {
                     let kind = match initial {
                         Initial::Ids(..) => TableKind::Dynamic,
                         Initial::Value(_) | Initial::Drawn(_) => TableKind::Dense,
                     };
-                    variable.await_made(making, kind, servers.patience())?;
+                    let wait = match makes {
+                        // CC-3
+                        Makes::Present => Wait::No,
+                        // The wait was before its place was chosen.
+                        _ if std::mem::take(&mut making.has_waited) => Wait::Over(servers.patience()),
+                        _ => Wait::For(servers.patience()),
+                    };
+                    variable.await_made(making, kind, wait)?;
                 }
                 // CC-11
                 Makes::Refused => {
@@ -190,8 +213,11 @@ impl Sharded {
     ///
     /// # Errors
     /// Where it is not there in time, or another one.
-    fn await_made(&self, making: &mut Making, kind: TableKind, patience: Duration) -> Result<()> {
-        let deadline = Deadline::after(patience);
+    fn await_made(&self, making: &mut Making, kind: TableKind, wait: Wait) -> Result<()> {
+        let deadline = Deadline::after(match wait {
+            Wait::For(patience) => patience,
+            Wait::No | Wait::Over(_) => Duration::ZERO,
+        });
         let [mut pause, longest] = PAUSES;
         loop {
             if self.is_listed(making, kind)? {
@@ -202,7 +228,7 @@ impl Sharded {
                 return Ok(());
             }
             if deadline.has_passed() {
-                return Err(self.missing(making, kind, patience));
+                return Err(self.missing(making, kind, wait));
             }
             std::thread::park_timeout(pause.min(deadline.remaining()));
             pause = longest.min(pause * 2);
@@ -226,7 +252,18 @@ impl Sharded {
         Ok(true)
     }
 
-    fn missing(&self, making: &Making, kind: TableKind, patience: Duration) -> Error {
+    fn missing(&self, making: &Making, kind: TableKind, wait: Wait) -> Error {
+        let patience = match wait {
+            Wait::For(patience) | Wait::Over(patience) => patience,
+            Wait::No => {
+                let reason = format!(
+                    "variable {}: it is not there, and a scheduled function makes no variables, since it may run on any worker, and \
+                     again; make it before, in the coordinator's scope or in a function that is given to create_per_worker_value",
+                    self.name
+                );
+                return Error::invalid(OPERATION, reason);
+            }
+        };
         let has = |shard: &&Shard| {
             making.listed.get(shard.server).is_some_and(|tables| tables.contains_key(&shard.table))
         };

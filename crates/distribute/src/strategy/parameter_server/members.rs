@@ -51,7 +51,8 @@ impl Members {
             // GNN-2
             let what = match task.job {
                 Job::Ps => {
-                    "a parameter server: it serves variables, and trains nothing; start a server in its place"
+                    "a parameter server: it serves variables, and trains nothing; call distribute::serve before the strategy is \
+                     made, and return if it returns true"
                 }
                 _ => {
                     "an evaluator: it takes no part in the training, and reads checkpoints with a strategy of its own"

@@ -98,7 +98,9 @@ impl Variables {
         kind.require_fit("set", name, value, "the value")?;
         match kind {
             Kind::Mirrored(variable) => {
-                variable.writing(|| variable.copy(0)?.set(value)).map_err(about(name))?;
+                let set_all =
+                    || (0..variable.copy_count()).try_for_each(|copy| variable.copy(copy)?.set(value));
+                variable.writing(set_all).map_err(about(name))?;
                 variable.strategy().count_write();
             }
             Kind::Running(running) => running.set(value).map_err(about(name))?,
@@ -129,7 +131,8 @@ impl Variables {
     ///
     /// # Errors
     /// [`Error::WrongContext`] inside of `run`, other than in `merge_call`; [`Error::NotSupported`] for variables on parameter servers,
-    /// of which candle's are copies that the next step fetches anew.
+    /// of which candle's are copies that the next step fetches anew, and for a model that was made inside of
+    /// [`colocate_vars_with`](Strategy::colocate_vars_with) with copies on several devices.
     pub fn trainable(&self) -> Result<Vec<(String, Var)>> {
         const OPERATION: &str = "Variables::trainable";
         if self.0.strategy.extended().parameter_servers().is_some() {
@@ -146,6 +149,14 @@ impl Variables {
              get, and write them between runs",
         )?;
         let of = |(name, variable): (String, Variable)| {
+            if variable.has_followers() {
+                return Err(Error::NotSupported {
+                    operation: OPERATION,
+                    strategy: self.0.strategy.extended().kind(),
+                    what: "writing through candle the variables of a model that colocate_vars_with has given several copies",
+                    advice: "train them by one of distribute's optimizers, and write them with set",
+                });
+            }
             // What is read and written there is not seen here.
             variable.device_copies().into_iter().try_for_each(|copies| copies.unwatched())?;
             Ok((name, variable.var(0)?.clone()))

@@ -1,0 +1,53 @@
+//! Files that keep other processes and threads out.
+
+use crate::open_lock;
+use std::fs::{File, TryLockError};
+use std::io;
+use std::path::Path;
+
+/// A file that is locked until this is dropped, or until the process ends, however it ends.
+///
+/// Dropping it unlocks the file. Closing alone would not: a process that another thread starts at that moment has the file open, and
+/// so locked, until it runs its own program.
+#[derive(Debug)]
+pub struct LockFile(File);
+
+impl LockFile {
+    /// Locks a file, and creates it if it doesn't exist. Returns `None` if another process or thread has locked it.
+    ///
+    /// # Errors
+    /// Those of [`open_lock`], and the system's for a file that cannot be locked.
+    pub fn acquire(path: impl AsRef<Path>) -> io::Result<Option<Self>> {
+        let file = open_lock(path)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(Self(file))),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(error),
+        }
+    }
+}
+
+impl Drop for LockFile {
+    fn drop(&mut self) {
+        // If this fails, closing unlocks it.
+        let _ = self.0.unlock();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_ends_when_it_is_dropped_although_a_new_process_has_inherited_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        let held = LockFile::acquire(&path).unwrap().unwrap();
+        assert!(LockFile::acquire(&path).unwrap().is_none());
+        // What a process has between fork and exec.
+        let inherited = held.0.try_clone().unwrap();
+        drop(held);
+        assert!(LockFile::acquire(&path).unwrap().is_some());
+        drop(inherited);
+    }
+}
