@@ -100,7 +100,8 @@ fn remote(pattern: &str) -> Result<Vec<Location>> {
     let (folder, name) = pattern.rsplit_once('/').unwrap_or_default();
     let name = glob::Pattern::new(name).map_err(|e| not_a_pattern(pattern, &e))?;
     let found = super::object_store::list(folder).map_err(|e| Location::from(pattern).io_error(e))?;
-    Ok(found.into_iter().filter(|f| name.matches(f)).map(|f| format!("{folder}/{f}").into()).collect())
+    let named = found.into_iter().filter(|(object, _)| name.matches(object));
+    Ok(named.map(|(object, state)| Location::from(format!("{folder}/{object}")).listed_as(state)).collect())
 }
 #[cfg(not(feature = "object-store"))]
 fn remote(pattern: &str) -> Result<Vec<Location>> {

@@ -5,6 +5,7 @@
 //! | `location.rs` | [`Location`]: a path, bytes in memory or a URL |
 //! | `open.rs` | local files that can be read again |
 //! | `url.rs` | what of a URL may be shown |
+//! | `state.rs` | what tells a file from what it was, whichever copy of it is read |
 //! | `stamp.rs` | what tells a file from others, and from what it was |
 //! | `limit.rs` | how much memory one element may take |
 //! | `compression.rs` | [`Compression`]: what is taken off before a format sees the bytes |
@@ -23,6 +24,7 @@ mod object_store;
 mod open;
 mod pattern;
 mod stamp;
+mod state;
 mod url;
 
 pub use compression::Compression;
@@ -31,3 +33,4 @@ pub(crate) use input::Input;
 pub(crate) use limit::ElementLimit;
 pub use location::Location;
 pub(crate) use stamp::Stamp;
+pub(crate) use state::FileState;

@@ -3,8 +3,9 @@
 //! Settings such as keys and regions come from the environment, as each cloud's own tools name them: `AWS_…`,
 //! `GOOGLE_…`, `AZURE_…`.
 
+use super::FileState;
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt};
+use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt};
 use std::future::Future;
 use std::io::{Cursor, Error, ErrorKind, Read, Result};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -28,11 +29,15 @@ pub(super) fn open(url: &str) -> Result<Box<dyn Read + Send>> {
     Ok(Box::new(Pieces::start(store, path, PIECE)?))
 }
 
-/// The names of the objects right below a folder.
-pub(super) fn list(folder: &str) -> Result<Vec<String>> {
+/// The names of the objects right below a folder, and what the listing tells of each.
+pub(super) fn list(folder: &str) -> Result<Vec<(String, FileState)>> {
     let (store, path) = find(folder)?;
     let found = within(&runtime()?, store.list_with_delimiter(Some(&path)))?;
-    Ok(found.objects.iter().filter_map(|o| o.location.filename().map(str::to_string)).collect())
+    let named = |object: &ObjectMeta| {
+        let state = FileState::of_object(object.size, object.e_tag.as_deref());
+        Some((object.location.filename()?.to_string(), state))
+    };
+    Ok(found.objects.iter().filter_map(named).collect())
 }
 
 fn find(url: &str) -> Result<(Box<dyn ObjectStore>, Path)> {

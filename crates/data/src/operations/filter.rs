@@ -127,13 +127,17 @@ impl FilterStage {
         })
     }
 
-    /// Kept rows stay rows of their source, so a batch of them is still one gather.
+    /// Kept rows stay rows of their source, so a batch of them is still one gather, unless they are few: then stages that
+    /// keep them for later would keep all that was read.
     fn apply(&mut self, chunk: Chunk) -> Result<Chunk> {
+        let read = chunk.len();
         Ok(match chunk {
             Chunk::Rows(source, picks) => {
                 let mut rows = picks.into_list()?;
                 rows.retain(|row| self.keep(source.row(*row)));
-                Chunk::Rows(source, Picks::List(rows))
+                let few = rows.len().saturating_mul(2) < read;
+                let kept = Chunk::Rows(source, Picks::List(rows));
+                if few && kept.len() > 0 { kept.compact()? } else { kept }
             }
             Chunk::Values(mut values) => {
                 values.retain(|value| self.keep(Ok(value.clone())));
@@ -174,6 +178,7 @@ impl Stage for FilterStage {
 
 #[cfg(test)]
 mod tests {
+    use crate::chunk::Chunk;
     use crate::testing::{ids, values};
     use crate::{Dataset, Error};
 
@@ -196,6 +201,29 @@ mod tests {
             let error = pass.next().unwrap().unwrap_err();
             assert!(matches!(error, Error::Function { operation: "filter", index: 3, .. }), "{error:?}");
             assert!(pass.next().is_none());
+        }
+    }
+
+    /// Stages that keep elements for later, as a prefetch and a cache do, would keep all that was read.
+    #[test]
+    fn few_rows_that_are_kept_leave_their_section() {
+        let rare = Dataset::range(1000).batch(100).unbatch::<i64>().filter(|x| x % 50 == 0);
+        let mut stage = rare.pipeline().start(0);
+        let mut rows = 0;
+        while let Some(chunk) = stage.next(usize::MAX) {
+            let Chunk::Rows(source, picks) = chunk.unwrap() else { panic!("rows stay rows") };
+            assert!(source.len() <= 2 * picks.len(), "{} of {} rows", picks.len(), source.len());
+            rows += picks.len();
+        }
+        assert_eq!(rows, 20);
+        // What the user keeps in memory anyway is not copied, nor are many rows.
+        for many in [
+            Dataset::range(10).filter(|x| *x < 1),
+            Dataset::range(100).batch(100).unbatch().filter(|x| *x > 2),
+        ] {
+            let mut stage = many.pipeline().start(0);
+            let Chunk::Rows(source, picks) = stage.next(usize::MAX).unwrap().unwrap() else { panic!("rows") };
+            assert!(source.len() > picks.len());
         }
     }
 
