@@ -99,6 +99,8 @@ impl Operation for Filter {
             index: 0,
             fruitless: Fruitless::default(),
             failed: None,
+            read: 0,
+            kept: 0,
         })
     }
 }
@@ -110,6 +112,9 @@ struct FilterStage {
     fruitless: Fruitless,
     /// An error after the elements passed on last.
     failed: Option<Error>,
+    /// How many rows of sources there were, and how many of them were kept.
+    read: usize,
+    kept: usize,
 }
 
 impl FilterStage {
@@ -135,7 +140,10 @@ impl FilterStage {
             Chunk::Rows(source, picks) => {
                 let mut rows = picks.into_list()?;
                 rows.retain(|row| self.keep(source.row(*row)));
-                let few = rows.len().saturating_mul(2) < read;
+                // Who asks for one row at a time gets many from a section, or one of many sections: so all so far are counted.
+                (self.read, self.kept) =
+                    (self.read.saturating_add(read), self.kept.saturating_add(rows.len()));
+                let few = self.kept.saturating_mul(2) < self.read;
                 let kept = Chunk::Rows(source, Picks::List(rows));
                 if few && kept.len() > 0 { kept.compact()? } else { kept }
             }
@@ -216,6 +224,14 @@ mod tests {
             rows += picks.len();
         }
         assert_eq!(rows, 20);
+        // Also where elements are asked for one by one, as a prefetch does.
+        let mut stage = rare.pipeline().start(0);
+        let mut sources = 0;
+        while let Some(chunk) = stage.next(1) {
+            let Chunk::Rows(source, _) = chunk.unwrap() else { panic!("rows stay rows") };
+            sources += source.len();
+        }
+        assert!(sources < 150, "{sources} rows are kept for 20");
         // What the user keeps in memory anyway is not copied, nor are many rows.
         for many in [
             Dataset::range(10).filter(|x| *x < 1),
