@@ -61,7 +61,8 @@ impl<R: Read> Input<R> {
         }
     }
 
-    /// The next `N` bytes; `None` if the file ends before the first of them.
+    /// Returns the next `N` bytes; `None` if the file ends before the first of them.
+    #[cfg(feature = "webdataset")]
     pub(crate) fn array_or_end<const N: usize>(&mut self) -> Result<Option<[u8; N]>> {
         let mut bytes = [0; N];
         match self.receive(&mut bytes)? {

@@ -55,7 +55,7 @@ fn find(url: &str) -> Result<(Box<dyn ObjectStore>, Path)> {
     let is_signed = url.query().is_some() || !url.username().is_empty() || url.password().is_some();
     install_cryptography();
     // What was signed is asked for as it was given, on whichever host.
-    if is_http && (is_signed || url.scheme() == "http") {
+    if is_http && is_signed {
         let store = HttpBuilder::new()
             .with_url(&url[..Position::BeforePath])
             .with_config(ClientConfigKey::AllowHttp, "true")
@@ -67,7 +67,9 @@ fn find(url: &str) -> Result<(Box<dyn ObjectStore>, Path)> {
         let ours = ["aws_", "google_", "azure_"].iter().any(|cloud| name.starts_with(cloud));
         Some((name, value.into_string().ok()?)).filter(|_| ours)
     });
-    Ok(object_store::parse_url_opts(&url, settings)?)
+    // Who writes http:// means it: it has to be allowed.
+    let plain = (url.scheme() == "http").then(|| ("allow_http".to_string(), "true".to_string()));
+    Ok(object_store::parse_url_opts(&url, settings.chain(plain))?)
 }
 
 /// Makes ring the cryptography of the process's TLS, unless the program has chosen another: an HTTP client of `reqwest`
