@@ -36,7 +36,9 @@ fn same_files<T: Nest>(
     call: &impl Fn() -> Fingerprint,
     plan: Result<Distribution<T>>,
 ) -> Result<Result<Distribution<T>>> {
-    if strategy.world().workers() == 1 {
+    // What failed in a call of all workers is known to all of them.
+    let is_known = plan.as_ref().is_err_and(|error| error.blame().is_some());
+    if strategy.world().workers() == 1 || is_known {
         return Ok(plan);
     }
     let mine = plan.as_ref().ok().and_then(Distribution::files);
