@@ -38,6 +38,14 @@ impl Picks {
         }
     }
 
+    /// The first row.
+    pub(crate) fn first(&self) -> Option<usize> {
+        match self {
+            Picks::Range(range) => range.clone().next(),
+            Picks::List(list) => list.first().copied(),
+        }
+    }
+
     /// The rows as a list.
     pub(crate) fn into_list(self) -> Result<Vec<usize>> {
         match self {
@@ -88,9 +96,23 @@ impl Chunk {
         Chunk::Values(vec![value])
     }
 
-    /// All rows of a batch.
+    /// All rows of a batch that was made in the pass.
     pub(crate) fn rows(tree: Tree<Leaf>, len: usize) -> Self {
-        Chunk::Rows(Arc::new(Rows::Memory { tree, len }), Picks::Range(0..len))
+        Chunk::Rows(Arc::new(Rows::Section { tree, len }), Picks::Range(0..len))
+    }
+
+    /// The same elements without the rest of a section of which they are less than half: whoever keeps them would keep all
+    /// of it in memory.
+    pub(crate) fn compact(self) -> Result<Chunk> {
+        match self {
+            Chunk::Rows(source, picks)
+                if source.is_transient() && picks.len().saturating_mul(2) < source.len() =>
+            {
+                let len = picks.len();
+                Ok(Chunk::rows(source.gather(&picks.into_list()?)?, len))
+            }
+            other => Ok(other),
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -187,6 +209,19 @@ impl From<Error> for Fault {
     }
 }
 
+/// Appends a chunk to those that are kept. The last one is compacted once another section follows.
+pub(crate) fn append(chunks: &mut Vec<Chunk>, chunk: Chunk) -> Result<()> {
+    let Some(mut last) = chunks.pop() else {
+        chunks.push(chunk);
+        return Ok(());
+    };
+    match last.append(chunk) {
+        None => chunks.push(last),
+        Some(next) => chunks.extend([last.compact()?, next]),
+    }
+    Ok(())
+}
+
 /// Chunks that will become one batch.
 pub(crate) struct Assembly {
     /// Its place in the pass, for errors.
@@ -209,13 +244,10 @@ impl Assembly {
         self.number
     }
 
-    pub(crate) fn push(&mut self, chunk: Chunk) {
+    /// Appends elements. Of a section that has been left only those in the batch are kept.
+    pub(crate) fn push(&mut self, chunk: Chunk) -> Result<()> {
         self.len += chunk.len();
-        let rest = match self.chunks.last_mut() {
-            Some(last) => last.append(chunk),
-            None => Some(chunk),
-        };
-        self.chunks.extend(rest);
+        append(&mut self.chunks, chunk)
     }
 
     /// The elements, each by itself.
@@ -236,7 +268,9 @@ impl Assembly {
             let end = start + chunk.len();
             let (from, to) = (range.start.max(start), range.end.min(end));
             if from < to {
-                part.push(chunk.slice(from - start..to - start));
+                let chunk = chunk.slice(from - start..to - start);
+                part.len += chunk.len();
+                part.chunks.push(chunk);
             }
             start = end;
         }

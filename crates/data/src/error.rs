@@ -223,6 +223,16 @@ pub enum Error {
         /// How many there are, in words.
         found: String,
     },
+    /// An element is not what was declared.
+    #[error("assert_element_spec: element {index} has to be {expected}, but is {found}")]
+    Spec {
+        /// The element, counted from 0 within the pass.
+        index: usize,
+        /// What was declared.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
     /// An element cannot be made as large as the others of its batch.
     #[error("padded_batch: {path} of element {index} cannot be padded: {why}")]
     Pad {

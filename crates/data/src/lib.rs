@@ -74,7 +74,7 @@ mod text;
 pub use cardinality::Cardinality;
 pub use csv::Csv;
 pub use dataset::{Dataset, Interleave, Iter, Padding};
-pub use distribution::{DistributeOptions, Distribution, InputContext, Position};
+pub use distribution::{DistributeOptions, Distribution, FileList, InputContext, Position};
 pub use error::{Cause, Error, Result};
 pub use example::Example;
 pub use file::{Compression, Files, Location};

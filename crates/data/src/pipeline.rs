@@ -3,8 +3,10 @@
 //! Nothing runs here. A pipeline can be inspected and rewritten before it is started; [`Operation::start`] then makes the
 //! chain of stages that runs it.
 
+use crate::chunk::Chunk;
 use crate::stage::Stage;
-use crate::{Cardinality, ElementSpec, Files, Result};
+use crate::{Cardinality, ElementSpec, Files, Result, spec};
+use distribute_tensor::{Leaf, Tree};
 use std::sync::Arc;
 
 /// An operation and, through its inputs, all those before it.
@@ -26,13 +28,13 @@ pub(crate) trait Operation: Send + Sync {
     fn describe(&self) -> String;
 
     /// Describes what decides which elements come, and in which order: if it differs, a position refers to another element.
-    /// It excludes file names, since a folder may have moved. Empty if the operation affects neither.
+    /// It excludes files, which are compared one by one. Empty if the operation affects neither.
     fn identity(&self) -> String {
         self.describe()
     }
 
-    /// The files of a source. They are not a part of [`identity`](Self::identity), because a position is valid for moved
-    /// files, too; but a cache belongs to certain files.
+    /// The files of a source. They are not a part of [`identity`](Self::identity): a position has a
+    /// [`FileList`](crate::FileList), and a cache belongs to certain files.
     fn files(&self) -> Option<&Files> {
         None
     }
@@ -45,9 +47,15 @@ pub(crate) trait Operation: Send + Sync {
         self.inputs().first().map_or(Batching::Unknown, |input| input.batching())
     }
 
-    /// Dtypes and shapes of the elements, if they are known without running it.
-    fn spec(&self) -> Option<ElementSpec> {
-        self.inputs().first()?.spec()
+    /// Dtypes and shapes of the elements, if they are known.
+    fn spec(&self, look: Look) -> Option<ElementSpec> {
+        self.inputs().first()?.spec(look)
+    }
+
+    /// A pipeline with elements of the same kind that makes the first of them alone: without buffers, threads and caches,
+    /// and so that no later pass misses it. `None` if that is this operation, on inputs of which that is true.
+    fn lean(&self) -> Option<Pipeline> {
+        None
     }
 
     /// Whether its own parameters are in their ranges.
@@ -113,6 +121,39 @@ impl Batching {
     /// What is known of elements that come from either of two datasets.
     pub(crate) fn or(self, other: Batching) -> Batching {
         if self == other { self } else { Batching::Unknown }
+    }
+}
+
+/// Whether an element may be made to know what elements are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// No: what is known holds for every element.
+    Never,
+    /// The first one, if nothing else tells. Others may have other sizes.
+    AtFirst,
+}
+
+impl Look {
+    /// The spec of the first element of a pipeline, if it may be made and can be.
+    pub(crate) fn at(self, pipeline: &Pipeline) -> Option<ElementSpec> {
+        match self {
+            Look::Never => None,
+            Look::AtFirst => spec::of(&first(pipeline)?),
+        }
+    }
+}
+
+/// The first element of a pipeline, if it can be made.
+pub(crate) fn first(pipeline: &Pipeline) -> Option<Tree<Leaf>> {
+    let mut stage = lean(pipeline).start(0);
+    stage.next(1)?.and_then(Chunk::into_values).ok()?.into_iter().next()
+}
+
+/// The pipeline that makes the first element alone.
+fn lean(pipeline: &Pipeline) -> Pipeline {
+    match pipeline.lean() {
+        Some(other) => lean(&other),
+        None => pipeline.over(&mut lean).unwrap_or_else(|| pipeline.clone()),
     }
 }
 

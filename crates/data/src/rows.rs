@@ -9,8 +9,10 @@ use std::sync::Arc;
 /// Rows with random access, many of which can be cut out at a time without touching each.
 #[derive(Debug)]
 pub(crate) enum Rows {
-    /// The rows of a nest of tensors, all of whose leaves have `len` rows.
+    /// The rows of a nest of tensors that the user keeps in memory, all of whose leaves have `len` rows.
     Memory { tree: Tree<Leaf>, len: usize },
+    /// The same of tensors that were made in the pass, such as a section of a file: nobody else keeps them.
+    Section { tree: Tree<Leaf>, len: usize },
     /// The numbers `start..start + len`, which are never stored.
     Range { start: i64, len: usize },
     /// Pairs of the rows of two sources: row `i` of the first, from `first_start` on, and of the second.
@@ -20,14 +22,26 @@ pub(crate) enum Rows {
 impl Rows {
     pub(crate) fn len(&self) -> usize {
         match self {
-            Rows::Memory { len, .. } | Rows::Range { len, .. } | Rows::Pairs { len, .. } => *len,
+            Rows::Memory { len, .. }
+            | Rows::Section { len, .. }
+            | Rows::Range { len, .. }
+            | Rows::Pairs { len, .. } => *len,
+        }
+    }
+
+    /// Whether its memory is free once no element refers to it.
+    pub(crate) fn is_transient(&self) -> bool {
+        match self {
+            Rows::Section { .. } => true,
+            Rows::Memory { .. } | Rows::Range { .. } => false,
+            Rows::Pairs { first, second, .. } => first.is_transient() || second.is_transient(),
         }
     }
 
     /// Row `i`, without its first axis.
     pub(crate) fn row(&self, i: usize) -> Result<Tree<Leaf>> {
         match self {
-            Rows::Memory { tree, .. } => Ok(tree.row(i)?),
+            Rows::Memory { tree, .. } | Rows::Section { tree, .. } => Ok(tree.row(i)?),
             Rows::Range { start, .. } => Ok(leaf(HostTensor::scalar(at(*start, i)))),
             Rows::Pairs { first, first_start, second, second_start, .. } => {
                 Ok(pair(first.row(first_start + i)?, second.row(second_start + i)?))
@@ -38,8 +52,12 @@ impl Rows {
     /// Contiguous rows, as a view where possible.
     pub(crate) fn slice(&self, range: Range<usize>) -> Result<Tree<Leaf>> {
         match self {
-            Rows::Memory { tree, len } if range == (0..*len) => Ok(tree.clone()),
-            Rows::Memory { tree, .. } => Ok(tree.narrow_rows(range.start, range.len())?),
+            Rows::Memory { tree, len } | Rows::Section { tree, len } if range == (0..*len) => {
+                Ok(tree.clone())
+            }
+            Rows::Memory { tree, .. } | Rows::Section { tree, .. } => {
+                Ok(tree.narrow_rows(range.start, range.len())?)
+            }
             Rows::Range { start, .. } => numbers(range.len(), range.map(|i| at(*start, i))),
             Rows::Pairs { first, first_start, second, second_start, .. } => {
                 let from = |start: usize| start + range.start..start + range.end;
@@ -51,7 +69,7 @@ impl Rows {
     /// Any rows in any order, in one gather.
     pub(crate) fn gather(&self, indices: &[usize]) -> Result<Tree<Leaf>> {
         match self {
-            Rows::Memory { tree, .. } => Ok(tree.take_rows(indices)?),
+            Rows::Memory { tree, .. } | Rows::Section { tree, .. } => Ok(tree.take_rows(indices)?),
             Rows::Range { start, .. } => numbers(indices.len(), indices.iter().map(|i| at(*start, *i))),
             Rows::Pairs { first, first_start, second, second_start, .. } => {
                 let from = |start: usize| indices.iter().map(|i| start + i).collect::<Vec<_>>();

@@ -1,6 +1,6 @@
 //! [`TensorSpec`]: what is known about a tensor before it exists.
 
-use distribute_tensor::{DType, Leaf, Tree};
+use distribute_tensor::{DType, Leaf, Nest, Tree};
 use std::fmt;
 
 /// The dtype and shape of a tensor, in which sizes may be unknown.
@@ -66,6 +66,11 @@ pub(crate) fn of(tree: &Tree<Leaf>) -> Option<ElementSpec> {
     tree.try_map_at(&mut |leaf| Ok(TensorSpec::new(leaf.dtype()?, leaf.dims().iter().copied()))).ok()
 }
 
+/// The spec of all elements of a Rust type, where the type tells.
+pub(crate) fn of_type<T: Nest>() -> Option<ElementSpec> {
+    T::scalar_dtypes().map(|dtypes| dtypes.map(&mut TensorSpec::scalar))
+}
+
 /// What holds for elements of either spec; `None` if their structures, dtypes or ranks differ.
 pub(crate) fn either(first: ElementSpec, second: ElementSpec) -> Option<ElementSpec> {
     let both = Tree::zip(vec![first, second]).ok()?;
@@ -74,6 +79,12 @@ pub(crate) fn either(first: ElementSpec, second: ElementSpec) -> Option<ElementS
         _ => Err(()),
     })
     .ok()
+}
+
+impl From<TensorSpec> for ElementSpec {
+    fn from(spec: TensorSpec) -> Self {
+        Tree::Leaf(spec)
+    }
 }
 
 impl fmt::Display for TensorSpec {

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use distribute_data::numpy::{read_npy, read_npz, write_npy};
+use distribute_data::numpy::{read_npy, read_npz, read_npz_arrays, write_npy};
 use distribute_data::{Error, Location};
 use distribute_tensor::{DType, HostTensor};
 use num_complex::Complex64;
@@ -91,11 +91,49 @@ fn archives_plain_and_compressed_from_paths_and_from_memory() {
 
 #[test]
 fn a_dtype_that_tensors_do_not_have_is_named_at_its_place() {
-    let error = read_npy(file("text.npy")).unwrap_err();
+    let text = std::fs::read(file("text.npy")).unwrap();
+    let mut dates = text.clone();
+    let at = dates.windows(2).position(|two| two == b"<U").unwrap();
+    dates[at + 1] = b'M';
+    let error = read_npy(Location::bytes("dates.npy", dates)).unwrap_err();
     assert!(
         matches!(&error, Error::Damaged { offset: 20, what, .. } if what.contains("the code of")),
         "{error}"
     );
+}
+
+#[test]
+fn text_is_read_and_arrays_by_name_whatever_the_others_are() {
+    let texts = |array: &HostTensor| array.to_vec::<Vec<u8>>().unwrap();
+    assert_eq!(texts(&read_npy(file("text.npy")).unwrap()), [b"a".to_vec()]);
+    let arrays = read_npz(file("names.npz")).unwrap();
+    assert_eq!((arrays["x"].dims(), arrays["names"].dims()), (&[3][..], &[2][..]));
+    // As numpy writes it: characters of 4 bytes, and zeros behind the last; bytes; column by column.
+    let npy = |descr: &str, fortran: &str, shape: &str, elements: &[u8]| {
+        let header = format!("{{'descr': '{descr}', 'fortran_order': {fortran}, 'shape': {shape}, }}\n");
+        let len = (header.len() as u16).to_le_bytes();
+        Location::bytes("t.npy", [b"\x93NUMPY\x01\x00", &len[..], header.as_bytes(), elements].concat())
+    };
+    let wide: Vec<u8> = "ä€\0x\0\0".chars().flat_map(|c| u32::from(c).to_le_bytes()).collect();
+    let read = |location| read_npy(location).map(|array| texts(&array));
+    assert_eq!(read(npy("<U3", "False", "(2,)", &wide)).unwrap(), ["ä€".as_bytes(), b"x"]);
+    let big: Vec<u8> = wide.chunks(4).flat_map(|four| four.iter().rev().copied()).collect();
+    assert_eq!(read(npy(">U3", "False", "(2,)", &big)).unwrap(), ["ä€".as_bytes(), b"x"]);
+    assert_eq!(read(npy("|S2", "True", "(2, 2)", b"a\0bbc\0\0\0")).unwrap(), [&b"a"[..], b"c", b"bb", b""]);
+    let error = read(npy("<U1", "False", "(1,)", &[0, 0, 0xff, 0xff])).unwrap_err().to_string();
+    assert!(error.contains("is no character"), "{error}");
+    assert!(read(npy("<U3", "False", "(9999999999,)", &wide)).is_err());
+
+    // An array of Python objects keeps nobody from the others.
+    let mut objects = std::fs::read(file("names.npz")).unwrap();
+    let at = objects.windows(4).position(|four| four == b"'<U1").unwrap();
+    objects[at + 1..at + 4].copy_from_slice(b"|O8");
+    let objects = || Location::bytes("o.npz", objects.clone());
+    let error = read_npz(objects()).unwrap_err().to_string();
+    assert!(error.contains("o.npz/names.npy"), "{error}");
+    assert_eq!(read_npz_arrays(objects(), ["x"]).unwrap()["x"], arrays["x"]);
+    let error = read_npz_arrays(objects(), ["x", "z"]).unwrap_err().to_string();
+    assert!(error.contains("'z'") && error.contains("x, names"), "{error}");
 }
 
 #[test]

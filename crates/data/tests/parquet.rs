@@ -170,6 +170,73 @@ fn wherever_it_is_cut_it_is_an_error_and_a_changed_byte_never_panics() {
     }
 }
 
+fn large_rows(sizes: impl IntoIterator<Item = usize>) -> Vec<u8> {
+    let texts = BinaryArray::from_iter_values(sizes.into_iter().map(|size| vec![b'x'; size]));
+    let batch = RecordBatch::try_from_iter([("image", Arc::new(texts) as ArrayRef)]).unwrap();
+    let properties = WriterProperties::builder()
+        .set_dictionary_enabled(false)
+        .set_data_page_row_count_limit(8)
+        .set_write_batch_size(8)
+        .build();
+    let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), Some(properties)).unwrap();
+    writer.write(&batch).unwrap();
+    writer.into_inner().unwrap()
+}
+
+/// 1024 rows of 1 MB came at once.
+#[test]
+fn rows_are_read_as_many_at_a_time_as_their_size_allows() {
+    const KB: usize = 1 << 10;
+    let bytes = large_rows([vec![10; 2000], vec![200 * KB; 300], vec![10; 2000]].concat());
+    let file = Location::bytes("p.parquet", bytes);
+    let batches = |parquet: &Parquet| -> Vec<usize> {
+        let texts =
+            read(parquet).unwrap().into_iter().map(|batch| batch["image"].to_vec::<Vec<u8>>().unwrap());
+        texts.map(|texts| texts.iter().map(Vec::len).sum()).collect()
+    };
+    let most = |parquet: &Parquet| batches(parquet).into_iter().max().unwrap();
+    assert!(most(&Parquet::file(&file)) <= (16 << 20) + 200 * KB);
+    assert!(most(&Parquet::file(&file).bytes(1 << 20)) <= (1 << 20) + 200 * KB);
+    // Rows that are asked for come together, and one that takes more than all may comes alone.
+    assert!(most(&Parquet::file(&file).rows(300)) > 190 * 200 * KB);
+    assert_eq!(most(&Parquet::file(&file).rows(300).bytes(1)), 200 * KB);
+    let count = |parquet: Parquet| parquet.dataset().iter().map(Result::unwrap).count();
+    assert_eq!(count(Parquet::files([file.clone(), file.clone()]).bytes(1 << 20)), 8600);
+    let error = Parquet::files([file.clone(), file.clone()]).open().unwrap_err();
+    assert!(error.to_string().contains("the number of files is 2, but must be 1"), "{error}");
+    assert!(matches!(Parquet::file(&file).rows(0).dataset().check(), Err(Error::Parameter { .. })));
+}
+
+#[test]
+fn a_row_that_takes_more_than_an_element_may_is_an_error_that_names_it() {
+    let limited = |bytes: Vec<u8>, limit| Location::bytes("p.parquet", bytes).element_limit(limit);
+    // Eight rows of a page, of which one is large; and lists of two columns.
+    let sizes = (0..16).map(|row| if row == 11 { 60_000 } else { 10 });
+    let error = read(&Parquet::file(limited(large_rows(sizes.clone()), 59_000))).unwrap_err().to_string();
+    assert!(error.contains("a page takes more than 59000"), "{error}");
+    let rows = limited(large_rows((0..16).map(|row| if row == 11 { 60_000 } else { 50_000 })), 450_000);
+    assert_eq!(read(&Parquet::file(rows)).unwrap().len(), 1);
+    let lists = || {
+        let mut lists = ListBuilder::new(Int64Builder::new());
+        (0..4).for_each(|_| lists.append_value(vec![Some(7); 25_000]));
+        Arc::new(lists.finish()) as ArrayRef
+    };
+    let batch = RecordBatch::try_from_iter([("ids", lists()), ("more", lists())]).unwrap();
+    // A page is as long as a row.
+    let properties = WriterProperties::builder()
+        .set_dictionary_enabled(false)
+        .set_data_page_size_limit(1 << 17)
+        .set_write_batch_size(1 << 12)
+        .build();
+    let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), Some(properties)).unwrap();
+    writer.write(&batch).unwrap();
+    let bytes = writer.into_inner().unwrap();
+    let error = read(&Parquet::file(limited(bytes.clone(), 390_000))).unwrap_err();
+    assert!(matches!(&error, Error::Column { .. }), "{error:?}");
+    assert!(error.to_string().contains("a row takes more than 390000 bytes of memory"), "{error}");
+    assert_eq!(read(&Parquet::file(limited(bytes, 900_000)).bytes(1)).unwrap().len(), 4);
+}
+
 /// One long text that every row repeats: a few bytes in the file, and gigabytes of rows.
 #[test]
 fn rows_that_repeat_a_long_text_are_read_a_few_at_a_time() {

@@ -95,7 +95,8 @@ fn wherever_it_is_cut_it_is_an_error_after_the_samples_before_it() {
     // Of the two empty blocks at the end, one is enough.
     let whole = bytes.len() - 512;
     for cut in 0..whole {
-        let mut samples = Samples::open(Location::bytes("t.tar", bytes[..cut].to_vec())).unwrap();
+        let mut samples =
+            Samples::open(Location::bytes("t.tar", bytes[..cut].to_vec())).unwrap().require_end();
         let error = samples.by_ref().find_map(Result::err).expect("an error");
         match error {
             Error::Damaged { path, offset, .. } => assert_eq!((path, offset), ("t.tar".into(), cut as u64)),
@@ -104,6 +105,35 @@ fn wherever_it_is_cut_it_is_an_error_after_the_samples_before_it() {
         assert!(samples.next().is_none(), "an error ends the pass");
     }
     assert_eq!(read(bytes[..whole].to_vec()).unwrap(), expected());
+}
+
+/// Some writers leave the empty blocks out, and a cut file may have lost some samples.
+#[test]
+fn a_file_without_an_end_has_its_samples_and_is_warned_of() {
+    let bytes = archive(&FILES);
+    let members =
+        bytes.len() - bytes.rchunks(512).take_while(|block| block.iter().all(|b| *b == 0)).count() * 512;
+    assert_eq!(read(bytes[..members].to_vec()).unwrap(), expected());
+    let last =
+        Samples::open(Location::bytes("t.tar", bytes[..members].to_vec())).unwrap().require_end().last();
+    let error = last.unwrap().unwrap_err().to_string();
+    assert!(
+        error.contains("without the empty block") && error.contains(&format!("byte {members}")),
+        "{error}"
+    );
+    assert!(read(bytes[..members - 1].to_vec()).is_err());
+}
+
+#[test]
+fn archives_that_follow_each_other_are_read_to_the_end() {
+    let both = [archive(&[("1.a", "x")]), archive(&[("2.a", "y"), ("2.b", "z")])].concat();
+    assert_eq!(
+        read(both.clone()).unwrap(),
+        [sample("1", &[("a", "x")]), sample("2", &[("a", "y"), ("b", "z")])]
+    );
+    let mut more = both;
+    more.extend([b'x'; 512]);
+    assert!(read(more).unwrap_err().to_string().contains("this is no header of a tar file"));
 }
 
 #[test]

@@ -75,8 +75,13 @@ fn dist_11_the_specs_of_pieces_are_known_before_there_are_any() {
     assert_eq!(spec(&mirrored(3), Dataset::range(9).batch_exact(4)), "int64 [?]");
     assert_eq!(spec(&mirrored(2), Dataset::range(9).batch(4)), "int64 [?]");
     assert_eq!(spec(&one_device(), Dataset::range(9).batch_exact(4)), "int64 [4]");
-    let unknown = mirrored(2).distribute_dataset(Dataset::range(9).map(|x| x).batch(4)).unwrap();
-    assert!(unknown.element_spec().is_none());
+    // What functions give is known by type, or from the first element.
+    assert_eq!(spec(&mirrored(2), Dataset::range(9).map(|x| x).batch_exact(4)), "int64 [2]");
+    let rows = Dataset::range(9).map(|x| HostTensor::vector(vec![x as f32; 3]));
+    assert_eq!(spec(&mirrored(2), rows.batch(4)), "float32 [?, 3]");
+    assert_eq!(spec(&mirrored(2), rows.batch_exact(4).map(|x| x)), "float32 [2, 3]");
+    let fails = Dataset::range(9).try_map(|_| Err::<HostTensor, _>("no")).batch(4);
+    assert!(mirrored(2).distribute_dataset(fails).unwrap().element_spec().is_none());
 }
 
 /// DIST-7: a replica gets every row once, and the last batch is dealt as the others are.

@@ -22,7 +22,7 @@ pub fn expand(input: DeriveInput) -> Result<TokenStream> {
     };
     let given = tensor_crate(&input)?;
     let tensor = given.clone().unwrap_or_else(|| parse_quote!(::distribute::tensor));
-    let (into_tree, from_tree) = match fields {
+    let (into_tree, from_tree, dtypes) = match fields {
         Fields::Named(_) => named(fields, &tensor),
         Fields::Unnamed(_) | Fields::Unit => unnamed(fields, &tensor),
     };
@@ -48,6 +48,9 @@ pub fn expand(input: DeriveInput) -> Result<TokenStream> {
             }
             fn from_tree(tree: #tensor::Tree<#tensor::Leaf>) -> #tensor::Result<Self> {
                 #from_tree
+            }
+            fn scalar_dtypes() -> ::std::option::Option<#tensor::Tree<#tensor::DType>> {
+                #dtypes
             }
         }
     })
@@ -99,7 +102,8 @@ fn tensor_crate(input: &DeriveInput) -> Result<Option<Path>> {
 }
 
 /// Named fields: a map by their names.
-fn named(fields: &Fields, tensor: &Path) -> (TokenStream, TokenStream) {
+fn named(fields: &Fields, tensor: &Path) -> (TokenStream, TokenStream, TokenStream) {
+    let types = fields.iter().map(|f| &f.ty);
     let idents: Vec<_> = fields.iter().filter_map(|f| f.ident.as_ref()).collect();
     // A raw identifier, `r#type`, is the field `type`.
     let names: Vec<String> = idents.iter().map(|i| i.unraw().to_string()).collect();
@@ -110,11 +114,16 @@ fn named(fields: &Fields, tensor: &Path) -> (TokenStream, TokenStream) {
         let mut fields = #tensor::nest::Fields::named(tree, &[#(#names),*])?;
         ::std::result::Result::Ok(Self { #(#idents: fields.take(#names)?),* })
     };
-    (into, from)
+    let dtypes = quote! {
+        ::std::option::Option::Some(#tensor::Tree::Dict(
+            [#((::std::string::String::from(#names), <#types as #tensor::Nest>::scalar_dtypes()?)),*].into()
+        ))
+    };
+    (into, from, dtypes)
 }
 
 /// A tuple struct or a unit struct: a tuple.
-fn unnamed(fields: &Fields, tensor: &Path) -> (TokenStream, TokenStream) {
+fn unnamed(fields: &Fields, tensor: &Path) -> (TokenStream, TokenStream, TokenStream) {
     let types: Vec<_> = fields.iter().map(|f| &f.ty).collect();
     let count = types.len();
     let members: Vec<_> = fields.members().collect();
@@ -129,7 +138,10 @@ fn unnamed(fields: &Fields, tensor: &Path) -> (TokenStream, TokenStream) {
         let mut fields = #tensor::nest::Fields::unnamed(tree, #count)?;
         ::std::result::Result::Ok(#build)
     };
-    (into, from)
+    let dtypes = quote! {
+        ::std::option::Option::Some(#tensor::Tree::Tuple(::std::vec![#(<#types as #tensor::Nest>::scalar_dtypes()?),*]))
+    };
+    (into, from, dtypes)
 }
 
 #[cfg(test)]

@@ -3,15 +3,24 @@
 use super::Column;
 use super::block::Layout;
 use crate::file::ElementLimit;
-use crate::{Compression, Error, Location, Result};
+use crate::{Compression, Error, Files, Location, Result};
 use std::io::{ErrorKind, Read};
 
 /// How the files of a dataset are read: that of which the first line has been seen, and others like it.
 pub(super) struct CsvFormat {
     pub(super) header: bool,
-    pub(super) delimiter: u8,
+    pub(super) dialect: Dialect,
     pub(super) columns: Columns,
     pub(super) layout: Layout,
+}
+
+/// How fields are told from each other.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Dialect {
+    /// What stands between fields.
+    pub(super) delimiter: u8,
+    /// Whether a field that begins with a quote ends with one.
+    pub(super) quoting: bool,
 }
 
 /// The columns of a file.
@@ -25,11 +34,12 @@ pub(super) struct Columns {
 
 impl Columns {
     /// Those of the first line.
-    fn read(file: &Location, header: bool, delimiter: u8) -> Result<Self> {
+    fn read(file: &Location, header: bool, dialect: Dialect) -> Result<Self> {
+        let delimiter = dialect.delimiter;
         let mut first = ::csv::ByteRecord::new();
         let metered =
             Metered { text: Compression::Auto.open(file)?, limit: file.limit(), delimiter, taken: 0 };
-        let mut lines = reader(metered, delimiter, false);
+        let mut lines = reader(metered, dialect, false);
         lines.read_byte_record(&mut first).map_err(|error| match failure(file, error) {
             Error::Io { path, source } if source.kind() == ErrorKind::FileTooLarge => {
                 Error::Damaged { path, offset: 0, what: source.to_string() }
@@ -47,6 +57,20 @@ impl Columns {
             Column::At(place) => ((*place < self.count).then_some(*place), format!("{place}")),
             Column::Named(name) => (self.names.iter().position(|n| n == name), format!("'{name}'")),
         };
+        if let (Some(first), Column::Named(name)) = (found, column)
+            && let Some(again) = self.names.iter().skip(first + 1).position(|other| other == name)
+        {
+            return Err(Error::Csv {
+                path: self.file.to_string(),
+                line: 1,
+                column: first + again + 2,
+                found: format!("{name:?} once more"),
+                expected: format!(
+                    "another name than that of column {}; give the column's place instead",
+                    first + 1
+                ),
+            });
+        }
         found.ok_or_else(|| {
             let known = match (self.count, column, self.names.is_empty()) {
                 (0, ..) => "no rows".to_string(),
@@ -65,16 +89,25 @@ impl Columns {
 }
 
 impl CsvFormat {
-    /// Looks at the first line of the first file and lets `layout` find its columns.
+    /// Looks at the first line of the first file that has one and lets `layout` find its columns.
     pub(super) fn look(
-        first: &Location,
+        files: &Files,
         header: bool,
-        delimiter: u8,
+        dialect: Dialect,
         layout: impl FnOnce(&Columns) -> Result<Layout>,
     ) -> Result<Self> {
-        let columns = Columns::read(first, header, delimiter)?;
+        let mut columns = None;
+        for file in files {
+            let found = Columns::read(file, header, dialect)?;
+            let empty = found.count == 0;
+            columns = Some(columns.filter(|_| empty).unwrap_or(found));
+            if !empty {
+                break;
+            }
+        }
+        let columns = columns.ok_or(Error::Empty { operation: "reading CSV" })?;
         let layout = layout(&columns)?;
-        Ok(Self { header, delimiter, columns, layout })
+        Ok(Self { header, dialect, columns, layout })
     }
 
     /// Where there are header lines, all files have one header.
@@ -82,7 +115,7 @@ impl CsvFormat {
         if !self.header || *file == self.columns.file {
             return Ok(());
         }
-        let mine = Columns::read(file, self.header, self.delimiter)?;
+        let mine = Columns::read(file, self.header, self.dialect)?;
         // A file without a line has no rows either.
         if mine.count == 0 || mine.names == self.columns.names {
             return Ok(());
@@ -133,10 +166,11 @@ impl<R: Read> Read for Metered<R> {
 const UNCOUNTED: u64 = 1 << 20;
 
 /// The rows of a text.
-pub(super) fn reader<R: Read>(text: R, delimiter: u8, skip_header: bool) -> ::csv::Reader<R> {
+pub(super) fn reader<R: Read>(text: R, dialect: Dialect, skip_header: bool) -> ::csv::Reader<R> {
     ::csv::ReaderBuilder::new()
         .has_headers(skip_header)
-        .delimiter(delimiter)
+        .delimiter(dialect.delimiter)
+        .quoting(dialect.quoting)
         // Rows of another width are found by us, so that the error can name the column.
         .flexible(true)
         .from_reader(text)

@@ -9,10 +9,10 @@ mod source;
 pub use block::ColumnType;
 
 use crate::operations::file_stage::threads;
-use crate::{Dataset, Error, Files, Location, Result};
+use crate::{Dataset, Files, Location, Result};
 use block::Layout;
 use distribute_tensor::{HostTensor, Nest};
-use file::{Columns, CsvFormat};
+use file::{Columns, CsvFormat, Dialect};
 use source::CsvRows;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 /// is and makes the dataset. Each pass reads the file anew, as far as it is asked for; [`Dataset::load`] reads all of
 /// it into tensors, of which [`Dataset::from_slices`] then makes fast passes with full shuffles.
 ///
-/// A row that is broken gives [`Error::Csv`], naming file, line and column.
+/// A row that is broken gives [`Error::Csv`](crate::Error::Csv), naming file, line and column.
 ///
 /// ```
 /// use distribute_data::{Csv, Dataset};
@@ -41,7 +41,7 @@ use std::sync::Arc;
 pub struct Csv {
     files: Files,
     header: bool,
-    delimiter: u8,
+    dialect: Dialect,
     threads: usize,
 }
 
@@ -72,9 +72,10 @@ impl Csv {
     }
 
     /// Reads files one after the other: a list, or what [`Files::glob`] finds. Where there are header lines, all have the
-    /// same.
+    /// same. Files of 0 bytes, as Spark writes them, have neither header nor rows.
     pub fn files(files: impl Into<Files>) -> Self {
-        Self { files: files.into(), header: true, delimiter: b',', threads: threads() }
+        let dialect = Dialect { delimiter: b',', quoting: true };
+        Self { files: files.into(), header: true, dialect, threads: threads() }
     }
 
     /// Reads bytes in memory, as `include_bytes!` gives them. `name` is what errors call them.
@@ -90,7 +91,16 @@ impl Csv {
     /// What stands between fields: a comma by default, `b'\t'` for TSV.
     #[doc(alias = "field_delim")]
     pub fn delimiter(self, delimiter: u8) -> Self {
-        Self { delimiter, ..self }
+        Self { dialect: Dialect { delimiter, ..self.dialect }, ..self }
+    }
+
+    /// Sets whether a field that begins with a quote ends with one, and has delimiters and line ends in between; it does
+    /// by default. With `false` a quote is text, as many writers of TSV mean it.
+    ///
+    /// With quotes, one that is never closed gives [`Error::Csv`](crate::Error::Csv), with the line on which its row begins.
+    #[doc(alias = "use_quote_delim")]
+    pub fn quoting(self, quoting: bool) -> Self {
+        Self { dialect: Dialect { quoting, ..self.dialect }, ..self }
     }
 
     /// On how many threads rows are parsed: as many as there are cores by default, up to 8. 1 starts none. The order of
@@ -103,7 +113,7 @@ impl Csv {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if the first line of the first file cannot be read, [`Error::Empty`] if there is no file; so for the
+    /// [`Error::Io`](crate::Error::Io) if the first line of the first file cannot be read, [`Error::Empty`](crate::Error::Empty) if there is no file; so for the
     /// other two.
     pub fn features(self) -> Result<Dataset<HostTensor>> {
         self.dataset(|_| Ok(Layout::Features))
@@ -114,7 +124,7 @@ impl Csv {
     ///
     /// # Errors
     ///
-    /// [`Error::NoColumn`] if there is no column `label`.
+    /// [`Error::NoColumn`](crate::Error::NoColumn) if there is no column `label`.
     #[doc(alias = "label_name")]
     pub fn labelled(self, label: impl Into<Column>) -> Result<Dataset<(HostTensor, i64)>> {
         let label = label.into();
@@ -126,7 +136,8 @@ impl Csv {
     ///
     /// # Errors
     ///
-    /// [`Error::NoColumn`] if a column doesn't exist.
+    /// - [`Error::NoColumn`](crate::Error::NoColumn): a column doesn't exist.
+    /// - [`Error::Csv`](crate::Error::Csv): two columns have the name that was asked for.
     ///
     /// ```
     /// use distribute_data::csv::{ColumnType, Csv};
@@ -158,8 +169,7 @@ impl Csv {
     }
 
     fn dataset<T: Nest>(self, layout: impl FnOnce(&Columns) -> Result<Layout>) -> Result<Dataset<T>> {
-        let first = self.files.iter().next().ok_or(Error::Empty { operation: "reading CSV" })?;
-        let format = CsvFormat::look(first, self.header, self.delimiter, layout)?;
+        let format = CsvFormat::look(&self.files, self.header, self.dialect, layout)?;
         Ok(Dataset::of_files(self.files, CsvRows { format: Arc::new(format), threads: self.threads }))
     }
 }

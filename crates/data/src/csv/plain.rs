@@ -3,11 +3,12 @@
 //! Nothing is decided here but that a row is what most rows are. Where one isn't, the parser of all CSV goes on from it.
 
 use super::block::{Block, Numbers, parse};
+use super::file::Dialect;
 
 /// Whether nothing in a text means anything else than it says.
-pub(super) fn is_plain(text: &[u8], delimiter: u8) -> bool {
+pub(super) fn is_plain(text: &[u8], Dialect { delimiter, quoting }: Dialect) -> bool {
     let part_of_numbers = delimiter.is_ascii_alphanumeric() || b"+-.\r\n\" ".contains(&delimiter);
-    !part_of_numbers && !text.contains(&b'"')
+    !(part_of_numbers || (quoting && text.contains(&b'"')))
 }
 
 /// How many bytes of a plain text are whole lines.
@@ -207,7 +208,7 @@ mod tests {
             let mut block = Block::new(&layout, 3);
             let stop = rows(text.as_bytes(), b',', false, true, &mut block);
             let mut expected = Block::new(&layout, 3);
-            let mut reader = crate::csv::file::reader(text.as_bytes(), b',', false);
+            let mut reader = crate::csv::file::reader(text.as_bytes(), Dialect { delimiter: b',', quoting: true }, false);
             let mut record = ::csv::ByteRecord::new();
             let mut all = true;
             while reader.read_byte_record(&mut record).unwrap() {
@@ -223,8 +224,10 @@ mod tests {
 
     #[test]
     fn text_with_quotes_or_odd_delimiters_is_not_plain() {
+        let is_plain = |text, delimiter| is_plain(text, Dialect { delimiter, quoting: true });
         assert!(is_plain(b"1,2\n", b',') && is_plain(b"1\t2", b'\t'));
         assert!(!is_plain(b"\"1\",2\n", b',') && !is_plain(b"1.2", b'.') && !is_plain(b"1 2", b' '));
+        assert!(super::is_plain(b"\"1\",2\n", Dialect { delimiter: b',', quoting: false }));
         assert_eq!(whole(b"1,2\n3"), 4);
         assert_eq!(whole(b"1,2\r3"), 4);
         assert_eq!(whole(b"1,2"), 0);

@@ -36,8 +36,8 @@ impl Section {
         let first = self.offset == 0;
         let skip_header = first && self.format.header;
         let mut start = 0;
-        if plain::is_plain(&self.bytes, self.format.delimiter) {
-            match plain::rows(&self.bytes, self.format.delimiter, skip_header, first, block) {
+        if plain::is_plain(&self.bytes, self.format.dialect) {
+            match plain::rows(&self.bytes, self.format.dialect.delimiter, skip_header, first, block) {
                 Stop::End => return Ok(()),
                 Stop::At(place) => start = place,
             }
@@ -46,7 +46,7 @@ impl Section {
         let rest = self.bytes.get(start..).unwrap_or_default();
         // A mark of the byte order can only stand at the start of the file.
         let ahead: &[u8] = if first && start == 0 { b"" } else { b"\n" };
-        let mut rows = reader(ahead.chain(rest), self.format.delimiter, skip_header && start == 0);
+        let mut rows = reader(ahead.chain(rest), self.format.dialect, skip_header && start == 0);
         let mut row = ::csv::ByteRecord::new();
         while rows.read_byte_record(&mut row).map_err(|error| failure(&self.file, error))? {
             let within = row.position().map_or(0, ::csv::Position::byte).saturating_sub(ahead.len() as u64);
@@ -141,6 +141,28 @@ mod tests {
         let error = read([a, b, file("c.csv", "x,z\n5,6\n")]).unwrap_err().to_string();
         assert_eq!(error, "'c.csv', line 1, column 2: found \"z\", expected \"y\", as in 'a.csv'");
         assert!(matches!(Csv::files(Files::default()).features(), Err(Error::Empty { .. })));
+    }
+
+    #[test]
+    fn files_without_a_byte_tell_no_columns_and_names_that_come_twice_are_refused() {
+        let file = |name: &str, text: &'static str| Location::bytes(name, text);
+        let spark = [file("part-0.csv", ""), file("part-1.csv", "x,y\n1,2\n"), file("part-2.csv", "")];
+        let (x, y) = Csv::files(spark).labelled("y").unwrap().load().unwrap();
+        assert_eq!((f32s(&x), y.to_vec::<i64>().unwrap()), (vec![1.], vec![2]));
+        assert_eq!(Csv::files([file("a", ""), file("b", "")]).features().unwrap().iter().count(), 0);
+
+        let twice = || Csv::bytes("t.csv", "x,x,y\n1,2,3\n");
+        let error = twice().labelled("x").unwrap_err().to_string();
+        let expected = "'t.csv', line 1, column 2: found \"x\" once more, expected another name than that of column 1; \
+                        give the column's place instead";
+        assert_eq!(error, expected);
+        assert!(twice().columns([("x", ColumnType::F32)]).is_err());
+        let both = twice().columns([(0, ColumnType::I64), (1, ColumnType::I64)]).unwrap().load().unwrap();
+        assert_eq!(
+            (both["0"].to_vec::<i64>().unwrap(), both["1"].to_vec::<i64>().unwrap()),
+            (vec![1], vec![2])
+        );
+        assert_eq!(twice().labelled("y").unwrap().load().unwrap().1.to_vec::<i64>().unwrap(), [3]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! CSV files in sections of whole rows.
 
-use super::file::{CsvFormat, cost};
+use super::file::{CsvFormat, Dialect, cost, line, reader};
 use super::plain;
 use super::section::Section;
 use crate::operations::file_stage::{Reading, Sections, Work};
@@ -71,7 +71,7 @@ impl CsvSections {
         if self.bytes.len() <= 2 * SECTION {
             return Ok(());
         }
-        let taken = cost(&self.bytes, self.format.delimiter);
+        let taken = cost(&self.bytes, self.format.dialect.delimiter);
         self.file.limit().check("a row", taken).map_err(|what| Error::Damaged {
             path: self.file.to_string(),
             offset: self.offset,
@@ -95,20 +95,51 @@ impl CsvSections {
     }
 
     /// How many of the bytes are whole rows.
-    fn whole(&self) -> usize {
+    fn whole(&mut self) -> usize {
+        let plain = plain::is_plain(&self.bytes, self.format.dialect);
         if self.ended && self.failed.is_none() {
+            if !plain {
+                self.check_quotes();
+            }
             return self.bytes.len();
         }
-        if plain::is_plain(&self.bytes, self.format.delimiter) {
-            return plain::whole(&self.bytes);
+        if plain { plain::whole(&self.bytes) } else { self.ended_rows(&self.bytes) }
+    }
+
+    /// Looks whether the last row ends within quotes: it would have swallowed all rows behind it. The rows before it stay.
+    fn check_quotes(&mut self) {
+        // A line that ends ends a row, unless within quotes.
+        let ended = self.ended_rows(&[&self.bytes, &b"\n"[..]].concat()).min(self.bytes.len());
+        let rest = self.bytes.split_off(ended);
+        if rest.iter().all(|byte| b"\r\n".contains(byte)) {
+            self.bytes.extend(rest);
+            return;
         }
+        let mut row = ::csv::ByteRecord::new();
+        let column = match reader(rest.as_slice(), self.format.dialect, false).read_byte_record(&mut row) {
+            Ok(_) => row.len(),
+            Err(_) => 1,
+        };
+        let error = line(&self.file, self.offset + ended as u64).map(|line| Error::Csv {
+            path: self.file.to_string(),
+            line,
+            column,
+            found: "a quote that is never closed".into(),
+            expected: "another one; where quotes are text, turn them off: `Csv::quoting(false)`".into(),
+        });
+        self.failed = Some(error.unwrap_or_else(|error| error));
+    }
+
+    /// How many bytes of a text are rows that end in it.
+    fn ended_rows(&self, text: &[u8]) -> usize {
+        let Dialect { delimiter, quoting } = self.format.dialect;
         // A line may end within quotes.
-        let mut parser = csv_core::ReaderBuilder::new().delimiter(self.format.delimiter).build();
+        let mut parser = csv_core::ReaderBuilder::new().delimiter(delimiter).quoting(quoting).build();
         // What the fields are is of no matter, so they needn't have room.
         let (mut fields, mut ends) = ([0; 4096], [0; 64]);
         let (mut at, mut whole) = (0, 0);
         loop {
-            let rest = self.bytes.get(at..).unwrap_or_default();
+            let rest = text.get(at..).unwrap_or_default();
             let (found, read, ..) = parser.read_record(rest, &mut fields, &mut ends);
             at += read;
             match found {
@@ -117,7 +148,7 @@ impl CsvSections {
                 // The last row may not be whole. (An empty rest would mean the text's end to the parser.)
                 ReadRecordResult::InputEmpty | ReadRecordResult::End => return whole,
             }
-            if at == self.bytes.len() {
+            if at == text.len() {
                 return whole;
             }
         }
@@ -194,6 +225,37 @@ mod tests {
             let wide = Csv::bytes("wide.csv", wide).header(false).features().unwrap().load().unwrap();
             assert_eq!(wide.dims(), [2, 400_000]);
         });
+    }
+
+    #[test]
+    fn a_quote_that_is_never_closed_is_named_after_the_rows_before_it() {
+        let text = "id\tt\n0\tx0\n1\tx1\n2\tx2\n3\t\"x3\n4\tx4\n5\tx5\n";
+        let csv = || Csv::bytes("q.tsv", text).delimiter(b'\t');
+        let rows = csv().columns([("t", ColumnType::Text)]).unwrap();
+        let seen: Vec<_> = rows.iter().collect();
+        assert_eq!(seen.len(), 4);
+        let error = seen.last().unwrap().as_ref().unwrap_err().to_string();
+        assert!(
+            error.starts_with("'q.tsv', line 5, column 2: found a quote that is never closed, "),
+            "{error}"
+        );
+        assert!(error.contains("Csv::quoting(false)"), "{error}");
+        let texts = csv().quoting(false).columns([("t", ColumnType::Text)]).unwrap().load().unwrap();
+        assert_eq!(texts["t"].to_vec::<Vec<u8>>().unwrap()[3], b"\"x3");
+        // Quotes that are closed at the end, in the middle of fields, or before blank lines are right.
+        for text in ["a\n\"x\"", "a\n\"x\"\n", "a\n\"x\ny\"\n\n\r\n", "a\nx\"y\n"] {
+            let rows = Csv::bytes("q.csv", text).columns([("a", ColumnType::Text)]).unwrap();
+            assert_eq!(rows.load().unwrap()["a"].dims(), [1], "{text:?}");
+        }
+        let pair = Csv::bytes("q.tsv", "id\tt\tn\n1\t\"Cat\t5\n2\tDog\"\t6\n3\tc\t7\n")
+            .delimiter(b'\t')
+            .quoting(false);
+        let read = pair.columns([("t", ColumnType::Text), ("n", ColumnType::Text)]).unwrap().load().unwrap();
+        assert_eq!(
+            read["t"].to_vec::<Vec<u8>>().unwrap(),
+            [b"\"Cat".to_vec(), b"Dog\"".to_vec(), b"c".to_vec()]
+        );
+        assert_eq!(read["n"].to_vec::<Vec<u8>>().unwrap(), [b"5".to_vec(), b"6".to_vec(), b"7".to_vec()]);
     }
 
     #[test]

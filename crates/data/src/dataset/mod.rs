@@ -13,12 +13,12 @@ pub use iter::Iter;
 
 use crate::chunk::Assembly;
 use crate::operations::room::fits;
-use crate::pipeline::{self, Batching, Operation, Pipeline};
+use crate::pipeline::{self, Batching, Look, Operation, Pipeline};
 use crate::{Cardinality, ElementSpec, Error, Result};
 use distribute_tensor::Nest;
 use std::marker::PhantomData;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// A pipeline of elements of type `T`: a source and transformations, run anew by each pass over it.
 ///
@@ -38,12 +38,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Dataset<T> {
     pipeline: Pipeline,
     passes: Arc<AtomicU64>,
+    /// The spec, once it has been asked for.
+    spec: Arc<OnceLock<Option<ElementSpec>>>,
     elements: PhantomData<fn() -> T>,
 }
 
 impl<T> Clone for Dataset<T> {
     fn clone(&self) -> Self {
-        Self { pipeline: self.pipeline.clone(), passes: self.passes.clone(), elements: PhantomData }
+        self.typed_as()
     }
 }
 
@@ -98,14 +100,45 @@ impl<T> Dataset<T> {
     /// The same dataset, its elements read as another type of nest: `Tree<Leaf>` for any structure, or
     /// `(HostTensor, i64)` where the second part is a scalar. An element that is no `U` gives [`Error::Type`].
     pub fn typed<U: Nest>(&self) -> Dataset<U> {
-        Dataset { pipeline: self.pipeline.clone(), passes: self.passes.clone(), elements: PhantomData }
+        self.typed_as()
     }
 
-    /// Dtypes and shapes of the elements, as far as the pipeline tells: of what a function of the user's gives, it
-    /// doesn't.
+    fn typed_as<U>(&self) -> Dataset<U> {
+        let (pipeline, passes, spec) = (self.pipeline.clone(), self.passes.clone(), self.spec.clone());
+        Dataset { pipeline, passes, spec, elements: PhantomData }
+    }
+
+    /// Returns the dtypes and shapes of the elements.
+    ///
+    /// What sources and operations say of themselves holds for all elements: of tensors in memory, of columns of CSV files
+    /// and features of records, of results of functions whose type tells ([`Nest::scalar_dtypes`]: numbers, text, and
+    /// tuples and structs of these), and what [`assert_element_spec`](Dataset::assert_element_spec) declares.
+    ///
+    /// Of other functions, generators and files the first element is made, once, when this is first called. Its structure
+    /// and dtypes are taken for those of all. So are its sizes, apart from the rows of batches, of which the last may have
+    /// fewer: where sizes differ from element to element, declare them. For this look, functions are called again with the
+    /// first elements, and what is taken from a generator is put back for the next pass; no pass is counted, no cache
+    /// is filled, and shuffles are left out. It takes as long as the first element does.
+    ///
+    /// `None` if the first element cannot be made, or if there is none.
+    ///
+    /// ```
+    /// # use distribute_data::Dataset;
+    /// # use distribute_tensor::HostTensor;
+    /// let spec = |data: Dataset<HostTensor>| data.element_spec().unwrap().describe(&ToString::to_string);
+    /// let rows = Dataset::range(100).map(|x| HostTensor::vector(vec![x as f32; 3]));
+    /// assert_eq!(spec(rows.clone()), "float32 [3]");
+    /// assert_eq!(spec(rows.shuffle(100, 42).batch(32)), "float32 [?, 3]");
+    /// ```
     #[doc(alias = "tf.data.Dataset.element_spec")]
     pub fn element_spec(&self) -> Option<ElementSpec> {
-        self.pipeline.spec()
+        let look = || self.check().ok().and_then(|()| self.pipeline.spec(Look::AtFirst));
+        self.spec.get_or_init(look).clone()
+    }
+
+    /// What holds for all elements, without a look at one.
+    pub(crate) fn known_spec(&self) -> Option<ElementSpec> {
+        self.pipeline.spec(Look::Never)
     }
 
     /// A dataset of what an operation gives. Its passes count from 0.
@@ -114,7 +147,7 @@ impl<T> Dataset<T> {
     }
 
     pub(crate) fn from_pipeline(pipeline: Pipeline) -> Self {
-        Self { pipeline, passes: Arc::default(), elements: PhantomData }
+        Self { pipeline, passes: Arc::default(), spec: Arc::default(), elements: PhantomData }
     }
 
     pub(crate) fn pipeline(&self) -> &Pipeline {
@@ -151,7 +184,7 @@ impl<T: Nest> Dataset<T> {
         let mut stage = self.pipeline.start(self.passes.fetch_add(1, Ordering::Relaxed));
         let mut all = Assembly::new(0);
         while let Some(chunk) = stage.next(usize::MAX) {
-            all.push(chunk?);
+            all.push(chunk?)?;
         }
         if all.len() == 0 {
             return Err(Error::Empty { operation: "load" });

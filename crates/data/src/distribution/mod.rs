@@ -3,6 +3,7 @@
 mod context;
 mod cut;
 mod explain;
+mod file_list;
 mod function;
 mod lockstep;
 mod part;
@@ -16,6 +17,7 @@ mod steps;
 mod tests;
 
 pub use context::InputContext;
+pub use file_list::{FileDifference, FileList};
 pub use lockstep::Lockstep;
 pub use pass::WorkerPass;
 pub use position::{Origin, Position};
@@ -242,7 +244,8 @@ impl<T: Nest> Distribution<T> {
     /// # Errors
     /// [`Error::Worker`] if there is no such worker, and those of a function that makes datasets.
     pub fn worker(&self, worker: usize, epoch: u64) -> Result<WorkerPass<T>> {
-        Ok(WorkerPass::new(self.steps(worker, epoch)?, self.beginning(epoch), self.same_batches()))
+        let begun = Position { files: self.files(), ..self.beginning(epoch) };
+        Ok(WorkerPass::new(self.steps(worker, epoch)?, begun, self.same_batches()))
     }
 
     /// Whether every worker reads the same batches, and takes its pieces of each.
@@ -252,6 +255,21 @@ impl<T: Nest> Distribution<T> {
 
     /// Where pass `epoch` begins.
     pub fn beginning(&self, epoch: u64) -> Position {
-        Position { epoch, steps: 0, origin: self.origin() }
+        Position { epoch, steps: 0, origin: self.origin(), files: None }
+    }
+
+    /// The files that all workers have to read alike, and over which alone a pass can go on, as they are now: their ends are
+    /// read. `None` if there are none, or if workers may read different ones.
+    pub fn files(&self) -> Option<FileList> {
+        let alone = self.layout.workers == 1;
+        match &self.source {
+            Source::Dataset(parted) if alone || parted.decision.taken != AutoShardPolicy::Off => {
+                FileList::of([&parted.pipeline])
+            }
+            Source::Function(_) if alone => {
+                FileList::of(self.made_for(0).ok()?.iter().map(Dataset::pipeline))
+            }
+            _ => None,
+        }
     }
 }

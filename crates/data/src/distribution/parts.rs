@@ -67,7 +67,7 @@ impl<T: Nest> Distribution<T> {
     pub fn ends(&self, worker: usize) -> Result<UnevenEnds> {
         let made = self.made_for(worker)?;
         let known = |made: &Dataset<T>| {
-            made.element_spec().is_some_and(|spec| spec.leaves().iter().all(|leaf| leaf.is_static()))
+            made.known_spec().is_some_and(|spec| spec.leaves().iter().all(|leaf| leaf.is_static()))
         };
         Ok(match &self.source {
             Source::Dataset(_) => self.options.ends,

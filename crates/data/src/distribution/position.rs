@@ -1,11 +1,12 @@
 //! [`Position`]: a place in a pass.
 
+use super::FileList;
 use crate::plan::layout::Layout;
 use crate::{AutoShardPolicy, SplitRule};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A place in a pass over a distributed dataset: a few numbers, however much is in the buffers of shuffles.
+/// A place in a pass over a distributed dataset: a few numbers, however much is in the buffers of shuffles, and the files.
 ///
 /// The workers and replicas that began a pass determine which elements each of its steps takes. So it can continue with
 /// another number of workers or replicas, and no element of the epoch is lost or repeated. This requires that a pass with
@@ -20,6 +21,11 @@ pub struct Position {
     /// The workers and replicas that began this pass, and how the data was sharded then. It determines which element
     /// belongs to which step until the end of the pass.
     pub origin: Origin,
+    /// The files of the dataset. `None` at the beginning of a pass, if there are none, and if workers may read different ones: under
+    /// [`AutoShardPolicy::Off`] and for datasets made by a function, if there are several workers. Positions of earlier
+    /// versions have none, too; their files are not compared.
+    #[serde(default)]
+    pub files: Option<FileList>,
 }
 
 /// How the elements of a pass are divided into steps.
@@ -33,7 +39,7 @@ pub struct Origin {
     pub rule: SplitRule,
     /// The size of full batches, if the pipeline tells.
     pub batch: Option<usize>,
-    /// A checksum of the operations and their parameters, without file names, numbers of threads and buffers of prefetches;
+    /// A checksum of the operations and their parameters, without files, numbers of threads and buffers of prefetches;
     /// `None` for datasets made by a function. It cannot detect changes inside of user functions.
     pub pipeline: Option<u32>,
 }

@@ -5,7 +5,7 @@ use super::parts::Parted;
 use super::pass::WorkerPass;
 use super::position::{Origin, Position};
 use super::steps::{Pieces, Steps};
-use super::{Distribution, Source};
+use super::{Distribution, FileDifference, Source};
 use crate::pipeline::{self, Pipeline};
 use crate::plan::ends::UnevenEnds;
 use crate::plan::policy::{Decision, decide};
@@ -21,8 +21,9 @@ impl<T: Nest> Distribution<T> {
     /// layout.
     ///
     /// # Errors
-    /// [`Error::Position`] for a position with another batch size, other operations or parameters, or if an operation is not
-    /// repeatable. [`Error::Worker`] if there is no such worker.
+    /// - [`Error::Position`]: the position has another batch size, other operations or parameters, or other files, or an
+    ///   operation is not repeatable.
+    /// - [`Error::Worker`]: there is no such worker.
     pub fn resume(&self, worker: usize, position: &Position) -> Result<WorkerPass<T>> {
         self.layout.check_worker(worker)?;
         self.check_position(position)?;
@@ -48,16 +49,18 @@ impl<T: Nest> Distribution<T> {
             steps
         };
         let origin = if position.steps == 0 { mine } else { position.origin };
+        // Within a pass these are the files that it was begun with, as far as that is known.
+        let files = self.files();
         // On another layout, every worker reads the same.
         let same_batches = !as_begun || self.same_batches();
-        Ok(WorkerPass::new(steps, Position { origin, ..position.clone() }, same_batches))
+        Ok(WorkerPass::new(steps, Position { origin, files, ..position.clone() }, same_batches))
     }
 
     /// Checks that a pass can continue at a position.
     ///
     /// # Errors
-    /// [`Error::Position`] for a position with another batch size, other operations or parameters, or an invalid number of
-    /// workers, or if an operation is not repeatable.
+    /// [`Error::Position`]: the position has another batch size, other operations or parameters, other files, or an invalid
+    /// number of workers, or an operation is not repeatable.
     pub fn check_position(&self, position: &Position) -> Result<()> {
         let refuse = |why: String| Err(Error::Position { position: position.to_string(), why });
         let (mine, theirs) = (self.origin(), &position.origin);
@@ -69,6 +72,7 @@ impl<T: Nest> Distribution<T> {
             return refuse(format!("the batch size is {} here", size(mine.batch)));
         }
         theirs.layout.check().or_else(|error| refuse(error.to_string()))?;
+        self.check_files(position)?;
         match &self.source {
             Source::Dataset(parted) => {
                 repeatable(position, &parted.pipeline)?;
@@ -87,6 +91,22 @@ impl<T: Nest> Distribution<T> {
             }
             // The datasets of a function are checked when they are made.
             Source::Function(_) => Ok(()),
+        }
+    }
+
+    /// Checks that the files are those of a position within a pass, or elements would come again or never. Between passes
+    /// files may change, though not their number, which is a part of the pipeline's checksum.
+    fn check_files(&self, position: &Position) -> Result<()> {
+        let Some(theirs) = position.files.as_ref().filter(|_| position.steps > 0) else { return Ok(()) };
+        match self.files().and_then(|mine| mine.difference(theirs)) {
+            None => Ok(()),
+            Some(FileDifference { what, here, there }) => Err(Error::Position {
+                position: position.to_string(),
+                why: format!(
+                    "{what} is {here} here, and was {there} when the pass was begun; a pass goes on only over the same files \
+                     in the same order: restore them, or begin the next epoch"
+                ),
+            }),
         }
     }
 

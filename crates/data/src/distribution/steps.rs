@@ -1,7 +1,7 @@
 //! [`Steps`]: the pieces of one worker's replicas, step by step.
 
 use super::prepare::Prepare;
-use crate::pipeline::Pipeline;
+use crate::pipeline::{Look, Pipeline};
 use crate::plan::ends::{StepCounts, UnevenEnds};
 use crate::stage::Stage;
 use crate::{ElementSpec, Error, Result, TensorSpec};
@@ -242,7 +242,7 @@ impl Templates {
                 return Ok(without_rows(&batch));
             }
         }
-        Ok(self.pipelines.iter().find_map(|pipeline| of_spec(pipeline.spec()?)).map(self.fit))
+        Ok(self.pipelines.iter().find_map(|pipeline| of_spec(pipeline.spec(Look::Never)?)).map(self.fit))
     }
 }
 

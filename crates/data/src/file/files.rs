@@ -1,7 +1,12 @@
 //! Which files a source reads, and in which order.
 
 use super::Location;
+use super::braces::expand;
 use super::pattern::PathPattern;
+#[cfg(feature = "object-store")]
+use super::pattern::matches;
+#[cfg(feature = "object-store")]
+use super::url::in_url;
 use super::url::{discreet, is_url};
 use crate::{Error, Result};
 
@@ -20,14 +25,18 @@ pub struct Files(Vec<Location>);
 
 impl Files {
     /// The files whose paths match a pattern, sorted by path: `?` is one character, `*` any number of them within a
-    /// name, `**` any number of folders, `[ab]` and `[!ab]` one of these or none of them.
+    /// name, `**` any number of folders, `[ab]` and `[!ab]` one of these or none of them. `{a,b}` and `{000..099}` are several
+    /// patterns, each of which has to find a file.
+    ///
+    /// Hidden files and folders, whose names begin with a dot, match only what begins with a dot.
     ///
     /// Names that are not UTF-8 match as if `\u{fffd}` stood for what is no text. Links to folders are followed, but `**`
     /// enters each folder once, by a path without links if there is one: so no file comes twice because of a link, and
     /// links in a circle end.
     ///
-    /// With the feature `object-store` the pattern may be a URL, `s3://bucket/data/train-*.tfrecord`, with `*`, `[ab]`
-    /// and `[!ab]` in its last part.
+    /// With the feature `object-store` the pattern may be a URL, `s3://bucket/data/train-*.tfrecord`, with `?`, `*`, `[ab]`
+    /// and `[!ab]` in its last part, which matches names as they are, and not as URLs write them (`%`, `#`). Web servers
+    /// have no listings: of `https://host/train-{000..099}.tar` the files are not looked for before they are read.
     ///
     /// # Errors
     ///
@@ -43,9 +52,18 @@ impl Files {
     #[doc(alias = "tf.io.gfile.glob")]
     #[doc(alias = "tf.data.Dataset.list_files")]
     pub fn glob(pattern: &str) -> Result<Self> {
-        let mut files = if is_url(pattern) { remote(pattern)? } else { local(pattern)? };
+        let patterns = expand(pattern).map_err(|error| not_a_pattern(pattern, &error))?;
+        let mut files = Vec::new();
+        for pattern in &patterns {
+            let found = if is_url(pattern) { remote(pattern, patterns.len() > 1)? } else { local(pattern)? };
+            if found.is_empty() {
+                return Err(Error::NoFiles { pattern: discreet(pattern) });
+            }
+            files.extend(found);
+        }
         files.sort();
-        if files.is_empty() { Err(Error::NoFiles { pattern: discreet(pattern) }) } else { Ok(Self(files)) }
+        files.dedup();
+        Ok(Self(files))
     }
 
     /// The files that one of several workers reads: `index`, `index + workers`, … A worker beyond the number
@@ -94,20 +112,27 @@ fn local(pattern: &str) -> Result<Vec<Location>> {
     Ok(pattern.files()?.into_iter().map(Location::from).collect())
 }
 
-/// Objects that match.
+/// Objects that match. One without anything to match, of several, is taken to be there.
 #[cfg(feature = "object-store")]
-fn remote(pattern: &str) -> Result<Vec<Location>> {
+fn remote(pattern: &str, several: bool) -> Result<Vec<Location>> {
+    let is_http = pattern.starts_with("http://") || pattern.starts_with("https://");
+    let name = pattern.rsplit_once('/').map_or(pattern, |(_, name)| name);
+    if is_http && several && !name.contains(['*', '[']) {
+        return Ok(vec![pattern.into()]);
+    }
     let (folder, name) = pattern.rsplit_once('/').unwrap_or_default();
     let name = glob::Pattern::new(name).map_err(|e| not_a_pattern(pattern, &e))?;
     let found = super::object_store::list(folder).map_err(|e| Location::from(pattern).io_error(e))?;
-    Ok(found.into_iter().filter(|f| name.matches(f)).map(|f| format!("{folder}/{f}").into()).collect())
+    let named = found.into_iter().filter(|(object, _)| matches(&name, object));
+    let url = |object: String| format!("{folder}/{}", in_url(&object));
+    Ok(named.map(|(object, state)| Location::from(url(object)).listed_as(state)).collect())
 }
 #[cfg(not(feature = "object-store"))]
-fn remote(pattern: &str) -> Result<Vec<Location>> {
+fn remote(pattern: &str, _several: bool) -> Result<Vec<Location>> {
     Err(Error::Feature { what: discreet(pattern), feature: "object-store" })
 }
 
-fn not_a_pattern(pattern: &str, error: &glob::PatternError) -> Error {
+fn not_a_pattern(pattern: &str, error: &dyn std::fmt::Display) -> Error {
     Error::Parameter {
         operation: "Files::glob",
         parameter: "pattern",

@@ -61,6 +61,17 @@ impl<R: Read> Input<R> {
         }
     }
 
+    /// Returns the next `N` bytes; `None` if the file ends before the first of them.
+    #[cfg(feature = "webdataset")]
+    pub(crate) fn array_or_end<const N: usize>(&mut self) -> Result<Option<[u8; N]>> {
+        let mut bytes = [0; N];
+        match self.receive(&mut bytes)? {
+            0 => Ok(None),
+            received if received == N => Ok(Some(bytes)),
+            received => Err(self.early((N - received) as u64)),
+        }
+    }
+
     /// The next `N` bytes.
     pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
         let mut bytes = [0; N];

@@ -1,7 +1,7 @@
 //! Where the bytes of a file are.
 
-use super::ElementLimit;
 use super::url::{discreet, discreet_message, is_url};
+use super::{ElementLimit, FileState};
 use crate::{Error, Result};
 use std::ffi::OsStr;
 use std::fs::File;
@@ -34,6 +34,8 @@ use std::sync::Arc;
 pub struct Location {
     kind: Kind,
     limit: ElementLimit,
+    /// What a listing has told of an object.
+    listed: Option<FileState>,
 }
 
 #[derive(Clone)]
@@ -50,7 +52,7 @@ impl Location {
     }
 
     fn of(kind: Kind) -> Self {
-        Self { kind, limit: ElementLimit::new("Location::element_limit") }
+        Self { kind, limit: ElementLimit::new("Location::element_limit"), listed: None }
     }
 
     /// How many bytes of memory one element of the file may take, whatever its format: a line, a row, a record, a sample,
@@ -85,12 +87,23 @@ impl Location {
         }
     }
 
-    /// How many bytes there are, if they are in memory.
-    pub(crate) fn in_memory(&self) -> Option<u64> {
+    /// The bytes, if they are in memory.
+    pub(crate) fn bytes_in_memory(&self) -> Option<&[u8]> {
         match &self.kind {
-            Kind::Bytes(_, bytes) => Some((**bytes).as_ref().len() as u64),
+            Kind::Bytes(_, bytes) => Some((**bytes).as_ref()),
             _ => None,
         }
+    }
+
+    /// The same object, of which a listing has told this.
+    #[cfg(feature = "object-store")]
+    pub(super) fn listed_as(self, state: FileState) -> Self {
+        Self { listed: Some(state), ..self }
+    }
+
+    /// What a listing has told of an object.
+    pub(crate) fn listed(&self) -> Option<FileState> {
+        self.listed
     }
 
     /// The raw bytes from the first one on; [`Compression::open`](super::Compression::open) unpacks them. Reads

@@ -4,17 +4,23 @@
 //! |---|---|
 //! | `location.rs` | [`Location`]: a path, bytes in memory or a URL |
 //! | `open.rs` | local files that can be read again |
-//! | `url.rs` | what of a URL may be shown |
+//! | `url.rs` | what of a URL may be shown, and names as parts of one |
+//! | `state.rs` | what tells a file from what it was, whichever copy of it is read |
 //! | `stamp.rs` | what tells a file from others, and from what it was |
 //! | `limit.rs` | how much memory one element may take |
 //! | `compression.rs` | [`Compression`]: what is taken off before a format sees the bytes |
 //! | `files.rs` | [`Files`]: an ordered list of locations, and a worker's part of it |
 //! | `pattern.rs` | local files whose paths match a pattern |
+//! | `braces.rs` | patterns that stand for several |
 //! | `input.rs` | bytes received, and how far: what binary formats are parsed from |
 //! | `object_store.rs` | objects behind URLs, read ahead on a thread; feature `object-store` |
+//! | `http.rs` | URLs that are asked for as they were given; feature `object-store` |
 
+mod braces;
 mod compression;
 mod files;
+#[cfg(feature = "object-store")]
+mod http;
 mod input;
 mod limit;
 mod location;
@@ -23,6 +29,7 @@ mod object_store;
 mod open;
 mod pattern;
 mod stamp;
+mod state;
 mod url;
 
 pub use compression::Compression;
@@ -31,3 +38,4 @@ pub(crate) use input::Input;
 pub(crate) use limit::ElementLimit;
 pub use location::Location;
 pub(crate) use stamp::Stamp;
+pub(crate) use state::FileState;

@@ -3,14 +3,19 @@
 //! Settings such as keys and regions come from the environment, as each cloud's own tools name them: `AWS_…`,
 //! `GOOGLE_…`, `AZURE_…`.
 
+use super::FileState;
+use super::http::AsGiven;
+use futures_util::StreamExt;
+use object_store::http::HttpBuilder;
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt};
+use object_store::{ClientConfigKey, GetOptions, GetRange, ObjectMeta, ObjectStore};
 use std::future::Future;
 use std::io::{Cursor, Error, ErrorKind, Read, Result};
+use std::ops::Range;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
-use url::Url;
+use url::{Position, Url};
 
 /// What is asked for at once. One request for a whole object would stay open for as long as its consumer takes to
 /// work through it, and stores close those that stand still.
@@ -22,28 +27,49 @@ const AHEAD: usize = 1;
 /// How long a request may take, with its repetitions after failures that pass.
 const DEADLINE: Duration = Duration::from_secs(60);
 
+/// How long a listing may take: a request for each thousand names, one after the other.
+const LISTING: Duration = Duration::from_secs(30 * 60);
+
 /// Reads an object from its first byte on. The first piece is on its way when this returns.
 pub(super) fn open(url: &str) -> Result<Box<dyn Read + Send>> {
     let (store, path) = find(url)?;
     Ok(Box::new(Pieces::start(store, path, PIECE)?))
 }
 
-/// The names of the objects right below a folder.
-pub(super) fn list(folder: &str) -> Result<Vec<String>> {
+/// The names of the objects right below a folder as parts of URLs, and what the listing tells of each.
+pub(super) fn list(folder: &str) -> Result<Vec<(String, FileState)>> {
     let (store, path) = find(folder)?;
-    let found = within(&runtime()?, store.list_with_delimiter(Some(&path)))?;
-    Ok(found.objects.iter().filter_map(|o| o.location.filename().map(str::to_string)).collect())
+    let found = within(&runtime()?, LISTING, store.list_with_delimiter(Some(&path)))?;
+    let named = |object: &ObjectMeta| {
+        // What is called as the folder itself marks it, and is no file in it.
+        let mut below = object.location.prefix_match(&path)?;
+        let name = below.next().filter(|_| below.next().is_none())?.as_ref().to_string();
+        Some((name, FileState::of_object(object.size, object.e_tag.as_deref())))
+    };
+    Ok(found.objects.iter().filter_map(named).collect())
 }
 
 fn find(url: &str) -> Result<(Box<dyn ObjectStore>, Path)> {
     let url = Url::parse(url).map_err(|e| Error::new(ErrorKind::InvalidInput, e))?;
+    let is_http = matches!(url.scheme(), "http" | "https");
+    let is_signed = url.query().is_some() || !url.username().is_empty() || url.password().is_some();
+    install_cryptography();
+    // What was signed is asked for as it was given, on whichever host.
+    if is_http && is_signed {
+        let store = HttpBuilder::new()
+            .with_url(&url[..Position::BeforePath])
+            .with_config(ClientConfigKey::AllowHttp, "true")
+            .with_http_connector(AsGiven::new(&url));
+        return Ok((Box::new(store.build()?), Path::default()));
+    }
     let settings = std::env::vars_os().filter_map(|(name, value)| {
         let name = name.to_str()?.to_ascii_lowercase();
         let ours = ["aws_", "google_", "azure_"].iter().any(|cloud| name.starts_with(cloud));
         Some((name, value.into_string().ok()?)).filter(|_| ours)
     });
-    install_cryptography();
-    Ok(object_store::parse_url_opts(&url, settings)?)
+    // Who writes http:// means it: it has to be allowed.
+    let plain = (url.scheme() == "http").then(|| ("allow_http".to_string(), "true".to_string()));
+    Ok(object_store::parse_url_opts(&url, settings.chain(plain))?)
 }
 
 /// Makes ring the cryptography of the process's TLS, unless the program has chosen another: an HTTP client of `reqwest`
@@ -60,11 +86,15 @@ fn runtime() -> Result<Runtime> {
 }
 
 /// Waits for one request.
-fn within<T>(runtime: &Runtime, request: impl Future<Output = object_store::Result<T>>) -> Result<T> {
+fn within<T>(
+    runtime: &Runtime,
+    time: Duration,
+    request: impl Future<Output = object_store::Result<T>>,
+) -> Result<T> {
     // The timer belongs to the runtime, so it is made inside.
-    match runtime.block_on(async { tokio::time::timeout(DEADLINE, request).await }) {
+    match runtime.block_on(async { tokio::time::timeout(time, request).await }) {
         Ok(result) => Ok(result?),
-        Err(_) => Err(Error::new(ErrorKind::TimedOut, format!("no answer within {DEADLINE:?}"))),
+        Err(_) => Err(Error::new(ErrorKind::TimedOut, format!("no answer within {time:?}"))),
     }
 }
 
@@ -101,28 +131,65 @@ fn request(
     sender: &SyncSender<Result<bytes::Bytes>>,
 ) -> Result<()> {
     let runtime = runtime()?;
-    let object = within(&runtime, store.head(path))?;
-    let mut next = 0;
-    while next < object.size {
+    // The first piece tells how large the object is: who asks only for that may not be allowed to, or get no answer.
+    let asked = |range: Range<u64>, tag: Option<String>| {
+        // All pieces are of one version, where its tag says that bytes are the same (a weak one does not).
+        let if_match = tag.filter(|tag| !tag.starts_with("W/"));
+        let options = GetOptions { range: Some(GetRange::Bounded(range)), if_match, ..Default::default() };
+        within(&runtime, DEADLINE, async {
+            let found = store.get_opts(path, options).await?;
+            let object = found.meta.clone();
+            Ok((found.bytes().await?, object))
+        })
+    };
+    let (mut bytes, object) = match asked(0..piece, None) {
+        Ok(first) => first,
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::TimedOut) => return Err(error),
+        // An object without bytes has no ranges, and some servers know none.
+        Err(_) => return request_whole(&runtime, store, path, sender),
+    };
+    let mut next = 0u64;
+    loop {
         let end = object.size.min(next.saturating_add(piece));
-        let options = GetOptions {
-            // An object in one piece can be had from servers, too, that know no ranges.
-            range: (end - next < object.size).then_some(GetRange::Bounded(next..end)),
-            // All pieces are of one version, where its tag says that bytes are the same (a weak one does not).
-            if_match: object.e_tag.clone().filter(|tag| !tag.starts_with("W/")),
-            ..Default::default()
-        };
-        let bytes = within(&runtime, async { store.get_opts(path, options).await?.bytes().await })?;
         if bytes.len() as u64 != end - next {
             let found = format!("asked for bytes {next} to {end}, received {}", bytes.len());
             return Err(Error::new(ErrorKind::UnexpectedEof, found));
         }
-        if sender.send(Ok(bytes)).is_err() {
+        if !bytes.is_empty() && sender.send(Ok(bytes)).is_err() {
             return Ok(());
         }
         next = end;
+        if next >= object.size {
+            break;
+        }
+        let following = next..object.size.min(next.saturating_add(piece));
+        bytes = asked(following, object.e_tag.clone())?.0;
     }
     // A thread that died is not taken for an object's end.
+    let _ = sender.send(Ok(bytes::Bytes::new()));
+    Ok(())
+}
+
+/// Sends an object as one answer brings it, whose next bytes have the deadline of a request.
+fn request_whole(
+    runtime: &Runtime,
+    store: &dyn ObjectStore,
+    path: &Path,
+    sender: &SyncSender<Result<bytes::Bytes>>,
+) -> Result<()> {
+    let found = within(runtime, DEADLINE, store.get_opts(path, GetOptions::default()))?;
+    let (size, mut stream) = (found.meta.size, found.into_stream());
+    let mut received = 0;
+    while let Some(bytes) = within(runtime, DEADLINE, async { stream.next().await.transpose() })? {
+        received += bytes.len() as u64;
+        if !bytes.is_empty() && sender.send(Ok(bytes)).is_err() {
+            return Ok(());
+        }
+    }
+    if received != size {
+        let found = format!("the server announced {size} bytes and sent {received}");
+        return Err(Error::new(ErrorKind::UnexpectedEof, found));
+    }
     let _ = sender.send(Ok(bytes::Bytes::new()));
     Ok(())
 }
@@ -151,11 +218,14 @@ mod tests {
     use super::*;
     use crate::{Compression, Csv, Files, Location};
     use distribute_testing::watched;
+    use object_store::ObjectStoreExt;
     use object_store::memory::InMemory;
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::TcpListener;
 
     fn stored(bytes: &[u8]) -> (InMemory, Path) {
         let (store, path) = (InMemory::new(), Path::from("folder/object"));
-        within(&runtime().unwrap(), store.put(&path, bytes.to_vec().into())).unwrap();
+        within(&runtime().unwrap(), DEADLINE, store.put(&path, bytes.to_vec().into())).unwrap();
         (store, path)
     }
 
@@ -221,6 +291,97 @@ mod tests {
             assert_eq!(Csv::file(first).features().unwrap().iter().count(), 1);
             let error = Files::glob(&format!("{url}*.npy")).unwrap_err();
             assert_eq!(error.to_string(), format!("no file matches '{url}*.npy'"));
+        });
+    }
+
+    /// A server of one object, and what it is asked: method, path and the headers that matter.
+    fn server(ranges: bool, body: &'static [u8]) -> (String, Receiver<String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let host = listener.local_addr().unwrap().to_string();
+        let (sender, asked) = std::sync::mpsc::channel();
+        // It ends with the process.
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let lines: Vec<String> = BufReader::new(stream.try_clone().unwrap())
+                    .lines()
+                    .map_while(std::result::Result::ok)
+                    .take_while(|line| !line.is_empty())
+                    .collect();
+                let header = |name: &str| {
+                    let value = lines.iter().find_map(|line| line.strip_prefix(name));
+                    value.map(|value| value.trim().to_string())
+                };
+                let range = header("range:").filter(|_| ranges);
+                let _ = sender.send(format!("{} {:?}", lines[0], header("authorization:")));
+                let part = range.as_ref().and_then(|range| {
+                    let (start, end) = range.strip_prefix("bytes=")?.split_once('-')?;
+                    let start = start.parse::<usize>().ok()?;
+                    Some((start, body.get(start..body.len().min(end.parse::<usize>().ok()? + 1))?))
+                });
+                let (status, bytes) = match (lines[0].starts_with("GET"), range, part) {
+                    (false, ..) => ("405 Method Not Allowed".to_string(), &b""[..]),
+                    (true, Some(_), Some((start, part))) if !part.is_empty() => {
+                        let end = start + part.len() - 1;
+                        (format!("206 Partial\r\ncontent-range: bytes {start}-{end}/{}", body.len()), part)
+                    }
+                    (true, Some(_), _) => ("416 Range".to_string(), &b""[..]),
+                    (true, None, _) => ("200 OK".to_string(), body),
+                };
+                let head = format!(
+                    "HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+                    bytes.len()
+                );
+                stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(bytes)).unwrap();
+            }
+        });
+        (host, asked)
+    }
+
+    #[test]
+    fn http_is_read_as_it_was_given_with_ranges_and_without_and_by_get_alone() {
+        watched(|| {
+            for (ranges, body) in
+                [(true, &b"x,y\n1,2\n"[..]), (false, b"x,y\n1,2\n"), (true, b""), (false, b"")]
+            {
+                let (host, asked) = server(ranges, body);
+                let url = format!("http://me:pass%20word@{host}/a%20b/c+d%2Fe.csv?sig=a%2Fb&x");
+                let mut read = Vec::new();
+                Location::from(url).open().unwrap().read_to_end(&mut read).unwrap();
+                assert_eq!(read, body);
+                let asked: Vec<String> = asked.try_iter().collect();
+                assert_eq!(asked.len(), if ranges && !body.is_empty() { 1 } else { 2 });
+                let expected = "GET /a%20b/c+d%2Fe.csv?sig=a%2Fb&x HTTP/1.1 Some(\"Basic bWU6cGFzcyB3b3Jk\")";
+                assert!(asked.iter().all(|line| line == expected), "{asked:?}");
+            }
+            let (host, _asked) = server(true, b"x,y\n1,2\n");
+            let (x, y) = Csv::file(format!("http://{host}/a.csv")).labelled("y").unwrap().load().unwrap();
+            assert_eq!((x.dims(), y.to_vec::<i64>().unwrap()), (&[1, 1][..], vec![2]));
+        });
+    }
+
+    #[test]
+    fn objects_of_odd_names_are_globbed_and_folder_markers_are_none() {
+        watched(|| {
+            let folder = tempfile::tempdir().unwrap();
+            for name in ["100%.csv", "a#1.csv", "a.csv", "b c.csv", "d?.csv", "e%20f.csv"] {
+                std::fs::write(folder.path().join(name), name).unwrap();
+            }
+            let url = Url::from_directory_path(folder.path()).unwrap().to_string();
+            let files = Files::glob(&format!("{url}*.csv")).unwrap();
+            let text = |file: &Location| {
+                let mut text = String::new();
+                file.open().unwrap().read_to_string(&mut text).unwrap();
+                text
+            };
+            let mut texts: Vec<String> = files.iter().map(text).collect();
+            texts.sort();
+            assert_eq!(texts, ["100%.csv", "a#1.csv", "a.csv", "b c.csv", "d?.csv", "e%20f.csv"]);
+            let some =
+                |pattern: &str| Files::glob(&format!("{url}{pattern}")).map(|files| files.len()).unwrap_or(0);
+            assert_eq!((some("a?1.csv"), some("?.csv"), some("[ab]*.csv"), some("a[#]1.csv")), (1, 1, 3, 1));
+            let states = files.iter().filter_map(Location::listed).count();
+            assert_eq!(states, 6);
         });
     }
 

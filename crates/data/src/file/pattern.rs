@@ -64,7 +64,7 @@ impl Walk {
                 for (_, entry) in entries(&at)? {
                     // What is no text is matched by what stands for a character that is none.
                     let name = entry.file_name().map(|name| name.to_string_lossy());
-                    let matches = name.is_some_and(|name| pattern.matches(&name));
+                    let matches = name.is_some_and(|name| matches(pattern, &name));
                     if matches && (rest.is_empty() || entry.is_dir()) {
                         self.descend(entry, rest)?;
                     }
@@ -94,7 +94,10 @@ impl Walk {
             if !self.entered.insert((left, place)) {
                 continue;
             }
-            let within = entries(&folder)?.into_iter().filter(|(_, entry)| entry.is_dir());
+            let hidden = |entry: &PathBuf| {
+                entry.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
+            };
+            let within = entries(&folder)?.into_iter().filter(|(_, entry)| entry.is_dir() && !hidden(entry));
             let (linked, own): (Vec<_>, Vec<_>) = within.partition(|(is_link, _)| *is_link);
             links.extend(linked.into_iter().map(|(_, entry)| entry));
             folders.extend(own.into_iter().rev().map(|(_, entry)| entry));
@@ -102,6 +105,12 @@ impl Walk {
         }
         Ok(entered)
     }
+}
+
+/// Whether a name matches. Hidden files, whose names begin with a dot, only do if the pattern begins with one: notebooks,
+/// file systems and editors leave copies of others.
+pub(super) fn matches(pattern: &Pattern, name: &str) -> bool {
+    (!name.starts_with('.') || pattern.as_str().starts_with('.')) && pattern.matches(name)
 }
 
 /// The folder that a path is, where no path is this one.
@@ -159,7 +168,8 @@ mod tests {
         let found = |pattern| found(folder.path(), pattern);
         assert_eq!(found("*.csv"), ["a.csv"]);
         assert_eq!(found("?/*.csv"), ["x/a.csv", "z/[1].csv"]);
-        assert_eq!(found("**/*.csv"), ["a.csv", "x/a.csv", "x/y/.c.csv", "x/y/b.csv", "z/[1].csv"]);
+        assert_eq!(found("**/*.csv"), ["a.csv", "x/a.csv", "x/y/b.csv", "z/[1].csv"]);
+        assert_eq!(found("**/.*.csv"), ["x/y/.c.csv"]);
         assert_eq!(found("**/y/**/b*"), ["x/y/b.csv"]);
         assert_eq!(found("x/../x/y/[!.]*"), ["x/../x/y/b.csv"]);
         assert_eq!(found("b.txt"), ["b.txt"]);
@@ -167,6 +177,35 @@ mod tests {
         assert_eq!(found("**"), [""; 0]);
         assert_eq!(found("a.csv/*"), [""; 0]);
         assert_eq!(found("none/*"), [""; 0]);
+    }
+
+    #[test]
+    fn hidden_files_and_folders_match_only_a_dot() {
+        let folder =
+            tree(&["a.csv", "._a.csv", ".a.csv.crc", ".ipynb_checkpoints/a.csv", "x/.git/a.csv", "x/b.csv"]);
+        let found = |pattern| found(folder.path(), pattern);
+        assert_eq!(found("*"), ["a.csv"]);
+        assert_eq!(found("?a.csv*"), [""; 0]);
+        assert_eq!(found("[.]a*"), [""; 0]);
+        assert_eq!(found("**/*.csv"), ["a.csv", "x/b.csv"]);
+        assert_eq!(found(".*"), ["._a.csv", ".a.csv.crc"]);
+        assert_eq!(found(".ipynb*/*"), [".ipynb_checkpoints/a.csv"]);
+        assert_eq!(found("**/.git/*"), ["x/.git/a.csv"]);
+    }
+
+    #[test]
+    fn braces_are_several_patterns_each_of_which_finds_something() {
+        let folder = tree(&["t-000.tar", "t-001.tar", "t-002.tar", "v-0.tar", "b{x}.tar"]);
+        let found = |pattern| found(folder.path(), pattern);
+        assert_eq!(found("t-{000..001}.tar"), ["t-000.tar", "t-001.tar"]);
+        assert_eq!(found("{t-*,v-{0..0}}.tar"), ["t-000.tar", "t-001.tar", "t-002.tar", "v-0.tar"]);
+        assert_eq!(found("b{x}.tar"), ["b{x}.tar"]);
+        let missing = Files::glob(folder.path().join("t-{001..003}.tar").to_str().unwrap()).unwrap_err();
+        assert!(missing.to_string().ends_with("t-003.tar'"), "{missing}");
+        if cfg!(feature = "object-store") {
+            let web = Files::glob("https://host/t-{0..2}.tar?sig=abc").unwrap();
+            assert_eq!(web.iter().nth(2), Some(&Location::from("https://host/t-2.tar?sig=abc")));
+        }
     }
 
     #[cfg(unix)]

@@ -17,7 +17,11 @@ impl Stamp {
     /// That of a file as it is now. Nothing is asked of a host, and nothing secret of a URL is kept.
     pub(crate) fn of(file: &Location) -> Self {
         let Some(path) = file.path() else {
-            return Self { name: file.to_string().into(), len: file.in_memory(), modified: None };
+            return Self {
+                name: file.to_string().into(),
+                len: file.bytes_in_memory().map(|bytes| bytes.len() as u64),
+                modified: None,
+            };
         };
         let found = path.metadata().ok();
         let since_1970 = |found: &std::fs::Metadata| found.modified().ok()?.duration_since(UNIX_EPOCH).ok();

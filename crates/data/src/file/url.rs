@@ -10,6 +10,14 @@ fn is_scheme(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
 }
 
+/// The name of an object as the last part of a URL: what means something else there is written as `%23`.
+#[cfg(feature = "object-store")]
+pub(super) fn in_url(name: &str) -> String {
+    let escaped = |c: char| "%?#\\ \"<>`{}|^".contains(c) || c.is_ascii_control();
+    let shown = |c: char| if escaped(c) { format!("%{:02X}", u32::from(c)) } else { c.to_string() };
+    name.chars().map(shown).collect()
+}
+
 /// A URL without what may be secret: users and passwords before the host, signatures and tokens behind the path. Other
 /// text stays as it is.
 pub(super) fn discreet(text: &str) -> String {

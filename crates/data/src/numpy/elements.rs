@@ -14,7 +14,8 @@ const CHUNK: usize = 64 * 1024;
 
 /// How many bytes the elements take; `None` if that is more than a number holds.
 pub(super) fn bytes(header: &Header) -> Option<u64> {
-    let each = header.dtype.bytes().unwrap_or(1);
+    let text = header.characters.checked_mul(header.character)?.checked_add(size_of::<Vec<u8>>())?;
+    let each = header.dtype.bytes().unwrap_or(text);
     let product = |n: usize, size: &usize| n.checked_mul((*size).max(1));
     let bytes = header.shape.iter().try_fold(each, product)?;
     Some(if header.shape.contains(&0) { 0 } else { bytes as u64 })
@@ -47,11 +48,41 @@ pub(super) fn read(header: &Header, input: &mut Input<impl Read>) -> Result<Buff
                         Complex64::new(f64::from_le_bytes(re), f64::from_le_bytes(im))
                     })
                 }),
-                DType::Bf16 | DType::String => Err(input.damaged("a dtype that numpy doesn't have")),
+                DType::String => texts(header, input),
+                DType::Bf16 => Err(input.damaged("a dtype that numpy doesn't have")),
             }
         };
     }
     numbers! { F16 f16; F32 f32; F64 f64; I8 i8; U8 u8; I16 i16; U16 u16; I32 i32; U32 u32; I64 i64; U64 u64; }
+}
+
+/// Texts, each with as much room as the longest. What is after their last character is zeros.
+fn texts(header: &Header, input: &mut Input<impl Read>) -> Result<Buffer> {
+    let too_large = || input.damaged(format!("shape {:?} is too large", header.shape));
+    let count =
+        header.shape.iter().try_fold(1usize, |count, size| count.checked_mul(*size)).ok_or_else(too_large)?;
+    let width = header.characters.checked_mul(header.character).ok_or_else(too_large)?;
+    let mut texts: Vec<Vec<u8>> = Vec::new();
+    for _ in 0..count {
+        let start = input.offset();
+        let mut bytes = input.bytes(width as u64)?;
+        if header.character == 4 {
+            let mut text = String::new();
+            for (index, four) in bytes.as_chunks::<4>().0.iter().enumerate() {
+                let code =
+                    if header.big_endian { u32::from_be_bytes(*four) } else { u32::from_le_bytes(*four) };
+                let wrong =
+                    || input.damaged_at(start + 4 * index as u64, format!("{code:#x} is no character"));
+                text.push(char::from_u32(code).ok_or_else(wrong)?);
+            }
+            bytes = text.into_bytes();
+        }
+        let len = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        bytes.truncate(len);
+        bytes.shrink_to_fit();
+        texts.push(bytes);
+    }
+    Ok(Vec::<u8>::into_buffer(if header.fortran { row_major(&texts, &header.shape) } else { texts }))
 }
 
 fn halves<const N: usize, const H: usize>(bytes: [u8; N]) -> Option<([u8; H], [u8; H])> {

@@ -19,6 +19,10 @@ const LONGEST: u64 = 1 << 20;
 pub(super) struct Header {
     pub(super) dtype: DType,
     pub(super) big_endian: bool,
+    /// How many characters an element of text has room for; 0 for numbers.
+    pub(super) characters: usize,
+    /// How many bytes a character takes: 4 of Unicode, 1 of bytes.
+    pub(super) character: usize,
     /// Column by column.
     pub(super) fortran: bool,
     pub(super) shape: Vec<usize>,
@@ -47,7 +51,8 @@ impl Header {
     pub(super) fn of(tensor: &HostTensor) -> Result<Self> {
         let dtype = tensor.dtype();
         if CODES.iter().any(|(known, _)| *known == dtype) {
-            Ok(Self { dtype, big_endian: false, fortran: false, shape: tensor.dims().to_vec() })
+            let shape = tensor.dims().to_vec();
+            Ok(Self { dtype, big_endian: false, characters: 0, character: 0, fortran: false, shape })
         } else {
             let operation = "write_npy";
             Err(distribute_tensor::Error::UnsupportedDType { operation, dtype }.into())
@@ -140,9 +145,9 @@ impl<'a> Literal<'a> {
         if self.next < self.text.len() {
             return Err("nothing after the dictionary but blanks");
         }
-        let (dtype, big_endian) = descr.ok_or("a key 'descr'")?;
+        let (dtype, big_endian, characters, character) = descr.ok_or("a key 'descr'")?;
         let (fortran, shape) = (fortran.ok_or("a key 'fortran_order'")?, shape.ok_or("a key 'shape'")?);
-        Ok(Header { dtype, big_endian, fortran, shape })
+        Ok(Header { dtype, big_endian, characters, character, fortran, shape })
     }
 
     fn blanks(&mut self) {
@@ -171,19 +176,24 @@ impl<'a> Literal<'a> {
         yes.or_else(|| self.token(b"False").map(|()| false))
     }
 
-    /// A dtype's code, and whether its elements are big-endian.
-    fn descr(&mut self) -> Parsed<(DType, bool)> {
-        const KNOWN: &str = "the code of a bool, integer, float or complex dtype, such as '<f4'";
+    /// A dtype's code: whether its elements are big-endian, and of text how many characters of how many bytes they have.
+    fn descr(&mut self) -> Parsed<(DType, bool, usize, usize)> {
+        const KNOWN: &str = "the code of a bool, integer, float, complex or text dtype, such as '<f4'";
         self.blanks();
         let start = self.next;
         let known = self.string().and_then(|descr| {
             let (order, code) = descr.split_first()?;
+            let (kind, width) = code.split_first()?;
+            if let (b'U', b'<' | b'>') | (b'S', b'|') = (kind, order) {
+                let characters = std::str::from_utf8(width).ok()?.parse().ok().filter(|width| *width > 0)?;
+                return Some((DType::String, *order == b'>', characters, if *kind == b'U' { 4 } else { 1 }));
+            }
             let (dtype, _) = *CODES.iter().find(|(_, known)| known.as_bytes() == code)?;
             match order {
-                b'|' if dtype.bytes() == Some(1) => Some((dtype, false)),
-                b'<' => Some((dtype, false)),
-                b'>' => Some((dtype, true)),
-                b'=' => Some((dtype, cfg!(target_endian = "big"))),
+                b'|' if dtype.bytes() == Some(1) => Some((dtype, false, 0, 0)),
+                b'<' => Some((dtype, false, 0, 0)),
+                b'>' => Some((dtype, true, 0, 0)),
+                b'=' => Some((dtype, cfg!(target_endian = "big"), 0, 0)),
                 _ => None,
             }
         });
@@ -230,7 +240,8 @@ mod tests {
     fn what_is_written_is_read_and_aligned() {
         for (dtype, _) in CODES {
             for shape in [vec![], vec![7], vec![0, 3], vec![1; 30_000]] {
-                let header = Header { dtype, big_endian: false, fortran: false, shape };
+                let header =
+                    Header { dtype, big_endian: false, characters: 0, character: 0, fortran: false, shape };
                 let bytes = header.encode();
                 assert_eq!(bytes.len() % ALIGNMENT, 0);
                 let mut input = Input::new("a".into(), &bytes[..]);
@@ -242,7 +253,8 @@ mod tests {
 
     #[test]
     fn other_ways_to_write_the_same() {
-        let expected = Header { dtype: DType::I16, big_endian: true, fortran: true, shape: vec![3, 4] };
+        let (dtype, shape) = (DType::I16, vec![3, 4]);
+        let expected = Header { dtype, big_endian: true, characters: 0, character: 0, fortran: true, shape };
         for text in [
             "{'descr': '>i2', 'fortran_order': True, 'shape': (3, 4), }   \n",
             "{'shape':(3,4),\"descr\":\">i2\",'fortran_order':True}",
@@ -259,8 +271,9 @@ mod tests {
             bytes.push(0);
             Header::read(&mut Input::new("x.npy".into(), &bytes[..])).unwrap_err().to_string()
         };
-        let known = "expected the code of a bool, integer, float or complex dtype, such as '<f4'";
-        for descr in ["'<U3'", "'|O'", "'|i4'", "[('x', '<f4')]", "''", "'f4'"] {
+        let known = "expected the code of a bool, integer, float, complex or text dtype, such as '<f4'";
+        for descr in ["'<U'", "'<U0'", "'|U3'", "'<M8[ns]'", "'|O'", "'|i4'", "[('x', '<f4')]", "''", "'f4'"]
+        {
             let text = format!("{{'descr': {descr}, 'fortran_order': False, 'shape': ()}}");
             assert_eq!(at(&text), format!("'x.npy', byte 20: {known}"));
         }

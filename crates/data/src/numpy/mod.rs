@@ -1,8 +1,8 @@
 //! Arrays as numpy saves them: `.npy` files, and `.npz` files of several.
 //!
-//! All dtypes that numpy and [`HostTensor`] both have: bool, integers, `float16` to `float64`, `complex64` and
-//! `complex128`, in either byte order, row by row or column by column. Strings, dates, structures and Python objects
-//! are refused, and so is a file that is longer than its header says.
+//! All dtypes that numpy and [`HostTensor`] both have: bool, integers, `float16` to `float64`, `complex64`, `complex128`
+//! and text (`str_` as UTF-8, `bytes_`), in either byte order, row by row or column by column. Dates, structures and
+//! Python objects are refused, and so is a file that is longer than its header says.
 //!
 //! | file | what it is |
 //! |---|---|
@@ -17,7 +17,7 @@ use crate::{Compression, Error, Location, Result};
 use distribute_files::WholeFile;
 use distribute_tensor::{HostTensor, codec};
 use header::{Header, MAGIC};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufWriter, Cursor, Read, Seek, Write};
 use std::path::Path;
 
@@ -64,18 +64,41 @@ pub fn read_npy(location: impl Into<Location>) -> Result<HostTensor> {
 /// ```
 #[doc(alias = "numpy.load")]
 pub fn read_npz(location: impl Into<Location>) -> Result<BTreeMap<String, HostTensor>> {
-    let location = location.into();
+    any_npz(&location.into(), None)
+}
+
+/// Reads some arrays of a `.npz` file by name. Others are not looked at, whatever they are.
+///
+/// # Errors
+///
+/// - Those of [`read_npz`], for these arrays.
+/// - [`Error::NoColumn`]: there is no array of a name.
+///
+/// ```no_run
+/// let arrays = distribute_data::numpy::read_npz_arrays("mnist.npz", ["x_train"])?;
+/// assert_eq!(arrays["x_train"].dims(), [60000, 28, 28]);
+/// # Ok::<(), distribute_data::Error>(())
+/// ```
+pub fn read_npz_arrays<N: Into<String>>(
+    location: impl Into<Location>,
+    names: impl IntoIterator<Item = N>,
+) -> Result<BTreeMap<String, HostTensor>> {
+    let names: BTreeSet<String> = names.into_iter().map(Into::into).collect();
+    any_npz(&location.into(), Some(&names))
+}
+
+fn any_npz(location: &Location, names: Option<&BTreeSet<String>>) -> Result<BTreeMap<String, HostTensor>> {
     match location.open_file()? {
         Some(file) => {
             let len = file.metadata().map_err(|e| location.io_error(e))?.len();
-            archive(&location, file, len)
+            archive(location, file, len, names)
         }
         // The directory of an archive is at its end, so what has no end yet is read first.
         None => {
             let mut all = Vec::new();
             location.open()?.read_to_end(&mut all).map_err(|e| location.io_error(e))?;
             let len = all.len() as u64;
-            archive(&location, Cursor::new(all), len)
+            archive(location, Cursor::new(all), len, names)
         }
     }
 }
@@ -118,19 +141,28 @@ fn read(input: &mut Input<impl Read>, room: &mut Room) -> Result<HostTensor> {
     Ok(tensor)
 }
 
-fn archive(location: &Location, file: impl Read + Seek, len: u64) -> Result<BTreeMap<String, HostTensor>> {
+fn archive(
+    location: &Location,
+    file: impl Read + Seek,
+    len: u64,
+    names: Option<&BTreeSet<String>>,
+) -> Result<BTreeMap<String, HostTensor>> {
     let broken = |e: zip::result::ZipError| match e {
         zip::result::ZipError::Io(e) => location.io_error(e),
         other => location.io_error(std::io::Error::new(std::io::ErrorKind::InvalidData, other)),
     };
     let mut archive = zip::ZipArchive::new(file).map_err(broken)?;
-    let mut arrays = BTreeMap::new();
+    let (mut arrays, mut known) = (BTreeMap::new(), Vec::new());
     // A directory may name the same bytes many times, so arrays are counted together.
     let limit = location.limit();
     let mut room = Room { limit: Some(limit.of(limit.bytes().max(len))), taken: 0 };
     for index in 0..archive.len() {
         let member = archive.by_index(index).map_err(broken)?;
         let name = member.name().map_err(broken)?.into_owned();
+        known.push(name.strip_suffix(".npy").unwrap_or(&name).to_string());
+        if names.is_some_and(|names| known.last().is_some_and(|name| !names.contains(name))) {
+            continue;
+        }
         let path = format!("{location}/{name}");
         let mut input = Input::new(path, member);
         match name.strip_suffix(".npy") {
@@ -138,5 +170,12 @@ fn archive(location: &Location, file: impl Read + Seek, len: u64) -> Result<BTre
             None => return Err(input.damaged("this is no .npy file, and others have no place in a .npz")),
         };
     }
-    Ok(arrays)
+    match names.into_iter().flatten().find(|name| !arrays.contains_key(*name)) {
+        None => Ok(arrays),
+        Some(name) => Err(Error::NoColumn {
+            path: location.to_string(),
+            column: format!("'{name}'"),
+            known: known.join(", "),
+        }),
+    }
 }

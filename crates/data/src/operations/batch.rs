@@ -3,7 +3,7 @@
 use super::room::fits;
 use crate::chunk::{Assembly, Chunk};
 use crate::error::at_least_one;
-use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
+use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, one_input};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Result};
 use distribute_tensor::Nest;
@@ -52,9 +52,9 @@ impl Operation for Batch {
         Batching::Batches(self.size)
     }
 
-    fn spec(&self) -> Option<ElementSpec> {
+    fn spec(&self, look: Look) -> Option<ElementSpec> {
         let rows = batch_rows(self.input.cardinality(), self.size, self.drop_remainder);
-        Some(self.input.spec()?.map(&mut |spec| spec.batched(rows)))
+        Some(self.input.spec(look)?.map(&mut |spec| spec.batched(rows)))
     }
 
     fn check(&self) -> Result<()> {
@@ -109,7 +109,7 @@ impl BatchStage {
         let mut assembly = Assembly::new(self.number);
         while assembly.len() < self.size && !self.ended {
             match self.input.next(self.size - assembly.len()) {
-                Some(chunk) => assembly.push(chunk?),
+                Some(chunk) => assembly.push(chunk?)?,
                 None => self.ended = true,
             }
         }

@@ -1,6 +1,6 @@
 //! Keeps elements, so that later passes need not make them again.
 
-use crate::chunk::Chunk;
+use crate::chunk::{Chunk, append};
 use crate::pipeline::{Operation, Pipeline, Sharding};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, Error, Result};
@@ -31,9 +31,29 @@ struct Kept {
     len: usize,
 }
 
+impl Kept {
+    /// Keeps the elements of a chunk, and of the sections that they are from no more than them.
+    fn push(&mut self, chunk: &Chunk) -> Result<()> {
+        self.len += chunk.len();
+        append(&mut self.chunks, chunk.slice(0..chunk.len()))
+    }
+
+    /// No more elements follow.
+    fn end(&mut self) -> Result<()> {
+        if let Some(last) = self.chunks.pop() {
+            self.chunks.push(last.compact()?);
+        }
+        Ok(())
+    }
+}
+
 impl Operation for Cache {
     fn inputs(&self) -> &[Pipeline] {
         std::slice::from_ref(&self.input)
+    }
+
+    fn lean(&self) -> Option<Pipeline> {
+        Some(self.input.clone())
     }
 
     /// On another input the cache starts empty, since the elements differ.
@@ -97,21 +117,18 @@ struct FillStage {
 impl Stage for FillStage {
     fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         let Some(chunk) = self.input.next(max) else {
+            if let Err(error) = self.seen.end() {
+                return Some(Err(error));
+            }
             // Of two concurrent passes, the first to end is kept; they have the same elements.
             let _ = self.kept.set(std::mem::take(&mut self.seen));
             return None;
         };
         // Batches are assembled once, before they are kept.
-        let chunk = chunk.and_then(Chunk::together);
-        if let Ok(chunk) = &chunk {
-            self.seen.len += chunk.len();
-            let copy = chunk.slice(0..chunk.len());
-            let rest = match self.seen.chunks.last_mut() {
-                Some(last) => last.append(copy),
-                None => Some(copy),
-            };
-            self.seen.chunks.extend(rest);
-        }
+        let chunk = chunk.and_then(Chunk::together).and_then(|chunk| {
+            self.seen.push(&chunk)?;
+            Ok(chunk)
+        });
         Some(chunk)
     }
 }
@@ -156,6 +173,9 @@ impl Stage for KeptStage {
 
 #[cfg(test)]
 mod tests {
+    use super::Cache;
+    use crate::chunk::Chunk;
+    use crate::pipeline::Operation;
     use crate::testing::{ids, values};
     use crate::{Cardinality, Dataset, Error};
     use std::sync::Arc;
@@ -219,6 +239,29 @@ mod tests {
         assert_eq!(cached.iter().count(), 6);
         let whole = cached.batch(6).iter().next().unwrap().unwrap();
         assert!(std::ptr::eq(whole.as_slice::<i64>().unwrap(), x.as_slice::<i64>().unwrap()), "copied");
+    }
+
+    /// The rest of a section is free, whatever has chosen its elements.
+    #[test]
+    fn of_a_section_no_more_is_kept_than_its_elements() {
+        let rows = || Dataset::range(1000).batch(100).unbatch::<i64>();
+        // 10 of the rows of each section come together, so that a filter sees no need to copy them.
+        for (few, count) in [(rows().filter(|x| x % 100 < 10), 100), (rows().shard(8, 1), 125)] {
+            let cache = Cache { input: few.pipeline().clone(), kept: Arc::default() };
+            let mut stage = cache.start(0);
+            while let Some(chunk) = stage.next(10) {
+                chunk.unwrap();
+            }
+            let kept = cache.kept.get().unwrap();
+            let sources = kept.chunks.iter().map(|chunk| match chunk {
+                Chunk::Rows(source, _) => source.len(),
+                _ => panic!("rows stay rows"),
+            });
+            assert_eq!((kept.len, sources.sum::<usize>()), (count, count));
+            assert_eq!(values(&few.cache()), values(&few));
+        }
+        let batches = rows().filter(|x| x % 100 < 10).batch(25);
+        assert_eq!(ids(&batches).concat(), values(&rows().filter(|x| x % 100 < 10)));
     }
 
     #[test]

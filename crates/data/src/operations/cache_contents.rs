@@ -1,7 +1,7 @@
 //! Identifies the pipeline whose elements are in a cache file.
 
 use crate::file::Stamp;
-use crate::pipeline::{self, Pipeline};
+use crate::pipeline::{self, Look, Pipeline};
 use crate::{Cardinality, Error, Location, Result};
 use std::sync::Arc;
 
@@ -35,7 +35,8 @@ impl Contents {
             Cardinality::Unknown => String::new(),
             known => known.to_string(),
         };
-        let spec = pipeline.spec().map_or(String::new(), |spec| spec.describe(&|leaf| leaf.to_string()));
+        let spec =
+            pipeline.spec(Look::Never).map_or(String::new(), |spec| spec.describe(&|leaf| leaf.to_string()));
         Self { operations: pipeline::identity(pipeline), known: [count, spec], files }
     }
 

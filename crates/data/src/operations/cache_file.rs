@@ -62,6 +62,10 @@ impl Operation for CacheFile {
         std::slice::from_ref(&self.input)
     }
 
+    fn lean(&self) -> Option<Pipeline> {
+        Some(self.input.clone())
+    }
+
     fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
         Some(Arc::new(CacheFile::new(f(&self.input), self.file.clone())))
     }

@@ -1,7 +1,7 @@
 //! One dataset after another.
 
 use crate::chunk::Chunk;
-use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
+use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Result, spec};
 use distribute_tensor::Nest;
@@ -52,9 +52,9 @@ impl Operation for Concatenate {
         first.batching().or(second.batching())
     }
 
-    fn spec(&self) -> Option<ElementSpec> {
+    fn spec(&self, look: Look) -> Option<ElementSpec> {
         let [first, second] = &self.inputs;
-        spec::either(first.spec()?, second.spec()?)
+        spec::either(first.spec(look)?, second.spec(look)?)
     }
 
     fn sharding(&self) -> Sharding {

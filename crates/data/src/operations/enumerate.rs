@@ -2,7 +2,7 @@
 
 use super::pairing::Pairing;
 use crate::chunk::{Chunk, Picks};
-use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
+use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, one_input};
 use crate::rows::Rows;
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Result, TensorSpec};
@@ -45,8 +45,8 @@ impl Operation for Enumerate {
         Batching::Elements.or(self.input.batching())
     }
 
-    fn spec(&self) -> Option<ElementSpec> {
-        Some(Tree::Tuple(vec![Tree::Leaf(TensorSpec::scalar(DType::I64)), self.input.spec()?]))
+    fn spec(&self, look: Look) -> Option<ElementSpec> {
+        Some(Tree::Tuple(vec![Tree::Leaf(TensorSpec::scalar(DType::I64)), self.input.spec(look)?]))
     }
 
     fn sharding(&self) -> Sharding {

@@ -2,7 +2,7 @@
 
 use super::files::{names, own};
 use crate::chunk::Chunk;
-use crate::pipeline::{Batching, Operation, Pipeline, Sharding, WorkerShard};
+use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, WorkerShard};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Files, Location, Result, TensorSpec};
 use distribute_tensor::{DType, HostTensor, Leaf, Tree};
@@ -42,7 +42,7 @@ impl Operation for FileNames {
         Batching::Elements
     }
 
-    fn spec(&self) -> Option<ElementSpec> {
+    fn spec(&self, _look: Look) -> Option<ElementSpec> {
         Some(Tree::Leaf(TensorSpec::scalar(DType::String)))
     }
 

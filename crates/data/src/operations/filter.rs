@@ -99,6 +99,8 @@ impl Operation for Filter {
             index: 0,
             fruitless: Fruitless::default(),
             failed: None,
+            read: 0,
+            kept: 0,
         })
     }
 }
@@ -110,6 +112,9 @@ struct FilterStage {
     fruitless: Fruitless,
     /// An error after the elements passed on last.
     failed: Option<Error>,
+    /// How many rows of sources there were, and how many of them were kept.
+    read: usize,
+    kept: usize,
 }
 
 impl FilterStage {
@@ -127,13 +132,20 @@ impl FilterStage {
         })
     }
 
-    /// Kept rows stay rows of their source, so a batch of them is still one gather.
+    /// Kept rows stay rows of their source, so a batch of them is still one gather, unless they are few: then stages that
+    /// keep them for later would keep all that was read.
     fn apply(&mut self, chunk: Chunk) -> Result<Chunk> {
+        let read = chunk.len();
         Ok(match chunk {
             Chunk::Rows(source, picks) => {
                 let mut rows = picks.into_list()?;
                 rows.retain(|row| self.keep(source.row(*row)));
-                Chunk::Rows(source, Picks::List(rows))
+                // Who asks for one row at a time gets many from a section, or one of many sections: so all so far are counted.
+                (self.read, self.kept) =
+                    (self.read.saturating_add(read), self.kept.saturating_add(rows.len()));
+                let few = self.kept.saturating_mul(2) < self.read;
+                let kept = Chunk::Rows(source, Picks::List(rows));
+                if few && kept.len() > 0 { kept.compact()? } else { kept }
             }
             Chunk::Values(mut values) => {
                 values.retain(|value| self.keep(Ok(value.clone())));
@@ -174,6 +186,7 @@ impl Stage for FilterStage {
 
 #[cfg(test)]
 mod tests {
+    use crate::chunk::Chunk;
     use crate::testing::{ids, values};
     use crate::{Dataset, Error};
 
@@ -196,6 +209,37 @@ mod tests {
             let error = pass.next().unwrap().unwrap_err();
             assert!(matches!(error, Error::Function { operation: "filter", index: 3, .. }), "{error:?}");
             assert!(pass.next().is_none());
+        }
+    }
+
+    /// Stages that keep elements for later, as a prefetch and a cache do, would keep all that was read.
+    #[test]
+    fn few_rows_that_are_kept_leave_their_section() {
+        let rare = Dataset::range(1000).batch(100).unbatch::<i64>().filter(|x| x % 50 == 0);
+        let mut stage = rare.pipeline().start(0);
+        let mut rows = 0;
+        while let Some(chunk) = stage.next(usize::MAX) {
+            let Chunk::Rows(source, picks) = chunk.unwrap() else { panic!("rows stay rows") };
+            assert!(source.len() <= 2 * picks.len(), "{} of {} rows", picks.len(), source.len());
+            rows += picks.len();
+        }
+        assert_eq!(rows, 20);
+        // Also where elements are asked for one by one, as a prefetch does.
+        let mut stage = rare.pipeline().start(0);
+        let mut sources = 0;
+        while let Some(chunk) = stage.next(1) {
+            let Chunk::Rows(source, _) = chunk.unwrap() else { panic!("rows stay rows") };
+            sources += source.len();
+        }
+        assert!(sources < 150, "{sources} rows are kept for 20");
+        // What the user keeps in memory anyway is not copied, nor are many rows.
+        for many in [
+            Dataset::range(10).filter(|x| *x < 1),
+            Dataset::range(100).batch(100).unbatch().filter(|x| *x > 2),
+        ] {
+            let mut stage = many.pipeline().start(0);
+            let Chunk::Rows(source, picks) = stage.next(usize::MAX).unwrap().unwrap() else { panic!("rows") };
+            assert!(source.len() > picks.len());
         }
     }
 

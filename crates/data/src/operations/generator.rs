@@ -2,15 +2,19 @@
 
 use crate::chunk::Chunk;
 use crate::guard::guarded;
-use crate::pipeline::{Batching, Operation, Sharding};
+use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding};
 use crate::stage::Stage;
-use crate::{Cardinality, Cause, Dataset, Error, Result};
+use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result, spec};
 use distribute_tensor::{Leaf, Nest, Tree};
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
 
 impl<T: Nest> Dataset<T> {
     /// The elements of an iterator that `make` makes for each pass, which may be endless. Restoring a position requires that
     /// `make` yields the same elements again.
+    ///
+    /// What elements are is told by their type or by their first one, which [`element_spec`](Dataset::element_spec) takes
+    /// and puts back; where sizes differ, declare it: [`assert_element_spec`](Dataset::assert_element_spec).
     ///
     /// An `Err` gives [`Error::Generator`] with the element's index, a panic of `make` or of the iterator gives
     /// [`Error::Panicked`]; both end the pass.
@@ -33,7 +37,8 @@ impl<T: Nest> Dataset<T> {
             Ok(value) => Ok(value.into_tree()),
             Err(cause) => Err(Error::Generator { index: 0, cause: cause.into() }),
         };
-        Self::of(Generator(Arc::new(move || Box::new(make().map(tree)))))
+        let make: GeneratorFn = Arc::new(move || Box::new(make().map(tree).fuse()));
+        Self::of(Generator { make, looked_at: Arc::default(), known: spec::of_type::<T>() })
     }
 }
 
@@ -42,7 +47,16 @@ type Elements = Box<dyn Iterator<Item = Result<Tree<Leaf>>> + Send>;
 /// Starts one pass.
 type GeneratorFn = Arc<dyn Fn() -> Elements + Send + Sync>;
 
-struct Generator(GeneratorFn);
+struct Generator {
+    make: GeneratorFn,
+    looked_at: LookedAt,
+    /// What the type of the elements tells.
+    known: Option<ElementSpec>,
+}
+
+/// An iterator that has been looked at, and what was taken from it: the next pass has it, since there may be no other with
+/// the same elements.
+type LookedAt = Arc<Mutex<Option<(Elements, VecDeque<Result<Tree<Leaf>>>)>>>;
 
 impl Operation for Generator {
     fn describe(&self) -> String {
@@ -57,6 +71,15 @@ impl Operation for Generator {
         Batching::Unknown
     }
 
+    fn spec(&self, look: Look) -> Option<ElementSpec> {
+        let looking = || look.at(&(Arc::new(Looking(self.make.clone(), self.looked_at.clone())) as Pipeline));
+        self.known.clone().or_else(looking)
+    }
+
+    fn lean(&self) -> Option<Pipeline> {
+        Some(Arc::new(Looking(self.make.clone(), self.looked_at.clone())))
+    }
+
     fn sharding(&self) -> Sharding {
         Sharding::Source
     }
@@ -66,13 +89,86 @@ impl Operation for Generator {
     }
 
     fn start(&self, _epoch: u64) -> Box<dyn Stage> {
-        Box::new(GeneratorStage { make: self.0.clone(), iterator: None, index: 0 })
+        let (make, looked_at) = (self.make.clone(), self.looked_at.clone());
+        Box::new(GeneratorStage { make, looked_at, iterator: None, index: 0 })
     }
+}
+
+/// A look at a generator.
+struct Looking(GeneratorFn, LookedAt);
+
+impl Operation for Looking {
+    fn describe(&self) -> String {
+        "generator, looked at".into()
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        Cardinality::Unknown
+    }
+
+    fn spec(&self, _look: Look) -> Option<ElementSpec> {
+        None
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Source
+    }
+
+    fn start(&self, _epoch: u64) -> Box<dyn Stage> {
+        let seen = take(&self.1);
+        Box::new(LookingStage { make: self.0.clone(), looked_at: self.1.clone(), seen, next: 0 })
+    }
+}
+
+/// Passes on copies of a generator's first elements, and puts them back at its end.
+struct LookingStage {
+    make: GeneratorFn,
+    looked_at: LookedAt,
+    seen: Option<(Elements, VecDeque<Result<Tree<Leaf>>>)>,
+    next: usize,
+}
+
+impl LookingStage {
+    fn look(&mut self) -> Option<Tree<Leaf>> {
+        let index = self.next;
+        let (iterator, items) = match &mut self.seen {
+            Some(seen) => seen,
+            none => none.insert((guarded("from_generator", 0, || (self.make)()).ok()?, VecDeque::new())),
+        };
+        if items.len() <= index {
+            match guarded("from_generator", index, || iterator.next()) {
+                Ok(item) => items.extend(item),
+                // The next pass has the panic where the look had it.
+                Err(panic) => items.push_back(Err(panic)),
+            }
+        }
+        self.next += 1;
+        items.get(index)?.as_ref().ok().cloned()
+    }
+}
+
+impl Stage for LookingStage {
+    fn next(&mut self, _max: usize) -> Option<Result<Chunk>> {
+        self.look().map(|tree| Ok(Chunk::one(tree)))
+    }
+}
+
+impl Drop for LookingStage {
+    fn drop(&mut self) {
+        *self.looked_at.lock().unwrap_or_else(PoisonError::into_inner) = self.seen.take();
+    }
+}
+
+/// Takes what was put back. Users' code never runs under the lock.
+fn take(looked_at: &LookedAt) -> Option<(Elements, VecDeque<Result<Tree<Leaf>>>)> {
+    looked_at.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
 struct GeneratorStage {
     make: GeneratorFn,
-    iterator: Option<Elements>,
+    looked_at: LookedAt,
+    /// The iterator, and what a look has taken from it.
+    iterator: Option<(Elements, VecDeque<Result<Tree<Leaf>>>)>,
     index: usize,
 }
 
@@ -81,11 +177,18 @@ impl GeneratorStage {
     fn pull(&mut self) -> Result<Option<Tree<Leaf>>> {
         let index = self.index;
         self.index += 1;
-        let iterator = match &mut self.iterator {
+        if self.iterator.is_none() {
+            self.iterator = take(&self.looked_at);
+        }
+        let (iterator, seen) = match &mut self.iterator {
             Some(iterator) => iterator,
-            none => none.insert(guarded("from_generator", index, || (self.make)())?),
+            none => none.insert((guarded("from_generator", index, || (self.make)())?, VecDeque::new())),
         };
-        match guarded("from_generator", index, || iterator.next())? {
+        let next = match seen.pop_front() {
+            Some(item) => Some(item),
+            None => guarded("from_generator", index, || iterator.next())?,
+        };
+        match next {
             None => Ok(None),
             Some(Ok(tree)) => Ok(Some(tree)),
             Some(Err(Error::Generator { cause, .. })) => Err(Error::Generator { index, cause }),
@@ -105,12 +208,50 @@ impl Stage for GeneratorStage {
 mod tests {
     use crate::Dataset;
     use crate::testing::values;
+    use distribute_tensor::HostTensor;
+    use std::convert::Infallible;
+    use std::sync::{Arc, Mutex};
 
     #[test]
     fn a_generator_starts_again_with_each_pass_and_may_be_endless() {
         let data = Dataset::from_generator(|| (0i64..).map(Ok::<_, std::convert::Infallible>));
         assert_eq!(values(&data.take(3)), [0, 1, 2]);
         assert_eq!(values(&data.take(2).repeat(2)), [0, 1, 0, 1]);
+    }
+
+    /// A generator may read what comes once: a channel, a socket.
+    #[test]
+    fn what_a_look_takes_is_put_back() {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        (0..5).for_each(|i| sender.send(HostTensor::vector(vec![i as f32; 2])).unwrap());
+        drop(sender);
+        let receiver = Arc::new(Mutex::new(receiver));
+        let once = Dataset::from_generator(move || {
+            let receiver = receiver.clone();
+            std::iter::from_fn(move || receiver.lock().unwrap().try_recv().ok()).map(Ok::<_, Infallible>)
+        });
+        let rows = once.map(|x| x.row(0).unwrap()).batch(2);
+        assert_eq!(text(&once), "float32 [2]");
+        assert_eq!(text(&rows), "float32 [?]");
+        assert_eq!(text(&rows.map(|x| (x.clone(), x))), "(float32 [?], float32 [?])");
+        let seen: Vec<f32> = rows.iter().flat_map(|x| x.unwrap().to_vec::<f32>().unwrap()).collect();
+        assert_eq!(seen, [0., 1., 2., 3., 4.]);
+
+        let fails = Dataset::from_generator(|| [Err::<HostTensor, _>("no paper")].into_iter());
+        assert_eq!(fails.element_spec(), None);
+        assert!(fails.iter().next().unwrap().is_err());
+        let panics = Dataset::from_generator(|| {
+            std::iter::from_fn(|| -> Option<Result<HostTensor, String>> { panic!("out of ids") })
+        });
+        assert_eq!(panics.element_spec(), None);
+        let error = panics.iter().next().unwrap().unwrap_err();
+        assert!(error.to_string().ends_with("panicked at element 0: out of ids"), "{error}");
+        let ends = Dataset::<HostTensor>::from_generator(std::iter::empty::<Result<HostTensor, String>>);
+        assert_eq!((ends.element_spec(), ends.iter().count()), (None, 0));
+    }
+
+    fn text<T>(data: &Dataset<T>) -> String {
+        data.element_spec().unwrap().describe(&ToString::to_string)
     }
 
     // INV-13

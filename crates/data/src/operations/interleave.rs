@@ -4,9 +4,9 @@ use super::cycle::{Cycle, InnerFn};
 use super::worker_pool::most_threads;
 use crate::error::at_least_one;
 use crate::guard::guarded;
-use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
+use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, one_input};
 use crate::stage::Stage;
-use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result};
+use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result, pipeline};
 use distribute_tensor::Nest;
 use std::sync::Arc;
 
@@ -137,8 +137,12 @@ impl Operation for InTurn {
         Batching::Unknown
     }
 
-    fn spec(&self) -> Option<ElementSpec> {
-        None
+    /// That of the dataset of the first element.
+    fn spec(&self, look: Look) -> Option<ElementSpec> {
+        match look {
+            Look::Never => None,
+            Look::AtFirst => (self.function)(pipeline::first(&self.input)?, 0).ok()?.spec(look),
+        }
     }
 
     fn check(&self) -> Result<()> {

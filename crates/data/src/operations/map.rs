@@ -2,9 +2,9 @@
 
 use crate::chunk::Chunk;
 use crate::guard::guarded;
-use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
+use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, one_input};
 use crate::stage::Stage;
-use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result};
+use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result, TensorSpec, pipeline, spec};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ impl<T: Nest> Dataset<T> {
         E: Into<Cause>,
         F: Fn(T) -> Result<U, E> + Send + Sync + 'static,
     {
-        Dataset::of(Map { input: self.pipeline().clone(), function: on_trees("map", function) })
+        Dataset::of(Map::new::<U>(self.pipeline().clone(), on_trees("map", function)))
     }
 }
 
@@ -66,9 +66,37 @@ where
 }
 
 #[derive(Clone)]
-struct Map {
-    input: Pipeline,
-    function: MapFn,
+pub(super) struct Map {
+    pub(super) input: Pipeline,
+    pub(super) function: MapFn,
+    /// What the type of the elements tells.
+    pub(super) known: Option<ElementSpec>,
+}
+
+impl Map {
+    pub(super) fn new<U: Nest>(input: Pipeline, function: MapFn) -> Self {
+        Self { input, function, known: spec::of_type::<U>() }
+    }
+
+    /// What the type tells or, if a look is allowed, what becomes of the first element.
+    fn look(&self, look: Look) -> Option<ElementSpec> {
+        if self.known.is_some() || look == Look::Never {
+            return self.known.clone();
+        }
+        let first = pipeline::first(&self.input)?;
+        // The rows of a batch differ from batch to batch unless the input says otherwise.
+        let varies = |spec: &ElementSpec| spec.leaves().iter().all(|leaf| leaf.dims.first() == Some(&None));
+        let rows = first.rows().ok();
+        let mapped = spec::of(&(self.function)(first, 0).ok()?)?;
+        let as_many = |leaf: &&TensorSpec| rows.is_some() && leaf.dims.first() == Some(&rows);
+        let rows = rows.filter(|_| {
+            mapped.leaves().iter().any(as_many) && self.input.spec(look).is_some_and(|spec| varies(&spec))
+        });
+        Some(mapped.map(&mut |leaf| match (leaf.dims.first(), rows) {
+            (Some(size), Some(_)) if *size == rows => leaf.with_rows(None),
+            _ => leaf,
+        }))
+    }
 }
 
 impl Operation for Map {
@@ -86,8 +114,8 @@ impl Operation for Map {
         Batching::Unknown
     }
 
-    fn spec(&self) -> Option<ElementSpec> {
-        None
+    fn spec(&self, look: Look) -> Option<ElementSpec> {
+        self.look(look)
     }
 
     fn sharding(&self) -> Sharding {
@@ -162,6 +190,8 @@ mod tests {
     use crate::testing::values;
     use crate::{Dataset, Error};
     use distribute_tensor::HostTensor;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
     fn map_applies_the_function_in_order() {
@@ -191,6 +221,46 @@ mod tests {
         let mut stage = Dataset::range(9).map(|x| 10 / (3 - x)).pipeline().start(0);
         assert_eq!(stage.next(9).unwrap().unwrap().len(), 3);
         assert!(stage.next(9).unwrap().is_err());
+    }
+
+    fn text<T>(data: &Dataset<T>) -> String {
+        data.element_spec().unwrap().describe(&ToString::to_string)
+    }
+
+    #[test]
+    fn the_spec_of_mapped_elements_is_known_by_type_or_by_a_look_at_the_first() {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let count = calls.clone();
+        let scalars = Dataset::range(9).map(move |x| {
+            count.fetch_add(1, Ordering::Relaxed);
+            (x, x as f32)
+        });
+        assert_eq!(text(&scalars), "(int64 [], float32 [])");
+        assert_eq!(text(&scalars.batch_exact(4)), "(int64 [4], float32 [4])");
+        assert_eq!(calls.load(Ordering::Relaxed), 0, "the type tells");
+
+        let images = scalars.map(|(x, _)| HostTensor::new(vec![x as u8; 6], [2, 3]).unwrap());
+        assert_eq!(text(&images), "uint8 [2, 3]");
+        assert_eq!(calls.load(Ordering::Relaxed), 1);
+        assert_eq!(text(&images.clone()), "uint8 [2, 3]");
+        assert_eq!(calls.load(Ordering::Relaxed), 1, "it is looked at once");
+        let parallel =
+            images.map_parallel(3, |x| (x.clone(), x)).shuffle(1000, 1).cache().prefetch(2).repeat_forever();
+        assert_eq!(text(&parallel), "(uint8 [2, 3], uint8 [2, 3])");
+        assert!(calls.load(Ordering::Relaxed) <= 3, "the first element alone is made");
+        // Of batches the rows are as many as the input says.
+        let means = |x: HostTensor| HostTensor::vector(vec![0f32; x.dims()[0]]);
+        assert_eq!(text(&images.batch(4).map(means)), "float32 [?]");
+        assert_eq!(text(&images.batch_exact(4).map(means)), "float32 [4]");
+        assert_eq!(text(&images.batch(4).map(|x| x.row(0).unwrap())), "uint8 [2, 3]");
+        let inner =
+            Dataset::range(3).flat_map(|n| Dataset::range(n + 1).map(|x| HostTensor::vector(vec![x])));
+        assert_eq!(text(&inner), "int64 [1]");
+        // No pass was counted, and what cannot be made has no spec.
+        assert_eq!(parallel.iter().next().unwrap().unwrap().0.dims(), [2, 3]);
+        assert_eq!(Dataset::range(3).try_map(|_| Err::<HostTensor, _>("no")).element_spec(), None);
+        assert_eq!(Dataset::range(0).map(|x| HostTensor::vector(vec![x])).element_spec(), None);
+        assert_eq!(images.batch(0).element_spec(), None);
     }
 
     #[test]

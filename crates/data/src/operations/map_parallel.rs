@@ -1,14 +1,15 @@
 //! A function applied to several elements at once, on threads.
 
-use super::map::{MapFn, on_trees};
+use super::map::{Map, MapFn, on_trees};
 use super::worker_pool::{JOBS, WorkerPool, most_threads};
 use crate::chunk::Chunk;
 use crate::error::at_least_one;
-use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
+use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, one_input};
 use crate::stage::{Stage, read_over};
 use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::convert::Infallible;
+use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
     /// Like [`map`](Dataset::map), on `threads` threads: the same elements in the same order, a few of which are made ahead
@@ -43,8 +44,8 @@ impl<T: Nest> Dataset<T> {
         E: Into<Cause>,
         F: Fn(T) -> Result<U, E> + Send + Sync + 'static,
     {
-        let function = on_trees("map_parallel", function);
-        Dataset::of(MapParallel { input: self.pipeline().clone(), function, threads, ordered: true })
+        let map = Map::new::<U>(self.pipeline().clone(), on_trees("map_parallel", function));
+        Dataset::of(MapParallel { input: self.pipeline().clone(), map, threads, ordered: true })
     }
 
     /// Like [`map_parallel`](Dataset::map_parallel), in the order in which elements are done, so that a slow one does not
@@ -69,20 +70,26 @@ impl<T: Nest> Dataset<T> {
         E: Into<Cause>,
         F: Fn(T) -> Result<U, E> + Send + Sync + 'static,
     {
-        let function = on_trees("map_unordered", function);
-        Dataset::of(MapParallel { input: self.pipeline().clone(), function, threads, ordered: false })
+        let map = Map::new::<U>(self.pipeline().clone(), on_trees("map_unordered", function));
+        Dataset::of(MapParallel { input: self.pipeline().clone(), map, threads, ordered: false })
     }
 }
 
 #[derive(Clone)]
 struct MapParallel {
     input: Pipeline,
-    function: MapFn,
+    /// The same on one thread; its input is replaced when it is asked for.
+    map: Map,
     threads: usize,
     ordered: bool,
 }
 
 impl MapParallel {
+    /// The same on one thread.
+    fn alone(&self) -> Map {
+        Map { input: self.input.clone(), ..self.map.clone() }
+    }
+
     fn name(&self) -> &'static str {
         if self.ordered { "map_parallel" } else { "map_unordered" }
     }
@@ -108,8 +115,12 @@ impl Operation for MapParallel {
         Batching::Unknown
     }
 
-    fn spec(&self) -> Option<ElementSpec> {
-        None
+    fn spec(&self, look: Look) -> Option<ElementSpec> {
+        self.alone().spec(look)
+    }
+
+    fn lean(&self) -> Option<Pipeline> {
+        Some(Arc::new(self.alone()))
     }
 
     fn check(&self) -> Result<()> {
@@ -133,7 +144,7 @@ impl Operation for MapParallel {
         Box::new(MapParallelStage {
             operation: self.name(),
             input: self.input.start(epoch),
-            function: self.function.clone(),
+            function: self.map.function.clone(),
             threads: self.threads,
             ordered: self.ordered,
             index: 0,

@@ -1,7 +1,7 @@
 //! Elements out of memory: rows of tensors, numbers of a range, items one by one.
 
 use crate::chunk::{Chunk, Picks};
-use crate::pipeline::{Batching, Operation, Sharding};
+use crate::pipeline::{Batching, Look, Operation, Sharding};
 use crate::rows::Rows;
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Result, TensorSpec, spec};
@@ -117,7 +117,9 @@ struct InMemory(Arc<Rows>);
 impl Operation for InMemory {
     fn describe(&self) -> String {
         match self.0.as_ref() {
-            Rows::Memory { tree, .. } => format!("slices of {}", tree.describe(&describe_leaf)),
+            Rows::Memory { tree, .. } | Rows::Section { tree, .. } => {
+                format!("slices of {}", tree.describe(&describe_leaf))
+            }
             Rows::Range { start, len } => format!("range {start}..{}", i128::from(*start) + *len as i128),
             Rows::Pairs { .. } => "pairs".into(),
         }
@@ -131,9 +133,11 @@ impl Operation for InMemory {
         Batching::Elements
     }
 
-    fn spec(&self) -> Option<ElementSpec> {
+    fn spec(&self, _look: Look) -> Option<ElementSpec> {
         match self.0.as_ref() {
-            Rows::Memory { tree, .. } => Some(spec::of(tree)?.map(&mut TensorSpec::row)),
+            Rows::Memory { tree, .. } | Rows::Section { tree, .. } => {
+                Some(spec::of(tree)?.map(&mut TensorSpec::row))
+            }
             Rows::Range { .. } => Some(Tree::Leaf(TensorSpec::scalar(DType::I64))),
             Rows::Pairs { .. } => None,
         }
@@ -197,7 +201,7 @@ impl Operation for Items {
         Batching::Unknown
     }
 
-    fn spec(&self) -> Option<ElementSpec> {
+    fn spec(&self, _look: Look) -> Option<ElementSpec> {
         let mut specs = self.0.iter().map(spec::of);
         let first = specs.next()??;
         specs.try_fold(first, |all, next| spec::either(all, next?))

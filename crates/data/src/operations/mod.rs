@@ -6,6 +6,7 @@
 
 pub(crate) mod ahead;
 pub(crate) mod assert_cardinality;
+pub(crate) mod assert_element_spec;
 pub(crate) mod batch;
 pub(crate) mod cache;
 mod cache_contents;

@@ -5,7 +5,7 @@ use super::pad::pad;
 use super::room::fits;
 use crate::chunk::{Assembly, Chunk};
 use crate::error::at_least_one;
-use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
+use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, one_input};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Result};
 use distribute_tensor::{Leaf, Nest};
@@ -93,10 +93,10 @@ impl Operation for PaddedBatch {
         Batching::Batches(self.size)
     }
 
-    fn spec(&self) -> Option<ElementSpec> {
+    fn spec(&self, look: Look) -> Option<ElementSpec> {
         let rows = batch_rows(self.input.cardinality(), self.size, self.drop_remainder);
         let mut sizes = self.padding.sizes.iter().flat_map(|sizes| sizes.iter());
-        Some(self.input.spec()?.map(&mut |mut spec| {
+        Some(self.input.spec(look)?.map(&mut |mut spec| {
             for (dim, size) in spec.dims.iter_mut().zip(sizes.next().into_iter().flatten()) {
                 *dim = size.or(*dim);
             }

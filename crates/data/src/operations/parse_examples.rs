@@ -2,7 +2,7 @@
 
 use crate::chunk::Chunk;
 use crate::example::Features;
-use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
+use crate::pipeline::{Look, Operation, Pipeline, Sharding, one_input};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::{HostTensor, Leaf, Nest, Tree};
@@ -37,8 +37,8 @@ impl Operation for ParseExamples {
         self.input.cardinality()
     }
 
-    fn spec(&self) -> Option<ElementSpec> {
-        let rows = self.input.spec()?.leaves().first()?.dims.first().copied().flatten();
+    fn spec(&self, look: Look) -> Option<ElementSpec> {
+        let rows = self.input.spec(look)?.leaves().first()?.dims.first().copied().flatten();
         Some(self.features.spec(rows))
     }
 

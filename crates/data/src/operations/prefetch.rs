@@ -27,6 +27,10 @@ struct Prefetch {
 impl Operation for Prefetch {
     one_input!();
 
+    fn lean(&self) -> Option<Pipeline> {
+        Some(self.input.clone())
+    }
+
     fn describe(&self) -> String {
         format!("prefetch {}", self.buffer)
     }

@@ -3,7 +3,7 @@
 use super::room::fits;
 use crate::chunk::Chunk;
 use crate::error::at_least_one;
-use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
+use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, one_input};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
@@ -63,12 +63,12 @@ impl Operation for Rebatch {
         }
     }
 
-    fn spec(&self) -> Option<ElementSpec> {
+    fn spec(&self, look: Look) -> Option<ElementSpec> {
         let rows = match self.sizes.as_ref() {
             [size] if self.drop_remainder => Some(*size),
             _ => None,
         };
-        Some(self.input.spec()?.map(&mut |spec| spec.with_rows(rows)))
+        Some(self.input.spec(look)?.map(&mut |spec| spec.with_rows(rows)))
     }
 
     fn check(&self) -> Result<()> {

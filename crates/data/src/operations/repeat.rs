@@ -32,6 +32,10 @@ struct Repeat {
 impl Operation for Repeat {
     one_input!();
 
+    fn lean(&self) -> Option<Pipeline> {
+        Some(self.input.clone())
+    }
+
     fn describe(&self) -> String {
         match self.times {
             Some(times) => format!("repeat {times} times"),

@@ -138,6 +138,10 @@ struct ShardHint {
 impl Operation for ShardHint {
     one_input!();
 
+    fn lean(&self) -> Option<Pipeline> {
+        Some(self.input.clone())
+    }
+
     fn describe(&self) -> String {
         "shard_hint".into()
     }

@@ -36,6 +36,10 @@ struct Shuffle {
 impl Operation for Shuffle {
     one_input!();
 
+    fn lean(&self) -> Option<Pipeline> {
+        Some(self.input.clone())
+    }
+
     fn describe(&self) -> String {
         format!("shuffle, buffer {}, seed {}", self.buffer, self.seed)
     }

@@ -1,7 +1,7 @@
 //! The rows of batches as elements.
 
 use crate::chunk::{Chunk, Picks};
-use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
+use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, one_input};
 use crate::rows::Rows;
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Result, TensorSpec};
@@ -39,7 +39,7 @@ struct Unbatch {
 impl Unbatch {
     /// The rows that all batches have, where that is one number.
     fn rows(&self) -> Option<usize> {
-        let spec = self.input.spec()?;
+        let spec = self.input.spec(Look::Never)?;
         let mut rows = spec.leaves().into_iter().map(|leaf| leaf.dims.first().copied().flatten());
         let first = rows.next()??;
         rows.all(|rows| rows == Some(first)).then_some(first)
@@ -67,8 +67,8 @@ impl Operation for Unbatch {
         Batching::Elements
     }
 
-    fn spec(&self) -> Option<ElementSpec> {
-        Some(self.input.spec()?.map(&mut TensorSpec::row))
+    fn spec(&self, look: Look) -> Option<ElementSpec> {
+        Some(self.input.spec(look)?.map(&mut TensorSpec::row))
     }
 
     fn sharding(&self) -> Sharding {
@@ -100,7 +100,7 @@ impl UnbatchStage {
             let Some(chunk) = self.input.next(1) else { return Ok(None) };
             let Some(tree) = chunk?.into_values()?.pop() else { continue };
             let len = crate::split::rows(&tree, "unbatch")?;
-            self.batch = Some((Arc::new(Rows::Memory { tree, len }), 0..len));
+            self.batch = Some((Arc::new(Rows::Section { tree, len }), 0..len));
         }
     }
 }

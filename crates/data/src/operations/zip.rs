@@ -2,7 +2,7 @@
 
 use super::pairing::Pairing;
 use crate::chunk::Chunk;
-use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
+use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::{Nest, Tree};
@@ -62,9 +62,9 @@ impl Operation for Zip {
         first.batching().or(second.batching())
     }
 
-    fn spec(&self) -> Option<ElementSpec> {
+    fn spec(&self, look: Look) -> Option<ElementSpec> {
         let [first, second] = &self.inputs;
-        Some(Tree::Tuple(vec![first.spec()?, second.spec()?]))
+        Some(Tree::Tuple(vec![first.spec(look)?, second.spec(look)?]))
     }
 
     fn check(&self) -> Result<()> {

@@ -2,17 +2,21 @@
 
 use super::column::tensor;
 use super::pages::{Page, Widest};
+use super::plan::{GroupSize, Run, runs};
 use crate::guard::panic_message;
 use crate::{Error, Location, Result};
 use ::parquet::arrow::ProjectionMask;
-use ::parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
+use ::parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
+};
 use ::parquet::basic::Type;
 use ::parquet::errors::ParquetError;
-use ::parquet::file::metadata::ParquetMetaData;
+use ::parquet::file::metadata::RowGroupMetaData;
 use ::parquet::file::reader::{ChunkReader, Length};
 use arrow_array::RecordBatch;
 use bytes::Bytes;
-use distribute_tensor::{Leaf, Tree};
+use distribute_tensor::{HostTensor, Leaf, Tree};
+use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -20,22 +24,34 @@ use std::sync::Arc;
 /// The rows of a file in batches: dictionaries of tensors by the names of columns. The first error ends it.
 pub struct Batches {
     location: Location,
-    reader: ParquetRecordBatchReader,
+    /// Starts to read some row groups.
+    open: Box<Open>,
+    /// The row groups that follow those of the reader.
+    runs: VecDeque<Run>,
+    reader: Option<ParquetRecordBatchReader>,
     rows: u64,
     /// How many have been read.
     next: u64,
     failed: bool,
 }
 
+type Open = dyn Fn(Run) -> ::parquet::errors::Result<ParquetRecordBatchReader> + Send;
+
 impl Batches {
-    pub(super) fn open(location: &Location, columns: Option<&[String]>, rows: usize) -> Result<Self> {
+    /// Starts at the first row, to read up to `rows` rows at a time, which take up to `bytes` bytes.
+    pub(super) fn open(
+        location: &Location,
+        columns: Option<&[String]>,
+        rows: usize,
+        bytes: u64,
+    ) -> Result<Self> {
         match location.open_file()? {
-            Some(file) => Self::read(location, file, columns, rows),
+            Some(file) => Self::read(location, file, columns, (rows, bytes)),
             // A file's description is at its end, so what has no end yet is read first.
             None => {
                 let mut all = Vec::new();
                 location.open()?.read_to_end(&mut all).map_err(|e| location.io_error(e))?;
-                Self::read(location, Bytes::from(all), columns, rows)
+                Self::read(location, Bytes::from(all), columns, (rows, bytes))
             }
         }
     }
@@ -44,26 +60,48 @@ impl Batches {
         location: &Location,
         file: F,
         columns: Option<&[String]>,
-        rows: usize,
+        (rows, bytes): (usize, u64),
     ) -> Result<Self> {
         let file = Arc::new(file);
-        let mut builder =
-            guarded(location, || ParquetRecordBatchReaderBuilder::try_new(Shared(file.clone())))?;
+        let loaded =
+            guarded(location, || ArrowReaderMetadata::load(&Shared(file.clone()), Default::default()))?;
         let mut mask = ProjectionMask::all();
         if let Some(columns) = columns {
-            let places = columns.iter().map(|name| place(location, builder.schema(), name));
+            let places = columns.iter().map(|name| place(location, loaded.schema(), name));
             let places = places.collect::<Result<Vec<_>>>()?;
-            mask = ProjectionMask::roots(builder.parquet_schema(), places);
-            builder = builder.with_projection(mask.clone());
+            mask = ProjectionMask::roots(loaded.parquet_schema(), places);
         }
-        let widest = widest(location, file.as_ref(), builder.metadata(), |leaf| mask.leaf_included(leaf))?;
-        let rows = match location.limit().bytes().checked_div(widest.entry) {
-            Some(most) => rows.min(usize::try_from(most).unwrap_or(usize::MAX).max(1)),
-            None => rows,
+        let groups = loaded.metadata().row_groups().iter().map(|group| {
+            let (size, entry) = sizes(location, file.as_ref(), group, |leaf| mask.leaf_included(leaf))?;
+            let most = location
+                .limit()
+                .bytes()
+                .checked_div(entry)
+                .map_or(rows, |most| rows.min(usize::try_from(most).unwrap_or(usize::MAX).max(1)));
+            Ok(size.at_a_time(most, bytes))
+        });
+        let runs = runs(groups.collect::<Result<Vec<_>>>()?).into();
+        let all = u64::try_from(loaded.metadata().file_metadata().num_rows()).unwrap_or(0);
+        let open = Box::new(move |run: Run| {
+            ParquetRecordBatchReaderBuilder::new_with_metadata(Shared(file.clone()), loaded.clone())
+                .with_projection(mask.clone())
+                .with_row_groups(run.groups)
+                .with_batch_size(run.rows)
+                .build()
+        });
+        let (location, reader) = (location.clone(), None);
+        let mut batches = Self { location, open, runs, reader, rows: all, next: 0, failed: false };
+        batches.next_run()?;
+        Ok(batches)
+    }
+
+    /// Starts to read the next row groups, if there are any.
+    fn next_run(&mut self) -> Result<()> {
+        self.reader = match self.runs.pop_front() {
+            Some(run) => Some(guarded(&self.location, || (self.open)(run))?),
+            None => None,
         };
-        let all = u64::try_from(builder.metadata().file_metadata().num_rows()).unwrap_or(0);
-        let reader = guarded(location, || builder.with_batch_size(rows).build())?;
-        Ok(Self { location: location.clone(), reader, rows: all, next: 0, failed: false })
+        Ok(())
     }
 
     /// How many rows the file says it has.
@@ -72,24 +110,53 @@ impl Batches {
     }
 
     fn pull(&mut self) -> Result<Option<Tree<Leaf>>> {
-        let reader = &mut self.reader;
-        let batch = guarded(&self.location, || reader.next().transpose().map_err(ParquetError::from))?;
-        let Some(batch) = batch else { return Ok(None) };
-        let columns = self.columns(&batch)?;
-        self.next += batch.num_rows() as u64;
-        Ok(Some(columns))
+        while let Some(reader) = &mut self.reader {
+            let batch = guarded(&self.location, || reader.next().transpose().map_err(ParquetError::from))?;
+            let Some(batch) = batch else {
+                self.next_run()?;
+                continue;
+            };
+            let columns = self.columns(&batch)?;
+            self.check_rows(&columns)?;
+            self.next += batch.num_rows() as u64;
+            return Ok(Some(Tree::Dict(
+                columns.into_iter().map(|(name, column)| (name, Tree::Leaf(Leaf::Host(column)))).collect(),
+            )));
+        }
+        Ok(None)
     }
 
-    fn columns(&self, batch: &RecordBatch) -> Result<Tree<Leaf>> {
+    fn columns(&self, batch: &RecordBatch) -> Result<Vec<(String, HostTensor)>> {
         let schema = batch.schema();
         let column = |(field, column): (&arrow_schema::FieldRef, _)| match tensor(column) {
-            Ok(tensor) => Ok((field.name().clone(), Tree::Leaf(Leaf::Host(tensor)))),
+            Ok(tensor) => Ok((field.name().clone(), tensor)),
             Err(refused) => {
                 let (path, column) = (self.location.to_string(), field.name().clone());
                 Err(Error::Column { path, column, what: refused.describe(self.next) })
             }
         };
-        Ok(Tree::Dict(schema.fields().iter().zip(batch.columns()).map(column).collect::<Result<_>>()?))
+        schema.fields().iter().zip(batch.columns()).map(column).collect()
+    }
+
+    /// Checks that no row takes more than an element may.
+    fn check_rows(&self, columns: &[(String, HostTensor)]) -> Result<()> {
+        let limit = self.location.limit();
+        let rows = columns.first().map_or(0, |(_, column)| column.dims().first().copied().unwrap_or(0));
+        let all = columns.iter().map(|(_, column)| (0..rows).map(|row| row_bytes(column, row)).sum::<u64>());
+        if all.sum::<u64>() <= limit.bytes() {
+            return Ok(());
+        }
+        for row in 0..rows {
+            let sizes: Vec<u64> = columns.iter().map(|(_, column)| row_bytes(column, row)).collect();
+            let largest = sizes.iter().enumerate().max_by_key(|(_, size)| **size).map_or(0, |(at, _)| at);
+            let name = format!("row {}", self.next + row as u64);
+            limit.check(&name, sizes.iter().sum()).map_err(|what| Error::Column {
+                path: self.location.to_string(),
+                column: columns.get(largest).map_or(String::new(), |(column, _)| column.clone()),
+                what,
+            })?;
+        }
+        Ok(())
     }
 }
 
@@ -114,37 +181,58 @@ impl<F: ChunkReader> ChunkReader for Shared<F> {
     }
 }
 
-/// Looks at the pages of the columns that are read: none may take more than an element may.
-fn widest(
+/// The memory that a row of a column takes.
+fn row_bytes(column: &HostTensor, row: usize) -> u64 {
+    let each: usize = column.dims().iter().skip(1).product();
+    let texts = column.as_slice::<Vec<u8>>().and_then(|texts| texts.get(row * each..(row + 1) * each));
+    match (column.dtype().bytes(), texts) {
+        (_, Some(texts)) => texts.iter().map(|text| (text.len() + size_of::<Vec<u8>>()) as u64).sum(),
+        (bytes, None) => (each * bytes.unwrap_or(0)) as u64,
+    }
+}
+
+/// Looks at the pages of a row group's columns that are read, none of which may take more than an element may. Returns the
+/// sizes of the columns, and what the longest text of a dictionary may take.
+fn sizes(
     location: &Location,
     file: &impl ChunkReader,
-    metadata: &ParquetMetaData,
+    group: &RowGroupMetaData,
     read: impl Fn(usize) -> bool,
-) -> Result<Widest> {
-    let mut widest = Widest::default();
-    for group in metadata.row_groups() {
-        for (_, column) in group.columns().iter().enumerate().filter(|(leaf, _)| read(*leaf)) {
-            let width = match column.column_type() {
-                Type::BOOLEAN => Some(1),
-                Type::INT32 | Type::FLOAT => Some(4),
-                Type::INT64 | Type::DOUBLE => Some(8),
-                Type::INT96 => Some(12),
-                Type::BYTE_ARRAY | Type::FIXED_LEN_BYTE_ARRAY => None,
-            };
-            let (mut at, len) = guarded(location, || Ok(column.byte_range()))?;
-            let end = at.saturating_add(len).min(file.len());
-            while at < end {
-                let Some(page) = page(location, file, at, end)? else { break };
-                widest.add(&page, width, location.limit()).map_err(|what| Error::Damaged {
-                    path: location.to_string(),
-                    offset: at,
-                    what,
-                })?;
-                at = at.saturating_add(page.header).saturating_add(page.packed);
-            }
+) -> Result<(GroupSize, u64)> {
+    let (mut entry, mut names) = (0, Vec::new());
+    let rows = u64::try_from(group.num_rows()).unwrap_or(0);
+    let mut size = GroupSize { rows, ..GroupSize::default() };
+    for (_, column) in group.columns().iter().enumerate().filter(|(leaf, _)| read(*leaf)) {
+        let mut widest = Widest::default();
+        let width = match column.column_type() {
+            Type::BOOLEAN => Some(1),
+            Type::INT32 | Type::FLOAT => Some(4),
+            Type::INT64 | Type::DOUBLE => Some(8),
+            Type::INT96 => Some(12),
+            Type::BYTE_ARRAY | Type::FIXED_LEN_BYTE_ARRAY => None,
+        };
+        let (mut at, len) = guarded(location, || Ok(column.byte_range()))?;
+        let end = at.saturating_add(len).min(file.len());
+        while at < end {
+            let Some(page) = page(location, file, at, end)? else { break };
+            widest.add(&page, width, location.limit()).map_err(|what| Error::Damaged {
+                path: location.to_string(),
+                offset: at,
+                what,
+            })?;
+            at = at.saturating_add(page.header).saturating_add(page.packed);
         }
+        entry = entry.max(widest.entry);
+        names.push(column.column_path().string());
+        size.columns.push(widest.size);
     }
-    Ok(widest)
+    let (row, largest) = size.row();
+    location.limit().check("a row", row).map_err(|what| Error::Column {
+        path: location.to_string(),
+        column: names.into_iter().nth(largest).unwrap_or_default(),
+        what,
+    })?;
+    Ok((size, entry))
 }
 
 /// The header of the page at a place; `None` where there is none, which the library will say better.

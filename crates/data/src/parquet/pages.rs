@@ -3,6 +3,7 @@
 //! The library makes as much room as a page's header asks for. So headers are read first, and pages that take more than
 //! an element may are refused.
 
+use super::plan::ColumnSize;
 use crate::file::ElementLimit;
 
 /// The header of a page, as far as it is asked for.
@@ -20,19 +21,35 @@ pub(super) struct Page {
     pub(super) dictionary: bool,
 }
 
-/// What the pages of a column so far can become.
+/// What the pages of a column of a row group so far can become.
 #[derive(Debug, Default)]
 pub(super) struct Widest {
     /// What the longest text of a dictionary may take.
     pub(super) entry: u64,
+    /// What a text of the dictionary takes on average.
+    average: u64,
+    /// What the values take in memory.
+    pub(super) size: ColumnSize,
 }
+
+/// What a text takes in memory besides its bytes.
+const TEXT: u64 = size_of::<Vec<u8>>() as u64;
 
 impl Widest {
     /// Adds a page of a column whose values are numbers of `width` bytes, or text (`None`); why it is too large, if it is.
     pub(super) fn add(&mut self, page: &Page, width: Option<u64>, limit: ElementLimit) -> Result<(), String> {
         limit.check("a page", page.unpacked)?;
-        if page.dictionary && width.is_none() {
-            self.entry = self.entry.max(page.unpacked);
+        match width {
+            None if page.dictionary => {
+                self.entry = self.entry.max(page.unpacked);
+                self.average = page.unpacked / page.values.max(1);
+            }
+            None => {
+                let texts = page.values.saturating_mul(self.average).max(page.unpacked);
+                self.size.add(page.values, texts.saturating_add(page.values.saturating_mul(TEXT)));
+            }
+            Some(_) if page.dictionary => {}
+            Some(width) => self.size.add(page.values, page.values.saturating_mul(width)),
         }
         // Numbers can be said to come again and again in a few bytes.
         limit.check("a page's values", page.values.saturating_mul(width.unwrap_or(1)))

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The rows of Parquet files, one file after the other: maps from column to tensor. `columns` are read, all where there
-/// are none. See [`Parquet`] for what becomes of which column.
+/// are none. See [`Parquet`] for what becomes of which column, and for how many rows are read at a time.
 ///
 /// [`Error::NoColumn`](crate::Error::NoColumn) in the pass if a file has no such column.
 ///
@@ -29,19 +29,31 @@ pub fn rows<C: Into<String>>(
     columns: impl IntoIterator<Item = C>,
 ) -> Dataset<BTreeMap<String, HostTensor>> {
     let columns: Vec<String> = columns.into_iter().map(Into::into).collect();
-    Dataset::of_files(files.into(), ParquetRows { columns })
+    let parquet = Parquet::files(files);
+    if columns.is_empty() { parquet.dataset() } else { parquet.columns(columns).dataset() }
+}
+
+/// The rows of the files of a reader.
+pub(super) fn dataset(mut parquet: Parquet) -> Dataset<BTreeMap<String, HostTensor>> {
+    let files = std::mem::take(&mut parquet.files);
+    Dataset::of_files(files, ParquetRows { parquet })
 }
 
 struct ParquetRows {
-    columns: Vec<String>,
+    /// How each file is read.
+    parquet: Parquet,
 }
 
 impl Format for ParquetRows {
     fn describe(&self) -> String {
-        match self.columns.as_slice() {
-            [] => "Parquet, all columns,".into(),
-            columns => format!("Parquet, columns {},", columns.join(", ")),
+        match &self.parquet.columns {
+            None => "Parquet, all columns,".into(),
+            Some(columns) => format!("Parquet, columns {},", columns.join(", ")),
         }
+    }
+
+    fn check(&self) -> Result<()> {
+        self.parquet.check()
     }
 
     /// Files say themselves what their columns are.
@@ -50,9 +62,8 @@ impl Format for ParquetRows {
     }
 
     fn open(&self, file: &Location) -> Result<Reading> {
-        let parquet = Parquet::file(file.clone());
-        let parquet = if self.columns.is_empty() { parquet } else { parquet.columns(self.columns.clone()) };
-        Ok(Reading::Elements(Box::new(RowsStage { batches: parquet.open()?, rest: None })))
+        let batches = self.parquet.open_one(file)?;
+        Ok(Reading::Elements(Box::new(RowsStage { batches, rest: None })))
     }
 }
 
@@ -74,7 +85,7 @@ impl RowsStage {
             }
             let Some(tree) = self.batches.next().transpose()? else { return Ok(None) };
             let len = tree.rows()?;
-            self.rest = Some((Arc::new(Rows::Memory { tree, len }), 0));
+            self.rest = Some((Arc::new(Rows::Section { tree, len }), 0));
         }
     }
 }

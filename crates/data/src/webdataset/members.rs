@@ -23,6 +23,8 @@ pub(super) struct Member {
 pub(super) struct Members<R> {
     pub(super) input: Input<R>,
     pub(super) limit: ElementLimit,
+    /// Whether the last block was empty: the end of an archive, behind which there may be another.
+    pub(super) ended: bool,
 }
 
 impl<R: Read> Members<R> {
@@ -31,8 +33,7 @@ impl<R: Read> Members<R> {
     pub(super) fn next(&mut self) -> Result<Option<Member>> {
         let (mut name, mut size) = (None, None);
         loop {
-            let offset = self.input.offset();
-            let Some(header) = self.header(offset)? else { return Ok(None) };
+            let Some((offset, header)) = self.header()? else { return Ok(None) };
             let kind = header.entry_type();
             let stated = header.entry_size().map_err(|e| self.input.damaged_at(offset, e.to_string()))?;
             let of_file = !(kind.is_gnu_longname() || kind.is_gnu_longlink() || is_pax(kind));
@@ -70,12 +71,16 @@ impl<R: Read> Members<R> {
         }
     }
 
-    /// The header that comes next; `None` for the empty block that ends the archive.
-    fn header(&mut self, offset: u64) -> Result<Option<Header>> {
-        let block: [u8; BLOCK] = self.input.array()?;
-        if block == [0; BLOCK] {
-            return Ok(None);
-        }
+    /// The header that comes next; `None` at the end of the file. Archives may follow each other, as `cat` puts them.
+    fn header(&mut self) -> Result<Option<(u64, Header)>> {
+        let (offset, block) = loop {
+            let offset = self.input.offset();
+            let Some(block) = self.input.array_or_end::<BLOCK>()? else { return Ok(None) };
+            self.ended = block == [0; BLOCK];
+            if !self.ended {
+                break (offset, block);
+            }
+        };
         let mut header = Header::new_old();
         header.as_mut_bytes().copy_from_slice(&block);
         // The checksum is of the header with blanks in its own place.
@@ -86,7 +91,7 @@ impl<R: Read> Members<R> {
             .map(|(at, b)| u32::from(if own.contains(&at) { b' ' } else { *b }))
             .sum();
         match header.cksum() {
-            Ok(stated) if stated == sum => Ok(Some(header)),
+            Ok(stated) if stated == sum => Ok(Some((offset, header))),
             _ => Err(self.input.damaged_at(offset, "this is no header of a tar file: its checksum is wrong")),
         }
     }

@@ -3,6 +3,7 @@
 use super::members::{Member, Members};
 use crate::file::Input;
 use crate::{Compression, Location, Result};
+use distribute_log::heard;
 use std::collections::BTreeMap;
 use std::io::BufRead;
 
@@ -19,8 +20,11 @@ const KEY: &str = "__key__";
 /// part. Files whose names have no dot, or nothing before it, belong to none, nor do folders and links.
 ///
 /// The first error ends the iterator: [`Error::Io`](crate::Error::Io) or
-/// [`Error::Damaged`](crate::Error::Damaged) with the byte in the tar file. A tar file
-/// that ends without the empty block that ends tar files is damaged, since more samples may have been there.
+/// [`Error::Damaged`](crate::Error::Damaged) with the byte in the tar file.
+///
+/// A tar file that ends behind a member, without the empty block that ends tar files, is warned of: more samples may have
+/// been there. [`require_end`](Self::require_end) makes that an error. Tar files that were put together with `cat` are read
+/// one after the other.
 ///
 /// ```
 /// use distribute_data::webdataset::Samples;
@@ -48,6 +52,7 @@ pub struct Samples {
     /// What that sample takes in memory.
     taken: u64,
     ended: bool,
+    require_end: bool,
 }
 
 impl Samples {
@@ -59,8 +64,29 @@ impl Samples {
     pub fn open(location: impl Into<Location>) -> Result<Self> {
         let location = location.into();
         let bytes = Compression::Auto.open(&location)?;
-        let members = Members { input: Input::new(location.to_string(), bytes), limit: location.limit() };
-        Ok(Self { members, open: None, taken: 0, ended: false })
+        let members =
+            Members { input: Input::new(location.to_string(), bytes), limit: location.limit(), ended: false };
+        Ok(Self { members, open: None, taken: 0, ended: false, require_end: false })
+    }
+
+    /// Makes it an error that the file ends without the empty block that ends tar files.
+    pub fn require_end(self) -> Self {
+        Self { require_end: true, ..self }
+    }
+
+    /// What is wrong with a file that has ended, if anything is.
+    fn check_end(&self) -> Result<()> {
+        // A file without a byte may have been meant as one without samples.
+        if self.members.ended {
+            return Ok(());
+        }
+        let what = "the file ends without the empty block that ends tar files: it may have been cut";
+        let error = self.members.input.damaged(what);
+        if self.require_end {
+            return Err(error);
+        }
+        heard(|| tracing::warn!(%error, "its samples are read"));
+        Ok(())
     }
 
     /// Adds files to the open sample until one belongs to another or none are left.
@@ -90,6 +116,7 @@ impl Samples {
             }
         }
         self.ended = true;
+        self.check_end()?;
         Ok(self.open.take().map(|(_, sample)| sample))
     }
 

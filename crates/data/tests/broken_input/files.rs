@@ -268,7 +268,7 @@ fn tar_files() {
         let data = |bytes: &[u8]| samples(file("a.tar", bytes));
         // Where a file of a sample is cut, the sample before it has not been seen to end.
         broken(data(&whole[..1538]), 0, "'a.tar', byte 1538: the file ends, 1 bytes early or more");
-        broken(data(&whole[..2048]), 1, "'a.tar', byte 2048: the file ends, 512 bytes early or more");
+        broken(data(&whole[..2049]), 1, "'a.tar', byte 2049: the file ends, 511 bytes early or more");
         let mut flipped = whole.clone();
         flipped[1024] ^= 1;
         let error = "'a.tar', byte 1024: this is no header of a tar file: its checksum is wrong";

@@ -59,15 +59,16 @@ impl Strategy {
     /// [`minimize`](crate::Optimizer::minimize) gives it weight 0.
     ///
     /// With several workers, each makes this call and gets the pieces of its own replicas. The workers compare how they
-    /// shard the data, which has to be the same on all. By default every worker reads files of its own if there are enough,
+    /// shard the data and, unless each reads for itself, their files, which have to be the same on all. By default every worker reads files of its own if there are enough,
     /// and otherwise the whole dataset ([`InputOptions::auto_shard_policy`]). All workers take the same number of steps.
     ///
     /// Workers that [don't wait for each other](crate::between_graph::ParameterServerStrategy) make steps of whole batches, cut for their own
     /// replicas: each reads files of its own or, where there are too few, takes one of as many batches as there are workers, in turn.
     ///
     /// # Errors
-    /// [`Error::Data`](crate::Error::Data) for a dataset that is not batched. While iterating, those of the pipeline, which
-    /// name the element.
+    /// [`Error::Data`](crate::Error::Data) for a dataset that is not batched, [`Error::InvalidArgument`](crate::Error::InvalidArgument)
+    /// for workers with other files, with the file and what differs. While iterating, those of the pipeline, which name the
+    /// element.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -247,8 +248,9 @@ impl<T: Nest> DistributedDataset<T> {
         known.unwrap_or(Cardinality::Unknown)
     }
 
-    /// Dtypes and shapes of each local replica's pieces, as far as the pipeline tells. The number of rows is known if every
-    /// batch divides evenly over the replicas.
+    /// Returns the dtypes and shapes of each local replica's pieces, as the dataset's
+    /// [`element_spec`](crate::data::Dataset::element_spec) tells those of its batches: by types, as declared, or of the first
+    /// element. The number of rows is known if every batch divides evenly over the replicas.
     #[doc(alias = "tf.distribute.DistributedDataset.element_spec")]
     pub fn element_spec(&self) -> Option<PerReplica<ElementSpec>> {
         let layout = layout(&self.strategy);

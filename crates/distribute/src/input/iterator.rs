@@ -132,7 +132,7 @@ impl<T: Nest> DistributedIterator<T> {
     ) -> Result<(Box<WorkerPass<T>>, StepCounts)> {
         let at = Location::caller();
         let call = || {
-            let Position { epoch, steps, origin } = &self.position;
+            let Position { epoch, steps, origin, .. } = &self.position;
             let pipeline = origin.pipeline.map_or("a function".into(), |sum| format!("pipeline {sum:08x}"));
             Fingerprint::new(Operation::NextBatch, format!("epoch {epoch}, step {steps} of {pipeline}"), at)
         };

@@ -135,7 +135,10 @@ impl<T: Nest> Batches<T> {
 impl<T: Nest> Positioned for Batches<T> {
     fn stand(&self) -> Stand {
         let pass = lock(&self.pass);
-        Stand { position: self.data.position(), has_ended: matches!(*pass, Pass::Ended) }
+        let mut position = self.data.position();
+        // A position is sent with every call: of the files it tells whether they are others, and not which.
+        position.files = position.files.map(|files| files.brief());
+        Stand { position, has_ended: matches!(*pass, Pass::Ended) }
     }
 
     fn go_on(&self, at: Stand) -> Result<()> {

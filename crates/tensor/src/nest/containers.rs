@@ -1,7 +1,7 @@
 //! [`Nest`] for tuples, arrays, `Vec`, `Option` and maps.
 
 use super::mismatch;
-use crate::{Leaf, Nest, Result, Tree};
+use crate::{DType, Leaf, Nest, Result, Tree};
 use std::collections::{BTreeMap, HashMap};
 
 impl<T: Nest> Nest for Vec<T> {
@@ -32,6 +32,9 @@ impl<T: Nest, const N: usize> Nest for [T; N] {
         items
             .try_into()
             .map_err(|v: Vec<T>| mismatch(&format!("a list of {N}"), &format!("a list of {}", v.len())))
+    }
+    fn scalar_dtypes() -> Option<Tree<DType>> {
+        Some(Tree::List(vec![T::scalar_dtypes()?; N]))
     }
 }
 
@@ -107,6 +110,9 @@ macro_rules! tuples {
                     None => Ok(out),
                 }
             }
+            fn scalar_dtypes() -> Option<Tree<DType>> {
+                Some(Tree::Tuple(vec![$($t::scalar_dtypes()?),*]))
+            }
         }
     )*};
 }
@@ -144,6 +150,17 @@ mod tests {
         );
         let text = <(f32,)>::from_tree((1.0f32, 2.0f32).into_tree()).unwrap_err().to_string();
         assert_eq!(text, "structures differ at value: a tuple of 1 and a tuple of 2");
+    }
+
+    #[test]
+    fn types_of_scalars_tell_their_dtypes() {
+        type Row = (i64, [f32; 2], (bool, String), usize);
+        let row: Row = (1, [0.5, 1.5], (true, "a".into()), 3);
+        let dtypes = Row::scalar_dtypes().unwrap();
+        assert_eq!(row.into_tree().try_map(&mut |leaf| leaf.dtype()).unwrap(), dtypes);
+        assert_eq!(<(i64, HostTensor)>::scalar_dtypes(), None);
+        assert_eq!((Vec::<i64>::scalar_dtypes(), Option::<i64>::scalar_dtypes()), (None, None));
+        assert_eq!(HashMap::<String, i64>::scalar_dtypes(), None);
     }
 
     #[test]

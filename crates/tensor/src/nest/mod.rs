@@ -11,7 +11,7 @@ pub use fields::Fields;
 pub use fitted::fitted;
 pub use rows::{concat, concat_rows, narrow_rows, rows, stack, take_rows};
 
-use crate::{HostTensor, IndexedSlices, Leaf, Result, Tree};
+use crate::{DType, HostTensor, IndexedSlices, Leaf, Result, Tree};
 
 /// A nested structure of tensors: a tensor, a number, a tuple, an array, a `Vec`, an `Option`, a map by name, a
 /// struct with `#[derive(Nest)]`, or a [`Tree`] itself.
@@ -35,6 +35,12 @@ pub trait Nest: Sized {
 
     /// Back again. An error names what the Rust type needs and what was found.
     fn from_tree(tree: Tree<Leaf>) -> Result<Self>;
+
+    /// The dtypes of the leaves, if all values of the type have one structure and their leaves are scalars: numbers, text,
+    /// and tuples, arrays and structs of these. `None` for others, such as tensors and lists.
+    fn scalar_dtypes() -> Option<Tree<DType>> {
+        None
+    }
 }
 
 impl Nest for Tree<Leaf> {

@@ -1,7 +1,7 @@
 //! [`Nest`] for plain numbers, booleans and strings: scalars.
 
 use super::{leaf, mismatch};
-use crate::{Element, HostTensor, Leaf, Nest, Result, Tree};
+use crate::{DType, Element, HostTensor, Leaf, Nest, Result, Tree};
 
 /// A scalar of another dtype than the Rust type: a MEAN of integers is a float.
 fn scalar<T: Element>(tree: Tree<Leaf>) -> Result<T> {
@@ -32,6 +32,9 @@ macro_rules! numbers {
             fn from_tree(tree: Tree<Leaf>) -> Result<Self> {
                 scalar(tree)
             }
+            fn scalar_dtypes() -> Option<Tree<DType>> {
+                Some(Tree::Leaf(<$t as Element>::DTYPE))
+            }
         }
     )*};
 }
@@ -46,6 +49,9 @@ impl Nest for usize {
     fn from_tree(tree: Tree<Leaf>) -> Result<Self> {
         Ok(u64::from_tree(tree)? as usize)
     }
+    fn scalar_dtypes() -> Option<Tree<DType>> {
+        u64::scalar_dtypes()
+    }
 }
 
 impl Nest for String {
@@ -56,5 +62,8 @@ impl Nest for String {
     }
     fn from_tree(tree: Tree<Leaf>) -> Result<Self> {
         String::from_utf8(scalar(tree)?).map_err(|_| mismatch("UTF-8 text", "other bytes"))
+    }
+    fn scalar_dtypes() -> Option<Tree<DType>> {
+        Some(Tree::Leaf(DType::String))
     }
 }

@@ -2,7 +2,7 @@
 
 use super::files;
 use crate::{errors, on_workers, one_text};
-use distribute::data::{AutoShardPolicy, Dataset, InputContext};
+use distribute::data::{AutoShardPolicy, Dataset, InputContext, Location, text_lines};
 use distribute::{Error, InputOptions, Result, Strategy};
 use distribute_testing::watched;
 
@@ -96,9 +96,9 @@ fn workers_that_would_part_the_data_in_two_ways_are_refused_before_the_first_ste
     one_text(
         &errors,
         &[
-            "distribute_dataset: the plan of worker 1 is \"policy DATA",
-            "that of worker 0 is \"policy FILE",
-            "files that all of them see",
+            "distribute_dataset: the workers have other files: the number of files is 1 on worker 1, ",
+            "but 2 (file 1 is 'file 1') on worker 0",
+            "give all of them the same files",
         ],
     );
     let errors = super::errors(2, 2, |strategy| {
@@ -107,13 +107,56 @@ fn workers_that_would_part_the_data_in_two_ways_are_refused_before_the_first_ste
     one_text(&errors, &["batches of 4", "batches of 3"]);
 }
 
-/// Files of one name that are longer on one worker: each would go on with batches of another order.
+/// Each worker would take files of its own list, or its pieces of batches of its own: 40 of 80 rows were read.
+#[test]
+fn workers_with_other_files_are_refused_before_the_first_step() {
+    let file = |name: &str, text: &str| Location::bytes(name, text.repeat(20));
+    let refused = |policy, theirs: [Location; 2], texts: &[&str]| {
+        let errors = errors(2, 1, move |strategy| {
+            let first = [file("d/a", "1\n"), file("d/b", "2\n")];
+            let lines = text_lines(if strategy.world().worker() == 0 { first } else { theirs.clone() });
+            let options = InputOptions { auto_shard_policy: policy, ..Default::default() };
+            strategy.distribute_dataset_with(lines.batch(4), options)
+        });
+        one_text(&errors, texts);
+    };
+    for policy in [AutoShardPolicy::Auto, AutoShardPolicy::File, AutoShardPolicy::Data] {
+        let named = "the workers have other files: file 1 is 'd/c' on worker 1, but 'd/b' on worker 0";
+        refused(
+            policy,
+            [file("d/a", "1\n"), file("d/c", "2\n")],
+            &[named, "the same files in the same order"],
+        );
+        let longer = "the size of 'd/b' is 60 bytes on worker 1, but 40 bytes on worker 0";
+        refused(policy, [file("d/a", "1\n"), file("d/b", "22\n")], &[longer]);
+        let other = "the content of 'e/a' is of checksum ";
+        refused(policy, [file("e/a", "7\n"), file("e/b", "2\n")], &[other, " on worker 1, but of checksum "]);
+        refused(policy, [file("d/b", "2\n"), file("d/a", "1\n")], &["file 0 is 'd/b' on worker 1"]);
+    }
+    // Copies are in a folder of each worker's own, and where each reads everything for itself, it may have files of its own.
+    for (policy, folders) in
+        [(AutoShardPolicy::Auto, ["x", "/scratch/y"]), (AutoShardPolicy::Off, ["x/1", "x/2"])]
+    {
+        let steps = on_workers(2, 1, move |strategy| {
+            let worker = strategy.world().worker();
+            let text = if policy == AutoShardPolicy::Off { worker.to_string() } else { "0".into() };
+            let named = |name: &str| file(&format!("{}/{name}", folders[worker]), &format!("{text}\n"));
+            let options = InputOptions { auto_shard_policy: policy, ..Default::default() };
+            let lines = text_lines([named("a"), named("b")]);
+            Ok(strategy.distribute_dataset_with(lines.batch(4), options)?.iter().count())
+        });
+        assert_eq!(steps[0], steps[1]);
+    }
+}
+
+/// Functions that give more on one worker: each would go on with batches of another order.
 #[test]
 fn a_worker_that_reads_the_same_data_and_is_at_its_end_before_the_others_is_named() {
     let taken = on_workers(2, 2, |strategy| {
         let lines = [12, 8][strategy.world().worker()];
         let options = InputOptions { auto_shard_policy: AutoShardPolicy::Data, ..Default::default() };
-        let data = strategy.distribute_dataset_with(files(&[lines]).batch(4), options)?;
+        let made = Dataset::from_generator(move || (0..lines).map(Ok::<i64, Error>));
+        let data = strategy.distribute_dataset_with(made.batch(4), options)?;
         let mut steps = data.iter();
         let taken = steps.by_ref().take(2).filter(Result::is_ok).count();
         Ok((taken, steps.get_next().expect_err("they differ")))

@@ -1,0 +1,122 @@
+//! Patterns that stand for several: `{a,b}` and `{000..099}`.
+
+/// The patterns that one with braces stands for, in order; itself if it has none. Braces that hold neither a comma nor a
+/// range of numbers are text.
+///
+/// # Errors
+///
+/// What is wrong: that there are more than [`MOST`].
+pub(super) fn expand(pattern: &str) -> Result<Vec<String>, String> {
+    let mut done = Vec::new();
+    // What is before the first brace that is still to be looked at, and the rest.
+    let mut open = vec![(String::new(), pattern.to_string())];
+    while let Some((before, rest)) = open.pop() {
+        let group = rest.find('{').and_then(|start| Some((start, closing(rest.get(start..)?)?)));
+        let Some((start, len)) = group else {
+            done.push(before + &rest);
+            continue;
+        };
+        let text = |range: std::ops::Range<usize>| rest.get(range).unwrap_or_default();
+        let (ahead, after) = (format!("{before}{}", text(0..start)), text(start + len..rest.len()));
+        match choices(text(start + 1..start + len - 1))? {
+            // Text, in which there may be braces.
+            None => open.push((ahead + "{", text(start + 1..rest.len()).to_string())),
+            Some(choices) => {
+                if done.len() + open.len() + choices.len() > MOST {
+                    return Err(too_many());
+                }
+                open.extend(choices.into_iter().rev().map(|choice| (ahead.clone(), choice + after)));
+            }
+        }
+    }
+    Ok(done)
+}
+
+/// The most patterns that one may stand for.
+const MOST: usize = 1_000_000;
+
+fn too_many() -> String {
+    format!("its braces stand for more than {MOST} patterns")
+}
+
+/// The length of the braces with which a text begins, and what is in them; `None` if they aren't closed.
+fn closing(text: &str) -> Option<usize> {
+    let mut depth = 0usize;
+    for (at, byte) in text.bytes().enumerate() {
+        match byte {
+            b'{' => depth += 1,
+            b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth == 0 {
+            return Some(at + 1);
+        }
+    }
+    None
+}
+
+/// What is chosen from within braces; `None` if that is text.
+fn choices(inner: &str) -> Result<Option<Vec<String>>, String> {
+    if let Some((first, last)) = inner.split_once("..")
+        && let (Some(from), Some(to)) = (number(first), number(last))
+    {
+        // A zero in front asks for as many digits.
+        let padded = [first, last].iter().any(|text| text.len() > 1 && text.starts_with('0'));
+        let digits = if padded { first.len().max(last.len()) } else { 0 };
+        if from.abs_diff(to) as usize >= MOST {
+            return Err(too_many());
+        }
+        let shown = |number: u64| format!("{number:0digits$}");
+        return Ok(Some(if from <= to {
+            (from..=to).map(shown).collect()
+        } else {
+            (to..=from).rev().map(shown).collect()
+        }));
+    }
+    let (mut all, mut depth) = (vec![String::new()], 0usize);
+    for c in inner.chars() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth = depth.saturating_sub(1),
+            ',' if depth == 0 => {
+                all.push(String::new());
+                continue;
+            }
+            _ => {}
+        }
+        if let Some(last) = all.last_mut() {
+            last.push(c);
+        }
+    }
+    Ok((all.len() > 1).then_some(all))
+}
+
+fn number(text: &str) -> Option<u64> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn braces_are_choices_and_ranges() {
+        for (pattern, expected) in [
+            ("a", &["a"][..]),
+            ("a-{0..2}.tar", &["a-0.tar", "a-1.tar", "a-2.tar"]),
+            ("{008..011}", &["008", "009", "010", "011"]),
+            ("{2..0}", &["2", "1", "0"]),
+            ("{a,b}/{1..2}", &["a/1", "a/2", "b/1", "b/2"]),
+            ("{a,b{1,2}}c", &["ac", "b1c", "b2c"]),
+            ("{a}{}{x..y}{", &["{a}{}{x..y}{"]),
+            ("{{0..1}}", &["{0}", "{1}"]),
+            ("{a,}b", &["ab", "b"]),
+        ] {
+            assert_eq!(expand(pattern).unwrap(), expected, "{pattern}");
+        }
+        assert_eq!(expand("train-{000..099}.tar").unwrap().len(), 100);
+        assert!(expand("{0..9999999}").unwrap_err().contains("more than 1000000"));
+        assert!(expand(&"{0..99}".repeat(9)).is_err());
+        assert!(expand("{0..99999999999999999999}").unwrap() == ["{0..99999999999999999999}"]);
+    }
+}

@@ -1,0 +1,91 @@
+//! What tells a file from what it was, whichever copy of it is read.
+
+use super::Location;
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+
+/// What is known of a file's content without reading all of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FileState {
+    /// How many bytes it has; `None` if that is not known, as of an object behind a URL or a file that is gone.
+    pub(crate) bytes: Option<u64>,
+    /// A checksum of its ends, or of an object's tag.
+    pub(crate) content: Option<u32>,
+}
+
+/// How much of each end is read.
+const END: u64 = 4096;
+
+impl FileState {
+    /// That of a file as it is now. Nothing is asked of a host.
+    pub(crate) fn of(file: &Location) -> Self {
+        if let Some(bytes) = file.bytes_in_memory() {
+            let ends = END as usize;
+            let first = bytes.get(..ends).unwrap_or(bytes);
+            let last = bytes.get(bytes.len().saturating_sub(ends)..).unwrap_or_default();
+            return Self { bytes: Some(bytes.len() as u64), content: Some(checksum(first, last)) };
+        }
+        match file.open_file() {
+            Ok(Some(file)) => Self::of_open(file).unwrap_or_default(),
+            Ok(None) => file.listed().unwrap_or_default(),
+            Err(_) => Self::default(),
+        }
+    }
+
+    fn of_open(mut file: File) -> std::io::Result<Self> {
+        let found = file.metadata()?;
+        if !found.is_file() {
+            return Ok(Self::default());
+        }
+        let (mut first, mut last) = (Vec::new(), Vec::new());
+        file.by_ref().take(END).read_to_end(&mut first)?;
+        file.seek(SeekFrom::Start(found.len().saturating_sub(END)))?;
+        file.take(END).read_to_end(&mut last)?;
+        Ok(Self { bytes: Some(found.len()), content: Some(checksum(&first, &last)) })
+    }
+
+    /// That of an object of a listing.
+    #[cfg(feature = "object-store")]
+    pub(crate) fn of_object(bytes: u64, tag: Option<&str>) -> Self {
+        Self { bytes: Some(bytes), content: tag.map(|tag| crc32c::crc32c(tag.as_bytes())) }
+    }
+
+    /// Its bytes.
+    pub(crate) fn encode(self) -> Vec<u8> {
+        let number = |number: Option<u64>| number.map_or(u64::MAX, |number| number).to_le_bytes();
+        [number(self.bytes), number(self.content.map(u64::from))].concat()
+    }
+}
+
+fn checksum(first: &[u8], last: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(first), last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_and_its_copy_are_alike_and_its_ends_tell() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let mut bytes = vec![b'x'; 20_000];
+        let mut seen = Vec::new();
+        for change in [None, Some(0), Some(4095), Some(19_999), Some(16_000)] {
+            if let Some(at) = change {
+                bytes[at] = b'y';
+            }
+            std::fs::write(&path, &bytes).unwrap();
+            let state = FileState::of(&Location::from(&path));
+            assert_eq!(state, FileState::of(&Location::bytes("b", bytes.clone())));
+            assert_eq!(state.bytes, Some(20_000));
+            assert!(!seen.contains(&state.content));
+            seen.push(state.content);
+        }
+        for (unknown, expected) in [(folder.path().join("none"), None), (folder.path().into(), None)] {
+            assert_eq!(FileState::of(&Location::from(unknown)).bytes, expected);
+        }
+        assert_eq!(FileState::of(&Location::from("s3://bucket/key")), FileState::default());
+    }
+}

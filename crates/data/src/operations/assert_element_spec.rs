@@ -1,0 +1,196 @@
+//! A dataset whose elements are declared, and checked as they come.
+
+use crate::chunk::Chunk;
+use crate::pipeline::{Look, Operation, Pipeline, Sharding, one_input};
+use crate::stage::Stage;
+use crate::{Cardinality, Dataset, ElementSpec, Error, Result, TensorSpec};
+use distribute_tensor::{Leaf, Nest, Tree};
+use std::sync::Arc;
+
+impl<T: Nest> Dataset<T> {
+    /// Declares the dtypes and shapes of all elements: what a function or a generator gives, whose sizes differ or are
+    /// not told by the first element. A size that is `None` may be any.
+    ///
+    /// Every element is checked as it comes. One with another structure, dtype or shape gives [`Error::Spec`] in the pass.
+    ///
+    /// ```
+    /// use distribute_data::{Dataset, TensorSpec};
+    /// use distribute_tensor::{DType, HostTensor};
+    ///
+    /// let words = Dataset::range(5).map(|n| HostTensor::vector(vec![7i64; 1 + n as usize]));
+    /// let words = words.assert_element_spec(TensorSpec { dtype: DType::I64, dims: vec![None] });
+    /// assert_eq!(words.element_spec().unwrap().describe(&ToString::to_string), "int64 [?]");
+    /// assert_eq!(words.iter().count(), 5);
+    /// ```
+    #[doc(alias = "output_signature")]
+    pub fn assert_element_spec(&self, spec: impl Into<ElementSpec>) -> Self {
+        Self::of(AssertElementSpec { input: self.pipeline().clone(), spec: Arc::new(spec.into()) })
+    }
+}
+
+#[derive(Clone)]
+struct AssertElementSpec {
+    input: Pipeline,
+    spec: Arc<ElementSpec>,
+}
+
+impl Operation for AssertElementSpec {
+    one_input!();
+
+    fn describe(&self) -> String {
+        format!("assert element spec {}", self.spec.describe(&ToString::to_string))
+    }
+
+    /// It changes no element.
+    fn identity(&self) -> String {
+        String::new()
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        self.input.cardinality()
+    }
+
+    fn spec(&self, _look: Look) -> Option<ElementSpec> {
+        Some(self.spec.as_ref().clone())
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Through
+    }
+
+    fn start(&self, epoch: u64) -> Box<dyn Stage> {
+        Box::new(AssertStage {
+            input: self.input.start(epoch),
+            spec: self.spec.clone(),
+            index: 0,
+            failed: None,
+        })
+    }
+}
+
+struct AssertStage {
+    input: Box<dyn Stage>,
+    spec: Arc<ElementSpec>,
+    index: usize,
+    /// An error after the elements passed on last.
+    failed: Option<Error>,
+}
+
+impl AssertStage {
+    /// The elements before the first that is something else.
+    fn check(&mut self, chunk: Chunk) -> Result<Chunk> {
+        let chunk = chunk.together()?;
+        let right = match &chunk {
+            // The rows of a source are all alike.
+            Chunk::Rows(source, picks) => {
+                let first = picks.first().map(|row| source.row(row)).transpose()?;
+                if first.is_none_or(|row| self.is_right(0, &row)) { chunk.len() } else { 0 }
+            }
+            Chunk::Values(values) => {
+                values.iter().enumerate().take_while(|(i, value)| self.is_right(*i, value)).count()
+            }
+            Chunk::Batch(_) => chunk.len(),
+        };
+        self.index += right;
+        match self.failed.take() {
+            Some(error) if right == 0 => Err(error),
+            failed => {
+                self.failed = failed;
+                Ok(if right == chunk.len() { chunk } else { chunk.slice(0..right) })
+            }
+        }
+    }
+
+    /// Whether the element `offset` elements after those passed on is what was declared; it has failed if it isn't.
+    fn is_right(&mut self, offset: usize, value: &Tree<Leaf>) -> bool {
+        let wrong = wrong(&self.spec, value);
+        self.failed =
+            wrong.map(|(expected, found)| Error::Spec { index: self.index + offset, expected, found });
+        self.failed.is_none()
+    }
+}
+
+/// What was declared and what an element is, if that is something else.
+fn wrong(spec: &ElementSpec, value: &Tree<Leaf>) -> Option<(String, String)> {
+    let fits = |spec: &TensorSpec, leaf: &Leaf| {
+        let dims = leaf.dims();
+        leaf.dtype().is_ok_and(|dtype| dtype == spec.dtype)
+            && dims.len() == spec.dims.len()
+            && spec.dims.iter().zip(dims).all(|(spec, size)| spec.is_none_or(|spec| spec == *size))
+    };
+    let shape = |tree: &Tree<()>| tree == &value.clone().flatten().1;
+    let same = shape(&spec.clone().flatten().1);
+    if same && spec.leaves().into_iter().zip(value.leaves()).all(|(spec, leaf)| fits(spec, leaf)) {
+        return None;
+    }
+    Some((spec.describe(&ToString::to_string), value.describe(&Leaf::describe)))
+}
+
+impl Stage for AssertStage {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
+        match self.failed.take() {
+            Some(error) => Some(Err(error)),
+            None => Some(self.input.next(max)?.and_then(|chunk| self.check(chunk))),
+        }
+    }
+
+    fn skip(&mut self, count: usize) -> Result<usize> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        let skipped = self.input.skip(count)?;
+        self.index = self.index.saturating_add(skipped);
+        Ok(skipped)
+    }
+
+    fn passes(&self) -> usize {
+        self.input.passes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::values;
+    use crate::{Dataset, ElementSpec, Error, TensorSpec};
+    use distribute_tensor::{DType, HostTensor, Tree};
+
+    fn vector(dtype: DType, len: Option<usize>) -> ElementSpec {
+        TensorSpec { dtype, dims: vec![len] }.into()
+    }
+
+    // INV-13
+    #[test]
+    fn elements_are_as_declared_or_an_error_that_names_the_first_that_is_not() {
+        let lists = Dataset::range(5).map(|n| HostTensor::vector(vec![0f32; n as usize]));
+        let declared = lists.assert_element_spec(vector(DType::F32, None));
+        assert_eq!(
+            declared.batch(1).element_spec().unwrap().describe(&ToString::to_string),
+            "float32 [?, ?]"
+        );
+        assert_eq!(declared.iter().filter(Result::is_ok).count(), 5);
+        let pair = Tree::Tuple(vec![vector(DType::F32, None), vector(DType::F32, None)]);
+        for (spec, right) in [(vector(DType::F32, Some(0)), 1), (vector(DType::F64, None), 0), (pair, 0)] {
+            let all: Vec<_> = lists.assert_element_spec(spec).iter().collect();
+            assert_eq!(all.len(), right + 1);
+            let error = all.into_iter().last().unwrap().unwrap_err();
+            assert!(matches!(&error, Error::Spec { index, .. } if *index == right), "{error}");
+        }
+        let error = lists.skip(3).assert_element_spec(vector(DType::F32, Some(3))).iter().nth(1).unwrap();
+        assert_eq!(
+            error.unwrap_err().to_string(),
+            "assert_element_spec: element 1 has to be float32 [3], but is float32[4]"
+        );
+    }
+
+    #[test]
+    fn rows_of_a_source_and_batches_are_checked_too() {
+        let rows = Dataset::range(6).assert_element_spec(TensorSpec::scalar(DType::I64));
+        assert_eq!(values(&rows), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(values(&rows.skip(4)), [4, 5]);
+        let wrong = Dataset::range(6).assert_element_spec(TensorSpec::scalar(DType::I32));
+        assert!(matches!(wrong.iter().next(), Some(Err(Error::Spec { index: 0, .. }))));
+        let batches = Dataset::range(6).batch(4).assert_element_spec(vector(DType::I64, Some(4)));
+        let seen: Vec<_> = batches.iter().collect();
+        assert!(matches!(&seen[..], [Ok(_), Err(Error::Spec { index: 1, .. })]), "{seen:?}");
+    }
+}

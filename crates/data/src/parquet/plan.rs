@@ -1,0 +1,172 @@
+//! How many rows are read at a time, as far as pages tell.
+
+/// What a column of a row group takes in memory, page by page.
+#[derive(Debug, Default)]
+pub(super) struct ColumnSize {
+    /// Values and bytes; small pages are added up, so that their number is bounded by what the file unpacks to.
+    parts: Vec<(u64, u64)>,
+    /// The number of values of all pages.
+    values: u64,
+    /// The size of the largest value, as an average over its page.
+    largest: u64,
+}
+
+/// The size from which on a part is not added to.
+const PART: u64 = 64 * 1024;
+
+impl ColumnSize {
+    /// Adds a page of so many values, which take so many bytes in memory.
+    pub(super) fn add(&mut self, values: u64, bytes: u64) {
+        self.values = self.values.saturating_add(values);
+        self.largest = self.largest.max(bytes.div_ceil(values.max(1)));
+        match self.parts.last_mut() {
+            Some((more, size)) if *size < PART && bytes < PART => {
+                (*more, *size) = (more.saturating_add(values), size.saturating_add(bytes));
+            }
+            _ => self.parts.push((values, bytes)),
+        }
+    }
+
+    /// The number of bytes.
+    fn bytes(&self) -> u64 {
+        self.parts.iter().fold(0, |all, (_, bytes)| all.saturating_add(*bytes))
+    }
+
+    /// The most bytes of so many values that follow each other.
+    fn most(&self, values: u64) -> u64 {
+        // The largest run begins or ends with a part.
+        most(self.parts.iter(), values).max(most(self.parts.iter().rev(), values))
+    }
+}
+
+/// The most bytes of so many values that follow each other, from the beginning of a part on.
+fn most<'a>(parts: impl ExactSizeIterator<Item = &'a (u64, u64)> + Clone, wanted: u64) -> u64 {
+    let mut ahead = parts.clone();
+    let (mut values, mut bytes, mut last, mut most) = (0u64, 0u64, (0, 0), 0);
+    for (first_values, first_bytes) in parts {
+        while values < wanted
+            && let Some(next) = ahead.next()
+        {
+            last = *next;
+            (values, bytes) = (values.saturating_add(next.0), bytes.saturating_add(next.1));
+        }
+        let beyond = values.saturating_sub(wanted).min(last.0);
+        let cut = u128::from(last.1) * u128::from(beyond) / u128::from(last.0.max(1));
+        most = most.max(bytes.saturating_sub(cut as u64));
+        (values, bytes) = (values.saturating_sub(*first_values), bytes.saturating_sub(*first_bytes));
+    }
+    most
+}
+
+/// What a row group takes in memory.
+#[derive(Debug, Default)]
+pub(super) struct GroupSize {
+    pub(super) rows: u64,
+    pub(super) columns: Vec<ColumnSize>,
+}
+
+impl GroupSize {
+    /// The size of a row on average, and the number of the column that takes the most of it.
+    pub(super) fn row(&self) -> (u64, usize) {
+        let rows = self.rows.max(1);
+        let all = self.columns.iter().fold(0u64, |all, column| all.saturating_add(column.bytes()));
+        let largest = self.columns.iter().enumerate().max_by_key(|(_, column)| column.bytes());
+        (all / rows, largest.map_or(0, |(number, _)| number))
+    }
+
+    /// How many rows, at most `most`, are read at a time, so that they take no more than `bytes` and a row.
+    pub(super) fn at_a_time(&self, most: usize, bytes: u64) -> usize {
+        let row = self.columns.iter().fold(0u64, |all, column| all.saturating_add(column.largest));
+        let mut rows = most;
+        while rows > 1 && self.most(rows) > bytes.saturating_add(row) {
+            rows /= 2;
+        }
+        rows.max(1)
+    }
+
+    /// The most bytes of so many rows that follow each other.
+    fn most(&self, rows: usize) -> u64 {
+        let of_column = |column: &ColumnSize| {
+            let values = u128::from(column.values) * rows as u128;
+            column.most(u64::try_from(values.div_ceil(u128::from(self.rows.max(1)))).unwrap_or(u64::MAX))
+        };
+        self.columns.iter().map(of_column).fold(0, u64::saturating_add)
+    }
+}
+
+/// Row groups that follow each other, of which equally many rows are read at a time.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Run {
+    pub(super) groups: Vec<usize>,
+    pub(super) rows: usize,
+}
+
+/// Puts row groups together, given how many rows are read at a time of each.
+pub(super) fn runs(rows_of_groups: impl IntoIterator<Item = usize>) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for (group, rows) in rows_of_groups.into_iter().enumerate() {
+        match runs.last_mut() {
+            Some(run) if run.rows == rows => run.groups.push(group),
+            _ => runs.push(Run { groups: vec![group], rows }),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn column(pages: &[(u64, u64)]) -> ColumnSize {
+        let mut column = ColumnSize::default();
+        pages.iter().for_each(|(values, bytes)| column.add(*values, *bytes));
+        column
+    }
+
+    fn at_a_time(pages: &[(u64, u64)], bytes: u64) -> usize {
+        let column = column(pages);
+        GroupSize { rows: column.values, columns: vec![column] }.at_a_time(1024, bytes)
+    }
+
+    const MB: u64 = 1 << 20;
+
+    #[test]
+    fn rows_are_as_many_as_the_largest_that_follow_each_other_allow() {
+        assert_eq!(at_a_time(&[(100_000, MB); 9], 16 * MB), 1024);
+        assert_eq!(at_a_time(&[(1, MB); 2000], 16 * MB), 16);
+        // A page of 100 rows of 10 KB each, and large rows behind small ones.
+        assert_eq!(at_a_time(&[(100, MB); 50], MB), 64);
+        let small = [(1_000_000, MB); 4];
+        let large = [(1, MB); 1000];
+        assert_eq!(at_a_time(&[&small[..], &large].concat(), 16 * MB), 16);
+        assert_eq!(at_a_time(&[&large[..], &small].concat(), 16 * MB), 16);
+        // One large row takes its own room wherever it is, and is no reason to read all others one by one.
+        assert_eq!(at_a_time(&[&small[..], &[(1, 100 * MB)], &small].concat(), 16 * MB), 1024);
+        assert_eq!(at_a_time(&[], MB), 1024);
+        assert_eq!(at_a_time(&[(0, MB), (0, 0)], 0), 1024);
+    }
+
+    #[test]
+    fn lists_have_several_values_in_a_row() {
+        let group = GroupSize { rows: 1000, columns: vec![column(&[(1_000_000, 8 * MB); 125])] };
+        assert_eq!(group.row().0, MB * 125 * 8 / 1000);
+        assert_eq!(group.at_a_time(1024, 16 * MB), 16);
+    }
+
+    #[test]
+    fn small_pages_are_added_up() {
+        let column = column(&[(1, 10); 100_000]);
+        assert!(column.parts.len() < 20);
+        assert_eq!(
+            (column.bytes(), column.values, column.most(1000).next_multiple_of(100)),
+            (1_000_000, 100_000, 10_000)
+        );
+    }
+
+    #[test]
+    fn groups_that_are_read_alike_are_read_together() {
+        let run = |groups: &[usize], rows| Run { groups: groups.to_vec(), rows };
+        assert_eq!(runs([9, 9, 4, 9]), [run(&[0, 1], 9), run(&[2], 4), run(&[3], 9)]);
+        assert_eq!(runs([]), []);
+    }
+}
