@@ -16,7 +16,7 @@ const UNREAD_IN_HASTE: Duration = Duration::from_millis(500);
 /// Writes what is left, and the launcher's last words. Whoever asks once more meanwhile waits for no reader.
 pub(crate) fn say(printer: &Printer, events: &Receiver<Event>, outcome: &Outcome, in_haste: bool) {
     let patience = |in_haste| if in_haste { UNREAD_IN_HASTE } else { UNREAD };
-    let asked = flush(printer, events, patience(in_haste), Printer::is_idle);
+    let all = flush(printer, events, patience(in_haste), Printer::is_idle);
     for (stream, dropped) in [Stream::Out, Stream::Err].into_iter().zip(printer.discard()) {
         if dropped.lines > 0 {
             let (lines, bytes, why) = (dropped.lines, dropped.bytes, dropped.why);
@@ -24,13 +24,13 @@ pub(crate) fn say(printer: &Printer, events: &Receiver<Event>, outcome: &Outcome
         }
     }
     printer.notice(Notice::Ended(Box::new(outcome.clone())));
-    // A reader of standard error that is stuck has had its time.
+    // A reader that is stuck has had its time, and may read both streams.
     if printer.can_say() {
-        flush(printer, events, patience(in_haste || asked), Printer::has_said);
+        flush(printer, events, patience(in_haste || !all), Printer::has_said);
     }
 }
 
-/// Waits until all is done, nothing moves for so long, or somebody asks once more. Returns whether somebody did.
+/// Waits until all is done, nothing moves for so long, or somebody asks once more. Returns whether all is done.
 fn flush(
     printer: &Printer,
     events: &Receiver<Event>,
@@ -40,7 +40,7 @@ fn flush(
     let (mut deadline, mut seen) = (Deadline::after(patience), printer.progress());
     while !is_done(printer) {
         match events.recv_timeout(deadline.look()) {
-            Ok(Event::Asked(_)) => return true,
+            Ok(Event::Asked(_)) => return false,
             Ok(_) => (),
             Err(_) => {
                 let now = printer.progress();
@@ -52,5 +52,5 @@ fn flush(
             }
         }
     }
-    false
+    true
 }

@@ -221,7 +221,7 @@ fn lines_have_the_name_of_their_task_and_no_colour_in_a_pipe() {
         }
         assert!(
             err.contains("launch   │ 2 tasks on this machine")
-                && err.contains("launch   │ the job ended well"),
+                && err.contains("launch   │ the job succeeded"),
             "{err}"
         );
         assert!(!out.contains('\x1b') && !err.contains('\x1b'));

@@ -29,7 +29,7 @@ mod slurm;
 mod tf_config;
 mod union;
 
-pub use detect::{Scheduler, detect};
+pub use detect::{Scheduler, detect, tasks_without_srun};
 pub use environment::{from_env, from_environment};
 pub use gce::{GceClusterResolver, GceOptions};
 pub use hostlist::{expand_hostlist, expand_tasks_per_node};

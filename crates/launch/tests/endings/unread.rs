@@ -177,7 +177,7 @@ fn a_reader_that_has_gone_is_told_of_on_the_other_stream() {
         let err = text(blocked.err.take()).recv_timeout(PATIENCE).unwrap();
         assert_eq!(blocked.code(), Some(0));
         let told = "launch   │ dropped 100 lines (500 bytes) of the tasks' standard output: Broken pipe";
-        assert!(err.contains(told) && err.contains("the job ended well"), "{err}");
+        assert!(err.contains(told) && err.contains("the job succeeded"), "{err}");
     });
 }
 
