@@ -15,6 +15,7 @@ use std::path::{Component, Path, PathBuf};
 ///
 /// The files stay open, so on Unix they can be read even after the checkpoint has been removed.
 #[doc(alias = "tf.train.CheckpointReader")]
+#[doc(alias = "CheckpointReader")]
 #[derive(Debug)]
 pub struct Reader {
     path: PathBuf,

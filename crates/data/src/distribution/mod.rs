@@ -15,6 +15,7 @@ mod steps;
 #[cfg(test)]
 mod tests;
 
+#[doc(alias = "tf.distribute.InputContext")]
 pub use context::InputContext;
 pub use lockstep::Lockstep;
 pub use pass::WorkerPass;

@@ -23,6 +23,7 @@ pub struct Batching {
 ///
 /// [`run`](super::run) calls them on each worker, and batches what they give.
 #[doc(alias = "tfgnn.runner.DatasetProvider")]
+#[doc(alias = "DatasetProvider")]
 pub struct Datasets<T: Nest, B = <T as Nest>::Batch> {
     training: Provider<T>,
     validation: Option<Provider<T>>,
@@ -75,6 +76,7 @@ impl<T: Nest + 'static, B: Nest + 'static> Datasets<T, B> {
     /// ```
     // GNN-5
     #[doc(alias = "tfgnn.runner.GraphTensorPadding")]
+    #[doc(alias = "GraphTensorPadding")]
     #[doc(alias = "train_padding")]
     pub fn batched<B2: Nest + 'static>(
         self,

@@ -9,6 +9,7 @@ use std::convert::Infallible;
 /// A value of which each local replica gets its part: its component of a [`PerReplica`]; a [`Mirrored`], a tensor or a
 /// number as it is; the parts of the items of a tuple or `Vec`.
 #[doc(alias = "tf.distribute.DistributedValues")]
+#[doc(alias = "DistributedValues")]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be given to replicas",
     label = "this has no part for each replica",

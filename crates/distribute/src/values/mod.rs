@@ -4,6 +4,13 @@ mod distributed;
 mod per_replica;
 mod reducible;
 
+#[doc(alias = "tf.distribute.DistributedValues")]
+#[doc(alias = "DistributedValues")]
 pub use distributed::Distributed;
-pub use per_replica::{Mirrored, PerReplica};
+#[doc(alias = "tf.distribute.DistributedValues")]
+#[doc(alias = "DistributedValues")]
+pub use per_replica::Mirrored;
+#[doc(alias = "tf.distribute.DistributedValues")]
+#[doc(alias = "DistributedValues")]
+pub use per_replica::PerReplica;
 pub use reducible::{Axes, Components, Reducible};
