@@ -31,10 +31,7 @@ pub struct Datasets<T: Nest, B = <T as Nest>::Batch> {
 }
 
 impl<T: Nest + 'static> Datasets<T> {
-    /// Examples to train on, not in batches.
-    ///
-    /// # Errors
-    /// None here. [`run`](super::run) gives [`Error::InvalidArgument`] if the dataset is batched already.
+    /// Examples to train on, not in batches: [`run`](super::run) gives [`Error::InvalidArgument`] if the dataset is batched already.
     pub fn new(training: impl Fn(InputContext) -> Result<Dataset<T>> + Send + Sync + 'static) -> Self {
         let batched = |examples: Dataset<T>, Batching { per_replica, drop_remainder }| {
             if let data::Batching::Batches(size) = examples.batching() {
