@@ -271,6 +271,10 @@ pub mod net {
 
 /// Training between graphs, as TensorFlow 1 called it: each worker runs the whole program by itself, against variables on parameter servers.
 pub mod between_graph {
+    #[doc(alias = "tf.contrib.distribute.ParameterServerStrategy")]
+    #[doc(alias = "tf.compat.v1.distribute.experimental.ParameterServerStrategy")]
+    #[doc(inline)]
+    pub use crate::strategy::parameter_server::between_graph::ParameterServerStrategy;
     #[doc(inline)]
     pub use crate::strategy::parameter_server::between_graph::*;
 }
