@@ -46,7 +46,9 @@ impl Mlp {
 
 #[distribute::main]
 fn main() -> distribute::Result<()> {
-    let options = Options::parse();
+    let options: Options = common::parse(
+        "Trains a network of three layers to read handwritten digits, a replica on every core; with --workers also on several workers",
+    );
     let (training, held_out) = digits()?;
     compared("digits", &options, |strategy| train(strategy, &options, &training, &held_out))
 }

@@ -11,7 +11,7 @@ const BATCH: usize = 100;
 
 #[distribute::main]
 fn main() -> distribute::Result<()> {
-    let options = Options::parse();
+    let options: Options = common::parse("Fits a line through noisy points: the smallest training");
     let epochs = options.epochs(20);
 
     let x =

@@ -24,7 +24,9 @@ type Digits = Dataset<BTreeMap<String, HostTensor>>;
 
 #[distribute::main]
 fn main() -> distribute::Result<()> {
-    let options = Options::parse();
+    let options: Options = common::parse(
+        "Writes digits into TFRecord files, and trains on them, from the middle of an epoch on another number of replicas",
+    );
     let folder = tempfile::tempdir().map_err(distribute::Error::other)?;
     let count = write(folder.path())?;
 

@@ -35,7 +35,9 @@ struct Arguments {
 
 #[distribute::main]
 fn main() -> distribute::Result<()> {
-    let Arguments { common: options, checkpoints, stop_after } = Arguments::parse();
+    let Arguments { common: options, checkpoints, stop_after } = common::parse(
+        "Trains, stops at any time, and continues from its last checkpoint when it is started again",
+    );
     let epochs = options.epochs(20);
 
     let strategy = options.strategy()?;

@@ -12,7 +12,9 @@ const LEARNING_RATE: f64 = 0.2;
 
 #[distribute::main]
 fn main() -> distribute::Result<()> {
-    let options = Options::parse();
+    let options: Options = common::parse(
+        "Fits a line through noisy points without an optimizer: by what replicas have computed, reduced in merge_call",
+    );
     let epochs = options.epochs(20);
 
     let x =

@@ -22,7 +22,7 @@ use std::path::PathBuf;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// An example of the crate `distribute`. All examples take these options.
+// No doc comment: it would be what `--help` of each example begins with.
 #[derive(Parser, Clone, Debug)]
 pub struct Options {
     /// Where the replicas run
@@ -88,11 +88,13 @@ enum Kind {
     Default,
 }
 
-impl Options {
-    pub fn parse() -> Self {
-        Parser::parse()
-    }
+/// Reads the options of an example, whose `--help` begins with what it shows.
+pub fn parse<A: Parser>(about: &'static str) -> A {
+    let mut matches = A::command().about(about).get_matches();
+    A::from_arg_matches_mut(&mut matches).unwrap_or_else(|error| error.exit())
+}
 
+impl Options {
     /// The strategy that was asked for.
     pub fn strategy(&self) -> distribute::Result<Strategy> {
         if self.workers.is_some_and(|workers| workers != 1) {

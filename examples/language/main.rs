@@ -33,7 +33,8 @@ const WARMUP: u64 = 50;
 
 #[distribute::main]
 fn main() -> distribute::Result<()> {
-    let options = Options::parse();
+    let options: Options =
+        common::parse("Trains a small Llama 2 to describe Debian's packages, character by character");
     let text = Text::read()?;
     let strategy = options.strategy()?;
     let config = Config {

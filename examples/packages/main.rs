@@ -58,7 +58,9 @@ pub enum Kind {
 
 #[distribute::main]
 fn main() -> distribute::Result<()> {
-    let Arguments { common: options, model, runner } = Arguments::parse();
+    let Arguments { common: options, model, runner } = common::parse(
+        "Predicts the section of Debian's packages from their words or from the graph of their dependencies, with sparse gradients",
+    );
     let name = match model {
         Kind::Words => "packages",
         Kind::Graph => "packages_graph",

@@ -22,6 +22,14 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// There is no checkpoint at a path.
+    #[error("{} is no checkpoint: {reason}", path.display())]
+    NoCheckpoint {
+        /// The path.
+        path: PathBuf,
+        /// What is there, and what to give.
+        reason: String,
+    },
     /// There is something already where a checkpoint was to be saved. Nothing was changed.
     #[error(
         "{} exists: a checkpoint is never overwritten; save under another name, or let a CheckpointManager number them",

@@ -78,8 +78,12 @@ mod shard;
 mod writer;
 
 pub use error::{Error, Result};
+#[doc(alias = "tf.train.CheckpointManager")]
 pub use manager::CheckpointManager;
 pub use metadata::Metadata;
-pub use reader::{Description, Reader};
+pub use reader::Description;
+#[doc(alias = "tf.train.CheckpointReader")]
+#[doc(alias = "CheckpointReader")]
+pub use reader::Reader;
 pub use serde_json::Value;
 pub use writer::Writer;

@@ -39,11 +39,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Clone, Debug)]
 pub struct CheckpointManager {
     folder: PathBuf,
-    keep: Option<usize>,
+    keep: usize,
     /// Foreign names that have been reported.
     told: Arc<Mutex<BTreeSet<OsString>>>,
 }
 
+/// How many checkpoints are kept by default, as in TensorFlow.
+const KEPT: usize = 5;
 /// The prefix of checkpoints' names.
 const PREFIX: &str = "ckpt-";
 /// The highest number: a thousand checkpoints a second for thirty years.
@@ -52,20 +54,21 @@ const LAST: u64 = 999_999_999_999;
 const LOCK: &str = ".lock";
 
 impl CheckpointManager {
-    /// A manager for a folder, which is created if it doesn't exist. By default all checkpoints are kept.
+    /// A manager for a folder, which is created if it doesn't exist. It keeps the last five checkpoints unless
+    /// [`keep`](Self::keep) says otherwise.
     ///
     /// # Errors
     /// [`Error::Io`] if the folder cannot be created.
     pub fn new(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref().to_path_buf();
         fs::create_dir_all(&folder).map_err(Error::io("creating", &folder))?;
-        Ok(Self { folder, keep: None, told: Arc::default() })
+        Ok(Self { folder, keep: KEPT, told: Arc::default() })
     }
 
-    /// Keeps the last `count` checkpoints, at least 1. A save removes older ones once the new one is in place.
+    /// Keeps the last `count` checkpoints, at least 1; of [`usize::MAX`] all. A save removes older ones once the new one is in place.
     #[doc(alias = "max_to_keep")]
     pub fn keep(mut self, count: usize) -> Self {
-        self.keep = Some(count.max(1));
+        self.keep = count.max(1);
         self
     }
 
@@ -90,7 +93,7 @@ impl CheckpointManager {
         let saved = self.unused(checkpoints.last().map_or(1, |(number, _)| number + 1))?;
         writer.save(&saved, shards)?;
         let paths = self.paths()?;
-        for path in &paths[..paths.len().saturating_sub(self.keep.unwrap_or(usize::MAX))] {
+        for path in &paths[..paths.len().saturating_sub(self.keep)] {
             // Renamed first, so that a crash leaves no half of a checkpoint.
             Partial::of_old(path).and_then(Partial::remove).map_err(|source| Error::Removal {
                 saved: saved.clone(),
@@ -112,8 +115,7 @@ impl CheckpointManager {
     /// The latest checkpoint; `None` before the first.
     ///
     /// # Errors
-    /// Those of [`Reader::open`]. A damaged checkpoint is an error and not skipped; [`paths`](Self::paths) lists the older
-    /// ones.
+    /// Those of [`Reader::open`]. A damaged checkpoint is an error and not skipped: [`latest_whole`](Self::latest_whole) skips it.
     #[doc(alias = "latest_checkpoint")]
     #[doc(alias = "restore_or_initialize")]
     pub fn latest(&self) -> Result<Option<Reader>> {
@@ -129,6 +131,34 @@ impl CheckpointManager {
             }
         }
         Ok(None)
+    }
+
+    /// The latest checkpoint whose every byte is as it was written; `None` before the first. Damaged ones that are later are
+    /// named in a warning, and stay as they are. All of the checkpoint is read, unless there is no older one.
+    ///
+    /// # Errors
+    /// - Those of [`Reader::open`] and [`Reader::verify`], of the latest checkpoint, if none is whole.
+    /// - [`Error::Version`]: the latest was written by another version of this crate.
+    /// - [`Error::Io`]: the system refuses to read it, other than because a file is missing.
+    pub fn latest_whole(&self) -> Result<Option<Reader>> {
+        let Some(latest) = self.latest().transpose() else { return Ok(None) };
+        let paths = self.paths()?;
+        if paths.len() < 2 {
+            return latest.map(Some);
+        }
+        let first = match latest.and_then(verified) {
+            Err(error) if is_damage(&error) => error,
+            result => return result.map(Some),
+        };
+        // Those that are older; the newest was tried above.
+        for path in paths.iter().rev() {
+            let Ok(older) = Reader::open(path).and_then(verified) else { continue };
+            heard(|| {
+                tracing::warn!("{first}; goes on from {}, the newest that is whole", older.path().display());
+            });
+            return Ok(Some(older));
+        }
+        Err(first)
     }
 
     /// The first unused path from this number on.
@@ -180,6 +210,26 @@ impl CheckpointManager {
             });
         }
     }
+}
+
+fn verified(checkpoint: Reader) -> Result<Reader> {
+    checkpoint.verify().map(|()| checkpoint)
+}
+
+/// Whether the checkpoint itself is at fault, and reading it again would not help.
+fn is_damage(error: &Error) -> bool {
+    match error {
+        Error::Damaged { .. } | Error::Index { .. } | Error::NoCheckpoint { .. } => true,
+        Error::Io { source, .. } => source.kind() == io::ErrorKind::NotFound,
+        _ => false,
+    }
+}
+
+/// The latest checkpoint in a folder, by its name.
+pub(crate) fn latest_in(folder: &Path) -> Option<PathBuf> {
+    let names = fs::read_dir(folder).ok()?.flatten().map(|entry| entry.file_name());
+    let numbers = names.filter_map(|found| number(&found.to_string_lossy()));
+    numbers.max().map(|latest| folder.join(name(latest)))
 }
 
 /// The entries of a folder that belong to its manager.

@@ -15,6 +15,7 @@ use std::path::{Component, Path, PathBuf};
 ///
 /// The files stay open, so on Unix they can be read even after the checkpoint has been removed.
 #[doc(alias = "tf.train.CheckpointReader")]
+#[doc(alias = "CheckpointReader")]
 #[derive(Debug)]
 pub struct Reader {
     path: PathBuf,
@@ -39,7 +40,7 @@ impl Reader {
     /// Opens the checkpoint in the folder `path`, and checks that index, files and their headers agree.
     ///
     /// # Errors
-    /// [`Error::Io`] if a file is missing or cannot be read; [`Error::Damaged`] for one that is torn or altered;
+    /// [`Error::NoCheckpoint`] if `path` is no folder or has no index; [`Error::Io`] if another file is missing or cannot be read; [`Error::Damaged`] for one that is torn or altered;
     /// [`Error::Version`] for another format; [`Error::Index`] for an impossible index. All name the file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
@@ -48,7 +49,9 @@ impl Reader {
             let mut bytes = Vec::new();
             file.read_to_end(&mut bytes).map(|_| bytes)
         });
-        let bytes = bytes.map_err(Error::io("reading", &index_path))?;
+        let bytes = bytes.map_err(|error| {
+            no_checkpoint(path, &error).unwrap_or_else(|| Error::io("reading", &index_path)(error))
+        })?;
         Self::of(path, &index_path, &bytes, &mut |file| Shard::open(path, file))
     }
 
@@ -225,6 +228,34 @@ impl Reader {
         };
         Ok(HostTensor::from_buffer(buffer, shape)?)
     }
+}
+
+/// The error for a path at which there is no checkpoint; `None` if the index could not be read for another reason.
+fn no_checkpoint(path: &Path, error: &std::io::Error) -> Option<Error> {
+    use std::io::ErrorKind::{NotADirectory, NotFound};
+    if !matches!(error.kind(), NotFound | NotADirectory) {
+        return None;
+    }
+    let reason = if path.is_dir() {
+        match crate::manager::latest_in(path) {
+            Some(latest) => format!(
+                "it is a folder of checkpoints; give one of them, the latest of which is {}, or restore_latest its CheckpointManager",
+                latest.display()
+            ),
+            None => format!("it has no {}", index::NAME),
+        }
+    } else if path.exists() {
+        "it is a file, and a checkpoint is a folder; the weights in a safetensors file are loaded by Variables::load".into()
+    } else {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        match folder.and_then(crate::manager::latest_in) {
+            Some(latest) => {
+                format!("nothing is there; the latest checkpoint in its folder is {}", latest.display())
+            }
+            None => "nothing is there".into(),
+        }
+    };
+    Some(Error::NoCheckpoint { path: path.to_path_buf(), reason })
 }
 
 /// Appends some of the strings of a slice.

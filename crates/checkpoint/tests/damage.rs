@@ -130,8 +130,14 @@ fn missing_files_are_named() {
     fs::create_dir(path.join(SHARD)).unwrap();
     assert!(matches!(read(&path), Err(Error::Damaged { path: at, .. }) if at.ends_with(SHARD)));
     fs::remove_file(path.join("index.json")).unwrap();
-    assert!(matches!(read(&path), Err(Error::Io { path: at, .. }) if at.ends_with("index.json")));
-    assert!(matches!(read(Path::new("/nowhere")), Err(Error::Io { .. })));
+    assert!(
+        matches!(read(&path), Err(Error::NoCheckpoint { path: at, reason }) if at == path && reason == "it has no index.json")
+    );
+    let says = |path: &Path| read(path).err().unwrap().to_string();
+    assert_eq!(says(Path::new("/nowhere/saved")), "/nowhere/saved is no checkpoint: nothing is there");
+    let (_kept, whole) = saved();
+    let file = says(&whole.join(SHARD));
+    assert!(file.contains("it is a file, and a checkpoint is a folder; the weights"), "{file}");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use distribute_checkpoint::{CheckpointManager, Error, Writer};
+use distribute_tensor::HostTensor;
 use distribute_testing::watched;
 use std::fs;
 use std::path::Path;
@@ -157,4 +158,66 @@ fn the_last_number_is_told() {
     let error = manager.save(&step(2), 1).unwrap_err().to_string();
     assert!(error.contains("no number is left") && error.contains("ckpt-999999999999"), "{error}");
     assert_eq!(latest(&manager), 1.);
+}
+
+#[test]
+fn five_are_kept_unless_another_number_is_given() {
+    let folder = tempfile::tempdir().unwrap();
+    let manager = CheckpointManager::new(folder.path()).unwrap();
+    (1..=7).for_each(|number| drop(manager.save(&step(number), 1).unwrap()));
+    assert_eq!(manager.paths().unwrap().len(), 5);
+    let all = manager.keep(usize::MAX);
+    (8..=10).for_each(|number| drop(all.save(&step(number), 1).unwrap()));
+    assert_eq!((all.paths().unwrap().len(), latest(&all)), (8, 10.));
+}
+
+#[test]
+fn the_newest_that_is_whole_is_found_and_the_damaged_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let manager = CheckpointManager::new(folder.path()).unwrap();
+    assert!(manager.latest_whole().unwrap().is_none());
+    let with_weights = |number| {
+        let mut writer = step(number);
+        writer.insert("weights", HostTensor::vector(vec![number as f32; 8])).unwrap();
+        writer
+    };
+    (1..=4).for_each(|number| drop(manager.save(&with_weights(number), 1).unwrap()));
+    let damage = |number: u64, file: &str, change: fn(&mut Vec<u8>)| {
+        let path = folder.path().join(format!("ckpt-{number:06}")).join(file);
+        let mut bytes = fs::read(&path).unwrap();
+        change(&mut bytes);
+        fs::write(path, bytes).unwrap();
+    };
+    let whole = || manager.latest_whole().map(|found| found.unwrap().path().to_path_buf());
+    let at = |number: u64| folder.path().join(format!("ckpt-{number:06}"));
+    assert_eq!(whole().unwrap(), at(4));
+    let shard = "shard-00001-of-00001.safetensors";
+    // A flipped bit of an element, which opening doesn't see, and a file that is cut.
+    damage(4, shard, |bytes| *bytes.last_mut().unwrap() ^= 1);
+    damage(3, "index.json", |bytes| bytes.truncate(bytes.len() / 2));
+    let warnings = Warnings::default();
+    tracing::subscriber::with_default(warnings.clone(), || assert_eq!(whole().unwrap(), at(2)));
+    let told = warnings.0.lock().unwrap().clone();
+    assert_eq!(told.len(), 1, "{told:?}");
+    let says = format!("goes on from {}, the newest that is whole", at(2).display());
+    assert!(
+        told[0].contains(&at(4).join(shard).display().to_string()) && told[0].contains(&says),
+        "{told:?}"
+    );
+    // Nothing is removed, and the next save has the next number.
+    assert_eq!(manager.save(&with_weights(5), 1).unwrap(), at(5));
+    assert_eq!(whole().unwrap(), at(5));
+    fs::remove_file(at(5).join("index.json")).unwrap();
+    assert_eq!(whole().unwrap(), at(2));
+    // Of none that is whole, the error is the latest's.
+    for number in [1, 2] {
+        fs::remove_file(at(number).join(shard)).unwrap();
+    }
+    let error = manager.latest_whole().err().unwrap().to_string();
+    assert!(
+        error.starts_with(&format!("{} is no checkpoint: it has no index.json", at(5).display())),
+        "{error}"
+    );
+    let folder = distribute_checkpoint::Reader::open(folder.path()).err().unwrap().to_string();
+    assert!(folder.contains("the latest of which is") && folder.contains("ckpt-000005"), "{folder}");
 }

@@ -1,7 +1,7 @@
 //! `distribute launch`: starts the tasks of a job, here or on other hosts.
 
 use crate::doctor;
-use crate::output::line;
+use crate::output::{line, remark};
 use distribute::{Error, Result};
 use distribute_launch::print::{Job, Target};
 use distribute_launch::{Launch, Layout, Outcome, Plan, SSH, parse_duration, parse_hosts, split_words};
@@ -149,7 +149,7 @@ fn launch(arguments: &Arguments) -> distribute_launch::Result<Done> {
             "parameter servers that use it: --ps 1 or more",
         )?;
         if let Some(warning) = tables_before(folder, arguments.ps) {
-            eprintln!("warning: {warning}");
+            remark(format!("warning: {warning}"));
         }
         launch = launch.env("DISTRIBUTE_PS_FOLDER", folder);
     }

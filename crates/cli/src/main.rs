@@ -3,6 +3,7 @@
 
 mod bench;
 mod doctor;
+mod hints;
 #[cfg(unix)]
 mod launch;
 mod output;
@@ -40,7 +41,8 @@ enum Command {
 
 #[distribute::main]
 fn main() -> distribute::Result<()> {
-    match Arguments::parse().command {
+    let arguments = Arguments::try_parse().unwrap_or_else(|error| hints::exit(&error));
+    match arguments.command {
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         #[cfg(unix)]

@@ -16,6 +16,11 @@ pub fn line(text: impl AsRef<str>) -> Result<()> {
     }
 }
 
+/// Writes a line to standard error. Where nobody reads it, the command goes on.
+pub fn remark(text: impl AsRef<str>) {
+    let _ = writeln!(std::io::stderr().lock(), "{}", text.as_ref());
+}
+
 /// Writes a file, whole or not at all.
 pub fn file(path: &Path, text: &str) -> Result<()> {
     let write = || {

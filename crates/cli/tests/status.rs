@@ -72,3 +72,57 @@ fn what_is_no_monitor_is_told_as_such() {
         assert!(error.contains("is no monitor of this version") && error.contains(reason), "{error}");
     }
 }
+
+/// Where a command's output is full, a signal ends it; where it is closed, the command ends well or goes on without it.
+#[cfg(unix)]
+#[test]
+fn output_that_nobody_reads_holds_up_no_command() {
+    use rustix::fs::{Mode, OFlags};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Stdio;
+    distribute_testing::watched(|| {
+        let strategy = MirroredStrategy::cpus(1).unwrap();
+        let monitor = Monitor::builder(&strategy).address("127.0.0.1:0").start().unwrap();
+        let address = monitor.address().unwrap().to_string();
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("ps-0")).unwrap();
+        std::fs::write(folder.path().join("ps-0/life"), "1").unwrap();
+        let tables = folder.path().to_str().unwrap();
+        let commands: [&[&str]; 4] = [
+            &["status", &address],
+            &["doctor"],
+            &["launch", "--print", "slurm", "--", "train"],
+            &["launch", "--ps", "1", "--ps-folder", tables, "--", "true"],
+        ];
+        let command = |arguments: &[&str]| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_distribute"));
+            command.args(arguments).env_remove("TF_CONFIG").stdin(Stdio::null());
+            command
+        };
+        for arguments in commands {
+            let (reader, writer) = std::io::pipe().unwrap();
+            let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
+            let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let full = rustix::fs::open(path, flags, Mode::empty()).unwrap();
+            for size in [4096, 1] {
+                while rustix::io::write(&full, &vec![b'.'; size]).is_ok() {}
+            }
+            let mut blocked = command(arguments);
+            blocked.stdout(writer.try_clone().unwrap()).stderr(writer);
+            let mut blocked = child::Killed(blocked.spawn().unwrap());
+            let pid = rustix::process::Pid::from_child(&blocked.0);
+            rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+            let status = blocked.0.wait().unwrap();
+            assert!(status.signal() == Some(15) || status.code() == Some(143), "{arguments:?}: {status}");
+            drop(reader);
+
+            let (reader, writer) = std::io::pipe().unwrap();
+            drop(reader);
+            let mut closed = command(arguments);
+            closed.stdout(writer.try_clone().unwrap()).stderr(writer);
+            let status = child::Killed(closed.spawn().unwrap()).0.wait().unwrap();
+            assert_eq!(status.code(), Some(0), "{arguments:?}: {status}");
+        }
+    });
+}

@@ -50,7 +50,7 @@ impl Blame {
             Cause::Late { timeout, waiting, missing } => {
                 let waited = |callers: &Callers| {
                     let who = names(&callers.replicas, "waited", "waited");
-                    format!("{who} {timeout:?} in {}", callers.call)
+                    format!("{who} {:?} in {}", crate::rounded(*timeout), callers.call)
                 };
                 let waits: Vec<_> = waiting.iter().map(waited).collect();
                 write!(

@@ -97,6 +97,24 @@ impl Stopwatch {
     }
 }
 
+/// Rounds a duration as people read it in a message: to a tenth of a second from ten seconds up, below to a millisecond.
+///
+/// ```
+/// use distribute_cluster::rounded;
+/// use std::time::Duration;
+/// assert_eq!(format!("{:?}", rounded(Duration::from_secs_f64(59.999826402))), "60s");
+/// assert_eq!(format!("{:?}", rounded(Duration::from_secs_f64(1.23456))), "1.235s");
+/// ```
+pub fn rounded(duration: Duration) -> Duration {
+    let step = if duration.as_secs() < 10 { 1_000 } else { 100_000 };
+    let micros = duration.as_micros();
+    // What is shorter is said as it is, and not as nothing.
+    if micros < step {
+        return duration;
+    }
+    Duration::from_micros(u64::try_from((micros + step / 2) / step * step).unwrap_or(u64::MAX))
+}
+
 /// What the clock on the wall says, since 1970 began: for files and people. It may be set back, so no wait is measured by it.
 pub fn wall_clock() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()

@@ -138,6 +138,18 @@ pub enum ClusterError {
         /// A task with an address of another host.
         other: Task,
     },
+    /// One address for two tasks, of which one can listen there.
+    #[error(
+        "{task} and {other} are both at {address}; give each task an address of its own: another host, or another port"
+    )]
+    AddressTwice {
+        /// The first task.
+        task: Task,
+        /// The second.
+        other: Task,
+        /// Their address.
+        address: String,
+    },
     /// An address to listen at, to which nobody can connect.
     #[error(
         "{task} is at {address}, to which nobody can connect; give the name or the address by which the others reach it"

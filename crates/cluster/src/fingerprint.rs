@@ -84,6 +84,21 @@ impl From<&'static Location<'static>> for CallSite {
     }
 }
 
+impl CallSite {
+    /// The line of a call of `Iterator::next`: where the loop begins if an adapter of the standard library has made the call, as
+    /// `enumerate` and `zip` do, whose own line says nothing.
+    pub fn or_begun(at: &'static Location<'static>, begun: &'static Location<'static>) -> Self {
+        if is_of_std(at.file()) { begun.into() } else { at.into() }
+    }
+}
+
+/// Whether a source file is the standard library's: as it was compiled there, or where the sources are installed.
+fn is_of_std(file: &str) -> bool {
+    let file = file.replace('\\', "/");
+    file.starts_with("/rustc/")
+        || ["core", "alloc", "std"].iter().any(|of| file.contains(&format!("/library/{of}/src/")))
+}
+
 impl fmt::Display for CallSite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}", self.file, self.line, self.column)

@@ -55,14 +55,18 @@ pub mod world;
 
 pub use address::{Address, Host};
 pub use blame::{Blame, Callers, Cause, Fault};
-pub use deadline::{Deadline, Stopwatch};
+pub use deadline::{Deadline, Stopwatch, rounded};
 pub use error::ClusterError;
 pub use fingerprint::{CallSite, Fingerprint, Operation, fnv1a};
 pub use flight_recorder::{FlightRecorder, Progress, RECORDED_CALLS, RecordedCall};
 pub use malformed::Malformed;
 pub use process::{Process, located};
-pub use spec::{ClusterSpec, MAX_TASK_INDEX};
+#[doc(alias = "tf.train.ClusterSpec")]
+pub use spec::ClusterSpec;
+pub use spec::MAX_TASK_INDEX;
 pub use standing::{Presence, Standing};
-pub use task::{Job, OtherJob, Task};
+#[doc(alias = "task_type")]
+pub use task::Job;
+pub use task::{OtherJob, Task};
 pub use tf_config::{OwnTask, TF_CONFIG, TfConfig};
 pub use world::{World, WorldError};

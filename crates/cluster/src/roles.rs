@@ -5,6 +5,7 @@ use crate::error::ClusterError;
 use crate::spec::ClusterSpec;
 use crate::task::{Job, Task};
 use crate::world::World;
+use std::collections::BTreeMap;
 
 impl ClusterSpec {
     /// Checks that strategies can use the cluster, and that `task` is part of it. An evaluator need not be: it takes no
@@ -119,7 +120,7 @@ impl ClusterSpec {
     ///
     /// # Errors
     /// As [`validate`](Self::validate); [`ClusterError::NoRank`] for a parameter server, [`ClusterError::Gaps`] where
-    /// workers are not numbered from 0 without gaps, [`ClusterError::World`] for 0 replicas.
+    /// workers are not numbered from 0 without gaps, [`ClusterError::AddressTwice`], [`ClusterError::World`] for 0 replicas.
     pub fn world(&self, task: &Task, replicas: usize) -> Result<World, ClusterError> {
         // MW-5, MW-6
         let rank = self.id_in_cluster(task)?;
@@ -132,6 +133,7 @@ impl ClusterSpec {
                 return Err(ClusterError::Gaps { job, indices });
             }
         }
+        self.check_addresses()?;
         Ok(World::new(self.worker_count(&task.job)?, rank, replicas)?)
     }
 
@@ -141,9 +143,10 @@ impl ClusterSpec {
     /// Where all addresses are loopback, it is taken for a cluster on one machine.
     ///
     /// # Errors
-    /// [`ClusterError::Loopback`], [`ClusterError::Unspecified`].
+    /// [`ClusterError::Loopback`], [`ClusterError::Unspecified`], [`ClusterError::AddressTwice`].
     pub fn check_hosts(&self) -> Result<(), ClusterError> {
         let address = |address: &Address| address.to_string();
+        self.check_addresses()?;
         if let Some((task, at)) = self.tasks().find(|(_, at)| at.host().is_unspecified()) {
             return Err(ClusterError::Unspecified { task, address: address(at) });
         }
@@ -155,6 +158,18 @@ impl ClusterSpec {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Refuses an address that two tasks have. Port 0 is not one: the system chooses another for each.
+    fn check_addresses(&self) -> Result<(), ClusterError> {
+        let mut seen = BTreeMap::new();
+        for (task, at) in self.tasks().filter(|(_, at)| at.port() != 0) {
+            let address = at.to_string();
+            if let Some(first) = seen.insert(address.clone(), task.clone()) {
+                return Err(ClusterError::AddressTwice { task: first, other: task, address });
+            }
+        }
+        Ok(())
     }
 
     /// The number of tasks of a job that may be missing.
@@ -292,5 +307,23 @@ mod tests {
              name or the address by which the others reach it"
         );
         assert!(check(r#"{"worker": ["0.0.0.0:1"]}"#).unwrap_err().contains("to which nobody can connect"));
+    }
+
+    #[test]
+    fn an_address_that_two_tasks_have_is_refused_with_both() {
+        let twice = spec(r#"{"worker": ["a:1", "b:1", "a:1"], "ps": ["c:1"]}"#);
+        let says = "worker 0 and worker 2 are both at a:1; give each task an address of its own: another host, or another port";
+        assert_eq!(twice.world(&task("worker", 1), 1).unwrap_err().to_string(), says);
+        assert_eq!(twice.check_hosts().unwrap_err().to_string(), says);
+        let among_jobs = spec(r#"{"worker": ["a:1"], "ps": ["a:1"]}"#);
+        assert!(
+            among_jobs.world(&task("worker", 0), 1).unwrap_err().to_string().contains("worker 0 and ps 0")
+                || among_jobs
+                    .world(&task("worker", 0), 1)
+                    .unwrap_err()
+                    .to_string()
+                    .contains("ps 0 and worker 0")
+        );
+        spec(r#"{"worker": ["a:1", "a:2"]}"#).world(&task("worker", 0), 1).unwrap();
     }
 }

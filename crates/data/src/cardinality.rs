@@ -8,9 +8,11 @@ pub enum Cardinality {
     Finite(usize),
     /// The dataset never ends.
     #[doc(alias = "tf.data.INFINITE_CARDINALITY")]
+    #[doc(alias = "INFINITE_CARDINALITY")]
     Infinite,
     /// Known only by running it, as with generators, files and filters.
     #[doc(alias = "tf.data.UNKNOWN_CARDINALITY")]
+    #[doc(alias = "UNKNOWN_CARDINALITY")]
     Unknown,
 }
 

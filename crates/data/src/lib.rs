@@ -74,8 +74,11 @@ mod text;
 pub use cardinality::Cardinality;
 pub use csv::Csv;
 pub use dataset::{Dataset, Interleave, Iter, Padding};
-pub use distribution::{DistributeOptions, Distribution, FileList, InputContext, Position};
+#[doc(alias = "tf.distribute.InputContext")]
+pub use distribution::InputContext;
+pub use distribution::{DistributeOptions, Distribution, FileList, Position};
 pub use error::{Cause, Error, Result};
+#[doc(alias = "tf.train.Example")]
 pub use example::Example;
 pub use file::{Compression, Files, Location};
 pub use pipeline::Batching;
@@ -83,7 +86,19 @@ pub use plan::ends::UnevenEnds;
 pub use plan::layout::Layout;
 pub use plan::policy::AutoShardPolicy;
 pub use plan::split::SplitRule;
-pub use spec::{ElementSpec, TensorSpec};
+#[doc(alias = "tf.data.Dataset.element_spec")]
+pub use spec::ElementSpec;
+#[doc(alias = "tf.TensorSpec")]
+pub use spec::TensorSpec;
 pub use split::{split, split_batch};
+#[doc(alias = "tf.data.TextLineDataset")]
+#[doc(alias = "TextLineDataset")]
 pub use text::text_lines;
-pub use tfrecord::{TfRecord, TfRecordReader, TfRecordWriter};
+#[doc(alias = "tf.data.TFRecordDataset")]
+#[doc(alias = "TFRecordDataset")]
+pub use tfrecord::TfRecord;
+#[doc(alias = "tf.data.TFRecordDataset")]
+#[doc(alias = "TFRecordDataset")]
+pub use tfrecord::TfRecordReader;
+#[doc(alias = "tf.io.TFRecordWriter")]
+pub use tfrecord::TfRecordWriter;

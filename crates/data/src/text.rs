@@ -22,6 +22,7 @@ use std::io::{BufRead, Read};
 /// # Ok::<(), distribute_data::Error>(())
 /// ```
 #[doc(alias = "tf.data.TextLineDataset")]
+#[doc(alias = "TextLineDataset")]
 pub fn text_lines(files: impl Into<Files>) -> Dataset<String> {
     Dataset::of_files(files.into(), TextLines)
 }

@@ -118,46 +118,147 @@ pub mod values;
 mod variables;
 
 pub use checkpoint::{Checkpoint, CheckpointManager, Checkpointed};
+#[doc(alias = "tf.distribute.ReplicaContext")]
+pub use context::ReplicaContext;
 pub use context::{
-    ContextKind, ReplicaContext, UpdateContext, get_replica_context, get_strategy, get_update_context,
-    has_strategy, in_cross_replica_context, set_strategy,
+    ContextKind, UpdateContext, get_replica_context, get_strategy, get_update_context, has_strategy,
+    in_cross_replica_context, set_strategy,
 };
+#[doc(alias = "tf.distribute.experimental.coordinator.ClusterCoordinator")]
+#[doc(alias = "tf.distribute.coordinator.ClusterCoordinator")]
 #[doc(inline)]
-pub use coordinator::{ClusterCoordinator, ClusterCoordinatorBuilder, Fetch, Status, WorkerStatus};
-pub use distribute_cluster::resolver::{ClusterResolver, SimpleClusterResolver, TfConfigClusterResolver};
+pub use coordinator::ClusterCoordinator;
 #[doc(inline)]
-pub use distribute_cluster::{ClusterSpec, Job, Task};
+pub use coordinator::{ClusterCoordinatorBuilder, Fetch, Status, WorkerStatus};
+#[doc(alias = "tf.train.ClusterSpec")]
+#[doc(inline)]
+pub use distribute_cluster::ClusterSpec;
+#[doc(alias = "task_type")]
+#[doc(inline)]
+pub use distribute_cluster::Job;
+#[doc(inline)]
+pub use distribute_cluster::Task;
+#[doc(alias = "tf.distribute.cluster_resolver.ClusterResolver")]
+pub use distribute_cluster::resolver::ClusterResolver;
+#[doc(alias = "tf.distribute.cluster_resolver.SimpleClusterResolver")]
+pub use distribute_cluster::resolver::SimpleClusterResolver;
+#[doc(alias = "tf.distribute.cluster_resolver.TFConfigClusterResolver")]
+#[doc(alias = "TF_CONFIG")]
+pub use distribute_cluster::resolver::TfConfigClusterResolver;
+#[doc(alias = "tf.data.Dataset")]
 #[doc(inline)]
 pub use distribute_data::Dataset;
 pub use distribute_macros::{Nest, main, remote};
-pub use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Nest, ReduceOp, Tree};
+#[doc(alias = "tf.IndexedSlices")]
+pub use distribute_tensor::IndexedSlices;
+#[doc(alias = "tf.nest")]
+pub use distribute_tensor::Nest;
+#[doc(alias = "tf.distribute.ReduceOp")]
+pub use distribute_tensor::ReduceOp;
+#[doc(alias = "tf.nest")]
+#[doc(alias = "nest")]
+pub use distribute_tensor::Tree;
+pub use distribute_tensor::{HostTensor, Leaf};
 pub use error::{Error, Ok, Result};
 pub use init::init;
-pub use input::{DistributedDataset, DistributedIterator, InputOptions, InputReplicationMode};
+#[doc(alias = "tf.distribute.DistributedDataset")]
+pub use input::DistributedDataset;
+#[doc(alias = "tf.distribute.DistributedIterator")]
+pub use input::DistributedIterator;
+#[doc(alias = "tf.distribute.InputOptions")]
+pub use input::InputOptions;
+#[doc(alias = "tf.distribute.InputReplicationMode")]
+pub use input::InputReplicationMode;
 pub use optimizer::{Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Sgd};
+#[doc(alias = "tf.distribute.experimental.PreemptionCheckpointHandler")]
+#[doc(alias = "PreemptionCheckpointHandler")]
+#[doc(alias = "tf.distribute.experimental.TerminationConfig")]
+#[doc(alias = "TerminationConfig")]
+#[doc(alias = "tf.distribute.experimental.PreemptionWatcher")]
+#[doc(alias = "PreemptionWatcher")]
 pub use preemption::Preemption;
 pub use replicated::Replicated;
 pub use select::{Kept, Restored, Select};
 pub use serve::{Serve, serve};
 pub use servers::{ParameterServers, RunningClosure};
+#[doc(alias = "tf.distribute.experimental.CentralStorageStrategy")]
+pub use strategy::CentralStorageStrategy;
+#[doc(alias = "tf.distribute.experimental.CommunicationImplementation")]
+#[doc(alias = "tf.distribute.experimental.CollectiveCommunication")]
+#[doc(alias = "CollectiveCommunication")]
+pub use strategy::CommunicationImplementation;
+#[doc(alias = "tf.distribute.experimental.CommunicationOptions")]
+#[doc(alias = "tf.distribute.experimental.CollectiveHints")]
+#[doc(alias = "CollectiveHints")]
+pub use strategy::CommunicationOptions;
+#[doc(alias = "tf.distribute.CrossDeviceOps")]
+pub use strategy::CrossDeviceOps;
+#[doc(alias = "tf.DeviceSpec")]
+#[doc(alias = "DeviceSpec")]
+pub use strategy::DeviceName;
+#[doc(alias = "tf.distribute.HierarchicalCopyAllReduce")]
+pub use strategy::HierarchicalCopyAllReduce;
+#[doc(alias = "tf.distribute.MirroredStrategy")]
+pub use strategy::MirroredStrategy;
+#[doc(alias = "tf.distribute.MultiWorkerMirroredStrategy")]
+#[doc(alias = "tf.distribute.experimental.MultiWorkerMirroredStrategy")]
+#[doc(alias = "CollectiveAllReduceStrategy")]
+pub use strategy::MultiWorkerMirroredStrategy;
+#[doc(alias = "tf.distribute.NcclAllReduce")]
+pub use strategy::NcclAllReduce;
+#[doc(alias = "tf.distribute.OneDeviceStrategy")]
+pub use strategy::OneDeviceStrategy;
+#[doc(alias = "tf.distribute.ParameterServerStrategy")]
+#[doc(alias = "tf.distribute.experimental.ParameterServerStrategy")]
+pub use strategy::ParameterServerStrategy;
+#[doc(alias = "tf.distribute.ReductionToOneDevice")]
+pub use strategy::ReductionToOneDevice;
+#[doc(alias = "tf.distribute.StrategyExtended")]
+pub use strategy::StrategyExtended;
 pub use strategy::{
-    CentralStorageStrategy, CommunicationImplementation, CommunicationOptions, CrossDeviceOps, Destinations,
-    DeviceKind, DeviceName, HierarchicalCopyAllReduce, IndependentWorker, LocalCluster, MirroredStrategy,
-    MultiWorkerBuilder, MultiWorkerMirroredStrategy, NcclAllReduce, OneDeviceStrategy,
-    ParameterServerBuilder, ParameterServerStrategy, ReductionToOneDevice, Replicas, Strategy,
-    StrategyExtended, Threads, ValueContext, VariablePlacement,
+    Destinations, DeviceKind, IndependentWorker, LocalCluster, MultiWorkerBuilder, ParameterServerBuilder,
+    Replicas, Strategy, Threads, ValueContext, VariablePlacement,
 };
 pub use summary::SummaryWriter;
 pub use training::Training;
 #[doc(hidden)]
 pub use values::derived;
-pub use values::{Axes, Distributed, Mirrored, PerReplica, Reducible};
+#[doc(alias = "tf.distribute.DistributedValues")]
+#[doc(alias = "DistributedValues")]
+pub use values::Distributed;
+#[doc(alias = "tf.distribute.DistributedValues")]
+#[doc(alias = "DistributedValues")]
+pub use values::Mirrored;
+#[doc(alias = "tf.distribute.DistributedValues")]
+#[doc(alias = "DistributedValues")]
+pub use values::PerReplica;
+pub use values::{Axes, Reducible};
+pub use variables::NewVariable;
+#[doc(alias = "ShardedVariable.variables")]
+pub use variables::Shard;
+#[doc(alias = "tf.Variable")]
+#[doc(alias = "MirroredVariable")]
+#[doc(alias = "SyncOnReadVariable")]
+#[doc(alias = "AggregatingVariable")]
+pub use variables::Variable;
+#[doc(alias = "tf.VariableAggregation")]
+pub use variables::VariableAggregation;
+#[doc(alias = "tf.VariableSynchronization")]
+pub use variables::VariableSynchronization;
+#[doc(alias = "tf.Variable")]
+#[doc(alias = "MirroredVariable")]
+pub use variables::Variables;
 pub use variables::lookup;
-pub use variables::{NewVariable, Shard, Variable, VariableAggregation, VariableSynchronization, Variables};
 
 /// Who takes part and how that is found out; deadlines, and who is to blame.
 pub mod cluster {
     // By items, so that these docs include them without building those of other crates.
+    #[doc(alias = "tf.train.ClusterSpec")]
+    #[doc(inline)]
+    pub use distribute_cluster::ClusterSpec;
+    #[doc(alias = "task_type")]
+    #[doc(inline)]
+    pub use distribute_cluster::Job;
     #[doc(inline)]
     pub use distribute_cluster::*;
 }
@@ -172,24 +273,73 @@ pub mod net {
 
 /// Training between graphs, as TensorFlow 1 called it: each worker runs the whole program by itself, against variables on parameter servers.
 pub mod between_graph {
+    #[doc(alias = "tf.contrib.distribute.ParameterServerStrategy")]
+    #[doc(alias = "tf.compat.v1.distribute.experimental.ParameterServerStrategy")]
+    #[doc(inline)]
+    pub use crate::strategy::parameter_server::between_graph::ParameterServerStrategy;
     #[doc(inline)]
     pub use crate::strategy::parameter_server::between_graph::*;
 }
 
 /// How variables are cut, and which parameter server has which; the tables on servers, and how they are reached.
 pub mod params {
+    #[doc(alias = "tfra.dynamic_embedding.Variable")]
+    #[doc(inline)]
+    pub use distribute_params::DynamicTable;
+    #[doc(alias = "tf.distribute.experimental.partitioners.FixedShardsPartitioner")]
+    #[doc(inline)]
+    pub use distribute_params::FixedShardsPartitioner;
+    #[doc(alias = "tf.distribute.experimental.partitioners.MaxSizePartitioner")]
+    #[doc(inline)]
+    pub use distribute_params::MaxSizePartitioner;
+    #[doc(alias = "tf.distribute.experimental.partitioners.MinSizePartitioner")]
+    #[doc(inline)]
+    pub use distribute_params::MinSizePartitioner;
+    #[doc(alias = "tf.distribute.experimental.partitioners.Partitioner")]
+    #[doc(inline)]
+    pub use distribute_params::Partitioner;
     #[doc(inline)]
     pub use distribute_params::*;
 }
 
 /// Datasets: sources, transformations, file formats, and how batches are split over replicas.
 pub mod data {
+    #[doc(alias = "tf.data.Dataset.element_spec")]
+    #[doc(inline)]
+    pub use distribute_data::ElementSpec;
+    #[doc(alias = "tf.train.Example")]
+    #[doc(inline)]
+    pub use distribute_data::Example;
+    #[doc(alias = "tf.distribute.InputContext")]
+    #[doc(inline)]
+    pub use distribute_data::InputContext;
+    #[doc(alias = "tf.TensorSpec")]
+    #[doc(inline)]
+    pub use distribute_data::TensorSpec;
+    #[doc(alias = "tf.data.TFRecordDataset")]
+    #[doc(alias = "TFRecordDataset")]
+    #[doc(inline)]
+    pub use distribute_data::TfRecord;
+    #[doc(alias = "tf.data.TFRecordDataset")]
+    #[doc(alias = "TFRecordDataset")]
+    #[doc(inline)]
+    pub use distribute_data::TfRecordReader;
+    #[doc(alias = "tf.io.TFRecordWriter")]
+    #[doc(inline)]
+    pub use distribute_data::TfRecordWriter;
+    #[doc(alias = "tf.data.TextLineDataset")]
+    #[doc(alias = "TextLineDataset")]
+    #[doc(inline)]
+    pub use distribute_data::text_lines;
     #[doc(inline)]
     pub use distribute_data::*;
 }
 
 /// Tensors in host memory, and nests of tensors.
 pub mod tensor {
+    #[doc(alias = "slice")]
+    #[doc(inline)]
+    pub use distribute_tensor::Index;
     #[doc(inline)]
     pub use distribute_tensor::*;
 }

@@ -46,13 +46,14 @@ impl<'a> Select<'a> {
     }
 
     /// What is set and what is kept, of what is here by name, dtype and shape. `there` knows what is there; of dtypes that
-    /// cannot be read only the shape.
+    /// cannot be read only the shape. `names` are those there, for an error.
     pub(crate) fn decide(
         &self,
         operation: &'static str,
         from: &str,
         here: impl IntoIterator<Item = (String, DType, Vec<usize>)>,
         there: impl Fn(&str) -> Option<(Option<DType>, Vec<usize>)>,
+        names: impl FnOnce() -> Vec<String>,
     ) -> Result<Restored> {
         let mut decided = Restored::default();
         let mut wrong = Vec::new();
@@ -83,8 +84,9 @@ impl<'a> Select<'a> {
             Err(Error::invalid(
                 operation,
                 format!(
-                    "{from} lacks what is selected: {}; select other names, or what fits with Select::lenient",
-                    some(&wrong, "; ")
+                    "{from} lacks what is selected: {}; it has {}; select other names, or what fits with Select::lenient",
+                    some(&wrong, "; "),
+                    names_there(names())
                 ),
             ))
         }
@@ -190,8 +192,14 @@ impl fmt::Display for Kept {
     }
 }
 
+/// The names that a file or checkpoint has, for an error.
+pub(crate) fn names_there(mut names: Vec<String>) -> String {
+    names.sort();
+    if names.is_empty() { "no tensors".into() } else { some(&names, ", ") }
+}
+
 /// The first names of a list.
-fn some(names: &[String], between: &str) -> String {
+pub(crate) fn some(names: &[String], between: &str) -> String {
     const SHOWN: usize = 20;
     if names.len() > SHOWN {
         format!("{} and {} more", names[..SHOWN].join(between), names.len() - SHOWN)
@@ -213,7 +221,7 @@ mod tests {
             "x.c" => Some((Some(DType::F32), vec![])),
             _ => None,
         };
-        select.decide("load_some", "file", here, there)
+        select.decide("load_some", "file", here, there, || vec!["x.c".into(), "a".into(), "b".into()])
     }
 
     #[test]
@@ -223,7 +231,7 @@ mod tests {
             all.contains("file lacks what is selected: b: b is float32[4], but here it is float32[3]"),
             "{all}"
         );
-        assert!(all.contains("c: there is no c"), "{all}");
+        assert!(all.contains("c: there is no c; it has a, b, x.c; select other names"), "{all}");
         let lenient = decide(&Select::all().lenient()).unwrap();
         assert_eq!(lenient.restored, BTreeMap::from([("a".to_string(), "a".to_string())]));
         assert_eq!(lenient.kept["c"], Kept::Absent { source: "c".into() });

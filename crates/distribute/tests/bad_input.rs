@@ -286,7 +286,20 @@ fn files_that_cannot_be_loaded_change_nothing_and_are_named() {
     };
     let bias = Tensor::zeros(1, DType::F32, &Device::Cpu).unwrap();
     let missing = load(&save(&[("bias", bias.clone())])).to_string();
-    assert!(missing.contains("lacks") && missing.contains("weight"), "{missing}");
+    assert!(missing.contains("lacks the variables weight; it has bias; names that differ"), "{missing}");
+    for (bytes, is) in [
+        (&b"PK\x03\x04...data.pkl......"[..], "PyTorch's (a .bin or .pt file); convert it"),
+        (b"\x80\x02\x8a\x0al\xfc\x9c", "PyTorch's"),
+        (b"GGUF\x03\0\0\0\0\0", "a GGUF file"),
+        (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
+        (b"version https://git-lfs.github.com/spec/v1\noid", "a pointer of Git LFS"),
+        (b"<!doctype html><html>", "a page of the web"),
+        (b"{\"weight_map\": {}}", "JSON; if it is an index"),
+    ] {
+        let error = load(bytes);
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+        assert!(error.to_string().contains(&format!("is no safetensors file: it is {is}")), "{error}");
+    }
     // The bias would fit and comes first: it must not have been set.
     let one = Tensor::ones(1, DType::F32, &Device::Cpu).unwrap();
     let shape = load(&save(&[("bias", one.clone()), ("weight", twos.t().unwrap().contiguous().unwrap())]))

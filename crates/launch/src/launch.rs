@@ -1,6 +1,7 @@
 //! Starts the tasks of a plan.
 
 use crate::output::Sink;
+use crate::printer::Printer;
 use crate::running::{Shared, supervise};
 use crate::starter::{Starter, one_core_each};
 use crate::supervisor::{Policy, Supervisor};
@@ -166,9 +167,13 @@ impl Launch {
     }
 
     /// Takes what the tasks and the launcher say, instead of this process's standard output and error. It is called on
-    /// several threads at once.
+    /// two threads: one for what tasks write to standard output, one for all else. While it does not return, tasks that write more than a
+    /// megabyte wait. When the job has ended it has ten seconds for each line; then the rest is dropped.
     pub fn output(mut self, sink: impl Fn(Output<'_>) + Send + Sync + 'static) -> Self {
-        self.sink = Arc::new(sink);
+        self.sink = Arc::new(move |output| {
+            sink(output);
+            Ok(())
+        });
         self
     }
 
@@ -199,6 +204,11 @@ impl Launch {
         let interrupts =
             interrupts.map_err(|source| Error::System { operation: "listening for signals", source })?;
 
+        let printer = Printer::start(&self.sink, &events).map_err(|source| Error::System {
+            operation: "starting the threads that write what the tasks say",
+            source,
+        })?;
+
         let tasks = self.plan.into_tasks();
         let mut own = cores.iter().flatten();
         let own: Vec<_> = tasks
@@ -221,12 +231,12 @@ impl Launch {
             folder,
             environment: self.environment,
             ssh: self.ssh,
-            sink: self.sink.clone(),
+            printer: printer.clone(),
             shared: shared.clone(),
             events: events.clone(),
         };
         let watch = Stopwatch::start();
-        (self.sink)(Output::Notice(&Notice::Starting { tasks: shared.names.len(), hosts, cores }));
+        printer.notice(Notice::Starting { tasks: shared.names.len(), hosts, cores });
         for index in 0..starter.tasks.len() {
             starter.tasks[index].release_port();
             if let Err(source) = starter.start(index, 0) {
@@ -240,8 +250,8 @@ impl Launch {
             let grace = self.policy.grace;
             move || {
                 let outcome = supervise(supervisor, actions, &happened, &starter, grace, watch);
+                // Signals still count while the last lines are written.
                 drop(interrupts);
-                (starter.sink)(Output::Notice(&Notice::Ended(Box::new(outcome.clone()))));
                 let _ = done.send(outcome);
             }
         });

@@ -33,6 +33,8 @@ mod guard;
 #[cfg(unix)]
 mod interrupts;
 #[cfg(unix)]
+mod last_words;
+#[cfg(unix)]
 pub mod launch;
 #[cfg(unix)]
 mod lines;
@@ -42,6 +44,8 @@ pub mod outcome;
 pub mod output;
 #[cfg(unix)]
 pub mod plan;
+#[cfg(unix)]
+mod printer;
 #[cfg(unix)]
 mod process;
 #[cfg(unix)]

@@ -97,7 +97,7 @@ pub struct Outcome {
     pub cause: Cause,
     /// How long it took.
     pub after: Duration,
-    /// How long tasks had to end when asked.
+    /// How long tasks had to end when asked: the grace time, or less where a second signal had them killed sooner.
     pub grace: Duration,
     /// Its tasks.
     pub tasks: Vec<TaskOutcome>,
@@ -159,7 +159,7 @@ impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stopped = |task: &&TaskOutcome| task.stopped;
         match &self.cause {
-            Cause::Done => write!(f, "the job ended well after {}", seconds(self.after))?,
+            Cause::Done => write!(f, "the job succeeded after {}", seconds(self.after))?,
             Cause::Failed(_) => {
                 let Some(first) = self.first_failure() else { return f.write_str("a task failed") };
                 write!(f, "{}", first.task)?;
@@ -273,6 +273,6 @@ mod tests {
         assert_eq!(outcome(Cause::Interrupted(Signal::Interrupt)).exit_code(), 130);
         assert_eq!(outcome(Cause::Interrupted(Signal::Terminate)).exit_code(), 143);
         assert_eq!(outcome(Cause::TimedOut(Duration::from_secs(5))).exit_code(), 124);
-        assert_eq!(outcome(Cause::Done).to_string(), "the job ended well after 60.0 s");
+        assert_eq!(outcome(Cause::Done).to_string(), "the job succeeded after 60.0 s");
     }
 }

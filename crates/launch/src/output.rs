@@ -4,6 +4,7 @@ use crate::outcome::seconds;
 use crate::supervisor::restart_text;
 use crate::{End, Outcome, Signal, Task};
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,15 @@ pub enum Stream {
     Out,
     /// Standard error.
     Err,
+}
+
+impl Stream {
+    fn name(self) -> &'static str {
+        match self {
+            Stream::Out => "standard output",
+            Stream::Err => "standard error",
+        }
+    }
 }
 
 /// Something that a job says.
@@ -34,8 +44,8 @@ pub enum Output<'a> {
     Notice(&'a Notice),
 }
 
-/// Takes what a job says. It is called on several threads at once, and a task that writes waits for it.
-pub(crate) type Sink = Arc<dyn Fn(Output<'_>) + Send + Sync>;
+/// Writes what a job says. It is called on two threads: one for standard output, one for standard error and notices.
+pub(crate) type Sink = Arc<dyn Fn(Output<'_>) -> io::Result<()> + Send + Sync>;
 
 /// What the launcher itself has to say.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,24 +86,55 @@ pub enum Notice {
         /// How many that train are left.
         left: usize,
     },
+    /// A task has failed, and is not started again because the chief, which drives it, has ended well.
+    NotNeeded {
+        /// The task.
+        task: Task,
+        /// How it ended.
+        end: End,
+        /// How long it ran.
+        after: Duration,
+    },
+    /// A task is asked to end because the chief, which would drive it, has ended well, and no other task is at work.
+    LeftOver {
+        /// The task.
+        task: Task,
+        /// Whether it is suspended; else it was started again a short time ago, and may wait for the chief.
+        suspended: bool,
+    },
     /// The launcher was asked to end the job.
     Interrupted {
         /// By which signal.
         signal: Signal,
     },
+    /// Lines of tasks could not be written, or were dropped at the end since nobody read them.
+    Dropped {
+        /// The stream on which they came.
+        stream: Stream,
+        /// How many lines.
+        lines: u64,
+        /// How many bytes.
+        bytes: u64,
+        /// Why they could not be written; `None` if nobody read them.
+        why: Option<String>,
+    },
     /// The job has ended.
     Ended(Box<Outcome>),
+}
+
+/// A number and what it counts.
+fn plural(n: u64, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
 impl fmt::Display for Notice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Notice::Starting { tasks, hosts, cores } => {
-                let plural = |n: usize| if n == 1 { "" } else { "s" };
-                write!(f, "{tasks} task{} on ", plural(*tasks))?;
+                write!(f, "{} on ", plural(*tasks as u64, "task"))?;
                 match hosts {
                     0 => f.write_str("this machine")?,
-                    hosts => write!(f, "{hosts} host{}", plural(*hosts))?,
+                    hosts => f.write_str(&plural(*hosts as u64, "host"))?,
                 }
                 match cores.as_deref() {
                     None => Ok(()),
@@ -113,6 +154,22 @@ impl fmt::Display for Notice {
             }
             Notice::Restart { task, end, after, restart, of, wait } => {
                 write!(f, "{task}: {}", restart_text(end, *after, *restart, *of, *wait))
+            }
+            Notice::NotNeeded { task, end, after } => {
+                write!(
+                    f,
+                    "{task}: {end} after {}; not started again: the chief has ended well",
+                    seconds(*after)
+                )
+            }
+            Notice::LeftOver { task, suspended } => {
+                let why = if *suspended { "is suspended" } else { "was started again just before" };
+                write!(f, "{task} is asked to end: the chief has ended well, and it {why}")
+            }
+            Notice::Dropped { stream, lines, bytes, why } => {
+                let (stream, lines) = (stream.name(), plural(*lines, "line"));
+                write!(f, "dropped {lines} ({}) of the tasks' {stream}: ", plural(*bytes, "byte"))?;
+                f.write_str(why.as_deref().unwrap_or("nobody reads it"))
             }
             Notice::Interrupted { signal } => {
                 write!(f, "{signal}: sent on to all tasks; once more to kill them")

@@ -1,15 +1,15 @@
 //! The process of one task, with all it starts.
 
 use crate::lines::Lines;
-use crate::output::Sink;
-use crate::{End, Output, Signal, Stream, Task, cores};
+use crate::printer::Printer;
+use crate::{End, Signal, Stream, Task, cores};
 use distribute_cluster::{Deadline, Stopwatch};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::{Pid, WaitId, WaitIdOptions, kill_process_group, waitid};
 use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -20,6 +20,9 @@ const LINGER: Duration = Duration::from_millis(500);
 
 /// How long nothing may come of a task's output after that. Only a process that has left the task's group keeps it open.
 const DRAIN: Duration = Duration::from_secs(2);
+
+/// How long something may, if such a process goes on writing.
+const DRAIN_AT_MOST: Duration = Duration::from_secs(10);
 
 /// The longest last line that a summary has.
 const LAST_LINE: usize = 300;
@@ -58,7 +61,7 @@ impl Process {
     /// Starts it. `report` is called twice, on another thread.
     pub(crate) fn start(
         start: Start<'_>,
-        sink: &Sink,
+        printer: &Arc<Printer>,
         report: impl Fn(Report) + Send + 'static,
     ) -> io::Result<Arc<Self>> {
         let Start { index, task, command, prelude, cores } = start;
@@ -75,24 +78,25 @@ impl Process {
         // From here on, whatever fails must not leave it running.
         let started = (|| {
             process.feed(stdin, prelude)?;
-            let mut drain = Drain::default();
+            let (mut drain, runs) = (Drain::default(), Arc::new(AtomicBool::new(true)));
+            let task = Arc::new(task.clone());
             for (stream, pipe) in [(Stream::Out, out.map(boxed)), (Stream::Err, err.map(boxed))] {
                 let Some(pipe) = pipe else { continue };
-                let (task, sink) = (task.clone(), sink.clone());
+                let (task, printer, runs) = (task.clone(), printer.clone(), runs.clone());
                 let (pace, done) = drain.add();
                 thread::Builder::new().name(format!("output of {task}")).spawn(move || {
-                    let last =
-                        read(pipe, &pace, |text| sink(Output::Line { index, task: &task, stream, text }));
+                    let last = read(pipe, &pace, |text| printer.line(index, &task, stream, text, &runs));
                     let _ = done.send(last.filter(|_| stream == Stream::Err));
                 })?;
             }
-            let (process, watch) = (process.clone(), Stopwatch::start());
+            let (process, printer, watch) = (process.clone(), printer.clone(), Stopwatch::start());
             thread::Builder::new().name(format!("end of {task}")).spawn(move || {
                 let end = process.wait();
                 report(Report::Ended { end, after: watch.elapsed() });
-                drain.wait(LINGER);
+                printer.runs_no_longer(&runs);
+                drain.wait(LINGER, LINGER);
                 process.kill_and_reap();
-                drain.wait(DRAIN);
+                drain.wait(DRAIN, DRAIN_AT_MOST);
                 report(Report::Drained { last_error_line: drain.last });
             })?;
             Ok(())
@@ -129,6 +133,13 @@ impl Process {
         }
         let _ = kill_process_group(self.group, raw(signal));
         true
+    }
+
+    /// Whether the task is suspended by a signal. On another host nobody here can know.
+    pub(crate) fn is_suspended(&self) -> bool {
+        let child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        child.is_some() && !self.remote && matches!(waitid(WaitId::Pid(self.group), options), Ok(Some(_)))
     }
 
     /// Keeps the guard's input, once it has got what comes first.
@@ -191,22 +202,24 @@ struct Drain {
 }
 
 impl Drain {
-    /// For one output: its pace, odd while a line is handed on, and where its last line of errors goes at its end.
+    /// For one output: how many lines have come, and where its last line of errors goes at its end.
     fn add(&mut self) -> (Arc<AtomicUsize>, Sender<Option<String>>) {
         let (pace, (done, end)) = (Arc::default(), channel());
         self.readers.push((Arc::clone(&pace), end));
         (pace, done)
     }
 
-    /// Waits until all outputs have ended, or nothing has come of one for so long. A slow reader of ours is waited for.
-    fn wait(&mut self, patience: Duration) {
+    /// Waits until all outputs have ended, or nothing has come of one for so long, or `most` has passed.
+    fn wait(&mut self, patience: Duration, most: Duration) {
+        let mut most = Deadline::after(most);
         while let Some((pace, end)) = self.readers.last() {
             let (mut deadline, mut seen) = (Deadline::after(patience), pace.load(Ordering::Relaxed));
             loop {
-                match end.recv_timeout(deadline.look()) {
+                match end.recv_timeout(deadline.look().min(most.look())) {
+                    Err(RecvTimeoutError::Timeout) if most.has_passed() => return,
                     Err(RecvTimeoutError::Timeout) => {
                         let now = pace.load(Ordering::Relaxed);
-                        if now != seen || now % 2 == 1 {
+                        if now != seen {
                             (deadline, seen) = (Deadline::after(patience), now);
                         } else if deadline.has_passed() {
                             return;
@@ -263,7 +276,6 @@ fn read(mut pipe: impl Read, pace: &AtomicUsize, mut line: impl FnMut(&[u8])) ->
     let mut take = |text: &[u8]| {
         pace.fetch_add(1, Ordering::Relaxed);
         line(text);
-        pace.fetch_add(1, Ordering::Relaxed);
         // What Rust writes below a panic says nothing of it.
         if !text.trim_ascii().is_empty() && !text.starts_with(b"note: run with `RUST_BACKTRACE") {
             last.clear();

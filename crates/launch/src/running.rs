@@ -3,7 +3,7 @@
 use crate::process::Process;
 use crate::starter::Starter;
 use crate::supervisor::{Action, Happened, Supervisor, Timer};
-use crate::{End, Error, Outcome, Output, Result, Signal, Task, TaskOutcome};
+use crate::{End, Error, Outcome, Result, Signal, Task, TaskOutcome, last_words};
 use distribute_cluster::{Deadline, Stopwatch};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,9 +11,18 @@ use std::time::Duration;
 
 /// What the supervisor is told.
 pub(crate) enum Event {
-    Ended { task: usize, end: End, after: Duration },
-    Drained { task: usize, last_error_line: Option<String> },
+    Ended {
+        task: usize,
+        end: End,
+        after: Duration,
+    },
+    Drained {
+        task: usize,
+        last_error_line: Option<String>,
+    },
     Asked(Signal),
+    /// All that the job has said has been written.
+    Written,
 }
 
 /// How long to wait for a job that is dropped: its tasks are killed.
@@ -97,7 +106,8 @@ impl Running {
         let _ = self.events.send(Event::Asked(Signal::Terminate));
     }
 
-    /// Waits until the job has ended. By then all its processes are gone, and what they wrote has been handed on.
+    /// Waits until the job has ended. By then all its processes are gone, and what they wrote has been handed on, or dropped where
+    /// nobody took anything for ten seconds after the end.
     ///
     /// # Errors
     /// [`Error::StillRunning`] once the deadline has passed; the job goes on.
@@ -147,17 +157,33 @@ pub(crate) fn supervise(
     let mut last_lines = vec![None; undrained.len()];
     // To be started again once what their last process has left behind is gone, and with it the ports that it had.
     let mut held: Vec<(usize, u32)> = Vec::new();
-    let mut given_up = false;
+    let (mut given_up, mut signals) = (false, 0);
+    // Since when tasks are asked to end, and how long they had.
+    let (mut asked, mut had) = (None, grace);
     let mut actions = begin;
     loop {
         for action in std::mem::take(&mut actions) {
             match action {
-                Action::Set(timer, after) => timers.push((Deadline::after(after), timer)),
-                Action::Say(notice) => (starter.sink)(Output::Notice(&notice)),
+                Action::Set(timer, after) => {
+                    match timer {
+                        Timer::Grace => asked = Some(Stopwatch::start()),
+                        Timer::Killed => had = asked.as_ref().map_or(grace, Stopwatch::elapsed).min(grace),
+                        _ => (),
+                    }
+                    timers.push((Deadline::after(after), timer));
+                }
+                Action::Say(notice) => starter.printer.notice(notice),
                 Action::Send { task, signal } => {
                     if let (Some(process), _) = starter.shared.process(task) {
                         process.send(signal);
+                        if signal != Signal::Kill {
+                            // One that is suspended takes no other signal before.
+                            process.send(Signal::Continue);
+                        }
                     }
+                }
+                Action::Start { task, .. } if supervisor.is_ending() => {
+                    actions.extend(supervisor.decide(Happened::NotStarted { task }));
                 }
                 Action::Start { task, restart } if undrained[task] > 0 => held.push((task, restart)),
                 Action::Start { task, restart } => match starter.start(task, restart) {
@@ -170,10 +196,16 @@ pub(crate) fn supervise(
                 },
             }
         }
+        if supervisor.is_ending() {
+            starter.printer.ending();
+        }
         let (passed, left): (Vec<_>, _) = timers.into_iter().partition(|(at, _)| at.has_passed());
         timers = left;
         for (_, timer) in passed {
             given_up |= timer == Timer::Killed;
+            if timer == Timer::LeftOver {
+                look_for_suspended(&mut supervisor, &starter.shared);
+            }
             actions.extend(supervisor.decide(Happened::Passed(timer)));
         }
         if !actions.is_empty() {
@@ -195,9 +227,12 @@ pub(crate) fn supervise(
                 let again = held.extract_if(.., |(waiting, _)| *waiting == task);
                 actions.extend(again.map(|(task, restart)| Action::Start { task, restart }));
             }
-            Ok(Event::Asked(signal)) => actions = supervisor.decide(Happened::Asked(signal)),
+            Ok(Event::Asked(signal)) => {
+                signals += 1;
+                actions = supervisor.decide(Happened::Asked(signal));
+            }
             // A timer, or nothing yet.
-            Err(_) => (),
+            Ok(Event::Written) | Err(_) => (),
         }
     }
     let (cause, known) = supervisor.into_parts();
@@ -212,5 +247,15 @@ pub(crate) fn supervise(
             killed: known.killed,
             last_error_line,
         });
-    Outcome { cause, after: watch.elapsed(), grace, tasks: outcome.collect() }
+    let outcome = Outcome { cause, after: watch.elapsed(), grace: had, tasks: outcome.collect() };
+    last_words::say(&starter.printer, events, &outcome, signals > 1);
+    outcome
+}
+
+/// Tells the supervisor which tasks are suspended now.
+fn look_for_suspended(supervisor: &mut Supervisor, shared: &Shared) {
+    for task in 0..shared.names.len() {
+        let suspended = shared.process(task).0.is_some_and(|process| process.is_suspended());
+        supervisor.decide(Happened::Looked { task, suspended });
+    }
 }

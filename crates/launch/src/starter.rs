@@ -1,6 +1,6 @@
 //! What a task is started with: its command, its environment, and where it goes.
 
-use crate::output::Sink;
+use crate::printer::Printer;
 use crate::process::{Process, Report, Start};
 use crate::running::{Event, Shared};
 use crate::{PlannedTask, RemoteHost, guard};
@@ -25,7 +25,7 @@ pub(crate) struct Starter {
     pub folder: PathBuf,
     pub environment: BTreeMap<OsString, Option<OsString>>,
     pub ssh: Vec<String>,
-    pub sink: Sink,
+    pub printer: Arc<Printer>,
     pub shared: Arc<Shared>,
     pub events: Sender<Event>,
 }
@@ -56,7 +56,7 @@ impl Starter {
             prelude,
             cores: self.cores.get(index).map_or(&[], Vec::as_slice),
         };
-        let process = Process::start(start, &self.sink, report)?;
+        let process = Process::start(start, &self.printer, report)?;
         *self.shared.processes[index].lock().unwrap_or_else(PoisonError::into_inner) =
             (Some(process), restart);
         Ok(())

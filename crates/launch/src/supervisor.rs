@@ -2,7 +2,7 @@
 
 use crate::layout::trains;
 use crate::outcome::seconds;
-use crate::{Cause, End, Notice, Signal, Task};
+use crate::{Cause, End, Job, Notice, Signal, Task};
 use std::time::Duration;
 
 /// A task that ends sooner has not begun well.
@@ -10,6 +10,12 @@ const A_WHILE: Duration = Duration::from_secs(2);
 
 /// The longest wait before a task is started again.
 const LONGEST_BACKOFF: Duration = Duration::from_secs(60);
+
+/// How long a task that was started again counts as one that may have found nobody.
+const JUST_STARTED: Duration = Duration::from_secs(60);
+
+/// How often tasks that are left are looked at once the chief has ended, at most.
+const LEFT_OVER: Duration = Duration::from_secs(1);
 
 /// How long tasks may take to end after SIGKILL. Only one that is stuck in the system takes longer than a moment.
 const KILLED: Duration = Duration::from_secs(5);
@@ -36,6 +42,10 @@ pub(crate) struct Policy {
 pub(crate) enum Happened {
     /// The process of a task has ended, after so long.
     Ended { task: usize, end: End, after: Duration },
+    /// A task was to be started again, and was not, since the job is ending.
+    NotStarted { task: usize },
+    /// Whether a task is suspended, before [`Timer::LeftOver`].
+    Looked { task: usize, suspended: bool },
     /// Somebody wants the job to end.
     Asked(Signal),
     /// A timer that an [`Action`] set.
@@ -47,6 +57,10 @@ pub(crate) enum Happened {
 pub(crate) enum Timer {
     /// A task is to be started again.
     Restart(usize),
+    /// A task has run for a while since its `restart`-th start.
+    HasRun { task: usize, restart: u32 },
+    /// Tasks that the chief has left behind may be asked to end.
+    LeftOver,
     /// The time that tasks had to end by themselves is over.
     Grace,
     /// Tasks should have ended after SIGKILL.
@@ -90,6 +104,17 @@ pub(crate) struct Known {
     pub killed: bool,
     /// Whether it has failed and is not started again.
     lost: bool,
+    /// Whether it was started again a short time ago.
+    just_started: bool,
+    suspended: bool,
+}
+
+impl Known {
+    /// A task that waits for its restart gets none any more.
+    fn stays_ended(&mut self) {
+        self.status = Status::Ended;
+        self.restarts -= 1;
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +134,8 @@ pub(crate) struct Supervisor {
     tasks: Vec<Known>,
     phase: Phase,
     cause: Option<Cause>,
+    /// The chief of a job with parameter servers, without which its workers have nothing to do.
+    chief: Option<usize>,
 }
 
 impl Supervisor {
@@ -124,10 +151,19 @@ impl Supervisor {
             stopped: false,
             killed: false,
             lost: false,
+            just_started: false,
+            suspended: false,
         };
         let timeout = policy.timeout.map(|timeout| Action::Set(Timer::Timeout, timeout));
-        let tasks = tasks.map(known).collect();
-        (Self { policy, tasks, phase: Phase::Running, cause: None }, timeout.into_iter().collect())
+        let tasks: Vec<_> = tasks.map(known).collect();
+        let has_servers = tasks.iter().any(|known| known.task.job == Job::Ps);
+        let chief = tasks.iter().position(|known| known.task.job == Job::Chief).filter(|_| has_servers);
+        (Self { policy, tasks, phase: Phase::Running, cause: None, chief }, timeout.into_iter().collect())
+    }
+
+    /// Whether all tasks have been asked to end.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.phase != Phase::Running
     }
 
     /// Whether nothing is to be waited for any more.
@@ -145,6 +181,8 @@ impl Supervisor {
         let mut actions = Vec::new();
         match happened {
             Happened::Ended { task, end, after } => self.ended(task, end, after, &mut actions),
+            Happened::NotStarted { task } => self.tasks[task].stays_ended(),
+            Happened::Looked { task, suspended } => self.tasks[task].suspended = suspended,
             Happened::Asked(_) if self.phase == Phase::Ending => self.kill(&mut actions),
             Happened::Asked(signal) if self.phase == Phase::Running => {
                 actions.push(Action::Say(Notice::Interrupted { signal }));
@@ -156,15 +194,25 @@ impl Supervisor {
             }
             Happened::Passed(Timer::Grace) if self.phase == Phase::Ending => self.kill(&mut actions),
             Happened::Passed(Timer::Killed) => self.phase = Phase::Over,
+            Happened::Passed(Timer::LeftOver) if self.phase == Phase::Running => {
+                self.end_left_over(&mut actions);
+            }
+            Happened::Passed(Timer::HasRun { task, restart }) => {
+                let known = &mut self.tasks[task];
+                known.just_started &= known.restarts != restart;
+            }
             Happened::Passed(Timer::Restart(task)) => {
                 let too_late = self.is_too_late_for(task);
                 let known = &mut self.tasks[task];
                 if known.status == Status::Waiting && too_late {
-                    known.status = Status::Ended;
+                    known.stays_ended();
                     self.give_up(task, &mut actions);
                 } else if known.status == Status::Waiting {
                     known.status = Status::Running;
-                    actions.push(Action::Start { task, restart: known.restarts });
+                    known.just_started = true;
+                    let restart = known.restarts;
+                    actions.push(Action::Start { task, restart });
+                    actions.push(Action::Set(Timer::HasRun { task, restart }, JUST_STARTED));
                 }
             }
             Happened::Asked(_) | Happened::Passed(_) => (),
@@ -184,7 +232,16 @@ impl Supervisor {
         if self.phase != Phase::Running {
             return;
         }
-        if !end.is_success() {
+        if end.is_success() && self.chief == Some(task) {
+            self.chief_has_ended(actions);
+        } else if !end.is_success() {
+            let has_restarts = known.restarts < self.policy.max_restarts;
+            if has_restarts && self.is_left_by_the_chief() {
+                let task = self.tasks[task].task.clone();
+                actions.push(Action::Say(Notice::NotNeeded { task, end, after }));
+                return self.end_if_all_have(actions);
+            }
+            let known = &mut self.tasks[task];
             if known.restarts == self.policy.max_restarts || too_late {
                 return self.give_up(task, actions);
             }
@@ -214,6 +271,41 @@ impl Supervisor {
         self.policy.min_workers.is_some()
             && trains(&self.tasks[task].task)
             && self.tasks.iter().any(has_ended)
+    }
+
+    /// Whether the chief has ended well, which drives the others.
+    fn is_left_by_the_chief(&self) -> bool {
+        let chief = self.chief.map(|chief| &self.tasks[chief]);
+        chief.is_some_and(|chief| {
+            chief.status == Status::Ended && chief.end.as_ref().is_some_and(End::is_success)
+        })
+    }
+
+    /// Nobody is started again who would find no chief.
+    fn chief_has_ended(&mut self, actions: &mut Vec<Action>) {
+        for known in self.tasks.iter_mut().filter(|known| known.status == Status::Waiting) {
+            known.stays_ended();
+            if let Some(end) = known.end.clone() {
+                let (task, after) = (known.task.clone(), known.after);
+                actions.push(Action::Say(Notice::NotNeeded { task, end, after }));
+            }
+        }
+        actions.push(Action::Set(Timer::LeftOver, self.policy.grace));
+    }
+
+    /// Ends the job when no task that trains is left but those that may not know that it is over. The chief has told the others, and
+    /// they end by themselves when they are done.
+    fn end_left_over(&mut self, actions: &mut Vec<Action>) {
+        let left: Vec<_> =
+            self.tasks.iter().filter(|known| trains(&known.task) && known.status != Status::Ended).collect();
+        if left.iter().any(|known| !known.suspended && !known.just_started) {
+            return actions.push(Action::Set(Timer::LeftOver, self.policy.grace.max(LEFT_OVER)));
+        }
+        actions.extend(left.into_iter().map(|known| {
+            let (task, suspended) = (known.task.clone(), known.suspended);
+            Action::Say(Notice::LeftOver { task, suspended })
+        }));
+        self.stop(Cause::Done, Signal::Terminate, actions);
     }
 
     /// A task that has failed is not started again: the job goes on without it, if it can.
@@ -261,7 +353,7 @@ impl Supervisor {
                     known.stopped = true;
                     actions.push(Action::Send { task, signal });
                 }
-                Status::Waiting => known.status = Status::Ended,
+                Status::Waiting => known.stays_ended(),
                 Status::Ended => (),
             }
         }
@@ -286,253 +378,4 @@ pub(crate) fn restart_text(end: &End, after: Duration, restart: u32, of: u32, wa
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Layout;
-
-    const SECOND: Duration = Duration::from_secs(1);
-
-    /// Of two workers, a parameter server and an evaluator.
-    fn supervisor(max_restarts: u32) -> Supervisor {
-        let policy = Policy {
-            max_restarts,
-            backoff: SECOND,
-            min_workers: None,
-            grace: 10 * SECOND,
-            timeout: Some(100 * SECOND),
-        };
-        let tasks = Layout::new(2).ps(1).evaluator(true).tasks();
-        let (supervisor, actions) = Supervisor::new(tasks.into_iter().map(|(task, _)| task), policy);
-        assert_eq!(actions, [Action::Set(Timer::Timeout, 100 * SECOND)]);
-        supervisor
-    }
-
-    fn ended(task: usize, end: End) -> Happened {
-        Happened::Ended { task, end, after: SECOND }
-    }
-
-    fn sent(signal: Signal, tasks: &[usize]) -> Vec<Action> {
-        tasks.iter().map(|task| Action::Send { task: *task, signal }).collect()
-    }
-
-    /// Signals to all that are left, and the timer.
-    fn stopping(signal: Signal, tasks: &[usize]) -> Vec<Action> {
-        let mut actions = sent(signal, tasks);
-        actions.push(Action::Set(Timer::Grace, 10 * SECOND));
-        actions
-    }
-
-    #[test]
-    fn when_the_workers_are_done_the_others_are_asked_to_end() {
-        let mut supervisor = supervisor(0);
-        assert_eq!(supervisor.decide(ended(0, End::Exited(0))), []);
-        assert_eq!(supervisor.decide(ended(1, End::Exited(0))), stopping(Signal::Terminate, &[2, 3]));
-        // However they end now.
-        assert_eq!(supervisor.decide(ended(2, End::Signaled(15))), []);
-        assert!(!supervisor.is_over());
-        assert_eq!(supervisor.decide(ended(3, End::Exited(1))), []);
-        assert!(supervisor.is_over());
-        assert_eq!(supervisor.into_parts().0, Cause::Done);
-    }
-
-    #[test]
-    fn who_fails_first_is_the_cause_and_stops_the_others() {
-        for (task, others) in [(1, [0, 2, 3]), (2, [0, 1, 3]), (3, [0, 1, 2])] {
-            let mut supervisor = supervisor(0);
-            assert_eq!(supervisor.decide(ended(task, End::Exited(3))), stopping(Signal::Terminate, &others));
-            for other in others {
-                assert_eq!(supervisor.decide(ended(other, End::Exited(1))), []);
-            }
-            assert!(supervisor.is_over());
-            let (cause, tasks) = supervisor.into_parts();
-            assert_eq!(cause, Cause::Failed(task));
-            assert!(others.iter().all(|other| tasks[*other].stopped) && !tasks[task].stopped);
-        }
-    }
-
-    #[test]
-    fn a_job_that_needs_not_all_workers_goes_on_without_some_and_never_without_the_first() {
-        let failed = |task| ended(task, End::Signaled(9));
-        let of_three = || {
-            let policy = Policy {
-                max_restarts: 0,
-                backoff: SECOND,
-                min_workers: Some(2),
-                grace: 10 * SECOND,
-                timeout: None,
-            };
-            let tasks = Layout::new(3).evaluator(true).tasks();
-            Supervisor::new(tasks.into_iter().map(|(task, _)| task), policy).0
-        };
-        let mut supervisor = of_three();
-        let said = supervisor.decide(failed(1));
-        let [Action::Say(notice @ Notice::Lost { left: 2, .. })] = &said[..] else { panic!("{said:?}") };
-        assert_eq!(
-            notice.to_string(),
-            "worker 1: signal 9 (SIGKILL: by hand, or by the system for want of memory) after 1.0 s; the job goes on with 2 workers"
-        );
-        // The others end well, and that is the end of the job.
-        assert_eq!(supervisor.decide(ended(0, End::Exited(0))), []);
-        assert_eq!(supervisor.decide(ended(2, End::Exited(0))), stopping(Signal::Terminate, &[3]));
-        assert_eq!(supervisor.into_parts().0, Cause::Done);
-
-        // One is lost when the others have ended.
-        let mut supervisor = of_three();
-        supervisor.decide(ended(0, End::Exited(0)));
-        supervisor.decide(ended(1, End::Exited(0)));
-        let actions = supervisor.decide(failed(2));
-        assert!(matches!(actions[0], Action::Say(Notice::Lost { left: 0, .. })), "{actions:?}");
-        assert_eq!(actions[1..], stopping(Signal::Terminate, &[3])[..]);
-        assert_eq!(supervisor.into_parts().0, Cause::Done);
-
-        for (lost, cause) in [(&[0][..], 0), (&[1, 2], 2), (&[3], 3)] {
-            let mut supervisor = of_three();
-            lost.iter().for_each(|task| drop(supervisor.decide(failed(*task))));
-            assert_eq!(supervisor.into_parts().0, Cause::Failed(cause), "{lost:?}");
-        }
-    }
-
-    #[test]
-    fn where_workers_come_and_go_none_is_started_again_when_others_have_ended_well() {
-        let of_three = || {
-            let policy = Policy {
-                max_restarts: 5,
-                backoff: SECOND,
-                min_workers: Some(1),
-                grace: 10 * SECOND,
-                timeout: None,
-            };
-            let tasks = Layout::new(3).tasks();
-            Supervisor::new(tasks.into_iter().map(|(task, _)| task), policy).0
-        };
-        // Worker 2 waits for its restart, and the others are through meanwhile; then worker 1 fails in its last lines.
-        let mut supervisor = of_three();
-        let waits = supervisor.decide(ended(2, End::Exited(1)));
-        assert!(matches!(
-            waits[..],
-            [Action::Say(Notice::Restart { .. }), Action::Set(Timer::Restart(2), _)]
-        ));
-        assert_eq!(supervisor.decide(ended(0, End::Exited(0))), []);
-        let lost = supervisor.decide(ended(1, End::Exited(1)));
-        assert!(matches!(lost[..], [Action::Say(Notice::Lost { .. })]), "{lost:?}");
-        let lost = supervisor.decide(Happened::Passed(Timer::Restart(2)));
-        assert!(matches!(lost[0], Action::Say(Notice::Lost { left: 0, .. })), "{lost:?}");
-        assert!(supervisor.is_over());
-        assert_eq!(supervisor.into_parts().0, Cause::Done);
-
-        // The first of them would train anew: it has failed.
-        let mut supervisor = of_three();
-        supervisor.decide(ended(1, End::Exited(0)));
-        assert_eq!(supervisor.decide(ended(0, End::Signaled(9))), stopping(Signal::Terminate, &[2]));
-        supervisor.decide(ended(2, End::Signaled(15)));
-        assert_eq!(supervisor.into_parts().0, Cause::Failed(0));
-    }
-
-    #[test]
-    fn who_does_not_end_when_asked_is_killed() {
-        let mut supervisor = supervisor(0);
-        supervisor.decide(ended(0, End::Signaled(11)));
-        supervisor.decide(ended(2, End::Signaled(15)));
-        let mut expected = sent(Signal::Kill, &[1, 3]);
-        expected.push(Action::Set(Timer::Killed, KILLED));
-        assert_eq!(supervisor.decide(Happened::Passed(Timer::Grace)), expected);
-        supervisor.decide(ended(1, End::Signaled(9)));
-        assert!(!supervisor.is_over());
-        // Stuck in the system.
-        assert_eq!(supervisor.decide(Happened::Passed(Timer::Killed)), []);
-        assert!(supervisor.is_over());
-        let (cause, tasks) = supervisor.into_parts();
-        assert_eq!((cause, &tasks[3].end, tasks[3].killed), (Cause::Failed(0), &None, true));
-    }
-
-    #[test]
-    fn a_signal_to_the_launcher_goes_to_all_and_a_second_one_kills() {
-        let mut supervisor = supervisor(3);
-        let mut expected = vec![Action::Say(Notice::Interrupted { signal: Signal::Interrupt })];
-        expected.extend(stopping(Signal::Interrupt, &[0, 1, 2, 3]));
-        assert_eq!(supervisor.decide(Happened::Asked(Signal::Interrupt)), expected);
-        // No restarts now.
-        assert_eq!(supervisor.decide(ended(0, End::Signaled(2))), []);
-        let actions = supervisor.decide(Happened::Asked(Signal::Interrupt));
-        assert_eq!(actions[..3], sent(Signal::Kill, &[1, 2, 3]));
-        // What comes late changes nothing.
-        assert_eq!(supervisor.decide(Happened::Asked(Signal::Interrupt)), []);
-        assert_eq!(supervisor.decide(Happened::Passed(Timer::Grace)), []);
-        assert_eq!(supervisor.decide(Happened::Passed(Timer::Timeout)), []);
-        for task in 1..4 {
-            supervisor.decide(ended(task, End::Signaled(9)));
-        }
-        assert!(supervisor.is_over());
-        assert_eq!(supervisor.into_parts().0, Cause::Interrupted(Signal::Interrupt));
-    }
-
-    #[test]
-    fn the_time_of_the_job_is_limited() {
-        let mut supervisor = supervisor(0);
-        let actions = supervisor.decide(Happened::Passed(Timer::Timeout));
-        assert_eq!(actions, stopping(Signal::Terminate, &[0, 1, 2, 3]));
-        (0..4).for_each(|task| drop(supervisor.decide(ended(task, End::Signaled(15)))));
-        assert_eq!(supervisor.into_parts().0, Cause::TimedOut(100 * SECOND));
-    }
-
-    #[test]
-    fn a_failed_task_is_started_again_each_time_later() {
-        let mut supervisor = supervisor(8);
-        let mut waits = Vec::new();
-        for restart in 1..=8 {
-            let actions = supervisor.decide(ended(0, End::Exited(1)));
-            let [Action::Say(notice), Action::Set(Timer::Restart(0), wait)] = &actions[..] else {
-                panic!("{actions:?}")
-            };
-            assert!(notice.to_string().contains(&format!("restart {restart} of 8")), "{notice}");
-            waits.push(wait.as_secs());
-            let again = supervisor.decide(Happened::Passed(Timer::Restart(0)));
-            assert_eq!(again, [Action::Start { task: 0, restart }]);
-        }
-        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60]);
-        // Others have restarts of their own.
-        assert_eq!(supervisor.decide(ended(2, End::Exited(1))).len(), 2);
-        let actions = supervisor.decide(ended(0, End::Exited(7)));
-        assert_eq!(actions, stopping(Signal::Terminate, &[1, 3]));
-        // The one that waits for its restart has none any more.
-        assert_eq!(supervisor.decide(Happened::Passed(Timer::Restart(2))), []);
-        supervisor.decide(ended(1, End::Signaled(15)));
-        supervisor.decide(ended(3, End::Signaled(15)));
-        assert!(supervisor.is_over());
-        assert_eq!(supervisor.into_parts().0, Cause::Failed(0));
-    }
-
-    #[test]
-    fn who_fails_soon_waits_longer_each_time_and_who_has_run_for_a_while_does_not() {
-        let mut supervisor = supervisor(9);
-        let mut waits = Vec::new();
-        for after in [1, 1, 1, 30, 1, 4, 5] {
-            let end = Happened::Ended { task: 1, end: End::Exited(1), after: after * SECOND };
-            let actions = supervisor.decide(end);
-            waits.extend(actions.iter().filter_map(|action| match action {
-                Action::Set(Timer::Restart(1), wait) => Some(wait.as_secs()),
-                _ => None,
-            }));
-            supervisor.decide(Happened::Passed(Timer::Restart(1)));
-        }
-        assert_eq!(waits, [1, 2, 4, 1, 2, 4, 8]);
-    }
-
-    #[test]
-    fn a_worker_that_waits_for_its_restart_is_not_done() {
-        let mut supervisor = supervisor(1);
-        supervisor.decide(ended(0, End::Exited(1)));
-        assert_eq!(supervisor.decide(ended(1, End::Exited(0))), []);
-        supervisor.decide(Happened::Passed(Timer::Restart(0)));
-        assert_eq!(supervisor.decide(ended(0, End::Exited(0))), stopping(Signal::Terminate, &[2, 3]));
-    }
-
-    #[test]
-    fn a_restart_that_the_system_refuses_is_a_failure() {
-        let mut supervisor = supervisor(1);
-        supervisor.decide(ended(1, End::Signaled(9)));
-        supervisor.decide(Happened::Passed(Timer::Restart(1)));
-        let refused = End::NotStarted("no memory".into());
-        assert_eq!(supervisor.decide(ended(1, refused)), stopping(Signal::Terminate, &[0, 2, 3]));
-    }
-}
+mod tests;

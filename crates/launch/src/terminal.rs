@@ -53,16 +53,16 @@ impl Style {
         (stream, line)
     }
 
-    /// Writes it in one go, so that lines of different tasks don't mix. Where nobody reads any more, the tasks go on.
-    pub(crate) fn write(&self, output: Output<'_>) {
+    /// Writes it in one go, so that lines of different tasks don't mix.
+    pub(crate) fn write(&self, output: Output<'_>) -> io::Result<()> {
         let (stream, line) = self.line(output);
-        let _ = match stream {
+        match stream {
             Stream::Out => {
                 let mut out = io::stdout().lock();
                 out.write_all(&line).and_then(|()| out.flush())
             }
             Stream::Err => io::stderr().lock().write_all(&line),
-        };
+        }
     }
 }
 

@@ -4,14 +4,15 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
+#[path = "endings/unread.rs"]
+mod unread;
 
 use distribute_launch::{Launch, Layout, Plan};
 use distribute_testing::child::{Killed, command, output, part};
 use distribute_testing::watched;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-use std::fs::File;
-use std::io::{Read, Write};
-use std::process::Child;
+use std::io::Read;
+use std::process::{Child, Command};
 use std::sync::mpsc;
 use std::time::Duration;
 use support::{Fifo, Heard, PATIENCE};
@@ -19,13 +20,14 @@ use support::{Fifo, Heard, PATIENCE};
 /// What the launcher's tasks run.
 const SCRIPT: &str = "DISTRIBUTE_TEST_SCRIPT";
 
-/// The launcher, if this process is to be one: two workers run the script.
+/// The launcher, if this process is to be one: two workers run the script. Its options are the grace time and the time of the job.
 fn launcher() {
-    let Some(grace) = part() else { return };
+    let Some(options) = part() else { return };
     let script = std::env::var(SCRIPT).unwrap();
     let launch = Launch::new(Plan::new(&Layout::new(2)).unwrap()).command("sh", ["-c", &script]);
-    let grace = Duration::from_millis(grace.parse().unwrap());
-    let outcome = launch.forward_signals(true).grace(grace).run().unwrap();
+    let mut times = options.split(' ').map(|millis| Duration::from_millis(millis.parse().unwrap()));
+    let launch = launch.grace(times.next().unwrap()).timeout(times.next());
+    let outcome = launch.forward_signals(true).run().unwrap();
     std::process::exit(outcome.exit_code());
 }
 
@@ -36,11 +38,22 @@ struct Started {
     _fifo: Fifo,
 }
 
-fn start(test: &str, grace: u64, script: &str, ready: usize) -> Started {
+fn start(test: &str, options: &str, script: &str, ready: usize) -> Started {
+    start_with(test, options, script, ready, |_| ())
+}
+
+fn start_with(
+    test: &str,
+    options: &str,
+    script: &str,
+    ready: usize,
+    change: impl FnOnce(&mut Command),
+) -> Started {
     let fifo = Fifo::new();
     let heard = fifo.read();
-    let mut command = command(test, &grace.to_string());
+    let mut command = command(test, options);
     command.env(SCRIPT, format!("exec 9>\"$PIPE\"; {script}")).env("PIPE", fifo.path());
+    change(&mut command);
     let launcher = Killed(command.spawn().unwrap());
     heard.lines(ready);
     Started { launcher, heard, _fifo: fifo }
@@ -81,7 +94,7 @@ const STUBBORN: &str = r#"trap '' TERM INT HUP; sleep 1000 & echo ready >&9; whi
 fn sigterm_goes_to_all_and_nothing_is_left() {
     launcher();
     watched(|| {
-        let mut started = start("sigterm_goes_to_all_and_nothing_is_left", 30_000, WILLING, 4);
+        let mut started = start("sigterm_goes_to_all_and_nothing_is_left", "30000", WILLING, 4);
         kill_process(started.pid(), Signal::TERM).unwrap();
         let (lines, code, out, err) = started.ended();
         assert_eq!(lines, ["asked", "asked"]);
@@ -97,7 +110,7 @@ fn sigterm_goes_to_all_and_nothing_is_left() {
 fn ctrl_c_twice_kills_who_does_not_end() {
     launcher();
     watched(|| {
-        let mut started = start("ctrl_c_twice_kills_who_does_not_end", 3_600_000, STUBBORN, 2);
+        let mut started = start("ctrl_c_twice_kills_who_does_not_end", "3600000", STUBBORN, 2);
         // Also where the tests run in the background, with SIGINT ignored: the launcher listens for it.
         kill_process(started.pid(), Signal::INT).unwrap();
         let mut pipe = started.launcher.0.stderr.take().unwrap();
@@ -111,7 +124,12 @@ fn ctrl_c_twice_kills_who_does_not_end() {
         kill_process(started.pid(), Signal::INT).unwrap();
         let (_, code, _, err) = started.ended();
         assert_eq!(code, Some(130), "{err}");
-        assert!(err.contains("ended by SIGINT after") && err.contains("killed"), "{err}");
+        assert!(err.contains("ended by SIGINT after"), "{err}");
+        // They had less than the hour that they might have had.
+        let (_, had) = err.split_once("; killed, not having ended within ").unwrap();
+        let (had, tasks) = had.trim().split_once(": ").unwrap();
+        assert_eq!(tasks, "worker 0, worker 1");
+        assert!(had.ends_with(" ms") || had.trim_end_matches(" s").parse::<f64>().unwrap() < 60.0, "{had}");
     });
 }
 
@@ -126,7 +144,7 @@ fn ignores_hup() -> bool {
 fn after_the_grace_time_who_does_not_end_is_killed() {
     launcher();
     watched(|| {
-        let mut started = start("after_the_grace_time_who_does_not_end_is_killed", 50, STUBBORN, 2);
+        let mut started = start("after_the_grace_time_who_does_not_end_is_killed", "50", STUBBORN, 2);
         // Under nohup, which these tests may run under, a launcher goes on.
         let (signal, expected) = if ignores_hup() { (Signal::TERM, 143) } else { (Signal::HUP, 129) };
         kill_process(started.pid(), signal).unwrap();
@@ -141,7 +159,7 @@ fn after_the_grace_time_who_does_not_end_is_killed() {
 fn nothing_is_left_when_the_launcher_is_killed() {
     launcher();
     watched(|| {
-        let mut started = start("nothing_is_left_when_the_launcher_is_killed", 30_000, STUBBORN, 2);
+        let mut started = start("nothing_is_left_when_the_launcher_is_killed", "30000", STUBBORN, 2);
         started.launcher.0.kill().unwrap();
         started.ended();
     });
@@ -203,7 +221,7 @@ fn lines_have_the_name_of_their_task_and_no_colour_in_a_pipe() {
         }
         assert!(
             err.contains("launch   │ 2 tasks on this machine")
-                && err.contains("launch   │ the job ended well"),
+                && err.contains("launch   │ the job succeeded"),
             "{err}"
         );
         assert!(!out.contains('\x1b') && !err.contains('\x1b'));
@@ -220,11 +238,10 @@ fn a_closed_output_does_not_end_the_job() {
             "echo ready >&9; read go <{}; i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done; echo done >&9",
             go.path().display()
         );
-        let mut started = start("a_closed_output_does_not_end_the_job", 1000, &script, 2);
+        let mut started = start("a_closed_output_does_not_end_the_job", "1000", &script, 2);
         let child: &mut Child = &mut started.launcher.0;
         drop((child.stdout.take(), child.stderr.take()));
-        let mut go = File::options().write(true).open(go.path()).unwrap();
-        go.write_all(b"\n\n").unwrap();
+        let _go = go.release(2);
         assert_eq!(started.heard.end(), ["done", "done"]);
         assert_eq!(started.launcher.0.wait().unwrap().code(), Some(0));
     });

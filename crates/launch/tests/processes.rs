@@ -407,3 +407,53 @@ fn a_command_has_no_child_that_it_does_not_know_of() {
         assert!(split_words("a b").is_some());
     });
 }
+
+/// A chief, two workers that it drives and a parameter server. Worker 1 is killed or suspended, and the chief ends.
+#[test]
+fn a_worker_that_is_lost_or_suspended_as_the_chief_ends_does_not_hold_up_the_end() {
+    watched(|| {
+        for (signal, restarts) in [(Signal::Kill, 3), (Signal::Stop, 0)] {
+            let (fifo, go) = (Fifo::new(), Fifo::new());
+            let heard = fifo.read();
+            // Workers wait for a chief as long as for its lease; worker 0 is told when the job is over.
+            let text = r#"exec 9>"$PIPE"; case $TF_CONFIG in
+                *'"type":"chief"'*) echo ready >&9; read go <"$GO"; exit 0;;
+                *'"worker","index":0'*) echo ready >&9; read go <"$GO"; exit 0;;
+                *) echo ready >&9; exec sleep 1000;; esac"#;
+            let (launch, said) = script(&Layout::new(2).chief(true).ps(1), text);
+            let launch =
+                launch.env("PIPE", fifo.path()).env("GO", go.path()).grace(Duration::from_millis(50));
+            let running = launch.max_restarts(restarts).spawn().unwrap();
+            assert_eq!(heard.lines(4), ["ready"; 4]);
+            running.kill(&worker(1), signal).unwrap();
+            if signal == Signal::Kill {
+                // Its next process.
+                assert_eq!(heard.line(), "ready");
+            }
+            let _go = go.release(2);
+            let outcome = ended(running);
+            assert!(outcome.is_success(), "{outcome}");
+            let last = outcome.task(&worker(1)).unwrap();
+            assert_eq!((&last.end, last.stopped, last.killed), (&Some(End::Signaled(15)), true, false));
+            let why = if signal == Signal::Kill { "was started again just before" } else { "is suspended" };
+            let told = format!("worker 1 is asked to end: the chief has ended well, and it {why}");
+            assert!(said.notices().contains(&told), "{:?}", said.notices());
+        }
+    });
+}
+
+/// What it has started writes on for ever, in its group or out of it.
+#[test]
+fn a_process_that_writes_on_does_not_hold_up_the_end() {
+    watched(|| {
+        let (launch, _) = script(&Layout::new(1), "yes & exit 4");
+        assert_eq!(ended(launch.spawn().unwrap()).exit_code(), 4);
+        let (launch, said) = script(
+            &Layout::new(1),
+            "setsid sh -c 'echo $$ >&2; while :; do echo .; read x </dev/null; sleep 0.1; done' & exit 5",
+        );
+        assert_eq!(ended(launch.spawn().unwrap()).exit_code(), 5);
+        let left = said.on(Stream::Err).remove(0);
+        assert!(std::process::Command::new("kill").args(["-KILL", &left]).status().unwrap().success());
+    });
+}

@@ -63,19 +63,37 @@ mod spec;
 mod sweep;
 mod traced;
 
+#[doc(alias = "tf.keras.optimizers.Adagrad")]
 pub use adagrad::Adagrad;
+#[doc(alias = "tf.keras.optimizers.Adam")]
+#[doc(alias = "LazyAdam")]
 pub use adam::Adam;
+#[doc(alias = "tf.keras.optimizers.AdamW")]
+#[doc(alias = "candle_nn::AdamW")]
 pub use adamw::AdamW;
 pub use error::{InvalidHyperparameter, UpdateError};
 pub use float::Float;
+#[doc(alias = "tf.keras.optimizers.Ftrl")]
 pub use ftrl::Ftrl;
 pub use kernel::Kernel;
+#[doc(alias = "tf.keras.optimizers.SGD")]
+#[doc(alias = "SGD")]
+#[doc(alias = "tf.compat.v1.train.MomentumOptimizer")]
+#[doc(alias = "MomentumOptimizer")]
 pub use momentum::Momentum;
 pub use program::{Operation, Precision, Program};
+#[doc(alias = "tf.keras.optimizers.RMSprop")]
 pub use rmsprop::RmsProp;
+#[doc(alias = "tf.IndexedSlices")]
+#[doc(alias = "IndexedSlices")]
 pub use rows::merge_rows;
-pub use rule::{Formula, Rule, RuleExt, SlotSpec, Step};
+#[doc(alias = "tf.keras.optimizers.Optimizer")]
+#[doc(alias = "Optimizer")]
+pub use rule::Rule;
+pub use rule::{Formula, RuleExt, SlotSpec, Step};
 pub use schedules::Schedule;
+#[doc(alias = "tf.keras.optimizers.SGD")]
+#[doc(alias = "SGD")]
 pub use sgd::Sgd;
 pub use spec::RuleSpec;
 pub use sweep::Slots;

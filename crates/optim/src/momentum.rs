@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 /// ```
 #[doc(alias = "tf.keras.optimizers.SGD")]
 #[doc(alias = "tf.compat.v1.train.MomentumOptimizer")]
+#[doc(alias = "MomentumOptimizer")]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Momentum {
     /// How much of the past remains, in [0, 1). 0.9 by default; TensorFlow has no default for it but 0.

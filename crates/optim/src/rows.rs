@@ -24,6 +24,7 @@ use crate::{Float, UpdateError};
 /// [`NegativeIndex`](UpdateError::NegativeIndex), and [`LengthMismatch`](UpdateError::LengthMismatch) if `values`
 /// doesn't hold `row_len` elements for each index.
 #[doc(alias = "tf.IndexedSlices")]
+#[doc(alias = "IndexedSlices")]
 pub fn merge_rows<F: Float>(
     indices: &[i64],
     values: &[F],

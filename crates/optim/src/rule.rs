@@ -68,6 +68,7 @@ impl SlotSpec {
 /// `slots` hold one slice for each of [`slots`](Rule::slots), in that order, as long as `var`. On an error nothing
 /// was changed.
 #[doc(alias = "tf.keras.optimizers.Optimizer")]
+#[doc(alias = "Optimizer")]
 pub trait Rule: Debug + Send + Sync + 'static {
     /// The rule's name, for errors and checkpoints: `"adam"`.
     fn name(&self) -> &'static str;

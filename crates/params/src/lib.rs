@@ -75,13 +75,21 @@ mod steps;
 mod table;
 
 pub use closures::{ClosureChanges, Origin};
-pub use dynamic::{DynamicOptions, DynamicState, DynamicTable, Pushed, WaitingCounts};
+#[doc(alias = "tfra.dynamic_embedding.Variable")]
+pub use dynamic::DynamicTable;
+pub use dynamic::{DynamicOptions, DynamicState, Pushed, WaitingCounts};
 pub use error::{Error, Result};
 pub use initializer::Initializer;
 pub use partition::{HashPartition, Move, Moves, PartitionStrategy, Place, RowPartition, Split, UniqueIds};
-pub use partitioner::{
-    FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner, Partitioner, PartitionerSpec, partition,
-};
+#[doc(alias = "tf.distribute.experimental.partitioners.FixedShardsPartitioner")]
+pub use partitioner::FixedShardsPartitioner;
+#[doc(alias = "tf.distribute.experimental.partitioners.MaxSizePartitioner")]
+pub use partitioner::MaxSizePartitioner;
+#[doc(alias = "tf.distribute.experimental.partitioners.MinSizePartitioner")]
+pub use partitioner::MinSizePartitioner;
+#[doc(alias = "tf.distribute.experimental.partitioners.Partitioner")]
+pub use partitioner::Partitioner;
+pub use partitioner::{PartitionerSpec, partition};
 pub use placement::{Mark, Placed, Placement, PlacementPolicy, shard_name};
 pub use push_window::{Admission, ClientPushes, PushWindows};
 pub use service::{

@@ -69,5 +69,8 @@ pub use credentials::Credentials;
 pub use ending::End;
 pub use error::{CallError, ServerError};
 pub use fault::{Fault, FaultKind};
-pub use server::{Server, Stopper};
+#[doc(alias = "tf.distribute.Server")]
+#[doc(alias = "tf.train.Server")]
+pub use server::Server;
+pub use server::Stopper;
 pub use service::{Call, Reply, Service};

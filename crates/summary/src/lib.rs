@@ -31,4 +31,5 @@ mod name;
 mod writer;
 
 pub use error::{Error, Result};
+#[doc(alias = "tf.summary.SummaryWriter")]
 pub use writer::SummaryWriter;

@@ -76,7 +76,7 @@ pub enum Error {
         found: &'static str,
     },
     /// An axis outside of the tensor's rank.
-    #[error("{operation}: axis {axis} is outside of [0, {rank}) for shape {shape:?}{}", if *rank == 0 { "; a scalar has no axis: unsqueeze it first" } else { "" })]
+    #[error("{operation}: axis {axis} is outside of [0, {rank}) for shape {shape:?}{}", if *rank == 0 { "; a scalar has no axis: unsqueeze it first, or make a tensor of the numbers of a Vec by HostTensor::vector" } else { "" })]
     Axis {
         /// What was being done.
         operation: &'static str,

@@ -45,7 +45,9 @@ pub use candle::without_elements;
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use fold::Folder;
-pub use host::{HostTensor, Index, Selection};
+#[doc(alias = "slice")]
+pub use host::Index;
+pub use host::{HostTensor, Selection};
 pub use kernel::Write;
 pub use leaf::Leaf;
 pub use nest::Nest;

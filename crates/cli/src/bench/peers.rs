@@ -5,6 +5,7 @@ use super::error::invalid;
 use super::hosts::Hosts;
 use super::program::{PATIENCE, Program};
 use super::sample::Sample;
+use crate::output::remark;
 use distribute::cluster::Deadline;
 use distribute::{Error, Result};
 use serde_json::Value;
@@ -50,7 +51,9 @@ pub fn entries(folder: &Path, python: &Path) -> Result<Vec<Entry>> {
     for program in programs {
         match list(&program) {
             Ok(entries) => all.extend(entries),
-            Err(error) => eprintln!("{} is left out: {error}", program[program.len() - 1].display()),
+            Err(error) => {
+                remark(format!("{} is left out: {error}", program[program.len() - 1].display()));
+            }
         }
     }
     Ok(all)

@@ -7,6 +7,7 @@ use super::recorded;
 use super::report::{Report, Rival};
 use super::sample::Sample;
 use super::statistics::Summary;
+use crate::output::remark;
 use distribute::Result;
 
 /// Somebody who takes turns with us.
@@ -35,7 +36,7 @@ pub fn measure(figure: &dyn Figure, effort: Effort, rounds: usize, peers: &[Entr
     for (entry, process) in started {
         match process.and_then(Process::greeted) {
             Ok(process) => others.push((Other::Peer(process), Vec::new())),
-            Err(error) => eprintln!("{}: {} is left out: {error}", about.name, entry.peer),
+            Err(error) => remark(format!("{}: {} is left out: {error}", about.name, entry.peer)),
         }
     }
     let mut we = peers::ours(&about.name, hosts)?.greeted()?;
@@ -50,7 +51,7 @@ pub fn measure(figure: &dyn Figure, effort: Effort, rounds: usize, peers: &[Entr
                 true
             }
             Err(error) => {
-                eprintln!("{}: a peer is left out: {error}", about.name);
+                remark(format!("{}: a peer is left out: {error}", about.name));
                 false
             }
         });

@@ -49,6 +49,21 @@ pub fn detect(environment: &dyn Environment) -> Option<Scheduler> {
     hosts.filter(|hosts| hosts.len() > 1).map(|_| Scheduler::SageMaker)
 }
 
+/// How many tasks a Slurm job has whose batch script started this process, without `srun`: it is alone then. `None` for a job of
+/// one task and where there is no such job.
+///
+/// ```
+/// use distribute_cluster::resolver::tasks_without_srun;
+/// assert_eq!(tasks_without_srun(&[("SLURM_JOB_ID", "7"), ("SLURM_NTASKS", "4")]), Some(4));
+/// let step = [("SLURM_JOB_ID", "7"), ("SLURM_NTASKS", "4"), ("SLURM_STEP_NUM_TASKS", "4")];
+/// assert_eq!(tasks_without_srun(&step), None);
+/// ```
+pub fn tasks_without_srun(environment: &dyn Environment) -> Option<usize> {
+    environment.get("SLURM_JOB_ID")?;
+    let tasks = number(environment, "SLURM_NTASKS").ok().flatten().filter(|tasks| *tasks > 1);
+    tasks.filter(|_| environment.get("SLURM_STEP_NUM_TASKS").is_none())
+}
+
 impl fmt::Display for Scheduler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -21,6 +21,7 @@ const TASKS: &str = "tasks per node";
 /// # Errors
 /// Where the text is no host list.
 #[doc(alias = "tf.distribute.cluster_resolver.SlurmClusterResolver")]
+#[doc(alias = "SlurmClusterResolver")]
 pub fn expand_hostlist(text: &str) -> Result<Vec<String>, ClusterError> {
     let wrong = || unexpected(HOSTS, "hosts such as n1,n[2-4,07]", text);
     let mut hosts = Vec::new();

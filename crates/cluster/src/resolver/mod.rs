@@ -29,16 +29,30 @@ mod slurm;
 mod tf_config;
 mod union;
 
-pub use detect::{Scheduler, detect};
+pub use detect::{Scheduler, detect, tasks_without_srun};
 pub use environment::{from_env, from_environment};
-pub use gce::{GceClusterResolver, GceOptions};
-pub use hostlist::{expand_hostlist, expand_tasks_per_node};
-pub use kubernetes::{KubernetesAccess, KubernetesClusterResolver, KubernetesOptions};
+#[doc(alias = "tf.distribute.cluster_resolver.GCEClusterResolver")]
+pub use gce::GceClusterResolver;
+pub use gce::GceOptions;
+#[doc(alias = "tf.distribute.cluster_resolver.SlurmClusterResolver")]
+#[doc(alias = "SlurmClusterResolver")]
+pub use hostlist::expand_hostlist;
+pub use hostlist::expand_tasks_per_node;
+#[doc(alias = "tf.distribute.cluster_resolver.KubernetesClusterResolver")]
+pub use kubernetes::KubernetesClusterResolver;
+pub use kubernetes::{KubernetesAccess, KubernetesOptions};
 pub use mpi::{MpiClusterResolver, MpiOptions};
+#[doc(alias = "tf.distribute.cluster_resolver.SageMakerClusterResolver")]
 pub use sagemaker::SageMakerClusterResolver;
+#[doc(alias = "tf.distribute.cluster_resolver.SimpleClusterResolver")]
 pub use simple::SimpleClusterResolver;
-pub use slurm::{SlurmClusterResolver, SlurmOptions, TasksPerNode};
+#[doc(alias = "tf.distribute.cluster_resolver.SlurmClusterResolver")]
+pub use slurm::SlurmClusterResolver;
+pub use slurm::{SlurmOptions, TasksPerNode};
+#[doc(alias = "tf.distribute.cluster_resolver.TFConfigClusterResolver")]
+#[doc(alias = "TF_CONFIG")]
 pub use tf_config::TfConfigClusterResolver;
+#[doc(alias = "tf.distribute.cluster_resolver.UnionResolver")]
 pub use union::UnionResolver;
 
 use crate::error::ClusterError;

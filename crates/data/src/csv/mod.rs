@@ -37,6 +37,7 @@ use std::sync::Arc;
 /// ```
 #[doc(alias = "tf.data.experimental.make_csv_dataset")]
 #[doc(alias = "tf.data.experimental.CsvDataset")]
+#[doc(alias = "CsvDataset")]
 #[derive(Clone, Debug)]
 pub struct Csv {
     files: Files,

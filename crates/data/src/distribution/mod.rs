@@ -16,6 +16,7 @@ mod steps;
 #[cfg(test)]
 mod tests;
 
+#[doc(alias = "tf.distribute.InputContext")]
 pub use context::InputContext;
 pub use file_list::{FileDifference, FileList};
 pub use lockstep::Lockstep;

@@ -17,12 +17,15 @@ use distribute_tensor::dtype::Buffer;
 pub enum Feature {
     /// Strings of bytes.
     #[doc(alias = "tf.train.BytesList")]
+    #[doc(alias = "BytesList")]
     Bytes(Vec<Vec<u8>>),
     /// `float32`.
     #[doc(alias = "tf.train.FloatList")]
+    #[doc(alias = "FloatList")]
     Floats(Vec<f32>),
     /// `int64`.
     #[doc(alias = "tf.train.Int64List")]
+    #[doc(alias = "Int64List")]
     Ints(Vec<i64>),
 }
 

@@ -33,6 +33,7 @@ pub enum Wanted {
 
 /// A feature with the same number of values in each record: a column `[records, shape...]`.
 #[doc(alias = "tf.io.FixedLenFeature")]
+#[doc(alias = "FixedLenFeature")]
 #[derive(Clone, Debug)]
 pub struct FixedLen {
     pub(super) kind: Kind,
@@ -67,7 +68,9 @@ impl FixedLen {
 ///
 /// One long record makes the whole batch as wide. A record that lacks the feature has no values.
 #[doc(alias = "tf.io.VarLenFeature")]
+#[doc(alias = "VarLenFeature")]
 #[doc(alias = "tf.io.FixedLenSequenceFeature")]
+#[doc(alias = "FixedLenSequenceFeature")]
 #[derive(Clone, Debug)]
 pub struct VarLen {
     pub(super) kind: Kind,

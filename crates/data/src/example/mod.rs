@@ -29,6 +29,16 @@ mod message;
 mod parse;
 mod wire;
 
+#[doc(alias = "tf.train.Example")]
 pub use example::Example;
+#[doc(alias = "tf.train.Feature")]
 pub use feature::Feature;
-pub use features::{Features, FixedLen, VarLen, Wanted};
+#[doc(alias = "tf.io.FixedLenFeature")]
+#[doc(alias = "FixedLenFeature")]
+pub use features::FixedLen;
+#[doc(alias = "tf.io.VarLenFeature")]
+#[doc(alias = "VarLenFeature")]
+#[doc(alias = "tf.io.FixedLenSequenceFeature")]
+#[doc(alias = "FixedLenSequenceFeature")]
+pub use features::VarLen;
+pub use features::{Features, Wanted};

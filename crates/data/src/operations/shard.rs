@@ -21,6 +21,7 @@ impl<T: Nest> Dataset<T> {
     /// The place at which [`AutoShardPolicy::Hint`](crate::AutoShardPolicy::Hint) puts a shard for each worker. Without
     /// that policy a pass gives [`Error::Hinted`].
     #[doc(alias = "tf.data.experimental.SHARD_HINT")]
+    #[doc(alias = "SHARD_HINT")]
     pub fn shard_hint(&self) -> Self {
         Self::of(ShardHint { input: self.pipeline().clone() })
     }

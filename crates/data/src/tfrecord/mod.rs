@@ -30,6 +30,11 @@ mod source;
 mod writer;
 
 pub use block::Records;
+#[doc(alias = "tf.data.TFRecordDataset")]
+#[doc(alias = "TFRecordDataset")]
 pub use reader::TfRecordReader;
+#[doc(alias = "tf.data.TFRecordDataset")]
+#[doc(alias = "TFRecordDataset")]
 pub use source::TfRecord;
+#[doc(alias = "tf.io.TFRecordWriter")]
 pub use writer::TfRecordWriter;

@@ -28,6 +28,7 @@ const BLOCK: usize = 1 << 18;
 /// );
 /// ```
 #[doc(alias = "tf.data.TFRecordDataset")]
+#[doc(alias = "TFRecordDataset")]
 pub struct TfRecordReader<R> {
     path: Arc<str>,
     source: R,

@@ -37,6 +37,7 @@ use std::sync::Arc;
 /// # Ok::<(), distribute_data::Error>(())
 /// ```
 #[doc(alias = "tf.data.TFRecordDataset")]
+#[doc(alias = "TFRecordDataset")]
 #[derive(Clone, Debug)]
 pub struct TfRecord {
     files: Files,

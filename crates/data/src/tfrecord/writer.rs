@@ -29,6 +29,7 @@ impl TfRecordWriter {
     ///
     /// [`Error::Write`] if no file can be created there.
     #[doc(alias = "tf.io.TFRecordOptions")]
+    #[doc(alias = "TFRecordOptions")]
     pub fn create(path: impl Into<PathBuf>, compression: Compression) -> Result<Self> {
         let path = path.into();
         let file = WholeFile::create(&path).map_err(failed(&path))?;

@@ -11,5 +11,8 @@ mod members;
 mod samples;
 mod source;
 
-pub use samples::{Sample, Samples};
+pub use samples::Sample;
+#[doc(alias = "webdataset.WebDataset")]
+#[doc(alias = "WebDataset")]
+pub use samples::Samples;
 pub use source::samples;

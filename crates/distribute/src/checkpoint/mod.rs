@@ -13,6 +13,7 @@ use bytes::Bytes;
 pub use distribute_checkpoint::{
     CheckpointManager, Description, Error as CheckpointError, Metadata, Reader, Value, Writer,
 };
+use distribute_log::heard;
 use std::panic::Location;
 use std::path::{Path, PathBuf};
 use workers::Saved;
@@ -163,7 +164,8 @@ impl<'a> Checkpoint<'a> {
         Ok(writer)
     }
 
-    /// Saves everything atomically as a new folder at `path`.
+    /// Saves everything atomically as a new folder at `path`, of several workers at that of the chief: a worker that gives another
+    /// path gets a warning, since nothing is there.
     ///
     /// # Errors
     /// Those of [`writer`](Checkpoint::writer); [`Error::Checkpoint`] if something exists at `path` or the system refuses.
@@ -171,7 +173,19 @@ impl<'a> Checkpoint<'a> {
     #[track_caller]
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        self.save_by(Location::caller(), |writer| Ok(writer.save(path, 1)?), |()| Bytes::new())?;
+        let tell = |(): &()| Bytes::from(path.to_string_lossy().into_owned());
+        let write = |writer: Writer| Ok(writer.save(path, 1)?);
+        if let Saved::ByTheChief(there) = self.save_by(Location::caller(), write, tell)?
+            && *there != *path.to_string_lossy().as_bytes()
+        {
+            heard(|| {
+                tracing::warn!(
+                    "Checkpoint::save: nothing is at {}: the chief has saved for all workers, at {}",
+                    path.display(),
+                    String::from_utf8_lossy(&there)
+                );
+            });
+        }
         Ok(())
     }
 
@@ -201,11 +215,11 @@ impl<'a> Checkpoint<'a> {
             .map(|(reader, ())| reader)
     }
 
-    /// Restores all parts from the latest checkpoint of a manager's folder, and returns it; `None` before the first. With
-    /// several workers, the chief decides which one is the latest.
+    /// Restores all parts from the latest checkpoint of a manager's folder that is whole, and returns it; `None` before the first.
+    /// A damaged one that is later is named in a warning. With several workers, the chief decides which one it is.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] as for [`CheckpointManager::latest`], and those of [`restore_from`](Checkpoint::restore_from).
+    /// [`Error::Checkpoint`] as for [`CheckpointManager::latest_whole`], and those of [`restore_from`](Checkpoint::restore_from).
     #[doc(alias = "tf.train.CheckpointManager.restore_or_initialize")]
     #[track_caller]
     pub fn restore_latest(&self, manager: &CheckpointManager) -> Result<Option<Reader>> {

@@ -71,7 +71,7 @@ impl<'a> Checkpoint<'a> {
         let call = || Fingerprint::new(Operation::Restore, "the latest", at);
         let tell =
             |latest: &Option<Reader>| latest.as_ref().map(|latest| name(latest.path())).unwrap_or_default();
-        let (latest, told) = strategy.on_chief(RESTORE, call, || Ok(manager.latest()?), tell)?;
+        let (latest, told) = strategy.on_chief(RESTORE, call, || Ok(manager.latest_whole()?), tell)?;
         Ok(match latest {
             Some(latest) => latest.map(|latest| -> Open<'m> { Box::new(|| Ok(latest)) }),
             None if told.is_empty() => None,

@@ -18,6 +18,7 @@ pub(crate) use combine::failure;
 pub(crate) use gradient::{raise, raised};
 pub use kind::ContextKind;
 pub(crate) use layers::consecutive;
+#[doc(alias = "tf.distribute.ReplicaContext")]
 pub use replica::ReplicaContext;
 pub(crate) use replica::default_context;
 pub use update::UpdateContext;

@@ -171,13 +171,15 @@ impl<T: Nest> DistributedDataset<T> {
     }
 
     /// A pass over the dataset, which yields a piece for each local replica in each step.
+    #[track_caller]
     pub fn iter(&self) -> DistributedIterator<T> {
         self.pass(Bring::new(&self.strategy, &self.options))
     }
 
     /// A pass whose pieces are brought so.
+    #[track_caller]
     pub(super) fn pass(&self, bring: Result<Bring>) -> DistributedIterator<T> {
-        DistributedIterator::new(&self.strategy, &self.plan, &self.passes, bring)
+        DistributedIterator::new(&self.strategy, &self.plan, &self.passes, bring, Location::caller())
     }
 
     /// Folds `step` over the steps of one pass.
@@ -286,6 +288,7 @@ impl<T: Nest> IntoIterator for &DistributedDataset<T> {
     type Item = Result<PerReplica<T>>;
     type IntoIter = DistributedIterator<T>;
 
+    #[track_caller]
     fn into_iter(self) -> DistributedIterator<T> {
         self.iter()
     }

@@ -7,7 +7,7 @@ use crate::context::require_outside_of_run;
 use crate::strategy::record;
 use crate::values::PerReplica;
 use crate::{Error, Result, Strategy};
-use distribute_cluster::{Fingerprint, Operation};
+use distribute_cluster::{CallSite, Fingerprint, Operation};
 use distribute_data::distribution::WorkerPass;
 use distribute_data::plan::ends::StepCounts;
 use distribute_data::{Distribution, Position};
@@ -33,6 +33,8 @@ pub struct DistributedIterator<T> {
     /// The position at which the next epoch begins.
     next: Position,
     bring: Bring,
+    /// The line that began the pass.
+    begun: &'static Location<'static>,
 }
 
 enum Pass<T> {
@@ -48,6 +50,7 @@ impl<T: Nest> DistributedIterator<T> {
         plan: &Plan<T>,
         passes: &Passes,
         bring: Result<Bring>,
+        begun: &'static Location<'static>,
     ) -> DistributedIterator<T> {
         let present = plan.present(strategy);
         let plan = present.as_ref().map_or_else(|_| plan.latest(), Distribution::clone);
@@ -63,7 +66,7 @@ impl<T: Nest> DistributedIterator<T> {
             Err(error) => (Pass::Broken(error), Bring::Nowhere),
         };
         let (strategy, passes) = (strategy.clone(), passes.clone());
-        Self { pass, strategy, passes, number, position, next, bring }
+        Self { pass, strategy, passes, number, position, next, bring, begun }
     }
 
     /// The pieces of the next step.
@@ -130,11 +133,15 @@ impl<T: Nest> DistributedIterator<T> {
         operation: &'static str,
         prepared: Result<(Box<WorkerPass<T>>, StepCounts)>,
     ) -> Result<(Box<WorkerPass<T>>, StepCounts)> {
-        let at = Location::caller();
+        let at = CallSite::or_begun(Location::caller(), self.begun);
         let call = || {
             let Position { epoch, steps, origin, .. } = &self.position;
             let pipeline = origin.pipeline.map_or("a function".into(), |sum| format!("pipeline {sum:08x}"));
-            Fingerprint::new(Operation::NextBatch, format!("epoch {epoch}, step {steps} of {pipeline}"), at)
+            Fingerprint::new(
+                Operation::NextBatch,
+                format!("epoch {epoch}, step {steps} of {pipeline}"),
+                at.clone(),
+            )
         };
         let ((pass, mine), all) =
             self.strategy.agree(operation, call, prepared, |(_, counts)| record::encode(counts))?;

@@ -12,7 +12,11 @@
 mod iterator;
 mod session;
 
-pub use iterator::{InputIterator, InputSource, Inputs};
+#[doc(alias = "tf.distribute.InputIterator")]
+pub use iterator::InputIterator;
+pub use iterator::{InputSource, Inputs};
+#[doc(alias = "tf.compat.v1.ConfigProto")]
+#[doc(alias = "ConfigProto")]
 pub use session::SessionConfig;
 
 use crate::context::require_outside_of_run;

@@ -15,6 +15,7 @@ use distribute_cluster::{ClusterError, ClusterSpec, Job, Task};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[doc(alias = "tf.compat.v1.ConfigProto")]
+#[doc(alias = "ConfigProto")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SessionConfig {
     /// Whether sessions of one server have variables of their own.

@@ -8,6 +8,7 @@ use candle_core::Tensor;
 ///
 /// Of equal ones the first counts as the largest. See [the module](super) for an example.
 #[doc(alias = "tf.keras.metrics.SparseCategoricalAccuracy")]
+#[doc(alias = "SparseCategoricalAccuracy")]
 #[derive(Clone, Debug)]
 pub struct Accuracy {
     /// The number of correct examples, and of all.

@@ -33,7 +33,16 @@ impl Counts {
 
     #[track_caller]
     pub(super) fn add(&self, counts: Vec<f64>) -> Result<()> {
-        self.variable.assign_add(HostTensor::new(counts, self.variable.dims())?)
+        let added = self.variable.assign_add(HostTensor::new(counts, self.variable.dims())?);
+        added.map_err(|error| match (error, here()) {
+            (Error::VariableAccess { .. }, Here::Default | Here::CrossReplica(..)) => Error::WrongContext {
+                operation: "update of a metric",
+                required: ContextKind::Replica,
+                found: ContextKind::CrossReplica,
+                advice: "each replica counts its own examples: call it in the closure of run",
+            },
+            (error, _) => error,
+        })
     }
 
     /// The sums over all replicas.

@@ -31,7 +31,12 @@ mod confusion_matrix;
 mod counts;
 mod mean;
 
+#[doc(alias = "tf.keras.metrics.SparseCategoricalAccuracy")]
+#[doc(alias = "SparseCategoricalAccuracy")]
 pub use accuracy::Accuracy;
+#[doc(alias = "tf.keras.metrics.AUC")]
 pub use auc::Auc;
+#[doc(alias = "tf.math.confusion_matrix")]
 pub use confusion_matrix::ConfusionMatrix;
+#[doc(alias = "tf.keras.metrics.Mean")]
 pub use mean::Mean;

@@ -43,6 +43,7 @@ use distribute_params::DynamicOptions;
 /// # Ok::<(), distribute::Error>(())
 /// ```
 #[doc(alias = "tfra.dynamic_embedding.Embedding")]
+#[doc(alias = "Embedding")]
 #[derive(Clone, Debug)]
 pub struct DynamicEmbedding {
     /// Stands for all rows in the graph.

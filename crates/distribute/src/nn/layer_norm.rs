@@ -26,6 +26,7 @@ use candle_nn::{LayerNormConfig, VarBuilder};
 /// # Ok::<(), distribute::Error>(())
 /// ```
 #[doc(alias = "tf.keras.layers.LayerNormalization")]
+#[doc(alias = "LayerNormalization")]
 #[derive(Clone, Debug)]
 pub struct LayerNorm {
     weight: Tensor,
@@ -138,6 +139,7 @@ impl Module for LayerNorm {
 
 /// A [`LayerNorm`] that leaves the mean, by candle_nn's name for it.
 #[doc(alias = "tf.keras.layers.RMSNormalization")]
+#[doc(alias = "RMSNormalization")]
 #[derive(Clone, Debug)]
 pub struct RmsNorm(LayerNorm);
 

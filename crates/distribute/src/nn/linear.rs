@@ -35,6 +35,7 @@ use distribute_tensor::without_elements;
 /// # Ok::<(), distribute::Error>(())
 /// ```
 #[doc(alias = "tf.keras.layers.Dense")]
+#[doc(alias = "Dense")]
 #[derive(Clone, Debug)]
 pub struct Linear {
     weight: Tensor,

@@ -43,19 +43,53 @@ mod softmax;
 mod table;
 mod turn_over;
 
-pub use batch_norm::{BatchNorm, batch_norm};
+#[doc(alias = "SyncBatchNorm")]
+#[doc(alias = "tf.keras.layers.BatchNormalization")]
+#[doc(alias = "BatchNormalization")]
+#[doc(alias = "tf.keras.layers.experimental.SyncBatchNormalization")]
+#[doc(alias = "SyncBatchNormalization")]
+pub use batch_norm::BatchNorm;
+pub use batch_norm::batch_norm;
 // candle_nn's own, all of whose operations have gradients.
 pub use candle_nn::{
     Activation, BatchNormConfig, Conv1dConfig, Conv2dConfig, Func, GroupNorm, Init, LayerNormConfig, Module,
     ModuleT, PReLU, VarBuilder, encoding, func, group_norm, init, prelu,
 };
-pub use conv1d::{Conv1d, conv1d, conv1d_no_bias};
-pub use conv2d::{Conv2d, conv2d, conv2d_no_bias};
+#[doc(alias = "tf.keras.layers.Conv1D")]
+#[doc(alias = "tf.nn.conv1d")]
+pub use conv1d::Conv1d;
+pub use conv1d::{conv1d, conv1d_no_bias};
+#[doc(alias = "tf.keras.layers.Conv2D")]
+#[doc(alias = "tf.nn.conv2d")]
+pub use conv2d::Conv2d;
+pub use conv2d::{conv2d, conv2d_no_bias};
+#[doc(alias = "tf.keras.layers.Dropout")]
+#[doc(alias = "tf.random.experimental.stateless_dropout")]
+#[doc(alias = "stateless_dropout")]
 pub use dropout::Dropout;
-pub use dynamic_embedding::{DynamicEmbedding, dynamic_embedding, dynamic_embedding_init};
-pub use embedding::{Embedding, embedding, embedding_init};
-pub use embedding_bag::{BagMode, EmbeddingBag, embedding_bag, embedding_bag_init};
-pub use layer_norm::{LayerNorm, RmsNorm, layer_norm, layer_norm_no_bias, rms_norm};
-pub use linear::{Linear, linear, linear_b, linear_no_bias};
+#[doc(alias = "tfra.dynamic_embedding.Embedding")]
+#[doc(alias = "Embedding")]
+pub use dynamic_embedding::DynamicEmbedding;
+pub use dynamic_embedding::{dynamic_embedding, dynamic_embedding_init};
+#[doc(alias = "tf.keras.layers.Embedding")]
+pub use embedding::Embedding;
+pub use embedding::{embedding, embedding_init};
+#[doc(alias = "tf.nn.embedding_lookup_sparse")]
+#[doc(alias = "embedding_lookup_sparse")]
+#[doc(alias = "tf.nn.safe_embedding_lookup_sparse")]
+#[doc(alias = "safe_embedding_lookup_sparse")]
+pub use embedding_bag::EmbeddingBag;
+pub use embedding_bag::{BagMode, embedding_bag, embedding_bag_init};
+#[doc(alias = "tf.keras.layers.LayerNormalization")]
+#[doc(alias = "LayerNormalization")]
+pub use layer_norm::LayerNorm;
+#[doc(alias = "tf.keras.layers.RMSNormalization")]
+#[doc(alias = "RMSNormalization")]
+pub use layer_norm::RmsNorm;
+pub use layer_norm::{layer_norm, layer_norm_no_bias, rms_norm};
+#[doc(alias = "tf.keras.layers.Dense")]
+#[doc(alias = "Dense")]
+pub use linear::Linear;
+pub use linear::{linear, linear_b, linear_no_bias};
 #[doc(hidden)]
 pub use products::Products;

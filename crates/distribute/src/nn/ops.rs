@@ -19,6 +19,9 @@
 //! `candle_nn::ops::dropout` is left out: its masks come from a generator that all replicas share.
 //! [`Dropout`]'s are the same for any number of replicas.
 
+#[doc(alias = "tf.keras.layers.Dropout")]
+#[doc(alias = "tf.random.experimental.stateless_dropout")]
+#[doc(alias = "stateless_dropout")]
 pub use super::Dropout;
 use super::attention::Attention;
 use super::{LayerNorm, operation, softmax};
@@ -111,6 +114,7 @@ fn require_rows(name: &str, xs: &Tensor, parameters: &[(&str, &Tensor)]) -> Resu
 /// # Errors
 /// Where shapes or dtypes don't fit, and for a cap that is not positive.
 #[doc(alias = "tf.keras.layers.Attention")]
+#[doc(alias = "Attention")]
 #[doc(alias = "scaled_dot_product_attention")]
 pub fn sdpa(
     q: &Tensor,

@@ -31,6 +31,7 @@ impl<R: Rule> Optimizer<R> {
     /// # Ok::<(), distribute::Error>(())
     /// ```
     #[doc(alias = "tf.keras.optimizers.schedules.LearningRateSchedule")]
+    #[doc(alias = "LearningRateSchedule")]
     pub fn with_schedule(mut self, schedule: impl Schedule) -> Result<Self> {
         schedule.validate()?;
         self.rate = Rate::Schedule(Box::new(schedule));

@@ -75,8 +75,11 @@ const GRACE: Duration = Duration::from_secs(30);
 /// before. The same is true where a worker is killed while the chief writes, for which the others wait as long as the strategy's
 /// timeout. A step that takes longer than the grace period ends by SIGKILL.
 #[doc(alias = "tf.distribute.experimental.PreemptionCheckpointHandler")]
+#[doc(alias = "PreemptionCheckpointHandler")]
 #[doc(alias = "tf.distribute.experimental.TerminationConfig")]
+#[doc(alias = "TerminationConfig")]
 #[doc(alias = "tf.distribute.experimental.PreemptionWatcher")]
+#[doc(alias = "PreemptionWatcher")]
 #[derive(Clone, Debug)]
 pub struct Preemption {
     strategy: Strategy,

@@ -67,12 +67,20 @@ mod registry;
 mod worker;
 
 pub use arguments::{Arg, Args, Param, Params, Resource, Sender, Value};
-pub use batches::{Batches, IntoBatches};
+#[doc(alias = "PerWorkerDistributedIterator")]
+pub use batches::Batches;
+pub use batches::IntoBatches;
 pub use function::{Outcome, RemoteFunction};
-pub use handles::{PerWorker, RemoteValue};
+#[doc(alias = "PerWorkerValues")]
+pub use handles::PerWorker;
+#[doc(alias = "tf.distribute.experimental.coordinator.RemoteValue")]
+pub use handles::RemoteValue;
 pub(crate) use handles::{ResourceHandle, ValueHandle};
 pub use program::RemoteProgram;
-pub use worker::{WorkerContext, current_worker_index};
+pub use worker::WorkerContext;
+#[doc(alias = "tf.distribute.coordinator.experimental_get_current_worker_index")]
+#[doc(alias = "experimental_get_current_worker_index")]
+pub use worker::current_worker_index;
 
 #[doc(inline)]
 pub use distribute_coordinator::FunctionId;

@@ -2,7 +2,7 @@
 
 use super::Trainer;
 use crate::{DistributedDataset, Error, Result, Strategy};
-use distribute_data::{Cardinality, Dataset, InputContext};
+use distribute_data::{self as data, Cardinality, Dataset, InputContext};
 use distribute_tensor::Nest;
 use std::sync::Arc;
 
@@ -23,6 +23,7 @@ pub struct Batching {
 ///
 /// [`run`](super::run) calls them on each worker, and batches what they give.
 #[doc(alias = "tfgnn.runner.DatasetProvider")]
+#[doc(alias = "DatasetProvider")]
 pub struct Datasets<T: Nest, B = <T as Nest>::Batch> {
     training: Provider<T>,
     validation: Option<Provider<T>>,
@@ -30,9 +31,16 @@ pub struct Datasets<T: Nest, B = <T as Nest>::Batch> {
 }
 
 impl<T: Nest + 'static> Datasets<T> {
-    /// Examples to train on.
+    /// Examples to train on, not in batches: [`run`](super::run) gives [`Error::InvalidArgument`] if the dataset is batched already.
     pub fn new(training: impl Fn(InputContext) -> Result<Dataset<T>> + Send + Sync + 'static) -> Self {
         let batched = |examples: Dataset<T>, Batching { per_replica, drop_remainder }| {
+            if let data::Batching::Batches(size) = examples.batching() {
+                let reason = format!(
+                    "the dataset gives batches of {size} already, and the runner makes those of {per_replica} for each replica: give it the \
+                     examples, without batch; where a batch is an example, batch these by Datasets::batched"
+                );
+                return Err(Error::invalid("runner::run", reason));
+            }
             Ok(if drop_remainder { examples.batch_exact(per_replica) } else { examples.batch(per_replica) })
         };
         Self { training: Arc::new(training), validation: None, batched: Arc::new(batched) }
@@ -65,6 +73,7 @@ impl<T: Nest + 'static, B: Nest + 'static> Datasets<T, B> {
     /// ```
     // GNN-5
     #[doc(alias = "tfgnn.runner.GraphTensorPadding")]
+    #[doc(alias = "GraphTensorPadding")]
     #[doc(alias = "train_padding")]
     pub fn batched<B2: Nest + 'static>(
         self,

@@ -79,6 +79,7 @@ impl History {
 
     /// How many validations there have been since one was better than all before by more than `min_delta`.
     #[doc(alias = "tf.keras.callbacks.EarlyStopping")]
+    #[doc(alias = "EarlyStopping")]
     pub(super) fn validations_since_better(&self, min_delta: f64) -> usize {
         let (mut least, mut since) = (f64::INFINITY, 0);
         for loss in self.epochs.iter().filter_map(|epoch| epoch.validation_loss) {

@@ -22,10 +22,31 @@ mod run;
 mod trainer;
 
 pub use backup::{LAST, STEP};
-pub use datasets::{Batching, Datasets};
-pub use evaluate::{evaluate, predict};
-pub use evaluator::{Evaluated, Evaluator};
-pub use history::{End, Epoch, History};
+pub use datasets::Batching;
+#[doc(alias = "tfgnn.runner.DatasetProvider")]
+#[doc(alias = "DatasetProvider")]
+pub use datasets::Datasets;
+#[doc(alias = "tf.keras.Model.evaluate")]
+pub use evaluate::evaluate;
+#[doc(alias = "tf.keras.Model.predict")]
+pub use evaluate::predict;
+pub use evaluator::Evaluated;
+#[doc(alias = "tf.keras.utils.SidecarEvaluator")]
+#[doc(alias = "SidecarEvaluator")]
+pub use evaluator::Evaluator;
+#[doc(alias = "tf.keras.callbacks.History")]
+pub use history::History;
+pub use history::{End, Epoch};
 pub use parameter_servers::ParameterServerStrategy;
-pub use run::{Phase, run};
-pub use trainer::{Step, Trainer};
+pub use run::Phase;
+#[doc(alias = "tfgnn.runner.run")]
+#[doc(alias = "tf.keras.Model.fit")]
+#[doc(alias = "fit")]
+#[doc(alias = "tf.keras.Model.compile")]
+#[doc(alias = "compile")]
+pub use run::run;
+pub use trainer::Step;
+#[doc(alias = "tfgnn.runner.Trainer")]
+#[doc(alias = "tfgnn.runner.KerasTrainer")]
+#[doc(alias = "KerasTrainer")]
+pub use trainer::Trainer;

@@ -20,6 +20,7 @@ impl ParameterServerStrategy {
     /// [`Error::Params`](crate::Error::Params) for shards of 0 bytes, and those of
     /// [`ParameterServerStrategy::new`](strategy::ParameterServerStrategy::new).
     #[doc(alias = "tfgnn.runner.ParameterServerStrategy")]
+    #[doc(alias = "ParameterServerStrategy")]
     #[track_caller]
     #[expect(
         clippy::new_ret_no_self,

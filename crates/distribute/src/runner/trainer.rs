@@ -24,6 +24,7 @@ pub struct Step {
 /// How long a training is, in which batches, and where its backups go.
 #[doc(alias = "tfgnn.runner.Trainer")]
 #[doc(alias = "tfgnn.runner.KerasTrainer")]
+#[doc(alias = "KerasTrainer")]
 pub struct Trainer<'a> {
     pub(super) global_batch: usize,
     pub(super) epochs: usize,
@@ -115,6 +116,7 @@ impl<'a> Trainer<'a> {
     /// Ends the training when so many validations in a row have not been better than the best before: by more than
     /// [`min_delta`](Self::min_delta). That holds for later starts, too.
     #[doc(alias = "tf.keras.callbacks.EarlyStopping")]
+    #[doc(alias = "EarlyStopping")]
     pub fn patience(mut self, validations: usize) -> Self {
         self.patience = Some(validations);
         self
@@ -129,7 +131,9 @@ impl<'a> Trainer<'a> {
     /// Saves the weights into this folder whenever a validation has been the best so far: as a checkpoint with the part `model` and
     /// metadata `epoch` and `validation_loss`. The last two are kept. All workers name the same folder.
     #[doc(alias = "tf.keras.callbacks.ModelCheckpoint")]
+    #[doc(alias = "ModelCheckpoint")]
     #[doc(alias = "tfgnn.runner.KerasTrainerCheckpointOptions")]
+    #[doc(alias = "KerasTrainerCheckpointOptions")]
     pub fn save_best(mut self, folder: impl AsRef<Path>) -> Self {
         self.best = Some(folder.as_ref().to_path_buf());
         self
@@ -145,6 +149,7 @@ impl<'a> Trainer<'a> {
     /// Saves the training after each epoch into this folder, and goes on from there if it has been interrupted. All workers name the
     /// same folder.
     #[doc(alias = "tf.keras.callbacks.BackupAndRestore")]
+    #[doc(alias = "BackupAndRestore")]
     #[doc(alias = "backup_dir")]
     pub fn backup(mut self, folder: impl AsRef<Path>) -> Self {
         self.backup = Some(folder.as_ref().to_path_buf());
@@ -169,6 +174,7 @@ impl<'a> Trainer<'a> {
     /// [`End::Notice`](super::End::Notice), on all workers. `grace` is how long the scheduler waits before it kills the process.
     #[doc(alias = "save_before_preemption")]
     #[doc(alias = "tf.distribute.experimental.PreemptionCheckpointHandler")]
+    #[doc(alias = "PreemptionCheckpointHandler")]
     pub fn save_on_notice(mut self, grace: Duration) -> Self {
         self.grace = Some(grace);
         self

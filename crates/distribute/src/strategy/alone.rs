@@ -2,7 +2,9 @@
 
 use distribute_cluster::Job;
 use distribute_cluster::environment::ProcessEnvironment;
-use distribute_cluster::resolver::{ClusterResolver, Scheduler, TfConfigClusterResolver, detect};
+use distribute_cluster::resolver::{
+    ClusterResolver, Scheduler, TfConfigClusterResolver, detect, tasks_without_srun,
+};
 use distribute_log::heard;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,6 +22,18 @@ pub(super) fn warn(kind: &'static str) {
             tracing::warn!(
                 "{scheduler} started this process as one of several, but {kind} trains in it alone, and so may each of the \
                  others: MultiWorkerMirroredStrategy::new() trains with all of them"
+            );
+        });
+    }
+}
+
+/// Says that nobody has joined a strategy of several workers, since the processes of a Slurm job were not started by `srun`.
+pub(super) fn warn_without_srun() {
+    if let Some(tasks) = tasks_without_srun(&ProcessEnvironment) {
+        heard(|| {
+            tracing::warn!(
+                "this process trains alone, though its Slurm job has {tasks} tasks: nobody started the others; start the program \
+                 by srun, in the script that sbatch gets"
             );
         });
     }

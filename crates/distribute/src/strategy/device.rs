@@ -26,6 +26,7 @@ pub enum DeviceKind {
 /// # Ok::<(), distribute::Error>(())
 /// ```
 #[doc(alias = "tf.DeviceSpec")]
+#[doc(alias = "DeviceSpec")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceName {
     /// The kind of device.

@@ -30,24 +30,52 @@ mod variable_placement;
 mod workers;
 
 pub use builder::MirroredBuilder;
-pub use communication::{CommunicationImplementation, CommunicationOptions};
+#[doc(alias = "tf.distribute.experimental.CommunicationImplementation")]
+#[doc(alias = "tf.distribute.experimental.CollectiveCommunication")]
+#[doc(alias = "CollectiveCommunication")]
+pub use communication::CommunicationImplementation;
+#[doc(alias = "tf.distribute.experimental.CommunicationOptions")]
+#[doc(alias = "tf.distribute.experimental.CollectiveHints")]
+#[doc(alias = "CollectiveHints")]
+pub use communication::CommunicationOptions;
+#[doc(alias = "tf.distribute.CrossDeviceOps")]
+pub use cross_device::CrossDeviceOps;
+#[doc(alias = "tf.distribute.HierarchicalCopyAllReduce")]
+pub use cross_device::HierarchicalCopyAllReduce;
+#[doc(alias = "tf.distribute.NcclAllReduce")]
+pub use cross_device::NcclAllReduce;
+pub use cross_device::Reduction;
+#[doc(alias = "tf.distribute.ReductionToOneDevice")]
+pub use cross_device::ReductionToOneDevice;
 pub(crate) use cross_device::reduce_by;
-pub use cross_device::{
-    CrossDeviceOps, HierarchicalCopyAllReduce, NcclAllReduce, Reduction, ReductionToOneDevice,
-};
 pub(crate) use cross_device::{sum_on_gpus, uses_nccl};
 pub use destinations::Destinations;
+pub use device::DeviceKind;
+#[doc(alias = "tf.DeviceSpec")]
+#[doc(alias = "DeviceSpec")]
+pub use device::DeviceName;
 pub(crate) use device::is_native;
-pub use device::{DeviceKind, DeviceName};
 #[doc(inline)]
 pub use distribute_collective::group::{Group, Links};
-pub use extended::{IndependentWorker, Replicas, StrategyExtended};
-pub use kinds::{CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy};
-pub use multi_worker::{MultiWorkerBuilder, MultiWorkerMirroredStrategy};
+#[doc(alias = "tf.distribute.StrategyExtended")]
+pub use extended::StrategyExtended;
+pub use extended::{IndependentWorker, Replicas};
+#[doc(alias = "tf.distribute.experimental.CentralStorageStrategy")]
+pub use kinds::CentralStorageStrategy;
+#[doc(alias = "tf.distribute.MirroredStrategy")]
+pub use kinds::MirroredStrategy;
+#[doc(alias = "tf.distribute.OneDeviceStrategy")]
+pub use kinds::OneDeviceStrategy;
+pub use multi_worker::MultiWorkerBuilder;
+#[doc(alias = "tf.distribute.MultiWorkerMirroredStrategy")]
+#[doc(alias = "tf.distribute.experimental.MultiWorkerMirroredStrategy")]
+#[doc(alias = "CollectiveAllReduceStrategy")]
+pub use multi_worker::MultiWorkerMirroredStrategy;
+#[doc(alias = "tf.distribute.ParameterServerStrategy")]
+#[doc(alias = "tf.distribute.experimental.ParameterServerStrategy")]
+pub use parameter_server::ParameterServerStrategy;
 pub(crate) use parameter_server::SharedSettings;
-pub use parameter_server::{
-    LocalCluster, LocalClusterResolver, ParameterServerBuilder, ParameterServerStrategy,
-};
+pub use parameter_server::{LocalCluster, LocalClusterResolver, ParameterServerBuilder};
 pub use threads::Threads;
 pub use update::Contained;
 pub use variable_placement::VariablePlacement;

@@ -22,6 +22,7 @@ use distribute_tensor::{HostTensor, IndexedSlices};
 /// # Ok::<(), distribute::Error>(())
 /// ```
 #[doc(alias = "tf.distribute.DistributedValues")]
+#[doc(alias = "DistributedValues")]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be given to replicas",
     label = "this has no part for each replica",

@@ -8,6 +8,13 @@ mod per_replica;
 mod reducible;
 mod tuples;
 
+#[doc(alias = "tf.distribute.DistributedValues")]
+#[doc(alias = "DistributedValues")]
 pub use distributed::Distributed;
-pub use per_replica::{Mirrored, PerReplica};
+#[doc(alias = "tf.distribute.DistributedValues")]
+#[doc(alias = "DistributedValues")]
+pub use per_replica::Mirrored;
+#[doc(alias = "tf.distribute.DistributedValues")]
+#[doc(alias = "DistributedValues")]
+pub use per_replica::PerReplica;
 pub use reducible::{Axes, Components, Parts, Reducible};

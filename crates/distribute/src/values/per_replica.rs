@@ -29,6 +29,7 @@ use std::fmt;
 /// # Ok::<(), distribute::Error>(())
 /// ```
 #[doc(alias = "tf.distribute.DistributedValues")]
+#[doc(alias = "DistributedValues")]
 #[derive(Clone, Debug)]
 pub struct PerReplica<T> {
     values: Vec<T>,
@@ -222,6 +223,7 @@ fn show(leaf: &PerReplica<Leaf>) -> String {
 /// It can be read without combining replicas, and passed to `run` it reaches each of them. There is one copy for all
 /// replicas, or one on each of several devices.
 #[doc(alias = "tf.distribute.DistributedValues")]
+#[doc(alias = "DistributedValues")]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mirrored<T> {
     first: T,

@@ -15,10 +15,12 @@ pub enum VariableSynchronization {
     None,
     /// At every write: all copies are always equal. For what is read often, such as weights.
     #[doc(alias = "tf.VariableSynchronization.ON_WRITE")]
+    #[doc(alias = "ON_WRITE")]
     OnWrite,
     /// At a read from outside of `run`: each replica writes its own copy, without waiting for the others. For what is
     /// written often and read rarely, such as metrics.
     #[doc(alias = "tf.VariableSynchronization.ON_READ")]
+    #[doc(alias = "ON_READ")]
     OnRead,
 }
 
@@ -38,6 +40,7 @@ pub enum VariableAggregation {
     Mean,
     /// What replica 0 has.
     #[doc(alias = "tf.VariableAggregation.ONLY_FIRST_REPLICA")]
+    #[doc(alias = "ONLY_FIRST_REPLICA")]
     OnlyFirstReplica,
 }
 

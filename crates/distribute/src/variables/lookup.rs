@@ -45,6 +45,7 @@ pub fn embedding_lookup(variable: &Variable, ids: &HostTensor, lookup: Lookup) -
 
 /// Ids in bags of different lengths, and how much each of them counts; 1 where there are no weights.
 #[doc(alias = "tf.SparseTensor")]
+#[doc(alias = "SparseTensor")]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Bags {
     /// The ids of each bag.

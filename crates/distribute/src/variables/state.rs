@@ -41,7 +41,13 @@ impl Checkpointed for Variable {
         }
         let path = from.path().display().to_string();
         let here = [(prefix.to_string(), self.dtype(), self.dims().to_vec())];
-        let restored = select.decide(SOME, &path, here, |name| described(from, name))?;
+        let restored = select.decide(
+            SOME,
+            &path,
+            here,
+            |name| described(from, name),
+            || from.names().map(String::from).collect(),
+        )?;
         let change = match restored.restored.get(prefix) {
             Some(source) => self.change(read_cast(from, source, self.dtype())?, source, from)?,
             None => Box::new(|| Ok(())),

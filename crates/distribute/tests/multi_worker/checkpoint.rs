@@ -10,6 +10,7 @@ use distribute::{
     Strategy, Variable, VariableAggregation, VariableSynchronization,
 };
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 
 /// A model of one variable.
@@ -31,6 +32,24 @@ fn place() -> (TempDir, PathBuf) {
     (folder, path)
 }
 
+/// The lines that are logged from `warn` up, and the subscriber that keeps them.
+fn warnings() -> (Arc<Mutex<Vec<String>>>, impl tracing::Subscriber + Send + Sync) {
+    struct Kept(Arc<Mutex<Vec<String>>>);
+    impl std::io::Write for Kept {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().push(String::from_utf8_lossy(bytes).into_owned());
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let told: Arc<Mutex<Vec<String>>> = Arc::default();
+    let kept = told.clone();
+    let subscriber = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_ansi(false);
+    (told, subscriber.with_writer(move || Kept(kept.clone())).finish())
+}
+
 fn chief(strategy: &Strategy) -> bool {
     strategy.world().worker() == 0
 }
@@ -43,13 +62,18 @@ fn ckpt_the_chief_alone_writes_what_all_workers_save_and_all_restore() {
         let model = model(strategy, 7.)?;
         strategy.run((), |_, ()| Ok(()))?;
         assert_eq!(strategy.should_checkpoint(), chief(strategy));
-        // Other workers' folders may be elsewhere: nothing is written there.
+        // Other workers' folders may be elsewhere: nothing is written there, which is told.
         let path = if chief(strategy) { saved.clone() } else { PathBuf::from("/nowhere/at/all") };
-        Checkpoint::new()
-            .part("model", &model.variables)
-            .part("steps", strategy)
-            .metadata("epoch", 4)
-            .save(path)
+        let parts = Checkpoint::new().part("model", &model.variables).part("steps", strategy);
+        let (told, warnings) = warnings();
+        tracing::subscriber::with_default(warnings, || parts.metadata("epoch", 4).save(path))?;
+        let told = told.lock().unwrap();
+        assert_eq!(told.len(), usize::from(!chief(strategy)), "{told:?}");
+        let says = |text: &String| {
+            text.contains("nothing is at /nowhere/at/all: the chief has saved for all workers, at ")
+        };
+        assert!(told.iter().all(says), "{told:?}");
+        Ok(())
     });
     let saved = path.clone();
     let restored = move |strategy: &Strategy| {

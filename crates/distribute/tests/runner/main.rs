@@ -182,3 +182,18 @@ fn an_optimizer_of_another_strategy_is_refused() {
         assert!(matches!(error.root_cause(), Error::MixedStrategies { .. }), "{error}");
     });
 }
+
+#[test]
+fn a_dataset_that_is_batched_already_is_refused_with_what_to_do() {
+    watched(|| {
+        let (model, optimizer) = made(&MirroredStrategy::cpus(2).unwrap().into(), 7);
+        let train = |datasets: &Datasets<(Tensor, Tensor)>| {
+            let trainer = Trainer::new(12).epochs(1);
+            runner::run(&trainer, &model, &optimizer, datasets, |net, batch, _| net.loss(&batch))
+        };
+        let error = train(&Datasets::new(|context| Ok(mine(context).batch(6)))).unwrap_err().to_string();
+        let says = "the dataset gives batches of 6 already, and the runner makes those of 6 for each replica";
+        assert!(error.contains(says) && error.contains("without batch"), "{error}");
+        train(&Datasets::new(|context| Ok(mine(context)))).unwrap();
+    });
+}

@@ -4,7 +4,7 @@
 
 use distribute_launch::{Deadline, Launch, Layout, Outcome, Output, Plan, Running, Stream, Task};
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -89,6 +89,13 @@ impl Fifo {
 
     pub fn path(&self) -> PathBuf {
         self.folder.path().join("pipe")
+    }
+
+    /// Lets so many scripts go on that read a line of it. What no script has read yet stays in it while the file is open.
+    pub fn release(&self, scripts: usize) -> File {
+        let mut pipe = File::options().write(true).open(self.path()).unwrap();
+        pipe.write_all(&vec![b'\n'; scripts]).unwrap();
+        pipe
     }
 
     /// Reads it on a thread.

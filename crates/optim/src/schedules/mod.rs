@@ -20,10 +20,17 @@ mod piecewise;
 mod polynomial;
 mod warmup;
 
-pub use cosine::{CosineDecay, CosineDecayRestarts};
+#[doc(alias = "tf.keras.optimizers.schedules.CosineDecay")]
+pub use cosine::CosineDecay;
+#[doc(alias = "tf.keras.optimizers.schedules.CosineDecayRestarts")]
+pub use cosine::CosineDecayRestarts;
+#[doc(alias = "tf.keras.optimizers.schedules.ExponentialDecay")]
 pub use exponential::ExponentialDecay;
+#[doc(alias = "tf.keras.optimizers.schedules.InverseTimeDecay")]
 pub use inverse_time::InverseTimeDecay;
+#[doc(alias = "tf.keras.optimizers.schedules.PiecewiseConstantDecay")]
 pub use piecewise::PiecewiseConstantDecay;
+#[doc(alias = "tf.keras.optimizers.schedules.PolynomialDecay")]
 pub use polynomial::PolynomialDecay;
 pub use warmup::Warmup;
 
@@ -34,6 +41,7 @@ use crate::error::Check;
 ///
 /// A closure is one: `|finished: u64| 0.1 / (finished + 1) as f64`. So is a number, which stays as it is.
 #[doc(alias = "tf.keras.optimizers.schedules.LearningRateSchedule")]
+#[doc(alias = "LearningRateSchedule")]
 pub trait Schedule: Send + Sync + 'static {
     /// The learning rate of the step after `finished` others.
     fn rate(&self, finished: u64) -> f64;

@@ -92,7 +92,7 @@ pub enum ChannelError {
         refusal: Refusal,
     },
     /// No answer has come in time. A change may have been made, or may still be.
-    #[error("{request}: no answer of {server} within {timeout:?}: {reason}")]
+    #[error("{request}: no answer of {server} within {:?}: {reason}", distribute_cluster::rounded(*timeout))]
     Late {
         /// The server.
         server: String,

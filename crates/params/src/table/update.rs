@@ -117,6 +117,7 @@ impl Table {
     /// # Errors
     /// As for [`push`](Table::push), and [`Error::Row`].
     #[doc(alias = "tf.IndexedSlices")]
+    #[doc(alias = "IndexedSlices")]
     pub fn push_rows(&self, push: Push, rows: &[usize], gradient: &HostTensor) -> Result<()> {
         const OPERATION: &str = "push_rows";
         let bound = self.bound(OPERATION)?;

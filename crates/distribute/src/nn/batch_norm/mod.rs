@@ -52,7 +52,9 @@ use std::sync::Arc;
 /// ```
 #[doc(alias = "SyncBatchNorm")]
 #[doc(alias = "tf.keras.layers.BatchNormalization")]
+#[doc(alias = "BatchNormalization")]
 #[doc(alias = "tf.keras.layers.experimental.SyncBatchNormalization")]
+#[doc(alias = "SyncBatchNormalization")]
 #[derive(Clone, Debug)]
 pub struct BatchNorm {
     /// Holds the variables, and evaluates.

@@ -48,6 +48,7 @@ pub fn nll(log_probabilities: &Tensor, labels: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// candle's, for other shapes or dtypes.
 #[doc(alias = "tf.keras.losses.MeanSquaredError")]
+#[doc(alias = "MeanSquaredError")]
 pub fn mse(predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
     mean_or_zero(predictions, targets, || match of_pairs(predictions, targets) {
         Some(DType::F32) => mean::<f32>(Kind::Squared, predictions, targets),

@@ -70,6 +70,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// # Ok::<(), distribute::Error>(())
 /// ```
 #[doc(alias = "tf.keras.utils.SidecarEvaluator")]
+#[doc(alias = "SidecarEvaluator")]
 #[derive(Clone, Debug)]
 pub struct Evaluator {
     checkpoints: PathBuf,
@@ -87,6 +88,7 @@ impl Evaluator {
 
     /// Writes results also into an event file in this folder, as scalars over the steps of the training.
     #[doc(alias = "tf.keras.callbacks.TensorBoard")]
+    #[doc(alias = "TensorBoard")]
     pub fn summaries(mut self, folder: impl AsRef<Path>) -> Self {
         self.summaries = Some(folder.as_ref().to_path_buf());
         self

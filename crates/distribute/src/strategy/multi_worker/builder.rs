@@ -297,6 +297,9 @@ impl MultiWorkerBuilder {
             }
             _ => None,
         };
+        if membership.is_none() {
+            alone::warn_without_srun();
+        }
         let group = joining.as_ref().map(Joining::join).transpose()?;
         if group.is_some() {
             alone::joined();

@@ -2,6 +2,7 @@
 
 use super::Variables;
 use crate::context::require_outside_of_run;
+use crate::select::{names_there, some};
 use crate::{Error, Restored, Result, Select};
 use bytes::Bytes;
 use candle_core::safetensors::BufferedSafetensors;
@@ -55,8 +56,8 @@ impl Variables {
     /// changed.
     ///
     /// # Errors
-    /// [`Error::Candle`] with the path for a file that cannot be read; [`Error::InvalidArgument`] where the file lacks a variable or
-    /// has it in another shape or dtype; [`Error::WrongContext`] inside of `run`, other than in `merge_call`. Nothing has
+    /// [`Error::Candle`] with the path for a file that cannot be read; [`Error::InvalidArgument`] where the file is of another kind, lacks a
+    /// variable or has it in another shape or dtype; [`Error::WrongContext`] inside of `run`, other than in `merge_call`. Nothing has
     /// changed then.
     #[track_caller]
     pub fn load(&self, path: impl AsRef<Path>) -> Result<()> {
@@ -70,10 +71,15 @@ impl Variables {
         let names = self.names();
         let missing: Vec<_> = names.iter().filter(|name| file.get(name).is_err()).collect();
         if !missing.is_empty() {
-            return Err(Error::invalid(
-                "load",
-                format!("{} lacks the variables {missing:?}", path.display()),
-            ));
+            let missing: Vec<_> = missing.into_iter().cloned().collect();
+            let there: Vec<_> = file.tensors().into_iter().map(|(name, _)| name).collect();
+            let reason = format!(
+                "{} lacks the variables {}; it has {}; names that differ are given by load_some and Select::named",
+                path.display(),
+                some(&missing, ", "),
+                names_there(there)
+            );
+            return Err(Error::invalid("load", reason));
         }
         let mut values = BTreeMap::new();
         for name in names {
@@ -173,7 +179,8 @@ impl Variables {
         }
         let from = paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" and ");
         let found = |name: &str| there.get(name).map(|(_, _, found)| found.clone());
-        let restored = select.decide(OPERATION, &from, self.described()?, found)?;
+        let restored =
+            select.decide(OPERATION, &from, self.described()?, found, || there.keys().cloned().collect())?;
         let restored = restored.finish(OPERATION, &from, there.keys().cloned())?;
         let mut values = BTreeMap::new();
         for (name, source) in &restored.restored {
@@ -218,12 +225,39 @@ fn sha256(tensors: &BTreeMap<String, Tensor>) -> Result<String> {
 
 /// A safetensors file, in memory.
 fn open(path: &Path) -> Result<BufferedSafetensors> {
+    let with_path = |error: candle_core::Error| Error::Candle(error.with_path(path));
     let read = || {
         let mut bytes = Vec::new();
         distribute_files::open(path)?.read_to_end(&mut bytes)?;
-        BufferedSafetensors::new(bytes)
+        Ok(bytes)
     };
-    read().map_err(|error: candle_core::Error| Error::Candle(error.with_path(path)))
+    let bytes = read().map_err(|error: io::Error| with_path(error.into()))?;
+    let begins = bytes[..bytes.len().min(64)].to_vec();
+    BufferedSafetensors::new(bytes).map_err(|error| match foreign(&begins) {
+        Some(is) => Error::invalid("load", format!("{} is no safetensors file: it is {is}", path.display())),
+        None => with_path(error),
+    })
+}
+
+/// The kind of a file that people give in place of a safetensors file, and what to do, by its first bytes.
+fn foreign(begins: &[u8]) -> Option<&'static str> {
+    const PAGE: &str = "a page of the web, such as a server sends in place of a file; look into it";
+    const JSON: &str = "JSON; if it is an index, give load_some the files that it names";
+    const TORCH: &str = "PyTorch's (a .bin or .pt file); convert it once in Python: \
+                         safetensors.torch.save_file(torch.load(path, weights_only=True), \"model.safetensors\")";
+    let kinds: [(&[u8], &str); 10] = [
+        (b"PK\x03\x04", TORCH),
+        (b"\x80\x02", TORCH),
+        (b"GGUF", "a GGUF file, of quantized weights; get the model's safetensors files"),
+        (b"\x89HDF", "an HDF5 file, such as Keras writes; get the model's safetensors files"),
+        (b"version https://git-lfs", "a pointer of Git LFS; get the file itself by git lfs pull"),
+        (b"<!", PAGE),
+        (b"<html", PAGE),
+        (b"{\"", JSON),
+        (b"{\n", JSON),
+        (b"{ ", JSON),
+    ];
+    kinds.into_iter().find(|(magic, _)| begins.starts_with(magic)).map(|(_, is)| is)
 }
 
 fn read(file: &BufferedSafetensors, name: &str, path: &Path) -> Result<Tensor> {

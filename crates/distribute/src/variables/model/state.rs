@@ -68,7 +68,13 @@ impl Checkpointed for Variables {
         let entry = |name: &str| format!("{prefix}/{name}");
         let path = from.path().display().to_string();
         let here = self.described()?.into_iter().map(|(name, dtype, dims)| (entry(&name), dtype, dims));
-        let restored = select.decide(SOME, &path, here, |name| described(from, name))?;
+        let restored = select.decide(
+            SOME,
+            &path,
+            here,
+            |name| described(from, name),
+            || from.names().map(String::from).collect(),
+        )?;
         let mut changes = Vec::new();
         for (name, kind) in self.kinds() {
             if let Some(source) = restored.restored.get(&entry(&name)) {

@@ -198,3 +198,20 @@ fn a_worker_that_leaves_a_pass_early_is_named() {
         assert!(error.to_string().contains("the next batch (epoch 0, step 2"), "{error}");
     }
 }
+
+/// An adapter of the standard library makes the call of `next`, by a line of its own.
+#[test]
+fn the_line_of_a_loop_is_named_also_where_an_adapter_takes_its_steps() {
+    let errors = errors(2, 1, |strategy| {
+        let data = strategy.distribute_dataset(Dataset::range(8).batch(2))?;
+        for (number, step) in data.iter().enumerate() {
+            step?;
+            if number == 1 && strategy.world().worker() == 1 {
+                strategy.run((), |ctx, ()| ctx.all_reduce(distribute::ReduceOp::Sum, 1f32))?;
+            }
+        }
+        Ok(())
+    });
+    let text = errors[0].to_string();
+    assert!(text.contains("faults.rs:") && !text.contains("enumerate.rs"), "{text}");
+}

@@ -1,0 +1,60 @@
+//! Hints for command lines that were written as another launcher takes them.
+
+use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
+
+/// How launchers of others call the number of processes.
+const WORKERS: [&str; 8] =
+    ["-n", "-np", "--n", "--np", "--nproc_per_node", "--nproc-per-node", "--num-workers", "--num_processes"];
+
+/// Prints an error of the command line, and a hint if there is one, and ends the process as clap does.
+pub fn exit(error: &Error) -> ! {
+    let _ = error.print();
+    let is_launch = std::env::args().nth(1).is_some_and(|command| command == "launch");
+    if let Some(hint) = of(error).filter(|_| is_launch) {
+        crate::output::remark(format!("\n{hint}"));
+    }
+    std::process::exit(error.exit_code())
+}
+
+/// The hint for an error of `distribute launch`.
+fn of(error: &Error) -> Option<String> {
+    let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg) else { return None };
+    let name = argument.split('=').next().unwrap_or(argument);
+    if error.kind() != ErrorKind::UnknownArgument {
+        None
+    } else if WORKERS.contains(&name) {
+        Some("hint: the number of processes is --workers: distribute launch --workers 2 -- ./train".into())
+    } else if !name.starts_with('-') {
+        Some(format!(
+            "hint: the command comes after --, behind all options: distribute launch --workers 2 -- {argument}"
+        ))
+    } else {
+        Some(
+            "hint: options of the command come after --, behind it: distribute launch -- ./train --epochs 3"
+                .into(),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    fn hint(words: &str) -> Option<String> {
+        let words = ["distribute", "launch"].into_iter().chain(words.split(' '));
+        super::of(&crate::Arguments::try_parse_from(words).err().unwrap())
+    }
+
+    #[test]
+    fn the_words_of_other_launchers_are_answered_by_this_ones() {
+        for option in ["--np 2 -- ./train", "-np 2 ./train", "-n 2 ./train", "--nproc_per_node=2 train.py"] {
+            let hint = hint(option).unwrap();
+            assert!(hint.contains("--workers 2 -- ./train"), "{option}: {hint}");
+        }
+        let command = hint("--workers 2 ./train --epochs 3").unwrap();
+        assert!(command.ends_with("distribute launch --workers 2 -- ./train"), "{command}");
+        assert!(hint("--workers 2 --epochs 3 -- ./train").unwrap().contains("options of the command"));
+        // clap says what it is.
+        assert_eq!(hint("--workers two -- ./train"), None);
+    }
+}

@@ -1,0 +1,56 @@
+//! The end of a job's output: waits for its reader within bounds, says what has been dropped, and how the job has ended.
+
+use crate::printer::Printer;
+use crate::running::Event;
+use crate::{Notice, Outcome, Stream};
+use distribute_cluster::Deadline;
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+/// How long the reader may take nothing before the rest is dropped.
+const UNREAD: Duration = Duration::from_secs(10);
+
+/// The same for a user who has asked twice.
+const UNREAD_IN_HASTE: Duration = Duration::from_millis(500);
+
+/// Writes what is left, and the launcher's last words. Whoever asks once more meanwhile waits for no reader.
+pub(crate) fn say(printer: &Printer, events: &Receiver<Event>, outcome: &Outcome, in_haste: bool) {
+    let patience = |in_haste| if in_haste { UNREAD_IN_HASTE } else { UNREAD };
+    let all = flush(printer, events, patience(in_haste), Printer::is_idle);
+    for (stream, dropped) in [Stream::Out, Stream::Err].into_iter().zip(printer.discard()) {
+        if dropped.lines > 0 {
+            let (lines, bytes, why) = (dropped.lines, dropped.bytes, dropped.why);
+            printer.notice(Notice::Dropped { stream, lines, bytes, why });
+        }
+    }
+    printer.notice(Notice::Ended(Box::new(outcome.clone())));
+    // A reader that is stuck has had its time, and may read both streams.
+    if printer.can_say() {
+        flush(printer, events, patience(in_haste || !all), Printer::has_said);
+    }
+}
+
+/// Waits until all is done, nothing moves for so long, or somebody asks once more. Returns whether all is done.
+fn flush(
+    printer: &Printer,
+    events: &Receiver<Event>,
+    patience: Duration,
+    is_done: fn(&Printer) -> bool,
+) -> bool {
+    let (mut deadline, mut seen) = (Deadline::after(patience), printer.progress());
+    while !is_done(printer) {
+        match events.recv_timeout(deadline.look()) {
+            Ok(Event::Asked(_)) => return false,
+            Ok(_) => (),
+            Err(_) => {
+                let now = printer.progress();
+                if now != seen {
+                    (deadline, seen) = (Deadline::after(patience), now);
+                } else if deadline.has_passed() {
+                    return false;
+                }
+            }
+        }
+    }
+    true
+}

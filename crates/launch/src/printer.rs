@@ -1,0 +1,273 @@
+//! Hands on what a job says: a bounded queue and a thread for each of two streams, so that a reader that takes nothing holds up
+//! the tasks that write, and neither the supervisor nor the end of the job.
+
+use crate::output::Sink;
+use crate::running::Event;
+use crate::{Notice, Output, Stream, Task};
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How many bytes wait for the reader of a stream before a task that runs is held up.
+const ROOM: usize = 1 << 20;
+
+/// How many bytes wait for it at most, when tasks are no longer held up; what comes on top is dropped.
+const MOST: usize = 16 << 20;
+
+/// What a queued line takes besides its text, roughly.
+const OVERHEAD: usize = 64;
+
+/// A wait for an event of this process looks again after this time. It has no other limit.
+const LOOK: Duration = Duration::from_secs(3600);
+
+/// Something to hand on.
+pub(crate) enum Said {
+    Line { index: usize, task: Arc<Task>, stream: Stream, text: Vec<u8> },
+    Notice(Notice),
+}
+
+impl Said {
+    fn bytes(&self) -> usize {
+        match self {
+            Said::Line { text, .. } => text.len() + OVERHEAD,
+            Said::Notice(_) => OVERHEAD,
+        }
+    }
+
+    fn output(&self) -> Output<'_> {
+        match self {
+            Said::Line { index, task, stream, text } => {
+                Output::Line { index: *index, task, stream: *stream, text }
+            }
+            Said::Notice(notice) => Output::Notice(notice),
+        }
+    }
+}
+
+/// What could not be handed on of one stream.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Dropped {
+    pub lines: u64,
+    pub bytes: u64,
+    /// The error of the last write that failed; `None` where the reader took nothing.
+    pub why: Option<String>,
+}
+
+impl Dropped {
+    fn add(&mut self, said: &Said) {
+        // Lines of tasks alone: a notice is the launcher's.
+        if let Said::Line { text, .. } = said {
+            self.lines += 1;
+            self.bytes += text.len() as u64 + 1;
+        }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Said>,
+    /// The size of what waits and of what is being written.
+    bytes: usize,
+    writing: bool,
+    /// How many have been written, or failed to be.
+    done: u64,
+    /// Tasks are held up no longer.
+    ending: bool,
+    /// Nothing more is taken.
+    closed: bool,
+    dropped: Dropped,
+}
+
+/// One stream.
+struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// What a job says on its way to the reader.
+pub(crate) struct Printer {
+    out: Arc<Queue>,
+    err: Arc<Queue>,
+}
+
+impl Queue {
+    /// Starts the thread that writes.
+    fn start(name: &str, sink: &Sink, events: &Sender<Event>) -> io::Result<Arc<Self>> {
+        let queue = Arc::new(Self { state: Mutex::default(), changed: Condvar::new() });
+        let (own, sink, events) = (queue.clone(), sink.clone(), events.clone());
+        std::thread::Builder::new().name(name.into()).spawn(move || own.write(&sink, &events))?;
+        Ok(queue)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Writes what comes until the queue is closed and empty.
+    fn write(&self, sink: &Sink, events: &Sender<Event>) {
+        // A sink that panics takes nothing any more.
+        let _closed = CloseOnDrop(self);
+        let mut state = self.lock();
+        loop {
+            let Some(said) = state.waiting.pop_front() else {
+                if state.closed {
+                    return;
+                }
+                state = self.wait(state);
+                continue;
+            };
+            state.writing = true;
+            drop(state);
+            let written = sink(said.output());
+            state = self.lock();
+            state.writing = false;
+            state.bytes -= said.bytes();
+            state.done += 1;
+            if let Err(error) = written {
+                state.dropped.add(&said);
+                state.dropped.why = Some(error.to_string());
+            }
+            self.changed.notify_all();
+            if state.ending && state.waiting.is_empty() {
+                // Whoever waits for this is there, or needs it no longer.
+                let _ = events.send(Event::Written);
+            }
+        }
+    }
+
+    /// Queues it. While there is no room, this waits as long as it is `patient` and the job is not ending.
+    fn push(&self, said: Said, patient: Option<&AtomicBool>) {
+        let mut state = self.lock();
+        while state.bytes > ROOM
+            && !state.ending
+            && !state.closed
+            && patient.is_some_and(|patient| patient.load(Ordering::Relaxed))
+        {
+            state = self.wait(state);
+        }
+        if state.closed || state.bytes > MOST {
+            state.dropped.add(&said);
+        } else {
+            state.bytes += said.bytes();
+            state.waiting.push_back(said);
+        }
+        self.changed.notify_all();
+    }
+
+    /// Drops what waits.
+    fn discard(&self) {
+        let mut state = self.lock();
+        let State { waiting, bytes, dropped, .. } = &mut *state;
+        for said in waiting.drain(..) {
+            *bytes -= said.bytes();
+            dropped.add(&said);
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        let state = self.lock();
+        state.waiting.is_empty() && !state.writing
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.lock());
+        self.changed.notify_all();
+    }
+}
+
+struct CloseOnDrop<'a>(&'a Queue);
+
+impl Drop for CloseOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.change(|state| state.closed = true);
+        self.0.discard();
+    }
+}
+
+impl Printer {
+    /// Starts the threads. They send [`Event::Written`] whenever they have written all, once the job is ending.
+    pub(crate) fn start(sink: &Sink, events: &Sender<Event>) -> io::Result<Arc<Self>> {
+        let printer = Self {
+            out: Queue::start("standard output", sink, events)?,
+            err: Queue::start("standard error", sink, events)?,
+        };
+        Ok(Arc::new(printer))
+    }
+
+    fn queues(&self) -> [&Queue; 2] {
+        [&self.out, &self.err]
+    }
+
+    /// Hands on a line of a task. It waits for room while `runs` says that the task does.
+    pub(crate) fn line(
+        &self,
+        index: usize,
+        task: &Arc<Task>,
+        stream: Stream,
+        text: &[u8],
+        runs: &AtomicBool,
+    ) {
+        let said = Said::Line { index, task: task.clone(), stream, text: text.to_vec() };
+        let queue = if stream == Stream::Out { &self.out } else { &self.err };
+        queue.push(said, Some(runs));
+    }
+
+    /// Hands on the launcher's own words. It waits for nothing.
+    pub(crate) fn notice(&self, notice: Notice) {
+        self.err.push(Said::Notice(notice), None);
+    }
+
+    /// Takes note that a task runs no longer: what it has left behind in its pipes is read without waiting for room.
+    pub(crate) fn runs_no_longer(&self, runs: &AtomicBool) {
+        runs.store(false, Ordering::Relaxed);
+        // With the lock, so that no reader looks at it before and waits after.
+        self.queues().iter().for_each(|queue| queue.change(|_| ()));
+    }
+
+    /// Holds up no task from here on.
+    pub(crate) fn ending(&self) {
+        self.queues().iter().for_each(|queue| queue.change(|state| state.ending = true));
+    }
+
+    /// Whether all has been written.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.out.is_idle() && self.err.is_idle()
+    }
+
+    /// Whether the launcher's own words have been.
+    pub(crate) fn has_said(&self) -> bool {
+        self.err.is_idle()
+    }
+
+    /// A number that changes whenever something has been written.
+    pub(crate) fn progress(&self) -> u64 {
+        self.queues().iter().map(|queue| queue.lock().done).sum()
+    }
+
+    /// Drops what waits; returns what has been dropped by now, of standard output and of standard error.
+    pub(crate) fn discard(&self) -> [Dropped; 2] {
+        self.queues().map(|queue| {
+            queue.discard();
+            queue.lock().dropped.clone()
+        })
+    }
+
+    /// Whether the launcher's own words can be written now, as far as one can know.
+    pub(crate) fn can_say(&self) -> bool {
+        let state = self.err.lock();
+        !state.writing && !state.closed
+    }
+}
+
+impl Drop for Printer {
+    fn drop(&mut self) {
+        self.queues().iter().for_each(|queue| queue.change(|state| state.closed = true));
+    }
+}
