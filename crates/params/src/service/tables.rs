@@ -8,7 +8,7 @@ use super::response::Response;
 use super::spec::TableSpec;
 use super::usage::{Counters, Usage};
 use crate::lock::{read, write};
-use crate::{ClosureChanges, Error, Result};
+use crate::{ClosureChanges, Error, LAYOUT_TABLE, Result};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -125,13 +125,15 @@ impl Tables {
     /// What there is, and what was done with rows since this was made.
     pub fn usage(&self) -> Usage {
         let all: Vec<_> = read(&self.all).values().cloned().collect();
+        let infos: Vec<_> =
+            all.iter().map(|entry| entry.info()).filter(|info| info.name != LAYOUT_TABLE).collect();
         let mut usage = Usage {
-            tables: all.len() as u64,
+            tables: infos.len() as u64,
             rows_read: Counters::of(&self.counters.read),
             rows_pushed: Counters::of(&self.counters.pushed),
             ..Usage::default()
         };
-        for info in all.iter().map(|entry| entry.info()) {
+        for info in infos {
             usage.rows += info.rows as u64;
             usage.bytes += info.bytes as u64;
         }

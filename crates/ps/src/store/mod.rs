@@ -16,6 +16,7 @@ use distribute_params::{Refusal, RefusalKind, Request, Response, State, Tables};
 use distribute_server::ClientBuilder;
 use distribute_tensor::HostTensor;
 use keeper::Keeper;
+pub(crate) use open::{files, hold};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -113,7 +114,10 @@ impl Core {
             } else if bytes >= MOST_ANSWERED {
                 Err(too_large(&sent.request, bytes))
             } else {
-                let answer = self.tables.handle(&sent.request).map_err(Refusal::from);
+                let mut answer = self.tables.handle(&sent.request).map_err(Refusal::from);
+                if let Ok(Response::Usage(usage)) = &mut answer {
+                    usage.has_folder = self.log.is_some();
+                }
                 bytes = bytes.saturating_add(answer.as_ref().map_or(0, bytes_of));
                 answer
             });
