@@ -18,5 +18,5 @@ mod regular;
 mod whole;
 
 pub use partial::{Partial, whole_name};
-pub use regular::{open, open_checked, open_lock};
+pub use regular::{create_private_folder, open, open_append, open_checked, open_lock, open_own};
 pub use whole::WholeFile;

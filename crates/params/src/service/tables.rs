@@ -1,5 +1,6 @@
 //! All tables of one server.
 
+use super::budget::Budget;
 use super::entry::Entry;
 use super::image::TableImage;
 use super::once::Once;
@@ -32,18 +33,20 @@ use std::sync::{Arc, RwLock};
 /// ```
 #[derive(Debug)]
 pub struct Tables {
-    all: RwLock<BTreeMap<String, Arc<Entry>>>,
+    pub(super) all: RwLock<BTreeMap<String, Arc<Entry>>>,
     /// The next [`Version::made`]; random at first, so that no other process has had it.
     made: AtomicU64,
     /// The greatest job that has begun. It is written with `all` locked.
     job: AtomicU64,
     counters: Counters,
+    pub(super) budget: Budget,
 }
 
 impl Default for Tables {
     fn default() -> Self {
         let made = AtomicU64::new(RandomState::new().build_hasher().finish());
-        Self { all: RwLock::default(), made, job: AtomicU64::new(0), counters: Counters::default() }
+        let (counters, budget) = (Counters::default(), Budget::default());
+        Self { all: RwLock::default(), made, job: AtomicU64::new(0), counters, budget }
     }
 }
 
@@ -56,8 +59,18 @@ impl Tables {
     /// Does what is asked for.
     ///
     /// # Errors
-    /// [`Error`], as the table's operation has it; [`Error::NoSuchTable`], [`Error::Exists`]. Nothing has changed then.
+    /// [`Error`], as the table's operation has it; [`Error::NoSuchTable`], [`Error::Exists`], and those of [`check`](Self::check). Nothing
+    /// has changed then.
     pub fn handle(&self, request: &Request) -> Result<Response> {
+        self.check(request)?;
+        self.carry_out(request)
+    }
+
+    /// Does what is asked for, if it was [checked](Self::check) before.
+    ///
+    /// # Errors
+    /// Those of [`handle`](Self::handle).
+    pub fn carry_out(&self, request: &Request) -> Result<Response> {
         let operation = request.operation();
         match request {
             Request::Batch(all) => {
@@ -201,8 +214,11 @@ impl Tables {
         Ok(Response::Made { new: true })
     }
 
+    pub(super) fn find(&self, name: &str) -> Option<Arc<Entry>> {
+        read(&self.all).get(name).cloned()
+    }
+
     fn entry(&self, operation: &'static str, name: &str) -> Result<Arc<Entry>> {
-        let entry = read(&self.all).get(name).cloned();
-        entry.ok_or_else(|| Error::NoSuchTable { operation, table: name.to_owned() })
+        self.find(name).ok_or_else(|| Error::NoSuchTable { operation, table: name.to_owned() })
     }
 }

@@ -30,7 +30,7 @@ mod scan;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use aside::set_aside;
+pub(crate) use aside::{keep_once, set_aside};
 pub(crate) use commit::Journal;
 #[cfg(test)]
 pub(crate) use disk::tests::Faulty;

@@ -62,7 +62,7 @@ enum Part {
 
 impl Content {
     fn of(old: &PathBuf, damage: &[&Damage]) -> io::Result<Self> {
-        let old = if old.exists() { Some(distribute_files::open(old)?) } else { None };
+        let old = if old.exists() { Some(distribute_files::open_own(old, false)?) } else { None };
         let length = old.as_ref().map_or(Ok(0), |old| old.metadata().map(|found| found.len()))?;
         let (mut parts, mut at) = (Vec::new(), 0);
         for one in damage {

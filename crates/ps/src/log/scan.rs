@@ -51,7 +51,7 @@ pub(crate) struct Broken {
 
 impl Scan {
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file: File = distribute_files::open(path)?;
+        let file: File = distribute_files::open_own(path, false)?;
         let length = file.metadata()?.len();
         Ok(Self { from: BufReader::with_capacity(1 << 20, file), length, at: 0 })
     }

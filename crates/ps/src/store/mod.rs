@@ -139,6 +139,11 @@ impl Core {
         if self.ledger.begin(client, sequence)? == Turn::Applied {
             return Ok(self.tables.repeated(&sent.request));
         }
+        // INV-28: before it is logged, as a server that comes back makes it again.
+        if let Err(error) = self.tables.check(&sent.request) {
+            self.ledger.done(client, sequence, false);
+            return Err(error.into());
+        }
         let (log, follower) = (self.log.as_ref(), self.follower.get());
         let is_ordered = log.is_some() || follower.is_some();
         // What is of no table is of all.
@@ -156,7 +161,7 @@ impl Core {
                 }
             }
         }
-        let answer = self.tables.handle(&sent.request).map_err(Refusal::from);
+        let answer = self.tables.carry_out(&sent.request).map_err(Refusal::from);
         if let (Some(follower), Ok(_)) = (follower, &answer) {
             follower.add(Change { record: record(), log: number });
         }

@@ -7,10 +7,11 @@ use crate::ledger::Ledger;
 use crate::log::{self, Journal, Known, LogFile, Opens, ReadError, Record, Torn};
 use crate::snapshot::{self, Manifest};
 use crate::{OpenError, ServerOptions};
+use bytes::Bytes;
 use distribute_log::heard;
 use distribute_params::{Request, Tables};
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -18,10 +19,13 @@ impl Core {
     /// Goes on with what is in the folder, which is made if it isn't there. On an error, nothing in it has changed.
     pub(super) fn open(options: ServerOptions, opens: Opens) -> Result<Self, OpenError> {
         let folder = &options.folder;
-        fs::create_dir_all(folder).map_err(OpenError::io("making", folder))?;
+        distribute_files::create_private_folder(folder).map_err(OpenError::io("making", folder))?;
         let held = hold(folder)?;
         let is_begun = format::check(folder)?;
         let mut core = Self::new(None);
+        let memory = options.memory.unwrap_or_else(|| core.tables.memory());
+        // What was acknowledged once may take a little more when it is made again.
+        core.tables.set_memory(memory.saturating_add(memory / 4));
         let mut replay = Replay::new(&core.tables, &core.ledger);
         if let Some(manifest) = Manifest::newest(folder)? {
             replay.load(folder, manifest)?;
@@ -32,6 +36,7 @@ impl Core {
         let refuse = |damage| Err(ReadError::Damaged(damage));
         let tail = log::read(folder, &firsts, known, |number, record| replay.record(number, record), refuse)?;
         // All of it could be read: only now something is removed, and the torn end set aside.
+        replay.failed.iter().try_for_each(|failed| failed.set_aside(folder))?;
         snapshot::remove_others(folder, in_snapshot.then_some(start))?;
         for path in before.into_iter().map(|first| log::path(folder, first)) {
             fs::remove_file(&path).map_err(OpenError::io("removing", path))?;
@@ -50,6 +55,7 @@ impl Core {
         if !is_begun && begun.is_ok() {
             format::write(folder)?;
         }
+        core.tables.set_memory(memory);
         let journal = Journal::new(folder, opens, options.durability, file);
         core.log = Some(Kept { journal, saving: Mutex::default(), options, _lock: held });
         Ok(core)
@@ -90,11 +96,40 @@ struct Replay<'a> {
     next: u64,
     /// For each table of the snapshot, if there is one, the first record that is not in it.
     in_snapshot: Option<BTreeMap<String, u64>>,
+    /// Changes that cannot be made again, and were not taken back by the log.
+    failed: Vec<Failed>,
+}
+
+/// A change of the log that cannot be made again.
+struct Failed {
+    number: u64,
+    of: (u64, u64),
+    head: Bytes,
+    body: Bytes,
+    reason: String,
+}
+
+impl Failed {
+    /// Keeps its bytes, and says so.
+    fn set_aside(&self, folder: &Path) -> Result<(), OpenError> {
+        let Self { number, head, body, reason, .. } = self;
+        let bytes = [&head[..], &body[..]].concat();
+        let kept = log::keep_once(folder, &format!("change-{number}"), &bytes);
+        let kept = kept.map_err(OpenError::io("setting aside a change of", folder))?;
+        heard(|| {
+            tracing::warn!(
+                "change {number} of the log in {} cannot be made again, and is left out: {reason}; it is set aside in {}",
+                folder.display(),
+                kept.display()
+            );
+        });
+        Ok(())
+    }
 }
 
 impl<'a> Replay<'a> {
     fn new(tables: &'a Tables, ledger: &'a Ledger) -> Self {
-        Self { tables, ledger, next: 0, in_snapshot: None }
+        Self { tables, ledger, next: 0, in_snapshot: None, failed: Vec::new() }
     }
 
     /// Takes what is in a snapshot.
@@ -119,15 +154,21 @@ impl<'a> Replay<'a> {
         let refused = record.is_refusal();
         let mut applied = !refused;
         if !refused {
-            let sent = Sent::decode(record.head, record.body)
+            let sent = Sent::decode(record.head.clone(), record.body.clone())
                 .map_err(|error| format!("cannot be read ({error}): was it written by another version?"))?;
             let table = sent.request.table().unwrap_or_default();
             // INV-53
             let first = self.in_snapshot.as_ref().and_then(|tables| tables.get(table));
             if first.is_none_or(|first| number >= *first) {
                 // One that was refused is refused again.
-                applied = self.tables.handle(&sent.request).is_ok();
+                if let Err(error) = self.tables.handle(&sent.request) {
+                    applied = false;
+                    let (of, head, body) = ((client, sequence), record.head, record.body);
+                    self.failed.push(Failed { number, of, head, body, reason: error.to_string() });
+                }
             }
+        } else {
+            self.failed.retain(|failed| failed.of != (client, sequence));
         }
         self.ledger.note(client, sequence, applied);
         Ok(())
@@ -164,7 +205,7 @@ fn cut(path: &Path, end: u64, torn: &Torn) -> Result<(), OpenError> {
             kept.display()
         );
     });
-    let cut = OpenOptions::new().write(true).open(path).and_then(|file| {
+    let cut = distribute_files::open_own(path, true).and_then(|file| {
         file.set_len(end)?;
         file.sync_all()
     });

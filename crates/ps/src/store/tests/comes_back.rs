@@ -263,3 +263,27 @@ fn a_snapshot_replaces_what_was_before_it() {
     drop(open(folder.path()));
     assert_eq!(names(folder.path())[3..], ["notes.txt".to_owned(), name("snapshot"), name("tables")]);
 }
+
+// INV-24
+#[cfg(unix)]
+#[test]
+fn a_log_that_is_a_link_is_refused_and_what_it_points_to_stays() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    drop(open(&at("ps-0")));
+    let log = log::path(&at("ps-0"), 0);
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&at("ps-0")), mode(&log)), (0o700, 0o600));
+    for text in ["precious", ""] {
+        fs::write(at("other"), text).unwrap();
+        fs::remove_file(&log).unwrap();
+        symlink(at("other"), &log).unwrap();
+        let error = refused(&at("ps-0")).to_string();
+        assert!(
+            error.contains("this is a symbolic link, not a file") && error.contains("changes-"),
+            "{error}"
+        );
+        assert_eq!(fs::read_to_string(at("other")).unwrap(), text);
+    }
+}
