@@ -62,8 +62,37 @@ fn folders(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let mut servers: Vec<(u64, PathBuf)> = entries.filter_map(|path| Some((number(&path)?, path))).collect();
     servers.sort();
-    match servers.is_empty() {
-        true => vec![folder.to_path_buf()],
-        false => servers.into_iter().map(|(_, path)| path).collect(),
+    if servers.is_empty() {
+        return vec![folder.to_path_buf()];
+    }
+    servers.into_iter().map(|(_, path)| path).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use distribute_ps::{ParameterServer, ServerOptions};
+    use std::fs;
+
+    #[test]
+    fn what_is_damaged_is_shown_and_left_out_when_that_is_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let servers = ["ps-0", "ps-10"].map(|server| folder.path().join(server));
+        fs::create_dir(folder.path().join("notes")).unwrap();
+        for server in servers.iter().rev() {
+            drop(ParameterServer::open(ServerOptions::new(server)).unwrap());
+        }
+        assert_eq!(folders(folder.path()), servers);
+        assert_eq!(folders(&servers[0]), servers[..1]);
+        let name = format!("changes-{:020}.log", 0);
+        let log = servers[0].join(&name);
+        let damaged = [&fs::read(&log).unwrap()[..], &[9; 100]].concat();
+        fs::write(&log, &damaged).unwrap();
+        assert!(!one(&servers[0], false).unwrap() && one(&servers[1], false).unwrap());
+        assert_eq!(fs::read(&log).unwrap(), damaged);
+        assert!(one(&servers[0], true).unwrap() && one(&servers[0], false).unwrap());
+        assert_eq!(fs::read(servers[0].join("set-aside").join(name)).unwrap(), damaged);
+        drop(ParameterServer::open(ServerOptions::new(&servers[0])).unwrap());
+        assert!(!one(&folder.path().join("notes"), true).unwrap());
     }
 }

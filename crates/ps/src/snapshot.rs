@@ -168,9 +168,12 @@ pub(crate) fn load_table(
     name: &str,
 ) -> Result<TableImage, OpenError> {
     let path = tables_path(folder, start).join(i.to_string());
-    let image = load(&path).and_then(|image| match image.name == name {
-        true => Ok(image),
-        false => Err(format!("it is table {}, and {name} belongs there", image.name)),
+    let image = load(&path).and_then(|image| {
+        if image.name == name {
+            Ok(image)
+        } else {
+            Err(format!("it is table {}, and {name} belongs there", image.name))
+        }
     });
     image.map_err(|reason| OpenError::Snapshot { path, reason })
 }

@@ -91,11 +91,10 @@ impl Scan {
         };
         let link = head.link;
         if link.number != number || chain.is_some_and(|chain| link.chain != chain) {
-            let what = match link.number == number {
-                true => {
-                    format!("has a record {number} that belongs after another record than the one before it")
-                }
-                false => format!("has record {}, where {number} belongs", link.number),
+            let what = if link.number == number {
+                format!("has a record {number} that belongs after another record than the one before it")
+            } else {
+                format!("has record {}, where {number} belongs", link.number)
             };
             return Ok(Found::Broken(broken(what, false)));
         }
