@@ -181,7 +181,7 @@ fn tables_before(folder: &Path, servers: usize) -> Option<String> {
         return None;
     }
     let missing = if found.len() < servers {
-        ", and others begin anew: its variables would be of two trainings"
+        ", and not in the others: the chief refuses to go on with some of them"
     } else {
         ""
     };
@@ -230,7 +230,10 @@ mod tests {
         std::fs::write(server.join("life"), "1").unwrap();
         assert_eq!(of(1), None);
         let text = of(2).unwrap();
-        assert!(text.contains("in ps-1, which this one goes on with, and others begin anew"), "{text}");
+        assert!(
+            text.contains("in ps-1, which this one goes on with, and not in the others: the chief refuses"),
+            "{text}"
+        );
         std::fs::create_dir(folder.path().join("ps-0")).unwrap();
         std::fs::write(folder.path().join("ps-0/life"), "1").unwrap();
         let text = of(2).unwrap();

@@ -1,5 +1,6 @@
 //! The command `distribute`: `bench` measures this machine against the figures of docs/performance.md, `doctor` looks
-//! for what makes training slow on it and between the tasks of a cluster, `launch` starts the tasks of a job, `status` tells what a running one does.
+//! for what makes training slow on it and between the tasks of a cluster, `launch` starts the tasks of a job, `repair` looks for damage in the folders of parameter
+//! servers, `status` tells what a running job does.
 
 mod bench;
 mod doctor;
@@ -7,6 +8,7 @@ mod hints;
 #[cfg(unix)]
 mod launch;
 mod output;
+mod repair;
 mod status;
 
 use clap::{Parser, Subcommand};
@@ -35,6 +37,8 @@ enum Command {
     /// Starts workers and other tasks of a job, here or over ssh, and ends them together
     #[cfg(unix)]
     Launch(Box<launch::Arguments>),
+    /// Shows what is damaged in the folders of parameter servers, and goes on without it
+    Repair(repair::Arguments),
     /// Tells what a running job does
     Status(status::Arguments),
 }
@@ -47,6 +51,7 @@ fn main() -> distribute::Result<()> {
         Command::Doctor(arguments) => doctor::run(&arguments),
         #[cfg(unix)]
         Command::Launch(arguments) => launch::run(&arguments),
+        Command::Repair(arguments) => repair::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
     }
 }

@@ -21,5 +21,5 @@ mod whole;
 
 pub use lock::LockFile;
 pub use partial::{Partial, whole_name};
-pub use regular::{open, open_checked, open_lock};
+pub use regular::{create_private_folder, open, open_append, open_checked, open_lock, open_own};
 pub use whole::WholeFile;

@@ -32,8 +32,34 @@ pub fn open_checked(path: &Path, fits: impl Fn(FileType) -> io::Result<()>) -> i
 /// Those of the system. At once, [`InvalidInput`](io::ErrorKind::InvalidInput) for anything but a file, including a link,
 /// since locking its target would lock something else.
 pub fn open_lock(path: impl AsRef<Path>) -> io::Result<File> {
-    let path = path.as_ref();
-    match options(true).read(true).write(true).create(true).truncate(false).open(path) {
+    let mut options = options(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    own(path.as_ref(), options.read(true).write(true).create(true).truncate(false))
+}
+
+/// Opens a file that grows at its end, and creates it if it doesn't exist, for its owner alone. A link is refused: what it points to is
+/// another file.
+///
+/// # Errors
+/// Those of the system. At once, [`InvalidInput`](io::ErrorKind::InvalidInput) for anything but a file, including a link.
+pub fn open_append(path: impl AsRef<Path>) -> io::Result<File> {
+    let mut options = options(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    own(path.as_ref(), options.append(true).create(true))
+}
+
+/// Opens a file for reading or, if `writes`, for writing as well. A link is refused.
+///
+/// # Errors
+/// Those of [`open_append`], and where there is no such file.
+pub fn open_own(path: impl AsRef<Path>, writes: bool) -> io::Result<File> {
+    own(path.as_ref(), options(true).read(true).write(writes))
+}
+
+fn own(path: &Path, options: &OpenOptions) -> io::Result<File> {
+    match options.open(path) {
         Ok(file) => {
             regular(file.metadata()?.file_type())?;
             Ok(file)
@@ -43,6 +69,18 @@ pub fn open_lock(path: impl AsRef<Path>) -> io::Result<File> {
             _ => Err(error),
         },
     }
+}
+
+/// Creates a folder, and those that it is in, for their owner alone. Those that are there stay as they are.
+///
+/// # Errors
+/// Those of the system.
+pub fn create_private_folder(path: impl AsRef<Path>) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(path)
 }
 
 /// Opens a file or a folder to lock it. Links are not followed.
@@ -111,6 +149,26 @@ mod tests {
     fn named_pipe(path: &Path) {
         use rustix::fs::{CWD, FileType, Mode, mknodat};
         mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+    }
+
+    #[test]
+    fn own_files_are_private_and_no_links() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        create_private_folder(at("a/b")).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!([mode(&at("a")), mode(&at("a/b"))], [0o700; 2]);
+        drop(open_append(at("a/log")).unwrap());
+        drop(open_lock(at("a/lock")).unwrap());
+        assert_eq!([mode(&at("a/log")), mode(&at("a/lock"))], [0o600; 2]);
+        fs::write(at("precious"), "text").unwrap();
+        symlink(at("precious"), at("link")).unwrap();
+        for refused in [open_append(at("link")), open_own(at("link"), true), open_own(at("link"), false)] {
+            assert_eq!(refused.unwrap_err().to_string(), "this is a symbolic link, not a file");
+        }
+        assert!(open_own(at("none"), true).is_err() && open_own(at("precious"), true).is_ok());
+        assert_eq!(fs::read_to_string(at("precious")).unwrap(), "text");
     }
 
     /// The error of an opening, which may hang.

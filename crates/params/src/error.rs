@@ -207,6 +207,33 @@ pub enum Error {
         /// Its dtype.
         dtype: DType,
     },
+    /// The tables of a server would take more memory than they may.
+    #[error(
+        "{operation}: table {table} would take {bytes} bytes, and of the {limit} that the tables of this server may take, {taken} are taken; \
+         use more servers, or let its tables take more (ServerOptions::memory)"
+    )]
+    Budget {
+        /// What was being done.
+        operation: &'static str,
+        /// The table.
+        table: String,
+        /// The bytes that it would take, or take in addition.
+        bytes: usize,
+        /// The bytes that all tables take.
+        taken: usize,
+        /// The bytes that they may take.
+        limit: usize,
+    },
+    /// A variable has no shard of this number.
+    #[error("create: there is no shard {shard} of a variable of shape {shape:?} in {shards} shards")]
+    NoShard {
+        /// The shard asked for.
+        shard: usize,
+        /// The shape of the variable.
+        shape: Vec<usize>,
+        /// The number of its shards.
+        shards: usize,
+    },
     /// A setting of a dynamic table is one that it cannot take.
     #[error("dynamic table {table}: {parameter} is {value}, but must be {range}")]
     DynamicParameter {

@@ -55,6 +55,7 @@
 //! | `table` | [`Table`]: the values of a shard and the slots beside them, read, written and updated |
 //! | `dynamic` | [`DynamicTable`]: the same for ids of 64 bits, whose rows come and go |
 //! | `service` | [`Request`], [`Response`]: what is asked of a server, as data; [`Tables`]: all tables of one, which answer; [`Channel`]: the way to it |
+//! | `layout` | [`Layout`]: which servers a training is on, as each keeps it; [`decide_layout`]: whether it can be resumed |
 //! | `push_window` | [`PushWindows`]: which pushes were applied |
 //! | `closures` | [`ClosureChanges`]: which changes were made for closures, which may be run again |
 //! | `error` | [`Error`] |
@@ -65,6 +66,7 @@ mod closures;
 mod dynamic;
 mod error;
 mod initializer;
+mod layout;
 mod lock;
 mod partition;
 mod partitioner;
@@ -80,6 +82,7 @@ pub use dynamic::DynamicTable;
 pub use dynamic::{DynamicOptions, DynamicState, Pushed, WaitingCounts};
 pub use error::{Error, Result};
 pub use initializer::Initializer;
+pub use layout::{LAYOUT_TABLE, Layout, LayoutDecision, ServerState, decide_layout};
 pub use partition::{HashPartition, Move, Moves, PartitionStrategy, Place, RowPartition, Split, UniqueIds};
 #[doc(alias = "tf.distribute.experimental.partitioners.FixedShardsPartitioner")]
 pub use partitioner::FixedShardsPartitioner;

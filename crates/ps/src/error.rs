@@ -23,11 +23,11 @@ pub enum OpenError {
         /// The folder.
         folder: PathBuf,
     },
-    /// A log is damaged before its end, or one is missing.
+    /// A log is damaged, or a file of it is missing. Nothing in the folder was changed.
     #[error(
-        "{} {reason} at byte {offset}: what was acknowledged from there on cannot be restored. To go on without it, move this file and \
-         those with higher numbers away",
-        path.display()
+        "{} {reason}, at byte {offset}: this is not the end of what was written, so that acknowledged changes are lost. Restore the file, or \
+         see by `distribute repair {}` what is lost, and leave it out",
+        path.display(), path.parent().unwrap_or(path).display()
     )]
     Damaged {
         /// The file.
@@ -37,8 +37,21 @@ pub enum OpenError {
         /// What is wrong.
         reason: String,
     },
+    /// A folder was written by another version.
+    #[error(
+        "{} was written by another version of this program, whose logs this one does not read. Start that version again, wait until it has \
+         saved all tables (a minute without changes) and end it; or empty the folders of all servers, and restore a checkpoint",
+        path.display()
+    )]
+    Version {
+        /// The file.
+        path: PathBuf,
+    },
     /// A snapshot can't be read.
-    #[error("the snapshot in {}: {reason}", path.display())]
+    #[error(
+        "the snapshot in {}: {reason}. Restore that folder; or empty the folders of all servers, and restore a checkpoint",
+        path.display()
+    )]
     Snapshot {
         /// The folder.
         path: PathBuf,

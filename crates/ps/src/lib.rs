@@ -11,6 +11,8 @@
 //! | `outgoing` | answers that have not left yet: so many bytes, and no more |
 //! | `ledger` | which changes were made, of all clients |
 //! | `log` | changes on the disk, before they are acknowledged |
+//! | `format` | of which version a folder is |
+//! | `inspect` | [`inspect`](fn@inspect): what is damaged in a folder, and how to go on without it |
 //! | `snapshot` | all tables on the disk, so that the log can begin anew |
 //! | `replica` | [`Replicas`]: a second server that has what a server has |
 //! | `codec` | requests and answers as messages: pure |
@@ -48,8 +50,9 @@
 //!   server makes it once at most; what is acknowledged has been made. What one thread has started comes in that order, whatever
 //!   becomes of connections.
 //! - A server with a folder appends each change to a log before it makes it, and acknowledges it when it is there, as safe as
-//!   [`Durability`] says. When it comes back, it is what it was, numbers of changes included; a record that was cut off at the end
-//!   was not acknowledged, and is dropped with a warning.
+//!   [`Durability`] says. When it comes back, it is what it was, numbers of changes included; a record that was being written when the
+//!   process was killed was not acknowledged, and is set aside with a warning. Anything else that is not as it was written is an error
+//!   that names file and byte, and [`inspect`](fn@inspect) says what is lost.
 //! - Where the disk is full or fails, changes are refused, and nothing has changed; reading goes on.
 //! - What comes from a connection is checked before it is used; what is no request is refused, and the server goes on.
 
@@ -58,6 +61,8 @@
 mod codec;
 mod connection;
 mod error;
+mod format;
+mod inspect;
 mod ledger;
 mod log;
 mod options;
@@ -69,6 +74,7 @@ mod store;
 
 pub use connection::{Connection, ConnectionBuilder};
 pub use error::{OpenError, SnapshotError};
+pub use inspect::{Damage, Inspection, inspect};
 pub use options::{Durability, ServerOptions};
 pub use replica::Replicas;
 pub use server::ParameterServer;

@@ -31,13 +31,20 @@ pub struct ServerOptions {
     pub(crate) durability: Durability,
     pub(crate) every: Duration,
     pub(crate) after: u64,
+    pub(crate) memory: Option<usize>,
 }
 
 impl ServerOptions {
     /// Keeps it in a folder of this server's own, which is made if it isn't there.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         let durability = Durability::Soon(Duration::from_secs(1));
-        Self { folder: folder.into(), durability, every: Duration::from_secs(60), after: 256 << 20 }
+        Self {
+            folder: folder.into(),
+            durability,
+            every: Duration::from_secs(60),
+            after: 256 << 20,
+            memory: None,
+        }
     }
 
     /// How safe a change is when it is acknowledged; on the disk within a second by default.
@@ -54,5 +61,11 @@ impl ServerOptions {
     /// twice of what the tables have. A server that comes back reads as much.
     pub fn snapshot_after(self, bytes: u64) -> Self {
         Self { after: bytes.max(1), ..self }
+    }
+
+    /// How many bytes the tables may take, values and slots; three quarters of the memory of the machine or container by default. A request
+    /// for which there is no room is refused, and changes nothing.
+    pub fn memory(self, bytes: usize) -> Self {
+        Self { memory: Some(bytes), ..self }
     }
 }

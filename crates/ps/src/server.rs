@@ -59,6 +59,12 @@ impl ParameterServer {
         Store::open(options, Arc::new(open_disk)).map(Self::of)
     }
 
+    /// How many bytes the tables may take: see [`ServerOptions::memory`].
+    pub fn memory(self, bytes: usize) -> Self {
+        self.tables().set_memory(bytes);
+        self
+    }
+
     /// Has another server follow this one: what is acknowledged from now on is there, too, and one that comes back without its folder goes on
     /// with that. `clients` reach the cluster's servers, `by` is the one that follows, with the service [`REPLICAS`](crate::REPLICAS), and
     /// `number` that of this server.

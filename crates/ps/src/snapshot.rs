@@ -98,7 +98,7 @@ impl Manifest {
     }
 }
 
-fn manifest_path(folder: &Path, start: u64) -> PathBuf {
+pub(crate) fn manifest_path(folder: &Path, start: u64) -> PathBuf {
     folder.join(format!("{SNAPSHOT}{start:020}"))
 }
 
@@ -161,10 +161,21 @@ pub(crate) fn save_table(
     Ok(writer.save(tables_path(folder, start).join(i.to_string()), 1)?)
 }
 
-/// Reads a table of a snapshot.
-pub(crate) fn load_table(folder: &Path, start: u64, i: usize) -> Result<TableImage, OpenError> {
+/// Reads the `i`-th table of a snapshot, which has this name.
+pub(crate) fn load_table(
+    folder: &Path,
+    (start, i): (u64, usize),
+    name: &str,
+) -> Result<TableImage, OpenError> {
     let path = tables_path(folder, start).join(i.to_string());
-    load(&path).map_err(|reason| OpenError::Snapshot { path, reason })
+    let image = load(&path).and_then(|image| {
+        if image.name == name {
+            Ok(image)
+        } else {
+            Err(format!("it is table {}, and {name} belongs there", image.name))
+        }
+    });
+    image.map_err(|reason| OpenError::Snapshot { path, reason })
 }
 
 fn load(path: &Path) -> Result<TableImage, String> {

@@ -6,7 +6,8 @@ use distribute::cluster::resolver::SimpleClusterResolver;
 use distribute::optimizer::rules::{Adagrad, Adam, Ftrl, Momentum, Rule, Sgd};
 use distribute::params::FixedShardsPartitioner;
 use distribute::{
-    ClusterSpec, Job, OneDeviceStrategy, Optimizer, ParameterServerStrategy, Serve, Strategy, Variable,
+    ClusterSpec, HostTensor, Job, OneDeviceStrategy, Optimizer, ParameterServerStrategy, Serve, Strategy,
+    Variable,
 };
 use distribute_testing::{Port, SplitMix, child, watched};
 use std::panic::AssertUnwindSafe;
@@ -150,6 +151,88 @@ fn a_server_that_is_killed_comes_back_with_what_it_had() {
             }
         });
         assert_eq!(found, alone(Adagrad::default()));
+        servers.end(&strategy);
+    });
+}
+
+// INV-73
+#[test]
+fn a_training_is_refused_on_other_servers_than_it_had_and_resumed_on_those() {
+    const TEST: &str = "processes::a_training_is_refused_on_other_servers_than_it_had_and_resumed_on_those";
+    if let Some(part) = child::part() {
+        return serve(&part);
+    }
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |server: &str| folder.path().join(server);
+        let make = |strategy: &ParameterServerStrategy| {
+            let rows = HostTensor::vector((0..6i64).collect::<Vec<_>>());
+            strategy.scope(|| Variable::new("w", rows)).map(|w| w.read::<HostTensor>().unwrap())
+        };
+        let mut servers = Servers::start(TEST, 2, folder.path());
+        let strategy = servers.strategy(2);
+        make(&strategy).unwrap();
+        strategy.scope(|| Variable::new("w2", 5i64)).unwrap().assign(7i64).unwrap();
+        let refused = |servers: &Servers, shards: usize| {
+            let partitioner = FixedShardsPartitioner::new(shards).unwrap();
+            let resolver = SimpleClusterResolver::new(servers.cluster.parse().unwrap());
+            let strategy = ParameterServerStrategy::new(resolver, partitioner);
+            strategy.and_then(|strategy| make(&strategy)).unwrap_err().to_string()
+        };
+        // Another number of shards.
+        let text = refused(&servers, 1);
+        assert!(text.contains("servers have it as w/part_0, w/part_1, and here it is w;"), "{text}");
+        // A folder that was emptied.
+        servers.kill(1);
+        std::fs::rename(at("ps-1"), at("away")).unwrap();
+        servers.start_again(1);
+        let text = refused(&servers, 2);
+        for part in
+            ["ps 1 is without any table of training", "which ps 0 has", "empty the folders of all servers"]
+        {
+            assert!(text.contains(part), "{text}");
+        }
+        servers.kill(1);
+        std::fs::remove_dir_all(at("ps-1")).unwrap();
+        std::fs::rename(at("away"), at("ps-1")).unwrap();
+        servers.start_again(1);
+        // With all that it had, it is resumed.
+        make(&servers.strategy(2)).unwrap();
+        drop((strategy, servers));
+        for (count, number) in [(1, "1"), (3, "3")] {
+            let others = Servers::start(TEST, count, folder.path());
+            let text = refused(&others, 2);
+            assert!(text.contains(&format!("are on 2 servers, and this cluster has {number}")), "{text}");
+        }
+        // Of two servers, each with the other's folder.
+        std::fs::rename(at("ps-0"), at("away")).unwrap();
+        std::fs::rename(at("ps-1"), at("ps-0")).unwrap();
+        std::fs::rename(at("away"), at("ps-1")).unwrap();
+        let text = refused(&Servers::start(TEST, 2, folder.path()), 2);
+        assert!(text.contains("ps 0 has the tables of ps 1"), "{text}");
+    });
+}
+
+// INV-57, INV-73
+#[test]
+fn a_training_is_resumed_by_a_new_chief_where_a_follower_had_what_a_folder_had() {
+    const TEST: &str =
+        "processes::a_training_is_resumed_by_a_new_chief_where_a_follower_had_what_a_folder_had";
+    if let Some(part) = child::part() {
+        return serve(&part);
+    }
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut servers = Servers::start_with(TEST, 2, folder.path(), true);
+        let make = |strategy: &ParameterServerStrategy| {
+            strategy.scope(|| Variable::new("w", HostTensor::vector(vec![0i64; 4]))).unwrap()
+        };
+        make(&servers.strategy(2)).assign_add(HostTensor::vector(vec![1i64; 4])).unwrap();
+        servers.kill(1);
+        std::fs::remove_dir_all(folder.path().join("ps-1")).unwrap();
+        servers.start_again(1);
+        let strategy = servers.strategy(2);
+        assert_eq!(make(&strategy).read::<HostTensor>().unwrap(), HostTensor::vector(vec![1i64; 4]));
         servers.end(&strategy);
     });
 }

@@ -1,7 +1,7 @@
 //! Memory of rows that come and go.
 
 /// So many rows are allocated at once: no row ever moves, and little is left over.
-const CHUNK: usize = 128;
+pub(crate) const CHUNK: usize = 128;
 
 /// Rows of one width. Numbers of rows that were given back are used again.
 #[derive(Debug)]
@@ -43,6 +43,11 @@ impl<T: Copy + Default> Arena<T> {
     pub(super) fn row_mut(&mut self, row: u32) -> &mut [T] {
         let (chunk, at) = self.place(row);
         &mut self.chunks[chunk][at..at + self.width]
+    }
+
+    /// The number of rows that can be added before memory is taken.
+    pub(super) fn room(&self) -> usize {
+        self.free.len() + self.chunks.len() * CHUNK - self.rows as usize
     }
 
     pub(super) fn bytes(&self) -> usize {

@@ -8,6 +8,7 @@ mod tests;
 mod update;
 mod waiting;
 
+pub(crate) use arena::CHUNK;
 pub use state::{DynamicState, WaitingCounts};
 pub use update::Pushed;
 
@@ -24,6 +25,9 @@ use std::sync::{Arc, OnceLock, RwLock};
 
 /// So many locks: a batch of a thousand ids has several under each.
 const SEGMENTS: usize = 64;
+
+/// About how many bytes an id takes beside its row.
+const ENTRY: usize = 32;
 
 /// Which ids get a row, and which lose theirs. By default all do, and none does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -260,6 +264,32 @@ impl DynamicTable {
     /// The rule by which gradients are applied, if it has one.
     pub(crate) fn rule(&self) -> Option<&Arc<dyn Rule>> {
         self.rule.get().map(|bound| &bound.rule)
+    }
+
+    /// The bytes of values of some rows.
+    pub(crate) fn bytes_of_rows(&self, rows: usize) -> usize {
+        self.width().saturating_mul(self.dtype().bytes().unwrap_or(8)).saturating_mul(rows)
+    }
+
+    /// The bytes that the slots of a rule take.
+    pub(crate) fn bytes_of_slots(&self, slots: usize) -> usize {
+        self.bytes_of_rows(self.len().next_multiple_of(CHUNK)).saturating_mul(slots)
+    }
+
+    /// The bytes that rows of these ids take which are not there yet: at most so many or, `exact`ly, by looking which are.
+    pub(crate) fn bytes_of_new(&self, ids: &[i64], exact: bool) -> usize {
+        let slots = self.rule.get().map_or(0, |bound| bound.slots.len());
+        let rows = with_segments!(&self.segments, all => {
+            if exact {
+                let split = split(all.len(), ids);
+                let of = |(i, segment): (usize, &RwLock<Segment<_>>)| read(segment).chunk_rows(split.of(i));
+                all.iter().enumerate().map(of).sum()
+            } else {
+                ids.len().saturating_add(all.len().min(ids.len()) * CHUNK)
+            }
+        });
+        // Beside it an entry in the index, or how often it came.
+        self.bytes_of_rows(rows).saturating_mul(1 + slots).saturating_add(ids.len() * ENTRY)
     }
 
     fn width(&self) -> usize {

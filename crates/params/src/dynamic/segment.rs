@@ -1,6 +1,6 @@
 //! A part of a dynamic table under one lock.
 
-use super::arena::Arena;
+use super::arena::{Arena, CHUNK};
 use super::waiting::Waiting;
 use super::{Limits, Pushed, hash};
 use crate::Initializer;
@@ -68,6 +68,13 @@ impl<T: Number> Segment<T> {
 
     pub(super) fn bytes(&self) -> usize {
         self.index.allocation_size() + self.rows.bytes() + self.waiting.bytes()
+    }
+
+    /// The number of rows for which memory is taken where these ids get rows.
+    pub(super) fn chunk_rows(&self, ids: &[i64]) -> usize {
+        let is_new = |id: &&i64| self.row(**id).is_none();
+        let new = ids.iter().filter(is_new).count().saturating_sub(self.rows.room());
+        new.next_multiple_of(CHUNK)
     }
 
     /// Values and slots of an id, one after another.

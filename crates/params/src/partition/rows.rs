@@ -175,6 +175,18 @@ impl RowPartition {
         }
     }
 
+    /// Refuses a shard that a variable of this shape doesn't have, cut in this way. A scalar is one row.
+    pub(crate) fn require_shard(&self, shape: &[usize], shard: usize) -> Result<()> {
+        let rows = shape.first().copied().unwrap_or(1);
+        if self.rows != rows {
+            return Err(Error::Rows { operation: "initialize", expected: rows, found: self.rows });
+        }
+        if shard >= self.shards {
+            return Err(Error::NoShard { shard, shape: shape.to_vec(), shards: self.shards });
+        }
+        Ok(())
+    }
+
     fn base(&self) -> usize {
         self.rows / self.shards
     }

@@ -1,6 +1,8 @@
 //! What is asked of a parameter server, and what does it: without a socket.
 
+mod budget;
 mod channel;
+mod cost;
 mod entry;
 mod image;
 mod local;

@@ -66,7 +66,7 @@ impl From<Error> for Refusal {
             Error::Exists { .. } => RefusalKind::Exists,
             Error::NotFinite { .. } => RefusalKind::NotFinite,
             Error::NoRule { .. } | Error::RuleSet { .. } | Error::MovesAbsentRows { .. } => RefusalKind::Rule,
-            Error::NoMemory { .. } => RefusalKind::NoMemory,
+            Error::NoMemory { .. } | Error::Budget { .. } => RefusalKind::NoMemory,
             Error::PushExpired { .. } | Error::ClientForgotten { .. } => RefusalKind::Expired,
             Error::TooManyClients { .. } | Error::TooManyClosures { .. } => RefusalKind::Busy,
             Error::OtherJob { .. } | Error::ClosureEnded { .. } => RefusalKind::Stale,

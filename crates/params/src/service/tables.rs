@@ -1,5 +1,6 @@
 //! All tables of one server.
 
+use super::budget::Budget;
 use super::entry::Entry;
 use super::image::TableImage;
 use super::once::Once;
@@ -8,7 +9,7 @@ use super::response::Response;
 use super::spec::TableSpec;
 use super::usage::{Counters, Usage};
 use crate::lock::{read, write};
-use crate::{ClosureChanges, Error, Result};
+use crate::{ClosureChanges, Error, LAYOUT_TABLE, Result};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,18 +33,20 @@ use std::sync::{Arc, RwLock};
 /// ```
 #[derive(Debug)]
 pub struct Tables {
-    all: RwLock<BTreeMap<String, Arc<Entry>>>,
+    pub(super) all: RwLock<BTreeMap<String, Arc<Entry>>>,
     /// The next [`Version::made`]; random at first, so that no other process has had it.
     made: AtomicU64,
     /// The greatest job that has begun. It is written with `all` locked.
     job: AtomicU64,
     counters: Counters,
+    pub(super) budget: Budget,
 }
 
 impl Default for Tables {
     fn default() -> Self {
         let made = AtomicU64::new(RandomState::new().build_hasher().finish());
-        Self { all: RwLock::default(), made, job: AtomicU64::new(0), counters: Counters::default() }
+        let (counters, budget) = (Counters::default(), Budget::default());
+        Self { all: RwLock::default(), made, job: AtomicU64::new(0), counters, budget }
     }
 }
 
@@ -56,8 +59,18 @@ impl Tables {
     /// Does what is asked for.
     ///
     /// # Errors
-    /// [`Error`], as the table's operation has it; [`Error::NoSuchTable`], [`Error::Exists`]. Nothing has changed then.
+    /// [`Error`], as the table's operation has it; [`Error::NoSuchTable`], [`Error::Exists`], and those of [`check`](Self::check). Nothing
+    /// has changed then.
     pub fn handle(&self, request: &Request) -> Result<Response> {
+        self.check(request)?;
+        self.carry_out(request)
+    }
+
+    /// Does what is asked for, if it was [checked](Self::check) before.
+    ///
+    /// # Errors
+    /// Those of [`handle`](Self::handle).
+    pub fn carry_out(&self, request: &Request) -> Result<Response> {
         let operation = request.operation();
         match request {
             Request::Batch(all) => {
@@ -125,13 +138,15 @@ impl Tables {
     /// What there is, and what was done with rows since this was made.
     pub fn usage(&self) -> Usage {
         let all: Vec<_> = read(&self.all).values().cloned().collect();
+        let infos: Vec<_> =
+            all.iter().map(|entry| entry.info()).filter(|info| info.name != LAYOUT_TABLE).collect();
         let mut usage = Usage {
-            tables: all.len() as u64,
+            tables: infos.len() as u64,
             rows_read: Counters::of(&self.counters.read),
             rows_pushed: Counters::of(&self.counters.pushed),
             ..Usage::default()
         };
-        for info in all.iter().map(|entry| entry.info()) {
+        for info in infos {
             usage.rows += info.rows as u64;
             usage.bytes += info.bytes as u64;
         }
@@ -199,8 +214,11 @@ impl Tables {
         Ok(Response::Made { new: true })
     }
 
+    pub(super) fn find(&self, name: &str) -> Option<Arc<Entry>> {
+        read(&self.all).get(name).cloned()
+    }
+
     fn entry(&self, operation: &'static str, name: &str) -> Result<Arc<Entry>> {
-        let entry = read(&self.all).get(name).cloned();
-        entry.ok_or_else(|| Error::NoSuchTable { operation, table: name.to_owned() })
+        self.find(name).ok_or_else(|| Error::NoSuchTable { operation, table: name.to_owned() })
     }
 }

@@ -16,6 +16,8 @@ pub struct Usage {
     pub rows_read: u64,
     /// How many rows of gradients were applied.
     pub rows_pushed: u64,
+    /// Whether the server keeps its tables in a folder.
+    pub has_folder: bool,
 }
 
 /// Rows that were read, and gradients of rows.
@@ -63,7 +65,10 @@ mod tests {
         for _ in 0..2 {
             tables.handle(&Request::Once { origin, number: 0, change: Box::new(push()) }).unwrap();
         }
-        let usage = Usage { tables: 1, rows: 4, bytes: 32, rows_read: 3, rows_pushed: 4 };
+        let usage = Usage { tables: 1, rows: 4, bytes: 32, rows_read: 3, rows_pushed: 4, has_folder: false };
+        // What a server keeps of the training is no table of it.
+        let layout = crate::Layout { training: 1, servers: 1, server: 0 };
+        tables.handle(&Request::Create(layout.table())).unwrap();
         assert_eq!(tables.handle(&Request::Usage).unwrap(), Response::Usage(usage));
     }
 }

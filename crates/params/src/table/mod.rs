@@ -83,7 +83,7 @@ impl Table {
     /// has there, however it is cut.
     ///
     /// # Errors
-    /// [`Error::Rows`] if the partition is of another number of rows; [`Error::Tensor`] if the dtype cannot be drawn.
+    /// [`Error::Rows`] if the partition is of another number of rows, [`Error::NoShard`] if it has fewer shards; [`Error::Tensor`] if the dtype cannot be drawn.
     pub fn drawn(
         name: impl Into<String>,
         shape: &[usize],
@@ -92,10 +92,7 @@ impl Table {
         (partition, shard): (RowPartition, usize),
     ) -> Result<Self> {
         initializer.check(dtype)?;
-        let rows = shape.first().copied().unwrap_or(1);
-        if partition.rows() != rows {
-            return Err(Error::Rows { operation: "initialize", expected: rows, found: partition.rows() });
-        }
+        partition.require_shard(shape, shard)?;
         // Positions of the whole variable are counted, and those of a normal distribution twice.
         let elements = shape.iter().try_fold(1usize, |n, size| n.checked_mul(*size));
         if elements.is_none_or(|n| n > usize::MAX / 4) {
@@ -108,6 +105,9 @@ impl Table {
         Self::made(name.into(), shape, dtype, |layout, width| {
             Stripes::new(layout, |rows, stretches| {
                 let mut values = Buffer::zeros(dtype, rows * width);
+                if width == 0 {
+                    return values;
+                }
                 for stretch in stretches {
                     let (mut row, mut local) = (stretch.rows.start, stretch.local.start);
                     while row < stretch.rows.end {
@@ -197,6 +197,31 @@ impl Table {
         let mut elements = 0;
         self.stripes.read_all(|stripe, _| elements += stripe.values.len() * (1 + stripe.slots.len()));
         elements * size
+    }
+
+    /// The bytes of values and slots, those included that are made with the first update; of strings also what they hold.
+    pub(crate) fn taken(&self) -> usize {
+        let slots = self.rule.get().map_or(0, |bound| bound.slots.len());
+        let mut texts = 0;
+        if self.dtype.bytes().is_none() {
+            self.stripes.read_all(|stripe, _| {
+                if let Buffer::String(values) = &stripe.values {
+                    texts += values.iter().map(Vec::len).sum::<usize>();
+                }
+            });
+        }
+        self.bytes_of_rows(self.rows()).saturating_mul(1 + slots).saturating_add(texts)
+    }
+
+    /// The bytes of some rows. A row of nothing counts as one.
+    pub(crate) fn bytes_of_rows(&self, rows: usize) -> usize {
+        let size = self.dtype.bytes().unwrap_or(std::mem::size_of::<Vec<u8>>());
+        self.width().saturating_mul(size).max(1).saturating_mul(rows)
+    }
+
+    /// The bytes that the slots of a rule take.
+    pub(crate) fn bytes_of_slots(&self, slots: usize) -> usize {
+        self.bytes_of_rows(self.rows()).saturating_mul(slots)
     }
 
     /// The elements of a row.

@@ -116,7 +116,14 @@ fn answers() -> Vec<Result<Response, Refusal>> {
         Ok(Response::Restored { left_out: 7 }),
         Ok(Response::Evicted(8)),
         Ok(Response::Job { newest: u64::MAX }),
-        Ok(Response::Usage(Usage { tables: 1, rows: 2, bytes: 3, rows_read: u64::MAX, rows_pushed: 5 })),
+        Ok(Response::Usage(Usage {
+            tables: 1,
+            rows: 2,
+            bytes: 3,
+            rows_read: u64::MAX,
+            rows_pushed: 5,
+            has_folder: true,
+        })),
         Err(Refusal::new(RefusalKind::NotFinite, "push: no")),
     ];
     all.extend(states().into_iter().map(|state| Ok(Response::State(state))));

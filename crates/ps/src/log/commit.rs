@@ -81,9 +81,19 @@ impl Journal {
         self.file().next()
     }
 
-    /// How many bytes the file has that is written to.
+    /// Returns the number of bytes of the file that is written to.
     pub fn bytes(&self) -> u64 {
         self.file().bytes()
+    }
+
+    /// Whether the file that is written to has a change.
+    pub fn has_changes(&self) -> bool {
+        self.file().has_changes()
+    }
+
+    /// Marks that all changes so far were acknowledged: what is damaged of them later is no torn end. Best effort.
+    pub fn mark(&self) {
+        let _ = self.file().mark();
     }
 
     /// Waits until all records below a number are as safe as was asked for.
@@ -135,15 +145,36 @@ impl Journal {
         synced
     }
 
-    /// Begins a new file, and gives the number of its first record. Nobody may append meanwhile.
+    /// Begins a new file, and returns the number of its first record. No thread may append meanwhile.
     pub fn rotate(&self) -> io::Result<u64> {
         let next = self.next();
-        if self.durable().failed.is_none() {
+        let has_failed = self.durable().failed.is_some();
+        if !has_failed {
             self.sync(next)?;
         }
         let mut file = self.file();
-        if file.bytes() > 0 {
-            *file = LogFile::new((self.opens)(&path(&self.folder, next))?, 0, next);
+        if !file.has_changes() {
+            return Ok(next);
+        }
+        let path = path(&self.folder, next);
+        let begin = || {
+            let mut new = LogFile::new((self.opens)(&path)?, 0, file.link(), false);
+            new.begin()?;
+            new.disk().sync().or_else(|error| if has_failed { Ok(()) } else { Err(error) })?;
+            Ok(new)
+        };
+        // The new file first: a file that says that another one follows it is damage if there is none.
+        let new = begin().and_then(|new| match file.seal() {
+            Err(error) if !has_failed => Err(error),
+            _ => Ok(new),
+        });
+        match new {
+            Ok(new) => *file = new,
+            Err(error) => {
+                // The log goes on in the file before, and this number is another file's.
+                let _ = std::fs::remove_file(&path);
+                return Err(error);
+            }
         }
         Ok(next)
     }
@@ -164,5 +195,11 @@ impl Journal {
 
     fn durable(&self) -> MutexGuard<'_, Durable> {
         self.durable.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        self.mark();
     }
 }

@@ -1,6 +1,6 @@
 //! What a log writes to.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, IoSlice, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -32,9 +32,9 @@ impl Disk for File {
 /// Opens the file that a log goes on in.
 pub(crate) type Opens = Arc<dyn Fn(&Path) -> io::Result<Arc<dyn Disk>> + Send + Sync>;
 
-/// Opens a file of a folder, or makes it. Whatever is at its end, what is written comes behind.
+/// Opens a file of a folder, or makes it. Whatever is at its end, what is written comes after it. A link is refused.
 pub(crate) fn open_disk(path: &Path) -> io::Result<Arc<dyn Disk>> {
-    let file = OpenOptions::new().append(true).create(true).open(path)?;
+    let file = distribute_files::open_append(path)?;
     // That there is such a file has to be on the disk, too.
     if let Some(folder) = path.parent() {
         File::open(folder)?.sync_all()?;
@@ -45,6 +45,7 @@ pub(crate) fn open_disk(path: &Path) -> io::Result<Arc<dyn Disk>> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use std::fs::OpenOptions;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
     /// A disk that has so many bytes of room, and may fail.

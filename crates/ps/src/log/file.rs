@@ -1,58 +1,113 @@
 //! One file of a log, written.
 
+use super::boot;
 use super::disk::Disk;
-use super::record::Record;
+use super::record::{Kind, Link, Record};
+use bytes::Bytes;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 
-/// The end of a log. A record is in it whole, or not at all.
+/// The end of a log. A record is in it completely, or not at all.
 pub(crate) struct LogFile {
     disk: Arc<dyn Disk>,
-    /// How many bytes it has.
+    /// The number of its bytes.
     end: u64,
-    /// The number of the next record.
-    next: u64,
-    /// Whether there may be half a record behind `end`, which could not be removed.
+    /// The position of the next record.
+    link: Link,
+    /// Whether it has a change.
+    changed: bool,
+    /// Whether this process has written that it goes on here.
+    begun: bool,
+    /// Whether the last record is a change, after which there is no mark.
+    unmarked: bool,
+    /// Whether there may be half a record after `end`, which could not be removed.
     torn: bool,
 }
 
 impl LogFile {
-    /// Goes on behind `end` bytes, with record `next`.
-    pub fn new(disk: Arc<dyn Disk>, end: u64, next: u64) -> Self {
-        Self { disk, end, next, torn: false }
+    /// Resumes after `end` bytes. Before the first change it is written that a server goes on here.
+    pub fn new(disk: Arc<dyn Disk>, end: u64, link: Link, changed: bool) -> Self {
+        Self { disk, end, link, changed, begun: false, unmarked: false, torn: false }
     }
 
-    /// The number of the next record.
+    /// Returns the number of the next record.
     pub fn next(&self) -> u64 {
-        self.next
+        self.link.number
     }
 
-    /// How many bytes it has.
+    /// Returns the position of the next record.
+    pub fn link(&self) -> Link {
+        self.link
+    }
+
+    /// Whether it has a change.
+    pub fn has_changes(&self) -> bool {
+        self.changed
+    }
+
+    /// Returns the number of its bytes.
     pub fn bytes(&self) -> u64 {
         self.end
     }
 
-    /// What it is written to.
+    /// Returns what it is written to.
     pub fn disk(&self) -> Arc<dyn Disk> {
         self.disk.clone()
     }
 
-    /// Appends a record, and gives its number. On an error nothing is appended.
+    /// Writes that a server goes on here, unless it was written before.
+    pub fn begin(&mut self) -> io::Result<()> {
+        if !self.begun {
+            self.write(Kind::Begin, &Record::of_log(boot::id()))?;
+            self.begun = true;
+        }
+        Ok(())
+    }
+
+    /// Appends a record, and returns its number. On an error nothing is appended.
     pub fn append(&mut self, record: &Record) -> io::Result<u64> {
+        self.begin()?;
+        self.write(Kind::Change, record)?;
+        (self.changed, self.unmarked) = (true, true);
+        self.link.number += 1;
+        Ok(self.link.number - 1)
+    }
+
+    /// Appends a mark after the last change, if there is none: with it, damage of a change that was acknowledged is told from a change
+    /// that was being written.
+    pub fn mark(&mut self) -> io::Result<()> {
+        if self.unmarked {
+            self.write(Kind::Mark, &Record::of_log(Bytes::new()))?;
+            self.unmarked = false;
+        }
+        Ok(())
+    }
+
+    /// Writes that the log goes on in another file.
+    pub fn seal(&mut self) -> io::Result<()> {
+        let before = self.link;
+        let sealed = self.write(Kind::End, &Record::of_log(Bytes::new()));
+        // The next file goes on after the last record, whether this one is there or not.
+        self.link = before;
+        sealed
+    }
+
+    fn write(&mut self, kind: Kind, record: &Record) -> io::Result<()> {
         if self.torn {
             self.disk.truncate(self.end)?;
             self.torn = false;
         }
-        let header = record.header().ok_or(io::ErrorKind::InvalidInput)?;
-        let trailer = record.trailer();
+        let header = record.header(kind, self.link).ok_or(io::ErrorKind::InvalidInput)?;
+        let chain = record.checksum(&header);
+        let trailer = chain.to_le_bytes();
         let mut parts = [&header[..], &record.head[..], &record.body[..], &trailer[..]].map(IoSlice::new);
         if let Err(error) = write_all(&*self.disk, &mut parts) {
             self.torn = self.disk.truncate(self.end).is_err();
             return Err(error);
         }
         self.end += record.bytes();
-        self.next += 1;
-        Ok(self.next - 1)
+        self.link.chain = chain;
+        Ok(())
     }
 }
 

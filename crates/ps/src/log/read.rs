@@ -1,202 +1,176 @@
-//! One file of a log, read.
+//! All files of a log, read: what was being written when the process ended is told from damage.
 
-use super::record::{HEADER, Header, Record, TRAILER};
-use bytes::Bytes;
-use std::fs::File;
-use std::io::{self, BufReader, Read};
-use std::path::Path;
+use super::record::{Kind, Link, Record};
+use super::scan::{Broken, Found, Scan};
+use super::{boot, path};
+use std::io;
+use std::path::{Path, PathBuf};
 
-/// Where a file ends.
+/// The file in which a log goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tail {
-    /// How many bytes whole records take.
+    /// The number of its first record.
+    pub first: u64,
+    /// The number of its bytes that whole records take.
     pub end: u64,
-    /// What is behind, if there is anything.
+    /// The position of the next record.
+    pub link: Link,
+    /// Whether it has a change.
+    pub changed: bool,
+    /// What follows `end`, if anything does.
     pub torn: Option<Torn>,
 }
 
-/// Bytes that are no record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The torn end of a log: no record follows it, and none before it is missing.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Torn {
-    /// What is wrong with them.
-    pub what: &'static str,
-    /// How many they are, to the end of the file.
+    /// What is wrong with it.
+    pub what: String,
+    /// The number of its bytes.
     pub bytes: u64,
-    /// Whether another record follows: then they were written whole, and damaged later.
-    pub follows: bool,
+    /// Whether a process was killed while it wrote this, so that it was not acknowledged. Otherwise the machine has ended since.
+    pub is_prefix: bool,
 }
 
-/// Gives all whole records of a file to `then`, in their order. Nothing is allocated for lengths that the file doesn't have.
-pub(crate) fn read<E: From<io::Error>>(
-    path: &Path,
-    mut then: impl FnMut(Record) -> Result<(), E>,
-) -> Result<Tail, E> {
-    let file: File = distribute_files::open(path)?;
-    let length = file.metadata()?.len();
-    let mut from = BufReader::with_capacity(1 << 20, file);
-    let mut end = 0;
-    let torn = loop {
-        let left = length.saturating_sub(end);
-        if left == 0 {
-            break None;
-        }
-        match record(&mut from, left)? {
-            Ok(record) => {
-                end += record.bytes();
-                then(record)?;
+/// Why a log is not read any further.
+#[derive(Debug)]
+pub(crate) enum ReadError {
+    Io(PathBuf, io::Error),
+    /// A file is of version 1.
+    Old(PathBuf),
+    Damaged(Damage),
+}
+
+/// What is in a log in place of records, or missing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Damage {
+    /// The file. It may be the file that is missing.
+    pub path: PathBuf,
+    /// Where what is damaged begins and ends.
+    pub bytes: (u64, u64),
+    /// What is wrong, behind the name of the file.
+    pub reason: String,
+    /// The position of the record that belongs there.
+    pub link: Link,
+    /// The position of the next whole record, if there is one in this file.
+    pub to: Option<Link>,
+}
+
+/// What is known of a log before it is read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known {
+    /// The number of its first record.
+    pub start: u64,
+    /// Whether it is known to have been begun.
+    pub begun: bool,
+}
+
+// INV-54
+/// Gives all changes of the files `firsts` to `then`, in their order, with their numbers, and returns where the log goes on; `None` for a
+/// log that has not been begun.
+///
+/// What is damaged is given to `damaged`, and left out if that returns.
+pub(crate) fn read(
+    folder: &Path,
+    firsts: &[u64],
+    known: Known,
+    mut then: impl FnMut(u64, Record) -> Result<(), String>,
+    mut damaged: impl FnMut(Damage) -> Result<(), ReadError>,
+) -> Result<Option<Tail>, ReadError> {
+    let (mut number, mut chain, mut last, mut sealed) = (known.start, None, None::<Tail>, false);
+    // The run of the machine in which the last records were written.
+    let mut run = None;
+    for (i, first) in firsts.iter().copied().enumerate() {
+        let path = path(folder, first);
+        let io = |error| ReadError::Io(path.clone(), error);
+        let mut scan = Scan::open(&path).map_err(io)?;
+        let (mut begun, mut changed, mut torn) = (false, false, None);
+        let may_lack_begin = i + 1 == firsts.len() && if i == 0 { !known.begun } else { !sealed };
+        sealed = false;
+        loop {
+            let link = Link { number, chain: chain.unwrap_or_default() };
+            let damage = |bytes, reason: String, to| Damage { path: path.clone(), bytes, reason, link, to };
+            match scan.next(number, chain).map_err(io)? {
+                Found::Entry(entry) if sealed => {
+                    damaged(damage((entry.at, scan.at()), "goes on after its end".to_owned(), None))?;
+                }
+                Found::Entry(entry) => {
+                    if entry.at == 0 && entry.kind == Kind::Begin && first != number {
+                        let reason = format!("is named after change {first}, and begins with {number}");
+                        damaged(damage((0, 0), reason, Some(entry.link)))?;
+                    }
+                    begun = true;
+                    match entry.kind {
+                        Kind::Change => {
+                            changed = true;
+                            if let Err(reason) = then(number, entry.record) {
+                                let bytes = (entry.at, scan.at());
+                                damaged(damage(
+                                    bytes,
+                                    format!("has change {number}, which {reason}"),
+                                    Some(entry.next),
+                                ))?;
+                            }
+                        }
+                        Kind::Begin => run = Some(entry.record.body),
+                        Kind::End => sealed = true,
+                        Kind::Mark | Kind::Gap => {}
+                    }
+                    (number, chain) = (entry.next.number, Some(entry.next.chain));
+                }
+                Found::End => {
+                    if !begun && !may_lack_begin {
+                        damaged(damage((0, 0), "is empty".to_owned(), None))?;
+                    }
+                    break;
+                }
+                Found::Broken(Broken { is_old: true, .. }) => return Err(ReadError::Old(path)),
+                Found::Broken(Broken { what, at, is_prefix, .. }) => {
+                    if let Some(next) = scan.search(number).map_err(io)? {
+                        let reason = missing(&what, (number, next.number), scan.at());
+                        damaged(damage((at, scan.at()), reason, Some(next)))?;
+                        (number, chain) = (next.number, Some(next.chain));
+                        continue;
+                    }
+                    let other_run = run.as_ref().is_none_or(|run| run.is_empty() || *run != boot::id());
+                    let is_torn = i + 1 == firsts.len()
+                        && !sealed
+                        && (is_prefix || other_run)
+                        && (begun || may_lack_begin);
+                    let bytes = scan.length() - at;
+                    if is_torn || begun && continues(folder, firsts.get(i + 1), link).map_err(io)? {
+                        torn = Some((at, Torn { what, bytes, is_prefix }));
+                    } else {
+                        damaged(damage((at, scan.length()), what, None))?;
+                    }
+                    break;
+                }
             }
-            Err((what, follows)) => break Some(Torn { what, bytes: left, follows }),
         }
-    };
-    Ok(Tail { end, torn })
+        let end = torn.as_ref().map_or(scan.length(), |(at, _)| *at);
+        let link = Link { number, chain: chain.unwrap_or_default() };
+        last = Some(Tail { first, end, link, changed, torn: torn.map(|(_, torn)| torn) });
+    }
+    if sealed || last.is_none() && known.begun {
+        let (path, link) = (path(folder, number), Link { number, chain: chain.unwrap_or_default() });
+        damaged(Damage { path, bytes: (0, 0), reason: "is missing".to_owned(), link, to: None })?;
+    }
+    Ok(last)
 }
 
-/// The next record, of the `left` bytes that the file still has; or what is wrong with them, and whether another one follows.
-fn record(from: &mut impl Read, left: u64) -> io::Result<Result<Record, (&'static str, bool)>> {
-    const SHORT: &str = "is cut off";
-    let mut header = [0; HEADER];
-    if left < (HEADER + TRAILER) as u64 {
-        return Ok(Err((SHORT, false)));
-    }
-    from.read_exact(&mut header)?;
-    let Some(Header { head, body, client, sequence }) = Header::decode(&header) else {
-        return Ok(Err(("has no record", false)));
-    };
-    let whole = head.checked_add(body).and_then(|n| n.checked_add((HEADER + TRAILER) as u64));
-    if whole.is_none_or(|whole| whole > left) {
-        return Ok(Err((SHORT, false)));
-    }
-    let mut take = |length: u64| {
-        let mut bytes = vec![0; length as usize];
-        from.read_exact(&mut bytes).map(|()| Bytes::from(bytes))
-    };
-    let (head, body) = (take(head)?, take(body)?);
-    let record = Record { client, sequence, head, body };
-    let mut trailer = [0; TRAILER];
-    from.read_exact(&mut trailer)?;
-    if trailer == record.trailer() {
-        return Ok(Ok(record));
-    }
-    let follows = left - record.bytes() >= HEADER as u64 && {
-        from.read_exact(&mut header)?;
-        Header::decode(&header).is_some()
-    };
-    Ok(Err(("has a record with another checksum", follows)))
+/// Whether the next file goes on exactly here, so that no change is missing.
+fn continues(folder: &Path, next: Option<&u64>, link: Link) -> io::Result<bool> {
+    let Some(next) = next else { return Ok(false) };
+    let found = Scan::open(&path(folder, *next))?.next(link.number, Some(link.chain))?;
+    Ok(matches!(found, Found::Entry(_)))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::super::{Faulty, LogFile, open_disk};
-    use super::*;
-    use distribute_testing::SplitMix;
-    use std::fs;
-    use std::sync::atomic::Ordering;
-
-    fn records(count: u64) -> Vec<Record> {
-        let record = |n: u64| {
-            let (head, body) = (vec![n as u8; 1 + n as usize % 7], vec![7; n as usize * 13 % 100]);
-            Record { client: n * 3, sequence: n, head: head.into(), body: body.into() }
-        };
-        (0..count).map(record).collect()
-    }
-
-    fn all(path: &Path) -> (Vec<Record>, Tail) {
-        let mut all = Vec::new();
-        let tail = read(path, |record| {
-            all.push(record);
-            io::Result::Ok(())
-        });
-        (all, tail.unwrap())
-    }
-
-    // INV-54
-    #[test]
-    fn wherever_a_log_is_cut_off_the_whole_records_before_are_read() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("log");
-        let written = records(20);
-        let mut log = LogFile::new(open_disk(&path).unwrap(), 0, 100);
-        let mut ends = vec![0];
-        for (i, record) in written.iter().enumerate() {
-            assert_eq!(log.append(record).unwrap(), 100 + i as u64);
-            ends.push(log.bytes());
-        }
-        assert_eq!(all(&path), (written.clone(), Tail { end: log.bytes(), torn: None }));
-        let bytes = fs::read(&path).unwrap();
-        for cut in 0..bytes.len() {
-            fs::write(&path, &bytes[..cut]).unwrap();
-            let (found, tail) = all(&path);
-            let whole = ends.iter().filter(|end| **end <= cut as u64).count() - 1;
-            assert_eq!(found, written[..whole]);
-            assert_eq!((tail.end, tail.torn.is_some()), (ends[whole], ends[whole] != cut as u64), "{cut}");
-        }
-    }
-
-    // INV-54
-    #[test]
-    fn a_record_that_was_damaged_later_is_told_from_one_that_was_never_whole() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("log");
-        let mut log = LogFile::new(open_disk(&path).unwrap(), 0, 0);
-        let written = records(5);
-        for record in &written {
-            log.append(record).unwrap();
-        }
-        let bytes = fs::read(&path).unwrap();
-        let last = (log.bytes() - written[4].bytes()) as usize;
-        for (at, whole, follows) in [(last + HEADER, 4, false), (HEADER, 0, true)] {
-            let mut damaged = bytes.clone();
-            damaged[at] ^= 1;
-            fs::write(&path, damaged).unwrap();
-            let (found, tail) = all(&path);
-            assert_eq!(found, written[..whole]);
-            let torn = tail.torn.unwrap();
-            assert_eq!((torn.what, torn.follows), ("has a record with another checksum", follows));
-        }
-    }
-
-    #[test]
-    fn damaged_logs_give_whole_records_and_where_they_end() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("log");
-        let written = records(9);
-        let mut log = LogFile::new(open_disk(&path).unwrap(), 0, 0);
-        for record in &written {
-            log.append(record).unwrap();
-        }
-        let bytes = fs::read(&path).unwrap();
-        let mut random = SplitMix(5);
-        for _ in 0..500 {
-            let mut mutated = bytes.clone();
-            random.mutate(&mut mutated);
-            fs::write(&path, &mutated).unwrap();
-            let (found, tail) = all(&path);
-            assert!(found.iter().zip(&written).take_while(|(a, b)| a == b).count() + 4 >= found.len());
-            assert!(tail.end <= mutated.len() as u64);
-        }
-    }
-
-    #[test]
-    fn a_disk_that_is_full_has_no_half_records() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("log");
-        let disk = Faulty::new();
-        let mut log = LogFile::new(disk.open(&path).unwrap(), 0, 0);
-        let written = records(3);
-        for record in &written {
-            for short in 0..record.bytes() {
-                disk.room.store(short, Ordering::SeqCst);
-                assert_eq!(log.append(record).unwrap_err().kind(), io::ErrorKind::StorageFull);
-            }
-            disk.room.store(record.bytes() - 1, Ordering::SeqCst);
-            // Half of it stays until it can be removed.
-            disk.fails.store(true, Ordering::SeqCst);
-            assert_eq!(log.append(record).unwrap_err().kind(), io::ErrorKind::StorageFull);
-            disk.room.store(1 << 20, Ordering::SeqCst);
-            assert_eq!(log.append(record).unwrap_err().to_string(), "bad sector");
-            disk.fails.store(false, Ordering::SeqCst);
-            log.append(record).unwrap();
-        }
-        assert_eq!(all(&path), (written, Tail { end: log.bytes(), torn: None }));
-    }
+/// Says what is wrong, and what is missing for it.
+fn missing(what: &str, (from, to): (u64, u64), at: u64) -> String {
+    let lost = match to.saturating_sub(from) {
+        0 => String::new(),
+        1 => format!("change {from} is missing; "),
+        _ => format!("changes {from} to {} are missing; ", to - 1),
+    };
+    format!("{what} ({lost}whole records follow from byte {at} on)")
 }

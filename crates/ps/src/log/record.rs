@@ -1,11 +1,14 @@
-//! A record of a log as bytes. Pure.
+//! The records of a log as bytes. Pure.
 
 use bytes::Bytes;
 
-/// The bytes before head and body: their lengths, client, sequence, and the checksum of these.
-pub(super) const HEADER: usize = 32;
+/// The first bytes of each record: a reader finds the next one after damage by them.
+pub(super) const MAGIC: [u8; 4] = *b"dps2";
 
-/// The bytes after them: their checksum.
+/// The number of bytes before head and body: see [`Header`].
+pub(super) const HEADER: usize = 52;
+
+/// The number of bytes after head and body: a checksum of the whole record.
 pub(super) const TRAILER: usize = 4;
 
 /// A change, or that the change before with these numbers was refused after all: then head and body are empty.
@@ -21,34 +24,78 @@ pub(crate) struct Record {
     pub body: Bytes,
 }
 
-/// How long head and body of a record are, and whose it is.
+/// The kind of a record. All but changes are written by the log itself, and have no number of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A change.
+    Change = 0,
+    /// A server goes on from here; the first record of each file. Its body says since when the machine runs.
+    Begin = 1,
+    /// All before was acknowledged: damage before it is no torn end.
+    Mark = 2,
+    /// The log goes on in another file.
+    End = 3,
+    /// A repair has left out what was damaged here. Its body says where the log goes on.
+    Gap = 4,
+}
+
+/// The position of a record in its log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Link {
+    /// The number of the record; for all but changes, that of the next change.
+    pub number: u64,
+    /// The checksum of the record before.
+    pub chain: u32,
+}
+
+/// The first bytes of a record: its kind, the lengths of head and body, client, sequence, position, and the checksum of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
+    pub kind: Kind,
     pub head: u64,
     pub body: u64,
     pub client: u64,
     pub sequence: u64,
+    pub link: Link,
 }
 
 impl Record {
-    /// What stands before head and body; `None` if a head is longer than any that comes over a connection.
-    pub(super) fn header(&self) -> Option<[u8; HEADER]> {
+    /// Returns a record of the log itself.
+    pub(super) fn of_log(body: Bytes) -> Self {
+        Self { client: 0, sequence: 0, head: Bytes::new(), body }
+    }
+
+    /// Returns what is written before head and body; `None` if a head is longer than any that comes over a connection.
+    pub(super) fn header(&self, kind: Kind, link: Link) -> Option<[u8; HEADER]> {
         let mut bytes = [0; HEADER];
-        bytes[..4].copy_from_slice(&u32::try_from(self.head.len()).ok()?.to_le_bytes());
-        bytes[4..12].copy_from_slice(&(self.body.len() as u64).to_le_bytes());
-        bytes[12..20].copy_from_slice(&self.client.to_le_bytes());
-        bytes[20..28].copy_from_slice(&self.sequence.to_le_bytes());
-        let sum = crc32c::crc32c(&bytes[..28]);
-        bytes[28..].copy_from_slice(&sum.to_le_bytes());
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4..8].copy_from_slice(&u32::try_from(self.head.len()).ok()?.to_le_bytes());
+        bytes[8..16].copy_from_slice(&(self.body.len() as u64).to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.client.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[32..40].copy_from_slice(&link.number.to_le_bytes());
+        bytes[40..44].copy_from_slice(&link.chain.to_le_bytes());
+        bytes[44..48].copy_from_slice(&(kind as u32).to_le_bytes());
+        let sum = crc32c::crc32c(&bytes[..48]);
+        bytes[48..].copy_from_slice(&sum.to_le_bytes());
         Some(bytes)
     }
 
-    /// What stands after them.
-    pub(super) fn trailer(&self) -> [u8; TRAILER] {
-        crc32c::crc32c_append(crc32c::crc32c(&self.head), &self.body).to_le_bytes()
+    /// Returns all of it as bytes.
+    pub(super) fn encoded(&self, kind: Kind, link: Link) -> Option<Vec<u8>> {
+        let header = self.header(kind, link)?;
+        let trailer = self.checksum(&header).to_le_bytes();
+        Some([&header[..], &self.head, &self.body, &trailer].concat())
     }
 
-    /// How many bytes it takes.
+    /// Returns the checksum of all of it, which is written after head and body, and in the next record.
+    pub(super) fn checksum(&self, header: &[u8; HEADER]) -> u32 {
+        // Without the header's own checksum: with it, this would be the same for all headers.
+        let sum = crc32c::crc32c_append(crc32c::crc32c(&header[..HEADER - 4]), &self.head);
+        crc32c::crc32c_append(sum, &self.body)
+    }
+
+    /// Returns the number of bytes that it takes.
     pub(crate) fn bytes(&self) -> u64 {
         (HEADER + TRAILER + self.head.len() + self.body.len()) as u64
     }
@@ -60,15 +107,58 @@ impl Record {
 }
 
 impl Header {
-    /// What these bytes say, if their checksum is right.
+    /// Returns what these bytes say, if their checksum is right.
     pub fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
-        let number = |at: usize| bytes[at..].first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
-        let small = |at: usize| bytes[at..].first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
-        if small(28)? != crc32c::crc32c(&bytes[..28]) {
+        if bytes[..4] != MAGIC || small(bytes, 48)? != crc32c::crc32c(&bytes[..48]) {
             return None;
         }
-        Some(Self { head: small(0)?.into(), body: number(4)?, client: number(12)?, sequence: number(20)? })
+        let kind = match small(bytes, 44)? {
+            0 => Kind::Change,
+            1 => Kind::Begin,
+            2 => Kind::Mark,
+            3 => Kind::End,
+            4 => Kind::Gap,
+            _ => return None,
+        };
+        let link = Link { number: number(bytes, 32)?, chain: small(bytes, 40)? };
+        Some(Self {
+            kind,
+            head: small(bytes, 4)?.into(),
+            body: number(bytes, 8)?,
+            client: number(bytes, 16)?,
+            sequence: number(bytes, 24)?,
+            link,
+        })
     }
+
+    /// Returns the number of bytes of the whole record; `None` for more than a file can have.
+    pub fn whole(&self) -> Option<u64> {
+        self.head.checked_add(self.body)?.checked_add((HEADER + TRAILER) as u64)
+    }
+
+    /// Whether a file begins as the logs of version 1 do, which have other records.
+    pub fn is_of_version_1(bytes: &[u8]) -> bool {
+        bytes.len() >= 32 && small(bytes, 28).is_some_and(|sum| sum == crc32c::crc32c(&bytes[..28]))
+    }
+}
+
+impl Link {
+    /// Returns the position as the body of a [`Kind::Gap`].
+    pub(super) fn to_bytes(self) -> Bytes {
+        [&self.number.to_le_bytes()[..], &self.chain.to_le_bytes()].concat().into()
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        (bytes.len() == 12).then_some(Self { number: number(bytes, 0)?, chain: small(bytes, 8)? })
+    }
+}
+
+fn number(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+fn small(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
 #[cfg(test)]
@@ -81,15 +171,19 @@ mod tests {
         fn a_header_comes_back_and_a_changed_one_is_none(
             lengths in (0usize..99, 0usize..99),
             numbers: (u64, u64),
+            link: (u64, u32),
             at in 0usize..HEADER,
             bits in 1u8..,
         ) {
             let (head, body) = (vec![1; lengths.0].into(), vec![2; lengths.1].into());
             let record = Record { client: numbers.0, sequence: numbers.1, head, body };
-            let mut bytes = record.header().unwrap();
+            let link = Link { number: link.0, chain: link.1 };
+            let mut bytes = record.header(Kind::Mark, link).unwrap();
             let header = Header::decode(&bytes).unwrap();
             prop_assert_eq!((header.head, header.body), (lengths.0 as u64, lengths.1 as u64));
             prop_assert_eq!((header.client, header.sequence), numbers);
+            prop_assert_eq!((header.kind, header.link), (Kind::Mark, link));
+            prop_assert_eq!(Link::from_bytes(&link.to_bytes()), Some(link));
             bytes[at] ^= bits;
             prop_assert_eq!(Header::decode(&bytes), None);
         }

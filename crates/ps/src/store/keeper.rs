@@ -108,12 +108,17 @@ impl Core {
         let every = log.options.every;
         let look = LOOK.min(every).max(Duration::from_millis(1));
         let (mut since, mut failed) = (Stopwatch::start(), false);
+        let mut looked_at = log.journal.next();
         while !end.wait(look) {
+            let next = log.journal.next();
+            if std::mem::replace(&mut looked_at, next) == next {
+                log.journal.mark();
+            }
             let elapsed = since.elapsed();
             let is_time = if failed || log.journal.refuses() {
                 elapsed >= AGAIN.min(every)
             } else {
-                log.journal.bytes() > 0 && (elapsed >= every || self.is_large())
+                log.journal.has_changes() && (elapsed >= every || self.is_large())
             };
             if is_time {
                 let saved = self.snapshot();

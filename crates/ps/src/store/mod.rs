@@ -16,6 +16,7 @@ use distribute_params::{Refusal, RefusalKind, Request, Response, State, Tables};
 use distribute_server::ClientBuilder;
 use distribute_tensor::HostTensor;
 use keeper::Keeper;
+pub(crate) use open::{files, hold};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -113,7 +114,10 @@ impl Core {
             } else if bytes >= MOST_ANSWERED {
                 Err(too_large(&sent.request, bytes))
             } else {
-                let answer = self.tables.handle(&sent.request).map_err(Refusal::from);
+                let mut answer = self.tables.handle(&sent.request).map_err(Refusal::from);
+                if let Ok(Response::Usage(usage)) = &mut answer {
+                    usage.has_folder = self.log.is_some();
+                }
                 bytes = bytes.saturating_add(answer.as_ref().map_or(0, bytes_of));
                 answer
             });
@@ -135,6 +139,11 @@ impl Core {
         if self.ledger.begin(client, sequence)? == Turn::Applied {
             return Ok(self.tables.repeated(&sent.request));
         }
+        // INV-28: before it is logged, as a server that comes back makes it again.
+        if let Err(error) = self.tables.check(&sent.request) {
+            self.ledger.done(client, sequence, false);
+            return Err(error.into());
+        }
         let (log, follower) = (self.log.as_ref(), self.follower.get());
         let is_ordered = log.is_some() || follower.is_some();
         // What is of no table is of all.
@@ -152,7 +161,7 @@ impl Core {
                 }
             }
         }
-        let answer = self.tables.handle(&sent.request).map_err(Refusal::from);
+        let answer = self.tables.carry_out(&sent.request).map_err(Refusal::from);
         if let (Some(follower), Ok(_)) = (follower, &answer) {
             follower.add(Change { record: record(), log: number });
         }

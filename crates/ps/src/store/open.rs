@@ -2,53 +2,89 @@
 
 use super::{Core, Kept};
 use crate::codec::Sent;
+use crate::format;
 use crate::ledger::Ledger;
-use crate::log::{self, Journal, LogFile, Opens, Record, Torn};
+use crate::log::{self, Journal, Known, LogFile, Opens, ReadError, Record, Torn};
 use crate::snapshot::{self, Manifest};
 use crate::{OpenError, ServerOptions};
+use bytes::Bytes;
 use distribute_log::heard;
 use distribute_params::{Request, Tables};
 use std::collections::BTreeMap;
-use std::fs::{self, OpenOptions, TryLockError};
-use std::io;
+use std::fs::{self, File, TryLockError};
 use std::path::Path;
 use std::sync::Mutex;
 
 impl Core {
-    /// Goes on with what is in the folder, which is made if it isn't there.
+    /// Goes on with what is in the folder, which is made if it isn't there. On an error, nothing in it has changed.
     pub(super) fn open(options: ServerOptions, opens: Opens) -> Result<Self, OpenError> {
         let folder = &options.folder;
-        fs::create_dir_all(folder).map_err(OpenError::io("making", folder))?;
-        let path = folder.join("lock");
-        let held = distribute_files::open_lock(&path).map_err(OpenError::io("opening", &path))?;
-        match held.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(OpenError::InUse { folder: folder.clone() }),
-            Err(TryLockError::Error(source)) => return Err(OpenError::io("locking", path)(source)),
-        }
+        distribute_files::create_private_folder(folder).map_err(OpenError::io("making", folder))?;
+        let held = hold(folder)?;
+        let is_begun = format::check(folder)?;
         let mut core = Self::new(None);
-        let manifest = Manifest::newest(folder)?;
-        let mut replay = Replay { tables: &core.tables, ledger: &core.ledger, next: 0, in_snapshot: None };
-        if let Some(manifest) = manifest {
+        let memory = options.memory.unwrap_or_else(|| core.tables.memory());
+        // What was acknowledged once may take a little more when it is made again.
+        core.tables.set_memory(memory.saturating_add(memory / 4));
+        let mut replay = Replay::new(&core.tables, &core.ledger);
+        if let Some(manifest) = Manifest::newest(folder)? {
             replay.load(folder, manifest)?;
         }
-        let start = replay.next;
-        snapshot::remove_others(folder, replay.in_snapshot.is_some().then_some(start))?;
-        let end = replay.logs(folder, start)?;
-        let next = replay.next;
-        let file = match end {
-            Some((first, end)) => {
-                let path = log::path(folder, first);
-                LogFile::new(opens(&path).map_err(OpenError::io("opening", &path))?, end, next)
-            }
-            None => {
-                let path = log::path(folder, next);
-                LogFile::new(opens(&path).map_err(OpenError::io("making", &path))?, 0, next)
-            }
+        let (start, in_snapshot) = (replay.next, replay.in_snapshot.is_some());
+        let (before, firsts) = files(folder, in_snapshot.then_some(start))?;
+        let known = Known { start, begun: is_begun };
+        let refuse = |damage| Err(ReadError::Damaged(damage));
+        let tail = log::read(folder, &firsts, known, |number, record| replay.record(number, record), refuse)?;
+        // All of it could be read: only now something is removed, and the torn end set aside.
+        replay.failed.iter().try_for_each(|failed| failed.set_aside(folder))?;
+        snapshot::remove_others(folder, in_snapshot.then_some(start))?;
+        for path in before.into_iter().map(|first| log::path(folder, first)) {
+            fs::remove_file(&path).map_err(OpenError::io("removing", path))?;
+        }
+        let path = log::path(folder, tail.as_ref().map_or(start, |tail| tail.first));
+        if let Some((end, torn)) = tail.as_ref().and_then(|tail| Some((tail.end, tail.torn.as_ref()?))) {
+            cut(&path, end, torn)?;
+        }
+        let disk = opens(&path).map_err(OpenError::io("opening", &path))?;
+        let mut file = match tail {
+            Some(tail) => LogFile::new(disk, tail.end, tail.link, tail.changed),
+            None => LogFile::new(disk, 0, log::Link { number: start, chain: 0 }, false),
         };
+        // On a full disk the server begins without it, and refuses changes until there is room.
+        let begun = file.begin().and_then(|()| if is_begun { Ok(()) } else { file.disk().sync() });
+        if !is_begun && begun.is_ok() {
+            format::write(folder)?;
+        }
+        core.tables.set_memory(memory);
         let journal = Journal::new(folder, opens, options.durability, file);
         core.log = Some(Kept { journal, saving: Mutex::default(), options, _lock: held });
         Ok(core)
+    }
+}
+
+/// The files of a log: those before its first record, and the others.
+///
+/// # Errors
+/// Where there is no snapshot, and the log goes on after one.
+pub(crate) fn files(folder: &Path, snapshot: Option<u64>) -> Result<(Vec<u64>, Vec<u64>), OpenError> {
+    let firsts = log::firsts(folder).map_err(OpenError::io("reading", folder))?;
+    match (snapshot, firsts.first()) {
+        (None, Some(first)) if *first > 0 => Err(OpenError::Snapshot {
+            path: snapshot::manifest_path(folder, *first),
+            reason: format!("it is missing, and the log begins with change {first}"),
+        }),
+        _ => Ok(firsts.into_iter().partition(|first| snapshot.is_some_and(|start| *first < start))),
+    }
+}
+
+/// Locks a folder, as long as what is returned lives.
+pub(crate) fn hold(folder: &Path) -> Result<File, OpenError> {
+    let path = folder.join("lock");
+    let held = distribute_files::open_lock(&path).map_err(OpenError::io("opening", &path))?;
+    match held.try_lock() {
+        Ok(()) => Ok(held),
+        Err(TryLockError::WouldBlock) => Err(OpenError::InUse { folder: folder.to_path_buf() }),
+        Err(TryLockError::Error(source)) => Err(OpenError::io("locking", path)(source)),
     }
 }
 
@@ -56,21 +92,55 @@ impl Core {
 struct Replay<'a> {
     tables: &'a Tables,
     ledger: &'a Ledger,
-    /// The number of the next record.
+    /// The number of the first record of the log.
     next: u64,
     /// For each table of the snapshot, if there is one, the first record that is not in it.
     in_snapshot: Option<BTreeMap<String, u64>>,
+    /// Changes that cannot be made again, and were not taken back by the log.
+    failed: Vec<Failed>,
 }
 
-impl Replay<'_> {
+/// A change of the log that cannot be made again.
+struct Failed {
+    number: u64,
+    of: (u64, u64),
+    head: Bytes,
+    body: Bytes,
+    reason: String,
+}
+
+impl Failed {
+    /// Keeps its bytes, and says so.
+    fn set_aside(&self, folder: &Path) -> Result<(), OpenError> {
+        let Self { number, head, body, reason, .. } = self;
+        let bytes = [&head[..], &body[..]].concat();
+        let kept = log::keep_once(folder, &format!("change-{number}"), &bytes);
+        let kept = kept.map_err(OpenError::io("setting aside a change of", folder))?;
+        heard(|| {
+            tracing::warn!(
+                "change {number} of the log in {} cannot be made again, and is left out: {reason}; it is set aside in {}",
+                folder.display(),
+                kept.display()
+            );
+        });
+        Ok(())
+    }
+}
+
+impl<'a> Replay<'a> {
+    fn new(tables: &'a Tables, ledger: &'a Ledger) -> Self {
+        Self { tables, ledger, next: 0, in_snapshot: None, failed: Vec::new() }
+    }
+
+    /// Takes what is in a snapshot.
     fn load(&mut self, folder: &Path, manifest: Manifest) -> Result<(), OpenError> {
         let wrong = |error: distribute_params::Error| OpenError::Snapshot {
             path: folder.to_path_buf(),
             reason: error.to_string(),
         };
         self.tables.handle(&Request::BeginJob { job: manifest.job }).map_err(wrong)?;
-        for i in 0..manifest.tables.len() {
-            let image = snapshot::load_table(folder, manifest.start, i)?;
+        for (i, name) in manifest.tables.keys().enumerate() {
+            let image = snapshot::load_table(folder, (manifest.start, i), name)?;
             self.tables.restore_image(image).map_err(wrong)?;
         }
         manifest.clients().try_for_each(|client| self.ledger.restore(&client)).map_err(wrong)?;
@@ -78,93 +148,64 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Reads all logs from record `start` on, removes those before, and gives the one to go on with: its first record, and how many
-    /// bytes it has.
-    fn logs(&mut self, folder: &Path, start: u64) -> Result<Option<(u64, u64)>, OpenError> {
-        let mut firsts = Vec::new();
-        for entry in fs::read_dir(folder).map_err(OpenError::io("reading", folder))? {
-            let name = entry.map_err(OpenError::io("reading", folder))?.file_name();
-            firsts.extend(name.to_str().and_then(log::first));
-        }
-        firsts.sort_unstable();
-        let mut last = None;
-        for (i, first) in firsts.iter().copied().enumerate() {
-            let path = log::path(folder, first);
-            if first < start {
-                fs::remove_file(&path).map_err(OpenError::io("removing", path))?;
-                continue;
-            }
-            let damaged = |offset, reason: String| OpenError::Damaged { path: path.clone(), offset, reason };
-            if first != self.next {
-                let reason = format!("begins with record {first}, and {} is missing", self.next);
-                return Err(damaged(0, reason));
-            }
-            let tail = log::read(&path, |record| self.record(record)).map_err(|error| match error {
-                ReadError::Io(source) => OpenError::io("reading", &path)(source),
-                ReadError::Record { number, reason } => {
-                    damaged(0, format!("has record {number}, of which {reason}"))
-                }
-            })?;
-            // Where the next file goes on behind it, nothing is missing.
-            let follows = firsts.get(i + 1) == Some(&self.next);
-            if let Some(torn) = tail.torn {
-                if torn.follows || i + 1 < firsts.len() && !follows {
-                    return Err(damaged(tail.end, torn.what.to_owned()));
-                }
-                cut(&path, tail.end, torn)?;
-            }
-            last = Some((first, tail.end));
-        }
-        Ok(last)
-    }
-
     /// Makes a change again, unless it is in the snapshot.
-    fn record(&mut self, record: Record) -> Result<(), ReadError> {
-        let number = self.next;
-        self.next += 1;
+    fn record(&mut self, number: u64, record: Record) -> Result<(), String> {
         let Record { client, sequence, .. } = record;
         let refused = record.is_refusal();
         let mut applied = !refused;
         if !refused {
-            let wrong =
-                |error: crate::codec::Malformed| ReadError::Record { number, reason: error.to_string() };
-            let sent = Sent::decode(record.head, record.body).map_err(wrong)?;
+            let sent = Sent::decode(record.head.clone(), record.body.clone())
+                .map_err(|error| format!("cannot be read ({error}): was it written by another version?"))?;
             let table = sent.request.table().unwrap_or_default();
             // INV-53
             let first = self.in_snapshot.as_ref().and_then(|tables| tables.get(table));
             if first.is_none_or(|first| number >= *first) {
                 // One that was refused is refused again.
-                applied = self.tables.handle(&sent.request).is_ok();
+                if let Err(error) = self.tables.handle(&sent.request) {
+                    applied = false;
+                    let (of, head, body) = ((client, sequence), record.head, record.body);
+                    self.failed.push(Failed { number, of, head, body, reason: error.to_string() });
+                }
             }
+        } else {
+            self.failed.retain(|failed| failed.of != (client, sequence));
         }
         self.ledger.note(client, sequence, applied);
         Ok(())
     }
 }
 
-/// Why a log was not read to its end.
-enum ReadError {
-    Io(io::Error),
-    Record { number: u64, reason: String },
-}
-
-impl From<io::Error> for ReadError {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
+impl From<ReadError> for OpenError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Io(path, source) => Self::io("reading", path)(source),
+            ReadError::Old(path) => Self::Version { path },
+            ReadError::Damaged(damage) => {
+                let log::Damage { path, bytes: (offset, _), reason, .. } = damage;
+                Self::Damaged { path, offset, reason }
+            }
+        }
     }
 }
 
-/// Cuts off what was being written when the process ended.
-fn cut(path: &Path, end: u64, torn: Torn) -> Result<(), OpenError> {
+/// Sets aside what was being written when the process or the machine ended, and cuts it off.
+fn cut(path: &Path, end: u64, torn: &Torn) -> Result<(), OpenError> {
+    let kept = log::set_aside(path, end).map_err(OpenError::io("setting aside the end of", path))?;
+    let why = if torn.is_prefix {
+        "the server ended while it wrote this, and had not acknowledged it"
+    } else {
+        "the machine has ended since, and did not have it on the disk"
+    };
     heard(|| {
         tracing::warn!(
-            "{} {} at byte {end}: it was being written when the server ended, and was not acknowledged; {} bytes are cut off",
+            "{} {} at byte {end}: {why}; the last {} bytes are set aside in {}",
             path.display(),
             torn.what,
-            torn.bytes
+            torn.bytes,
+            kept.display()
         );
     });
-    let cut = OpenOptions::new().write(true).open(path).and_then(|file| {
+    let cut = distribute_files::open_own(path, true).and_then(|file| {
         file.set_len(end)?;
         file.sync_all()
     });

@@ -6,7 +6,7 @@ use super::{Initial, Shard, Sharded};
 use crate::{Error, Result};
 use distribute_cluster::Deadline;
 use distribute_log::heard;
-use distribute_params::{Contents, Request, Response, TableInfo, TableKind, TableSpec};
+use distribute_params::{Contents, LAYOUT_TABLE, Request, Response, TableInfo, TableKind, TableSpec};
 use distribute_tensor::DType;
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -28,6 +28,8 @@ pub(in crate::servers) struct Making {
     asked: HashSet<String>,
     /// Whether it was told that tables were there before.
     told: bool,
+    /// The tables that were there when this process made its first variable, with the number of their rows.
+    before: Option<HashMap<String, usize>>,
     /// Whether others make the same variables.
     pub(in crate::servers) is_shared: bool,
     /// Whether the wait for the current variable has ended without it.
@@ -96,6 +98,47 @@ impl Making {
     }
 }
 
+impl Making {
+    /// Refuses a variable that was cut into another number of shards before: its rows would be looked for on other servers.
+    fn refuse_other_cut(&mut self, variable: &Sharded, is_dynamic: bool) -> Result<()> {
+        if self.before.is_none() {
+            self.list(&variable.links)?;
+            let all = self.listed.iter().flat_map(HashMap::values);
+            self.before = Some(all.map(|info| (info.name.clone(), info.rows)).collect());
+        }
+        let tables: Vec<&str> = variable.shards.iter().map(|shard| shard.table.as_str()).collect();
+        let found = self.before.as_ref().and_then(|before| other_cut(&tables, is_dynamic, before));
+        found.map_or(Ok(()), |found| {
+            let reason = format!(
+                "variable {}: servers have it as {found}, and here it is {}; take the partitioner that it was made with, or empty the \
+                 folders of all servers and restore a checkpoint",
+                variable.name,
+                some(&tables)
+            );
+            Err(Error::invalid(OPERATION, reason))
+        })
+    }
+}
+
+/// The tables that a variable has on servers, if it was cut in another way before. `before` has the rows of all tables.
+fn other_cut(tables: &[&str], is_dynamic: bool, before: &HashMap<String, usize>) -> Option<String> {
+    let first = tables.first()?;
+    let name = first.strip_suffix("/part_0").unwrap_or(first);
+    let is_of_it = |table: &&str| {
+        let part = table.strip_prefix(name).and_then(|rest| rest.strip_prefix("/part_"));
+        *table == name || part.is_some_and(|part| part.parse::<usize>().is_ok())
+    };
+    let mut found: Vec<&str> = before.keys().map(String::as_str).filter(is_of_it).collect();
+    let is_more = found.iter().any(|table| !tables.contains(table));
+    // Some are missing, too, where an attempt to make it was cut off, but then it has no row of an id. Of another kind of variable,
+    // each shard has other rows than before, which the server refuses.
+    let is_less = is_dynamic
+        && tables.iter().any(|table| !before.contains_key(*table))
+        && found.iter().any(|table| before.get(*table).is_some_and(|rows| *rows > 0));
+    found.sort_unstable();
+    (is_more || is_less).then(|| some(&found))
+}
+
 impl Sharded {
     /// A new variable, or one that is there already, made in the same way by another process.
     pub(crate) fn create(
@@ -158,6 +201,7 @@ impl Sharded {
             Ok(Ask { server: shard.server, request: Request::Create(spec), bytes })
         };
         let asks = self.shards.iter().enumerate().map(create).collect::<Result<_>>()?;
+        making.refuse_other_cut(self, matches!(initial, Initial::Ids(..)))?;
         // Of an attempt that has failed some may be there.
         let first: Vec<bool> =
             self.shards.iter().map(|shard| making.asked.insert(shard.table.clone())).collect();
@@ -195,8 +239,10 @@ impl Sharded {
         }
         making.list(&self.links)?;
         let all = making.listed.iter().flat_map(HashMap::keys).map(String::as_str);
-        let mut all: Vec<&str> =
-            all.filter(|table| found.contains(table) || !making.asked.contains(*table)).collect();
+        let mut all: Vec<&str> = all
+            .filter(|table| *table != LAYOUT_TABLE)
+            .filter(|table| found.contains(table) || !making.asked.contains(*table))
+            .collect();
         all.sort_unstable();
         heard(|| {
             tracing::warn!(
@@ -310,5 +356,35 @@ fn some(names: &[&str]) -> String {
     match names.len().checked_sub(NAMED) {
         None | Some(0) => names.join(", "),
         Some(more) => format!("{} and {more} more", names[..NAMED].join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // INV-73
+    #[test]
+    fn a_variable_that_was_cut_in_another_way_is_told_from_one_that_was_made_by_half() {
+        let before = |tables: &[(&str, usize)]| -> HashMap<String, usize> {
+            tables.iter().map(|(name, rows)| ((*name).to_owned(), *rows)).collect()
+        };
+        let ids = before(&[("ids/part_0", 5), ("ids/part_1", 0), ("other/part_7", 1), ("ids_1", 3)]);
+        let two = ["ids/part_0", "ids/part_1"];
+        for is_dynamic in [false, true] {
+            assert_eq!(other_cut(&two, is_dynamic, &ids), None);
+            assert_eq!(other_cut(&["ids"], is_dynamic, &ids), Some("ids/part_0, ids/part_1".to_owned()));
+            assert_eq!(
+                other_cut(&["ids/part_0"], is_dynamic, &ids),
+                Some("ids/part_0, ids/part_1".to_owned())
+            );
+            assert_eq!(other_cut(&["new"], is_dynamic, &ids), None);
+        }
+        let three = ["ids/part_0", "ids/part_1", "ids/part_2"];
+        assert_eq!(other_cut(&three, true, &ids), Some("ids/part_0, ids/part_1".to_owned()));
+        assert_eq!(other_cut(&three, false, &ids), None);
+        assert_eq!(other_cut(&two, true, &before(&[("ids", 0)])), Some("ids".to_owned()));
+        // Made by half.
+        assert_eq!(other_cut(&two, true, &before(&[("ids/part_0", 0)])), None);
     }
 }

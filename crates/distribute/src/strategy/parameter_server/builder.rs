@@ -215,7 +215,7 @@ impl ParameterServerBuilder {
                 let jobs: &[Job] =
                     if role.independent.is_some() { &[Job::Ps] } else { &[Job::Worker, Job::Ps] };
                 others = members.are_elsewhere().then(|| Servers::new(clients.clone(), members, jobs));
-                connect(members, &clients, patience)?
+                connect(members, &clients, patience, role.makes)?
             }
         };
         crate::init::prepare(devices.len());

@@ -1,23 +1,27 @@
 //! How parameter servers are reached: in this process, or over connections.
 
 use super::members::Members;
-use super::{OPERATION, local_cluster};
+use super::{OPERATION, layout, local_cluster};
+use crate::servers::Makes;
 use crate::{Error, Result};
 use distribute_cluster::Job;
-use distribute_params::{Channel, Request};
+use distribute_params::Channel;
 use distribute_ps::Connection;
 use distribute_server::ClientBuilder;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The ways to all servers. Those in other processes have answered, each within `patience`.
+/// The ways to all servers. Those in other processes have answered, each within `patience`. Where this process makes variables, they are
+/// servers of one training, or of none before.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] that names those that have not, and why.
+/// - [`Error::InvalidArgument`]: servers have not answered, with their names and why; or they have tables of another training.
+/// - [`Error::Server`]: a server cannot keep which training it is of.
 pub(super) fn connect(
     members: &Members,
     clients: &ClientBuilder,
     patience: Duration,
+    makes: Makes,
 ) -> Result<Vec<Arc<dyn Channel>>> {
     let (mut channels, mut remote) = (Vec::new(), Vec::new());
     for (number, address) in members.servers.iter().enumerate() {
@@ -29,12 +33,20 @@ pub(super) fn connect(
     }
     // All at once: they may be on their way, in any order.
     let asked: Vec<_> =
-        remote.iter().map(|number| (number, channels[*number].start(Request::List, patience))).collect();
+        remote.iter().map(|number| (number, channels[*number].start(layout::question(), patience))).collect();
     let answered = asked.into_iter().map(|(number, call)| (number, call.and_then(|call| call.wait())));
-    let missing: Vec<String> = answered
-        .filter_map(|(number, answer)| Some(format!("{}: {}", members.servers[*number], answer.err()?)))
-        .collect();
+    let (mut states, mut missing) = (Vec::new(), Vec::new());
+    for (number, answer) in answered {
+        match answer {
+            Ok(answer) => states.push(layout::state(&answer)),
+            Err(error) => missing.push(format!("{}: {error}", members.servers[*number])),
+        }
+    }
     if missing.is_empty() {
+        // Servers in this process are as old as the program.
+        if makes == Makes::Missing && states.len() == channels.len() {
+            layout::agree(&channels, &states, patience)?;
+        }
         return Ok(channels);
     }
     let (count, all) = (missing.len(), channels.len());

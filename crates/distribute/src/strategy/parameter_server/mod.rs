@@ -4,6 +4,7 @@ pub mod between_graph;
 mod builder;
 mod connect;
 mod ending;
+mod layout;
 mod local_cluster;
 mod members;
 mod of_workers;

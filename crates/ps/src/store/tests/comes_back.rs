@@ -84,19 +84,23 @@ fn tables_are_saved_while_they_are_changed() {
 
 // INV-54
 #[test]
-fn what_was_being_written_at_the_end_is_cut_off_and_the_server_goes_on() {
+fn what_was_being_written_at_the_end_is_set_aside_and_the_server_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     let core = open(folder.path());
     ask(&core, 0, tables());
     (1..20).for_each(|i| drop(ask(&core, i * 4, change(i))));
     let was = contents(&core);
+    let whole = core.log.as_ref().unwrap().journal.bytes() as usize;
     ask(&core, 80, change(20));
+    let torn = core.log.as_ref().unwrap().journal.bytes() as usize - 1;
     drop(core);
     let path = log::path(folder.path(), 0);
     let bytes = fs::read(&path).unwrap();
-    fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+    fs::write(&path, &bytes[..torn]).unwrap();
     let core = open(folder.path());
     assert_eq!(contents(&core), was);
+    let aside = folder.path().join(format!("set-aside/changes-{:020}.log-from-byte-{whole}", 0));
+    assert_eq!(fs::read(aside).unwrap(), bytes[whole..torn]);
     // The change that was cut off comes again.
     ask(&core, 80, change(20));
     let was = contents(&core);
@@ -104,37 +108,138 @@ fn what_was_being_written_at_the_end_is_cut_off_and_the_server_goes_on() {
     assert_eq!(contents(&open(folder.path())), was);
 }
 
+/// What keeps a server from starting. Nothing in its folder changes by that.
+fn refused(folder: &Path) -> OpenError {
+    let all = |folder: &Path| -> Vec<(String, Vec<u8>)> {
+        let read = |name: &String| (name.clone(), fs::read(folder.join(name)).unwrap_or_default());
+        names(folder).iter().map(read).collect()
+    };
+    let before = all(folder);
+    let error = Core::open(options(folder), Arc::new(open_disk)).unwrap_err();
+    assert!(all(folder) == before, "{error}");
+    error
+}
+
+// INV-54
 #[test]
-fn a_log_that_is_damaged_in_the_middle_is_refused_by_name() {
+fn a_log_that_is_damaged_is_refused_by_file_and_byte_and_goes_on_when_it_is_repaired() {
     let folder = tempfile::tempdir().unwrap();
     let core = open(folder.path());
     ask(&core, 0, tables());
     (1..20).for_each(|i| drop(ask(&core, i * 4, change(i))));
     assert!(matches!(Core::open(options(folder.path()), Arc::new(open_disk)), Err(OpenError::InUse { .. })));
+    assert!(matches!(inspect(folder.path()), Err(OpenError::InUse { .. })));
+    let changes = core.log.as_ref().unwrap().journal.next();
     drop(core);
     let path = log::path(folder.path(), 0);
     let bytes = fs::read(&path).unwrap();
     let mut damaged = bytes.clone();
-    damaged[40] ^= 1;
+    // Of the last change, which has been acknowledged.
+    let last = bytes.len() - 56 - 30;
+    damaged[last] ^= 1;
     fs::write(&path, &damaged).unwrap();
-    let error = Core::open(options(folder.path()), Arc::new(open_disk)).unwrap_err().to_string();
-    assert!(error.contains("has a record with another checksum at byte 0"), "{error}");
-    // One is missing.
-    fs::write(&path, &bytes).unwrap();
+    let error = refused(folder.path());
+    let OpenError::Damaged { path: named, offset, .. } = &error else { panic!("{error}") };
+    assert!(*named == path && *offset as usize <= last && *offset > 0, "{error}");
+    for part in ["is missing", "acknowledged changes are lost", "distribute repair"] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+    let found = inspect(folder.path()).unwrap();
+    assert_eq!((found.changes(), found.damage().len(), found.damage()[0].lost), (changes - 1, 1, Some(1)));
+    assert!(found.to_string().contains("1 change is lost"), "{found}");
+    let kept = found.repair().unwrap();
+    assert_eq!(kept.iter().map(|kept| fs::read(kept).unwrap()).collect::<Vec<_>>(), [damaged]);
+    assert!(inspect(folder.path()).unwrap().damage().is_empty());
+    let core = open(folder.path());
+    ask(&core, 96, change(20));
+    let was = contents(&core);
+    drop(core);
+    assert_eq!(contents(&open(folder.path())), was);
+}
+
+// INV-54
+#[test]
+fn files_that_are_missing_are_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let core = open(folder.path());
+    ask(&core, 0, tables());
+    drop(core);
+    let path = log::path(folder.path(), 0);
+    let first = fs::read(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    let error = refused(folder.path()).to_string();
+    assert!(error.starts_with(&format!("{} is missing, at byte 0", path.display())), "{error}");
+    fs::write(&path, first).unwrap();
     let core = open(folder.path());
     core.snapshot().unwrap();
     ask(&core, 80, change(20));
     drop(core);
     let first = names(folder.path()).iter().find_map(|name| log::first(name)).unwrap();
-    fs::rename(log::path(folder.path(), first), log::path(folder.path(), first + 1)).unwrap();
-    let error = Core::open(options(folder.path()), Arc::new(open_disk)).unwrap_err().to_string();
-    assert!(error.contains(&format!("begins with record {}, and {first} is missing", first + 1)), "{error}");
-    // A snapshot that cannot be read is no reason to begin anew.
-    fs::rename(log::path(folder.path(), first + 1), log::path(folder.path(), first)).unwrap();
+    let path = log::path(folder.path(), first);
+    fs::rename(&path, log::path(folder.path(), first + 1)).unwrap();
+    let error = refused(folder.path()).to_string();
+    assert!(
+        error.contains(&format!("is named after change {}, and begins with {first}", first + 1)),
+        "{error}"
+    );
+    fs::remove_file(log::path(folder.path(), first + 1)).unwrap();
+    let error = refused(folder.path()).to_string();
+    assert!(error.starts_with(&format!("{} is missing", path.display())), "{error}");
+    // Its changes are lost, and the server goes on with the tables that were saved.
+    inspect(folder.path()).unwrap().repair().unwrap();
+    let core = open(folder.path());
+    ask(&core, 80, change(20));
+    let was = contents(&core);
+    drop(core);
+    // A snapshot that cannot be read, or is missing, is no reason to begin again; nor is anything removed for it.
     let table = folder.path().join(format!("tables-{first:020}/1/index.json"));
+    let index = fs::read(&table).unwrap();
     fs::write(&table, "{}").unwrap();
-    let error = Core::open(options(folder.path()), Arc::new(open_disk)).unwrap_err();
+    let error = refused(folder.path());
     assert!(matches!(&error, OpenError::Snapshot { path, .. } if path.ends_with("1")), "{error}");
+    fs::write(&table, index).unwrap();
+    let tables = folder.path().join(format!("tables-{first:020}"));
+    for [one, other] in [["0", "1"], ["1", "0"]] {
+        fs::rename(tables.join(one), tables.join("away")).unwrap();
+        fs::rename(tables.join(other), tables.join(one)).unwrap();
+        let error = refused(folder.path());
+        assert!(matches!(&error, OpenError::Snapshot { .. }), "{error}");
+        fs::rename(tables.join(one), tables.join(other)).unwrap();
+        fs::rename(tables.join("away"), tables.join(one)).unwrap();
+    }
+    let snapshot = folder.path().join(format!("snapshot-{first:020}"));
+    let away = folder.path().join("away");
+    fs::rename(&snapshot, &away).unwrap();
+    let error = refused(folder.path());
+    assert!(matches!(&error, OpenError::Snapshot { path, .. } if *path == snapshot), "{error}");
+    fs::rename(&away, &snapshot).unwrap();
+    assert_eq!(contents(&open(folder.path())), was);
+}
+
+// INV-54
+#[test]
+fn a_folder_of_another_version_is_refused_as_such() {
+    let folder = tempfile::tempdir().unwrap();
+    drop(open(folder.path()));
+    fs::write(folder.path().join("format"), "3").unwrap();
+    let error = refused(folder.path());
+    assert!(matches!(&error, OpenError::Version { path } if path.ends_with("format")), "{error}");
+    // One of version 1 says nothing of it.
+    fs::remove_file(folder.path().join("format")).unwrap();
+    let mut header = [0; 40];
+    header[0] = 8;
+    let sum = crc32c::crc32c(&header[..28]);
+    header[28..32].copy_from_slice(&sum.to_le_bytes());
+    fs::write(log::path(folder.path(), 0), header).unwrap();
+    let error = refused(folder.path());
+    assert!(
+        matches!(&error, OpenError::Version { path } if path.ends_with(format!("changes-{:020}.log", 0))),
+        "{error}"
+    );
+    // One whose log was empty is taken up.
+    fs::write(log::path(folder.path(), 0), "").unwrap();
+    drop(open(folder.path()));
+    assert_eq!(fs::read(folder.path().join("format")).unwrap(), b"2");
 }
 
 #[test]
@@ -147,7 +252,8 @@ fn a_snapshot_replaces_what_was_before_it() {
     ask(&core, 4, change(1));
     core.snapshot().unwrap();
     let name = |kind: &str| format!("{kind}-{:020}", 5);
-    let expected = [name("changes") + ".log", "lock".to_owned(), name("snapshot"), name("tables")];
+    let expected =
+        [name("changes") + ".log", "format".to_owned(), "lock".to_owned(), name("snapshot"), name("tables")];
     assert_eq!(names(folder.path()), expected);
     // What a server left that ended while it was saving goes.
     drop(core);
@@ -155,5 +261,29 @@ fn a_snapshot_replaces_what_was_before_it() {
     fs::create_dir(folder.path().join(format!(".snapshot-{:020}.distribute-0.part", 9))).unwrap();
     fs::write(folder.path().join("notes.txt"), "mine").unwrap();
     drop(open(folder.path()));
-    assert_eq!(names(folder.path())[2..], ["notes.txt".to_owned(), name("snapshot"), name("tables")]);
+    assert_eq!(names(folder.path())[3..], ["notes.txt".to_owned(), name("snapshot"), name("tables")]);
+}
+
+// INV-24
+#[cfg(unix)]
+#[test]
+fn a_log_that_is_a_link_is_refused_and_what_it_points_to_stays() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    drop(open(&at("ps-0")));
+    let log = log::path(&at("ps-0"), 0);
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&at("ps-0")), mode(&log)), (0o700, 0o600));
+    for text in ["precious", ""] {
+        fs::write(at("other"), text).unwrap();
+        fs::remove_file(&log).unwrap();
+        symlink(at("other"), &log).unwrap();
+        let error = refused(&at("ps-0")).to_string();
+        assert!(
+            error.contains("this is a symbolic link, not a file") && error.contains("changes-"),
+            "{error}"
+        );
+        assert_eq!(fs::read_to_string(at("other")).unwrap(), text);
+    }
 }

@@ -8,7 +8,7 @@ mod fuzz;
 use super::Core;
 use crate::codec::{Call, Encoded};
 use crate::log::{self, open_disk};
-use crate::{Durability, OpenError, ServerOptions};
+use crate::{Durability, OpenError, ServerOptions, inspect};
 use distribute_optim::{Momentum, RuleSpec, Step};
 use distribute_params::{
     Contents, DynamicOptions, ImageContents, Initializer, Origin, Push, Refusal, RefusalKind, Request,

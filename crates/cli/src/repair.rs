@@ -1,0 +1,98 @@
+//! `distribute repair`: what is damaged in the folder of a parameter server, and a log without it.
+
+use crate::output::line;
+use distribute::{Error, Result};
+use distribute_ps::inspect;
+use std::path::{Path, PathBuf};
+
+/// Shows what is damaged in the folders of parameter servers that do not run, and what is lost by it. Changes nothing without --apply
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// The folder of a server, such as ps/ps-0, or that of all servers of this machine
+    folder: PathBuf,
+    /// Leave what is damaged out of the logs. The files are kept as they were, in set-aside/
+    #[arg(long)]
+    apply: bool,
+}
+
+/// Prints it. Where something is damaged, and stays so, this process exits with code 1.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let mut is_well = true;
+    for folder in folders(&arguments.folder) {
+        is_well &= one(&folder, arguments.apply)?;
+    }
+    if !is_well {
+        std::process::exit(1);
+    }
+    Ok(())
+}
+
+/// Looks at one folder, and returns whether a server can start in it.
+fn one(folder: &Path, apply: bool) -> Result<bool> {
+    let found = match inspect(folder) {
+        Ok(found) => found,
+        Err(error) => {
+            line(format!("{}: {error}", folder.display()))?;
+            return Ok(false);
+        }
+    };
+    line(found.to_string())?;
+    if found.damage().is_empty() {
+        return Ok(true);
+    }
+    if !apply {
+        line(format!(
+            "  Nothing was changed. To go on without these changes: distribute repair --apply {}",
+            folder.display()
+        ))?;
+        return Ok(false);
+    }
+    let kept = found.repair().map_err(|error| Error::Other(error.into()))?;
+    for path in kept {
+        line(format!("  kept as it was: {}", path.display()))?;
+    }
+    let found = inspect(folder).map_err(|error| Error::Other(error.into()))?;
+    line(found.to_string())?;
+    Ok(found.damage().is_empty())
+}
+
+/// The folder itself, or those of servers in it.
+fn folders(folder: &Path) -> Vec<PathBuf> {
+    let number = |path: &PathBuf| path.file_name()?.to_str()?.strip_prefix("ps-")?.parse::<u64>().ok();
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut servers: Vec<(u64, PathBuf)> = entries.filter_map(|path| Some((number(&path)?, path))).collect();
+    servers.sort();
+    if servers.is_empty() {
+        return vec![folder.to_path_buf()];
+    }
+    servers.into_iter().map(|(_, path)| path).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use distribute_ps::{ParameterServer, ServerOptions};
+    use std::fs;
+
+    #[test]
+    fn what_is_damaged_is_shown_and_left_out_when_that_is_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let servers = ["ps-0", "ps-10"].map(|server| folder.path().join(server));
+        fs::create_dir(folder.path().join("notes")).unwrap();
+        for server in servers.iter().rev() {
+            drop(ParameterServer::open(ServerOptions::new(server)).unwrap());
+        }
+        assert_eq!(folders(folder.path()), servers);
+        assert_eq!(folders(&servers[0]), servers[..1]);
+        let name = format!("changes-{:020}.log", 0);
+        let log = servers[0].join(&name);
+        let damaged = [&fs::read(&log).unwrap()[..], &[9; 100]].concat();
+        fs::write(&log, &damaged).unwrap();
+        assert!(!one(&servers[0], false).unwrap() && one(&servers[1], false).unwrap());
+        assert_eq!(fs::read(&log).unwrap(), damaged);
+        assert!(one(&servers[0], true).unwrap() && one(&servers[0], false).unwrap());
+        assert_eq!(fs::read(servers[0].join("set-aside").join(name)).unwrap(), damaged);
+        drop(ParameterServer::open(ServerOptions::new(&servers[0])).unwrap());
+        assert!(!one(&folder.path().join("notes"), true).unwrap());
+    }
+}

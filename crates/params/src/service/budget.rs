@@ -1,0 +1,77 @@
+//! How much memory the tables of a server may take, so that no request takes all of it.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The bytes that tables may take, and those that were reserved since they were last counted.
+#[derive(Debug)]
+pub(super) struct Budget {
+    limit: AtomicUsize,
+    reserved: AtomicUsize,
+}
+
+impl Default for Budget {
+    /// Three quarters of the memory that this process may use.
+    fn default() -> Self {
+        static LIMIT: OnceLock<usize> = OnceLock::new();
+        let limit = *LIMIT.get_or_init(|| memory().unwrap_or(1 << 40) / 4 * 3);
+        Self { limit: AtomicUsize::new(limit), reserved: AtomicUsize::new(0) }
+    }
+}
+
+impl Budget {
+    pub fn limit(&self) -> usize {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    pub fn set_limit(&self, bytes: usize) {
+        self.limit.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Reserves bytes. Reservations are never given back: where there is no room left, `count` says what is really taken.
+    ///
+    /// # Errors
+    /// The number of bytes that are taken, where there is no room for these beside them.
+    pub fn reserve(&self, bytes: usize, count: impl FnOnce() -> usize) -> Result<(), usize> {
+        let limit = self.limit();
+        let add = |taken: usize| taken.checked_add(bytes).filter(|taken| *taken <= limit);
+        if self.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok() {
+            return Ok(());
+        }
+        let taken = count();
+        let reserved = add(taken).ok_or(taken)?;
+        self.reserved.store(reserved, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// The memory of this machine or, where that is less, of the container that this process is in.
+fn memory() -> Option<usize> {
+    let number = |text: &str| text.trim().parse::<usize>().ok();
+    let machine = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let machine = machine.lines().find_map(|line| line.strip_prefix("MemTotal:")?.strip_suffix("kB"));
+    let machine = number(machine?)?.checked_mul(1024)?;
+    let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+    let container = limits.into_iter().filter_map(|path| number(&std::fs::read_to_string(path).ok()?)).min();
+    Some(container.map_or(machine, |container| container.min(machine)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_room_up_to_the_limit_and_what_was_given_back_is_counted() {
+        let budget = Budget::default();
+        assert!(budget.limit() > 1 << 20);
+        budget.set_limit(100);
+        let never = || -> usize { panic!("there is room") };
+        assert_eq!(budget.reserve(60, never), Ok(()));
+        assert_eq!(budget.reserve(40, never), Ok(()));
+        assert_eq!(budget.reserve(1, || 100), Err(100));
+        assert_eq!(budget.reserve(usize::MAX, || 1), Err(1));
+        // Tables were removed.
+        assert_eq!(budget.reserve(70, || 30), Ok(()));
+        assert_eq!(budget.reserve(1, || 30), Ok(()));
+    }
+}
