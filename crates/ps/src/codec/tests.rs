@@ -4,9 +4,9 @@ use super::*;
 use distribute_net::Message;
 use distribute_optim::{Adagrad, Adam, RuleSpec, Step};
 use distribute_params::{
-    Contents, DynamicOptions, DynamicState, Initializer, Origin, PartitionStrategy, Push, Pushed, Refusal,
-    RefusalKind, Request, Response, RowPartition, State, TableInfo, TableKind, TableSpec, Usage, Version,
-    VersionedValue,
+    Contents, Copies, DynamicOptions, DynamicState, Initializer, Origin, PartitionStrategy, Push, Pushed,
+    Refusal, RefusalKind, Request, Response, RowPartition, State, TableInfo, TableKind, TableSpec, Usage,
+    Version, VersionedValue,
 };
 use distribute_tensor::random::Distribution;
 use distribute_tensor::{DType, HostTensor, Write};
@@ -116,7 +116,15 @@ fn answers() -> Vec<Result<Response, Refusal>> {
         Ok(Response::Restored { left_out: 7 }),
         Ok(Response::Evicted(8)),
         Ok(Response::Job { newest: u64::MAX }),
-        Ok(Response::Usage(Usage { tables: 1, rows: 2, bytes: 3, rows_read: u64::MAX, rows_pushed: 5 })),
+        Ok(Response::Usage(Usage {
+            tables: 1,
+            rows: 2,
+            bytes: 3,
+            rows_read: u64::MAX,
+            rows_pushed: 5,
+            copies: Copies::Alone,
+            follows: 1,
+        })),
         Err(Refusal::new(RefusalKind::NotFinite, "push: no")),
     ];
     all.extend(states().into_iter().map(|state| Ok(Response::State(state))));

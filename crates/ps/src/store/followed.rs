@@ -3,8 +3,8 @@
 use super::{Core, lock};
 use crate::OpenError;
 use crate::log::Record;
-use crate::replica::{Follower, read_life, write_life};
-use distribute_params::{ClientPushes, Request, Result, TableImage};
+use crate::replica::{Follower, Known, read_life, write_life};
+use distribute_params::{Request, Result, TableImage};
 use std::sync::{Arc, MutexGuard};
 
 impl Core {
@@ -27,12 +27,10 @@ impl Core {
         self.tables.image(name)
     }
 
-    pub(crate) fn clients(&self) -> Vec<ClientPushes> {
-        self.ledger.clients()
-    }
-
-    pub(crate) fn job(&self) -> u64 {
-        self.tables.job()
+    /// All of its state but the tables.
+    pub(crate) fn known(&self) -> Known {
+        let (clients, job) = (self.ledger.clients(), self.tables.job());
+        Known { clients, job, tables: self.tables.names(), lost: self.lost.names() }
     }
 
     /// The number of the next record of the log; 0 without one.
@@ -49,20 +47,18 @@ impl Core {
         self.log.as_ref().map_or(Ok(()), |log| write_life(log.journal.folder(), life))
     }
 
-    /// Puts other tables, what other clients have changed, and another job in place of all that there is, also in the folder.
-    pub(crate) fn replace(
-        &self,
-        images: impl Iterator<Item = std::result::Result<TableImage, String>>,
-        (clients, job): (&[ClientPushes], u64),
-    ) -> std::result::Result<(), String> {
+    /// Puts other tables, and what else is known with them, in place of all that there is, also in the folder.
+    pub(crate) fn replace(&self, images: Vec<TableImage>, known: Known) -> std::result::Result<(), String> {
+        let Known { clients, job, lost, .. } = known;
         {
             let _all = self.orders();
             self.tables.clear();
             self.tables.handle(&Request::BeginJob { job }).map_err(|error| error.to_string())?;
             for image in images {
-                self.tables.restore_image(image?).map_err(|error| error.to_string())?;
+                self.tables.restore_image(image).map_err(|error| error.to_string())?;
             }
-            self.ledger.replace(clients).map_err(|error| error.to_string())?;
+            self.ledger.replace(&clients).map_err(|error| error.to_string())?;
+            self.lost.set(lost);
         }
         let Some(log) = &self.log else { return Ok(()) };
         // A record of nothing: the log that there is belongs to what there was, and another begins behind the snapshot.
