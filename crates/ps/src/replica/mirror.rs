@@ -5,7 +5,7 @@ use crate::codec::Sent;
 use crate::ledger::Ledger;
 use crate::store::Store;
 use distribute_cluster::{Job, Task};
-use distribute_params::{Request, TableImage, Tables};
+use distribute_params::{TableImage, Tables};
 use distribute_server::{Call, Reply, Service};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -178,7 +178,7 @@ impl Mirror {
         let Known { clients, job, tables: names, lost } = known;
         let (tables, ledger) = (Tables::new(), Ledger::default());
         clients.iter().try_for_each(|client| ledger.restore(client)).map_err(|error| error.to_string())?;
-        tables.handle(&Request::BeginJob { job }).map_err(|error| error.to_string())?;
+        tables.restore_job(job);
         Ok(Self { life, changes: 0, log: 0, tables, ledger, names, lost, broken: false })
     }
 

@@ -237,7 +237,7 @@ impl Ring {
 #[test]
 fn two_servers_lose_nothing_without_a_word_whatever_the_order_of_kills_and_copies() {
     const EVENTS: u32 = 4;
-    let depth = if distribute_testing::fuzz_inputs() > 100_000 { 10 } else { 7 };
+    let depth = if distribute_testing::fuzz_inputs() > 100_000 { 9 } else { 6 };
     let mut losses = 0;
     for schedule in 0..EVENTS.pow(depth) {
         let mut ring = Ring::new(2);

@@ -1,5 +1,6 @@
 //! The tables of one server, and the order in which they are changed.
 
+mod aside;
 mod followed;
 mod keeper;
 mod open;

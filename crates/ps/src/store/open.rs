@@ -7,7 +7,7 @@ use crate::log::{self, Journal, LogFile, Opens, Record, Torn};
 use crate::snapshot::{self, Manifest};
 use crate::{OpenError, ServerOptions};
 use distribute_log::heard;
-use distribute_params::{Request, Tables};
+use distribute_params::Tables;
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions, TryLockError};
 use std::io;
@@ -68,7 +68,7 @@ impl Replay<'_> {
             path: folder.to_path_buf(),
             reason: error.to_string(),
         };
-        self.tables.handle(&Request::BeginJob { job: manifest.job }).map_err(wrong)?;
+        self.tables.restore_job(manifest.job);
         for i in 0..manifest.tables.len() {
             let image = snapshot::load_table(folder, manifest.start, i)?;
             self.tables.restore_image(image).map_err(wrong)?;
