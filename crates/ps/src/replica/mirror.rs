@@ -81,9 +81,11 @@ impl Replicas {
     pub(super) fn answer(&self, caller: &Task, ask: Ask) -> Answer {
         let server = ask.server();
         if let Ask::Copy { run, .. } = ask {
-            return match self.own.as_ref().is_some_and(|own| own.asked((caller, server), run)) {
-                true => Answer::Done,
-                false => Answer::Refused(format!("{caller} does not follow ps {server} here")),
+            let follows = self.own.as_ref().is_some_and(|own| own.asked((caller, server), run));
+            return if follows {
+                Answer::Done
+            } else {
+                Answer::Refused(format!("{caller} does not follow ps {server} here"))
             };
         }
         if caller.job != Job::Ps || caller.index as u64 != server {
