@@ -7,7 +7,7 @@ use distribute_cluster::{ClusterSpec, Job, Task};
 use distribute_coordinator::Worker;
 use distribute_log::told;
 use distribute_net::{Certificates, Secret};
-use distribute_ps::{ParameterServer, REPLICAS, Replicas, SERVICE, ServerOptions};
+use distribute_ps::{ParameterServer, REPLICAS, SERVICE, ServerOptions};
 use distribute_server::{ClientBuilder, Credentials, End, Server};
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -140,8 +140,9 @@ impl Serve {
                 let clients = ClientBuilder::new(cluster.clone(), task.clone());
                 let clients = clients.credentials(self.credentials.clone());
                 let by = follower(&cluster, &task)?;
-                tables = tables.followed_by(clients, by, task.index).map_err(failed(&task))?;
-                server = server.service(REPLICAS, Replicas::new());
+                tables = tables.followed_by(clients.clone(), by, task.index).map_err(failed(&task))?;
+                let of = followed(&cluster, &task)?;
+                server = server.service(REPLICAS, tables.replicas(clients, of).map_err(failed(&task))?);
             }
             server = server.service(SERVICE, tables);
         } else {
@@ -212,6 +213,14 @@ fn follower(cluster: &ClusterSpec, task: &Task) -> Result<Task> {
     }
 }
 
+/// The server that one follows: the one before, or the last.
+fn followed(cluster: &ClusterSpec, task: &Task) -> Result<Task> {
+    let mut all = cluster.task_indices(&Job::Ps)?;
+    all.sort_unstable();
+    let before = all.iter().rev().find(|index| **index < task.index).or(all.last());
+    Ok(Job::Ps.task(before.copied().unwrap_or(task.index)))
+}
+
 fn failed<E: Display>(task: &Task) -> impl FnOnce(E) -> Error {
     let task = task.clone();
     move |error| Error::Serving { task, reason: error.to_string() }
@@ -226,6 +235,8 @@ mod tests {
         let cluster = |count: usize| ClusterSpec::from_lists([("ps", vec!["127.0.0.1:1"; count])]).unwrap();
         let of = |count, index| follower(&cluster(count), &Job::Ps.task(index));
         assert_eq!([of(3, 0), of(3, 1), of(3, 2)].map(|task| task.unwrap().index), [1, 2, 0]);
+        let before = |index| followed(&cluster(3), &Job::Ps.task(index)).unwrap().index;
+        assert_eq!([0, 1, 2].map(before), [2, 0, 1]);
         let error = of(1, 0).unwrap_err().to_string();
         assert!(error.contains("start two at least"), "{error}");
     }

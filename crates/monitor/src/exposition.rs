@@ -92,6 +92,8 @@ pub fn exposition(report: &Report) -> String {
     );
     out.each("distribute_server_rows", "gauge", "Rows of these.", of(|it| Some(it.rows)));
     out.each("distribute_server_bytes", "gauge", "Bytes of these.", of(|it| Some(it.bytes)));
+    let help = "Copies of these, where another server follows: 1 while changes wait for it, 0 while a server starts.";
+    out.each("distribute_server_copies", "gauge", help, of(|it| it.copies));
     let help = "Rows that were read from a server since it started.";
     out.each("distribute_server_rows_read_total", "counter", help, of(|it| it.rows_read));
     let help = "Rows that had gradients sent to a server since it started.";

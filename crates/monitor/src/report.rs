@@ -166,6 +166,10 @@ pub struct ParameterServer {
     /// Rows read and pushed in the last seconds.
     #[serde(default)]
     pub rows_per_second: f64,
+    /// The number of copies of its tables, if another server follows it: 2, or 1 while changes wait for that server. It is 0 while a server
+    /// that has started has not reached the one that follows it.
+    #[serde(default)]
+    pub copies: Option<u64>,
 }
 
 #[cfg(test)]
@@ -195,6 +199,7 @@ pub(crate) mod tests {
             rows_read: Some(77),
             rows_pushed: Some(70),
             rows_per_second: 14.5,
+            copies: None,
         };
         let away = Worker { away: Some("the connection was lost".into()), ..worker("worker 2") };
         Report {

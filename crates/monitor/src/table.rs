@@ -83,17 +83,23 @@ pub fn table(report: &Report) -> Vec<String> {
         lines.extend(aligned(&workers_of(&coordinator.workers)));
     }
     if !report.servers.is_empty() {
-        let mut rows = vec![
-            ["server", "tables", "rows", "bytes", "rows read", "rows pushed", "rows/s"]
-                .map(String::from)
-                .to_vec(),
-        ];
+        let are_followed = report.servers.iter().any(|server| server.copies.is_some());
+        let titles = ["server", "tables", "rows", "bytes", "rows read", "rows pushed", "rows/s", "copies"];
+        let columns = titles.len() - usize::from(!are_followed);
+        let mut rows = vec![titles[..columns].iter().map(|title| (*title).to_owned()).collect::<Vec<_>>()];
         let count = |count: Option<u64>| count.map_or("-".into(), |count| count.to_string());
         rows.extend(report.servers.iter().map(|server| {
             let (tables, rows, bytes) = (Some(server.tables), Some(server.rows), Some(server.bytes));
             let counts = [tables, rows, bytes, server.rows_read, server.rows_pushed].map(count);
             let rate = format!("{:.0}", server.rows_per_second);
-            [server.name.clone()].into_iter().chain(counts).chain([rate]).collect()
+            let copies = match server.copies {
+                None => "-",
+                Some(0) => "0: starting",
+                Some(1) => "1: changes wait",
+                Some(_) => "2",
+            };
+            let all = [server.name.clone()].into_iter().chain(counts).chain([rate, copies.to_owned()]);
+            all.take(columns).collect()
         }));
         lines.push(String::new());
         lines.extend(aligned(&rows));

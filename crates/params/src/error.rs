@@ -358,6 +358,16 @@ pub enum Error {
         /// The one that was begun last.
         present: u64,
     },
+    /// A job is so great that none could begin after it.
+    #[error(
+        "begin_job: job {job:x} is too far after {newest:x}, which has begun last: each job takes the next number of those that servers know"
+    )]
+    JobTooGreat {
+        /// The job.
+        job: u64,
+        /// The one that was begun last.
+        newest: u64,
+    },
     /// A change comes from a closure that has ended.
     #[error(
         "a change of closure {closure} is not made, since all closures below {floor} have ended: this worker was replaced, and another one has run the closure"

@@ -96,8 +96,8 @@ pub use partitioner::{PartitionerSpec, partition};
 pub use placement::{Mark, Placed, Placement, PlacementPolicy, shard_name};
 pub use push_window::{Admission, ClientPushes, PushWindows};
 pub use service::{
-    Channel, ChannelError, Contents, ImageContents, LocalChannel, Refusal, RefusalKind, Request, Response,
-    Started, State, TableImage, TableInfo, TableKind, TableSpec, Tables, Usage, Version, VersionedValue,
-    Waiting,
+    Channel, ChannelError, Contents, Copies, ImageContents, LocalChannel, Refusal, RefusalKind, Request,
+    Response, Started, State, TableImage, TableInfo, TableKind, TableSpec, Tables, Usage, Version,
+    VersionedValue, Waiting,
 };
 pub use table::{Push, Table, TableState, Versioned};

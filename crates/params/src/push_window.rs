@@ -125,6 +125,11 @@ impl PushWindows {
         }
     }
 
+    /// Whether a client is remembered, or may have been forgotten for others.
+    pub fn may_know(&self, client: u64) -> bool {
+        self.clients.contains_key(&client) || self.clients.len() >= self.limit
+    }
+
     /// Forgets a client that is gone for good: a push of it would be taken for a new one.
     pub fn forget(&mut self, client: u64) {
         if let Some(window) = self.clients.remove(&client) {

@@ -67,6 +67,11 @@ impl Ledger {
         self.lock().note(client, sequence, applied);
     }
 
+    /// Whether a client is remembered, or may have been forgotten for others.
+    pub fn may_know(&self, client: u64) -> bool {
+        self.lock().may_know(client)
+    }
+
     /// What is known of all clients, to be saved.
     pub fn clients(&self) -> Vec<ClientPushes> {
         self.lock().clients().collect()

@@ -4,7 +4,7 @@ use crate::codec::{self, Malformed};
 use crate::log::open_disk;
 use crate::outgoing::Outgoing;
 use crate::store::Store;
-use crate::{OpenError, ServerOptions, SnapshotError};
+use crate::{OpenError, Replicas, ServerOptions, SnapshotError};
 use distribute_cluster::Task;
 use distribute_params::{Refusal, RefusalKind, Tables};
 use distribute_server::{Call, ClientBuilder, Reply, Service};
@@ -77,6 +77,15 @@ impl ParameterServer {
     pub fn followed_by(self, clients: ClientBuilder, by: Task, number: usize) -> Result<Self, OpenError> {
         self.store.follow((clients, by, number as u64)).map_err(|source| OpenError::Thread { source })?;
         Ok(self)
+    }
+
+    /// Returns the service with which this server follows server `of`, which is asked for its copy now. `clients` reach the cluster's
+    /// servers, and the number of the one that is followed is its index. The service is [`REPLICAS`](crate::REPLICAS).
+    ///
+    /// # Errors
+    /// [`OpenError::Thread`].
+    pub fn replicas(&self, clients: ClientBuilder, of: Task) -> Result<Replicas, OpenError> {
+        self.store.replicas(clients, of).map_err(|source| OpenError::Thread { source })
     }
 
     /// Saves all tables now, as it does from time to time by itself. Changes of a table wait while it is copied.

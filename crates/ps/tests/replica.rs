@@ -5,12 +5,14 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+#[path = "replica/ring.rs"]
+mod ring;
 mod support;
 
 use distribute_cluster::{ClusterSpec, Job, Stopwatch};
 use distribute_net::Identity;
 use distribute_params::{Channel, Request};
-use distribute_ps::{Connection, ParameterServer, REPLICAS, Replicas, SERVICE, ServerOptions};
+use distribute_ps::{Connection, ParameterServer, REPLICAS, SERVICE, ServerOptions};
 use distribute_server::{ClientBuilder, Server};
 use distribute_testing::child::{Killed, command, part};
 use distribute_testing::{Port, SplitMix, watched};
@@ -48,18 +50,20 @@ fn serve(part: &str) -> ! {
     };
     let clients =
         ClientBuilder::new(cluster.clone(), task.clone()).identity(Identity::None).settings(patient());
-    let tables = tables.followed_by(clients, Job::Ps.task((number + 1) % SERVERS), number).unwrap();
+    let count = ports.len();
+    let tables = tables.followed_by(clients.clone(), Job::Ps.task((number + 1) % count), number).unwrap();
+    let replicas = tables.replicas(clients, Job::Ps.task((number + count - 1) % count)).unwrap();
     let builder = Server::builder(cluster).task(task).identity(Identity::None).settings(patient());
-    let server = builder.service(SERVICE, tables).service(REPLICAS, Replicas::new()).start().unwrap();
+    let server = builder.service(SERVICE, tables).service(REPLICAS, replicas).start().unwrap();
     println!("at {}", server.address());
     let _ = server.join();
     unreachable!("nobody ends it");
 }
 
 /// A process that is such a server, when it listens.
-fn process(number: usize, ports: &str, folder: Option<&Path>) -> Killed {
+fn process(test: &str, number: usize, ports: &str, folder: Option<&Path>) -> Killed {
     let folder = folder.map(|folder| folder.display().to_string()).unwrap_or_default();
-    let mut child = Killed(command(TEST, &format!("{number} {ports} {folder}")).spawn().unwrap());
+    let mut child = Killed(command(test, &format!("{number} {ports} {folder}")).spawn().unwrap());
     let mut out = BufReader::new(child.0.stdout.take().unwrap()).lines().map_while(Result::ok);
     assert!(out.any(|line| line.contains("at 127.0.0.1:")), "the server has ended");
     child
@@ -75,7 +79,7 @@ fn account(kills: u64, seed: u64, kept: impl Fn(&mut SplitMix) -> Option<bool>) 
     let mut random = SplitMix(seed);
     let has_folders = kept(&mut random).is_some();
     let of = |number: usize| has_folders.then(|| folder.path().join(number.to_string()));
-    let start = |number: usize| process(number, &ports, of(number).as_deref());
+    let start = |number: usize| process(TEST, number, &ports, of(number).as_deref());
     let known = cluster(&numbers);
     let connection = |worker: usize, number: usize| {
         let clients = ClientBuilder::new(known.clone(), Job::Worker.task(worker)).identity(Identity::None);

@@ -4,6 +4,7 @@ use crate::fault::Fault;
 use crate::frame::Frame;
 use distribute_net::{Message, Receiver};
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -24,6 +25,19 @@ pub(crate) struct State {
     /// How many calls have no answer yet, those included that nobody waits for any more.
     in_flight: usize,
     lost: Option<String>,
+    on_loss: OnLoss,
+}
+
+/// A function that is called once, when no answer will come any more.
+#[derive(Default)]
+struct OnLoss(Option<Told>);
+
+type Told = Box<dyn FnOnce(&str) + Send>;
+
+impl fmt::Debug for OnLoss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnLoss")
+    }
 }
 
 #[derive(Debug)]
@@ -102,6 +116,23 @@ impl Pending {
         drop(self.changed.wait_timeout(state, patience));
     }
 
+    /// Calls a function when no answer will come any more, which may be now.
+    pub fn on_loss(&self, call: impl FnOnce(&str) + Send + 'static) {
+        let mut state = self.lock();
+        state.on_loss = OnLoss(Some(Box::new(call)));
+        self.wake(state);
+    }
+
+    /// Wakes all that wait; and where no answer will come any more, calls who wants to know.
+    fn wake(&self, mut state: MutexGuard<'_, State>) {
+        let lost = state.lost.clone().and_then(|reason| Some((reason, state.on_loss.0.take()?)));
+        drop(state);
+        self.changed.notify_all();
+        if let Some((reason, call)) = lost {
+            call(&reason);
+        }
+    }
+
     /// Nobody waits for this answer any more.
     pub fn abandon(&self, id: u64) {
         self.lock().abandon(id);
@@ -118,13 +149,13 @@ impl Receiver for Pending {
                 state.lost.get_or_insert("what it sent is no answer".to_owned());
             }
         }
-        drop(state);
-        self.changed.notify_all();
+        self.wake(state);
     }
 
     fn lose(&self, _from: usize, reason: String) {
-        self.lock().lost.get_or_insert(reason);
-        self.changed.notify_all();
+        let mut state = self.lock();
+        state.lost.get_or_insert(reason);
+        self.wake(state);
     }
 }
 
@@ -172,7 +203,18 @@ mod tests {
     fn what_is_no_answer_is_a_loss() {
         let pending = Pending::default();
         pending.deliver(0, Message::new("garbage", ""));
+        let (says, said) = std::sync::mpsc::channel();
         pending.lose(0, "later".to_owned());
         assert_eq!(pending.lock().lost(), Some("what it sent is no answer"));
+        // Who wants to know is told, once, also afterwards.
+        let again = says.clone();
+        pending.on_loss(move |reason| says.send(reason.to_owned()).unwrap());
+        pending.lose(0, "later".to_owned());
+        assert_eq!(said.try_iter().collect::<Vec<_>>(), ["what it sent is no answer"]);
+        let pending = Pending::default();
+        pending.on_loss(move |reason| again.send(reason.to_owned()).unwrap());
+        assert_eq!(said.try_iter().count(), 0);
+        pending.lose(0, "now".to_owned());
+        assert_eq!(said.try_iter().collect::<Vec<_>>(), ["now"]);
     }
 }

@@ -12,6 +12,7 @@ use distribute_coordinator::{Status, WorkerStatus};
 use distribute_monitor::{
     Activity, Coordinator, ParameterServer, Progress, Replica, Report, Source, Worker, World,
 };
+use distribute_params::Copies;
 use std::collections::BTreeMap;
 use std::sync::Weak;
 use std::time::Duration;
@@ -183,6 +184,12 @@ fn of_servers(servers: &ParameterServers) -> Vec<ParameterServer> {
         // Also of tables of ids, and of what other tasks have made.
         (server.tables, server.rows, server.bytes) = (usage.tables, usage.rows, usage.bytes);
         (server.rows_read, server.rows_pushed) = (Some(usage.rows_read), Some(usage.rows_pushed));
+        server.copies = match usage.copies {
+            Copies::Starting => Some(0),
+            Copies::Alone => Some(1),
+            Copies::Two => Some(2),
+            _ => None,
+        };
     }
     all
 }

@@ -24,4 +24,4 @@ pub use request::{Request, State};
 pub use response::{Response, TableInfo, TableKind, Version, VersionedValue};
 pub use spec::{Contents, TableSpec};
 pub use tables::Tables;
-pub use usage::Usage;
+pub use usage::{Copies, Usage};

@@ -166,6 +166,25 @@ mod tests {
 
     // INV-59
     #[test]
+    fn no_job_takes_all_numbers_from_those_after_it() {
+        let tables = counter();
+        let begin = |job| tables.handle(&Request::BeginJob { job }).map_err(Refusal::from);
+        let turn = |turn: u64| turn << 32;
+        for job in [u64::MAX, u64::MAX - 1, turn(1 << 17)] {
+            let refusal = begin(job).unwrap_err();
+            assert_eq!(refusal.kind, RefusalKind::Argument);
+            assert!(refusal.text.contains("is too far after 0"), "{refusal}");
+        }
+        assert_eq!(tables.job(), 0);
+        // One that has begun on other servers, as where this one has come back without its tables.
+        assert_eq!(begin(turn(900) + 7), Ok(Response::Job { newest: turn(900) + 7 }));
+        assert_eq!(begin(turn(901)), Ok(Response::Job { newest: turn(901) }));
+        tables.restore_job(u64::MAX);
+        assert_eq!(begin(0), Ok(Response::Job { newest: u64::MAX }));
+    }
+
+    // INV-59
+    #[test]
     fn executions_of_closures_at_once_make_each_change_once() {
         watched(|| {
             let tables = Arc::new(counter());

@@ -32,6 +32,9 @@ pub enum RefusalKind {
     TooLarge,
     /// It is a change of a closure that has ended, or of a job before the one that has begun last: whoever asks was replaced.
     Stale,
+    /// The server has lost tables that it had acknowledged changes of: it and the server that follows it were ended one after the other,
+    /// before there were two copies again. They are restored from a checkpoint, by a program that is started again.
+    Lost,
 }
 
 /// Why a server has refused a request. Nothing has changed then, unless the text says otherwise.

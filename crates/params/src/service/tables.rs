@@ -15,6 +15,12 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 
+/// The upper bits of a job's number count jobs: each takes the next of all servers, and the lower bits are drawn.
+const TURN: u32 = 32;
+
+/// So many jobs may have begun on other servers since one was begun on this one.
+const FURTHEST: u64 = 1 << 16;
+
 /// The tables of one parameter server, by name: what it does, without a socket.
 ///
 /// Any number of threads may ask at once. Each request is carried out on the thread that asks.
@@ -87,7 +93,14 @@ impl Tables {
                 Ok(Response::Tables(all.iter().map(|entry| entry.info()).collect()))
             }
             Request::Usage => Ok(Response::Usage(self.usage())),
-            Request::BeginJob { job } => Ok(Response::Job { newest: self.begin_job(*job) }),
+            Request::BeginJob { job } => {
+                let newest = self.job();
+                // INV-59: no number leaves none for those after it.
+                if (job >> TURN).saturating_sub(newest >> TURN) > FURTHEST {
+                    return Err(Error::JobTooGreat { job: *job, newest });
+                }
+                Ok(Response::Job { newest: self.begin_job(*job) })
+            }
             Request::Once { origin, number, change } => {
                 request.check()?;
                 let entry = self.entry(operation, change.table().unwrap_or_default())?;
@@ -116,6 +129,11 @@ impl Tables {
     /// The greatest job that has begun; 0 before any.
     pub fn job(&self) -> u64 {
         self.job.load(Ordering::Acquire)
+    }
+
+    /// Puts back the greatest job that has begun.
+    pub fn restore_job(&self, job: u64) {
+        self.begin_job(job);
     }
 
     fn begin_job(&self, job: u64) -> u64 {

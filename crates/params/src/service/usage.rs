@@ -18,6 +18,25 @@ pub struct Usage {
     pub rows_pushed: u64,
     /// Whether the server keeps its tables in a folder.
     pub has_folder: bool,
+    /// How many copies there are of its tables.
+    pub copies: Copies,
+    /// Of how many other servers it has a complete copy.
+    pub follows: u64,
+}
+
+/// How many copies there are of a server's tables: two where another server follows it, but not at all times.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Copies {
+    /// One: no server follows it.
+    #[default]
+    One,
+    /// The server has started, and has not reached the one that follows it, which may have its tables.
+    Starting,
+    /// One, since the server that follows it is away, or is still being sent its copy. Changes wait until it has it.
+    Alone,
+    /// Two.
+    Two,
 }
 
 /// Rows that were read, and gradients of rows.
@@ -65,7 +84,7 @@ mod tests {
         for _ in 0..2 {
             tables.handle(&Request::Once { origin, number: 0, change: Box::new(push()) }).unwrap();
         }
-        let usage = Usage { tables: 1, rows: 4, bytes: 32, rows_read: 3, rows_pushed: 4, has_folder: false };
+        let usage = Usage { tables: 1, rows: 4, bytes: 32, rows_read: 3, rows_pushed: 4, ..Usage::default() };
         // What a server keeps of the training is no table of it.
         let layout = crate::Layout { training: 1, servers: 1, server: 0 };
         tables.handle(&Request::Create(layout.table())).unwrap();

@@ -11,6 +11,10 @@ use serde::{Deserialize, Serialize};
 /// So many requests a call may have: what is made of a head is larger than the head.
 pub(crate) const MOST_REQUESTS: usize = 16_384;
 
+/// Where a call says whether its client has had a change acknowledged by the server: behind the version, so that it can be said of a call
+/// that is sent again.
+const ACKNOWLEDGED: usize = 1;
+
 /// What stands before the requests.
 #[derive(Debug, Serialize, Deserialize)]
 struct CallHead {
@@ -23,6 +27,8 @@ struct CallHead {
 /// A call that has come.
 #[derive(Debug)]
 pub(crate) struct Call {
+    /// Whether the server has acknowledged a change of the client.
+    pub acknowledged: bool,
     /// What the client calls itself.
     pub client: u64,
     /// The number of the first of its changes; the others have those that follow.
@@ -46,6 +52,7 @@ pub(crate) struct Sent {
 /// A request as bytes, all but who asks.
 #[derive(Debug)]
 pub(crate) struct Encoded {
+    acknowledged: bool,
     batch: bool,
     half: bool,
     heads: Vec<u8>,
@@ -64,7 +71,12 @@ impl Encoded {
         for request in requests {
             heads = put_request(request, half, &mut body, heads)?;
         }
-        Ok(Self { batch, half, heads, body: body.finish() })
+        Ok(Self { acknowledged: false, batch, half, heads, body: body.finish() })
+    }
+
+    /// The same of a client that has had a change acknowledged, or not.
+    pub fn acknowledged(self, acknowledged: bool) -> Self {
+        Self { acknowledged, ..self }
     }
 
     /// How many bytes it is.
@@ -74,10 +86,20 @@ impl Encoded {
 
     /// The message of a client whose changes begin with number `first`.
     pub fn message(self, client: u64, first: u64) -> Result<Message, Malformed> {
-        let Self { batch, half, heads, body } = self;
-        let mut head = put_head(&CallHead { client, first, half, batch }, vec![VERSION])?;
+        let Self { acknowledged, batch, half, heads, body } = self;
+        let mut head =
+            put_head(&CallHead { client, first, half, batch }, vec![VERSION, acknowledged.into()])?;
         head.extend_from_slice(&heads);
         Ok(Message::new(head, body))
+    }
+}
+
+/// Says in the message of a call that its client has had a change acknowledged since it was made.
+pub(crate) fn acknowledge(message: &mut Message) {
+    if message.head.get(ACKNOWLEDGED) == Some(&0) {
+        let mut head = message.head.to_vec();
+        head[ACKNOWLEDGED] = 1;
+        message.head = head.into();
     }
 }
 
@@ -85,8 +107,9 @@ impl Call {
     /// The call in a message.
     pub fn decode(message: Message) -> Result<Self, Malformed> {
         let Message { head, body } = message;
-        let rest = match head.split_first() {
-            Some((&VERSION, rest)) => rest,
+        let (acknowledged, rest) = match head.split_first() {
+            Some((&VERSION, [acknowledged @ (0 | 1), rest @ ..])) => (*acknowledged == 1, rest),
+            Some((&VERSION, _)) => return Err(Malformed("no word of whether a change was acknowledged")),
             Some(_) => return Err(Malformed("another version than that of this server")),
             None => return Err(Malformed("no head")),
         };
@@ -105,7 +128,7 @@ impl Call {
         if !batch && requests.len() != 1 {
             return Err(Malformed("several requests, and is no batch"));
         }
-        Ok(Self { client, first, half, batch, requests })
+        Ok(Self { acknowledged, client, first, half, batch, requests })
     }
 }
 

@@ -14,12 +14,12 @@ mod tensor;
 mod tests;
 
 pub(crate) use answer::{decode_answer, encode_answer};
-pub(crate) use call::{Call, Encoded, MOST_REQUESTS, Sent};
+pub(crate) use call::{Call, Encoded, MOST_REQUESTS, Sent, acknowledge};
 pub(crate) use image::{ImageHead, put_clients, take_clients};
 pub(crate) use tensor::{Body, Malformed, Rest, TensorHead};
 
 /// What every head begins with: the version of this format.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// Appends a head.
 fn put_head(head: &impl serde::Serialize, to: Vec<u8>) -> Result<Vec<u8>, Malformed> {

@@ -4,9 +4,9 @@ use super::*;
 use distribute_net::Message;
 use distribute_optim::{Adagrad, Adam, RuleSpec, Step};
 use distribute_params::{
-    Contents, DynamicOptions, DynamicState, Initializer, Origin, PartitionStrategy, Push, Pushed, Refusal,
-    RefusalKind, Request, Response, RowPartition, State, TableInfo, TableKind, TableSpec, Usage, Version,
-    VersionedValue,
+    Contents, Copies, DynamicOptions, DynamicState, Initializer, Origin, PartitionStrategy, Push, Pushed,
+    Refusal, RefusalKind, Request, Response, RowPartition, State, TableInfo, TableKind, TableSpec, Usage,
+    Version, VersionedValue,
 };
 use distribute_tensor::random::Distribution;
 use distribute_tensor::{DType, HostTensor, Write};
@@ -123,6 +123,8 @@ fn answers() -> Vec<Result<Response, Refusal>> {
             rows_read: u64::MAX,
             rows_pushed: 5,
             has_folder: true,
+            copies: Copies::Alone,
+            follows: 1,
         })),
         Err(Refusal::new(RefusalKind::NotFinite, "push: no")),
     ];

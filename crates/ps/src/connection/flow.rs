@@ -157,6 +157,11 @@ impl Permit {
         self.call
     }
 
+    /// How many changes it is of.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
     /// The number of the first change.
     pub fn first(&self) -> u64 {
         self.first

@@ -17,6 +17,7 @@ use order::Order;
 use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use waiting::Waits;
 
@@ -37,6 +38,8 @@ struct Shared {
     flow: Flow,
     order: Order,
     half: bool,
+    /// Whether the server has acknowledged a change.
+    acknowledged: AtomicBool,
 }
 
 impl Connection {
@@ -88,7 +91,8 @@ impl ConnectionBuilder {
         let link = Link::new(clients.window(calls), to);
         let client = RandomState::new().build_hasher().finish();
         let (flow, order) = (Flow::new(calls, bytes), Order::default());
-        Connection(Arc::new(Shared { name, client, link, flow, order, half }))
+        let acknowledged = AtomicBool::new(false);
+        Connection(Arc::new(Shared { name, client, link, flow, order, half, acknowledged }))
     }
 }
 
@@ -123,7 +127,8 @@ impl Channel for Connection {
             request: words.clone(),
             found: format!("nothing, as {error}"),
         };
-        let encoded = Encoded::new(request, shared.half).map_err(unsendable)?;
+        let acknowledged = shared.acknowledged.load(Ordering::Acquire);
+        let encoded = Encoded::new(request, shared.half).map_err(unsendable)?.acknowledged(acknowledged);
         let permit = match Flow::enter(&shared, changes, encoded.bytes(), deadline) {
             Ok(permit) => permit,
             Err(reason) => {

@@ -4,11 +4,12 @@ use super::Shared;
 use super::flow::Permit;
 use super::order::Order;
 use crate::SERVICE;
-use crate::codec::decode_answer;
+use crate::codec::{acknowledge, decode_answer};
 use distribute_cluster::Deadline;
 use distribute_net::Message;
 use distribute_params::{ChannelError, Response, Waiting};
 use distribute_server::{CallError, Client, Started};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ pub(super) struct Waits(Arc<Call>);
 pub(super) struct Call {
     shared: Arc<Shared>,
     words: String,
+    /// Whether it changes something.
+    changes: bool,
     deadline: Deadline,
     /// Locked by who waits for the answer, until the deadline at most.
     state: Mutex<State>,
@@ -55,10 +58,16 @@ impl Waits {
         permit: Permit,
         deadline: Deadline,
     ) -> Result<Self, ChannelError> {
-        let number = permit.call();
+        let (number, changes) = (permit.call(), permit.changes() > 0);
         let sent = Mutex::new(Sent { message, client: None, call: None, failed: None });
-        let call =
-            Call { shared, words, deadline, state: Mutex::new(State::Underway { _room: permit }), sent };
+        let call = Call {
+            shared,
+            words,
+            changes,
+            deadline,
+            state: Mutex::new(State::Underway { _room: permit }),
+            sent,
+        };
         let call = Arc::new(call);
         call.shared.flow.sent(number, &call);
         Order::send(&call.shared, &call, deadline, None)?;
@@ -155,11 +164,15 @@ impl Call {
     /// Where the connection is lost: other errors are this request's alone.
     pub fn send_over(&self, client: &Arc<Client>, deadline: Deadline) -> Result<(), CallError> {
         let message = {
-            let sent = self.sent();
+            let mut sent = self.sent();
             let is_there = sent.client.as_ref().is_some_and(|before| Arc::ptr_eq(before, client));
             let is_answered = sent.call.as_ref().is_some_and(|call| call.is_answered());
             if is_there || is_answered || sent.failed.is_some() || self.deadline.has_passed() {
                 return Ok(());
+            }
+            // INV-57: a server that has lost what it had acknowledged finds out by this.
+            if self.shared.acknowledged.load(Ordering::Acquire) {
+                acknowledge(&mut sent.message);
             }
             sent.message.clone()
         };
@@ -181,7 +194,14 @@ impl Call {
     fn decode(&self, answer: Message) -> Result<Response, ChannelError> {
         let server = || self.shared.name.clone();
         match decode_answer(answer) {
-            Ok(Ok(response)) => Ok(response),
+            Ok(Ok(response)) => {
+                // A batch with a refusal may have changed nothing.
+                let is_whole = !matches!(&response, Response::Batch(all) if all.iter().any(Result::is_err));
+                if self.changes && is_whole {
+                    self.shared.acknowledged.store(true, Ordering::Release);
+                }
+                Ok(response)
+            }
             Ok(Err(refusal)) => Err(ChannelError::Refused { server: server(), refusal }),
             Err(error) => {
                 let found = format!("what is no answer, as {error}");

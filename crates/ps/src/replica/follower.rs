@@ -2,7 +2,7 @@
 
 use super::message::Change;
 use distribute_cluster::Deadline;
-use distribute_params::{Refusal, RefusalKind};
+use distribute_params::{Copies, Refusal, RefusalKind};
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -28,6 +28,13 @@ pub(super) struct Underway {
     /// The number of the first of the changes: all before have arrived.
     pub first: u64,
     pub changes: VecDeque<Change>,
+    /// Whether the follower has a complete copy of this server, but for these changes.
+    pub is_copied: bool,
+    /// The number of the connection to the follower, and why it is lost.
+    pub connection: u64,
+    pub lost: Option<String>,
+    /// The run of the follower that has asked for its copy last.
+    pub asked: Option<u64>,
     /// Why nothing arrives, if it does not.
     pub trouble: Option<String>,
     /// Whether the server ends.
@@ -37,6 +44,11 @@ pub(super) struct Underway {
 impl Underway {
     pub fn next(&self) -> u64 {
         self.first + self.changes.len() as u64
+    }
+
+    /// Whether the follower has a complete copy, and all changes before a number.
+    pub fn has(&self, next: u64) -> bool {
+        self.is_copied && self.first >= next
     }
 
     /// All before a number have arrived.
@@ -63,7 +75,7 @@ impl Follower {
     pub fn await_ready(&self) -> Result<(), Refusal> {
         self.wait(
             |state| state.life > 0,
-            "this server does not know yet whether its follower has more than it has",
+            "this server has started, and does not know yet whether its follower has more than it has",
         )
     }
 
@@ -73,14 +85,21 @@ impl Follower {
         self.changed.notify_all();
     }
 
-    /// Waits until the follower has all that was added so far.
+    /// Waits until the follower has a complete copy, and in it all that was added so far.
     pub fn await_arrived(&self) -> Result<(), Refusal> {
-        let (life, next) = {
-            let state = self.lock();
-            (state.life, state.next())
-        };
+        let next = self.lock().next();
         let what = "the change was made, but is on this server alone";
-        self.wait(|state| state.life != life || state.first >= next, what)
+        self.wait(|state| state.has(next), what)
+    }
+
+    /// How many copies there are of the tables of this server.
+    pub fn copies(&self) -> Copies {
+        let state = self.lock();
+        match (state.life, state.is_copied) {
+            (0, _) => Copies::Starting,
+            (_, false) => Copies::Alone,
+            (_, true) => Copies::Two,
+        }
     }
 
     fn wait(&self, is: impl Fn(&Underway) -> bool, what: &str) -> Result<(), Refusal> {
@@ -101,9 +120,9 @@ impl Follower {
         Ok(())
     }
 
-    /// Waits for changes, or until something else has happened, or for a while.
+    /// Waits for changes, or until the connection is lost, or for a while.
     pub(super) fn await_changes(&self, patience: Duration) -> MutexGuard<'_, Underway> {
-        let idle = |state: &mut Underway| state.changes.is_empty() && !state.over;
+        let idle = |state: &mut Underway| state.changes.is_empty() && state.lost.is_none() && !state.over;
         let waited = self.changed.wait_timeout_while(self.lock(), patience, idle);
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
@@ -112,6 +131,24 @@ impl Follower {
     pub(super) fn pause(&self, patience: Duration) -> bool {
         let waited = self.changed.wait_timeout_while(self.lock(), patience, |state| !state.over);
         waited.unwrap_or_else(PoisonError::into_inner).0.over
+    }
+
+    /// There is another connection to the follower; returns its number.
+    pub(super) fn connected(&self) -> u64 {
+        let mut state = self.lock();
+        state.connection += 1;
+        state.lost = None;
+        state.connection
+    }
+
+    /// A connection is lost: what the follower had may be gone with it.
+    pub(super) fn disconnected(&self, connection: u64, reason: &str) {
+        self.update(|state| {
+            if state.connection == connection {
+                state.is_copied = false;
+                state.lost = Some(reason.to_owned());
+            }
+        });
     }
 
     pub(super) fn update(&self, update: impl FnOnce(&mut Underway)) {

@@ -8,7 +8,7 @@ use distribute_params::{ClientPushes, TableImage};
 use serde::{Deserialize, Serialize};
 
 /// The version of this format.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// Of which server, and of which of its lives, something is said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,19 +24,34 @@ pub(crate) struct Change {
     pub log: u64,
 }
 
-/// What a server asks the one that follows it.
+/// The parts of a server's state that are no tables.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Known {
+    /// The changes that clients have made.
+    pub clients: Vec<ClientPushes>,
+    /// The greatest job that has begun.
+    pub job: u64,
+    /// The names of all tables of the state.
+    pub tables: Vec<String>,
+    /// The names of tables that were lost before, for errors.
+    pub lost: Vec<String>,
+}
+
+/// A question of a server to the one that follows it; [`Copy`](Ask::Copy) is one of a follower.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Ask {
+    /// The follower of a server has started, as the run of this number, and has no copy.
+    Copy { server: u64, run: u64 },
     /// What it has of a server.
     Position { server: u64 },
-    /// What clients have changed there, and the job.
-    Clients(Of),
+    /// All but the tables.
+    Known(Of),
     /// A table.
     Table(Of, String),
     /// The life goes on as another one.
     Adopt(Of, u64),
-    /// A state is sent, in place of what there is: of what clients, and of which job.
-    Begin(Of, Vec<ClientPushes>, u64),
+    /// A state is sent, in place of what there is.
+    Begin(Of, Box<Known>),
     /// One of its tables.
     Put(Of, Box<TableImage>),
     /// That was all of it: how many changes of the life are in it, and the number in the log behind them.
@@ -45,9 +60,11 @@ pub(crate) enum Ask {
     Changes(Of, u64, Vec<Change>),
 }
 
-/// What a server has of another one.
+/// The copy that a server has of another one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Position {
+    /// A number drawn by this process, which tells it from one before.
+    pub run: u64,
     /// The life that it is of; 0 if it has nothing.
     pub life: u64,
     /// How many changes of that life it has.
@@ -56,14 +73,17 @@ pub(crate) struct Position {
     pub log: u64,
     /// The names of the tables.
     pub tables: Vec<String>,
+    /// Whether a change could not be made, so that the state has to be sent again.
+    pub broken: bool,
+    /// The life of a state of which not all has arrived, and the names of all of its tables.
+    pub incomplete: Option<(u64, Vec<String>)>,
 }
 
 /// What it answers.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Answer {
     Position(Position),
-    /// And the job.
-    Clients(Vec<ClientPushes>, u64),
+    Known(Box<Known>),
     Table(Box<TableImage>),
     /// It is done.
     Done,
@@ -72,12 +92,21 @@ pub(crate) enum Answer {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
+struct KnownHead {
+    clients: TensorHead,
+    job: u64,
+    tables: Vec<String>,
+    lost: Vec<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
 enum AskHead {
+    Copy { server: u64, run: u64 },
     Position { server: u64 },
-    Clients(Of),
+    Known(Of),
     Table(Of, String),
     Adopt(Of, u64),
-    Begin(Of, TensorHead, u64),
+    Begin(Of, Box<KnownHead>),
     Put(Of, Box<ImageHead>),
     End(Of, u64, u64),
     Changes(Of, u64, Vec<ChangeHead>),
@@ -90,7 +119,7 @@ struct ChangeHead(u64, u64, u64, usize, usize);
 #[derive(Debug, Serialize, Deserialize)]
 enum AnswerHead {
     Position(Position),
-    Clients(TensorHead, u64),
+    Known(Box<KnownHead>),
     Table(Box<ImageHead>),
     Done,
     Refused(String),
@@ -115,15 +144,42 @@ fn ended<T>(found: T, rest: &Rest) -> Result<T, Malformed> {
     if rest.0.is_empty() { Ok(found) } else { Err(Malformed("more in its body than its head says")) }
 }
 
+impl KnownHead {
+    fn of(known: Known, body: &mut Body) -> Result<Box<Self>, Malformed> {
+        let Known { clients, job, tables, lost } = known;
+        Ok(Box::new(Self { clients: put_clients(clients, body)?, job, tables, lost }))
+    }
+
+    fn take(self, body: &mut Rest) -> Result<Box<Known>, Malformed> {
+        let Self { clients, job, tables, lost } = self;
+        Ok(Box::new(Known { clients: take_clients(clients, body)?, job, tables, lost }))
+    }
+}
+
 impl Ask {
+    /// The server that it is about.
+    pub fn server(&self) -> u64 {
+        match self {
+            Self::Copy { server, .. } | Self::Position { server } => *server,
+            Self::Known(of)
+            | Self::Table(of, _)
+            | Self::Adopt(of, _)
+            | Self::Begin(of, _)
+            | Self::Put(of, _)
+            | Self::End(of, ..)
+            | Self::Changes(of, ..) => of.server,
+        }
+    }
+
     pub fn encode(self) -> Result<Message, Malformed> {
         let mut body = Body::default();
         let head = match self {
+            Self::Copy { server, run } => AskHead::Copy { server, run },
             Self::Position { server } => AskHead::Position { server },
-            Self::Clients(of) => AskHead::Clients(of),
+            Self::Known(of) => AskHead::Known(of),
             Self::Table(of, name) => AskHead::Table(of, name),
             Self::Adopt(of, life) => AskHead::Adopt(of, life),
-            Self::Begin(of, clients, job) => AskHead::Begin(of, put_clients(clients, &mut body)?, job),
+            Self::Begin(of, known) => AskHead::Begin(of, KnownHead::of(*known, &mut body)?),
             Self::Put(of, image) => AskHead::Put(of, Box::new(ImageHead::of(*image, &mut body)?)),
             Self::End(of, changes, log) => AskHead::End(of, changes, log),
             Self::Changes(of, first, changes) => {
@@ -143,11 +199,12 @@ impl Ask {
     pub fn decode(message: Message) -> Result<Self, Malformed> {
         let mut body = Rest(message.body);
         let ask = match head(&message.head)? {
+            AskHead::Copy { server, run } => Self::Copy { server, run },
             AskHead::Position { server } => Self::Position { server },
-            AskHead::Clients(of) => Self::Clients(of),
+            AskHead::Known(of) => Self::Known(of),
             AskHead::Table(of, name) => Self::Table(of, name),
             AskHead::Adopt(of, life) => Self::Adopt(of, life),
-            AskHead::Begin(of, clients, job) => Self::Begin(of, take_clients(clients, &mut body)?, job),
+            AskHead::Begin(of, known) => Self::Begin(of, known.take(&mut body)?),
             AskHead::Put(of, image) => Self::Put(of, Box::new(image.take(&mut body)?)),
             AskHead::End(of, changes, log) => Self::End(of, changes, log),
             AskHead::Changes(of, first, heads) => {
@@ -171,7 +228,7 @@ impl Answer {
         let mut body = Body::default();
         let head = match self {
             Self::Position(position) => AnswerHead::Position(position),
-            Self::Clients(clients, job) => AnswerHead::Clients(put_clients(clients, &mut body)?, job),
+            Self::Known(known) => AnswerHead::Known(KnownHead::of(*known, &mut body)?),
             Self::Table(image) => AnswerHead::Table(Box::new(ImageHead::of(*image, &mut body)?)),
             Self::Done => AnswerHead::Done,
             Self::Refused(text) => AnswerHead::Refused(text),
@@ -183,7 +240,7 @@ impl Answer {
         let mut body = Rest(message.body);
         let answer = match head(&message.head)? {
             AnswerHead::Position(position) => Self::Position(position),
-            AnswerHead::Clients(clients, job) => Self::Clients(take_clients(clients, &mut body)?, job),
+            AnswerHead::Known(known) => Self::Known(known.take(&mut body)?),
             AnswerHead::Table(image) => Self::Table(Box::new(image.take(&mut body)?)),
             AnswerHead::Done => Self::Done,
             AnswerHead::Refused(text) => Self::Refused(text),

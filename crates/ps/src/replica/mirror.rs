@@ -1,31 +1,44 @@
 //! What a server has of those that it follows: their tables, in memory.
 
-use super::message::{Answer, Ask, Change, Of, Position};
+use super::message::{Answer, Ask, Change, Known, Of, Position};
 use crate::codec::Sent;
 use crate::ledger::Ledger;
-use distribute_params::{ClientPushes, Request, TableImage, Tables};
+use crate::store::Store;
+use distribute_cluster::{Job, Task};
+use distribute_params::{TableImage, Tables};
 use distribute_server::{Call, Reply, Service};
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The tables of servers that this one follows: a [`Service`] beside its own [`ParameterServer`](crate::ParameterServer). A clone is the
-/// same service.
+/// The copies that a server has of those that it follows: a [`Service`] next to its own [`ParameterServer`](crate::ParameterServer). A
+/// clone is the same service.
 ///
-/// It answers servers with a [follower](crate::ParameterServer::followed_by) alone.
-#[derive(Clone, Debug, Default)]
+/// It answers servers with a [follower](crate::ParameterServer::followed_by) alone, and each about its own tables: a message about server
+/// `n` is refused unless it comes from the task `ps n`.
+///
+/// [`ParameterServer::replicas`](crate::ParameterServer::replicas) makes one that also asks for its copy when it starts.
+#[derive(Clone, Debug)]
 pub struct Replicas {
     of: Arc<Mutex<BTreeMap<u64, Arc<Mutex<Followed>>>>>,
+    /// Drawn once: it tells this process from one before.
+    run: u64,
+    /// The number of complete copies.
+    complete: Arc<AtomicU64>,
+    /// The server of this process, whose follower may ask for its copy.
+    own: Option<Arc<Store>>,
 }
 
-/// A server that is followed.
+/// The copy of one server.
 #[derive(Debug, Default)]
 struct Followed {
     mirror: Option<Mirror>,
-    /// One whose tables are still being sent.
-    coming: Option<Mirror>,
+    /// A copy of which not all has arrived. The complete one stays until then.
+    incomplete: Option<Mirror>,
 }
 
-/// All there is of a server in one of its lives.
+/// The state of a server in one of its lives.
 #[derive(Debug)]
 struct Mirror {
     life: u64,
@@ -33,56 +46,86 @@ struct Mirror {
     log: u64,
     tables: Tables,
     ledger: Ledger,
+    /// The names of all tables of a state that is being sent.
+    names: Vec<String>,
+    lost: Vec<String>,
+    /// Whether a change could not be made. It has all changes that were acknowledged nevertheless.
+    broken: bool,
+}
+
+impl Default for Replicas {
+    fn default() -> Self {
+        let run = RandomState::new().build_hasher().finish();
+        Self { of: Arc::default(), run, complete: Arc::default(), own: None }
+    }
 }
 
 impl Replicas {
-    /// Nothing yet.
+    /// Returns a service without copies.
     pub fn new() -> Self {
         Self::default()
     }
 
-    fn followed(&self, server: u64) -> Arc<Mutex<Followed>> {
-        self.of.lock().unwrap_or_else(PoisonError::into_inner).entry(server).or_default().clone()
+    /// Returns the service next to a server of this process.
+    pub(crate) fn beside(own: Arc<Store>, complete: Arc<AtomicU64>) -> Self {
+        Self { own: Some(own), complete, ..Self::default() }
     }
 
-    pub(super) fn answer(&self, ask: Ask) -> Answer {
-        let server = match &ask {
-            Ask::Position { server } => *server,
-            Ask::Clients(of)
-            | Ask::Table(of, _)
-            | Ask::Adopt(of, _)
-            | Ask::Begin(of, ..)
-            | Ask::Put(of, _)
-            | Ask::End(of, ..)
-            | Ask::Changes(of, ..) => of.server,
+    /// The number that tells this process from one before.
+    pub(crate) fn run(&self) -> u64 {
+        self.run
+    }
+
+    /// Answers a task, which may ask about its own tables alone.
+    // INV-57
+    pub(super) fn answer(&self, caller: &Task, ask: Ask) -> Answer {
+        let server = ask.server();
+        if let Ask::Copy { run, .. } = ask {
+            let follows = self.own.as_ref().is_some_and(|own| own.asked((caller, server), run));
+            return if follows {
+                Answer::Done
+            } else {
+                Answer::Refused(format!("{caller} does not follow ps {server} here"))
+            };
+        }
+        if caller.job != Job::Ps || caller.index as u64 != server {
+            return Answer::Refused(format!(
+                "{caller} is not ps {server}, and each server sends, and asks for, the copy of its own tables alone"
+            ));
+        }
+        let followed = {
+            let mut of = self.of.lock().unwrap_or_else(PoisonError::into_inner);
+            of.entry(server).or_default().clone()
         };
-        let followed = self.followed(server);
         let mut followed = followed.lock().unwrap_or_else(PoisonError::into_inner);
-        followed.answer(ask).unwrap_or_else(Answer::Refused)
+        let before = followed.mirror.is_some();
+        let answer = followed.answer(self.run, ask).unwrap_or_else(Answer::Refused);
+        if !before && followed.mirror.is_some() {
+            self.complete.fetch_add(1, Ordering::AcqRel);
+        }
+        answer
     }
 }
 
 impl Followed {
-    fn answer(&mut self, ask: Ask) -> Result<Answer, String> {
+    fn answer(&mut self, run: u64, ask: Ask) -> Result<Answer, String> {
         Ok(match ask {
-            Ask::Position { .. } => {
-                Answer::Position(self.mirror.as_ref().map_or_else(Position::default, Mirror::position))
-            }
-            Ask::Clients(of) => {
-                let mirror = self.of(of)?;
-                Answer::Clients(mirror.ledger.clients(), mirror.tables.job())
-            }
+            Ask::Copy { .. } | Ask::Position { .. } => Answer::Position(self.position(run)),
+            Ask::Known(of) => Answer::Known(Box::new(self.of(of)?.known())),
             Ask::Table(of, name) => {
                 let image = self.of(of)?.tables.image(&name).map_err(|error| error.to_string())?;
                 Answer::Table(Box::new(image.ok_or_else(|| format!("there is no table {name}"))?))
             }
             Ask::Adopt(of, life) => {
                 let mirror = self.of(of)?;
+                if mirror.broken || of.life.checked_add(1) != Some(life) {
+                    return Err(format!("life {} of ps {} cannot go on as life {life}", of.life, of.server));
+                }
                 (mirror.life, mirror.changes, mirror.log) = (life, 0, 0);
                 Answer::Done
             }
-            Ask::Begin(of, clients, job) => {
-                // What comes is newer than what there is, unless it comes from one that has been replaced.
+            Ask::Begin(of, known) => {
+                // It is newer than the copy there is, unless it comes from a server that has been replaced.
                 let newest = self.mirror.as_ref().map_or(0, |mirror| mirror.life);
                 if of.life < newest {
                     return Err(format!(
@@ -90,28 +133,34 @@ impl Followed {
                         of.server, of.life
                     ));
                 }
-                self.coming = Some(Mirror::new(of.life, &clients, job)?);
+                self.incomplete = Some(Mirror::new(of.life, *known)?);
                 Answer::Done
             }
             Ask::Put(of, image) => {
-                self.coming(of)?.put(*image)?;
+                self.incomplete(of)?.put(*image)?;
                 Answer::Done
             }
             Ask::End(of, changes, log) => {
-                let coming = self.coming(of)?;
-                (coming.changes, coming.log) = (changes, log);
-                self.mirror = self.coming.take();
+                let incomplete = self.incomplete(of)?;
+                let missing = incomplete.missing();
+                if !missing.is_empty() {
+                    return Err(format!("tables have not arrived: {}", missing.join(", ")));
+                }
+                (incomplete.changes, incomplete.log) = (changes, log);
+                self.mirror = self.incomplete.take();
                 Answer::Done
             }
             Ask::Changes(of, first, changes) => {
-                let made = self.of(of)?.make(first, changes);
-                if made.is_err() {
-                    // It is not what its server is.
-                    self.mirror = None;
-                }
-                made.map(|()| Answer::Done)?
+                self.of(of)?.make(first, changes)?;
+                Answer::Done
             }
         })
+    }
+
+    fn position(&self, run: u64) -> Position {
+        let whole = self.mirror.as_ref().map_or_else(Position::default, Mirror::position);
+        let incomplete = self.incomplete.as_ref().map(|mirror| (mirror.life, mirror.names.clone()));
+        Position { run, incomplete, ..whole }
     }
 
     fn of(&mut self, of: Of) -> Result<&mut Mirror, String> {
@@ -120,38 +169,68 @@ impl Followed {
         mirror.ok_or_else(|| format!("of ps {} there is life {life} here, not {}", of.server, of.life))
     }
 
-    fn coming(&mut self, of: Of) -> Result<&mut Mirror, String> {
-        let coming = self.coming.as_mut().filter(|coming| coming.life == of.life);
-        coming.ok_or_else(|| format!("nobody has begun to send life {} of ps {}", of.life, of.server))
+    fn incomplete(&mut self, of: Of) -> Result<&mut Mirror, String> {
+        let incomplete = self.incomplete.as_mut().filter(|incomplete| incomplete.life == of.life);
+        incomplete.ok_or_else(|| format!("nobody has begun to send life {} of ps {}", of.life, of.server))
     }
 }
 
 impl Mirror {
-    fn new(life: u64, clients: &[ClientPushes], job: u64) -> Result<Self, String> {
+    fn new(life: u64, known: Known) -> Result<Self, String> {
+        let Known { clients, job, tables: names, lost } = known;
         let (tables, ledger) = (Tables::new(), Ledger::default());
         clients.iter().try_for_each(|client| ledger.restore(client)).map_err(|error| error.to_string())?;
-        tables.handle(&Request::BeginJob { job }).map_err(|error| error.to_string())?;
-        Ok(Self { life, changes: 0, log: 0, tables, ledger })
+        tables.restore_job(job);
+        Ok(Self { life, changes: 0, log: 0, tables, ledger, names, lost, broken: false })
+    }
+
+    fn known(&self) -> Known {
+        Known {
+            clients: self.ledger.clients(),
+            job: self.tables.job(),
+            tables: self.tables.names(),
+            lost: self.lost.clone(),
+        }
     }
 
     fn position(&self) -> Position {
-        Position { life: self.life, changes: self.changes, log: self.log, tables: self.tables.names() }
+        let Self { life, changes, log, broken, .. } = *self;
+        Position { life, changes, log, broken, tables: self.tables.names(), ..Position::default() }
     }
 
     fn put(&self, image: TableImage) -> Result<(), String> {
         self.tables.restore_image(image).map_err(|error| error.to_string())
     }
 
+    /// The tables that have not arrived.
+    fn missing(&self) -> Vec<&str> {
+        let there = self.tables.names();
+        self.names
+            .iter()
+            .map(String::as_str)
+            .filter(|name| !there.iter().any(|there| there == name))
+            .collect()
+    }
+
     /// Makes changes, of which some may have come before.
     fn make(&mut self, first: u64, changes: Vec<Change>) -> Result<(), String> {
+        if self.broken {
+            return Err(format!("change {} could not be made", self.changes));
+        }
         let Some(before) = self.changes.checked_sub(first) else {
             return Err(format!("change {} is missing before {first}", self.changes));
         };
         let before = usize::try_from(before).unwrap_or(usize::MAX);
         for Change { record, log } in changes.into_iter().skip(before) {
             let (client, sequence) = (record.client, record.sequence);
-            let sent = Sent::decode(record.head, record.body).map_err(|error| error.to_string())?;
-            self.tables.handle(&sent.request).map_err(|error| error.to_string())?;
+            let made = Sent::decode(record.head, record.body)
+                .map_err(|error| error.to_string())
+                .and_then(|sent| self.tables.handle(&sent.request).map_err(|error| error.to_string()));
+            if let Err(error) = made {
+                // It is not what its server is. Until all is sent again, it is the only copy of what was acknowledged.
+                self.broken = true;
+                return Err(error);
+            }
             self.ledger.note(client, sequence, true);
             self.changes += 1;
             self.log = self.log.max(log.saturating_add(1));
@@ -163,7 +242,7 @@ impl Mirror {
 impl Service for Replicas {
     fn call(&self, call: Call, reply: Reply) {
         let answer = match Ask::decode(call.message) {
-            Ok(ask) => self.answer(ask),
+            Ok(ask) => self.answer(&call.caller, ask),
             Err(error) => Answer::Refused(format!("what {} sent is no request: {error}", call.caller)),
         };
         match answer.encode() {

@@ -7,21 +7,40 @@
 //! takes the state of the greater life: its own, or its follower's if its folder is gone, or older. A follower takes changes of the
 //! greatest life alone, so that a server that has been replaced acknowledges nothing more.
 //!
+//! A follower that was killed has no copy until all is sent to it again. It asks for that when it starts, and the server that it follows
+//! looks at the connection, also while nothing changes. Until the copy is complete, nothing is acknowledged. A server that is killed before
+//! that has lost its tables: it begins without any, and refuses all that clients ask for that it had acknowledged changes of.
+//!
 //! | file | what it is |
 //! |---|---|
 //! | `message` | what the two say to each other: pure |
 //! | `follower` | changes that are on their way, and who waits for them |
-//! | `feeder` | the thread that sends them |
+//! | `course` | which question comes next, and what follows from its answer: without a thread |
+//! | `feeder` | the thread that asks |
 //! | `mirror` | what the follower has |
+//! | `asking` | the follower that starts asks for its copy |
+//! | `lost` | requests about tables that were lost |
+//! | `life` | the number of a life, in a folder |
+//! | `names` | names of tables, for people |
 
+mod asking;
+mod course;
 mod feeder;
 mod follower;
+mod life;
+mod lost;
 mod message;
 mod mirror;
 #[cfg(test)]
+mod model;
+mod names;
+#[cfg(test)]
 mod tests;
 
-pub(crate) use feeder::{Feeder, read_life, write_life};
+pub(crate) use asking::Asking;
+pub(crate) use feeder::Feeder;
 pub(crate) use follower::Follower;
-pub(crate) use message::Change;
+pub(crate) use life::{read_life, write_life};
+pub(crate) use lost::Lost;
+pub(crate) use message::{Change, Known};
 pub use mirror::Replicas;

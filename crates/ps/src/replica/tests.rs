@@ -1,9 +1,10 @@
 //! Messages there and back, and what a follower takes from whom.
 
 use super::Replicas;
-use super::message::{Answer, Ask, Change, Of, Position};
+use super::message::{Answer, Ask, Change, Known, Of, Position};
 use crate::codec::Encoded;
 use crate::log::Record;
+use distribute_cluster::Job;
 use distribute_net::Message;
 use distribute_optim::{Adam, RuleSpec, Step};
 use distribute_params::{
@@ -60,6 +61,11 @@ fn client() -> ClientPushes {
     ClientPushes { client: 9, highest: u64::MAX, applied: vec![5, u64::MAX] }
 }
 
+fn known() -> Box<Known> {
+    let clients = vec![client(), ClientPushes { client: 1, highest: 0, applied: Vec::new() }];
+    Box::new(Known { clients, job: 7, tables: vec!["w".into(), String::new()], lost: vec!["x".into()] })
+}
+
 /// A counter that is made, and counts.
 fn changes() -> Vec<Change> {
     let change = |(i, request): (u64, Request)| {
@@ -76,12 +82,13 @@ fn changes() -> Vec<Change> {
 
 fn asks() -> Vec<Ask> {
     let mut all = vec![
+        Ask::Copy { server: u64::MAX, run: u64::MAX },
         Ask::Position { server: u64::MAX },
-        Ask::Clients(of(1)),
+        Ask::Known(of(1)),
         Ask::Table(of(1), "w".into()),
         Ask::Adopt(of(1), 2),
-        Ask::Begin(of(1), vec![client(), ClientPushes { client: 1, highest: 0, applied: Vec::new() }], 7),
-        Ask::Begin(of(1), Vec::new(), 0),
+        Ask::Begin(of(1), known()),
+        Ask::Begin(of(1), Box::default()),
         Ask::End(of(1), 5, 6),
         Ask::Changes(of(1), 7, changes()),
         Ask::Changes(of(1), 7, Vec::new()),
@@ -92,8 +99,17 @@ fn asks() -> Vec<Ask> {
 
 fn answers() -> Vec<Answer> {
     let mut all = vec![
-        Answer::Position(Position { life: 1, changes: 2, log: 3, tables: vec!["w".into(), String::new()] }),
-        Answer::Clients(vec![client()], u64::MAX),
+        Answer::Position(Position {
+            run: u64::MAX,
+            life: 1,
+            changes: 2,
+            log: 3,
+            tables: vec!["w".into(), String::new()],
+            broken: true,
+            incomplete: Some((4, vec!["v".into()])),
+        }),
+        Answer::Position(Position::default()),
+        Answer::Known(known()),
         Answer::Done,
         Answer::Refused("no".into()),
     ];
@@ -125,14 +141,14 @@ fn mutated_messages_are_errors_or_others() {
         }
         let replicas = Replicas::new();
         if let Ok(ask) = Ask::decode(Message::new(head.clone(), body.clone())) {
-            let _ = replicas.answer(ask).encode();
+            let _ = replicas.answer(&Job::Ps.task(4), ask).encode();
         }
         let _ = Answer::decode(Message::new(head, body));
     }
 }
 
 fn counted(replicas: &Replicas, life: u64) -> Option<i64> {
-    match replicas.answer(Ask::Table(of(life), "n".into())) {
+    match replicas.answer(&Job::Ps.task(4), Ask::Table(of(life), "n".into())) {
         Answer::Table(image) => {
             let tables = Tables::new();
             tables.restore_image(*image).unwrap();
@@ -148,34 +164,73 @@ fn counted(replicas: &Replicas, life: u64) -> Option<i64> {
 #[test]
 fn a_follower_makes_each_change_of_the_greatest_life_once_and_none_of_others() {
     let replicas = Replicas::new();
-    let ask = |ask| replicas.answer(ask);
+    let run = replicas.run();
+    let ask = |ask| replicas.answer(&Job::Ps.task(4), ask);
     let refused = |answer: Answer| matches!(answer, Answer::Refused(_));
-    assert_eq!(ask(Ask::Position { server: 4 }), Answer::Position(Position::default()));
+    let nothing = || Answer::Position(Position { run, ..Position::default() });
+    assert_eq!(ask(Ask::Position { server: 4 }), nothing());
     assert!(refused(ask(Ask::Changes(of(1), 0, changes()))));
     assert!(refused(ask(Ask::End(of(1), 0, 0))));
-    assert_eq!(ask(Ask::Begin(of(3), vec![client()], 6)), Answer::Done);
+    let state = Known { clients: vec![client()], job: 6, ..Known::default() };
+    assert_eq!(ask(Ask::Begin(of(3), Box::new(state))), Answer::Done);
     // Until all has come, there is what there was.
-    assert_eq!(ask(Ask::Position { server: 4 }), Answer::Position(Position::default()));
+    let begun = Position { run, incomplete: Some((3, Vec::new())), ..Position::default() };
+    assert_eq!(ask(Ask::Position { server: 4 }), Answer::Position(begun));
     assert_eq!(ask(Ask::End(of(3), 0, 0)), Answer::Done);
     assert_eq!(ask(Ask::Changes(of(3), 0, changes()[..2].to_vec())), Answer::Done);
     // Again, since no answer came, with one more.
     assert_eq!(ask(Ask::Changes(of(3), 0, changes())), Answer::Done);
     assert_eq!(counted(&replicas, 3), Some(2));
-    let position = Position { life: 3, changes: 3, log: 13, tables: vec!["n".into()] };
+    let position =
+        Position { run, life: 3, changes: 3, log: 13, tables: vec!["n".into()], ..Position::default() };
     assert_eq!(ask(Ask::Position { server: 4 }), Answer::Position(position));
-    let Answer::Clients(clients, job) = ask(Ask::Clients(of(3))) else { panic!("no clients") };
-    assert_eq!((clients[0].client, job), (9, 6));
+    let Answer::Known(known) = ask(Ask::Known(of(3))) else { panic!("no clients") };
+    assert_eq!((known.clients[0].client, known.job), (9, 6));
     // One that has been replaced, and one that has not begun.
-    assert!(refused(ask(Ask::Begin(of(2), Vec::new(), 0))));
+    assert!(refused(ask(Ask::Begin(of(2), Box::default()))));
     assert!(refused(ask(Ask::Changes(of(2), 3, changes()[1..2].to_vec()))));
     assert!(refused(ask(Ask::Changes(of(4), 3, changes()[1..2].to_vec()))));
-    assert_eq!(ask(Ask::Adopt(of(3), 5)), Answer::Done);
+    assert!(refused(ask(Ask::Adopt(of(3), 5))));
+    assert_eq!(ask(Ask::Adopt(of(3), 4)), Answer::Done);
     assert!(refused(ask(Ask::Changes(of(3), 3, changes()[1..2].to_vec()))));
-    assert_eq!(ask(Ask::Changes(of(5), 0, changes()[1..2].to_vec())), Answer::Done);
-    assert_eq!(counted(&replicas, 5), Some(3));
-    // After a gap, all has to be sent.
-    assert!(refused(ask(Ask::Changes(of(5), 2, changes()[1..2].to_vec()))));
-    assert_eq!(ask(Ask::Position { server: 4 }), Answer::Position(Position::default()));
-    // Another server is none of it.
-    assert_eq!(ask(Ask::Position { server: 5 }), Answer::Position(Position::default()));
+    assert_eq!(ask(Ask::Changes(of(4), 0, changes()[1..2].to_vec())), Answer::Done);
+    assert_eq!(counted(&replicas, 4), Some(3));
+    // After a gap nothing is made.
+    assert!(refused(ask(Ask::Changes(of(4), 2, changes()[1..2].to_vec()))));
+    // A part of a newer state takes the place of nothing; its end comes when all tables have.
+    let state = Known { tables: vec!["w".into()], ..Known::default() };
+    assert_eq!(ask(Ask::Begin(of(5), Box::new(state))), Answer::Done);
+    assert!(refused(ask(Ask::End(of(5), 0, 0))));
+    assert_eq!(counted(&replicas, 4), Some(3));
+    // What cannot be made leaves what was acknowledged, until all is sent again.
+    let mut wrong = changes()[1].clone();
+    wrong.record.head = b"no head"[..].into();
+    assert!(refused(ask(Ask::Changes(of(4), 1, vec![wrong]))));
+    assert!(refused(ask(Ask::Changes(of(4), 1, changes()[1..2].to_vec()))));
+    assert!(refused(ask(Ask::Adopt(of(4), 5))));
+    let Answer::Position(position) = ask(Ask::Position { server: 4 }) else { panic!("no position") };
+    assert!(position.broken && position.incomplete == Some((5, vec!["w".into()])), "{position:?}");
+    assert_eq!(counted(&replicas, 4), Some(3));
+}
+
+// INV-57
+#[test]
+fn each_server_speaks_for_its_own_copy_alone() {
+    let replicas = Replicas::new();
+    let server = Job::Ps.task(4);
+    assert_eq!(replicas.answer(&server, Ask::Begin(of(1), Box::default())), Answer::Done);
+    assert_eq!(replicas.answer(&server, Ask::End(of(1), 0, 0)), Answer::Done);
+    for caller in [Job::Ps.task(5), Job::Worker.task(4), Job::Chief.task(0)] {
+        for ask in asks() {
+            let text = format!("{ask:?}");
+            let ask = match ask {
+                Ask::Position { .. } => Ask::Position { server: 4 },
+                ask => ask,
+            };
+            let answer = replicas.answer(&caller, ask);
+            assert!(matches!(answer, Answer::Refused(_)), "{caller}: {text}: {answer:?}");
+        }
+    }
+    let Answer::Position(position) = replicas.answer(&server, Ask::Position { server: 4 }) else { panic!() };
+    assert_eq!(position.life, 1);
 }

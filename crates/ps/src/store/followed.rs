@@ -1,10 +1,12 @@
 //! A server as the one that follows it takes and gives it: all at once.
 
+use super::aside::set_aside;
 use super::{Core, lock};
 use crate::OpenError;
-use crate::log::Record;
-use crate::replica::{Follower, read_life, write_life};
-use distribute_params::{ClientPushes, Request, Result, TableImage};
+use crate::log::{Record, path};
+use crate::replica::{Follower, Known, read_life, write_life};
+use distribute_log::heard;
+use distribute_params::{Result, TableImage};
 use std::sync::{Arc, MutexGuard};
 
 impl Core {
@@ -27,12 +29,10 @@ impl Core {
         self.tables.image(name)
     }
 
-    pub(crate) fn clients(&self) -> Vec<ClientPushes> {
-        self.ledger.clients()
-    }
-
-    pub(crate) fn job(&self) -> u64 {
-        self.tables.job()
+    /// All of its state but the tables.
+    pub(crate) fn known(&self) -> Known {
+        let (clients, job) = (self.ledger.clients(), self.tables.job());
+        Known { clients, job, tables: self.tables.names(), lost: self.lost.names() }
     }
 
     /// The number of the next record of the log; 0 without one.
@@ -49,20 +49,42 @@ impl Core {
         self.log.as_ref().map_or(Ok(()), |log| write_life(log.journal.folder(), life))
     }
 
-    /// Puts other tables, what other clients have changed, and another job in place of all that there is, also in the folder.
-    pub(crate) fn replace(
-        &self,
-        images: impl Iterator<Item = std::result::Result<TableImage, String>>,
-        (clients, job): (&[ClientPushes], u64),
-    ) -> std::result::Result<(), String> {
+    /// Keeps what is in the folder before another state takes its place.
+    fn set_aside(&self) -> std::result::Result<(), OpenError> {
+        let Some(log) = self.log.as_ref().filter(|log| log.journal.next() > 0) else { return Ok(()) };
+        let folder = log.journal.folder();
+        let io = || OpenError::io("setting aside the state in", folder);
+        let next = {
+            let _all = self.orders();
+            // What is appended from here on belongs to the other state.
+            log.journal.rotate().map_err(io())?
+        };
+        let aside = set_aside(folder, read_life(folder)?, &path(folder, next)).map_err(io())?;
+        if let Some(aside) = aside {
+            heard(|| {
+                tracing::warn!(
+                    "the state that was in this server's folder is replaced, and set aside in {}: it is not needed if the \
+                     training goes on well",
+                    aside.display()
+                );
+            });
+        }
+        Ok(())
+    }
+
+    /// Puts other tables, and what else is known with them, in place of all that there is, also in the folder.
+    pub(crate) fn replace(&self, images: Vec<TableImage>, known: Known) -> std::result::Result<(), String> {
+        let Known { clients, job, lost, .. } = known;
+        self.set_aside().map_err(|error| error.to_string())?;
         {
             let _all = self.orders();
             self.tables.clear();
-            self.tables.handle(&Request::BeginJob { job }).map_err(|error| error.to_string())?;
+            self.tables.restore_job(job);
             for image in images {
-                self.tables.restore_image(image?).map_err(|error| error.to_string())?;
+                self.tables.restore_image(image).map_err(|error| error.to_string())?;
             }
-            self.ledger.replace(clients).map_err(|error| error.to_string())?;
+            self.ledger.replace(&clients).map_err(|error| error.to_string())?;
+            self.lost.set(lost);
         }
         let Some(log) = &self.log else { return Ok(()) };
         // A record of nothing: the log that there is belongs to what there was, and another begins behind the snapshot.

@@ -1,5 +1,6 @@
 //! The tables of one server, and the order in which they are changed.
 
+mod aside;
 mod followed;
 mod keeper;
 mod open;
@@ -9,16 +10,17 @@ mod tests;
 use crate::codec::{Call, Sent};
 use crate::ledger::{Ledger, Turn};
 use crate::log::{Journal, Opens, Record};
-use crate::replica::{Change, Feeder, Follower};
+use crate::replica::{Asking, Change, Feeder, Follower, Lost, Replicas};
 use crate::{OpenError, ServerOptions};
 use distribute_cluster::Task;
-use distribute_params::{Refusal, RefusalKind, Request, Response, State, Tables};
+use distribute_params::{Refusal, RefusalKind, Request, Response, State, Tables, Usage};
 use distribute_server::ClientBuilder;
 use distribute_tensor::HostTensor;
 use keeper::Keeper;
 pub(crate) use open::{files, hold};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Where the answers of a call have so many bytes, no more is read for it: they are in memory together.
@@ -33,6 +35,7 @@ pub(crate) struct Store {
     core: Arc<Core>,
     _keeper: Option<Keeper>,
     feeder: OnceLock<Feeder>,
+    asking: OnceLock<Asking>,
 }
 
 /// What requests are carried out on.
@@ -45,6 +48,9 @@ pub(crate) struct Core {
     orders: Vec<Mutex<()>>,
     log: Option<Kept>,
     follower: OnceLock<Arc<Follower>>,
+    lost: Lost,
+    /// Of how many servers this one has a complete copy.
+    follows: Arc<AtomicU64>,
 }
 
 /// What a server needs to lose nothing.
@@ -60,14 +66,19 @@ pub(crate) struct Kept {
 impl Store {
     /// Tables that are gone with the process.
     pub fn in_memory() -> Self {
-        Self { core: Arc::new(Core::new(None)), _keeper: None, feeder: OnceLock::new() }
+        Self {
+            core: Arc::new(Core::in_memory()),
+            _keeper: None,
+            feeder: OnceLock::new(),
+            asking: OnceLock::new(),
+        }
     }
 
     /// Tables that are kept in a folder.
     pub fn open(options: ServerOptions, opens: Opens) -> Result<Self, OpenError> {
         let core = Arc::new(Core::open(options, opens)?);
         let keeper = Keeper::start(&core).map_err(|source| OpenError::Thread { source })?;
-        Ok(Self { core, _keeper: Some(keeper), feeder: OnceLock::new() })
+        Ok(Self { core, _keeper: Some(keeper), feeder: OnceLock::new(), asking: OnceLock::new() })
     }
 
     /// Has another server follow this one, if none does yet.
@@ -76,6 +87,20 @@ impl Store {
             let _ = self.feeder.set(Feeder::start(&self.core, by)?);
         }
         Ok(())
+    }
+
+    /// The copies of servers that this one follows, of which one is asked for its own now.
+    pub fn replicas(self: &Arc<Self>, clients: ClientBuilder, of: Task) -> io::Result<Replicas> {
+        let replicas = Replicas::beside(self.clone(), self.core.follows.clone());
+        if self.asking.get().is_none() {
+            let _ = self.asking.set(Asking::start(clients, of, replicas.run())?);
+        }
+        Ok(replicas)
+    }
+
+    /// A task asks for its copy of server `number`; says whether it follows it.
+    pub fn asked(&self, by: (&Task, u64), run: u64) -> bool {
+        self.feeder.get().is_some_and(|feeder| feeder.asked(by, run))
     }
 
     pub fn tables(&self) -> &Tables {
@@ -88,18 +113,51 @@ impl Store {
 }
 
 impl Core {
+    /// Tables that are gone with the process.
+    pub(crate) fn in_memory() -> Self {
+        Self::new(None)
+    }
+
     fn new(log: Option<Kept>) -> Self {
         let orders = (0..ORDERS).map(|_| Mutex::default()).collect();
         let (tables, ledger) = (Tables::new(), Ledger::default());
-        Self { tables, ledger, orders, log, follower: OnceLock::new() }
+        Self {
+            tables,
+            ledger,
+            orders,
+            log,
+            follower: OnceLock::new(),
+            lost: Lost::default(),
+            follows: Arc::default(),
+        }
     }
 
     /// Answers each request of a call, when all that it has changed is as safe as was asked for.
     pub fn answer(&self, call: &Call) -> Vec<Result<Response, Refusal>> {
+        let is_usage = |sent: &Sent| matches!(sent.request, Request::Usage);
         if let Some(follower) = self.follower.get()
+            && !call.requests.iter().all(is_usage)
             && let Err(refusal) = follower.await_ready()
         {
             return call.requests.iter().map(|_| Err(refusal.clone())).collect();
+        }
+        let (mut answers, changed) = self.make(call);
+        if changed && let Err(refusal) = self.commit() {
+            // They are made, but whether they would be after a loss of power is not known.
+            for (answer, sent) in answers.iter_mut().zip(&call.requests) {
+                if answer.is_ok() && sent.request.is_change() {
+                    *answer = Err(refusal.clone());
+                }
+            }
+        }
+        answers
+    }
+
+    /// Does what a call asks for, and says whether anything was changed, which is not acknowledged yet.
+    pub(crate) fn make(&self, call: &Call) -> (Vec<Result<Response, Refusal>>, bool) {
+        // INV-57
+        if self.has_lost(call) {
+            return (call.requests.iter().map(|sent| Err(self.lost.refusal(&sent.request))).collect(), false);
         }
         let mut sequence = call.first;
         let mut changed = false;
@@ -114,23 +172,33 @@ impl Core {
             } else if bytes >= MOST_ANSWERED {
                 Err(too_large(&sent.request, bytes))
             } else {
-                let mut answer = self.tables.handle(&sent.request).map_err(Refusal::from);
-                if let Ok(Response::Usage(usage)) = &mut answer {
-                    usage.has_folder = self.log.is_some();
-                }
+                let answer = self.read(&sent.request);
                 bytes = bytes.saturating_add(answer.as_ref().map_or(0, bytes_of));
                 answer
             });
         }
-        if changed && let Err(refusal) = self.commit() {
-            // They are made, but whether they would be after a loss of power is not known.
-            for (answer, sent) in answers.iter_mut().zip(&call.requests) {
-                if answer.is_ok() && sent.request.is_change() {
-                    *answer = Err(refusal.clone());
-                }
+        (answers, changed)
+    }
+
+    /// Whether a client has had a change acknowledged here that is lost: nothing is known of it, and no job was begun since.
+    fn has_lost(&self, call: &Call) -> bool {
+        call.acknowledged
+            && self.follower.get().is_some()
+            && self.tables.job() == 0
+            && !self.ledger.may_know(call.client)
+    }
+
+    fn read(&self, request: &Request) -> Result<Response, Refusal> {
+        match self.tables.handle(request) {
+            Ok(Response::Usage(usage)) => {
+                let copies = self.follower.get().map_or(usage.copies, |follower| follower.copies());
+                let follows = self.follows.load(Ordering::Acquire);
+                let has_folder = self.log.is_some();
+                Ok(Response::Usage(Usage { has_folder, copies, follows, ..usage }))
             }
+            Ok(answer) => Ok(answer),
+            Err(error) => Err(self.lost.explained(request, error.into())),
         }
-        answers
     }
 
     /// Makes a change, unless it was made for an earlier attempt.
@@ -161,7 +229,8 @@ impl Core {
                 }
             }
         }
-        let answer = self.tables.carry_out(&sent.request).map_err(Refusal::from);
+        let answer = self.tables.carry_out(&sent.request);
+        let answer = answer.map_err(|error| self.lost.explained(&sent.request, error.into()));
         if let (Some(follower), Ok(_)) = (follower, &answer) {
             follower.add(Change { record: record(), log: number });
         }

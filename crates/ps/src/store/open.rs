@@ -9,7 +9,7 @@ use crate::snapshot::{self, Manifest};
 use crate::{OpenError, ServerOptions};
 use bytes::Bytes;
 use distribute_log::heard;
-use distribute_params::{Request, Tables};
+use distribute_params::Tables;
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::path::Path;
@@ -138,7 +138,7 @@ impl<'a> Replay<'a> {
             path: folder.to_path_buf(),
             reason: error.to_string(),
         };
-        self.tables.handle(&Request::BeginJob { job: manifest.job }).map_err(wrong)?;
+        self.tables.restore_job(manifest.job);
         for (i, name) in manifest.tables.keys().enumerate() {
             let image = snapshot::load_table(folder, (manifest.start, i), name)?;
             self.tables.restore_image(image).map_err(wrong)?;

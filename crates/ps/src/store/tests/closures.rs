@@ -83,7 +83,7 @@ fn what_closures_change_is_counted_once_however_often_they_run_and_the_server_st
                     drop(core);
                     core = open(folder.path());
                     assert_eq!(contents(&core), was, "{i}");
-                    assert_eq!(core.job(), job);
+                    assert_eq!(core.known().job, job);
                 }
                 _ => {}
             }

@@ -287,3 +287,25 @@ fn a_log_that_is_a_link_is_refused_and_what_it_points_to_stays() {
         assert_eq!(fs::read_to_string(at("other")).unwrap(), text);
     }
 }
+
+// INV-57
+#[test]
+fn a_state_that_another_takes_the_place_of_is_set_aside() {
+    let folder = tempfile::tempdir().unwrap();
+    let core = open(folder.path());
+    ask(&core, 0, tables());
+    core.snapshot().unwrap();
+    (1..20).for_each(|i| drop(ask(&core, i * 4, change(i))));
+    core.set_life(3).unwrap();
+    let was = contents(&core);
+    core.replace(Vec::new(), Known { job: 5, ..Known::default() }).unwrap();
+    // Twice, as where the server was killed before it had another life.
+    core.replace(Vec::new(), Known { job: 5, ..Known::default() }).unwrap();
+    drop(core);
+    let core = open(folder.path());
+    assert!(core.known().tables.is_empty() && core.known().job == 5);
+    drop(core);
+    let aside = folder.path().join("replaced-3");
+    assert!(names(folder.path()).contains(&"replaced-3".to_owned()));
+    assert!(contents(&open(&aside)) == was);
+}

@@ -8,6 +8,7 @@ mod fuzz;
 use super::Core;
 use crate::codec::{Call, Encoded};
 use crate::log::{self, open_disk};
+use crate::replica::Known;
 use crate::{Durability, OpenError, ServerOptions, inspect};
 use distribute_optim::{Momentum, RuleSpec, Step};
 use distribute_params::{

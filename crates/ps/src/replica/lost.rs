@@ -1,0 +1,48 @@
+//! Requests about tables that a server has lost.
+
+use super::names::listed;
+use distribute_params::{Refusal, RefusalKind, Request};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The names of tables that a server has lost before this life, where they are known.
+#[derive(Debug, Default)]
+pub(crate) struct Lost(Mutex<Vec<String>>);
+
+impl Lost {
+    pub fn set(&self, names: Vec<String>) {
+        *self.lock() = names;
+    }
+
+    pub fn names(&self) -> Vec<String> {
+        self.lock().clone()
+    }
+
+    /// The refusal of a request, since what the client relies on is lost.
+    pub fn refusal(&self, request: &Request) -> Refusal {
+        let names = self.lock();
+        let lost = if names.is_empty() {
+            "and all its tables".to_owned()
+        } else {
+            format!("and these tables: {}", listed(&names))
+        };
+        let text = format!(
+            "{}: this server has lost changes that it had acknowledged, {lost}: it and the server that follows it were ended one after \
+             the other, before there were two copies again. Start the chief again, from a checkpoint",
+            request.describe()
+        );
+        Refusal::new(RefusalKind::Lost, text)
+    }
+
+    /// A refusal as it is where the table was lost.
+    pub fn explained(&self, request: &Request, refusal: Refusal) -> Refusal {
+        let is_lost = |name: &str| self.lock().iter().any(|lost| lost == name);
+        if refusal.kind == RefusalKind::NoSuchTable && request.table().is_some_and(is_lost) {
+            return self.refusal(request);
+        }
+        refusal
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,13 @@
+//! Names of tables, for people.
+
+/// So many are listed.
+const MOST: usize = 10;
+
+/// Names, or the first of many.
+pub(crate) fn listed(names: &[String]) -> String {
+    let first = names.iter().take(MOST).cloned().collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(MOST) {
+        0 => first,
+        more => format!("{first} and {more} more"),
+    }
+}

@@ -1,0 +1,86 @@
+//! The files of a folder whose state is about to be replaced, kept next to what replaces them.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The files of a state, by the beginnings of their names.
+const KINDS: [&str; 3] = ["changes-", "tables-", "snapshot-"];
+
+/// Keeps the log and the snapshot of a folder as `replaced-<life>` in it, and returns where that is; `None` if there are none. The files stay where
+/// they are, too, until a later snapshot removes them. What was set aside of this life before stays. `log` is the file that is appended to,
+/// and no part of it.
+pub(super) fn set_aside(folder: &Path, life: u64, log: &Path) -> io::Result<Option<PathBuf>> {
+    let aside = folder.join(format!("replaced-{life}"));
+    let part = folder.join(format!("replaced-{life}.part"));
+    if aside.exists() {
+        return Ok(Some(aside));
+    }
+    if part.exists() {
+        fs::remove_dir_all(&part)?;
+    }
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name();
+        let is_open = log.file_name() == Some(&*name);
+        if !is_open && name.to_str().is_some_and(|name| KINDS.iter().any(|kind| name.starts_with(kind))) {
+            found.push(name);
+        }
+    }
+    if found.is_empty() {
+        return Ok(None);
+    }
+    fs::create_dir(&part)?;
+    for name in found {
+        keep(&folder.join(&name), &part.join(&name))?;
+    }
+    fs::rename(&part, &aside)?;
+    File::open(folder)?.sync_all()?;
+    Ok(Some(aside))
+}
+
+/// A second name for a file, or a copy where the file system has none, and of a folder one for each of its files.
+fn keep(from: &Path, to: &Path) -> io::Result<()> {
+    if from.symlink_metadata()?.is_dir() {
+        fs::create_dir(to)?;
+        for entry in fs::read_dir(from)? {
+            let name = entry?.file_name();
+            keep(&from.join(&name), &to.join(&name))?;
+        }
+        return Ok(());
+    }
+    fs::hard_link(from, to).or_else(|_| fs::copy(from, to).map(drop))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_is_set_aside_whole_and_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        assert_eq!(set_aside(folder.path(), 3, &at("changes-9.log")).unwrap(), None);
+        fs::create_dir_all(at("tables-7/0")).unwrap();
+        for (name, text) in [
+            ("changes-1.log", "one"),
+            ("tables-7/0/x", "two"),
+            ("snapshot-7", "three"),
+            ("life", "3"),
+            ("changes-9.log", ""),
+        ] {
+            fs::write(at(name), text).unwrap();
+        }
+        // A part of an attempt that was killed is no state.
+        fs::create_dir(at("replaced-3.part")).unwrap();
+        assert_eq!(set_aside(folder.path(), 3, &at("changes-9.log")).unwrap(), Some(at("replaced-3")));
+        fs::remove_dir_all(at("tables-7")).unwrap();
+        fs::remove_file(at("changes-1.log")).unwrap();
+        assert_eq!(set_aside(folder.path(), 3, &at("changes-9.log")).unwrap(), Some(at("replaced-3")));
+        for (name, text) in [("changes-1.log", "one"), ("tables-7/0/x", "two"), ("snapshot-7", "three")] {
+            assert_eq!(fs::read_to_string(at("replaced-3").join(name)).unwrap(), text);
+        }
+        assert!(!at("replaced-3.part").exists() && !at("replaced-3").join("life").exists());
+        assert!(!at("replaced-3").join("changes-9.log").exists());
+    }
+}
