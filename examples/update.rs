@@ -4,7 +4,7 @@
 mod common;
 use candle_core::{Device, Tensor};
 use common::{Options, progress::Progress};
-use distribute::{Variable, data::Dataset, nn::loss, prelude::*};
+use distribute::{Variable, data::Dataset, nn::loss, optimizer::backward, prelude::*};
 
 const POINTS: usize = 1000;
 const BATCH: usize = 100;
@@ -41,7 +41,7 @@ fn main() -> distribute::Result<()> {
                 // Each replica: the gradients of its own piece.
                 let (a, b) = (slope.as_tensor()?, intercept.as_tensor()?);
                 let loss = loss::mse(&x.broadcast_mul(&a)?.broadcast_add(&b)?, &y)?;
-                let mut found = loss.backward()?;
+                let mut found = backward(&loss)?;
                 let none = || distribute::Error::other("the loss does not depend on the line");
                 let gradients = [found.remove(&a).ok_or_else(none)?, found.remove(&b).ok_or_else(none)?];
 

@@ -188,3 +188,19 @@ where
         (self.backward)([first, second, third], result, upstream).map(<(_, _, _)>::from)
     }
 }
+
+/// A result that is there, in the graph of its argument if that depends on a variable. `backward` gives the gradient of the argument,
+/// from that and the gradient of the result.
+pub(crate) fn attach(
+    name: &'static str,
+    argument: &Tensor,
+    result: Tensor,
+    backward: impl Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    if !argument.track_op() {
+        return Ok(result);
+    }
+    let backward =
+        move |[argument]: [&Tensor; 1], _: &Tensor, up: &Tensor| Ok([Some(backward(argument, up)?)]);
+    argument.apply_op1(Known::new(name, result, backward))
+}

@@ -84,6 +84,7 @@
 //! again. A replica that is stuck in its closure is logged with its last call; `run` returns when the closure does.
 //! docs/errors.md has a row for each kind of error.
 
+mod backward;
 pub mod checkpoint;
 pub mod context;
 mod coordinator;

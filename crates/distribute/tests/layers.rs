@@ -6,10 +6,18 @@
 mod batch_norm;
 #[path = "layers/conv1d.rs"]
 mod conv1d;
+#[path = "layers/conv_transpose.rs"]
+mod conv_transpose;
 #[path = "layers/dropout.rs"]
 mod dropout;
+#[path = "layers/of_candle.rs"]
+mod of_candle;
+#[path = "layers/pool.rs"]
+mod pool;
+#[path = "layers/stock_operations.rs"]
+mod stock_operations;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Result, Tensor, Var};
 use distribute::{MirroredStrategy, OneDeviceStrategy, Strategy};
 
 fn one_device() -> Strategy {
@@ -36,4 +44,19 @@ fn assert_close(a: &Tensor, b: &Tensor, limit: f64, what: &str) {
     for (a, b) in flat(a).into_iter().zip(flat(b)) {
         assert!((a - b).abs() <= limit * b.abs().max(1.), "{what}: {a}, not {b}");
     }
+}
+
+/// (f(x + h) - f(x - h)) / 2 h for each element of `of`.
+fn by_differences(of: &Var, f: &dyn Fn() -> Result<Tensor>) -> Vec<f64> {
+    const H: f64 = 1e-5;
+    let before = flat(of);
+    let moved = |element: usize, by: f64| {
+        let mut values = before.clone();
+        values[element] += by;
+        of.set(&Tensor::from_vec(values, of.shape(), &Device::Cpu).unwrap()).unwrap();
+        f().unwrap().to_scalar::<f64>().unwrap()
+    };
+    let all = (0..before.len()).map(|element| (moved(element, H) - moved(element, -H)) / (2. * H)).collect();
+    of.set(&Tensor::from_vec(before, of.shape(), &Device::Cpu).unwrap()).unwrap();
+    all
 }

@@ -23,6 +23,7 @@ mod attention;
 mod batch_norm;
 mod conv1d;
 mod conv2d;
+mod conv_transpose;
 mod device_table;
 mod dropout;
 mod dynamic_embedding;
@@ -30,6 +31,7 @@ mod embedding;
 mod embedding_bag;
 mod exp;
 mod gemm;
+pub(crate) mod gradients;
 mod ids;
 mod lanes;
 mod layer_norm;
@@ -37,11 +39,15 @@ mod linear;
 pub mod loss;
 mod operation;
 pub mod ops;
+mod pool;
 mod products;
 pub mod rotary_emb;
+mod scatter;
 mod softmax;
 mod table;
 mod turn_over;
+mod upsample;
+mod windows;
 
 #[doc(alias = "SyncBatchNorm")]
 #[doc(alias = "tf.keras.layers.BatchNormalization")]
@@ -52,8 +58,13 @@ pub use batch_norm::BatchNorm;
 pub use batch_norm::batch_norm;
 // candle_nn's own, all of whose operations have gradients.
 pub use candle_nn::{
-    Activation, BatchNormConfig, Conv1dConfig, Conv2dConfig, Func, GroupNorm, Init, LayerNormConfig, Module,
-    ModuleT, PReLU, VarBuilder, encoding, func, group_norm, init, prelu,
+    Activation, BatchNormConfig, Conv1dConfig, Conv2dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig,
+    Func, GroupNorm, Init, LayerNormConfig, Module, ModuleT, PReLU, VarBuilder, encoding, func, group_norm,
+    init, prelu,
+};
+pub use conv_transpose::{
+    ConvTranspose1d, ConvTranspose2d, conv_transpose1d, conv_transpose1d_no_bias, conv_transpose2d,
+    conv_transpose2d_no_bias,
 };
 #[doc(alias = "tf.keras.layers.Conv1D")]
 #[doc(alias = "tf.nn.conv1d")]
@@ -91,5 +102,11 @@ pub use layer_norm::{layer_norm, layer_norm_no_bias, rms_norm};
 #[doc(alias = "Dense")]
 pub use linear::Linear;
 pub use linear::{linear, linear_b, linear_no_bias};
+pub use pool::{
+    adaptive_avg_pool2d, adaptive_max_pool2d, avg_pool1d, avg_pool2d, avg_pool2d_with_stride,
+    global_avg_pool2d, global_max_pool2d, max_pool1d, max_pool2d, max_pool2d_with_stride,
+};
 #[doc(hidden)]
 pub use products::Products;
+pub use scatter::{scatter, scatter_add};
+pub use upsample::{upsample_bilinear2d, upsample_nearest1d, upsample_nearest2d};

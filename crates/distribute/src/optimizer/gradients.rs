@@ -105,7 +105,7 @@ impl Gradients {
         Self { all: vec![None; trained.variables.len()], trained }
     }
 
-    /// Those of a loss, which is a scalar: candle's backward.
+    /// Those of a loss, which is a scalar, by [`backward`].
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a loss that is not a scalar; [`Error::Candle`] where backward fails;
@@ -115,13 +115,13 @@ impl Gradients {
     pub fn of<R>(optimizer: &Optimizer<R>, loss: &Tensor) -> Result<Self> {
         let _backward = tracing::trace_span!("backward").entered();
         require_scalar("Gradients::of", loss)?;
-        let mut store = loss.backward().map_err(|error| raised(error.into()))?;
+        let mut store = backward(loss)?;
         let trained = optimizer.trained.clone();
         let of = |number| Ok(trained.found(number, &mut store)?.map(Gradient::Dense));
         Ok(Self { all: (0..trained.variables.len()).map(of).collect::<Result<_>>()?, trained })
     }
 
-    /// Those that candle has found, of the optimizer's variables.
+    /// Those of a store, of the optimizer's variables: of [`backward`]'s, or of candle's own backward, which has some wrong.
     ///
     /// # Errors
     /// As [`insert`](Gradients::insert).
@@ -309,6 +309,31 @@ impl Trained {
             "these are gradients of another optimizer's variables; make them with this one",
         ))
     }
+}
+
+/// candle's `Tensor::backward`, with right gradients of all of candle's operations: what [`Optimizer::minimize`] and [`Gradients::of`]
+/// go backward by.
+///
+/// candle 0.11's own gives wrong gradients of pooling, upsampling, scattering, convolutions of sequences and ties of maxima, without an error;
+/// docs/from-candle.md has the table. The store has the gradients of variables alone.
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use distribute::optimizer::backward;
+///
+/// let x = Var::new(&[[[[1f32, 2.], [3., 4.]]]], &Device::Cpu)?;
+/// let loss = x.max_pool2d(2)?.sum_all()?;
+/// let of_x = |store: candle_core::backprop::GradStore| store.get(&x).unwrap().flatten_all()?.to_vec1::<f32>();
+/// assert_eq!(of_x(backward(&loss)?)?, [0., 0., 0., 1.]);
+/// assert_eq!(of_x(loss.backward()?)?, [0., 0., 0., 0.25]); // candle's own
+/// # Ok::<(), distribute::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Candle`] where an operation has no gradient; [`Error::Collective`] where a collective in the graph fails.
+#[doc(alias = "tf.GradientTape.gradient")]
+pub fn backward(loss: &Tensor) -> Result<GradStore> {
+    crate::backward::backward(loss).map_err(|error| raised(error.into()))
 }
 
 pub(super) fn require_scalar(operation: &'static str, loss: &Tensor) -> Result<()> {

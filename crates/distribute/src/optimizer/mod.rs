@@ -71,7 +71,7 @@ mod unread;
 mod updater;
 
 pub use finite::NotFinite;
-pub use gradients::{Gradient, Gradients, Weighting};
+pub use gradients::{Gradient, Gradients, Weighting, backward};
 pub use missing::MissingGradients;
 pub use transform::Transform;
 

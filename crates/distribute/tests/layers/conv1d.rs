@@ -1,7 +1,7 @@
 //! Convolution of sequences: candle's values, and gradients by differences, which candle's own are not.
 
-use super::{assert_close, flat, numbers};
-use candle_core::{DType, Device, Module, Result, Tensor, Var};
+use super::{assert_close, by_differences, flat, numbers};
+use candle_core::{DType, Device, Module, Tensor, Var};
 use distribute::nn::{Conv1d, Conv1dConfig};
 
 fn config(padding: usize, stride: usize, dilation: usize, groups: usize) -> Conv1dConfig {
@@ -10,21 +10,6 @@ fn config(padding: usize, stride: usize, dilation: usize, groups: usize) -> Conv
 
 fn var(shape: &[usize]) -> Var {
     Var::from_tensor(&(numbers(shape, DType::F64) - 5.).unwrap()).unwrap()
-}
-
-/// (f(x + h) - f(x - h)) / 2 h for each element of `of`.
-fn by_differences(of: &Var, f: &dyn Fn() -> Result<Tensor>) -> Vec<f64> {
-    const H: f64 = 1e-5;
-    let before = flat(of);
-    let moved = |element: usize, by: f64| {
-        let mut values = before.clone();
-        values[element] += by;
-        of.set(&Tensor::from_vec(values, of.shape(), &Device::Cpu).unwrap()).unwrap();
-        f().unwrap().to_scalar::<f64>().unwrap()
-    };
-    let all = (0..before.len()).map(|element| (moved(element, H) - moved(element, -H)) / (2. * H)).collect();
-    of.set(&Tensor::from_vec(before, of.shape(), &Device::Cpu).unwrap()).unwrap();
-    all
 }
 
 #[test]

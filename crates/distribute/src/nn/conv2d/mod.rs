@@ -9,7 +9,12 @@ use candle_nn::{Conv2dConfig, VarBuilder};
 use distribute_tensor::without_elements;
 use patches::Patches;
 
+mod gradients;
 mod patches;
+mod transposed;
+
+pub(crate) use gradients::{of_conv_transpose1d, of_conv_transpose2d, of_conv1d, of_conv2d};
+pub(super) use transposed::transposed;
 
 /// candle_nn's `Conv2d`, with the bias in the same operation, and a backward that writes the gradients of weight and bias
 /// straight to where [`minimize`](crate::Optimizer::minimize) reduces them.
@@ -188,13 +193,18 @@ impl Fused {
     }
 
     fn of_bias<T: Number>(&self, upstream: &[T], gradient: &mut [T], add: bool) {
-        if !add {
-            gradient.fill(T::of(0.));
-        }
-        for image in upstream.chunks_exact(gradient.len() * self.patches.places()) {
-            for (sum, plane) in gradient.iter_mut().zip(image.chunks_exact(self.patches.places())) {
-                *sum += super::lanes::sum(plane, plane, |up, _| up);
-            }
+        sum_planes(upstream, self.patches.places(), gradient, add);
+    }
+}
+
+/// The sums over all images of the planes of each channel.
+fn sum_planes<T: Number>(images: &[T], plane: usize, sums: &mut [T], add: bool) {
+    if !add {
+        sums.fill(T::of(0.));
+    }
+    for image in images.chunks_exact(sums.len() * plane) {
+        for (sum, plane) in sums.iter_mut().zip(image.chunks_exact(plane)) {
+            *sum += super::lanes::sum(plane, plane, |up, _| up);
         }
     }
 }

@@ -1,0 +1,123 @@
+//! Gradients of candle's convolutions, which are of one group: also where its own are wrong, or refused.
+
+use super::{Fused, Operation, Patches};
+use crate::nn::operation;
+use crate::number::computed_in;
+use candle_core::{DType, Result, Tensor};
+use candle_nn::Conv2dConfig;
+
+/// The gradients of input and weight; none where it went into a bucket or nobody asks for it.
+type Both = [Option<Tensor>; 2];
+
+/// Padding, stride and dilation.
+type Sizes = [usize; 3];
+
+/// The gradients of candle's `conv2d` of `x`, `[n, in, height, width]`, and a weight `[out, in, …, …]`.
+pub(crate) fn of_conv2d(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tensor) -> Result<Both> {
+    if let Some(zeros) = of_nothing(x, weight, up)? {
+        return Ok(zeros);
+    }
+    if computed_in(x.dtype()) != x.dtype() {
+        return in_f32(x, weight, up, |x, weight, up| of_conv2d(x, weight, sizes, up));
+    }
+    let [padding, stride, dilation] = sizes;
+    let config = Conv2dConfig { padding, stride, dilation, groups: 1, cudnn_fwd_algo: None };
+    let patches = Patches::new(x.dims(), weight.dims(), &config);
+    if let Some(patches) = patches.filter(|_| operation::takes(x, weight, None)) {
+        let (x, weight, up) = (x.contiguous()?, weight.contiguous()?, up.contiguous()?);
+        let fused = Fused { patches };
+        let [of_x, of_weight, _] = match x.dtype() {
+            DType::F32 => fused.backward::<f32>(&x, &weight, None, &up, &up)?,
+            _ => fused.backward::<f64>(&x, &weight, None, &up, &up)?,
+        };
+        return Ok([of_x, of_weight]);
+    }
+    // Of what the kernel covers, without padding, candle's own operations are the gradients.
+    let covered = covered(up, weight, stride, dilation)?;
+    let padded = x.dims()[2..].iter().map(|size| size + 2 * padding);
+    let padded: Vec<usize> = padded.collect();
+    let around = x.detach().pad_with_zeros(2, padding, padding)?.pad_with_zeros(3, padding, padding)?;
+    let around = around.narrow(2, 0, covered[0])?.narrow(3, 0, covered[1])?;
+    let of_x = up.conv_transpose2d(&weight.detach(), 0, 0, stride, dilation)?;
+    let of_x =
+        of_x.pad_with_zeros(2, 0, padded[0] - covered[0])?.pad_with_zeros(3, 0, padded[1] - covered[1])?;
+    let of_x = of_x.narrow(2, padding, x.dim(2)?)?.narrow(3, padding, x.dim(3)?)?.contiguous()?;
+    Ok([Some(of_x), Some(of_kernel(&around, up, stride, dilation)?)])
+}
+
+/// The gradients of candle's `conv1d` of `x`, `[n, in, length]`, and a weight `[out, in, width]`.
+pub(crate) fn of_conv1d(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tensor) -> Result<Both> {
+    let [padding, stride, dilation] = sizes;
+    // Above and below the row nothing is added.
+    let rows = x.pad_with_zeros(2, padding, padding)?.unsqueeze(2)?;
+    let sizes = [0, stride, dilation];
+    let [of_x, of_weight] = of_conv2d(&rows, &weight.unsqueeze(2)?, sizes, &up.unsqueeze(2)?)?;
+    let of_x = of_x.map(|of_x| of_x.squeeze(2)?.narrow(2, padding, x.dim(2)?)?.contiguous());
+    Ok([of_x.transpose()?, of_weight.map(|of_weight| of_weight.squeeze(2)).transpose()?])
+}
+
+/// The gradients of candle's `conv_transpose2d` of `x`, `[n, in, height, width]`, and a weight `[in, out, …, …]`.
+pub(crate) fn of_conv_transpose2d(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tensor) -> Result<Both> {
+    if let Some(zeros) = of_nothing(x, weight, up)? {
+        return Ok(zeros);
+    }
+    if computed_in(x.dtype()) != x.dtype() {
+        return in_f32(x, weight, up, |x, weight, up| of_conv_transpose2d(x, weight, sizes, up));
+    }
+    let [padding, stride, dilation] = sizes;
+    // Of the result without padding: what was cut off has no gradient, and what was added at the end comes from nothing.
+    let whole = covered(x, weight, stride, dilation)?;
+    let up = up.pad_with_zeros(2, padding, padding)?.pad_with_zeros(3, padding, padding)?;
+    let up = up.narrow(2, 0, whole[0])?.narrow(3, 0, whole[1])?.contiguous()?;
+    let config = Conv2dConfig { stride, dilation, ..Default::default() };
+    if let Some([of_x, of_weight, _]) = super::transposed::gradients(x, weight, &up, &config)? {
+        return Ok([of_x, of_weight]);
+    }
+    let of_x = up.conv2d(&weight.detach(), 0, stride, dilation, 1)?;
+    Ok([Some(of_x), Some(of_kernel(&up, &x.detach(), stride, dilation)?)])
+}
+
+/// The gradients of candle's `conv_transpose1d` of `x`, `[n, in, length]`, and a weight `[in, out, width]`.
+pub(crate) fn of_conv_transpose1d(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tensor) -> Result<Both> {
+    let [padding, stride, dilation] = sizes;
+    let up = up.pad_with_zeros(2, padding, padding)?.unsqueeze(2)?;
+    let sizes = [0, stride, dilation];
+    let of_both = of_conv_transpose2d(&x.unsqueeze(2)?, &weight.unsqueeze(2)?, sizes, &up)?;
+    let [of_x, of_weight] = of_both.map(|gradient| gradient.map(|gradient| gradient.squeeze(2)).transpose());
+    Ok([of_x?, of_weight?])
+}
+
+/// The height and width of an image that a kernel covers, put at each place of `output`.
+fn covered(output: &Tensor, weight: &Tensor, stride: usize, dilation: usize) -> Result<[usize; 2]> {
+    let (_, _, height, width) = output.dims4()?;
+    let (_, _, k_height, k_width) = weight.dims4()?;
+    let of = |places: usize, kernel: usize| (places - 1) * stride + dilation * (kernel - 1) + 1;
+    Ok([of(height, k_height), of(width, k_width)])
+}
+
+/// The gradient of a kernel that covers `image` as a whole and gives `output`: `[out, in, …, …]`.
+fn of_kernel(image: &Tensor, output: &Tensor, stride: usize, dilation: usize) -> Result<Tensor> {
+    let (image, output) = (image.transpose(0, 1)?.contiguous()?, output.transpose(0, 1)?.contiguous()?);
+    image.conv2d(&output, 0, dilation, stride, 1)?.transpose(0, 1)?.contiguous()
+}
+
+/// Zeros, where there are no elements.
+fn of_nothing(x: &Tensor, weight: &Tensor, up: &Tensor) -> Result<Option<Both>> {
+    if [x, weight, up].iter().all(|tensor| tensor.elem_count() > 0) {
+        return Ok(None);
+    }
+    Ok(Some([Some(x.zeros_like()?), Some(weight.zeros_like()?)]))
+}
+
+/// Gradients in half precision, computed in f32.
+fn in_f32(
+    x: &Tensor,
+    weight: &Tensor,
+    up: &Tensor,
+    gradients: impl FnOnce(&Tensor, &Tensor, &Tensor) -> Result<Both>,
+) -> Result<Both> {
+    let wide = |tensor: &Tensor| tensor.to_dtype(DType::F32);
+    let [of_x, of_weight] = gradients(&wide(x)?, &wide(weight)?, &wide(up)?)?;
+    let narrow = |gradient: Option<Tensor>| gradient.map(|gradient| gradient.to_dtype(x.dtype())).transpose();
+    Ok([narrow(of_x)?, narrow(of_weight)?])
+}

@@ -1,0 +1,222 @@
+//! Transposed convolutions of images and sequences.
+
+use super::conv2d;
+use candle_core::{Module, Result, Tensor, bail};
+use candle_nn::{Conv2dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig, VarBuilder};
+use distribute_tensor::without_elements;
+
+/// candle_nn's `ConvTranspose2d`, with the bias in the same operation on CPUs, and gradients for any size of image.
+///
+/// `x` has shape `[n, in, height, width]` and the result `[n, out, …, …]`; the weight is `[in, out, …, …]`, the bias `[out]`.
+///
+/// ```
+/// use candle_core::{DType, Device, Module, Tensor, Var};
+/// use distribute::nn::{ConvTranspose2d, ConvTranspose2dConfig};
+///
+/// let weight = Var::ones((1, 1, 2, 2), DType::F32, &Device::Cpu)?;
+/// let config = ConvTranspose2dConfig { stride: 2, ..Default::default() };
+/// let layer = ConvTranspose2d::new(weight.as_tensor().clone(), None, config);
+/// let x = Tensor::new(&[[[[1f32, 2.]]]], &Device::Cpu)?;
+/// let y = layer.forward(&x)?;
+/// assert_eq!(y.squeeze(0)?.squeeze(0)?.to_vec2::<f32>()?, [[1., 1., 2., 2.], [1., 1., 2., 2.]]);
+/// assert_eq!(y.sum_all()?.backward()?.get(&weight).unwrap().sum_all()?.to_scalar::<f32>()?, 4. * 3.);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+#[doc(alias = "tf.keras.layers.Conv2DTranspose")]
+#[doc(alias = "tf.nn.conv2d_transpose")]
+#[derive(Clone, Debug)]
+pub struct ConvTranspose2d {
+    weight: Tensor,
+    bias: Option<Tensor>,
+    config: ConvTranspose2dConfig,
+}
+
+/// candle_nn's `ConvTranspose1d`, with gradients, which candle 0.11 refuses.
+///
+/// `x` has shape `[n, in, length]` and the result `[n, out, …]`; the weight is `[in, out / groups, width]`, the bias `[out]`. It is a
+/// transposed convolution of images of one row.
+#[doc(alias = "tf.keras.layers.Conv1DTranspose")]
+#[doc(alias = "tf.nn.conv1d_transpose")]
+#[derive(Clone, Debug)]
+pub struct ConvTranspose1d {
+    weight: Tensor,
+    bias: Option<Tensor>,
+    config: ConvTranspose1dConfig,
+}
+
+macro_rules! layer {
+    ($layer:ident, $config:ident, $with_bias:ident, $without_bias:ident, $weight:literal) => {
+        #[doc = "A layer with a bias, of variables `weight` and `bias`, initialised as candle_nn's."]
+        ///
+        /// # Errors
+        /// Those of the `VarBuilder`.
+        pub fn $with_bias(
+            in_channels: usize,
+            out_channels: usize,
+            kernel_size: usize,
+            config: $config,
+            vb: VarBuilder,
+        ) -> Result<$layer> {
+            candle_nn::$with_bias(in_channels, out_channels, kernel_size, config, vb).map($layer::from)
+        }
+
+        #[doc = "A layer without a bias, of the variable `weight`, initialised as candle_nn's."]
+        ///
+        /// # Errors
+        /// Those of the `VarBuilder`.
+        pub fn $without_bias(
+            in_channels: usize,
+            out_channels: usize,
+            kernel_size: usize,
+            config: $config,
+            vb: VarBuilder,
+        ) -> Result<$layer> {
+            candle_nn::$without_bias(in_channels, out_channels, kernel_size, config, vb).map($layer::from)
+        }
+
+        impl From<candle_nn::$layer> for $layer {
+            fn from(layer: candle_nn::$layer) -> Self {
+                Self::new(layer.weight().clone(), layer.bias().cloned(), *layer.config())
+            }
+        }
+
+        impl $layer {
+            #[doc = concat!("A layer of a weight ", $weight, " and a bias `[out]`.")]
+            pub fn new(weight: Tensor, bias: Option<Tensor>, config: $config) -> Self {
+                Self { weight, bias, config }
+            }
+
+            #[doc = concat!("The weight, ", $weight, ".")]
+            pub fn weight(&self) -> &Tensor {
+                &self.weight
+            }
+
+            /// The bias, `[out]`.
+            pub fn bias(&self) -> Option<&Tensor> {
+                self.bias.as_ref()
+            }
+
+            /// Paddings, stride and dilation.
+            pub fn config(&self) -> &$config {
+                &self.config
+            }
+        }
+    };
+}
+layer!(
+    ConvTranspose2d,
+    ConvTranspose2dConfig,
+    conv_transpose2d,
+    conv_transpose2d_no_bias,
+    "`[in, out, …, …]`"
+);
+layer!(
+    ConvTranspose1d,
+    ConvTranspose1dConfig,
+    conv_transpose1d,
+    conv_transpose1d_no_bias,
+    "`[in, out / groups, width]`"
+);
+
+impl Module for ConvTranspose2d {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let ConvTranspose2dConfig { padding, output_padding, stride, dilation } = self.config;
+        let config = Conv2dConfig { padding, stride, dilation, groups: 1, cudnn_fwd_algo: None };
+        forward(x, &self.weight, self.bias.as_ref(), &config, output_padding)
+    }
+}
+
+impl Module for ConvTranspose1d {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        if x.rank() != 3 || self.weight.rank() != 3 {
+            bail!(
+                "conv_transpose1d: x has to be [n, in, length] and the weight [in, out / groups, width], not {:?} and {:?}",
+                x.dims(),
+                self.weight.dims()
+            );
+        }
+        let ConvTranspose1dConfig { padding, output_padding, stride, dilation, groups } = self.config;
+        let config = Conv2dConfig { padding: 0, stride, dilation, groups, cudnn_fwd_algo: None };
+        // Above and below the row nothing is cut off, so both paddings are those of the row alone.
+        let whole = forward(&x.unsqueeze(2)?, &self.weight.unsqueeze(2)?, None, &config, 0)?.squeeze(2)?;
+        let size = cut("conv_transpose1d", whole.dim(2)?, padding, output_padding)?;
+        let y = added(&whole, 2, output_padding)?.narrow(2, padding, size)?.contiguous()?;
+        match &self.bias {
+            Some(bias) if y.elem_count() > 0 => y.broadcast_add(&bias.reshape((1, bias.dims1()?, 1))?),
+            _ => Ok(y),
+        }
+    }
+}
+
+/// The transposed convolution of images, of any number of groups.
+fn forward(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    config: &Conv2dConfig,
+    output_padding: usize,
+) -> Result<Tensor> {
+    let (&[images, all, height, width], &[inputs, channels, k_height, k_width]) = (x.dims(), weight.dims())
+    else {
+        bail!(
+            "conv_transpose2d: x has to be [n, in, height, width] and the weight [in, out, …, …], not {:?} and {:?}",
+            x.dims(),
+            weight.dims()
+        )
+    };
+    let Conv2dConfig { padding, stride, dilation, groups, .. } = *config;
+    if all != inputs || groups == 0 || all % groups != 0 {
+        bail!("conv_transpose2d: {all} channels don't fit a weight {:?} in {groups} groups", weight.dims())
+    }
+    if [height, width, k_height, k_width, stride, dilation, channels, inputs].contains(&0) {
+        bail!(
+            "conv_transpose2d: images {:?}, a weight {:?} and {config:?} have to be at least 1",
+            x.dims(),
+            weight.dims()
+        )
+    }
+    let whole = |places: usize, kernel: usize| (places - 1) * stride + dilation * (kernel - 1) + 1;
+    let size = |places, kernel| cut("conv_transpose2d", whole(places, kernel), padding, output_padding);
+    let size = [size(height, k_height)?, size(width, k_width)?];
+    if images == 0 {
+        return without_elements(&[0, channels * groups, size[0], size[1]], x.dtype(), x.device());
+    }
+    if let Some(y) = conv2d::transposed(x, weight, bias, size, config)? {
+        return Ok(y);
+    }
+    // The whole result first, of which candle's gradients are right for any size.
+    let part = |number: usize| {
+        let (x, weight) = (x.narrow(1, number * all / groups, all / groups)?, weight.chunk(groups, 0)?);
+        x.contiguous()?.conv_transpose2d(&weight[number].contiguous()?, 0, 0, stride, dilation)
+    };
+    let y = match groups {
+        1 => x.conv_transpose2d(weight, 0, 0, stride, dilation)?,
+        _ => Tensor::cat(&(0..groups).map(part).collect::<Result<Vec<_>>>()?, 1)?,
+    };
+    let y = added(&added(&y, 2, output_padding)?, 3, output_padding)?;
+    let y = y.narrow(2, padding, size[0])?.narrow(3, padding, size[1])?.contiguous()?;
+    match bias {
+        Some(bias) => y.broadcast_add(&bias.reshape((1, bias.dims1()?, 1, 1))?),
+        None => Ok(y),
+    }
+}
+
+/// A size that is cut off by `padding` at both ends, after `output_padding` was added to one.
+fn cut(name: &str, whole: usize, padding: usize, output_padding: usize) -> Result<usize> {
+    match (whole + output_padding).checked_sub(2 * padding) {
+        Some(size) if size > 0 => Ok(size),
+        _ => bail!(
+            "{name}: a padding of {padding} cuts off all of the {whole} + {output_padding} elements along an axis"
+        ),
+    }
+}
+
+/// Zeros at the end of an axis.
+fn added(x: &Tensor, axis: usize, len: usize) -> Result<Tensor> {
+    if !x.dims()[..axis].contains(&0) {
+        return x.pad_with_zeros(axis, 0, len);
+    }
+    let mut dims = x.dims().to_vec();
+    dims[axis] += len;
+    without_elements(&dims, x.dtype(), x.device())
+}

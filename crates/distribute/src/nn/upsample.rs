@@ -1,0 +1,122 @@
+//! Upsampling, with candle's signatures and values, and gradients that are right for any size.
+
+use super::windows::{self, Axes, Axis};
+use crate::Error;
+use crate::context::raise;
+use crate::known::attach;
+use candle_core::{Result, Tensor, bail};
+use distribute_tensor::without_elements;
+
+/// candle's `upsample_nearest1d` and `interpolate1d`: for each of `target_size` places the nearest element of `[n, channels, length]`.
+///
+/// candle 0.11's own `backward` forgets what else its input is used for, and refuses sizes that are no multiple of the length.
+///
+/// # Errors
+/// For an input of other than three axes, and of length 0.
+#[doc(alias = "interpolate1d")]
+#[doc(alias = "tf.keras.layers.UpSampling1D")]
+pub fn upsample_nearest1d(xs: &Tensor, target_size: usize) -> Result<Tensor> {
+    xs.dims3()?;
+    upsample_nearest2d(&xs.unsqueeze(2)?, 1, target_size)?.squeeze(2)
+}
+
+/// candle's `upsample_nearest2d` and `interpolate2d`: for each place of an image of `target_h` x `target_w` the nearest element of
+/// `[n, channels, height, width]`.
+///
+/// # Errors
+/// For an input of other than four axes, and for images without elements.
+#[doc(alias = "interpolate2d")]
+#[doc(alias = "tf.keras.layers.UpSampling2D")]
+#[doc(alias = "tf.image.resize")]
+pub fn upsample_nearest2d(xs: &Tensor, target_h: usize, target_w: usize) -> Result<Tensor> {
+    let axes = nearest("upsample_nearest2d", xs, target_h, target_w)?;
+    upsampled("upsample_nearest2d", xs, axes, |xs| xs.upsample_nearest2d(target_h, target_w))
+}
+
+/// candle's `upsample_bilinear2d`: for each place of an image of `target_h` x `target_w` the four nearest elements of
+/// `[n, channels, height, width]`, weighed by how near they are. With `align_corners` the outermost elements keep their places.
+///
+/// # Errors
+/// As [`upsample_nearest2d`].
+#[doc(alias = "tf.image.resize")]
+pub fn upsample_bilinear2d(
+    xs: &Tensor,
+    target_h: usize,
+    target_w: usize,
+    align_corners: bool,
+) -> Result<Tensor> {
+    let axes = bilinear("upsample_bilinear2d", xs, target_h, target_w, align_corners)?;
+    // Some devices have no kernel for it in candle.
+    let by_axes = axes.clone();
+    let forward = |xs: &Tensor| {
+        if xs.device().is_cpu() {
+            xs.upsample_bilinear2d(target_h, target_w, align_corners)
+        } else {
+            windows::combined(xs, &by_axes)
+        }
+    };
+    upsampled("upsample_bilinear2d", xs, axes, forward)
+}
+
+fn nearest(name: &str, xs: &Tensor, target_h: usize, target_w: usize) -> Result<Axes> {
+    let [height, width] = size(name, xs, target_h, target_w)?;
+    Ok([Axis::nearest(height, target_h), Axis::nearest(width, target_w)])
+}
+
+fn bilinear(name: &str, xs: &Tensor, target_h: usize, target_w: usize, align_corners: bool) -> Result<Axes> {
+    let [height, width] = size(name, xs, target_h, target_w)?;
+    Ok([Axis::bilinear(height, target_h, align_corners), Axis::bilinear(width, target_w, align_corners)])
+}
+
+fn size(name: &str, xs: &Tensor, target_h: usize, target_w: usize) -> Result<[usize; 2]> {
+    let (_, _, height, width) = xs.dims4()?;
+    if [height, width, target_h, target_w].contains(&0) {
+        bail!(
+            "{name}: images of {height} x {width} cannot become {target_h} x {target_w}: each has to be at least 1"
+        )
+    }
+    Ok([height, width])
+}
+
+fn upsampled(
+    name: &'static str,
+    xs: &Tensor,
+    axes: Axes,
+    forward: impl FnOnce(&Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
+    let (images, channels, ..) = xs.dims4()?;
+    if images * channels == 0 {
+        let dims = [images, channels, axes[0].output(), axes[1].output()];
+        return without_elements(&dims, xs.dtype(), xs.device());
+    }
+    let result = forward(&xs.detach().contiguous()?)?;
+    attach(name, xs, result, move |_, up| windows::of_combined(up, &axes))
+}
+
+/// The gradient of candle's `upsample_nearest1d`.
+pub(crate) fn of_nearest1d(x: &Tensor, up: &Tensor) -> Result<Tensor> {
+    of_nearest2d(&x.unsqueeze(2)?, &up.unsqueeze(2)?)?.squeeze(2)
+}
+
+/// The gradient of candle's `upsample_nearest2d`.
+pub(crate) fn of_nearest2d(x: &Tensor, up: &Tensor) -> Result<Tensor> {
+    let (_, _, height, width) = up.dims4()?;
+    windows::of_combined(up, &nearest("upsample_nearest2d", x, height, width)?)
+}
+
+/// The gradient of candle's `upsample_bilinear2d`, of which `y` is the result.
+///
+/// candle's graph does not have the scale of `upsample_bilinear2d_with_scale`. It is that of the sizes if the result is.
+pub(crate) fn of_bilinear2d(x: &Tensor, align_corners: bool, y: &Tensor, up: &Tensor) -> Result<Tensor> {
+    let (_, _, height, width) = up.dims4()?;
+    let by_size = x.detach().upsample_bilinear2d(height, width, align_corners)?;
+    if by_size.ne(y)?.to_dtype(candle_core::DType::F32)?.sum_all()?.to_scalar::<f32>()? > 0. {
+        let reason = format!(
+            "the model calls upsample_bilinear2d_with_scale on {:?} with a scale that is no ratio of sizes, and candle's graph does not keep \
+             it; write distribute::nn::upsample_bilinear2d(&x, {height}, {width}, {align_corners})?",
+            x.dims()
+        );
+        return Err(raise(Error::invalid("backward", reason)));
+    }
+    windows::of_combined(up, &bilinear("upsample_bilinear2d", x, height, width, align_corners)?)
+}
