@@ -11,6 +11,7 @@ use distribute::{
 };
 use distribute_testing::watched;
 
+// INV-20
 /// COLO-2, COLO-4: a model goes where the given variable is, whole, as a variable does, and trains as any.
 #[test]
 fn colo_2_a_model_made_beside_a_variable_has_its_devices_and_is_whole() {
