@@ -222,8 +222,6 @@ pub use strategy::{
 };
 pub use summary::SummaryWriter;
 pub use training::Training;
-#[doc(hidden)]
-pub use values::derived;
 #[doc(alias = "tf.distribute.DistributedValues")]
 #[doc(alias = "DistributedValues")]
 pub use values::Distributed;
@@ -233,6 +231,8 @@ pub use values::Mirrored;
 #[doc(alias = "tf.distribute.DistributedValues")]
 #[doc(alias = "DistributedValues")]
 pub use values::PerReplica;
+#[doc(hidden)]
+pub use values::derived;
 pub use values::{Axes, Reducible};
 pub use variables::NewVariable;
 #[doc(alias = "ShardedVariable.variables")]
