@@ -14,7 +14,7 @@ const REDUCE: &str = "reduce";
 impl HostTensor {
     /// The element-wise sum or mean of tensors of one shape and dtype, in the order of [`kernel::fold`].
     ///
-    /// A SUM of integers wraps. A MEAN divides the sum, so that of integers is a float, see [`DType::mean`]; they are
+    /// A SUM of integers wraps. A MEAN divides the sum, so that of integers is a float, see [`DType::mean`](crate::DType::mean); they are
     /// added up as wider numbers, which don't wrap. Floats of 16 bits are added up and divided as `f32`, and rounded once. Bools and strings cannot be summed, one alone neither. An error says
     /// which tensor, by its place in the list, differs from the first one.
     pub fn reduce(op: ReduceOp, tensors: &[&HostTensor]) -> Result<HostTensor> {
@@ -97,7 +97,7 @@ impl HostTensor {
         }
     }
 
-    /// Divides every element: a true division, so integers become floats, see [`DType::mean`]. By 0 gives NaN or an
+    /// Divides every element: a true division, so integers become floats, see [`DType::mean`](crate::DType::mean). By 0 gives NaN or an
     /// infinity.
     pub fn divide(&self, by: f64) -> Result<HostTensor> {
         fn map<T, U>(v: &[T], f: impl Fn(&T) -> U) -> Vec<U> {
