@@ -62,9 +62,14 @@ pub use candle_nn::{
     Func, GroupNorm, Init, LayerNormConfig, Module, ModuleT, PReLU, VarBuilder, encoding, func, group_norm,
     init, prelu,
 };
+#[doc(alias = "tf.keras.layers.Conv1DTranspose")]
+#[doc(alias = "tf.nn.conv1d_transpose")]
+pub use conv_transpose::ConvTranspose1d;
+#[doc(alias = "tf.keras.layers.Conv2DTranspose")]
+#[doc(alias = "tf.nn.conv2d_transpose")]
+pub use conv_transpose::ConvTranspose2d;
 pub use conv_transpose::{
-    ConvTranspose1d, ConvTranspose2d, conv_transpose1d, conv_transpose1d_no_bias, conv_transpose2d,
-    conv_transpose2d_no_bias,
+    conv_transpose1d, conv_transpose1d_no_bias, conv_transpose2d, conv_transpose2d_no_bias,
 };
 #[doc(alias = "tf.keras.layers.Conv1D")]
 #[doc(alias = "tf.nn.conv1d")]
@@ -102,11 +107,36 @@ pub use layer_norm::{layer_norm, layer_norm_no_bias, rms_norm};
 #[doc(alias = "Dense")]
 pub use linear::Linear;
 pub use linear::{linear, linear_b, linear_no_bias};
-pub use pool::{
-    adaptive_avg_pool2d, adaptive_max_pool2d, avg_pool1d, avg_pool2d, avg_pool2d_with_stride,
-    global_avg_pool2d, global_max_pool2d, max_pool1d, max_pool2d, max_pool2d_with_stride,
-};
+#[doc(alias = "tf.nn.avg_pool1d")]
+#[doc(alias = "tf.keras.layers.AveragePooling1D")]
+pub use pool::avg_pool1d;
+#[doc(alias = "tf.nn.avg_pool2d")]
+#[doc(alias = "tf.keras.layers.AveragePooling2D")]
+pub use pool::avg_pool2d;
+#[doc(alias = "tf.keras.layers.GlobalAveragePooling2D")]
+pub use pool::global_avg_pool2d;
+#[doc(alias = "tf.keras.layers.GlobalMaxPooling2D")]
+pub use pool::global_max_pool2d;
+#[doc(alias = "tf.nn.max_pool1d")]
+#[doc(alias = "tf.keras.layers.MaxPooling1D")]
+pub use pool::max_pool1d;
+#[doc(alias = "tf.nn.max_pool2d")]
+#[doc(alias = "tf.keras.layers.MaxPooling2D")]
+pub use pool::max_pool2d;
+pub use pool::{adaptive_avg_pool2d, adaptive_max_pool2d, avg_pool2d_with_stride, max_pool2d_with_stride};
 #[doc(hidden)]
 pub use products::Products;
-pub use scatter::{scatter, scatter_add};
-pub use upsample::{upsample_bilinear2d, upsample_nearest1d, upsample_nearest2d};
+#[doc(alias = "tf.tensor_scatter_nd_update")]
+#[doc(alias = "tf.scatter_nd")]
+pub use scatter::scatter;
+#[doc(alias = "tf.tensor_scatter_nd_add")]
+pub use scatter::scatter_add;
+#[doc(alias = "tf.image.resize")]
+pub use upsample::upsample_bilinear2d;
+#[doc(alias = "interpolate1d")]
+#[doc(alias = "tf.keras.layers.UpSampling1D")]
+pub use upsample::upsample_nearest1d;
+#[doc(alias = "interpolate2d")]
+#[doc(alias = "tf.keras.layers.UpSampling2D")]
+#[doc(alias = "tf.image.resize")]
+pub use upsample::upsample_nearest2d;
