@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 const KINDS: [&str; 3] = ["changes-", "tables-", "snapshot-"];
 
 /// Keeps the log and the snapshot of a folder as `replaced-<life>` in it, and returns where that is; `None` if there are none. The files stay where
-/// they are, too, until a later snapshot removes them. What was set aside of this life before stays. `log` is the file that is appended to,
-/// and no part of it.
+/// they are, too, until a later snapshot removes them. What was set aside of this life before stays. `log` is the file that is appended to:
+/// it has no change of the state yet, and is kept as a copy, since the file before it says that it follows.
 pub(super) fn set_aside(folder: &Path, life: u64, log: &Path) -> io::Result<Option<PathBuf>> {
     let aside = folder.join(format!("replaced-{life}"));
     let part = folder.join(format!("replaced-{life}.part"));
@@ -33,6 +33,9 @@ pub(super) fn set_aside(folder: &Path, life: u64, log: &Path) -> io::Result<Opti
     fs::create_dir(&part)?;
     for name in found {
         keep(&folder.join(&name), &part.join(&name))?;
+    }
+    if let Some(name) = log.file_name().filter(|_| log.exists()) {
+        fs::copy(log, part.join(name))?;
     }
     fs::rename(&part, &aside)?;
     File::open(folder)?.sync_all()?;
@@ -81,6 +84,8 @@ mod tests {
             assert_eq!(fs::read_to_string(at("replaced-3").join(name)).unwrap(), text);
         }
         assert!(!at("replaced-3.part").exists() && !at("replaced-3").join("life").exists());
-        assert!(!at("replaced-3").join("changes-9.log").exists());
+        // What is appended later is no part of it.
+        fs::write(at("changes-9.log"), "later").unwrap();
+        assert_eq!(fs::read_to_string(at("replaced-3").join("changes-9.log")).unwrap(), "");
     }
 }

@@ -54,11 +54,9 @@ impl Core {
         let Some(log) = self.log.as_ref().filter(|log| log.journal.next() > 0) else { return Ok(()) };
         let folder = log.journal.folder();
         let io = || OpenError::io("setting aside the state in", folder);
-        let next = {
-            let _all = self.orders();
-            // What is appended from here on belongs to the other state.
-            log.journal.rotate().map_err(io())?
-        };
+        // Nothing is appended to the next file before it is copied.
+        let _all = self.orders();
+        let next = log.journal.rotate().map_err(io())?;
         let aside = set_aside(folder, read_life(folder)?, &path(folder, next)).map_err(io())?;
         if let Some(aside) = aside {
             heard(|| {
