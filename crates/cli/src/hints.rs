@@ -2,14 +2,14 @@
 
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 
-/// How launchers of others call the number of processes.
+/// The options of other launchers for the number of processes.
 const WORKERS: [&str; 8] =
     ["-n", "-np", "--n", "--np", "--nproc_per_node", "--nproc-per-node", "--num-workers", "--num_processes"];
 
 /// Prints an error of the command line, and a hint if there is one, and ends the process as clap does.
 pub fn exit(error: &Error) -> ! {
     let _ = error.print();
-    let is_launch = std::env::args().nth(1).is_some_and(|command| command == "launch");
+    let is_launch = std::env::args_os().nth(1).is_some_and(|command| command == "launch");
     if let Some(hint) = of(error).filter(|_| is_launch) {
         crate::output::remark(format!("\n{hint}"));
     }
@@ -26,11 +26,11 @@ fn of(error: &Error) -> Option<String> {
         Some("hint: the number of processes is --workers: distribute launch --workers 2 -- ./train".into())
     } else if !name.starts_with('-') {
         Some(format!(
-            "hint: the command comes after --, behind all options: distribute launch --workers 2 -- {argument}"
+            "hint: the command comes after all options and --: distribute launch --workers 2 -- {argument}"
         ))
     } else {
         Some(
-            "hint: options of the command come after --, behind it: distribute launch -- ./train --epochs 3"
+            "hint: options of the command come after -- and the command: distribute launch -- ./train --epochs 3"
                 .into(),
         )
     }
