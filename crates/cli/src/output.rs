@@ -16,7 +16,7 @@ pub fn line(text: impl AsRef<str>) -> Result<()> {
     }
 }
 
-/// Writes a line to standard error. Where nobody reads it, the command goes on.
+/// Writes a line to standard error. If nobody reads it, the command goes on.
 pub fn remark(text: impl AsRef<str>) {
     let _ = writeln!(std::io::stderr().lock(), "{}", text.as_ref());
 }

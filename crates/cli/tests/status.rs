@@ -73,7 +73,7 @@ fn what_is_no_monitor_is_told_as_such() {
     }
 }
 
-/// Where a command's output is full, a signal ends it; where it is closed, the command ends well or goes on without it.
+/// A signal ends a command whose output is full. A command whose output is closed succeeds.
 #[cfg(unix)]
 #[test]
 fn output_that_nobody_reads_holds_up_no_command() {
