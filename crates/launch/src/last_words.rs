@@ -7,15 +7,16 @@ use distribute_cluster::Deadline;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-/// How long the reader may take nothing before the rest is dropped.
+/// The time for which the reader may take nothing before the rest is dropped.
 const UNREAD: Duration = Duration::from_secs(10);
 
 /// The same for a user who has asked twice.
 const UNREAD_IN_HASTE: Duration = Duration::from_millis(500);
 
-/// Writes what is left, and the launcher's last words. Whoever asks once more meanwhile waits for no reader.
+/// Writes what is left, and the launcher's last words. A signal that comes while it waits for a reader ends the wait.
 pub(crate) fn say(printer: &Printer, events: &Receiver<Event>, outcome: &Outcome, in_haste: bool) {
     let patience = |in_haste| if in_haste { UNREAD_IN_HASTE } else { UNREAD };
+    printer.drained();
     let all = flush(printer, events, patience(in_haste), Printer::is_idle);
     for (stream, dropped) in [Stream::Out, Stream::Err].into_iter().zip(printer.discard()) {
         if dropped.lines > 0 {
@@ -30,7 +31,7 @@ pub(crate) fn say(printer: &Printer, events: &Receiver<Event>, outcome: &Outcome
     }
 }
 
-/// Waits until all is done, nothing moves for so long, or somebody asks once more. Returns whether all is done.
+/// Waits until all is done, nothing has moved for `patience`, or a signal comes. Returns whether all is done.
 fn flush(
     printer: &Printer,
     events: &Receiver<Event>,

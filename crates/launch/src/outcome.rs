@@ -97,7 +97,7 @@ pub struct Outcome {
     pub cause: Cause,
     /// How long it took.
     pub after: Duration,
-    /// How long tasks had to end when asked: the grace time, or less where a second signal had them killed sooner.
+    /// The time that tasks had to end when asked: the grace time, or less if a second signal had them killed sooner.
     pub grace: Duration,
     /// Its tasks.
     pub tasks: Vec<TaskOutcome>,

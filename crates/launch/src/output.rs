@@ -18,7 +18,7 @@ pub enum Stream {
 }
 
 impl Stream {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Stream::Out => "standard output",
             Stream::Err => "standard error",
@@ -86,7 +86,7 @@ pub enum Notice {
         /// How many that train are left.
         left: usize,
     },
-    /// A task has failed, and is not started again because the chief, which drives it, has ended well.
+    /// A task has failed, and is not started again because the chief, which drives it, has succeeded.
     NotNeeded {
         /// The task.
         task: Task,
@@ -95,7 +95,7 @@ pub enum Notice {
         /// How long it ran.
         after: Duration,
     },
-    /// A task is asked to end because the chief, which would drive it, has ended well, and no other task is at work.
+    /// A task is asked to end because the chief, which would drive it, has succeeded, and no other task is at work.
     LeftOver {
         /// The task.
         task: Task,
@@ -111,11 +111,11 @@ pub enum Notice {
     Dropped {
         /// The stream on which they came.
         stream: Stream,
-        /// How many lines.
+        /// The number of lines.
         lines: u64,
-        /// How many bytes.
+        /// The number of bytes.
         bytes: u64,
-        /// Why they could not be written; `None` if nobody read them.
+        /// The error of the last write that failed; `None` if nobody read them.
         why: Option<String>,
     },
     /// The job has ended.

@@ -11,19 +11,20 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How many bytes wait for the reader of a stream before a task that runs is held up.
+/// The number of bytes that wait for the reader of a stream before a task that runs is held up.
 const ROOM: usize = 1 << 20;
 
-/// How many bytes wait for it at most, when tasks are no longer held up; what comes on top is dropped.
+/// The greatest number of bytes that wait for it, when tasks are no longer held up. Lines beyond it are dropped.
 const MOST: usize = 16 << 20;
 
-/// What a queued line takes besides its text, roughly.
+/// The memory of a queued line in addition to its text, roughly.
 const OVERHEAD: usize = 64;
 
-/// A wait for an event of this process looks again after this time. It has no other limit.
+/// The time after which a wait in a queue looks again. The wait ends with a line or room for one, or with the task or the job, whose ends
+/// have deadlines.
 const LOOK: Duration = Duration::from_secs(3600);
 
-/// Something to hand on.
+/// A line of a task, or words of the launcher.
 pub(crate) enum Said {
     Line { index: usize, task: Arc<Task>, stream: Stream, text: Vec<u8> },
     Notice(Notice),
@@ -47,7 +48,7 @@ impl Said {
     }
 }
 
-/// What could not be handed on of one stream.
+/// The lines of one stream that could not be handed on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Dropped {
     pub lines: u64,
@@ -72,36 +73,31 @@ struct State {
     /// The size of what waits and of what is being written.
     bytes: usize,
     writing: bool,
-    /// How many have been written, or failed to be.
+    /// The number of writes that have returned, with or without an error.
     done: u64,
     /// Tasks are held up no longer.
     ending: bool,
+    /// Lines of tasks are ignored.
+    drained: bool,
     /// Nothing more is taken.
     closed: bool,
     dropped: Dropped,
 }
 
 /// One stream.
+#[derive(Default)]
 struct Queue {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-/// What a job says on its way to the reader.
+/// The way of a job's words to the reader.
 pub(crate) struct Printer {
     out: Arc<Queue>,
     err: Arc<Queue>,
 }
 
 impl Queue {
-    /// Starts the thread that writes.
-    fn start(name: &str, sink: &Sink, events: &Sender<Event>) -> io::Result<Arc<Self>> {
-        let queue = Arc::new(Self { state: Mutex::default(), changed: Condvar::new() });
-        let (own, sink, events) = (queue.clone(), sink.clone(), events.clone());
-        std::thread::Builder::new().name(name.into()).spawn(move || own.write(&sink, &events))?;
-        Ok(queue)
-    }
-
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -152,6 +148,9 @@ impl Queue {
         {
             state = self.wait(state);
         }
+        if state.drained && matches!(said, Said::Line { .. }) {
+            return;
+        }
         if state.closed || state.bytes > MOST {
             state.dropped.add(&said);
         } else {
@@ -186,7 +185,7 @@ struct CloseOnDrop<'a>(&'a Queue);
 
 impl Drop for CloseOnDrop<'_> {
     fn drop(&mut self) {
-        self.0.change(|state| state.closed = true);
+        self.0.change(|state| (state.closed, state.writing) = (true, false));
         self.0.discard();
     }
 }
@@ -194,10 +193,12 @@ impl Drop for CloseOnDrop<'_> {
 impl Printer {
     /// Starts the threads. They send [`Event::Written`] whenever they have written all, once the job is ending.
     pub(crate) fn start(sink: &Sink, events: &Sender<Event>) -> io::Result<Arc<Self>> {
-        let printer = Self {
-            out: Queue::start("standard output", sink, events)?,
-            err: Queue::start("standard error", sink, events)?,
-        };
+        let printer = Self { out: Arc::default(), err: Arc::default() };
+        for (stream, queue) in [(Stream::Out, &printer.out), (Stream::Err, &printer.err)] {
+            let (queue, sink, events) = (queue.clone(), sink.clone(), events.clone());
+            let thread = std::thread::Builder::new().name(stream.name().into());
+            thread.spawn(move || queue.write(&sink, &events))?;
+        }
         Ok(Arc::new(printer))
     }
 
@@ -234,6 +235,11 @@ impl Printer {
     /// Holds up no task from here on.
     pub(crate) fn ending(&self) {
         self.queues().iter().for_each(|queue| queue.change(|state| state.ending = true));
+    }
+
+    /// Ignores lines from here on: what the tasks had to say has come. Whoever still has one of their pipes may write for ever.
+    pub(crate) fn drained(&self) {
+        self.queues().iter().for_each(|queue| queue.change(|state| state.drained = true));
     }
 
     /// Whether all has been written.

@@ -21,7 +21,7 @@ const LINGER: Duration = Duration::from_millis(500);
 /// How long nothing may come of a task's output after that. Only a process that has left the task's group keeps it open.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// How long something may, if such a process goes on writing.
+/// The longest time for which such a process that goes on writing is read.
 const DRAIN_AT_MOST: Duration = Duration::from_secs(10);
 
 /// The longest last line that a summary has.
@@ -135,7 +135,7 @@ impl Process {
         true
     }
 
-    /// Whether the task is suspended by a signal. On another host nobody here can know.
+    /// Whether the task is suspended by a signal. For a task on another host it is false: only that host knows.
     pub(crate) fn is_suspended(&self) -> bool {
         let child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
         let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
@@ -202,14 +202,14 @@ struct Drain {
 }
 
 impl Drain {
-    /// For one output: how many lines have come, and where its last line of errors goes at its end.
+    /// Adds an output. Returns the counter of its lines, and where its last line of errors goes at its end.
     fn add(&mut self) -> (Arc<AtomicUsize>, Sender<Option<String>>) {
         let (pace, (done, end)) = (Arc::default(), channel());
         self.readers.push((Arc::clone(&pace), end));
         (pace, done)
     }
 
-    /// Waits until all outputs have ended, or nothing has come of one for so long, or `most` has passed.
+    /// Waits until all outputs have ended, nothing has come of one for `patience`, or `most` has passed.
     fn wait(&mut self, patience: Duration, most: Duration) {
         let mut most = Deadline::after(most);
         while let Some((pace, end)) = self.readers.last() {

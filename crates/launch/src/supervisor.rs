@@ -11,10 +11,10 @@ const A_WHILE: Duration = Duration::from_secs(2);
 /// The longest wait before a task is started again.
 const LONGEST_BACKOFF: Duration = Duration::from_secs(60);
 
-/// How long a task that was started again counts as one that may have found nobody.
+/// The time for which a task that was started again counts as one that may have found no chief.
 const JUST_STARTED: Duration = Duration::from_secs(60);
 
-/// How often tasks that are left are looked at once the chief has ended, at most.
+/// The shortest time between two looks at the tasks that are left once the chief has ended.
 const LEFT_OVER: Duration = Duration::from_secs(1);
 
 /// How long tasks may take to end after SIGKILL. Only one that is stuck in the system takes longer than a moment.
@@ -281,7 +281,7 @@ impl Supervisor {
         })
     }
 
-    /// Nobody is started again who would find no chief.
+    /// Starts no task again: it would find no chief.
     fn chief_has_ended(&mut self, actions: &mut Vec<Action>) {
         for known in self.tasks.iter_mut().filter(|known| known.status == Status::Waiting) {
             known.stays_ended();

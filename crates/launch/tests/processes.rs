@@ -442,18 +442,31 @@ fn a_worker_that_is_lost_or_suspended_as_the_chief_ends_does_not_hold_up_the_end
     });
 }
 
-/// What it has started writes on for ever, in its group or out of it.
+/// A task's child writes for ever, in the task's group or out of it, there slowly or more than is read.
 #[test]
 fn a_process_that_writes_on_does_not_hold_up_the_end() {
     watched(|| {
         let (launch, _) = script(&Layout::new(1), "yes & exit 4");
         assert_eq!(ended(launch.spawn().unwrap()).exit_code(), 4);
-        let (launch, said) = script(
-            &Layout::new(1),
-            "setsid sh -c 'echo $$ >&2; while :; do echo .; read x </dev/null; sleep 0.1; done' & exit 5",
-        );
-        assert_eq!(ended(launch.spawn().unwrap()).exit_code(), 5);
-        let left = said.on(Stream::Err).remove(0);
-        assert!(std::process::Command::new("kill").args(["-KILL", &left]).status().unwrap().success());
+        let fifo = Fifo::new();
+        let heard = fifo.read();
+        let flood = r#"exec yes "$(printf %1000s x)""#;
+        let slowly = "while :; do echo .; read x </dev/null; sleep 0.1; done";
+        let running = [flood, &format!("{flood} >&2"), slowly].map(|writes| {
+            // It has left the group when there is a group of its number. Until then the task's end would end it.
+            let has_left = r#"until kill -0 "-$!" 2>/dev/null; do sleep 0.01; done"#;
+            let (launch, _) = script(
+                &Layout::new(1),
+                &format!("setsid sh -c 'exec 9>\"$PIPE\"; echo $$ >&9; {writes}' & {has_left}; exit 5"),
+            );
+            let read_slowly = |_: Output<'_>| {
+                std::hint::black_box((0..2000).fold(0_u64, |sum, n| std::hint::black_box(sum + n)));
+            };
+            launch.env("PIPE", fifo.path()).output(read_slowly).spawn().unwrap()
+        });
+        let ends = running.map(|running| ended(running).exit_code());
+        let kill = std::process::Command::new("kill").arg("-KILL").args(heard.lines(3)).status();
+        assert!(kill.unwrap().success());
+        assert_eq!(ends, [5; 3]);
     });
 }

@@ -3,7 +3,7 @@ use crate::Layout;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Of two workers, a parameter server and an evaluator.
+/// A supervisor of two workers, a parameter server and an evaluator.
 fn supervisor(max_restarts: u32) -> Supervisor {
     let policy = Policy {
         max_restarts,
@@ -245,7 +245,7 @@ fn a_restart_that_the_system_refuses_is_a_failure() {
     assert_eq!(supervisor.decide(ended(1, refused)), stopping(Signal::Terminate, &[0, 2, 3]));
 }
 
-/// Of a chief, two workers that it drives, and a parameter server.
+/// A supervisor of a chief, two workers that it drives, and a parameter server.
 fn driven() -> Supervisor {
     let policy =
         Policy { max_restarts: 3, backoff: SECOND, min_workers: None, grace: 10 * SECOND, timeout: None };

@@ -1,4 +1,4 @@
-//! Nobody reads what the launcher writes: it ends all the same, and says what it has dropped if it can say anything.
+//! The launcher ends though nobody reads what it writes, and says what it has dropped if it can say anything.
 
 use super::*;
 use rustix::fs::{Mode, OFlags};
@@ -7,7 +7,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::process::{ChildStderr, ChildStdout, Stdio};
 
-/// What the launcher's outputs are, or which of them nobody reads.
+/// The outputs of the launcher that nobody reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unread {
     Out,
@@ -60,7 +60,7 @@ impl Blocked {
         self.started.launcher.0.wait().unwrap().code()
     }
 
-    /// What it writes from now on.
+    /// Returns what it writes from now on.
     fn read(&mut self) -> (String, String) {
         let (out, err) = (text(self.out.take()), text(self.err.take()));
         (out.recv_timeout(PATIENCE).unwrap(), err.recv_timeout(PATIENCE).unwrap())
