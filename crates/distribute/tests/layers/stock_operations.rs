@@ -170,6 +170,8 @@ fn gradients_of_a_loss_are_right_and_what_candle_does_not_keep_is_refused() {
         };
         assert_eq!(flat(of_x), [1., 0., 0., 0., 0., 0.]);
         assert!(gradients(|x| x.upsample_bilinear2d_with_scale(2., 2., false)).is_ok());
+        // NaN is no sign of another scale.
+        assert!(gradients(|x| (x * f64::NAN)?.upsample_bilinear2d(5, 4, true)).is_ok());
         // 1.4 · 3 is 4.2, which is no size.
         let ramp = |x: &Tensor| {
             let ramp = Tensor::arange(0f32, 6., &Device::Cpu)?.reshape((1, 1, 2, 3))?;
