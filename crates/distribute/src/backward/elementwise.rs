@@ -5,7 +5,7 @@ use candle_core::op::{BinaryOp, UnaryOp};
 use candle_core::{Result, Tensor};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 
-/// Adds the gradients of both arguments. Equal ones share that of `maximum` and `minimum`.
+/// Adds the gradients of both arguments. Equal elements share that of `maximum` and `minimum`.
 pub(super) fn binary(
     op: BinaryOp,
     [left, right]: [&Tensor; 2],
@@ -39,10 +39,10 @@ pub(super) fn binary(
     }
 }
 
-/// The gradient of an argument, from the argument, the result, and the gradient of that.
+/// The gradient of an argument, from the argument, the result, and the result's gradient.
 type Rule = fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>;
 
-/// The rule of an operation; `None` if its derivative is 0 everywhere.
+/// Returns the rule of an operation; `None` if its derivative is 0 wherever it has one.
 pub(super) fn unary(op: UnaryOp) -> Option<Rule> {
     Some(match op {
         UnaryOp::Exp => |_, y, up| up * y,
@@ -65,7 +65,7 @@ pub(super) fn unary(op: UnaryOp) -> Option<Rule> {
     })
 }
 
-/// Of x/2 · (1 + t) with t = tanh(c (x + a x³)): (1 + t + x (1 - t²) c (1 + 3 a x²)) / 2.
+/// The derivative of x/2 · (1 + t) with t = tanh(c (x + a x³)): (1 + t + x (1 - t²) c (1 + 3 a x²)) / 2.
 fn gelu(x: &Tensor, _: &Tensor, up: &Tensor) -> Result<Tensor> {
     const A: f64 = 0.044715;
     let c = (2. / PI).sqrt();
@@ -76,25 +76,25 @@ fn gelu(x: &Tensor, _: &Tensor, up: &Tensor) -> Result<Tensor> {
     up * ((slope + t)? + 1.)?.affine(0.5, 0.)?
 }
 
-/// Of x Φ(x): Φ(x) + x φ(x).
+/// The derivative of x Φ(x): Φ(x) + x φ(x).
 fn gelu_erf(x: &Tensor, _: &Tensor, up: &Tensor) -> Result<Tensor> {
     let distribution = (x * FRAC_1_SQRT_2)?.erf()?.affine(0.5, 0.5)?;
     let density = ((x.sqr()? * -0.5)?.exp()? * (FRAC_1_SQRT_2 * FRAC_2_SQRT_PI / 2.))?;
     up * (distribution + (x * density)?)?
 }
 
-/// Of y = x σ(x): σ(x) (1 - y) + y.
+/// The derivative of y = x σ(x): σ(x) (1 - y) + y.
 fn silu(x: &Tensor, y: &Tensor, up: &Tensor) -> Result<Tensor> {
     let sigmoid = (x.neg()?.exp()? + 1.)?.recip()?;
     up * ((sigmoid * (1. - y)?)? + y)?
 }
 
-/// Of y = x for x > 0, else α (eˣ - 1): 1, or y + α.
+/// The derivative of y = x for x > 0, else α (eˣ - 1): 1, or y + α.
 pub(super) fn elu(x: &Tensor, alpha: f64, y: &Tensor, up: &Tensor) -> Result<Tensor> {
     x.gt(0.)?.where_cond(up, &(up * (y + alpha)?)?)
 }
 
-/// Of xᵉ: e xᵉ⁻¹, which is 0 for e = 0, even at 0.
+/// The derivative of xᵉ: e xᵉ⁻¹, which is 0 for e = 0, even at 0.
 pub(super) fn powf(x: &Tensor, exponent: f64, up: &Tensor) -> Result<Tensor> {
     if exponent == 0. {
         return up.zeros_like();

@@ -2,7 +2,7 @@
 
 use candle_core::op::{BackpropOp, BinaryOp, Op};
 use candle_core::{DType, Device, Layout, Result, Tensor, TensorId, Var};
-use std::mem::{MaybeUninit, offset_of};
+use std::mem::offset_of;
 use std::sync::{Arc, OnceLock};
 
 /// A struct with the fields of candle's `Tensor_`, in their order. The compiler lays out both alike; [`find`] makes sure of that.
@@ -17,6 +17,9 @@ struct Fields {
     device: Device,
 }
 
+// A struct of one field of its own size has it at its start, so an `Option<Op>` is laid out as the `BackpropOp` that holds it.
+const _: () = assert!(size_of::<BackpropOp>() == size_of::<Option<Op>>());
+
 /// Access to the operations of candle's graph.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Graph {
@@ -25,35 +28,37 @@ pub(super) struct Graph {
 }
 
 impl Graph {
-    /// Returns the access, or `None` if this build lays out candle's tensors in another way.
+    /// Returns the access, or `None` if this build lays out candle's tensors in another way. The first call alone looks.
     pub(super) fn get() -> Option<Self> {
-        static OFFSET: OnceLock<Option<usize>> = OnceLock::new();
-        let offset = (*OFFSET.get_or_init(|| find().ok().flatten()))?;
-        Some(Self { offset })
+        static GRAPH: OnceLock<Option<Graph>> = OnceLock::new();
+        *GRAPH.get_or_init(|| find(offset_of!(Fields, op)).ok().flatten())
     }
 
-    /// The operation that made a tensor; `None` for a variable, and for a tensor that depends on no variable.
+    /// Returns the operation that made a tensor; `None` for a variable, and for a tensor that depends on no variable.
     #[inline]
     pub(super) fn op(self, tensor: &Tensor) -> Option<&Op> {
         let fields = &raw const **tensor;
-        // SAFETY: `find` has seen, at this offset, the operations that had made tensors of this program, and all tensors are of one
-        // type, which has one layout. The field lies behind the `Arc` of `tensor`, and nothing writes to it once the tensor is
-        // made. The reference lives no longer than the one to `tensor`.
+        // SAFETY: only `find` makes a `Graph`. It has seen at this offset, which is aligned and within the fields, the operations that
+        // had made tensors of this program, and all tensors are of one type, which has one layout. The pointer is made of a reference
+        // to all fields, which are initialised behind the `Arc` of `tensor`, and candle never writes to them again. The reference that is
+        // returned lives no longer than the one to `tensor`.
         let op = unsafe { &*fields.cast::<u8>().add(self.offset).cast::<BackpropOp>() };
         (**op).as_ref()
     }
 }
 
-/// Looks for the operations of two tensors where [`Fields`] has its own. Returns the offset if they are there.
+/// Looks for the operations of two tensors at an offset from the start of their fields. Returns the access if they are there.
 ///
 /// Of a result's fields the operation alone holds the address of an argument, at a place that the type [`Op`] fixes. So an address that
 /// is found where it is expected proves the place of the operation.
-fn find() -> Result<Option<usize>> {
+fn find(offset: usize) -> Result<Option<Graph>> {
     const ALPHA: f64 = 0.8125;
     let (x, other) = (Var::new(&[1f32, -1.], &Device::Cpu)?, Var::new(&[2f32, -2.], &Device::Cpu)?);
-    let offset = offset_of!(Fields, op);
     let fields = &**x.as_tensor();
-    if size_of_val(fields) != size_of::<Fields>() || align_of_val(fields) != align_of::<Fields>() {
+    let alike = size_of_val(fields) == size_of::<Fields>() && align_of_val(fields) == align_of::<Fields>();
+    let fits = offset.is_multiple_of(align_of::<BackpropOp>())
+        && offset.checked_add(size_of::<BackpropOp>()).is_some_and(|end| end <= size_of_val(fields));
+    if !alike || !fits {
         return Ok(None);
     }
     let elu = (x.elu(ALPHA)?, Some(Op::Elu(x.as_tensor().clone(), ALPHA)));
@@ -75,25 +80,21 @@ fn find() -> Result<Option<usize>> {
         && graph.op(&x).is_none()
         && matches!(graph.op(&elu.0), Some(Op::Elu(..)))
         && matches!(graph.op(&sum.0), Some(Op::Binary(_, _, BinaryOp::Add)));
-    Ok(reads.then_some(offset))
+    Ok(reads.then_some(graph))
 }
 
-/// Whether the fields of a tensor have the bits of `part`, a part of the operation that made it, where they would be if that
-/// operation is at `offset`.
+/// Whether the fields of a tensor have the bytes of `part`, a part of the operation that made it, where they would be if that
+/// operation is at `offset`, from where an operation fits into the fields.
 fn is_at<T>((tensor, op): &(Tensor, Option<Op>), offset: usize, part: &T) -> bool {
     let inside = std::ptr::from_ref(part).addr() - std::ptr::from_ref(op).addr();
-    let fields = &raw const **tensor;
-    let mut found = MaybeUninit::<T>::uninit();
-    // SAFETY: the fields are at least as long as the offset and an operation, so the bytes that are copied are of them. `part` is a number or
-    // an address, without padding; the copy is compared by its bytes and is never used as a `T`.
-    unsafe {
-        fields
-            .cast::<u8>()
-            .add(offset + inside)
-            .copy_to_nonoverlapping(found.as_mut_ptr().cast(), size_of::<T>());
-        let found = std::slice::from_raw_parts(found.as_ptr().cast::<u8>(), size_of::<T>());
-        found == std::slice::from_raw_parts(std::ptr::from_ref(part).cast::<u8>(), size_of::<T>())
-    }
+    let fields = (&raw const **tensor).cast::<u8>();
+    let part = std::ptr::from_ref(part).cast::<u8>();
+    (0..size_of::<T>()).all(|byte| {
+        // SAFETY: both bytes are in bounds: that of the fields because `part` is inside of an operation, and an operation fits there.
+        // `part` is a number or an address, so all its bytes are set. Those of the fields are, too, if the operation is there. If it
+        // is not, padding may be: its bytes are arbitrary, and a volatile read keeps the compiler from concluding anything from that.
+        unsafe { fields.add(offset + inside + byte).read_volatile() == part.add(byte).read() }
+    })
 }
 
 #[cfg(test)]
@@ -115,5 +116,15 @@ mod tests {
         assert!(
             matches!(graph.op(&sum), Some(Op::Reduce(_, candle_core::op::ReduceOp::Sum, dims)) if *dims == [1, 3])
         );
+    }
+
+    // INV-74
+    #[test]
+    fn operations_are_found_at_no_other_offset() {
+        let right = offset_of!(Fields, op);
+        for offset in 0..=size_of::<Fields>() {
+            assert_eq!(find(offset).unwrap().is_some(), offset == right, "{offset}");
+        }
+        assert!(find(usize::MAX).unwrap().is_none());
     }
 }

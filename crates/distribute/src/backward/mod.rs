@@ -19,15 +19,20 @@ use graph::Graph;
 use std::collections::HashMap;
 use std::sync::Once;
 
-/// The gradients of a scalar with respect to all variables that it depends on.
+/// Returns the gradients of a scalar with respect to all variables that it depends on.
 ///
 /// Where this build of candle hides its graph, the gradients are those of candle's own backward, and a warning says so once.
 ///
 /// # Errors
 /// candle's, and those of operations of users.
 pub(crate) fn backward(loss: &Tensor) -> Result<GradStore> {
+    through(Graph::get(), loss)
+}
+
+/// [`backward`] through a graph, or by candle's own.
+fn through(graph: Option<Graph>, loss: &Tensor) -> Result<GradStore> {
     static WARNED: Once = Once::new();
-    let Some(graph) = Graph::get() else {
+    let Some(graph) = graph else {
         WARNED.call_once(|| {
             heard(|| {
                 tracing::warn!(
@@ -45,7 +50,7 @@ pub(crate) fn backward(loss: &Tensor) -> Result<GradStore> {
     for node in nodes {
         // Without one, an operation of a user's has given none.
         let Some(gradient) = gradients.take(node) else { continue };
-        // What it was computed from has a graph, which nobody goes back through.
+        // The tensors that it was computed from have a graph, of which no second derivative is taken.
         let gradient = gradient.detach();
         if node.is_variable() {
             found.insert(node, gradient);
@@ -56,7 +61,7 @@ pub(crate) fn backward(loss: &Tensor) -> Result<GradStore> {
     Ok(found)
 }
 
-/// For each node of a graph the sum of the gradients that were found so far.
+/// The sum of the gradients that were found so far, for each node of a graph.
 struct Gradients(HashMap<TensorId, Option<Tensor>>);
 
 impl Gradients {
@@ -79,8 +84,8 @@ impl Gradients {
             }
             match before {
                 Some(before) => before + gradient,
-                // An operation of a user's may give what it has read, which must not become the gradient of a variable: its memory is
-                // locked where that variable is updated.
+                // A user's operation may return memory that it has read, such as a variable's, which is locked while that variable is
+                // updated. The gradient of a variable has memory of its own.
                 None if argument.is_variable() && gradient.is_contiguous() => gradient.copy(),
                 None => gradient.contiguous(),
             }
@@ -98,5 +103,30 @@ impl Gradients {
             *entry = Some(sum(before)?);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::{Device, Var};
+    use std::sync::Mutex;
+
+    // INV-74
+    #[test]
+    fn without_access_to_the_graph_gradients_are_candles_and_one_warning_says_so() {
+        let x = Var::new(&[[[[1f32, 2.], [3., 4.]]]], &Device::Cpu).unwrap();
+        let loss = x.max_pool2d(2).unwrap().sum_all().unwrap();
+        let of_x =
+            |graph| through(graph, &loss).unwrap().get(&x).unwrap().flatten_all().unwrap().to_vec1::<f32>();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(Mutex::new(file.reopen().unwrap()));
+        tracing::subscriber::with_default(log.finish(), || {
+            assert_eq!(of_x(Graph::get()).unwrap(), [0., 0., 0., 1.]);
+            assert_eq!(of_x(None).unwrap(), [0., 0., 0., 0.25]);
+            assert_eq!(of_x(None).unwrap(), [0., 0., 0., 0.25]);
+        });
+        let log = std::fs::read_to_string(file.path()).unwrap();
+        assert_eq!(log.matches("lays out candle's tensors in an unknown way").count(), 1, "{log}");
     }
 }

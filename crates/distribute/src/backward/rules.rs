@@ -6,7 +6,7 @@ use crate::transfer::to_device;
 use candle_core::op::Op;
 use candle_core::{Result, Tensor};
 
-/// Adds the gradients of an operation's arguments, from that of its result.
+/// Adds the gradients of an operation's arguments, from the gradient of its result.
 pub(super) fn apply(op: &Op, result: &Tensor, upstream: Tensor, all: &mut Gradients) -> Result<()> {
     let up = &upstream;
     match op {
@@ -97,7 +97,7 @@ pub(super) fn apply(op: &Op, result: &Tensor, upstream: Tensor, all: &mut Gradie
     }
 }
 
-/// Adds the gradients that there are.
+/// Adds those gradients that are not `None`.
 fn add<const N: usize>(
     all: &mut Gradients,
     arguments: [&Tensor; N],

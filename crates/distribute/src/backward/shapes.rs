@@ -4,8 +4,8 @@ use super::Gradients;
 use candle_core::op::ReduceOp;
 use candle_core::{Result, Tensor};
 
-/// Adds the gradient of what was reduced; `kept` is the shape of the result with axes of size 1 in place of those that are gone.
-/// The gradient of a maximum or minimum is shared by all elements that are equal to it, as TensorFlow's.
+/// Adds the gradient of a reduction's argument; `kept` is the shape of the result with the reduced axes kept as axes of size 1.
+/// The gradient of a maximum or minimum is shared by all elements that are equal to it, as in TensorFlow.
 pub(super) fn reduce(
     op: ReduceOp,
     x: &Tensor,
@@ -21,7 +21,7 @@ pub(super) fn reduce(
             let hit = x.eq(&spread(result)?)?.to_dtype(up.dtype())?;
             let reduced = kept.iter().zip(x.dims()).enumerate().filter(|(_, (kept, dim))| kept != dim);
             let axes: Vec<usize> = reduced.map(|(axis, _)| axis).collect();
-            // Of NaN there is no equal.
+            // NaN has no equal.
             let count = hit.sum_keepdim(axes)?.maximum(1.)?;
             hit * spread(&(up.reshape(kept)? / count)?)?
         }),
@@ -29,7 +29,7 @@ pub(super) fn reduce(
     }
 }
 
-/// The gradient of what was broadcast: the sum over all copies of each element.
+/// The gradient of a tensor that was broadcast: the sum over all copies of each element.
 pub(super) fn of_broadcast(x: &Tensor, up: &Tensor) -> Result<Tensor> {
     let new = up.rank() - x.rank();
     let copied = |axis: &usize| *axis < new || up.dims()[*axis] != x.dims()[axis - new];

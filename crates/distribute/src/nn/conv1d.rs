@@ -1,9 +1,9 @@
-//! Convolution of sequences: that of images of one row.
+//! Convolution of sequences, as images of one row.
 
 use super::Conv2d;
+use super::conv2d::padded;
 use candle_core::{Module, Result, Tensor, bail};
 use candle_nn::{Conv1dConfig, Conv2dConfig, VarBuilder};
-use distribute_tensor::without_elements;
 
 /// candle_nn's `Conv1d`, with gradients that are right: on the CPU, candle 0.11 gives other ones for the weight of any batch of several sequences, and
 /// for its input where nothing is padded.
@@ -99,13 +99,7 @@ impl Module for Conv1d {
         }
         let Conv1dConfig { padding, stride, dilation, groups, cudnn_fwd_algo } = self.config;
         // Above and below the row nothing is added.
-        let rows = match (padding, x.dims()) {
-            (0, _) => x.clone(),
-            (_, &[0, channels, length]) => {
-                without_elements(&[0, channels, length + 2 * padding], x.dtype(), x.device())?
-            }
-            _ => x.pad_with_zeros(2, padding, padding)?,
-        };
+        let rows = padded("conv1d", x, 2, [padding; 2])?;
         let config = Conv2dConfig { padding: 0, stride, dilation, groups, cudnn_fwd_algo };
         Conv2d::new(self.weight.unsqueeze(2)?, self.bias.clone(), config)
             .forward(&rows.unsqueeze(2)?)?

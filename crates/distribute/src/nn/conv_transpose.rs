@@ -1,6 +1,7 @@
 //! Transposed convolutions of images and sequences.
 
-use super::conv2d;
+use super::conv2d::{self, padded};
+use super::operation::require_size;
 use candle_core::{Module, Result, Tensor, bail};
 use candle_nn::{Conv2dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig, VarBuilder};
 use distribute_tensor::without_elements;
@@ -44,35 +45,24 @@ pub struct ConvTranspose1d {
     config: ConvTranspose1dConfig,
 }
 
+/// Makes `$layer` of candle_nn's layer of the same name, with the functions `$make` that build it.
 macro_rules! layer {
-    ($layer:ident, $config:ident, $with_bias:ident, $without_bias:ident, $weight:literal) => {
-        #[doc = "A layer with a bias, of variables `weight` and `bias`, initialised as candle_nn's."]
-        ///
-        /// # Errors
-        /// Those of the `VarBuilder`.
-        pub fn $with_bias(
-            in_channels: usize,
-            out_channels: usize,
-            kernel_size: usize,
-            config: $config,
-            vb: VarBuilder,
-        ) -> Result<$layer> {
-            candle_nn::$with_bias(in_channels, out_channels, kernel_size, config, vb).map($layer::from)
-        }
-
-        #[doc = "A layer without a bias, of the variable `weight`, initialised as candle_nn's."]
-        ///
-        /// # Errors
-        /// Those of the `VarBuilder`.
-        pub fn $without_bias(
-            in_channels: usize,
-            out_channels: usize,
-            kernel_size: usize,
-            config: $config,
-            vb: VarBuilder,
-        ) -> Result<$layer> {
-            candle_nn::$without_bias(in_channels, out_channels, kernel_size, config, vb).map($layer::from)
-        }
+    ($layer:ident, $config:ident, $weight:literal, $($make:ident: $what:literal),+) => {
+        $(
+            #[doc = concat!("A layer ", $what, ", initialised as candle_nn's.")]
+            ///
+            /// # Errors
+            /// Those of the `VarBuilder`.
+            pub fn $make(
+                in_channels: usize,
+                out_channels: usize,
+                kernel_size: usize,
+                config: $config,
+                vb: VarBuilder,
+            ) -> Result<$layer> {
+                candle_nn::$make(in_channels, out_channels, kernel_size, config, vb).map($layer::from)
+            }
+        )+
 
         impl From<candle_nn::$layer> for $layer {
             fn from(layer: candle_nn::$layer) -> Self {
@@ -104,18 +94,14 @@ macro_rules! layer {
     };
 }
 layer!(
-    ConvTranspose2d,
-    ConvTranspose2dConfig,
-    conv_transpose2d,
-    conv_transpose2d_no_bias,
-    "`[in, out, …, …]`"
+    ConvTranspose2d, ConvTranspose2dConfig, "`[in, out, …, …]`",
+    conv_transpose2d: "with a bias, of variables `weight` and `bias`",
+    conv_transpose2d_no_bias: "without a bias, of the variable `weight`"
 );
 layer!(
-    ConvTranspose1d,
-    ConvTranspose1dConfig,
-    conv_transpose1d,
-    conv_transpose1d_no_bias,
-    "`[in, out / groups, width]`"
+    ConvTranspose1d, ConvTranspose1dConfig, "`[in, out / groups, width]`",
+    conv_transpose1d: "with a bias, of variables `weight` and `bias`",
+    conv_transpose1d_no_bias: "without a bias, of the variable `weight`"
 );
 
 impl Module for ConvTranspose2d {
@@ -140,7 +126,9 @@ impl Module for ConvTranspose1d {
         // Above and below the row nothing is cut off, so both paddings are those of the row alone.
         let whole = forward(&x.unsqueeze(2)?, &self.weight.unsqueeze(2)?, None, &config, 0)?.squeeze(2)?;
         let size = cut("conv_transpose1d", whole.dim(2)?, padding, output_padding)?;
-        let y = added(&whole, 2, output_padding)?.narrow(2, padding, size)?.contiguous()?;
+        let y = padded("conv_transpose1d", &whole, 2, [0, output_padding])?
+            .narrow(2, padding, size)?
+            .contiguous()?;
         match &self.bias {
             Some(bias) if y.elem_count() > 0 => y.broadcast_add(&bias.reshape((1, bias.dims1()?, 1))?),
             _ => Ok(y),
@@ -175,16 +163,20 @@ fn forward(
             weight.dims()
         )
     }
-    let whole = |places: usize, kernel: usize| (places - 1) * stride + dilation * (kernel - 1) + 1;
-    let size = |places, kernel| cut("conv_transpose2d", whole(places, kernel), padding, output_padding);
-    let size = [size(height, k_height)?, size(width, k_width)?];
+    // A size that cannot be counted is refused below.
+    let whole = |places, kernel| conv2d::covered(places, kernel, config).unwrap_or(usize::MAX);
+    let whole = [whole(height, k_height), whole(width, k_width)];
+    let [rows, columns] = whole.map(|whole| whole.saturating_add(output_padding));
+    require_size("conv_transpose2d", &[images, channels * groups, rows, columns])?;
+    let size = |whole| cut("conv_transpose2d", whole, padding, output_padding);
+    let size = [size(whole[0])?, size(whole[1])?];
     if images == 0 {
         return without_elements(&[0, channels * groups, size[0], size[1]], x.dtype(), x.device());
     }
     if let Some(y) = conv2d::transposed(x, weight, bias, size, config)? {
         return Ok(y);
     }
-    // The whole result first, of which candle's gradients are right for any size.
+    // The whole result first: its gradients are right for any size, also by candle's own backward.
     let part = |number: usize| {
         let (x, weight) = (x.narrow(1, number * all / groups, all / groups)?, weight.chunk(groups, 0)?);
         x.contiguous()?.conv_transpose2d(&weight[number].contiguous()?, 0, 0, stride, dilation)
@@ -193,7 +185,8 @@ fn forward(
         1 => x.conv_transpose2d(weight, 0, 0, stride, dilation)?,
         _ => Tensor::cat(&(0..groups).map(part).collect::<Result<Vec<_>>>()?, 1)?,
     };
-    let y = added(&added(&y, 2, output_padding)?, 3, output_padding)?;
+    let y = padded("conv_transpose2d", &y, 2, [0, output_padding])?;
+    let y = padded("conv_transpose2d", &y, 3, [0, output_padding])?;
     let y = y.narrow(2, padding, size[0])?.narrow(3, padding, size[1])?.contiguous()?;
     match bias {
         Some(bias) => y.broadcast_add(&bias.reshape((1, bias.dims1()?, 1, 1))?),
@@ -201,22 +194,13 @@ fn forward(
     }
 }
 
-/// A size that is cut off by `padding` at both ends, after `output_padding` was added to one.
+/// The size of an axis after `output_padding` was added at its end, and `padding` cut off at both.
 fn cut(name: &str, whole: usize, padding: usize, output_padding: usize) -> Result<usize> {
-    match (whole + output_padding).checked_sub(2 * padding) {
+    let size = whole.checked_add(output_padding).zip(padding.checked_mul(2));
+    match size.and_then(|(size, cut)| size.checked_sub(cut)) {
         Some(size) if size > 0 => Ok(size),
         _ => bail!(
             "{name}: a padding of {padding} cuts off all of the {whole} + {output_padding} elements along an axis"
         ),
     }
-}
-
-/// Zeros at the end of an axis.
-fn added(x: &Tensor, axis: usize, len: usize) -> Result<Tensor> {
-    if !x.dims()[..axis].contains(&0) {
-        return x.pad_with_zeros(axis, 0, len);
-    }
-    let mut dims = x.dims().to_vec();
-    dims[axis] += len;
-    without_elements(&dims, x.dtype(), x.device())
 }

@@ -68,9 +68,10 @@ pub(super) fn require_dtype(
     }
 }
 
-/// Refuses an output of more elements than memory has addresses: operands that fit can have one.
+/// Refuses an output of more elements than memory has addresses: operands that fit can have one. An empty axis counts as one element, since
+/// candle multiplies the other axes even then.
 pub(super) fn require_size(name: &str, dims: &[usize]) -> Result<()> {
-    let len = dims.iter().try_fold(size_of::<f64>(), |len, dim| len.checked_mul(*dim));
+    let len = dims.iter().try_fold(size_of::<f64>(), |len, dim| len.checked_mul((*dim).max(1)));
     if len.is_some_and(|len| isize::try_from(len).is_ok()) {
         Ok(())
     } else {

@@ -1,16 +1,8 @@
 //! Pooling, with candle's signatures and values, and gradients that are right for any kernel and stride.
 
+use super::operation::require_size;
 use super::windows::{self, Axes, Axis};
-use crate::known::attach;
 use candle_core::{D, Result, Tensor, ToUsize2, bail};
-use distribute_tensor::without_elements;
-
-/// What is computed of each window.
-#[derive(Clone, Copy)]
-enum Pool {
-    Mean,
-    Max,
-}
 
 /// candle's `max_pool2d`: the largest element of each window of `sz` of `[n, channels, height, width]`; windows follow one another.
 ///
@@ -44,7 +36,7 @@ pub fn max_pool2d<T: ToUsize2>(xs: &Tensor, sz: T) -> Result<Tensor> {
 pub fn max_pool2d_with_stride<T: ToUsize2>(xs: &Tensor, kernel_size: T, stride: T) -> Result<Tensor> {
     let (kernel, stride) = (kernel_size.to_usize2(), stride.to_usize2());
     let axes = fixed("max_pool2d", xs, kernel, stride)?;
-    pooled("max_pool2d", Pool::Max, xs, axes, |xs, _| xs.max_pool2d_with_stride(kernel, stride))
+    largest("max_pool2d", xs, axes, |xs, _| xs.max_pool2d_with_stride(kernel, stride))
 }
 
 /// candle's `avg_pool2d`: the mean of each window of `sz` of `[n, channels, height, width]`; windows follow one another.
@@ -65,7 +57,7 @@ pub fn avg_pool2d<T: ToUsize2>(xs: &Tensor, sz: T) -> Result<Tensor> {
 pub fn avg_pool2d_with_stride<T: ToUsize2>(xs: &Tensor, kernel_size: T, stride: T) -> Result<Tensor> {
     let (kernel, stride) = (kernel_size.to_usize2(), stride.to_usize2());
     let axes = fixed("avg_pool2d", xs, kernel, stride)?;
-    pooled("avg_pool2d", Pool::Mean, xs, axes, |xs, _| xs.avg_pool2d_with_stride(kernel, stride))
+    mean("avg_pool2d", xs, axes, |xs, _| xs.avg_pool2d_with_stride(kernel, stride))
 }
 
 /// The largest element of each window of `kernel_size` of `[n, channels, length]`; windows are `stride` apart.
@@ -97,7 +89,7 @@ pub fn avg_pool1d(xs: &Tensor, kernel_size: usize, stride: usize) -> Result<Tens
 /// For an input of other than four axes, images without elements, and an output of size 0.
 pub fn adaptive_max_pool2d<T: ToUsize2>(xs: &Tensor, output_size: T) -> Result<Tensor> {
     let axes = adaptive("adaptive_max_pool2d", xs, output_size.to_usize2())?;
-    pooled("adaptive_max_pool2d", Pool::Max, xs, axes, windows::largest)
+    largest("adaptive_max_pool2d", xs, axes, windows::largest)
 }
 
 /// The means of `output_size` windows that cover `[n, channels, height, width]`, as those of [`adaptive_max_pool2d`].
@@ -106,7 +98,7 @@ pub fn adaptive_max_pool2d<T: ToUsize2>(xs: &Tensor, output_size: T) -> Result<T
 /// As [`adaptive_max_pool2d`].
 pub fn adaptive_avg_pool2d<T: ToUsize2>(xs: &Tensor, output_size: T) -> Result<Tensor> {
     let axes = adaptive("adaptive_avg_pool2d", xs, output_size.to_usize2())?;
-    pooled("adaptive_avg_pool2d", Pool::Mean, xs, axes, windows::combined)
+    mean("adaptive_avg_pool2d", xs, axes, windows::combined)
 }
 
 /// The largest element of each channel of `[n, channels, height, width]`: `[n, channels]`.
@@ -140,32 +132,34 @@ fn fixed(name: &str, xs: &Tensor, kernel: (usize, usize), stride: (usize, usize)
 }
 
 fn adaptive(name: &str, xs: &Tensor, output: (usize, usize)) -> Result<Axes> {
-    let (_, _, height, width) = xs.dims4()?;
+    let (images, channels, height, width) = xs.dims4()?;
     if [height, width, output.0, output.1].contains(&0) {
         bail!(
             "{name}: images of {height} x {width} cannot be pooled to {output:?}: each has to be at least 1"
         )
     }
+    require_size(name, &[images, channels, output.0, output.1])?;
     Ok([Axis::adaptive(height, output.0), Axis::adaptive(width, output.1)])
 }
 
-fn pooled(
+/// The largest elements of windows, computed by `forward`, with their gradient.
+fn largest(
     name: &'static str,
-    pool: Pool,
     xs: &Tensor,
     axes: Axes,
     forward: impl FnOnce(&Tensor, &Axes) -> Result<Tensor>,
 ) -> Result<Tensor> {
-    let (images, channels, ..) = xs.dims4()?;
-    if images * channels == 0 {
-        let dims = [images, channels, axes[0].output(), axes[1].output()];
-        return without_elements(&dims, xs.dtype(), xs.device());
-    }
-    let result = forward(&xs.detach(), &axes)?;
-    attach(name, xs, result, move |xs, up| match pool {
-        Pool::Max => windows::of_largest(xs, up, &axes),
-        Pool::Mean => windows::of_combined(up, &axes),
-    })
+    windows::applied(name, xs, axes, forward, windows::of_largest)
+}
+
+/// The means of windows, computed by `forward`, with their gradient.
+fn mean(
+    name: &'static str,
+    xs: &Tensor,
+    axes: Axes,
+    forward: impl FnOnce(&Tensor, &Axes) -> Result<Tensor>,
+) -> Result<Tensor> {
+    windows::applied(name, xs, axes, forward, |_, up, axes| windows::of_combined(up, axes))
 }
 
 /// The gradient of candle's `max_pool2d`.

@@ -1,11 +1,10 @@
 //! Upsampling, with candle's signatures and values, and gradients that are right for any size.
 
+use super::operation::require_size;
 use super::windows::{self, Axes, Axis};
 use crate::Error;
 use crate::context::raise;
-use crate::known::attach;
-use candle_core::{Result, Tensor, bail};
-use distribute_tensor::without_elements;
+use candle_core::{DType, Device, Result, Tensor, bail};
 
 /// candle's `upsample_nearest1d` and `interpolate1d`: for each of `target_size` places the nearest element of `[n, channels, length]`.
 ///
@@ -30,7 +29,7 @@ pub fn upsample_nearest1d(xs: &Tensor, target_size: usize) -> Result<Tensor> {
 #[doc(alias = "tf.image.resize")]
 pub fn upsample_nearest2d(xs: &Tensor, target_h: usize, target_w: usize) -> Result<Tensor> {
     let axes = nearest("upsample_nearest2d", xs, target_h, target_w)?;
-    upsampled("upsample_nearest2d", xs, axes, |xs| xs.upsample_nearest2d(target_h, target_w))
+    upsampled("upsample_nearest2d", xs, axes, |xs, _| xs.upsample_nearest2d(target_h, target_w))
 }
 
 /// candle's `upsample_bilinear2d`: for each place of an image of `target_h` x `target_w` the four nearest elements of
@@ -46,16 +45,11 @@ pub fn upsample_bilinear2d(
     align_corners: bool,
 ) -> Result<Tensor> {
     let axes = bilinear("upsample_bilinear2d", xs, target_h, target_w, align_corners)?;
-    // Some devices have no kernel for it in candle.
-    let by_axes = axes.clone();
-    let forward = |xs: &Tensor| {
-        if xs.device().is_cpu() {
-            xs.upsample_bilinear2d(target_h, target_w, align_corners)
-        } else {
-            windows::combined(xs, &by_axes)
-        }
-    };
-    upsampled("upsample_bilinear2d", xs, axes, forward)
+    upsampled("upsample_bilinear2d", xs, axes, |xs, axes| match xs.device() {
+        Device::Cpu => xs.upsample_bilinear2d(target_h, target_w, align_corners),
+        // Some devices have no kernel for it in candle.
+        _ => windows::combined(xs, axes),
+    })
 }
 
 fn nearest(name: &str, xs: &Tensor, target_h: usize, target_w: usize) -> Result<Axes> {
@@ -69,12 +63,13 @@ fn bilinear(name: &str, xs: &Tensor, target_h: usize, target_w: usize, align_cor
 }
 
 fn size(name: &str, xs: &Tensor, target_h: usize, target_w: usize) -> Result<[usize; 2]> {
-    let (_, _, height, width) = xs.dims4()?;
+    let (images, channels, height, width) = xs.dims4()?;
     if [height, width, target_h, target_w].contains(&0) {
         bail!(
             "{name}: images of {height} x {width} cannot become {target_h} x {target_w}: each has to be at least 1"
         )
     }
+    require_size(name, &[images, channels, target_h, target_w])?;
     Ok([height, width])
 }
 
@@ -82,15 +77,10 @@ fn upsampled(
     name: &'static str,
     xs: &Tensor,
     axes: Axes,
-    forward: impl FnOnce(&Tensor) -> Result<Tensor>,
+    forward: impl FnOnce(&Tensor, &Axes) -> Result<Tensor>,
 ) -> Result<Tensor> {
-    let (images, channels, ..) = xs.dims4()?;
-    if images * channels == 0 {
-        let dims = [images, channels, axes[0].output(), axes[1].output()];
-        return without_elements(&dims, xs.dtype(), xs.device());
-    }
-    let result = forward(&xs.detach().contiguous()?)?;
-    attach(name, xs, result, move |_, up| windows::of_combined(up, &axes))
+    let forward = |xs: &Tensor, axes: &Axes| forward(&xs.contiguous()?, axes);
+    windows::applied(name, xs, axes, forward, |_, up, axes| windows::of_combined(up, axes))
 }
 
 /// The gradient of candle's `upsample_nearest1d`.
@@ -106,11 +96,13 @@ pub(crate) fn of_nearest2d(x: &Tensor, up: &Tensor) -> Result<Tensor> {
 
 /// The gradient of candle's `upsample_bilinear2d`, of which `y` is the result.
 ///
-/// candle's graph does not have the scale of `upsample_bilinear2d_with_scale`. It is that of the sizes if the result is.
+/// candle's graph does not keep the scale of `upsample_bilinear2d_with_scale`. The scale is the ratio of the sizes if `y` is the result for
+/// these sizes. Elements that are NaN tell nothing.
 pub(crate) fn of_bilinear2d(x: &Tensor, align_corners: bool, y: &Tensor, up: &Tensor) -> Result<Tensor> {
     let (_, _, height, width) = up.dims4()?;
     let by_size = x.detach().upsample_bilinear2d(height, width, align_corners)?;
-    if by_size.ne(y)?.to_dtype(candle_core::DType::F32)?.sum_all()?.to_scalar::<f32>()? > 0. {
+    let differs = by_size.ne(y)?.mul(&y.eq(y)?)?;
+    if differs.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()? > 0. {
         let reason = format!(
             "the model calls upsample_bilinear2d_with_scale on {:?} with a scale that is no ratio of sizes, and candle's graph does not keep \
              it; write distribute::nn::upsample_bilinear2d(&x, {height}, {width}, {align_corners})?",

@@ -1,17 +1,19 @@
 //! Axes of images that are pooled or upsampled: the elements of the input that each element of the output is made of.
 
+use crate::known::attach;
 use crate::number::{Number, computed_in, with_elements};
 use crate::strategy::is_native;
 use crate::transfer::to_device;
 use candle_core::{DType, Device, Result, Tensor};
+use distribute_tensor::without_elements;
 use std::ops::Range;
 
-/// For each place of an output axis the places of the input axis that it is made of, one after another, and their weights.
+/// An axis of the input: for each place of the output the places that it is made of, which follow each other, and their weights.
 #[derive(Clone, Debug)]
 pub(super) struct Axis {
     input: usize,
     windows: Vec<Range<usize>>,
-    /// Of all windows, one after another.
+    /// The weights of all windows, one after another.
     weights: Vec<f64>,
 }
 
@@ -25,13 +27,13 @@ impl Axis {
         axis
     }
 
-    /// The means of `kernel` places each, `stride` apart. The kernel fits into the input.
+    /// Returns the means of `kernel` places each, `stride` apart. The kernel fits into the input.
     pub(super) fn pooled(input: usize, kernel: usize, stride: usize) -> Self {
         let outputs = 0..(input - kernel) / stride + 1;
         Self::new(input, outputs.map(|output| (output * stride, vec![1. / kernel as f64; kernel])))
     }
 
-    /// The means of parts that cover the input, of about equal size, as PyTorch cuts it.
+    /// Returns the means of windows that cover the input and are of about equal size, as PyTorch's are.
     pub(super) fn adaptive(input: usize, output: usize) -> Self {
         Self::new(
             input,
@@ -42,14 +44,14 @@ impl Axis {
         )
     }
 
-    /// The nearest places, as candle chooses them.
+    /// Returns the nearest places, as candle chooses them.
     pub(super) fn nearest(input: usize, output: usize) -> Self {
         let scale = input as f64 / output as f64;
         let nearest = move |place: usize| ((place as f64 * scale) as usize).min(input - 1);
         Self::new(input, (0..output).map(|place| (nearest(place), vec![1.])))
     }
 
-    /// The two nearest places, weighed by how near they are.
+    /// Returns the two nearest places, weighed by how near they are.
     pub(super) fn bilinear(input: usize, output: usize, align_corners: bool) -> Self {
         let at = move |place: usize| {
             if !align_corners {
@@ -112,6 +114,24 @@ pub(super) type Axes = [Axis; 2];
 /// A function of one plane, of its input and output.
 type Plane<T> = fn(&Axes, &[T], &mut [T]);
 
+/// The result of `forward`, in the graph of `x`, `[n, channels, height, width]`. `gradient` returns the gradient of `x`, from `x` and the
+/// gradient of the result.
+pub(super) fn applied(
+    name: &'static str,
+    x: &Tensor,
+    axes: Axes,
+    forward: impl FnOnce(&Tensor, &Axes) -> Result<Tensor>,
+    gradient: impl Fn(&Tensor, &Tensor, &Axes) -> Result<Tensor> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    let (images, channels, ..) = x.dims4()?;
+    if images * channels == 0 {
+        let dims = [images, channels, axes[0].output(), axes[1].output()];
+        return without_elements(&dims, x.dtype(), x.device());
+    }
+    let result = forward(&x.detach(), &axes)?;
+    attach(name, x, result, move |x, up| gradient(x, up, &axes))
+}
+
 /// The weighed sum over each window of `x`, `[n, channels, height, width]`.
 pub(super) fn combined(x: &Tensor, axes: &Axes) -> Result<Tensor> {
     let size = [axes[0].output(), axes[1].output()];
@@ -121,7 +141,7 @@ pub(super) fn combined(x: &Tensor, axes: &Axes) -> Result<Tensor> {
     })
 }
 
-/// The gradient of the `x` of [`combined`], from that of its result.
+/// The gradient of the `x` of [`combined`], from the gradient of its result.
 pub(super) fn of_combined(up: &Tensor, axes: &Axes) -> Result<Tensor> {
     let size = [axes[0].input, axes[1].input];
     computed(up, |up| match native(up, axes, size, (spread, spread))? {
@@ -143,7 +163,7 @@ pub(super) fn largest(x: &Tensor, axes: &Axes) -> Result<Tensor> {
     })
 }
 
-/// The gradient of the `x` of [`largest`], from that of its result: that of each window goes to the first of its largest elements.
+/// The gradient of the `x` of [`largest`], from the gradient of its result. Each window's goes to the first of its largest elements.
 pub(super) fn of_largest(x: &Tensor, up: &Tensor, axes: &Axes) -> Result<Tensor> {
     let up = prepared(up)?;
     computed(x, |x| match x.dtype() {
@@ -153,17 +173,17 @@ pub(super) fn of_largest(x: &Tensor, up: &Tensor, axes: &Axes) -> Result<Tensor>
     })
 }
 
-/// Without a graph, contiguous, and of a dtype to compute in.
+/// Returns a tensor without a graph, contiguous, and of a dtype to compute in.
 fn prepared(x: &Tensor) -> Result<Tensor> {
     x.detach().to_dtype(computed_in(x.dtype()))?.contiguous()
 }
 
-/// The function of `x`, of the dtype of `x`.
+/// Calls the function with `x` [`prepared`], and returns its result in the dtype of `x`.
 fn computed(x: &Tensor, function: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
     function(&prepared(x)?)?.to_dtype(x.dtype())
 }
 
-/// Each plane of `x` made into one of another size, or `None` if this crate's loops don't compute `x`.
+/// Makes of each plane of `x` one of another size; `None` if this crate's loops don't compute `x`.
 fn native(
     x: &Tensor,
     axes: &Axes,
@@ -282,7 +302,7 @@ fn taken(x: &Tensor, [rows, columns]: &Axes, [row, column]: [usize; 2]) -> Resul
     rows.index_select(&columns.places(column, x.device())?, 3)
 }
 
-/// [`of_largest`] of candle's operations, one offset after another.
+/// [`of_largest`] by candle's operations, one offset after another.
 fn composed_of_largest(x: &Tensor, up: &Tensor, axes: &Axes) -> Result<Tensor> {
     let largest = largest(x, axes)?;
     let (images, channels, _, width) = x.dims4()?;

@@ -105,7 +105,7 @@ impl Gradients {
         Self { all: vec![None; trained.variables.len()], trained }
     }
 
-    /// Those of a loss, which is a scalar, by [`backward`].
+    /// Computes the gradients of a loss, which is a scalar, by [`backward`].
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a loss that is not a scalar; [`Error::Candle`] where backward fails;
@@ -121,7 +121,8 @@ impl Gradients {
         Ok(Self { all: (0..trained.variables.len()).map(of).collect::<Result<_>>()?, trained })
     }
 
-    /// Those of a store, of the optimizer's variables: of [`backward`]'s, or of candle's own backward, which has some wrong.
+    /// Takes the gradients of the optimizer's variables from a store: that of [`backward`], or that of candle's own backward, which has
+    /// some of them wrong.
     ///
     /// # Errors
     /// As [`insert`](Gradients::insert).
@@ -223,7 +224,7 @@ impl Trained {
         std::iter::once(variable).chain(copies.into_iter().flat_map(|copies| copies.made()))
     }
 
-    /// What candle has found of a variable, where it was found: of itself and of copies, added up.
+    /// Takes the gradient of a variable from the store, on the device where it was found: its own and those of its copies, added up.
     fn found(&self, number: usize, store: &mut GradStore) -> Result<Option<Tensor>> {
         let mut sum: Option<Tensor> = None;
         for variable in self.computed_with(number, &self.variables[number].1) {
@@ -311,11 +312,11 @@ impl Trained {
     }
 }
 
-/// candle's `Tensor::backward`, with right gradients of all of candle's operations: what [`Optimizer::minimize`] and [`Gradients::of`]
-/// go backward by.
+/// Computes the gradients of a scalar, as candle's `Tensor::backward` does, but right for all of candle's operations.
+/// [`Optimizer::minimize`] and [`Gradients::of`] use it.
 ///
-/// candle 0.11's own gives wrong gradients of pooling, upsampling, scattering, convolutions of sequences and ties of maxima, without an error;
-/// docs/from-candle.md has the table. The store has the gradients of variables alone.
+/// candle 0.11's own backward gives wrong gradients of pooling, upsampling, scattering, convolutions of sequences and ties of maxima,
+/// without an error; docs/from-candle.md has the table. The store has the gradients of variables alone.
 ///
 /// ```
 /// use candle_core::{Device, Var};

@@ -44,4 +44,14 @@ fn no_sequences_are_convolved_to_none_and_other_shapes_are_refused() {
     assert_eq!(layer.forward(&none).unwrap().dims(), [0, 6, 4]);
     let error = layer.forward(&numbers(&[4, 8], DType::F32)).unwrap_err().to_string();
     assert!(error.contains("x has to be [n, in, length]") && error.contains("[4, 8]"), "{error}");
+    for padding in [1 << 62, usize::MAX] {
+        let layer = Conv1d::new(numbers(&[6, 4, 3], DType::F32), None, config(padding, 2, 1, 1));
+        for x in [&none, &numbers(&[1, 4, 8], DType::F32)] {
+            let error = layer.forward(x).unwrap_err().to_string();
+            assert!(
+                error.contains("conv1d: the result") && error.contains("than memory has addresses"),
+                "{error}"
+            );
+        }
+    }
 }

@@ -98,6 +98,20 @@ fn nothing_becomes_nothing_and_what_does_not_fit_is_refused() {
     assert_eq!(layer.forward(&none).unwrap().dims(), [0, 2, 7, 9]);
     let error = layer.forward(&numbers(&[1, 4, 5, 5], DType::F32)).unwrap_err().to_string();
     assert!(error.contains("4 channels don't fit a weight [3, 2, 3, 3]"), "{error}");
+    for config in [
+        ConvTranspose2dConfig { stride: usize::MAX, ..config },
+        ConvTranspose2dConfig { dilation: 1 << 62, ..config },
+        ConvTranspose2dConfig { output_padding: usize::MAX, ..config },
+        ConvTranspose2dConfig { output_padding: 1 << 62, ..config },
+        ConvTranspose2dConfig { padding: usize::MAX, ..config },
+    ] {
+        let layer = ConvTranspose2d::new(numbers(&[3, 2, 3, 3], DType::F32), None, config);
+        for images in [0, 1] {
+            let x = numbers(&[1, 3, 5, 5], DType::F32).narrow(0, 0, images).unwrap();
+            let error = layer.forward(&x).unwrap_err().to_string();
+            assert!(error.starts_with("conv_transpose2d: "), "{config:?}: {error}");
+        }
+    }
     let config = ConvTranspose1dConfig { padding: 3, output_padding: 1, ..Default::default() };
     let layer =
         ConvTranspose1d::new(numbers(&[3, 2, 3], DType::F32), Some(numbers(&[2], DType::F32)), config);

@@ -2,12 +2,12 @@
 //! docs/from-candle.md.
 
 use super::{by_differences, flat, numbers};
-use candle_core::{D, DType, Device, IndexOp, Result, Tensor, Var};
-use candle_nn::{Module, ops};
+use candle_core::{DType, Device, IndexOp, Result, Tensor, Var};
+use candle_nn::{Module, ops, rotary_emb};
 use distribute::optimizer::backward;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What gradients are compared with.
+/// The gradients that are expected.
 enum Right {
     /// Differences of values.
     Differences,
@@ -67,7 +67,8 @@ fn cases() -> Vec<Case> {
     // Of elements.
     case!("`add`, `sub`, `mul`, `div`, and with scalars", [var(&[2, 3]), positive(&[2, 3])], Differences,
         |x| ((x[0].as_tensor() + x[1].as_tensor())? * (x[0].as_tensor() - x[1].as_tensor())?)? / (x[1].as_tensor() * 2.)?);
-    case!("`broadcast_add` and others that broadcast", [var(&[2, 3]), var(&[3])], Differences, |x| x[0].broadcast_mul(&x[1]));
+    case!("`broadcast_add` and others that broadcast", [var(&[2, 3]), var(&[3])], Differences,
+        |x| x[0].broadcast_mul(&x[1])?.broadcast_add(&x[1])?.broadcast_div(&x[1].exp()?)?.broadcast_sub(&x[1]));
     case!("`maximum`, `minimum`, `clamp`", [var(&[2, 3]), values(&[0.5, -0.25, 0.1])], Differences,
         |x| x[0].broadcast_maximum(&x[1])?.minimum(0.9)?.clamp(-0.8, 0.8));
     case!("`maximum` of equal elements", [values(&[1.]), values(&[1.])], Values(&[0.5, 0.5]), |x| x[0].maximum(x[1].as_tensor()));
@@ -87,7 +88,12 @@ fn cases() -> Vec<Case> {
     case!("`powf`, `pow`", [positive(&[2, 3])], Differences, |x| x[0].powf(2.5)? * x[0].pow(&Tensor::full(1.5, (2, 3), &Device::Cpu)?)?);
     case!("`powf(0.)` at 0", [values(&[0.])], Values(&[0.]), |x| x[0].powf(0.));
     case!("`floor`, `ceil`, `round`, `sign`, comparisons, `argmax`, `argmin`, to integers", [var(&[2, 3])], Zeros,
-        |x| (((x[0].floor()? + x[0].ceil()?)? + (x[0].round()? + x[0].sign()?)?)? + x[0].ge(0.)?.to_dtype(DType::F64)?)? + x[0].to_dtype(DType::U32)?.to_dtype(DType::F64)?);
+        |x| {
+            let steps = ((x[0].floor()? + x[0].ceil()?)? + (x[0].round()? + x[0].sign()?)?)?;
+            let numbers = (x[0].ge(0.)?.to_dtype(DType::F64)? + x[0].to_dtype(DType::U32)?.to_dtype(DType::F64)?)?;
+            let places = (x[0].argmax_keepdim(1)? + x[0].argmin_keepdim(1)?)?.to_dtype(DType::F64)?;
+            (steps + numbers)?.broadcast_add(&places)
+        });
     case!("`where_cond`", [var(&[2, 3]), var(&[2, 3])], Differences, |x| x[0].gt(0.2)?.where_cond(&(x[1].as_tensor() * 3.)?, &x[0].sqr()?));
     // Reductions.
     case!("`sum`, `mean`, `var`, `log_sum_exp`, `cumsum`", [var(&[2, 3, 4])], Differences,
@@ -152,11 +158,29 @@ fn cases() -> Vec<Case> {
             let gates = ((ops::sigmoid(x)? + ops::leaky_relu(x, 0.1)?)? + (ops::hard_sigmoid(x)? * ops::mish(x)?)?)?;
             (soft * gates)?.narrow(1, 0, 2)? + ops::swiglu(x)
         });
-    case!("`ops::softmax_last_dim`, `rms_norm`, `layer_norm`, `rotary_emb::rope`, `rope_i`, `rope_thd`", [var(&[2, 4])], Differences, |x| ops::softmax_last_dim(&x[0]));
+    case!("`ops::softmax_last_dim`, `rms_norm`, `layer_norm`, `rotary_emb::rope`, `rope_i`, `rope_thd`", [var(&[2, 4])], Differences,
+        |x| {
+            // candle's norms take no f64.
+            let (x, ones) = (x[0].to_dtype(DType::F32)?, Tensor::ones(4, DType::F32, &Device::Cpu)?);
+            let norms = (ops::rms_norm(&x, &ones, 1e-5)? + ops::layer_norm(&x, &ones, &ones, 1e-5)?)?;
+            let (heads, turn) = (x.reshape((1, 1, 2, 4))?, numbers(&[2, 2], DType::F32));
+            let turned = (rotary_emb::rope(&heads, &turn, &turn)? + rotary_emb::rope_i(&heads, &turn, &turn)?)?;
+            let thd = rotary_emb::rope_thd(&x.reshape((1, 2, 1, 4))?, &turn, &turn)?.reshape((2, 4))?;
+            let y = ((ops::softmax_last_dim(&x)? + norms)? + (turned.reshape((2, 4))? + thd)?)?;
+            y.to_dtype(DType::F64)
+        });
     case!("`ops::pixel_shuffle`, `pixel_unshuffle`, `replication_pad2d`", [var(&[1, 4, 2, 2])], Differences,
         |x| ops::replication_pad2d(&ops::pixel_unshuffle(&ops::pixel_shuffle(&x[0], 2)?, 2)?.sqr()?, 1));
-    case!("`Linear`, `GroupNorm`, `LayerNorm::slow_forward`", [var(&[2, 4]), var(&[3, 4])], Differences,
-        |x| candle_nn::Linear::new(x[1].as_tensor().clone(), None).forward(&x[0])?.broadcast_sub(&x[0].mean_keepdim(D::Minus1)?));
+    case!("`Linear`, `GroupNorm`, `ops::layer_norm_slow`, `rms_norm_slow`, `rotary_emb::rope_slow`, `rope_i_slow`", [var(&[2, 4]), var(&[4, 4]), positive(&[4]), var(&[4])], Differences,
+        |x| {
+            let [weight, scale, bias] = [1, 2, 3].map(|number: usize| x[number].as_tensor().clone());
+            let y = candle_nn::Linear::new(weight, Some(bias.clone())).forward(&x[0])?;
+            let groups = candle_nn::GroupNorm::new(scale.clone(), bias.clone(), 4, 2, 1e-5)?.forward(&y.unsqueeze(2)?.broadcast_as((2, 4, 3))?.broadcast_mul(&numbers(&[3], DType::F64).log()?)?)?;
+            let rows = (ops::layer_norm_slow(&y, &scale, &bias, 1e-5)? * ops::rms_norm_slow(&x[0], &scale, 1e-5)?)?;
+            let (heads, turn) = (rows.reshape((1, 1, 2, 4))?, numbers(&[2, 2], DType::F64));
+            let turned = (rotary_emb::rope_slow(&heads, &turn, &turn)? * rotary_emb::rope_i_slow(&heads, &turn, &turn)?)?;
+            turned.reshape((2, 4))? + groups.sum(2)?
+        });
     all
 }
 

@@ -167,6 +167,12 @@ fn no_images_become_none_and_windows_without_a_place_are_refused() {
     }
     let error = nn::adaptive_max_pool2d(&x, 0).unwrap_err().to_string();
     assert!(error.contains("cannot be pooled to (0, 0)"), "{error}");
+    for error in [
+        nn::adaptive_avg_pool2d(&x, (1 << 40, 1 << 40)).unwrap_err().to_string(),
+        nn::upsample_bilinear2d(&x, usize::MAX, 2, false).unwrap_err().to_string(),
+    ] {
+        assert!(error.contains("more elements than memory has addresses"), "{error}");
+    }
     let error = nn::upsample_nearest2d(&x, 0, 2).unwrap_err().to_string();
     assert!(error.contains("cannot become 0 x 2"), "{error}");
 }

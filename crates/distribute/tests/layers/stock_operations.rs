@@ -1,11 +1,12 @@
 //! Models of candle's own operations train by right gradients: those that candle's backward has wrong, too.
 
 use super::{by_differences, flat, numbers, one_device, replicas};
-use candle_core::{DType, Device, Module, Result, Tensor, Var};
-use candle_nn::{Conv1dConfig, Conv2dConfig, Init, VarBuilder, loss};
-use distribute::optimizer::Gradients;
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Device, Module, Result, Shape, Tensor, Var};
+use candle_nn::{Conv1dConfig, Conv2dConfig, Init, VarBuilder, VarMap, loss};
+use distribute::optimizer::{Gradients, backward};
 use distribute::{Dataset, Sgd, Strategy, nn};
-use distribute_testing::watched;
+use distribute_testing::{SplitMix, watched};
 
 /// A small network of images, `[n, 1, 9, 9]`, with everything that candle has a wrong gradient of.
 struct Net {
@@ -154,6 +155,74 @@ fn one_step_over_a_pool_moves_a_weight_by_the_largest_element() {
     });
 }
 
+/// Numbers between -1 and 1, others for each seed.
+fn random(shape: &Shape, seed: u64) -> Tensor {
+    let mut random = SplitMix(seed);
+    let number = |_| random.bits() as f64 / 2f64.powi(63) - 1.;
+    Tensor::from_vec((0..shape.elem_count()).map(number).collect::<Vec<f64>>(), shape, &Device::Cpu).unwrap()
+}
+
+/// The slope of a loss along one direction of all variables that have a gradient in `store`, and by differences.
+fn slopes(loss: &dyn Fn() -> Result<Tensor>, store: &GradStore, vars: &[Var]) -> [f64; 2] {
+    const H: f64 = 1e-6;
+    let moved: Vec<_> = vars
+        .iter()
+        .zip(1..)
+        .filter_map(|(var, seed)| {
+            let fan_in = (var.elem_count() / var.dims()[0]) as f64;
+            let by = (random(var.shape(), seed) / fan_in.sqrt()).unwrap();
+            Some((var, var.as_tensor().copy().unwrap(), by, store.get(var)?))
+        })
+        .collect();
+    let at = |h: f64| {
+        moved
+            .iter()
+            .for_each(|(var, before, by, _)| var.set(&(before + (by * h).unwrap()).unwrap()).unwrap());
+        loss().unwrap().to_scalar::<f64>().unwrap()
+    };
+    let expected = (at(H) - at(-H)) / (2. * H);
+    at(0.);
+    let along = |by: &Tensor, gradient: &Tensor| (by * gradient)?.sum_all()?.to_scalar::<f64>();
+    [moved.iter().map(|(_, _, by, gradient)| along(by, gradient).unwrap()).sum(), expected]
+}
+
+// INV-74
+#[test]
+fn a_resnet_of_candle_transformers_has_the_slope_of_differences() {
+    watched(|| {
+        let map = VarMap::new();
+        let vb = VarBuilder::from_varmap(&map, DType::F64, &Device::Cpu);
+        let model = candle_transformers::models::resnet::resnet18(5, vb).unwrap();
+        let mut named: Vec<_> = map.data().lock().unwrap().clone().into_iter().collect();
+        named.sort_by(|(name, _), (other, _)| name.cmp(other));
+        // Biases and running statistics that are not 0 and 1: no element is exactly 0 before a relu, where there is no slope.
+        for ((name, var), seed) in named.iter().zip(1000..) {
+            let fan_in = (var.elem_count() / var.dims()[0]) as f64;
+            let random = random(var.shape(), seed);
+            let values = match name.rsplit('.').next() {
+                _ if var.rank() > 1 => random * (3. / fan_in).sqrt(),
+                Some("weight" | "running_var") => random.affine(0.25, 1.),
+                _ => random * 0.3,
+            };
+            var.set(&values.unwrap()).unwrap();
+        }
+        let x = random(&Shape::from((2, 3, 32, 32)), 1);
+        let y = Tensor::new(&[1u32, 3], &Device::Cpu).unwrap();
+        let loss = || loss::cross_entropy(&model.forward(&x)?, &y);
+        // In evaluation candle's batch-norm takes its running statistics as constants.
+        let store = backward(&loss().unwrap()).unwrap();
+        for (name, var) in &named {
+            assert_eq!(store.get(var).is_none(), name.contains(".running_"), "{name}");
+        }
+        let vars: Vec<Var> = named.into_iter().map(|(_, var)| var).collect();
+        let [found, expected] = slopes(&loss, &store, &vars);
+        assert!(
+            expected.abs() > 0.01 && (found - expected).abs() < 1e-7 * expected.abs(),
+            "{found}, not {expected}"
+        );
+    });
+}
+
 #[test]
 fn gradients_of_a_loss_are_right_and_what_candle_does_not_keep_is_refused() {
     watched(|| {
@@ -170,6 +239,8 @@ fn gradients_of_a_loss_are_right_and_what_candle_does_not_keep_is_refused() {
         };
         assert_eq!(flat(of_x), [1., 0., 0., 0., 0., 0.]);
         assert!(gradients(|x| x.upsample_bilinear2d_with_scale(2., 2., false)).is_ok());
+        // NaN is no sign of another scale.
+        assert!(gradients(|x| (x * f64::NAN)?.upsample_bilinear2d(5, 4, true)).is_ok());
         // 1.4 · 3 is 4.2, which is no size.
         let ramp = |x: &Tensor| {
             let ramp = Tensor::arange(0f32, 6., &Device::Cpu)?.reshape((1, 1, 2, 3))?;

@@ -1,12 +1,13 @@
-//! Gradients of candle's convolutions, which are of one group: also where its own are wrong, or refused.
+//! Gradients of candle's convolutions, each of one group, also where candle's own are wrong or refused.
 
-use super::{Fused, Operation, Patches};
+use super::patches::covered;
+use super::{Fused, Operation, Patches, padded};
 use crate::nn::operation;
 use crate::number::computed_in;
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Result, Tensor, bail};
 use candle_nn::Conv2dConfig;
 
-/// The gradients of input and weight; none where it went into a bucket or nobody asks for it.
+/// The gradients of input and weight; `None` for one that was written into a bucket, or that is not asked for.
 type Both = [Option<Tensor>; 2];
 
 /// Padding, stride and dilation.
@@ -32,24 +33,26 @@ pub(crate) fn of_conv2d(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tensor) 
         };
         return Ok([of_x, of_weight]);
     }
-    // Of what the kernel covers, without padding, candle's own operations are the gradients.
-    let covered = covered(up, weight, stride, dilation)?;
-    let padded = x.dims()[2..].iter().map(|size| size + 2 * padding);
-    let padded: Vec<usize> = padded.collect();
-    let around = x.detach().pad_with_zeros(2, padding, padding)?.pad_with_zeros(3, padding, padding)?;
-    let around = around.narrow(2, 0, covered[0])?.narrow(3, 0, covered[1])?;
-    let of_x = up.conv_transpose2d(&weight.detach(), 0, 0, stride, dilation)?;
-    let of_x =
-        of_x.pad_with_zeros(2, 0, padded[0] - covered[0])?.pad_with_zeros(3, 0, padded[1] - covered[1])?;
-    let of_x = of_x.narrow(2, padding, x.dim(2)?)?.narrow(3, padding, x.dim(3)?)?.contiguous()?;
-    Ok([Some(of_x), Some(of_kernel(&around, up, stride, dilation)?)])
+    // The padded image as far as the kernel covers it: there, candle's own operations are the gradients.
+    let [height, width] = extent(up, weight, &config)?;
+    let of_x = || {
+        let around = up.conv_transpose2d(&weight.detach(), 0, 0, stride, dilation)?;
+        let (rows, columns) = (x.dim(2)? + 2 * padding - height, x.dim(3)? + 2 * padding - width);
+        let around = around.pad_with_zeros(2, 0, rows)?.pad_with_zeros(3, 0, columns)?;
+        around.narrow(2, padding, x.dim(2)?)?.narrow(3, padding, x.dim(3)?)?.contiguous()
+    };
+    let of_weight = || {
+        let around = x.detach().pad_with_zeros(2, padding, padding)?.pad_with_zeros(3, padding, padding)?;
+        of_kernel(&around.narrow(2, 0, height)?.narrow(3, 0, width)?, up, stride, dilation)
+    };
+    Ok([x.track_op().then(of_x).transpose()?, weight.track_op().then(of_weight).transpose()?])
 }
 
 /// The gradients of candle's `conv1d` of `x`, `[n, in, length]`, and a weight `[out, in, width]`.
 pub(crate) fn of_conv1d(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tensor) -> Result<Both> {
     let [padding, stride, dilation] = sizes;
     // Above and below the row nothing is added.
-    let rows = x.pad_with_zeros(2, padding, padding)?.unsqueeze(2)?;
+    let rows = padded("conv1d", x, 2, [padding; 2])?.unsqueeze(2)?;
     let sizes = [0, stride, dilation];
     let [of_x, of_weight] = of_conv2d(&rows, &weight.unsqueeze(2)?, sizes, &up.unsqueeze(2)?)?;
     let of_x = of_x.map(|of_x| of_x.squeeze(2)?.narrow(2, padding, x.dim(2)?)?.contiguous());
@@ -65,22 +68,23 @@ pub(crate) fn of_conv_transpose2d(x: &Tensor, weight: &Tensor, sizes: Sizes, up:
         return in_f32(x, weight, up, |x, weight, up| of_conv_transpose2d(x, weight, sizes, up));
     }
     let [padding, stride, dilation] = sizes;
-    // Of the result without padding: what was cut off has no gradient, and what was added at the end comes from nothing.
-    let whole = covered(x, weight, stride, dilation)?;
-    let up = up.pad_with_zeros(2, padding, padding)?.pad_with_zeros(3, padding, padding)?;
-    let up = up.narrow(2, 0, whole[0])?.narrow(3, 0, whole[1])?.contiguous()?;
+    // The gradient of the whole result: what was cut off from it has none, and what was added at its end comes from nothing.
     let config = Conv2dConfig { stride, dilation, ..Default::default() };
+    let [height, width] = extent(x, weight, &config)?;
+    let up = up.pad_with_zeros(2, padding, padding)?.pad_with_zeros(3, padding, padding)?;
+    let up = up.narrow(2, 0, height)?.narrow(3, 0, width)?.contiguous()?;
     if let Some([of_x, of_weight, _]) = super::transposed::gradients(x, weight, &up, &config)? {
         return Ok([of_x, of_weight]);
     }
-    let of_x = up.conv2d(&weight.detach(), 0, stride, dilation, 1)?;
-    Ok([Some(of_x), Some(of_kernel(&up, &x.detach(), stride, dilation)?)])
+    let of_x = || up.conv2d(&weight.detach(), 0, stride, dilation, 1);
+    let of_weight = || of_kernel(&up, &x.detach(), stride, dilation);
+    Ok([x.track_op().then(of_x).transpose()?, weight.track_op().then(of_weight).transpose()?])
 }
 
 /// The gradients of candle's `conv_transpose1d` of `x`, `[n, in, length]`, and a weight `[in, out, width]`.
 pub(crate) fn of_conv_transpose1d(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tensor) -> Result<Both> {
     let [padding, stride, dilation] = sizes;
-    let up = up.pad_with_zeros(2, padding, padding)?.unsqueeze(2)?;
+    let up = padded("conv_transpose1d", up, 2, [padding; 2])?.unsqueeze(2)?;
     let sizes = [0, stride, dilation];
     let of_both = of_conv_transpose2d(&x.unsqueeze(2)?, &weight.unsqueeze(2)?, sizes, &up)?;
     let [of_x, of_weight] = of_both.map(|gradient| gradient.map(|gradient| gradient.squeeze(2)).transpose());
@@ -88,11 +92,13 @@ pub(crate) fn of_conv_transpose1d(x: &Tensor, weight: &Tensor, sizes: Sizes, up:
 }
 
 /// The height and width of an image that a kernel covers, put at each place of `output`.
-fn covered(output: &Tensor, weight: &Tensor, stride: usize, dilation: usize) -> Result<[usize; 2]> {
+fn extent(output: &Tensor, weight: &Tensor, config: &Conv2dConfig) -> Result<[usize; 2]> {
     let (_, _, height, width) = output.dims4()?;
     let (_, _, k_height, k_width) = weight.dims4()?;
-    let of = |places: usize, kernel: usize| (places - 1) * stride + dilation * (kernel - 1) + 1;
-    Ok([of(height, k_height), of(width, k_width)])
+    match (covered(height, k_height, config), covered(width, k_width, config)) {
+        (Some(height), Some(width)) => Ok([height, width]),
+        _ => bail!("the gradient of a convolution: a kernel {:?} covers no image", weight.dims()),
+    }
 }
 
 /// The gradient of a kernel that covers `image` as a whole and gives `output`: `[out, in, …, …]`.
@@ -101,7 +107,7 @@ fn of_kernel(image: &Tensor, output: &Tensor, stride: usize, dilation: usize) ->
     image.conv2d(&output, 0, dilation, stride, 1)?.transpose(0, 1)?.contiguous()
 }
 
-/// Zeros, where there are no elements.
+/// Returns zeros if one of the tensors has no elements.
 fn of_nothing(x: &Tensor, weight: &Tensor, up: &Tensor) -> Result<Option<Both>> {
     if [x, weight, up].iter().all(|tensor| tensor.elem_count() > 0) {
         return Ok(None);
@@ -109,7 +115,7 @@ fn of_nothing(x: &Tensor, weight: &Tensor, up: &Tensor) -> Result<Option<Both>> 
     Ok(Some([Some(x.zeros_like()?), Some(weight.zeros_like()?)]))
 }
 
-/// Gradients in half precision, computed in f32.
+/// Computes gradients of half precision in f32.
 fn in_f32(
     x: &Tensor,
     weight: &Tensor,

@@ -14,6 +14,7 @@ mod patches;
 mod transposed;
 
 pub(crate) use gradients::{of_conv_transpose1d, of_conv_transpose2d, of_conv1d, of_conv2d};
+pub(super) use patches::covered;
 pub(super) use transposed::transposed;
 
 /// candle_nn's `Conv2d`, with the bias in the same operation, and a backward that writes the gradients of weight and bias
@@ -102,10 +103,7 @@ impl Conv2d {
         let (&[_, _, height, width], &[_, _, k_height, k_width]) = (x.dims(), self.weight.dims()) else {
             return stock(config).forward(x); // candle says what is wrong.
         };
-        let used = |input, kernel| {
-            let places = patches::places(input, kernel, &config)?;
-            Some((places - 1) * config.stride + config.dilation * (kernel - 1) + 1)
-        };
+        let used = |input, kernel| covered(patches::places(input, kernel, &config)?, kernel, &config);
         let Some((rows, columns)) = used(height, k_height).zip(used(width, k_width)) else {
             return stock(config).forward(x);
         };
@@ -191,22 +189,48 @@ impl Fused {
         }
         gradient
     }
-
-    fn of_bias<T: Number>(&self, upstream: &[T], gradient: &mut [T], add: bool) {
-        sum_planes(upstream, self.patches.places(), gradient, add);
-    }
 }
 
-/// The sums over all images of the planes of each channel.
-fn sum_planes<T: Number>(images: &[T], plane: usize, sums: &mut [T], add: bool) {
-    if !add {
-        sums.fill(T::of(0.));
+/// Returns those gradients of input, weight and bias that are asked for. `of_weight` writes that of the weight, and `of_input` makes that of the
+/// input. The gradient of the bias is the sum over each channel's planes of `upstream`, which have `plane` elements each.
+fn gradients<T: Number>(
+    [x, weight]: [&Tensor; 2],
+    bias: Option<&Tensor>,
+    (upstream, plane): (&[T], usize),
+    of_weight: impl FnOnce(&[T], &mut [T], bool),
+    of_input: impl FnOnce(&[T]) -> Result<Vec<T>>,
+) -> Result<[Option<Tensor>; 3]> {
+    let of_weight =
+        with_elements(x, |x| deposit::gradient(weight, |place: &mut [T], add| of_weight(x, place, add)))??;
+    let of_bias = bias.map(|bias| {
+        deposit::gradient(bias, |sums: &mut [T], add| {
+            if !add {
+                sums.fill(T::of(0.));
+            }
+            for image in upstream.chunks_exact(sums.len() * plane) {
+                for (sum, plane) in sums.iter_mut().zip(image.chunks_exact(plane)) {
+                    *sum += super::lanes::sum(plane, plane, |up, _| up);
+                }
+            }
+        })
+    });
+    let of_input = if x.track_op() {
+        Some(Tensor::from_vec(with_elements(weight, of_input)??, x.shape(), x.device())?)
+    } else {
+        None
+    };
+    Ok([of_input, of_weight, of_bias.transpose()?.flatten()])
+}
+
+/// Adds zeros at the ends of an axis, also of a tensor without elements. Refuses more than memory has addresses.
+pub(super) fn padded(name: &str, x: &Tensor, axis: usize, [left, right]: [usize; 2]) -> Result<Tensor> {
+    let mut dims = x.dims().to_vec();
+    dims[axis] = dims[axis].saturating_add(left).saturating_add(right);
+    operation::require_size(name, &dims)?;
+    if x.elem_count() > 0 || dims == x.dims() {
+        return x.pad_with_zeros(axis, left, right);
     }
-    for image in images.chunks_exact(sums.len() * plane) {
-        for (sum, plane) in sums.iter_mut().zip(image.chunks_exact(plane)) {
-            *sum += super::lanes::sum(plane, plane, |up, _| up);
-        }
-    }
+    without_elements(&dims, x.dtype(), x.device())
 }
 
 impl Operation for Fused {
@@ -242,20 +266,10 @@ impl Operation for Fused {
         _: &Tensor,
         upstream: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
-        with_elements(upstream, |upstream: &[T]| {
-            let of_weight = with_elements(x, |x| {
-                deposit::gradient(weight, |place, add| self.of_weight(x, upstream, place, add))
-            })??;
-            let of_bias = bias.map(|bias| {
-                deposit::gradient(bias, |place: &mut [T], add| self.of_bias(upstream, place, add))
-            });
-            let of_input = if x.track_op() {
-                let gradient = with_elements(weight, |weight| self.of_input(weight, upstream))?;
-                Some(Tensor::from_vec(gradient, x.shape(), x.device())?)
-            } else {
-                None
-            };
-            Ok([of_input, of_weight, of_bias.transpose()?.flatten()])
+        with_elements(upstream, |up: &[T]| {
+            let of_weight = |x: &[T], place: &mut [T], add| self.of_weight(x, up, place, add);
+            let of_input = |weight: &[T]| Ok(self.of_input(weight, up));
+            gradients([x, weight], bias, (up, self.patches.places()), of_weight, of_input)
         })?
     }
 }

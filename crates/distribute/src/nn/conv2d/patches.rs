@@ -26,9 +26,15 @@ pub(super) struct Patches {
 
 /// How many times a kernel fits into one axis of an image; None where it does not.
 pub(super) fn places(input: usize, kernel: usize, config: &Conv2dConfig) -> Option<usize> {
-    let covered = config.dilation.checked_mul(kernel.checked_sub(1)?)?.checked_add(1)?;
     let padded = config.padding.checked_mul(2)?.checked_add(input)?;
-    Some(padded.checked_sub(covered)?.checked_div(config.stride)? + 1)
+    Some(padded.checked_sub(covered(1, kernel, config)?)?.checked_div(config.stride)? + 1)
+}
+
+/// The elements of one axis that a kernel covers when it is put at this number of places: the inverse of [`places`] without padding. `None`
+/// without a place or a kernel, and if there are more than can be counted.
+pub(in crate::nn) fn covered(places: usize, kernel: usize, config: &Conv2dConfig) -> Option<usize> {
+    let steps = config.stride.checked_mul(places.checked_sub(1)?)?;
+    config.dilation.checked_mul(kernel.checked_sub(1)?)?.checked_add(1)?.checked_add(steps)
 }
 
 impl Patches {

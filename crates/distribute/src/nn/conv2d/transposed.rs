@@ -2,22 +2,21 @@
 
 use super::patches::Patches;
 use super::{Fused, Operation};
-use crate::deposit;
 use crate::nn::operation::{self, Operand};
 use crate::number::{Number, with_elements};
 use candle_core::{DType, Result, Shape, Tensor};
 use candle_nn::Conv2dConfig;
 
-/// The operation, of the convolution whose input it makes from the result.
+/// The transposed operation of a convolution: it makes the convolution's input from its result.
 struct Transposed {
     convolution: Fused,
-    /// Of the image that it makes.
+    /// The sizes of the images that it makes.
     image: [usize; 4],
 }
 
 impl Transposed {
-    /// To images of `size`, from `x`, `[n, in, height, width]`, and a weight `[in, out / groups, …, …]`. None where this crate's loops don't
-    /// compute it, or where a convolution of such images gives others than `x`.
+    /// Returns the operation that makes images of `size` from `x`, `[n, in, height, width]`, and a weight `[in, out / groups, …, …]`. `None`
+    /// if this crate's loops don't compute it, or if the convolution of such images has a result of another shape than `x`.
     fn new(
         x: &Tensor,
         weight: &Tensor,
@@ -34,7 +33,7 @@ impl Transposed {
     }
 }
 
-/// The transposed convolution to images of `size` as one operation, where there is one.
+/// The transposed convolution to images of `size` as one operation; `None` if this crate's loops don't compute it.
 pub(crate) fn transposed(
     x: &Tensor,
     weight: &Tensor,
@@ -46,7 +45,7 @@ pub(crate) fn transposed(
     operation.map(|operation| operation::apply(operation, x, weight, bias)).transpose()
 }
 
-/// The gradients of `x` and of the weight, from that of the images, where this crate's loops compute them.
+/// The gradients of `x` and of the weight, from the gradient of the images; `None` if this crate's loops don't compute them.
 pub(super) fn gradients(
     x: &Tensor,
     weight: &Tensor,
@@ -90,24 +89,14 @@ impl Operation for Transposed {
         upstream: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
         with_elements(upstream, |up: &[T]| {
-            let of_weight = with_elements(x, |x| {
-                deposit::gradient(weight, |place, add| self.convolution.of_weight(up, x, place, add))
-            })??;
-            let plane = self.image[2] * self.image[3];
-            let of_bias = bias.map(|bias| {
-                deposit::gradient(bias, |place: &mut [T], add| super::sum_planes(up, plane, place, add))
-            });
-            let of_input = if x.track_op() {
-                let (image, kernel) = (upstream.shape(), weight.shape());
-                let (gradient, shape) = with_elements(weight, |weight: &[T]| {
-                    let image = Operand { elements: up, shape: image };
-                    self.convolution.forward(image, Operand { elements: weight, shape: kernel }, None)
-                })??;
-                Some(Tensor::from_vec(gradient, shape, x.device())?)
-            } else {
-                None
+            let of_weight = |x: &[T], place: &mut [T], add| self.convolution.of_weight(up, x, place, add);
+            let of_input = |elements: &[T]| {
+                let image = Operand { elements: up, shape: upstream.shape() };
+                let (gradient, _) =
+                    self.convolution.forward(image, Operand { elements, shape: weight.shape() }, None)?;
+                Ok(gradient)
             };
-            Ok([of_input, of_weight, of_bias.transpose()?.flatten()])
+            super::gradients([x, weight], bias, (up, self.image[2] * self.image[3]), of_weight, of_input)
         })?
     }
 }
