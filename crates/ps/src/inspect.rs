@@ -5,8 +5,8 @@ use crate::log::{self, Known, ReadError};
 use crate::snapshot::{self, Manifest};
 use crate::store::{files, hold};
 use crate::{OpenError, format};
+use distribute_files::LockFile;
 use std::fmt;
-use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -21,8 +21,8 @@ pub struct Inspection {
     damage: Vec<Damage>,
     torn: Option<log::Torn>,
     last: Option<u64>,
-    /// No server starts meanwhile.
-    _lock: File,
+    /// Keeps servers out of the folder.
+    _lock: LockFile,
 }
 
 /// Something in a log that is not what was written there.

@@ -18,7 +18,7 @@ use std::sync::{Arc, RwLock};
 /// The upper bits of a job's number count jobs: each takes the next of all servers, and the lower bits are drawn.
 const TURN: u32 = 32;
 
-/// So many jobs may have begun on other servers since one was begun on this one.
+/// The number of jobs that may have begun on other servers since one was begun on this one.
 const FURTHEST: u64 = 1 << 16;
 
 /// The tables of one parameter server, by name: what it does, without a socket.
@@ -134,6 +134,12 @@ impl Tables {
     /// Puts back the greatest job that has begun.
     pub fn restore_job(&self, job: u64) {
         self.begin_job(job);
+    }
+
+    /// Returns a number for the job after `newest`. Of two programs that begin one at the same time, the lower 32 bits of `drawn` differ.
+    pub fn job_after(newest: u64, drawn: u64) -> u64 {
+        let turn = (newest >> TURN).saturating_add(1).min(u64::MAX >> TURN);
+        turn << TURN | drawn & ((1 << TURN) - 1)
     }
 
     fn begin_job(&self, job: u64) -> u64 {
