@@ -65,8 +65,12 @@ impl Tables {
     /// Does what is asked for.
     ///
     /// # Errors
-    /// [`Error`], as the table's operation has it; [`Error::NoSuchTable`], [`Error::Exists`], and those of [`check`](Self::check). Nothing
-    /// has changed then.
+    /// - [`Error`], as the table's operation has it.
+    /// - [`Error::NoSuchTable`]: there is no such table.
+    /// - [`Error::Exists`]: the table was made by another specification.
+    /// - The errors of [`check`](Self::check).
+    ///
+    /// Nothing has changed then.
     pub fn handle(&self, request: &Request) -> Result<Response> {
         self.check(request)?;
         self.carry_out(request)
@@ -75,7 +79,7 @@ impl Tables {
     /// Does what is asked for, if it was [checked](Self::check) before.
     ///
     /// # Errors
-    /// Those of [`handle`](Self::handle).
+    /// The errors of [`handle`](Self::handle), except those of [`check`](Self::check).
     pub fn carry_out(&self, request: &Request) -> Result<Response> {
         let operation = request.operation();
         match request {
@@ -131,7 +135,7 @@ impl Tables {
         self.job.load(Ordering::Acquire)
     }
 
-    /// Puts back the greatest job that has begun.
+    /// Restores the greatest job that has begun.
     pub fn restore_job(&self, job: u64) {
         self.begin_job(job);
     }

@@ -1,4 +1,4 @@
-//! All files of a log, read: what was being written when the process ended is told from damage.
+//! Reads all files of a log, and tells damage from a record that was being written when the process ended.
 
 use super::record::{Kind, Link, Record};
 use super::scan::{Broken, Entry, Found, Scan};
@@ -18,14 +18,14 @@ pub(crate) struct Tail {
     pub link: Link,
     /// Whether it has a change.
     pub changed: bool,
-    /// What follows `end`, if anything does.
+    /// The bytes after `end`, if there are any.
     pub torn: Option<Torn>,
 }
 
 /// The torn end of a log: no record follows it, and none before it is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Torn {
-    /// What is wrong with it.
+    /// The fault, to be read after the name of the file.
     pub what: String,
     /// The number of its bytes.
     pub bytes: u64,
@@ -33,7 +33,7 @@ pub(crate) struct Torn {
     pub is_prefix: bool,
 }
 
-/// Why a log is not read any further.
+/// A reason for which a log is not read any further.
 #[derive(Debug)]
 pub(crate) enum ReadError {
     Io(PathBuf, io::Error),
@@ -42,14 +42,14 @@ pub(crate) enum ReadError {
     Damaged(Damage),
 }
 
-/// What is in a log in place of records, or missing.
+/// A place in a log that has something else than records, or where some are missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Damage {
     /// The file. It may be the file that is missing.
     pub path: PathBuf,
-    /// Where what is damaged begins and ends.
+    /// The first byte of the damage, and the one after its last.
     pub bytes: (u64, u64),
-    /// What is wrong, behind the name of the file.
+    /// The fault, to be read after the name of the file.
     pub reason: String,
     /// The position of the record that belongs there.
     pub link: Link,
@@ -57,7 +57,7 @@ pub(crate) struct Damage {
     pub to: Option<Link>,
 }
 
-/// What is known of a log before it is read.
+/// The things that are known of a log before it is read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
     /// The number of its first record.
@@ -108,7 +108,7 @@ struct Reading<'a> {
     damaged: &'a mut dyn FnMut(Damage) -> Result<(), ReadError>,
 }
 
-/// One file of a log that is being read.
+/// A file of a log that is being read.
 struct LogPart {
     path: PathBuf,
     /// The number in its name.
@@ -190,7 +190,9 @@ impl Reading<'_> {
     fn is_torn(&self, file: &LogPart, broken: &Broken) -> io::Result<bool> {
         let Some(next) = &file.next else {
             let other_run = self.run.as_ref().is_none_or(|run| run.is_empty() || *run != boot::id());
-            return Ok(!self.sealed && (broken.is_prefix || other_run) && (file.begun || file.may_lack_begin));
+            return Ok(!self.sealed
+                && (broken.is_prefix || other_run)
+                && (file.begun || file.may_lack_begin));
         };
         Ok(file.begun && continues(next, self.link())?)
     }
@@ -219,7 +221,7 @@ fn continues(next: &Path, link: Link) -> io::Result<bool> {
     Ok(matches!(found, Found::Entry(_)))
 }
 
-/// Says what is wrong, and what is missing for it.
+/// Returns the fault, with the changes that are missing by it.
 fn missing(what: &str, (from, to): (u64, u64), at: u64) -> String {
     let lost = match to.saturating_sub(from) {
         0 => String::new(),

@@ -51,7 +51,7 @@ pub(crate) struct Core {
     log: Option<Kept>,
     follower: OnceLock<Arc<Follower>>,
     lost: Lost,
-    /// Of how many servers this one has a complete copy.
+    /// The number of servers of which this one has a complete copy.
     follows: Arc<AtomicU64>,
 }
 
@@ -91,7 +91,7 @@ impl Store {
         Ok(())
     }
 
-    /// The copies of servers that this one follows, of which one is asked for its own now.
+    /// Returns the copies of servers that this one follows, and begins to ask `of`, one of these, for its copy.
     pub fn replicas(self: &Arc<Self>, clients: ClientBuilder, of: Task) -> io::Result<Replicas> {
         let replicas = Replicas::beside(self.clone(), self.core.follows.clone());
         if self.asking.get().is_none() {
@@ -100,7 +100,7 @@ impl Store {
         Ok(replicas)
     }
 
-    /// A task asks for its copy of server `number`; says whether it follows it.
+    /// Notes that a task asks for its copy of server `number`, and returns whether it follows it.
     pub fn asked(&self, by: (&Task, u64), run: u64) -> bool {
         self.feeder.get().is_some_and(|feeder| feeder.asked(by, run))
     }

@@ -63,10 +63,10 @@ impl Core {
     }
 }
 
-/// The files of a log: those before its first record, and the others.
+/// Returns the files of a log: those before its first record, and the others.
 ///
 /// # Errors
-/// Where there is no snapshot, and the log goes on after one.
+/// [`OpenError::Snapshot`]: there is no snapshot, and the log goes on after one.
 pub(crate) fn files(folder: &Path, snapshot: Option<u64>) -> Result<(Vec<u64>, Vec<u64>), OpenError> {
     let firsts = log::firsts(folder).map_err(OpenError::io("reading", folder))?;
     match (snapshot, firsts.first()) {
