@@ -30,7 +30,9 @@ pub(crate) struct State {
 
 /// A function that is called once, when no answer will come any more.
 #[derive(Default)]
-struct OnLoss(Option<Box<dyn FnOnce(&str) + Send>>);
+struct OnLoss(Option<LossCallback>);
+
+type LossCallback = Box<dyn FnOnce(&str) + Send>;
 
 impl fmt::Debug for OnLoss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
