@@ -23,12 +23,8 @@ pub fn remark(text: impl AsRef<str>) {
 
 /// Writes a file, whole or not at all.
 pub fn file(path: &Path, text: &str) -> Result<()> {
-    let write = || {
-        let mut file = WholeFile::create(path)?;
-        file.write_all(text.as_bytes())?;
-        file.finish()
-    };
-    write().map_err(|source| Error::Io { operation: format!("writing {}", path.display()), source })
+    WholeFile::write(path, text.as_bytes())
+        .map_err(|source| Error::Io { operation: format!("writing {}", path.display()), source })
 }
 
 /// Whether a person is looking.

@@ -29,6 +29,16 @@ impl WholeFile {
         Ok(Self { path: path.to_path_buf(), partial: Partial::file(path)? })
     }
 
+    /// Writes a file with these bytes at `path`, and syncs it to disk.
+    ///
+    /// # Errors
+    /// Those of [`create`](Self::create) and [`finish`](Self::finish); what was at `path` is as it was then.
+    pub fn write(path: impl AsRef<Path>, bytes: &[u8]) -> io::Result<()> {
+        let mut file = Self::create(path)?;
+        file.write_all(bytes)?;
+        file.finish()
+    }
+
     /// Syncs the file to disk and gives it its name, replacing an existing file.
     ///
     /// # Errors
@@ -75,9 +85,7 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"old");
         drop(file);
         assert_eq!(fs::read(&path).unwrap(), b"old");
-        let mut file = WholeFile::create(&path).unwrap();
-        file.write_all(b"newer").unwrap();
-        file.finish().unwrap();
+        WholeFile::write(&path, b"newer").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"newer");
         let mut file = WholeFile::create(&path).unwrap().into_growing().unwrap();
         file.write_all(b"grows").unwrap();

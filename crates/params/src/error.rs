@@ -213,7 +213,7 @@ pub enum Error {
          use more servers, or let its tables take more (ServerOptions::memory)"
     )]
     Budget {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
         /// The table.
         table: String,

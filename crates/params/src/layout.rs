@@ -6,7 +6,7 @@ use distribute_tensor::HostTensor;
 /// The table in which a server keeps its [`Layout`]. It is a table as others, so that it is in logs, snapshots and on followers.
 pub const LAYOUT_TABLE: &str = "~layout";
 
-/// What a server keeps of the training whose tables it has.
+/// A record that a server keeps of the training whose tables it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// A number that was drawn for this training, the same on all of its servers.
@@ -17,7 +17,7 @@ pub struct Layout {
     pub server: usize,
 }
 
-/// What a server says when a training begins, or is resumed.
+/// The state that a server reports when a training begins, or is resumed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerState {
     /// The layout that it keeps, if it has one.
@@ -28,21 +28,21 @@ pub struct ServerState {
     pub has_folder: bool,
 }
 
-/// What follows from the states of all servers.
+/// A decision about a training, from the states of all servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LayoutDecision {
-    /// All have the same training, and it is this one's layout.
+    /// The servers are all of one training, with this layout: it is resumed.
     Resume,
-    /// None has one: it begins. All get a layout with a new number.
+    /// No server has a training: one begins, and all get a layout with a new number.
     Begin,
-    /// These, which keep nothing in a folder, came back without their tables. They get the layout of this training.
+    /// Servers that keep nothing in a folder came back without their tables. They get the layout of this training.
     Lost {
         /// The number of the training.
         training: u64,
         /// The servers.
         servers: Vec<usize>,
     },
-    /// The training can't be resumed on these servers: why not, and what to do.
+    /// The training can't be resumed on these servers; the text says why, and what to do.
     Refused(String),
 }
 
@@ -53,7 +53,7 @@ impl Layout {
         TableSpec::values(LAYOUT_TABLE, HostTensor::vector(numbers.to_vec()))
     }
 
-    /// Returns what its table has, if it is one.
+    /// Returns the layout in the values of its table; `None` if they are no layout.
     pub fn of_table(values: &HostTensor) -> Option<Self> {
         let &[training, servers, server] = values.as_slice::<i64>()? else { return None };
         let (servers, server) = (usize::try_from(servers).ok()?, usize::try_from(server).ok()?);

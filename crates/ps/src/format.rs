@@ -3,7 +3,7 @@
 
 use crate::OpenError;
 use distribute_files::WholeFile;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// The version of what is in a folder.
@@ -32,10 +32,5 @@ pub(crate) fn check(folder: &Path) -> Result<bool, OpenError> {
 /// Writes that a folder has been begun.
 pub(crate) fn write(folder: &Path) -> Result<(), OpenError> {
     let path = path(folder);
-    let write = || {
-        let mut file = WholeFile::create(&path)?;
-        file.write_all(VERSION.as_bytes())?;
-        file.finish()
-    };
-    write().map_err(OpenError::io("writing", path.clone()))
+    WholeFile::write(&path, VERSION.as_bytes()).map_err(OpenError::io("writing", path))
 }

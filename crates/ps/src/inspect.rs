@@ -5,13 +5,13 @@ use crate::log::{self, Known, ReadError};
 use crate::snapshot::{self, Manifest};
 use crate::store::{files, hold};
 use crate::{OpenError, format};
+use distribute_files::LockFile;
 use std::fmt;
-use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// What is in the folder of a server: see [`inspect`].
+/// The contents of the folder of a server: see [`inspect`].
 #[derive(Debug)]
 pub struct Inspection {
     folder: PathBuf,
@@ -21,25 +21,25 @@ pub struct Inspection {
     damage: Vec<Damage>,
     torn: Option<log::Torn>,
     last: Option<u64>,
-    /// No server starts meanwhile.
-    _lock: File,
+    /// Keeps servers out of the folder.
+    _lock: LockFile,
 }
 
-/// Something in a log that is not what was written there.
+/// A place in a log that has something else than was written there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Damage {
     /// The file, which may be the one that is missing.
     pub path: PathBuf,
-    /// Which bytes of it cannot be read.
+    /// The bytes of it that cannot be read.
     pub bytes: Range<u64>,
-    /// What is wrong.
+    /// The fault, to be read after the name of the file.
     pub reason: String,
     /// The number of changes that are lost by it; `None` where no record follows that tells.
     pub lost: Option<u64>,
 }
 
-/// Looks at the folder of a server that does not run: how many changes its log has, and what is damaged. Nothing is changed.
+/// Inspects the folder of a server that does not run: how many changes its log has, and what is damaged. Nothing is changed.
 ///
 /// # Errors
 /// - [`OpenError::InUse`]: a server uses the folder.

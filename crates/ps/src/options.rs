@@ -63,8 +63,8 @@ impl ServerOptions {
         Self { after: bytes.max(1), ..self }
     }
 
-    /// How many bytes the tables may take, values and slots; three quarters of the memory of the machine or container by default. A request
-    /// for which there is no room is refused, and changes nothing.
+    /// Sets the number of bytes that the tables may take, values and slots; three quarters of the memory of the machine or container by
+    /// default. A request for which there is no room is refused, and changes nothing.
     pub fn memory(self, bytes: usize) -> Self {
         Self { memory: Some(bytes), ..self }
     }

@@ -59,7 +59,7 @@ impl ParameterServer {
         Store::open(options, Arc::new(open_disk)).map(Self::of)
     }
 
-    /// How many bytes the tables may take: see [`ServerOptions::memory`].
+    /// Sets the number of bytes that the tables may take: see [`ServerOptions::memory`].
     pub fn memory(self, bytes: usize) -> Self {
         self.tables().set_memory(bytes);
         self

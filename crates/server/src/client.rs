@@ -138,8 +138,8 @@ impl Client {
         self.0.endpoint.peer()
     }
 
-    /// Calls a function once, with the reason, when the connection is lost; at once if it is. It runs on the thread that notices, and must
-    /// not wait. A later function takes its place.
+    /// Calls a function once, with the reason, when the connection is lost; at once if it is lost already. The function runs on the thread that
+    /// notices, and must not wait. A later function takes its place.
     pub fn on_loss(&self, call: impl FnOnce(&str) + Send + 'static) {
         self.0.pending.on_loss(call);
     }

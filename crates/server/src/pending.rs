@@ -30,9 +30,9 @@ pub(crate) struct State {
 
 /// A function that is called once, when no answer will come any more.
 #[derive(Default)]
-struct OnLoss(Option<Told>);
+struct OnLoss(Option<LossCallback>);
 
-type Told = Box<dyn FnOnce(&str) + Send>;
+type LossCallback = Box<dyn FnOnce(&str) + Send>;
 
 impl fmt::Debug for OnLoss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -123,7 +123,7 @@ impl Pending {
         self.wake(state);
     }
 
-    /// Wakes all that wait; and where no answer will come any more, calls who wants to know.
+    /// Wakes all threads that wait, and calls the function of [`on_loss`](Self::on_loss) if no answer will come any more.
     fn wake(&self, mut state: MutexGuard<'_, State>) {
         let lost = state.lost.clone().and_then(|reason| Some((reason, state.on_loss.0.take()?)));
         drop(state);

@@ -102,6 +102,14 @@ impl HostTensor {
         &self.buffer
     }
 
+    /// Returns the number of bytes that the elements take in memory, with what strings hold.
+    pub fn memory(&self) -> usize {
+        match &*self.buffer {
+            Buffer::String(texts) => texts.iter().map(|text| text.len() + size_of::<Vec<u8>>()).sum(),
+            _ => self.len().saturating_mul(self.dtype().bytes().unwrap_or_default()),
+        }
+    }
+
     /// The elements, to be changed, if they are of type `T`. Copies them first if a clone shares them.
     pub fn as_mut_slice<T: Element>(&mut self) -> Option<&mut [T]> {
         if self.dtype() != T::DTYPE {

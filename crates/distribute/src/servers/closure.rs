@@ -3,7 +3,7 @@
 use super::ParameterServers;
 use super::links::{Ask, unexpected};
 use crate::{Error, Result};
-use distribute_params::{ChannelError, Origin, RefusalKind, Request, Response};
+use distribute_params::{ChannelError, Origin, RefusalKind, Request, Response, Tables};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -131,9 +131,7 @@ impl ParameterServers {
         const OPERATION: &str = "begin_job";
         let newest = self.ask_for_job(0)?;
         // Another one that begins now takes another number.
-        let drawn = RandomState::new().hash_one(newest) & u64::from(u32::MAX);
-        let turn = (newest >> 32).saturating_add(1).min(u64::from(u32::MAX));
-        let job = turn << 32 | drawn;
+        let job = Tables::job_after(newest, RandomState::new().hash_one(newest));
         let found = self.ask_for_job(job)?;
         if found != job {
             let reason = format!(

@@ -45,7 +45,7 @@ impl<T: Copy + Default> Arena<T> {
         &mut self.chunks[chunk][at..at + self.width]
     }
 
-    /// The number of rows that can be added before memory is taken.
+    /// Returns the number of rows that can be added before memory is taken.
     pub(super) fn room(&self) -> usize {
         self.free.len() + self.chunks.len() * CHUNK - self.rows as usize
     }

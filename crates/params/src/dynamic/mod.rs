@@ -26,7 +26,7 @@ use std::sync::{Arc, OnceLock, RwLock};
 /// So many locks: a batch of a thousand ids has several under each.
 const SEGMENTS: usize = 64;
 
-/// About how many bytes an id takes beside its row.
+/// About the number of bytes that an id takes in addition to its row.
 const ENTRY: usize = 32;
 
 /// Which ids get a row, and which lose theirs. By default all do, and none does.
@@ -266,17 +266,17 @@ impl DynamicTable {
         self.rule.get().map(|bound| &bound.rule)
     }
 
-    /// The bytes of values of some rows.
+    /// Returns the bytes of values of some rows.
     pub(crate) fn bytes_of_rows(&self, rows: usize) -> usize {
         self.width().saturating_mul(self.dtype().bytes().unwrap_or(8)).saturating_mul(rows)
     }
 
-    /// The bytes that the slots of a rule take.
+    /// Returns the bytes that the slots of a rule take.
     pub(crate) fn bytes_of_slots(&self, slots: usize) -> usize {
         self.bytes_of_rows(self.len().next_multiple_of(CHUNK)).saturating_mul(slots)
     }
 
-    /// The bytes that rows of these ids take which are not there yet: at most so many or, `exact`ly, by looking which are.
+    /// Returns the bytes that rows of these ids take which are not there yet: an upper bound or, if `exact`, by a lookup of each.
     pub(crate) fn bytes_of_new(&self, ids: &[i64], exact: bool) -> usize {
         let slots = self.rule.get().map_or(0, |bound| bound.slots.len());
         let rows = with_segments!(&self.segments, all => {
@@ -288,7 +288,7 @@ impl DynamicTable {
                 ids.len().saturating_add(all.len().min(ids.len()) * CHUNK)
             }
         });
-        // Beside it an entry in the index, or how often it came.
+        // In addition, an entry in the index, or how often it came.
         self.bytes_of_rows(rows).saturating_mul(1 + slots).saturating_add(ids.len() * ENTRY)
     }
 

@@ -70,7 +70,7 @@ impl<T: Number> Segment<T> {
         self.index.allocation_size() + self.rows.bytes() + self.waiting.bytes()
     }
 
-    /// The number of rows for which memory is taken where these ids get rows.
+    /// Returns the number of rows for which memory is taken if these ids get rows.
     pub(super) fn chunk_rows(&self, ids: &[i64]) -> usize {
         let is_new = |id: &&i64| self.row(**id).is_none();
         let new = ids.iter().filter(is_new).count().saturating_sub(self.rows.room());

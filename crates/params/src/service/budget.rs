@@ -1,4 +1,4 @@
-//! How much memory the tables of a server may take, so that no request takes all of it.
+//! A limit of the memory that the tables of a server may take, so that no request takes all of it.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,10 +28,10 @@ impl Budget {
         self.limit.store(bytes, Ordering::Relaxed);
     }
 
-    /// Reserves bytes. Reservations are never given back: where there is no room left, `count` says what is really taken.
+    /// Reserves bytes. Reservations are never given back: if there is no room left, `count` returns the bytes that tables take now.
     ///
     /// # Errors
-    /// The number of bytes that are taken, where there is no room for these beside them.
+    /// The number of bytes that are taken, if there is no room for these in addition.
     pub fn reserve(&self, bytes: usize, count: impl FnOnce() -> usize) -> Result<(), usize> {
         let limit = self.limit();
         let add = |taken: usize| taken.checked_add(bytes).filter(|taken| *taken <= limit);
@@ -45,7 +45,7 @@ impl Budget {
     }
 }
 
-/// The memory of this machine or, where that is less, of the container that this process is in.
+/// Returns the memory of this machine or, if that is less, of the container that this process is in.
 fn memory() -> Option<usize> {
     let number = |text: &str| text.trim().parse::<usize>().ok();
     let machine = std::fs::read_to_string("/proc/meminfo").ok()?;

@@ -1,4 +1,4 @@
-//! What a request takes of memory, before anything of it is done.
+//! The memory that a request takes, before anything of it is done.
 
 use super::entry::Entry;
 use super::request::{Request, State};
@@ -6,18 +6,18 @@ use super::spec::{AnyTable, Contents, TableSpec};
 use super::tables::Tables;
 use crate::lock::read;
 use crate::{Error, Result};
-use distribute_tensor::HostTensor;
+use distribute_tensor::{DType, HostTensor};
 
-/// About how many bytes a table takes beside its rows.
+/// About the number of bytes that a table takes in addition to its rows.
 const TABLE: usize = 4096;
 
 impl Tables {
-    /// Sets how many bytes the tables may take; three quarters of the memory by default.
+    /// Sets the number of bytes that the tables may take; three quarters of the memory by default.
     pub fn set_memory(&self, bytes: usize) {
         self.budget.set_limit(bytes);
     }
 
-    /// Returns how many bytes the tables may take.
+    /// Returns the number of bytes that the tables may take.
     pub fn memory(&self) -> usize {
         self.budget.limit()
     }
@@ -69,30 +69,32 @@ impl Tables {
 }
 
 impl TableSpec {
-    /// The bytes that the table takes.
+    /// Returns the bytes that the table takes, with the slots of its rule.
     fn bytes(&self) -> Result<usize> {
-        let width = |shape: &[usize]| shape.iter().try_fold(1usize, |n, size| n.checked_mul(*size));
+        let row = |shape: &[usize], dtype: DType| {
+            let width = shape.iter().try_fold(1usize, |n, size| n.checked_mul(*size))?;
+            width.checked_mul(dtype.bytes().unwrap_or(size_of::<Vec<u8>>()))
+        };
         let bytes = match &self.contents {
             Contents::Values(values) => Some(bytes_of(values)),
             Contents::Drawn { shape, dtype, partition, shard, .. } => {
                 partition.require_shard(shape, *shard)?;
-                let size = dtype.bytes().unwrap_or(size_of::<Vec<u8>>());
-                let row = width(shape.get(1..).unwrap_or_default()).and_then(|width| width.checked_mul(size));
+                let row = row(shape.get(1..).unwrap_or_default(), *dtype);
                 // A row of nothing takes time, if no memory.
                 row.and_then(|row| row.max(1).checked_mul(partition.len(*shard)))
             }
             Contents::Dynamic { row_shape, dtype, .. } => {
-                let size = dtype.bytes().unwrap_or(size_of::<Vec<u8>>());
                 // No row is there yet, but memory is taken for several at once.
-                width(row_shape).and_then(|width| width.checked_mul(size)?.checked_mul(crate::dynamic::CHUNK))
+                row(row_shape, *dtype).and_then(|row| row.checked_mul(crate::dynamic::CHUNK))
             }
         };
-        Ok(bytes.unwrap_or(usize::MAX).saturating_add(TABLE + self.name.len()))
+        let slots = self.rule.as_ref().map_or(0, |rule| rule.rule().slots().len());
+        Ok(bytes.unwrap_or(usize::MAX).saturating_mul(1 + slots).saturating_add(TABLE + self.name.len()))
     }
 }
 
 impl Entry {
-    /// The bytes that a request takes beside those that are taken; at most so many, or `exact`ly.
+    /// Returns the bytes that a request takes in addition to those that are taken; at most so many, or `exact`ly.
     fn cost(&self, request: &Request, exact: bool) -> usize {
         match (request, &self.table) {
             (Request::SetRule { rule, .. }, AnyTable::Dense(table)) if table.rule().is_none() => {
@@ -107,19 +109,20 @@ impl Entry {
                 State::IdSlots { ids, .. } | State::IdValues { ids, .. } => table.bytes_of_new(ids, exact),
                 _ => 0,
             },
-            // Their answer is in memory beside the table.
+            // Their answer is in memory in addition to the table.
             (Request::ReadRows { rows, .. }, AnyTable::Dense(table)) => table.bytes_of_rows(rows.len()),
             (Request::ReadRows { rows, .. }, AnyTable::Dynamic(table)) => table.bytes_of_rows(rows.len()),
-            (Request::Write { value: values, .. } | Request::WriteRows { values, .. }, _)
-                if values.dtype().bytes().is_none() =>
-            {
-                bytes_of(values)
-            }
+            (
+                Request::Write { value: values, .. }
+                | Request::WriteRows { values, .. }
+                | Request::Restore { state: State::Rows { values, .. }, .. },
+                _,
+            ) if values.dtype().bytes().is_none() => bytes_of(values),
             _ => 0,
         }
     }
 
-    /// The bytes that the table takes, slots included that are not there yet.
+    /// Returns the bytes that the table takes, slots included that are not there yet.
     fn taken(&self) -> usize {
         let table = match &self.table {
             AnyTable::Dense(table) => table.taken(),
@@ -129,14 +132,51 @@ impl Entry {
     }
 }
 
-/// The bytes of a tensor, with what its strings hold.
+/// Returns the bytes of a tensor, with what its strings hold.
 fn bytes_of(values: &HostTensor) -> usize {
-    match values.dtype().bytes() {
-        // A row of nothing takes time, if no memory.
-        Some(size) => values.len().saturating_mul(size).max(values.dims().first().copied().unwrap_or(1)),
-        None => {
-            let texts = values.as_slice::<Vec<u8>>().unwrap_or_default();
-            texts.iter().map(|text| text.len() + size_of::<Vec<u8>>()).sum()
-        }
+    // A row of nothing takes time, if no memory.
+    values.memory().max(values.dims().first().copied().unwrap_or(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use distribute_optim::{Adam, Momentum, RuleSpec};
+
+    // INV-28
+    #[test]
+    fn slots_are_counted_before_they_are_made() {
+        let tables = Tables::new();
+        tables.set_memory(1 << 20);
+        let spec = || TableSpec::values("w", HostTensor::vector(vec![0f32; 100_000]));
+        let adam = RuleSpec::Adam(Adam::lazy());
+        let is_refused = |request| matches!(tables.handle(&request), Err(Error::Budget { .. }));
+        assert!(is_refused(Request::Create(spec().rule(adam))));
+        tables.handle(&Request::Create(spec())).unwrap();
+        assert!(is_refused(Request::SetRule { table: "w".into(), rule: adam }));
+        let rule = RuleSpec::Momentum(Momentum::new(0.5));
+        tables.handle(&Request::SetRule { table: "w".into(), rule }).unwrap();
+    }
+
+    // INV-28
+    #[test]
+    fn strings_are_counted_with_what_they_hold() {
+        let tables = Tables::new();
+        tables.set_memory(1 << 20);
+        let is_refused = |request: &Request| matches!(tables.handle(request), Err(Error::Budget { .. }));
+        let nothing = HostTensor::new(Vec::<Vec<u8>>::new(), [1 << 60, 0]).unwrap();
+        assert!(is_refused(&Request::Create(TableSpec::values("names", nothing))));
+        tables
+            .handle(&Request::Create(TableSpec::values("names", HostTensor::vector(vec![vec![0u8]]))))
+            .unwrap();
+        let restore = |bytes| {
+            let values = HostTensor::vector(vec![vec![0u8; bytes]]);
+            Request::Restore {
+                table: "names".into(),
+                state: State::Rows { first: 0, values, slots: Vec::new() },
+            }
+        };
+        assert!(is_refused(&restore(1 << 20)));
+        tables.handle(&restore(1 << 10)).unwrap();
     }
 }

@@ -18,7 +18,7 @@ use std::sync::{Arc, RwLock};
 /// The upper bits of a job's number count jobs: each takes the next of all servers, and the lower bits are drawn.
 const TURN: u32 = 32;
 
-/// So many jobs may have begun on other servers since one was begun on this one.
+/// The number of jobs that may have begun on other servers since one was begun on this one.
 const FURTHEST: u64 = 1 << 16;
 
 /// The tables of one parameter server, by name: what it does, without a socket.
@@ -65,8 +65,12 @@ impl Tables {
     /// Does what is asked for.
     ///
     /// # Errors
-    /// [`Error`], as the table's operation has it; [`Error::NoSuchTable`], [`Error::Exists`], and those of [`check`](Self::check). Nothing
-    /// has changed then.
+    /// - [`Error`], as the table's operation has it.
+    /// - [`Error::NoSuchTable`]: there is no such table.
+    /// - [`Error::Exists`]: the table was made by another specification.
+    /// - The errors of [`check`](Self::check).
+    ///
+    /// Nothing has changed then.
     pub fn handle(&self, request: &Request) -> Result<Response> {
         self.check(request)?;
         self.carry_out(request)
@@ -75,7 +79,7 @@ impl Tables {
     /// Does what is asked for, if it was [checked](Self::check) before.
     ///
     /// # Errors
-    /// Those of [`handle`](Self::handle).
+    /// The errors of [`handle`](Self::handle), except those of [`check`](Self::check).
     pub fn carry_out(&self, request: &Request) -> Result<Response> {
         let operation = request.operation();
         match request {
@@ -131,9 +135,15 @@ impl Tables {
         self.job.load(Ordering::Acquire)
     }
 
-    /// Puts back the greatest job that has begun.
+    /// Restores the greatest job that has begun.
     pub fn restore_job(&self, job: u64) {
         self.begin_job(job);
+    }
+
+    /// Returns a number for the job after `newest`. Of two programs that begin one at the same time, the lower 32 bits of `drawn` differ.
+    pub fn job_after(newest: u64, drawn: u64) -> u64 {
+        let turn = (newest >> TURN).saturating_add(1).min(u64::MAX >> TURN);
+        turn << TURN | drawn & ((1 << TURN) - 1)
     }
 
     fn begin_job(&self, job: u64) -> u64 {

@@ -18,13 +18,13 @@ pub struct Usage {
     pub rows_pushed: u64,
     /// Whether the server keeps its tables in a folder.
     pub has_folder: bool,
-    /// How many copies there are of its tables.
+    /// The number of copies of its tables.
     pub copies: Copies,
-    /// Of how many other servers it has a complete copy.
+    /// The number of other servers of which it has a complete copy.
     pub follows: u64,
 }
 
-/// How many copies there are of a server's tables: two where another server follows it, but not at all times.
+/// A number of copies of a server's tables: two if another server follows it, but not at all times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Copies {
@@ -33,7 +33,7 @@ pub enum Copies {
     One,
     /// The server has started, and has not reached the one that follows it, which may have its tables.
     Starting,
-    /// One, since the server that follows it is away, or is still being sent its copy. Changes wait until it has it.
+    /// One, because the server that follows it is away, or is still being sent its copy. Changes wait until it has it.
     Alone,
     /// Two.
     Two,

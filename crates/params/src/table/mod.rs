@@ -199,7 +199,7 @@ impl Table {
         elements * size
     }
 
-    /// The bytes of values and slots, those included that are made with the first update; of strings also what they hold.
+    /// Returns the bytes of values and slots, those included that are made with the first update; of strings also what they hold.
     pub(crate) fn taken(&self) -> usize {
         let slots = self.rule.get().map_or(0, |bound| bound.slots.len());
         let mut texts = 0;
@@ -213,13 +213,13 @@ impl Table {
         self.bytes_of_rows(self.rows()).saturating_mul(1 + slots).saturating_add(texts)
     }
 
-    /// The bytes of some rows. A row of nothing counts as one.
+    /// Returns the bytes of some rows. A row of nothing counts as one.
     pub(crate) fn bytes_of_rows(&self, rows: usize) -> usize {
         let size = self.dtype.bytes().unwrap_or(std::mem::size_of::<Vec<u8>>());
         self.width().saturating_mul(size).max(1).saturating_mul(rows)
     }
 
-    /// The bytes that the slots of a rule take.
+    /// Returns the bytes that the slots of a rule take.
     pub(crate) fn bytes_of_slots(&self, slots: usize) -> usize {
         self.bytes_of_rows(self.rows()).saturating_mul(slots)
     }

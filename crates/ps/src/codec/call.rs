@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 /// So many requests a call may have: what is made of a head is larger than the head.
 pub(crate) const MOST_REQUESTS: usize = 16_384;
 
-/// Where a call says whether its client has had a change acknowledged by the server: behind the version, so that it can be said of a call
-/// that is sent again.
+/// The position of a flag: whether the client has had a change acknowledged by the server. It comes after the version, so that it can be set in a
+/// call that is sent again.
 const ACKNOWLEDGED: usize = 1;
 
 /// What stands before the requests.
@@ -74,7 +74,7 @@ impl Encoded {
         Ok(Self { acknowledged: false, batch, half, heads, body: body.finish() })
     }
 
-    /// The same of a client that has had a change acknowledged, or not.
+    /// Returns the same call of a client that has had a change acknowledged, or not.
     pub fn acknowledged(self, acknowledged: bool) -> Self {
         Self { acknowledged, ..self }
     }
@@ -94,7 +94,7 @@ impl Encoded {
     }
 }
 
-/// Says in the message of a call that its client has had a change acknowledged since it was made.
+/// Sets in the message of a call that its client has had a change acknowledged since it was made.
 pub(crate) fn acknowledge(message: &mut Message) {
     if message.head.get(ACKNOWLEDGED) == Some(&0) {
         let mut head = message.head.to_vec();

@@ -157,7 +157,7 @@ impl Permit {
         self.call
     }
 
-    /// How many changes it is of.
+    /// Returns the number of its changes.
     pub fn changes(&self) -> u64 {
         self.changes
     }

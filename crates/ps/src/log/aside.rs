@@ -1,4 +1,4 @@
-//! What is no part of a log any more: nothing is cut off that is not kept elsewhere.
+//! Copies of bytes that are no part of a log any more: nothing is cut off that is not kept here.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};

@@ -1,4 +1,4 @@
-//! Since when the machine runs: what a process has written before it was killed is there, unless the machine has ended since.
+//! The run of the machine: what a process has written before it was killed is there, unless the machine has ended since.
 
 use bytes::Bytes;
 

@@ -1,8 +1,9 @@
-//! All files of a log, read: what was being written when the process ended is told from damage.
+//! Reads all files of a log, and tells damage from a record that was being written when the process ended.
 
 use super::record::{Kind, Link, Record};
-use super::scan::{Broken, Found, Scan};
+use super::scan::{Broken, Entry, Found, Scan};
 use super::{boot, path};
+use bytes::Bytes;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -17,14 +18,14 @@ pub(crate) struct Tail {
     pub link: Link,
     /// Whether it has a change.
     pub changed: bool,
-    /// What follows `end`, if anything does.
+    /// The bytes after `end`, if there are any.
     pub torn: Option<Torn>,
 }
 
 /// The torn end of a log: no record follows it, and none before it is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Torn {
-    /// What is wrong with it.
+    /// The fault, to be read after the name of the file.
     pub what: String,
     /// The number of its bytes.
     pub bytes: u64,
@@ -32,7 +33,7 @@ pub(crate) struct Torn {
     pub is_prefix: bool,
 }
 
-/// Why a log is not read any further.
+/// A reason for which a log is not read any further.
 #[derive(Debug)]
 pub(crate) enum ReadError {
     Io(PathBuf, io::Error),
@@ -41,14 +42,14 @@ pub(crate) enum ReadError {
     Damaged(Damage),
 }
 
-/// What is in a log in place of records, or missing.
+/// A place in a log that has something else than records, or where some are missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Damage {
     /// The file. It may be the file that is missing.
     pub path: PathBuf,
-    /// Where what is damaged begins and ends.
+    /// The first byte of the damage, and the one after its last.
     pub bytes: (u64, u64),
-    /// What is wrong, behind the name of the file.
+    /// The fault, to be read after the name of the file.
     pub reason: String,
     /// The position of the record that belongs there.
     pub link: Link,
@@ -56,7 +57,7 @@ pub(crate) struct Damage {
     pub to: Option<Link>,
 }
 
-/// What is known of a log before it is read.
+/// The things that are known of a log before it is read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
     /// The number of its first record.
@@ -69,7 +70,7 @@ pub(crate) struct Known {
 /// Gives all changes of the files `firsts` to `then`, in their order, with their numbers, and returns where the log goes on; `None` for a
 /// log that has not been begun.
 ///
-/// What is damaged is given to `damaged`, and left out if that returns.
+/// Damage is given to `damaged`, and left out if that returns.
 pub(crate) fn read(
     folder: &Path,
     firsts: &[u64],
@@ -77,95 +78,150 @@ pub(crate) fn read(
     mut then: impl FnMut(u64, Record) -> Result<(), String>,
     mut damaged: impl FnMut(Damage) -> Result<(), ReadError>,
 ) -> Result<Option<Tail>, ReadError> {
-    let (mut number, mut chain, mut last, mut sealed) = (known.start, None, None::<Tail>, false);
-    // The run of the machine in which the last records were written.
-    let mut run = None;
+    let (then, damaged) = (&mut then, &mut damaged);
+    let mut reading = Reading { number: known.start, chain: None, sealed: false, run: None, then, damaged };
+    let mut last = None;
     for (i, first) in firsts.iter().copied().enumerate() {
-        let path = path(folder, first);
+        let next = firsts.get(i + 1).map(|next| path(folder, *next));
+        let was_begun = if i == 0 { known.begun } else { reading.sealed };
+        let may_lack_begin = next.is_none() && !was_begun;
+        let file =
+            LogPart { path: path(folder, first), first, next, may_lack_begin, begun: false, changed: false };
+        last = Some(reading.file(file)?);
+    }
+    if reading.sealed || last.is_none() && known.begun {
+        reading.damage(&path(folder, reading.number), (0, 0), "is missing".to_owned(), None)?;
+    }
+    Ok(last)
+}
+
+/// A log up to the record that is read next.
+struct Reading<'a> {
+    /// The number of the next record, and the checksum of the one before, where that is known.
+    number: u64,
+    chain: Option<u32>,
+    /// Whether the last record says that the log goes on in another file.
+    sealed: bool,
+    /// The run of the machine in which the last records were written.
+    run: Option<Bytes>,
+    then: &'a mut dyn FnMut(u64, Record) -> Result<(), String>,
+    damaged: &'a mut dyn FnMut(Damage) -> Result<(), ReadError>,
+}
+
+/// A file of a log that is being read.
+struct LogPart {
+    path: PathBuf,
+    /// The number in its name.
+    first: u64,
+    /// The file that follows it.
+    next: Option<PathBuf>,
+    /// Whether its first record may be missing, since a server was ended before it had written it.
+    may_lack_begin: bool,
+    /// Whether it has a record.
+    begun: bool,
+    /// Whether it has a change.
+    changed: bool,
+}
+
+impl Reading<'_> {
+    fn file(&mut self, mut file: LogPart) -> Result<Tail, ReadError> {
+        let path = file.path.clone();
         let io = |error| ReadError::Io(path.clone(), error);
         let mut scan = Scan::open(&path).map_err(io)?;
-        let (mut begun, mut changed, mut torn) = (false, false, None);
-        let may_lack_begin = i + 1 == firsts.len() && if i == 0 { !known.begun } else { !sealed };
-        sealed = false;
+        let (mut end, mut torn) = (scan.length(), None);
+        self.sealed = false;
         loop {
-            let link = Link { number, chain: chain.unwrap_or_default() };
-            let damage = |bytes, reason: String, to| Damage { path: path.clone(), bytes, reason, link, to };
-            match scan.next(number, chain).map_err(io)? {
-                Found::Entry(entry) if sealed => {
-                    damaged(damage((entry.at, scan.at()), "goes on after its end".to_owned(), None))?;
+            match scan.next(self.number, self.chain).map_err(io)? {
+                Found::Entry(entry) if self.sealed => {
+                    self.damage(&path, (entry.at, scan.at()), "goes on after its end".to_owned(), None)?;
                 }
-                Found::Entry(entry) => {
-                    if entry.at == 0 && entry.kind == Kind::Begin && first != number {
-                        let reason = format!("is named after change {first}, and begins with {number}");
-                        damaged(damage((0, 0), reason, Some(entry.link)))?;
-                    }
-                    begun = true;
-                    match entry.kind {
-                        Kind::Change => {
-                            changed = true;
-                            if let Err(reason) = then(number, entry.record) {
-                                let bytes = (entry.at, scan.at());
-                                damaged(damage(
-                                    bytes,
-                                    format!("has change {number}, which {reason}"),
-                                    Some(entry.next),
-                                ))?;
-                            }
-                        }
-                        Kind::Begin => run = Some(entry.record.body),
-                        Kind::End => sealed = true,
-                        Kind::Mark | Kind::Gap => {}
-                    }
-                    (number, chain) = (entry.next.number, Some(entry.next.chain));
-                }
+                Found::Entry(entry) => self.entry(&mut file, entry, scan.at())?,
+                Found::End if file.begun || file.may_lack_begin => break,
                 Found::End => {
-                    if !begun && !may_lack_begin {
-                        damaged(damage((0, 0), "is empty".to_owned(), None))?;
-                    }
+                    self.damage(&path, (0, 0), "is empty".to_owned(), None)?;
                     break;
                 }
                 Found::Broken(Broken { is_old: true, .. }) => return Err(ReadError::Old(path)),
-                Found::Broken(Broken { what, at, is_prefix, .. }) => {
-                    if let Some(next) = scan.search(number).map_err(io)? {
-                        let reason = missing(&what, (number, next.number), scan.at());
-                        damaged(damage((at, scan.at()), reason, Some(next)))?;
-                        (number, chain) = (next.number, Some(next.chain));
+                Found::Broken(broken) => {
+                    if let Some(next) = scan.search(self.number).map_err(io)? {
+                        let reason = missing(&broken.what, (self.number, next.number), scan.at());
+                        self.damage(&path, (broken.at, scan.at()), reason, Some(next))?;
+                        (self.number, self.chain) = (next.number, Some(next.chain));
                         continue;
                     }
-                    let other_run = run.as_ref().is_none_or(|run| run.is_empty() || *run != boot::id());
-                    let is_torn = i + 1 == firsts.len()
-                        && !sealed
-                        && (is_prefix || other_run)
-                        && (begun || may_lack_begin);
-                    let bytes = scan.length() - at;
-                    if is_torn || begun && continues(folder, firsts.get(i + 1), link).map_err(io)? {
-                        torn = Some((at, Torn { what, bytes, is_prefix }));
+                    if self.is_torn(&file, &broken).map_err(io)? {
+                        let Broken { what, at, is_prefix, .. } = broken;
+                        torn = Some(Torn { what, bytes: end - at, is_prefix });
+                        end = at;
                     } else {
-                        damaged(damage((at, scan.length()), what, None))?;
+                        self.damage(&path, (broken.at, end), broken.what, None)?;
                     }
                     break;
                 }
             }
         }
-        let end = torn.as_ref().map_or(scan.length(), |(at, _)| *at);
-        let link = Link { number, chain: chain.unwrap_or_default() };
-        last = Some(Tail { first, end, link, changed, torn: torn.map(|(_, torn)| torn) });
+        Ok(Tail { first: file.first, end, link: self.link(), changed: file.changed, torn })
     }
-    if sealed || last.is_none() && known.begun {
-        let (path, link) = (path(folder, number), Link { number, chain: chain.unwrap_or_default() });
-        damaged(Damage { path, bytes: (0, 0), reason: "is missing".to_owned(), link, to: None })?;
+
+    /// Takes the next record, which ends at byte `end`.
+    fn entry(&mut self, file: &mut LogPart, entry: Entry, end: u64) -> Result<(), ReadError> {
+        if entry.at == 0 && entry.kind == Kind::Begin && file.first != self.number {
+            let reason = format!("is named after change {}, and begins with {}", file.first, self.number);
+            self.damage(&file.path, (0, 0), reason, Some(entry.link))?;
+        }
+        file.begun = true;
+        match entry.kind {
+            Kind::Change => {
+                file.changed = true;
+                if let Err(reason) = (self.then)(self.number, entry.record) {
+                    let reason = format!("has change {}, which {reason}", self.number);
+                    self.damage(&file.path, (entry.at, end), reason, Some(entry.next))?;
+                }
+            }
+            Kind::Begin => self.run = Some(entry.record.body),
+            Kind::End => self.sealed = true,
+            Kind::Mark | Kind::Gap => {}
+        }
+        (self.number, self.chain) = (entry.next.number, Some(entry.next.chain));
+        Ok(())
     }
-    Ok(last)
+
+    /// Whether bytes at the end of a file, which no record follows, are a torn end: otherwise they are damage.
+    fn is_torn(&self, file: &LogPart, broken: &Broken) -> io::Result<bool> {
+        let Some(next) = &file.next else {
+            let other_run = self.run.as_ref().is_none_or(|run| run.is_empty() || *run != boot::id());
+            return Ok(!self.sealed
+                && (broken.is_prefix || other_run)
+                && (file.begun || file.may_lack_begin));
+        };
+        Ok(file.begun && continues(next, self.link())?)
+    }
+
+    /// Reports damage in place of the next record.
+    fn damage(
+        &mut self,
+        path: &Path,
+        bytes: (u64, u64),
+        reason: String,
+        to: Option<Link>,
+    ) -> Result<(), ReadError> {
+        let link = self.link();
+        (self.damaged)(Damage { path: path.to_path_buf(), bytes, reason, link, to })
+    }
+
+    /// Returns the position of the next record.
+    fn link(&self) -> Link {
+        Link { number: self.number, chain: self.chain.unwrap_or_default() }
+    }
 }
 
 /// Whether the next file goes on exactly here, so that no change is missing.
-fn continues(folder: &Path, next: Option<&u64>, link: Link) -> io::Result<bool> {
-    let Some(next) = next else { return Ok(false) };
-    let found = Scan::open(&path(folder, *next))?.next(link.number, Some(link.chain))?;
+fn continues(next: &Path, link: Link) -> io::Result<bool> {
+    let found = Scan::open(next)?.next(link.number, Some(link.chain))?;
     Ok(matches!(found, Found::Entry(_)))
 }
 
-/// Says what is wrong, and what is missing for it.
+/// Returns the fault, with the changes that are missing by it.
 fn missing(what: &str, (from, to): (u64, u64), at: u64) -> String {
     let lost = match to.saturating_sub(from) {
         0 => String::new(),

@@ -31,7 +31,7 @@ pub(crate) enum Kind {
     Change = 0,
     /// A server goes on from here; the first record of each file. Its body says since when the machine runs.
     Begin = 1,
-    /// All before was acknowledged: damage before it is no torn end.
+    /// The changes before it were acknowledged: damage of them is no torn end.
     Mark = 2,
     /// The log goes on in another file.
     End = 3,

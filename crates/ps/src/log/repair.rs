@@ -1,4 +1,4 @@
-//! What is damaged in a log, left out of it: files are written again without it, and kept as they were.
+//! Leaves damage out of a log: files are written again without it, and kept as they were.
 
 use super::record::{Kind, Link, Record};
 use super::{Damage, boot, path, set_aside};
@@ -49,7 +49,7 @@ pub(crate) fn repair(damage: &[Damage], last: Option<u64>) -> io::Result<Vec<Pat
     Ok(kept)
 }
 
-/// What a file has after it was repaired.
+/// The contents of a file after it was repaired.
 struct Content {
     old: Option<File>,
     parts: Vec<Part>,
@@ -95,7 +95,7 @@ impl Content {
     }
 }
 
-/// The record with which a log goes on elsewhere.
+/// Returns the record with which a log goes on elsewhere.
 fn gap(from: Link, to: Link) -> Vec<u8> {
     Record::of_log(to.to_bytes()).encoded(Kind::Gap, from).unwrap_or_default()
 }

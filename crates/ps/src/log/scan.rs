@@ -1,4 +1,4 @@
-//! One file of a log, read record by record, also past damage.
+//! Reads one file of a log record by record, also past damage.
 
 use super::record::{HEADER, Header, Kind, Link, MAGIC, Record, TRAILER};
 use bytes::Bytes;
@@ -27,7 +27,7 @@ pub(crate) struct Entry {
     pub record: Record,
 }
 
-/// What is next in a file.
+/// The next record of a file, or the reason that there is none.
 #[derive(Debug)]
 pub(crate) enum Found {
     Entry(Entry),
@@ -39,9 +39,9 @@ pub(crate) enum Found {
 /// Bytes that are not the next record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Broken {
-    /// What is wrong with them, behind the name of the file.
+    /// The fault, to be read after the name of the file.
     pub what: String,
-    /// Where they begin.
+    /// The position of the first of them.
     pub at: u64,
     /// Whether they are the first bytes of the next record, and the others are missing, as where a process is killed that writes.
     pub is_prefix: bool,
@@ -56,7 +56,7 @@ impl Scan {
         Ok(Self { from: BufReader::with_capacity(1 << 20, file), length, at: 0 })
     }
 
-    /// Returns where the next record is.
+    /// Returns the position of the next record.
     pub fn at(&self) -> u64 {
         self.at
     }

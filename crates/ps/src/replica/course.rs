@@ -6,7 +6,7 @@ use super::names::listed;
 use crate::store::Core;
 use distribute_params::TableImage;
 
-/// The way of a server to its follower.
+/// The connection of a server to its follower.
 pub(super) trait Way {
     /// Asks the follower, and waits for its answer.
     fn ask(&mut self, ask: Ask) -> Result<Answer, String>;
@@ -47,14 +47,14 @@ enum Phase {
     Following,
 }
 
-/// What a server begins a life with.
+/// The state that a server begins a life with.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Start {
-    /// The tables that it has.
+    /// The tables of its own.
     Own,
-    /// Those that its follower has.
+    /// The tables that its follower has.
     Taken,
-    /// None: of a greater life than its own there is no complete copy.
+    /// No tables: of a greater life than its own there is no complete copy.
     Lost,
 }
 
@@ -78,7 +78,7 @@ impl Course {
         Self { to, server, phase: Phase::Meeting, run: None, seen: (0, Vec::new()) }
     }
 
-    /// The connection is lost, or what was said over it is: what the follower has is not known.
+    /// Begins again after the connection was lost: what the follower has is not known.
     pub fn restart(&mut self, follower: &Follower, way: &mut impl Way) {
         self.phase = Phase::Meeting;
         way.release();
@@ -94,7 +94,7 @@ impl Course {
     /// Asks the next question, if there is one, and says whether there was.
     ///
     /// # Errors
-    /// Why the follower has not done what it was asked. The course begins again then, by [`restart`](Self::restart).
+    /// A text that says why the follower has not done what it was asked. The course begins again then, by [`restart`](Self::restart).
     pub fn step(&mut self, core: &Core, follower: &Follower, way: &mut impl Way) -> Result<bool, String> {
         let life = follower.lock().life;
         match &mut self.phase {
@@ -222,7 +222,7 @@ impl Course {
         Ok(())
     }
 
-    /// Goes on where the follower is, or sends it everything.
+    /// Resumes where the follower is, or sends it everything.
     fn go_on(&mut self, follower: &Follower, found: Position, life: u64) -> Result<(), String> {
         let newest = found.incomplete.as_ref().map_or(0, |(life, _)| *life).max(found.life);
         if newest > life {
@@ -243,7 +243,7 @@ impl Course {
         Ok(())
     }
 
-    /// From here on this server has a state, and answers.
+    /// Begins a life: from here on this server has a state, and answers.
     fn live(&mut self, core: &Core, follower: &Follower, life: u64) -> Result<(), String> {
         core.set_life(life).map_err(|error| error.to_string())?;
         follower.update(|state| state.life = life);
@@ -251,7 +251,7 @@ impl Course {
         Ok(())
     }
 
-    /// The follower has a complete copy, with all changes before a number.
+    /// Notes that the follower has a complete copy, with all changes before a number.
     fn copied(&mut self, follower: &Follower, before: u64) {
         follower.update(|state| {
             state.arrived(before);

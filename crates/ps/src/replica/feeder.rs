@@ -14,14 +14,14 @@ use std::sync::{Arc, MutexGuard};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// How long the follower may take for one answer: a table may be large.
+/// The time that the follower may take for one answer: a table may be large.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// How long one attempt to connect takes at most, and how long until the next.
+/// The time that one attempt to connect takes at most, and that until the next.
 const CONNECT: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// How often it is looked whether the follower has started again, where the connection seems to be there.
+/// The time between two looks whether the follower has started again while the connection seems to be there.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Sends changes to the follower, until it is dropped.
@@ -107,7 +107,7 @@ impl Feeding {
         }
     }
 
-    /// All that goes over one connection; returns when the server ends.
+    /// Asks over one connection; returns when the server ends.
     fn connected(
         &self,
         course: &mut Course,

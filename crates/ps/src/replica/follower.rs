@@ -92,7 +92,7 @@ impl Follower {
         self.wait(|state| state.has(next), what)
     }
 
-    /// How many copies there are of the tables of this server.
+    /// Returns the number of copies of the tables of this server.
     pub fn copies(&self) -> Copies {
         let state = self.lock();
         match (state.life, state.is_copied) {
@@ -133,7 +133,7 @@ impl Follower {
         waited.unwrap_or_else(PoisonError::into_inner).0.over
     }
 
-    /// There is another connection to the follower; returns its number.
+    /// Notes that there is another connection to the follower, and returns its number.
     pub(super) fn connected(&self) -> u64 {
         let mut state = self.lock();
         state.connection += 1;
@@ -141,7 +141,7 @@ impl Follower {
         state.connection
     }
 
-    /// A connection is lost: what the follower had may be gone with it.
+    /// Notes that a connection is lost: what the follower had may be gone with it.
     pub(super) fn disconnected(&self, connection: u64, reason: &str) {
         self.update(|state| {
             if state.connection == connection {

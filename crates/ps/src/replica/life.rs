@@ -2,15 +2,15 @@
 
 use crate::OpenError;
 use distribute_files::WholeFile;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
-/// Where a server keeps the number of its life.
+/// Returns the path at which a server keeps the number of its life.
 fn path(folder: &Path) -> PathBuf {
     folder.join("life")
 }
 
-/// The life of which a folder is; 0 if it is of none.
+/// Returns the life of which a folder is; 0 if it is of none, as one that was made without a follower.
 pub(crate) fn read_life(folder: &Path) -> Result<u64, OpenError> {
     let path = path(folder);
     match std::fs::read_to_string(&path) {
@@ -23,13 +23,8 @@ pub(crate) fn read_life(folder: &Path) -> Result<u64, OpenError> {
     }
 }
 
-/// Writes it, so that it is there whole or not at all.
+/// Writes the number, so that it is there completely or not at all.
 pub(crate) fn write_life(folder: &Path, life: u64) -> Result<(), OpenError> {
     let path = path(folder);
-    let write = || {
-        let mut file = WholeFile::create(&path)?;
-        file.write_all(life.to_string().as_bytes())?;
-        file.finish()
-    };
-    write().map_err(OpenError::io("writing", path.clone()))
+    WholeFile::write(&path, life.to_string().as_bytes()).map_err(OpenError::io("writing", path))
 }

@@ -71,7 +71,7 @@ impl Replicas {
         Self { own: Some(own), complete, ..Self::default() }
     }
 
-    /// The number that tells this process from one before.
+    /// Returns the number that tells this process from one before.
     pub(crate) fn run(&self) -> u64 {
         self.run
     }

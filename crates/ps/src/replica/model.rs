@@ -1,6 +1,6 @@
 //! Servers in a ring that are killed at every moment of their courses: all interleavings of a few events, and many random ones.
 //!
-//! What is run is the code of real servers, [`Core`], [`Course`] and [`Replicas`], without threads and connections.
+//! The code that runs is that of real servers, [`Core`], [`Course`] and [`Replicas`], without threads and connections.
 
 use super::Replicas;
 use super::course::{Course, Start, Way, start};

@@ -1,9 +1,9 @@
-//! Names of tables, for people.
+//! Lists of names for texts.
 
-/// So many are listed.
+/// The number of names that are listed.
 const MOST: usize = 10;
 
-/// Names, or the first of many.
+/// Returns a list of names, or of the first of many.
 pub(crate) fn listed(names: &[String]) -> String {
     let first = names.iter().take(MOST).cloned().collect::<Vec<_>>().join(", ");
     match names.len().saturating_sub(MOST) {

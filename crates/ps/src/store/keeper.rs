@@ -24,8 +24,9 @@ pub(super) struct Keeper {
     threads: Vec<JoinHandle<()>>,
 }
 
+/// The end of a thread, which it waits for between two pieces of work.
 #[derive(Debug, Default)]
-struct End {
+pub(crate) struct End {
     has_come: Mutex<bool>,
     changed: Condvar,
 }
@@ -48,8 +49,7 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        *self.end.lock() = true;
-        self.end.changed.notify_all();
+        self.end.come();
         for thread in self.threads.drain(..) {
             // It finishes what it is saving.
             let _ = thread.join();
@@ -62,8 +62,14 @@ impl End {
         self.has_come.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a while, and says whether the end has come.
-    fn wait(&self, patience: Duration) -> bool {
+    /// Says that it has come.
+    pub fn come(&self) {
+        *self.lock() = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for a while, and returns whether the end has come.
+    pub fn wait(&self, patience: Duration) -> bool {
         let has_come = self.lock();
         if *has_come {
             return true;

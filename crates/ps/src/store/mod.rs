@@ -13,9 +13,11 @@ use crate::log::{Journal, Opens, Record};
 use crate::replica::{Asking, Change, Feeder, Follower, Lost, Replicas};
 use crate::{OpenError, ServerOptions};
 use distribute_cluster::Task;
+use distribute_files::LockFile;
 use distribute_params::{Refusal, RefusalKind, Request, Response, State, Tables, Usage};
 use distribute_server::ClientBuilder;
 use distribute_tensor::HostTensor;
+pub(crate) use keeper::End;
 use keeper::Keeper;
 pub(crate) use open::{files, hold};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -49,7 +51,7 @@ pub(crate) struct Core {
     log: Option<Kept>,
     follower: OnceLock<Arc<Follower>>,
     lost: Lost,
-    /// Of how many servers this one has a complete copy.
+    /// The number of servers of which this one has a complete copy.
     follows: Arc<AtomicU64>,
 }
 
@@ -59,8 +61,8 @@ pub(crate) struct Kept {
     /// Held while tables are saved.
     saving: Mutex<()>,
     options: ServerOptions,
-    /// Locked as long as this process lives.
-    _lock: std::fs::File,
+    /// Keeps other servers out of the folder.
+    _lock: LockFile,
 }
 
 impl Store {
@@ -89,7 +91,7 @@ impl Store {
         Ok(())
     }
 
-    /// The copies of servers that this one follows, of which one is asked for its own now.
+    /// Returns the copies of servers that this one follows, and begins to ask `of`, one of these, for its copy.
     pub fn replicas(self: &Arc<Self>, clients: ClientBuilder, of: Task) -> io::Result<Replicas> {
         let replicas = Replicas::beside(self.clone(), self.core.follows.clone());
         if self.asking.get().is_none() {
@@ -98,7 +100,7 @@ impl Store {
         Ok(replicas)
     }
 
-    /// A task asks for its copy of server `number`; says whether it follows it.
+    /// Notes that a task asks for its copy of server `number`, and returns whether it follows it.
     pub fn asked(&self, by: (&Task, u64), run: u64) -> bool {
         self.feeder.get().is_some_and(|feeder| feeder.asked(by, run))
     }
@@ -288,21 +290,12 @@ fn too_large(request: &Request, bytes: usize) -> Refusal {
 
 /// About how many bytes an answer has in memory.
 fn bytes_of(answer: &Response) -> usize {
-    let tensor = |tensor: &HostTensor| match tensor.dtype().bytes() {
-        Some(width) => tensor.len().saturating_mul(width),
-        None => tensor
-            .as_slice::<Vec<u8>>()
-            .unwrap_or_default()
-            .iter()
-            .map(|text| text.len() + size_of::<Vec<u8>>())
-            .sum(),
-    };
     let all = |values: &HostTensor, slots: &[(String, HostTensor)]| {
-        tensor(values) + slots.iter().map(|(_, slot)| tensor(slot)).sum::<usize>()
+        values.memory() + slots.iter().map(|(_, slot)| slot.memory()).sum::<usize>()
     };
     match answer {
-        Response::Value(read) => tensor(&read.value),
-        Response::Rows(rows) => tensor(rows),
+        Response::Value(read) => read.value.memory(),
+        Response::Rows(rows) => rows.memory(),
         Response::State(State::Rows { values, slots, .. }) => all(values, slots),
         Response::State(State::Ids(state)) => all(&state.values, &state.slots) + 16 * state.ids.len(),
         // Each with its name, and shape, and rule.

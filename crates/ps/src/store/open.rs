@@ -8,10 +8,11 @@ use crate::log::{self, Journal, Known, LogFile, Opens, ReadError, Record, Torn};
 use crate::snapshot::{self, Manifest};
 use crate::{OpenError, ServerOptions};
 use bytes::Bytes;
+use distribute_files::LockFile;
 use distribute_log::heard;
 use distribute_params::Tables;
 use std::collections::BTreeMap;
-use std::fs::{self, File, TryLockError};
+use std::fs;
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -62,10 +63,10 @@ impl Core {
     }
 }
 
-/// The files of a log: those before its first record, and the others.
+/// Returns the files of a log: those before its first record, and the others.
 ///
 /// # Errors
-/// Where there is no snapshot, and the log goes on after one.
+/// [`OpenError::Snapshot`]: there is no snapshot, and the log goes on after one.
 pub(crate) fn files(folder: &Path, snapshot: Option<u64>) -> Result<(Vec<u64>, Vec<u64>), OpenError> {
     let firsts = log::firsts(folder).map_err(OpenError::io("reading", folder))?;
     match (snapshot, firsts.first()) {
@@ -78,14 +79,10 @@ pub(crate) fn files(folder: &Path, snapshot: Option<u64>) -> Result<(Vec<u64>, V
 }
 
 /// Locks a folder, as long as what is returned lives.
-pub(crate) fn hold(folder: &Path) -> Result<File, OpenError> {
+pub(crate) fn hold(folder: &Path) -> Result<LockFile, OpenError> {
     let path = folder.join("lock");
-    let held = distribute_files::open_lock(&path).map_err(OpenError::io("opening", &path))?;
-    match held.try_lock() {
-        Ok(()) => Ok(held),
-        Err(TryLockError::WouldBlock) => Err(OpenError::InUse { folder: folder.to_path_buf() }),
-        Err(TryLockError::Error(source)) => Err(OpenError::io("locking", path)(source)),
-    }
+    let held = LockFile::acquire(&path).map_err(OpenError::io("locking", path))?;
+    held.ok_or_else(|| OpenError::InUse { folder: folder.to_path_buf() })
 }
 
 /// Tables and changes as they come back.

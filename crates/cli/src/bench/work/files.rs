@@ -6,7 +6,6 @@ use distribute::data::{Compression, Error, Example};
 use distribute::{Error as Failed, Result};
 use distribute_files::WholeFile;
 use std::fs;
-use std::io::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -33,12 +32,7 @@ pub fn examples() -> Result<Vec<PathBuf>> {
 /// The path of the CSV file, which is written where it is absent.
 pub fn rows() -> Result<PathBuf> {
     written("rows.csv", |path| {
-        let write = || {
-            let mut file = WholeFile::create(path)?;
-            file.write_all(&[header(), csv(0..ROWS)].concat())?;
-            file.finish()
-        };
-        write().map_err(failed(path))
+        WholeFile::write(path, &[header(), csv(0..ROWS)].concat()).map_err(failed(path))
     })
 }
 
