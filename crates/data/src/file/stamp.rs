@@ -1,4 +1,4 @@
-//! What tells a file from others, and from what it was, without reading it.
+//! A file's name, size and time of modification, which tell it from others without reading it.
 
 use super::Location;
 use std::time::UNIX_EPOCH;
@@ -14,7 +14,7 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
-    /// That of a file as it is now. Nothing is asked of a host, and nothing secret of a URL is kept.
+    /// The stamp of a file as it is now. Nothing is asked of a host, and nothing secret of a URL is kept.
     pub(crate) fn of(file: &Location) -> Self {
         let Some(path) = file.path() else {
             return Self {
