@@ -19,9 +19,9 @@ const LONGEST: u64 = 1 << 20;
 pub(super) struct Header {
     pub(super) dtype: DType,
     pub(super) big_endian: bool,
-    /// How many characters an element of text has room for; 0 for numbers.
+    /// The number of characters that an element of text has room for; 0 for numbers.
     pub(super) characters: usize,
-    /// How many bytes a character takes: 4 of Unicode, 1 of bytes.
+    /// The bytes of a character: 4 of Unicode, 1 of bytes; 0 for numbers.
     pub(super) character: usize,
     /// Column by column.
     pub(super) fortran: bool,

@@ -2,7 +2,7 @@
 
 use crate::chunk::Chunk;
 use crate::pipeline::{Look, Operation, Pipeline, Sharding, one_input};
-use crate::stage::Stage;
+use crate::stage::{Counted, Stage};
 use crate::{Cardinality, Dataset, ElementSpec, Error, Result, TensorSpec};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
@@ -41,7 +41,7 @@ impl Operation for AssertElementSpec {
         format!("assert element spec {}", self.spec.describe(&ToString::to_string))
     }
 
-    /// It changes no element.
+    /// Empty: it changes no element.
     fn identity(&self) -> String {
         String::new()
     }
@@ -59,21 +59,13 @@ impl Operation for AssertElementSpec {
     }
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
-        Box::new(AssertStage {
-            input: self.input.start(epoch),
-            spec: self.spec.clone(),
-            index: 0,
-            failed: None,
-        })
+        Box::new(AssertStage { input: Counted::new(self.input.start(epoch)), spec: self.spec.clone() })
     }
 }
 
 struct AssertStage {
-    input: Box<dyn Stage>,
+    input: Counted,
     spec: Arc<ElementSpec>,
-    index: usize,
-    /// An error after the elements passed on last.
-    failed: Option<Error>,
 }
 
 impl AssertStage {
@@ -91,11 +83,11 @@ impl AssertStage {
             }
             Chunk::Batch(_) => chunk.len(),
         };
-        self.index += right;
-        match self.failed.take() {
+        self.input.index += right;
+        match self.input.failed.take() {
             Some(error) if right == 0 => Err(error),
             failed => {
-                self.failed = failed;
+                self.input.failed = failed;
                 Ok(if right == chunk.len() { chunk } else { chunk.slice(0..right) })
             }
         }
@@ -103,14 +95,14 @@ impl AssertStage {
 
     /// Whether the element `offset` elements after those passed on is what was declared; it has failed if it isn't.
     fn is_right(&mut self, offset: usize, value: &Tree<Leaf>) -> bool {
+        let index = self.input.index + offset;
         let wrong = wrong(&self.spec, value);
-        self.failed =
-            wrong.map(|(expected, found)| Error::Spec { index: self.index + offset, expected, found });
-        self.failed.is_none()
+        self.input.failed = wrong.map(|(expected, found)| Error::Spec { index, expected, found });
+        self.input.failed.is_none()
     }
 }
 
-/// What was declared and what an element is, if that is something else.
+/// Describes what was declared and what an element is, if that is something else.
 fn wrong(spec: &ElementSpec, value: &Tree<Leaf>) -> Option<(String, String)> {
     let fits = |spec: &TensorSpec, leaf: &Leaf| {
         let dims = leaf.dims();
@@ -128,23 +120,15 @@ fn wrong(spec: &ElementSpec, value: &Tree<Leaf>) -> Option<(String, String)> {
 
 impl Stage for AssertStage {
     fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
-        match self.failed.take() {
-            Some(error) => Some(Err(error)),
-            None => Some(self.input.next(max)?.and_then(|chunk| self.check(chunk))),
-        }
+        Some(self.input.next(max)?.and_then(|chunk| self.check(chunk)))
     }
 
     fn skip(&mut self, count: usize) -> Result<usize> {
-        if let Some(error) = self.failed.take() {
-            return Err(error);
-        }
-        let skipped = self.input.skip(count)?;
-        self.index = self.index.saturating_add(skipped);
-        Ok(skipped)
+        self.input.skip(count)
     }
 
     fn passes(&self) -> usize {
-        self.input.passes()
+        self.input.input.passes()
     }
 }
 
