@@ -24,21 +24,51 @@ impl<T: Nest> Dataset<T> {
     /// ```
     #[doc(alias = "output_signature")]
     pub fn assert_element_spec(&self, spec: impl Into<ElementSpec>) -> Self {
-        Self::of(AssertElementSpec { input: self.pipeline().clone(), spec: Arc::new(spec.into()) })
+        Self::of(AssertElementSpec {
+            input: self.pipeline().clone(),
+            declared: Arc::new(Declared::new(spec.into())),
+        })
     }
 }
 
 #[derive(Clone)]
 struct AssertElementSpec {
     input: Pipeline,
-    spec: Arc<ElementSpec>,
+    declared: Arc<Declared>,
+}
+
+/// A spec that elements are compared with, and its leaves and structure, which are made once for all elements.
+struct Declared {
+    spec: ElementSpec,
+    leaves: Vec<TensorSpec>,
+    structure: Tree<()>,
+}
+
+impl Declared {
+    fn new(spec: ElementSpec) -> Self {
+        let (leaves, structure) = spec.clone().flatten();
+        Self { spec, leaves, structure }
+    }
+
+    /// Describes what was declared and what an element is, if that is something else.
+    fn difference(&self, value: &Tree<Leaf>) -> Option<(String, String)> {
+        let fits = |(spec, leaf): (&TensorSpec, &Leaf)| {
+            let dims = leaf.dims();
+            leaf.dtype().is_ok_and(|dtype| dtype == spec.dtype)
+                && dims.len() == spec.dims.len()
+                && spec.dims.iter().zip(dims).all(|(spec, size)| spec.is_none_or(|spec| spec == *size))
+        };
+        let (leaves, structure) = value.clone().flatten();
+        let is_right = structure == self.structure && self.leaves.iter().zip(&leaves).all(fits);
+        (!is_right).then(|| (self.spec.describe(&ToString::to_string), value.describe(&Leaf::describe)))
+    }
 }
 
 impl Operation for AssertElementSpec {
     one_input!();
 
     fn describe(&self) -> String {
-        format!("assert element spec {}", self.spec.describe(&ToString::to_string))
+        format!("assert element spec {}", self.declared.spec.describe(&ToString::to_string))
     }
 
     /// Empty: it changes no element.
@@ -51,7 +81,7 @@ impl Operation for AssertElementSpec {
     }
 
     fn spec(&self, _look: Look) -> Option<ElementSpec> {
-        Some(self.spec.as_ref().clone())
+        Some(self.declared.spec.clone())
     }
 
     fn sharding(&self) -> Sharding {
@@ -59,13 +89,16 @@ impl Operation for AssertElementSpec {
     }
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
-        Box::new(AssertStage { input: Counted::new(self.input.start(epoch)), spec: self.spec.clone() })
+        Box::new(AssertStage {
+            input: Counted::new(self.input.start(epoch)),
+            declared: self.declared.clone(),
+        })
     }
 }
 
 struct AssertStage {
     input: Counted,
-    spec: Arc<ElementSpec>,
+    declared: Arc<Declared>,
 }
 
 impl AssertStage {
@@ -96,26 +129,10 @@ impl AssertStage {
     /// Whether the element `offset` elements after those passed on is what was declared; it has failed if it isn't.
     fn is_right(&mut self, offset: usize, value: &Tree<Leaf>) -> bool {
         let index = self.input.index + offset;
-        let wrong = wrong(&self.spec, value);
-        self.input.failed = wrong.map(|(expected, found)| Error::Spec { index, expected, found });
+        let difference = self.declared.difference(value);
+        self.input.failed = difference.map(|(expected, found)| Error::Spec { index, expected, found });
         self.input.failed.is_none()
     }
-}
-
-/// Describes what was declared and what an element is, if that is something else.
-fn wrong(spec: &ElementSpec, value: &Tree<Leaf>) -> Option<(String, String)> {
-    let fits = |spec: &TensorSpec, leaf: &Leaf| {
-        let dims = leaf.dims();
-        leaf.dtype().is_ok_and(|dtype| dtype == spec.dtype)
-            && dims.len() == spec.dims.len()
-            && spec.dims.iter().zip(dims).all(|(spec, size)| spec.is_none_or(|spec| spec == *size))
-    };
-    let shape = |tree: &Tree<()>| tree == &value.clone().flatten().1;
-    let same = shape(&spec.clone().flatten().1);
-    if same && spec.leaves().into_iter().zip(value.leaves()).all(|(spec, leaf)| fits(spec, leaf)) {
-        return None;
-    }
-    Some((spec.describe(&ToString::to_string), value.describe(&Leaf::describe)))
 }
 
 impl Stage for AssertStage {
