@@ -1,6 +1,6 @@
 //! [`FileList`]: the files of a dataset, as positions and other workers know them.
 
-use crate::file::{FileState, Location};
+use crate::file::{FileState, Location, differ};
 use crate::pipeline::{self, Pipeline};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -155,11 +155,6 @@ impl Contents {
             found => found,
         }
     }
-}
-
-/// Both, if both are known and they differ.
-fn differ<T: PartialEq>(mine: Option<T>, theirs: Option<T>) -> Option<(T, T)> {
-    mine.zip(theirs).filter(|(mine, theirs)| mine != theirs)
 }
 
 /// A checksum of parts, each with its length.

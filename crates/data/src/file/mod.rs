@@ -38,4 +38,4 @@ pub(crate) use input::Input;
 pub(crate) use limit::ElementLimit;
 pub use location::Location;
 pub(crate) use stamp::Stamp;
-pub(crate) use state::FileState;
+pub(crate) use state::{FileState, differ};

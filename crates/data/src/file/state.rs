@@ -53,9 +53,14 @@ impl FileState {
 
     /// Its bytes.
     pub(crate) fn encode(self) -> Vec<u8> {
-        let number = |number: Option<u64>| number.map_or(u64::MAX, |number| number).to_le_bytes();
+        let number = |number: Option<u64>| number.unwrap_or(u64::MAX).to_le_bytes();
         [number(self.bytes), number(self.content.map(u64::from))].concat()
     }
+}
+
+/// Both, if both are known and they differ.
+pub(crate) fn differ<T: PartialEq>(mine: Option<T>, theirs: Option<T>) -> Option<(T, T)> {
+    mine.zip(theirs).filter(|(mine, theirs)| mine != theirs)
 }
 
 fn checksum(first: &[u8], last: &[u8]) -> u32 {
