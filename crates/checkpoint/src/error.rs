@@ -27,7 +27,7 @@ pub enum Error {
     NoCheckpoint {
         /// The path.
         path: PathBuf,
-        /// What is there, and what to give.
+        /// A text that says what is there, and which path to give.
         reason: String,
     },
     /// There is something already where a checkpoint was to be saved. Nothing was changed.

@@ -44,7 +44,7 @@ pub struct CheckpointManager {
     told: Arc<Mutex<BTreeSet<OsString>>>,
 }
 
-/// How many checkpoints are kept by default, as in TensorFlow.
+/// The number of checkpoints that are kept by default, as in TensorFlow.
 const KEPT: usize = 5;
 /// The prefix of checkpoints' names.
 const PREFIX: &str = "ckpt-";
@@ -65,7 +65,8 @@ impl CheckpointManager {
         Ok(Self { folder, keep: KEPT, told: Arc::default() })
     }
 
-    /// Keeps the last `count` checkpoints, at least 1; of [`usize::MAX`] all. A save removes older ones once the new one is in place.
+    /// Keeps the last `count` checkpoints, at least 1; [`usize::MAX`] keeps all. A save removes older ones once the new one is in
+    /// place.
     #[doc(alias = "max_to_keep")]
     pub fn keep(mut self, count: usize) -> Self {
         self.keep = count.max(1);
@@ -115,7 +116,8 @@ impl CheckpointManager {
     /// The latest checkpoint; `None` before the first.
     ///
     /// # Errors
-    /// Those of [`Reader::open`]. A damaged checkpoint is an error and not skipped: [`latest_whole`](Self::latest_whole) skips it.
+    /// The errors of [`Reader::open`]. A damaged checkpoint is an error and not skipped: [`latest_whole`](Self::latest_whole)
+    /// skips it.
     #[doc(alias = "latest_checkpoint")]
     #[doc(alias = "restore_or_initialize")]
     pub fn latest(&self) -> Result<Option<Reader>> {
@@ -133,11 +135,11 @@ impl CheckpointManager {
         Ok(None)
     }
 
-    /// The latest checkpoint whose every byte is as it was written; `None` before the first. Damaged ones that are later are
-    /// named in a warning, and stay as they are. All of the checkpoint is read, unless there is no older one.
+    /// Returns the latest checkpoint whose every byte is as it was written; `None` before the first. A warning names the latest one if
+    /// that is damaged; damaged ones stay as they are. All of the checkpoint is read, unless there is no older one.
     ///
     /// # Errors
-    /// - Those of [`Reader::open`] and [`Reader::verify`], of the latest checkpoint, if none is whole.
+    /// - The errors of [`Reader::open`] and [`Reader::verify`] for the latest checkpoint, if none is whole.
     /// - [`Error::Version`]: the latest was written by another version of this crate.
     /// - [`Error::Io`]: the system refuses to read it, other than because a file is missing.
     pub fn latest_whole(&self) -> Result<Option<Reader>> {
@@ -146,12 +148,12 @@ impl CheckpointManager {
         if paths.len() < 2 {
             return latest.map(Some);
         }
+        let tried = latest.as_ref().ok().map(|latest| latest.path().to_path_buf());
         let first = match latest.and_then(verified) {
             Err(error) if is_damage(&error) => error,
             result => return result.map(Some),
         };
-        // Those that are older; the newest was tried above.
-        for path in paths.iter().rev() {
+        for path in paths.iter().rev().filter(|path| Some(*path) != tried.as_ref()) {
             let Ok(older) = Reader::open(path).and_then(verified) else { continue };
             heard(|| {
                 tracing::warn!("{first}; goes on from {}, the newest that is whole", older.path().display());

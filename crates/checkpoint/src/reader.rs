@@ -40,8 +40,13 @@ impl Reader {
     /// Opens the checkpoint in the folder `path`, and checks that index, files and their headers agree.
     ///
     /// # Errors
-    /// [`Error::NoCheckpoint`] if `path` is no folder or has no index; [`Error::Io`] if another file is missing or cannot be read; [`Error::Damaged`] for one that is torn or altered;
-    /// [`Error::Version`] for another format; [`Error::Index`] for an impossible index. All name the file.
+    /// All name the file.
+    ///
+    /// - [`Error::NoCheckpoint`]: `path` is no folder, or has no index.
+    /// - [`Error::Io`]: another file is missing, or one cannot be read.
+    /// - [`Error::Damaged`]: a file is torn or altered.
+    /// - [`Error::Version`]: the checkpoint has another format.
+    /// - [`Error::Index`]: the index is impossible.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let index_path = path.join(index::NAME);
@@ -239,7 +244,7 @@ fn no_checkpoint(path: &Path, error: &std::io::Error) -> Option<Error> {
     let reason = if path.is_dir() {
         match crate::manager::latest_in(path) {
             Some(latest) => format!(
-                "it is a folder of checkpoints; give one of them, the latest of which is {}, or restore_latest its CheckpointManager",
+                "it is a folder of checkpoints; give one of them, the latest of which is {}, or give its CheckpointManager to restore_latest",
                 latest.display()
             ),
             None => format!("it has no {}", index::NAME),

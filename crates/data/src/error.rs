@@ -228,9 +228,9 @@ pub enum Error {
     Spec {
         /// The element, counted from 0 within the pass.
         index: usize,
-        /// What was declared.
+        /// The spec that was declared.
         expected: String,
-        /// What it is.
+        /// The element's dtypes and shapes.
         found: String,
     },
     /// An element cannot be made as large as the others of its batch.

@@ -87,11 +87,15 @@ pub(crate) trait Operation: Send + Sync {
     fn start(&self, epoch: u64) -> Box<dyn Stage>;
 }
 
-/// In `impl Operation` for a type that is `Clone` and has one input, its field `input`: the methods about inputs.
+/// In `impl Operation` for a type that is `Clone` and has one input, its field `input` or the given one: the methods about
+/// inputs.
 macro_rules! one_input {
     () => {
+        $crate::pipeline::one_input!(input);
+    };
+    ($($input:ident).+) => {
         fn inputs(&self) -> &[$crate::pipeline::Pipeline] {
-            std::slice::from_ref(&self.input)
+            std::slice::from_ref(&self.$($input).+)
         }
 
         fn over(
@@ -99,7 +103,7 @@ macro_rules! one_input {
             f: &mut dyn FnMut(&$crate::pipeline::Pipeline) -> $crate::pipeline::Pipeline,
         ) -> Option<$crate::pipeline::Pipeline> {
             let mut operation = self.clone();
-            operation.input = f(&self.input);
+            operation.$($input).+ = f(&self.$($input).+);
             Some(std::sync::Arc::new(operation))
         }
     };

@@ -1,7 +1,7 @@
 //! [`Stage`]: one operation at work during one pass over the data.
 
-use crate::Result;
 use crate::chunk::Chunk;
+use crate::{Error, Result};
 
 /// One operation at work during one pass, pulling from the stages before it.
 ///
@@ -44,6 +44,39 @@ pub(crate) fn read_over(stage: &mut (impl Stage + ?Sized), count: usize) -> Resu
 
 /// How many elements are made at a time to be skipped: all of them are in memory until they are dropped.
 const SKIP_AT_ONCE: usize = 1024;
+
+/// An input whose elements are counted, for a stage that names the element that fails.
+pub(crate) struct Counted {
+    pub(crate) input: Box<dyn Stage>,
+    /// The number of elements before the next one.
+    pub(crate) index: usize,
+    /// The error of an element after those that were passed on last.
+    pub(crate) failed: Option<Error>,
+}
+
+impl Counted {
+    pub(crate) fn new(input: Box<dyn Stage>) -> Self {
+        Self { input, index: 0, failed: None }
+    }
+
+    /// Returns the error, if one is due, or else the next elements. The caller counts them.
+    pub(crate) fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
+        match self.failed.take() {
+            Some(error) => Some(Err(error)),
+            None => self.input.next(max),
+        }
+    }
+
+    /// Skips elements, and counts them.
+    pub(crate) fn skip(&mut self, count: usize) -> Result<usize> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        let skipped = self.input.skip(count)?;
+        self.index = self.index.saturating_add(skipped);
+        Ok(skipped)
+    }
+}
 
 impl Stage for Box<dyn Stage> {
     fn next(&mut self, max: usize) -> Option<Result<Chunk>> {

@@ -123,6 +123,9 @@ fn text_is_read_and_arrays_by_name_whatever_the_others_are() {
     let error = read(npy("<U1", "False", "(1,)", &[0, 0, 0xff, 0xff])).unwrap_err().to_string();
     assert!(error.contains("is no character"), "{error}");
     assert!(read(npy("<U3", "False", "(9999999999,)", &wide)).is_err());
+    // Their bytes can be counted in the file, but not in memory.
+    let error = read(npy("<U1", "False", "(1152921504606846976,)", &wide)).unwrap_err().to_string();
+    assert!(error.contains("is too large"), "{error}");
 
     // An array of Python objects keeps nobody from the others.
     let mut objects = std::fs::read(file("names.npz")).unwrap();

@@ -32,10 +32,7 @@ pub fn open_checked(path: &Path, fits: impl Fn(FileType) -> io::Result<()>) -> i
 /// Those of the system. At once, [`InvalidInput`](io::ErrorKind::InvalidInput) for anything but a file, including a link,
 /// since locking its target would lock something else.
 pub fn open_lock(path: impl AsRef<Path>) -> io::Result<File> {
-    let mut options = options(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    own(path.as_ref(), options.read(true).write(true).create(true).truncate(false))
+    own(path.as_ref(), private().read(true).write(true).truncate(false))
 }
 
 /// Opens a file that grows at its end, and creates it if it doesn't exist, for its owner alone. A link is refused: what it points to is
@@ -44,10 +41,7 @@ pub fn open_lock(path: impl AsRef<Path>) -> io::Result<File> {
 /// # Errors
 /// Those of the system. At once, [`InvalidInput`](io::ErrorKind::InvalidInput) for anything but a file, including a link.
 pub fn open_append(path: impl AsRef<Path>) -> io::Result<File> {
-    let mut options = options(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    own(path.as_ref(), options.append(true).create(true))
+    own(path.as_ref(), private().append(true))
 }
 
 /// Opens a file for reading or, if `writes`, for writing as well. A link is refused.
@@ -56,6 +50,15 @@ pub fn open_append(path: impl AsRef<Path>) -> io::Result<File> {
 /// Those of [`open_append`], and where there is no such file.
 pub fn open_own(path: impl AsRef<Path>, writes: bool) -> io::Result<File> {
     own(path.as_ref(), options(true).read(true).write(writes))
+}
+
+/// Options to create a file for its owner alone.
+fn private() -> OpenOptions {
+    let mut options = options(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.create(true);
+    options
 }
 
 fn own(path: &Path, options: &OpenOptions) -> io::Result<File> {

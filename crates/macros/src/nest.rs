@@ -86,7 +86,7 @@ fn values(input: &DeriveInput, generics: &Generics) -> TokenStream {
     }
 }
 
-/// Where `Nest` lives, if that is said: `#[nest(crate = path)]`. Else it lives as users of `distribute` see it.
+/// The path of the crate of `Nest`, if `#[nest(crate = path)]` gives one. Without it the path is that of users of `distribute`.
 fn tensor_crate(input: &DeriveInput) -> Result<Option<Path>> {
     let mut path = None;
     for attribute in input.attrs.iter().filter(|a| a.path().is_ident("nest")) {

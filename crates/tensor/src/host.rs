@@ -8,9 +8,7 @@ mod shape;
 mod write;
 
 pub(crate) use display::shape as write_shape;
-#[doc(alias = "slice")]
-pub use index::Index;
-pub use index::Selection;
+pub use index::{Index, Selection};
 #[cfg(feature = "candle")]
 pub(crate) use reduce::{check_axes, sum_over};
 pub(crate) use shape::{axis_of, check_pieces, check_same, count, sizes};

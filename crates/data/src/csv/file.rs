@@ -14,10 +14,10 @@ pub(super) struct CsvFormat {
     pub(super) layout: Layout,
 }
 
-/// How fields are told from each other.
+/// The delimiter and the quoting of a file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Dialect {
-    /// What stands between fields.
+    /// The byte between fields.
     pub(super) delimiter: u8,
     /// Whether a field that begins with a quote ends with one.
     pub(super) quoting: bool,

@@ -106,7 +106,7 @@ impl CsvSections {
         if plain { plain::whole(&self.bytes) } else { self.ended_rows(&self.bytes) }
     }
 
-    /// Looks whether the last row ends within quotes: it would have swallowed all rows behind it. The rows before it stay.
+    /// Checks that the last row doesn't end within quotes: it would have swallowed all rows after it. The rows before it stay.
     fn check_quotes(&mut self) {
         // A line that ends ends a row, unless within quotes.
         let ended = self.ended_rows(&[&self.bytes, &b"\n"[..]].concat()).min(self.bytes.len());
@@ -130,7 +130,7 @@ impl CsvSections {
         self.failed = Some(error.unwrap_or_else(|error| error));
     }
 
-    /// How many bytes of a text are rows that end in it.
+    /// The number of bytes of a text that are rows that end in it.
     fn ended_rows(&self, text: &[u8]) -> usize {
         let Dialect { delimiter, quoting } = self.format.dialect;
         // A line may end within quotes.

@@ -136,7 +136,7 @@ impl<T> Dataset<T> {
         self.spec.get_or_init(look).clone()
     }
 
-    /// What holds for all elements, without a look at one.
+    /// The spec that holds for all elements, without a look at one.
     pub(crate) fn known_spec(&self) -> Option<ElementSpec> {
         self.pipeline.spec(Look::Never)
     }

@@ -1,6 +1,6 @@
 //! [`FileList`]: the files of a dataset, as positions and other workers know them.
 
-use crate::file::{FileState, Location};
+use crate::file::{FileState, Location, differ};
 use crate::pipeline::{self, Pipeline};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -44,14 +44,14 @@ impl From<FileList> for Contents {
 /// The most files whose sizes and contents are looked at.
 const MOST: usize = 1024;
 
-/// How two lists differ, for an error.
+/// A difference between two lists of files, for an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileDifference {
-    /// What differs: `the size of 'a.csv'`.
+    /// The thing that differs: `the size of 'a.csv'`.
     pub what: String,
-    /// What it is in the list that was asked: `3 bytes`.
+    /// Its value in the list that was asked: `3 bytes`.
     pub here: String,
-    /// What it is in the other list.
+    /// Its value in the other list.
     pub there: String,
 }
 
@@ -91,12 +91,12 @@ impl FileList {
         Contents { count: count as u64, folder, names, states, files }.into()
     }
 
-    /// The same list, by which files that differ are found but cannot be named: a few numbers, however many there are.
+    /// Returns a short form of the list, a few numbers: it shows that files differ, and cannot name them.
     pub fn brief(&self) -> Self {
         Contents { folder: String::new(), files: Vec::new(), ..*self.0 }.into()
     }
 
-    /// The first difference to another list, if there is one. What is known of one of them alone is no difference.
+    /// Returns the first difference to another list, if there is one. A size or content that only one list has is no difference.
     pub fn difference(&self, other: &Self) -> Option<FileDifference> {
         let (here, there) = (self.0.as_ref(), other.0.as_ref());
         let brief = here.files.is_empty() || there.files.is_empty();
@@ -122,7 +122,7 @@ impl FileList {
                 // Not all names are listed.
                 None => FileDifference::new("one of the names", sum(here.names), sum(there.names)),
                 Some(at) => {
-                    let number = at as u64 * here.count / (here.files.len() as u64).max(1);
+                    let number = (at as u64).saturating_mul(here.count) / (here.files.len() as u64).max(1);
                     FileDifference::new(format!("file {number}"), shown(here, at), shown(there, at))
                 }
             });
@@ -155,11 +155,6 @@ impl Contents {
             found => found,
         }
     }
-}
-
-/// Both, if both are known and they differ.
-fn differ<T: PartialEq>(mine: Option<T>, theirs: Option<T>) -> Option<(T, T)> {
-    mine.zip(theirs).filter(|(mine, theirs)| mine != theirs)
 }
 
 /// A checksum of parts, each with its length.

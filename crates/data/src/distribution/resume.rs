@@ -5,7 +5,7 @@ use super::parts::Parted;
 use super::pass::WorkerPass;
 use super::position::{Origin, Position};
 use super::steps::{Pieces, Steps};
-use super::{Distribution, FileDifference, Source};
+use super::{Distribution, FileDifference, FileList, Source};
 use crate::pipeline::{self, Pipeline};
 use crate::plan::ends::UnevenEnds;
 use crate::plan::policy::{Decision, decide};
@@ -26,7 +26,9 @@ impl<T: Nest> Distribution<T> {
     /// - [`Error::Worker`]: there is no such worker.
     pub fn resume(&self, worker: usize, position: &Position) -> Result<WorkerPass<T>> {
         self.layout.check_worker(worker)?;
-        self.check_position(position)?;
+        // Within a pass these are the files that it was begun with, as far as that is known.
+        let files = self.files();
+        self.check(position, || files.clone())?;
         self.made_for(worker)?.iter().try_for_each(|made| repeatable(position, made.pipeline()))?;
         let mine = self.origin();
         let as_begun = position.steps == 0 || position.origin == mine;
@@ -49,8 +51,6 @@ impl<T: Nest> Distribution<T> {
             steps
         };
         let origin = if position.steps == 0 { mine } else { position.origin };
-        // Within a pass these are the files that it was begun with, as far as that is known.
-        let files = self.files();
         // On another layout, every worker reads the same.
         let same_batches = !as_begun || self.same_batches();
         Ok(WorkerPass::new(steps, Position { origin, files, ..position.clone() }, same_batches))
@@ -62,6 +62,11 @@ impl<T: Nest> Distribution<T> {
     /// [`Error::Position`]: the position has another batch size, other operations or parameters, other files, or an invalid
     /// number of workers, or an operation is not repeatable.
     pub fn check_position(&self, position: &Position) -> Result<()> {
+        self.check(position, || self.files())
+    }
+
+    /// [`check_position`](Self::check_position) with the files as they are now, which are asked for if they matter.
+    fn check(&self, position: &Position, files: impl FnOnce() -> Option<FileList>) -> Result<()> {
         let refuse = |why: String| Err(Error::Position { position: position.to_string(), why });
         let (mine, theirs) = (self.origin(), &position.origin);
         if mine.policy.is_some() != theirs.policy.is_some() {
@@ -72,7 +77,7 @@ impl<T: Nest> Distribution<T> {
             return refuse(format!("the batch size is {} here", size(mine.batch)));
         }
         theirs.layout.check().or_else(|error| refuse(error.to_string()))?;
-        self.check_files(position)?;
+        check_files(position, files)?;
         match &self.source {
             Source::Dataset(parted) => {
                 repeatable(position, &parted.pipeline)?;
@@ -91,22 +96,6 @@ impl<T: Nest> Distribution<T> {
             }
             // The datasets of a function are checked when they are made.
             Source::Function(_) => Ok(()),
-        }
-    }
-
-    /// Checks that the files are those of a position within a pass, or elements would come again or never. Between passes
-    /// files may change, though not their number, which is a part of the pipeline's checksum.
-    fn check_files(&self, position: &Position) -> Result<()> {
-        let Some(theirs) = position.files.as_ref().filter(|_| position.steps > 0) else { return Ok(()) };
-        match self.files().and_then(|mine| mine.difference(theirs)) {
-            None => Ok(()),
-            Some(FileDifference { what, here, there }) => Err(Error::Position {
-                position: position.to_string(),
-                why: format!(
-                    "{what} is {here} here, and was {there} when the pass was begun; a pass goes on only over the same files \
-                     in the same order: restore them, or begin the next epoch"
-                ),
-            }),
         }
     }
 
@@ -136,6 +125,22 @@ impl<T: Nest> Distribution<T> {
             plan.source = Source::Dataset(Arc::new(parted));
         }
         plan
+    }
+}
+
+/// Checks that the files are those of a position within a pass, or elements would come again or never. Between passes
+/// files may change, though not their number, which is a part of the pipeline's checksum.
+fn check_files(position: &Position, files: impl FnOnce() -> Option<FileList>) -> Result<()> {
+    let Some(theirs) = position.files.as_ref().filter(|_| position.steps > 0) else { return Ok(()) };
+    match files().and_then(|mine| mine.difference(theirs)) {
+        None => Ok(()),
+        Some(FileDifference { what, here, there }) => Err(Error::Position {
+            position: position.to_string(),
+            why: format!(
+                "{what} is {here} here, and was {there} when the pass was begun; a pass goes on only over the same files \
+                 in the same order: restore them, or begin the next epoch"
+            ),
+        }),
     }
 }
 

@@ -5,10 +5,10 @@
 ///
 /// # Errors
 ///
-/// What is wrong: that there are more than [`MOST`].
+/// A text that says that there are more than [`MOST`].
 pub(super) fn expand(pattern: &str) -> Result<Vec<String>, String> {
     let mut done = Vec::new();
-    // What is before the first brace that is still to be looked at, and the rest.
+    // The text before the first brace that is still to be looked at, and the rest.
     let mut open = vec![(String::new(), pattern.to_string())];
     while let Some((before, rest)) = open.pop() {
         let group = rest.find('{').and_then(|start| Some((start, closing(rest.get(start..)?)?)));
@@ -55,7 +55,7 @@ fn closing(text: &str) -> Option<usize> {
     None
 }
 
-/// What is chosen from within braces; `None` if that is text.
+/// The choices within braces; `None` if they are text.
 fn choices(inner: &str) -> Result<Option<Vec<String>>, String> {
     if let Some((first, last)) = inner.split_once("..")
         && let (Some(from), Some(to)) = (number(first), number(last))
@@ -63,7 +63,7 @@ fn choices(inner: &str) -> Result<Option<Vec<String>>, String> {
         // A zero in front asks for as many digits.
         let padded = [first, last].iter().any(|text| text.len() > 1 && text.starts_with('0'));
         let digits = if padded { first.len().max(last.len()) } else { 0 };
-        if from.abs_diff(to) as usize >= MOST {
+        if from.abs_diff(to) >= MOST as u64 {
             return Err(too_many());
         }
         let shown = |number: u64| format!("{number:0digits$}");
@@ -91,8 +91,10 @@ fn choices(inner: &str) -> Result<Option<Vec<String>>, String> {
     Ok((all.len() > 1).then_some(all))
 }
 
+/// A number of a range; `None` if it is text, or has more digits than any `u64`.
 fn number(text: &str) -> Option<u64> {
-    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+    let is_number = text.len() <= 20 && text.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| text.parse().ok())?
 }
 
 #[cfg(test)]
@@ -117,6 +119,9 @@ mod tests {
         assert_eq!(expand("train-{000..099}.tar").unwrap().len(), 100);
         assert!(expand("{0..9999999}").unwrap_err().contains("more than 1000000"));
         assert!(expand(&"{0..99}".repeat(9)).is_err());
-        assert!(expand("{0..99999999999999999999}").unwrap() == ["{0..99999999999999999999}"]);
+        // More digits than a width of a format may have.
+        for text in ["{0..99999999999999999999}", &format!("{{{}1..2}}", "0".repeat(70_000))] {
+            assert!(expand(text).unwrap() == [text]);
+        }
     }
 }

@@ -1,6 +1,5 @@
 //! Which files a source reads, and in which order.
 
-use super::Location;
 use super::braces::expand;
 use super::pattern::PathPattern;
 #[cfg(feature = "object-store")]
@@ -8,7 +7,9 @@ use super::pattern::matches;
 #[cfg(feature = "object-store")]
 use super::url::in_url;
 use super::url::{discreet, is_url};
+use super::{FileState, Location};
 use crate::{Error, Result};
+use std::collections::BTreeMap;
 
 /// An ordered list of files.
 ///
@@ -53,9 +54,15 @@ impl Files {
     #[doc(alias = "tf.data.Dataset.list_files")]
     pub fn glob(pattern: &str) -> Result<Self> {
         let patterns = expand(pattern).map_err(|error| not_a_pattern(pattern, &error))?;
-        let mut files = Vec::new();
+        let (mut files, mut listings) = (Vec::new(), Listings::new());
         for pattern in &patterns {
-            let found = if is_url(pattern) { remote(pattern, patterns.len() > 1)? } else { local(pattern)? };
+            let found = if !is_url(pattern) {
+                local(pattern)?
+            } else if patterns.len() > 1 && is_of_web_server(pattern) {
+                vec![pattern.into()]
+            } else {
+                remote(pattern, &mut listings)?
+            };
             if found.is_empty() {
                 return Err(Error::NoFiles { pattern: discreet(pattern) });
             }
@@ -112,23 +119,32 @@ fn local(pattern: &str) -> Result<Vec<Location>> {
     Ok(pattern.files()?.into_iter().map(Location::from).collect())
 }
 
-/// Objects that match. One without anything to match, of several, is taken to be there.
+/// The objects of each folder that has been listed: many patterns of braces are of one.
+type Listings = BTreeMap<String, Vec<(String, FileState)>>;
+
+/// Whether a URL is of one file of a web server, which has no listings.
+fn is_of_web_server(url: &str) -> bool {
+    let name = url.rsplit_once('/').map_or(url, |(_, name)| name);
+    cfg!(feature = "object-store")
+        && (url.starts_with("http://") || url.starts_with("https://"))
+        && !name.contains(['*', '['])
+}
+
+/// Objects that match.
 #[cfg(feature = "object-store")]
-fn remote(pattern: &str, several: bool) -> Result<Vec<Location>> {
-    let is_http = pattern.starts_with("http://") || pattern.starts_with("https://");
-    let name = pattern.rsplit_once('/').map_or(pattern, |(_, name)| name);
-    if is_http && several && !name.contains(['*', '[']) {
-        return Ok(vec![pattern.into()]);
-    }
+fn remote(pattern: &str, listings: &mut Listings) -> Result<Vec<Location>> {
     let (folder, name) = pattern.rsplit_once('/').unwrap_or_default();
     let name = glob::Pattern::new(name).map_err(|e| not_a_pattern(pattern, &e))?;
-    let found = super::object_store::list(folder).map_err(|e| Location::from(pattern).io_error(e))?;
-    let named = found.into_iter().filter(|(object, _)| matches(&name, object));
-    let url = |object: String| format!("{folder}/{}", in_url(&object));
-    Ok(named.map(|(object, state)| Location::from(url(object)).listed_as(state)).collect())
+    if !listings.contains_key(folder) {
+        let found = super::object_store::list(folder).map_err(|e| Location::from(pattern).io_error(e))?;
+        listings.insert(folder.into(), found);
+    }
+    let named = listings.get(folder).into_iter().flatten().filter(|(object, _)| matches(&name, object));
+    let url = |object: &str| format!("{folder}/{}", in_url(object));
+    Ok(named.map(|(object, state)| Location::from(url(object)).listed_as(*state)).collect())
 }
 #[cfg(not(feature = "object-store"))]
-fn remote(pattern: &str, _several: bool) -> Result<Vec<Location>> {
+fn remote(pattern: &str, _listings: &mut Listings) -> Result<Vec<Location>> {
     Err(Error::Feature { what: discreet(pattern), feature: "object-store" })
 }
 

@@ -14,7 +14,7 @@ pub(super) struct AsGiven {
     target: Target,
 }
 
-/// What is asked for; nothing of it is shown.
+/// The URL that is requested; nothing of it is shown.
 #[derive(Clone)]
 struct Target {
     /// The URL without user and password.
@@ -31,10 +31,7 @@ impl std::fmt::Debug for Target {
 
 impl AsGiven {
     pub(super) fn new(url: &Url) -> Self {
-        let mut plain = url.clone();
-        // An error would mean that the URL has no host, and such ones are refused before.
-        let _ = plain.set_username("");
-        let _ = plain.set_password(None);
+        let mut plain = without_user(url);
         plain.set_fragment(None);
         let has_user = !url.username().is_empty() || url.password().is_some();
         let user = || {
@@ -45,6 +42,15 @@ impl AsGiven {
         };
         Self { target: Target { url: plain.into(), authorization: has_user.then(user) } }
     }
+}
+
+/// A URL without user and password.
+pub(super) fn without_user(url: &Url) -> Url {
+    let mut plain = url.clone();
+    // An error would mean that the URL has no host, and such ones are refused before.
+    let _ = plain.set_username("");
+    let _ = plain.set_password(None);
+    plain
 }
 
 impl HttpConnector for AsGiven {

@@ -34,7 +34,7 @@ use std::sync::Arc;
 pub struct Location {
     kind: Kind,
     limit: ElementLimit,
-    /// What a listing has told of an object.
+    /// The size and tag that a listing has of an object.
     listed: Option<FileState>,
 }
 
@@ -95,13 +95,13 @@ impl Location {
         }
     }
 
-    /// The same object, of which a listing has told this.
+    /// The same object, with its size and tag from a listing.
     #[cfg(feature = "object-store")]
     pub(super) fn listed_as(self, state: FileState) -> Self {
         Self { listed: Some(state), ..self }
     }
 
-    /// What a listing has told of an object.
+    /// The size and tag that a listing has of an object.
     pub(crate) fn listed(&self) -> Option<FileState> {
         self.listed
     }

@@ -5,8 +5,8 @@
 //! | `location.rs` | [`Location`]: a path, bytes in memory or a URL |
 //! | `open.rs` | local files that can be read again |
 //! | `url.rs` | what of a URL may be shown, and names as parts of one |
-//! | `state.rs` | what tells a file from what it was, whichever copy of it is read |
-//! | `stamp.rs` | what tells a file from others, and from what it was |
+//! | `state.rs` | a file's size and a checksum of its ends, the same for all copies: for positions and other workers |
+//! | `stamp.rs` | a file's name, size and time, which are found without reading it: for caches on this machine |
 //! | `limit.rs` | how much memory one element may take |
 //! | `compression.rs` | [`Compression`]: what is taken off before a format sees the bytes |
 //! | `files.rs` | [`Files`]: an ordered list of locations, and a worker's part of it |
@@ -38,4 +38,4 @@ pub(crate) use input::Input;
 pub(crate) use limit::ElementLimit;
 pub use location::Location;
 pub(crate) use stamp::Stamp;
-pub(crate) use state::FileState;
+pub(crate) use state::{FileState, differ};

@@ -4,7 +4,7 @@
 //! `GOOGLE_…`, `AZURE_…`.
 
 use super::FileState;
-use super::http::AsGiven;
+use super::http::{AsGiven, without_user};
 use futures_util::StreamExt;
 use object_store::http::HttpBuilder;
 use object_store::path::Path;
@@ -27,7 +27,7 @@ const AHEAD: usize = 1;
 /// How long a request may take, with its repetitions after failures that pass.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// How long a listing may take: a request for each thousand names, one after the other.
+/// The deadline of a listing: a request for each thousand names, one after the other.
 const LISTING: Duration = Duration::from_secs(30 * 60);
 
 /// Reads an object from its first byte on. The first piece is on its way when this returns.
@@ -49,17 +49,25 @@ pub(super) fn list(folder: &str) -> Result<Vec<(String, FileState)>> {
     Ok(found.objects.iter().filter_map(named).collect())
 }
 
+/// The settings of clients of web servers. One without ranges answers with a whole object, which lasts as long as its consumer takes:
+/// so there is no deadline for an answer, but one for its next bytes. (A setting has no other word for "none".)
+const WEB: [(ClientConfigKey, &str); 2] =
+    [(ClientConfigKey::Timeout, "10years"), (ClientConfigKey::ReadTimeout, "30s")];
+
 fn find(url: &str) -> Result<(Box<dyn ObjectStore>, Path)> {
     let url = Url::parse(url).map_err(|e| Error::new(ErrorKind::InvalidInput, e))?;
     let is_http = matches!(url.scheme(), "http" | "https");
     let is_signed = url.query().is_some() || !url.username().is_empty() || url.password().is_some();
     install_cryptography();
+    // Who writes http:// means it: it has to be allowed.
+    let plain = (url.scheme() == "http").then_some((ClientConfigKey::AllowHttp, "true"));
+    let web = WEB.into_iter().chain(plain);
     // What was signed is asked for as it was given, on whichever host.
     if is_http && is_signed {
         let store = HttpBuilder::new()
-            .with_url(&url[..Position::BeforePath])
-            .with_config(ClientConfigKey::AllowHttp, "true")
+            .with_url(&without_user(&url)[..Position::BeforePath])
             .with_http_connector(AsGiven::new(&url));
+        let store = web.into_iter().fold(store, |store, (key, value)| store.with_config(key, value));
         return Ok((Box::new(store.build()?), Path::default()));
     }
     let settings = std::env::vars_os().filter_map(|(name, value)| {
@@ -67,9 +75,9 @@ fn find(url: &str) -> Result<(Box<dyn ObjectStore>, Path)> {
         let ours = ["aws_", "google_", "azure_"].iter().any(|cloud| name.starts_with(cloud));
         Some((name, value.into_string().ok()?)).filter(|_| ours)
     });
-    // Who writes http:// means it: it has to be allowed.
-    let plain = (url.scheme() == "http").then(|| ("allow_http".to_string(), "true".to_string()));
-    Ok(object_store::parse_url_opts(&url, settings.chain(plain))?)
+    let web =
+        web.into_iter().filter(|_| is_http).map(|(key, value)| (key.as_ref().to_string(), value.to_string()));
+    Ok(object_store::parse_url_opts(&url, settings.chain(web))?)
 }
 
 /// Makes ring the cryptography of the process's TLS, unless the program has chosen another: an HTTP client of `reqwest`
@@ -237,6 +245,20 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_of_a_web_server_may_last_and_its_user_is_not_shown() {
+        for url in [
+            "http://localhost/object",
+            "http://me:secret@localhost/object?sig=hidden",
+            "https://localhost/object",
+        ] {
+            let store = format!("{:?}", find(url).unwrap().0);
+            assert!(store.contains("timeout: Some(Deferred(\"10years\"))"), "{store}");
+            assert!(store.contains("read_timeout: Some(Deferred(\"30s\"))"), "{store}");
+            assert!(!store.contains("secret") && !store.contains("hidden"), "{store}");
+        }
+    }
+
+    #[test]
     fn pieces_of_any_size_are_the_object() {
         watched(|| {
             let bytes: Vec<u8> = (0..1000u32).flat_map(u32::to_le_bytes).collect();
@@ -380,6 +402,7 @@ mod tests {
             let some =
                 |pattern: &str| Files::glob(&format!("{url}{pattern}")).map(|files| files.len()).unwrap_or(0);
             assert_eq!((some("a?1.csv"), some("?.csv"), some("[ab]*.csv"), some("a[#]1.csv")), (1, 1, 3, 1));
+            assert_eq!((some("{a,b c}.csv"), some("{a,none}.csv")), (2, 0));
             let states = files.iter().filter_map(Location::listed).count();
             assert_eq!(states, 6);
         });

@@ -1,6 +1,6 @@
-//! What tells a file from others, and from what it was, without reading it.
+//! A file's name, size and time of modification, which tell it from others without reading it.
 
-use super::Location;
+use super::{Location, differ};
 use std::time::UNIX_EPOCH;
 
 /// A file's name as it was given, its size, and when it was modified.
@@ -14,7 +14,7 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
-    /// That of a file as it is now. Nothing is asked of a host, and nothing secret of a URL is kept.
+    /// The stamp of a file as it is now. Nothing is asked of a host, and nothing secret of a URL is kept.
     pub(crate) fn of(file: &Location) -> Self {
         let Some(path) = file.path() else {
             return Self {
@@ -32,11 +32,9 @@ impl Stamp {
         }
     }
 
-    /// How a file differs from the same file as it was, in words. What is known of one of them alone is no difference.
+    /// Describes how a file differs from the same file as it was. A size or time that only one of them has is no difference.
     pub(crate) fn difference(&self, was: &Self) -> Option<String> {
         let text = |name: &[u8]| format!("'{}'", String::from_utf8_lossy(name));
-        let differ =
-            |mine: Option<u64>, theirs: Option<u64>| mine.zip(theirs).filter(|(mine, theirs)| mine != theirs);
         if self.name != was.name {
             return Some(format!("it was written from {}, here is {}", text(&was.name), text(&self.name)));
         }

@@ -1,24 +1,24 @@
-//! What tells a file from what it was, whichever copy of it is read.
+//! A file's size and a checksum of its ends, which all copies of it share.
 
 use super::Location;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 
-/// What is known of a file's content without reading all of it.
+/// The size of a file and a checksum, which are found without reading all of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileState {
-    /// How many bytes it has; `None` if that is not known, as of an object behind a URL or a file that is gone.
+    /// The number of bytes; `None` if it is unknown, as with an object behind a URL or a file that is gone.
     pub(crate) bytes: Option<u64>,
     /// A checksum of its ends, or of an object's tag.
     pub(crate) content: Option<u32>,
 }
 
-/// How much of each end is read.
+/// The number of bytes that are read of each end.
 const END: u64 = 4096;
 
 impl FileState {
-    /// That of a file as it is now. Nothing is asked of a host.
+    /// Reads the state of a file as it is now. Nothing is asked of a host.
     pub(crate) fn of(file: &Location) -> Self {
         if let Some(bytes) = file.bytes_in_memory() {
             let ends = END as usize;
@@ -45,7 +45,7 @@ impl FileState {
         Ok(Self { bytes: Some(found.len()), content: Some(checksum(&first, &last)) })
     }
 
-    /// That of an object of a listing.
+    /// The state of an object in a listing.
     #[cfg(feature = "object-store")]
     pub(crate) fn of_object(bytes: u64, tag: Option<&str>) -> Self {
         Self { bytes: Some(bytes), content: tag.map(|tag| crc32c::crc32c(tag.as_bytes())) }
@@ -53,9 +53,14 @@ impl FileState {
 
     /// Its bytes.
     pub(crate) fn encode(self) -> Vec<u8> {
-        let number = |number: Option<u64>| number.map_or(u64::MAX, |number| number).to_le_bytes();
+        let number = |number: Option<u64>| number.unwrap_or(u64::MAX).to_le_bytes();
         [number(self.bytes), number(self.content.map(u64::from))].concat()
     }
+}
+
+/// Both, if both are known and they differ.
+pub(crate) fn differ<T: PartialEq>(mine: Option<T>, theirs: Option<T>) -> Option<(T, T)> {
+    mine.zip(theirs).filter(|(mine, theirs)| mine != theirs)
 }
 
 fn checksum(first: &[u8], last: &[u8]) -> u32 {

@@ -1,6 +1,6 @@
 //! Bytes to elements and back.
 
-use super::header::Header;
+use super::header::{Header, Text};
 use crate::Result;
 use crate::file::Input;
 use distribute_tensor::dtype::Buffer;
@@ -12,10 +12,12 @@ use std::io::Read;
 /// Bytes read and converted at once; a multiple of every element's size.
 const CHUNK: usize = 64 * 1024;
 
-/// How many bytes the elements take; `None` if that is more than a number holds.
+/// Returns the memory that the elements take; `None` if that is more than a number holds.
 pub(super) fn bytes(header: &Header) -> Option<u64> {
-    let text = header.characters.checked_mul(header.character)?.checked_add(size_of::<Vec<u8>>())?;
-    let each = header.dtype.bytes().unwrap_or(text);
+    let each = match header.text {
+        Some(text) => text.bytes()?.checked_add(size_of::<Vec<u8>>())?,
+        None => header.dtype.bytes()?,
+    };
     let product = |n: usize, size: &usize| n.checked_mul((*size).max(1));
     let bytes = header.shape.iter().try_fold(each, product)?;
     Some(if header.shape.contains(&0) { 0 } else { bytes as u64 })
@@ -59,14 +61,17 @@ pub(super) fn read(header: &Header, input: &mut Input<impl Read>) -> Result<Buff
 /// Texts, each with as much room as the longest. What is after their last character is zeros.
 fn texts(header: &Header, input: &mut Input<impl Read>) -> Result<Buffer> {
     let too_large = || input.damaged(format!("shape {:?} is too large", header.shape));
+    // Texts take more memory than bytes of the file: their sum may be too large even if the file's is not.
+    bytes(header).ok_or_else(too_large)?;
     let count =
         header.shape.iter().try_fold(1usize, |count, size| count.checked_mul(*size)).ok_or_else(too_large)?;
-    let width = header.characters.checked_mul(header.character).ok_or_else(too_large)?;
+    let unicode = header.text.is_some_and(|text| text.unicode);
+    let width = header.text.and_then(Text::bytes).ok_or_else(too_large)?;
     let mut texts: Vec<Vec<u8>> = Vec::new();
     for _ in 0..count {
         let start = input.offset();
         let mut bytes = input.bytes(width as u64)?;
-        if header.character == 4 {
+        if unicode {
             let mut text = String::new();
             for (index, four) in bytes.as_chunks::<4>().0.iter().enumerate() {
                 let code =

@@ -19,13 +19,27 @@ const LONGEST: u64 = 1 << 20;
 pub(super) struct Header {
     pub(super) dtype: DType,
     pub(super) big_endian: bool,
-    /// How many characters an element of text has room for; 0 for numbers.
-    pub(super) characters: usize,
-    /// How many bytes a character takes: 4 of Unicode, 1 of bytes.
-    pub(super) character: usize,
+    /// The room of an element of text; `None` for numbers.
+    pub(super) text: Option<Text>,
     /// Column by column.
     pub(super) fortran: bool,
     pub(super) shape: Vec<usize>,
+}
+
+/// The room that each text of an array has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Text {
+    /// The number of characters.
+    pub(super) characters: usize,
+    /// Whether a character is of Unicode and has 4 bytes, and not 1.
+    pub(super) unicode: bool,
+}
+
+impl Text {
+    /// The number of bytes; `None` if that is more than a number holds.
+    pub(super) fn bytes(self) -> Option<usize> {
+        self.characters.checked_mul(if self.unicode { 4 } else { 1 })
+    }
 }
 
 /// The dtypes of both, and numpy's codes.
@@ -52,7 +66,7 @@ impl Header {
         let dtype = tensor.dtype();
         if CODES.iter().any(|(known, _)| *known == dtype) {
             let shape = tensor.dims().to_vec();
-            Ok(Self { dtype, big_endian: false, characters: 0, character: 0, fortran: false, shape })
+            Ok(Self { dtype, big_endian: false, text: None, fortran: false, shape })
         } else {
             let operation = "write_npy";
             Err(distribute_tensor::Error::UnsupportedDType { operation, dtype }.into())
@@ -145,9 +159,9 @@ impl<'a> Literal<'a> {
         if self.next < self.text.len() {
             return Err("nothing after the dictionary but blanks");
         }
-        let (dtype, big_endian, characters, character) = descr.ok_or("a key 'descr'")?;
+        let (dtype, big_endian, text) = descr.ok_or("a key 'descr'")?;
         let (fortran, shape) = (fortran.ok_or("a key 'fortran_order'")?, shape.ok_or("a key 'shape'")?);
-        Ok(Header { dtype, big_endian, characters, character, fortran, shape })
+        Ok(Header { dtype, big_endian, text, fortran, shape })
     }
 
     fn blanks(&mut self) {
@@ -176,8 +190,8 @@ impl<'a> Literal<'a> {
         yes.or_else(|| self.token(b"False").map(|()| false))
     }
 
-    /// A dtype's code: whether its elements are big-endian, and of text how many characters of how many bytes they have.
-    fn descr(&mut self) -> Parsed<(DType, bool, usize, usize)> {
+    /// A dtype's code, whether its elements are big-endian, and the room that they have if they are text.
+    fn descr(&mut self) -> Parsed<(DType, bool, Option<Text>)> {
         const KNOWN: &str = "the code of a bool, integer, float, complex or text dtype, such as '<f4'";
         self.blanks();
         let start = self.next;
@@ -186,14 +200,18 @@ impl<'a> Literal<'a> {
             let (kind, width) = code.split_first()?;
             if let (b'U', b'<' | b'>') | (b'S', b'|') = (kind, order) {
                 let characters = std::str::from_utf8(width).ok()?.parse().ok().filter(|width| *width > 0)?;
-                return Some((DType::String, *order == b'>', characters, if *kind == b'U' { 4 } else { 1 }));
+                return Some((
+                    DType::String,
+                    *order == b'>',
+                    Some(Text { characters, unicode: *kind == b'U' }),
+                ));
             }
             let (dtype, _) = *CODES.iter().find(|(_, known)| known.as_bytes() == code)?;
             match order {
-                b'|' if dtype.bytes() == Some(1) => Some((dtype, false, 0, 0)),
-                b'<' => Some((dtype, false, 0, 0)),
-                b'>' => Some((dtype, true, 0, 0)),
-                b'=' => Some((dtype, cfg!(target_endian = "big"), 0, 0)),
+                b'|' if dtype.bytes() == Some(1) => Some((dtype, false, None)),
+                b'<' => Some((dtype, false, None)),
+                b'>' => Some((dtype, true, None)),
+                b'=' => Some((dtype, cfg!(target_endian = "big"), None)),
                 _ => None,
             }
         });
@@ -240,8 +258,7 @@ mod tests {
     fn what_is_written_is_read_and_aligned() {
         for (dtype, _) in CODES {
             for shape in [vec![], vec![7], vec![0, 3], vec![1; 30_000]] {
-                let header =
-                    Header { dtype, big_endian: false, characters: 0, character: 0, fortran: false, shape };
+                let header = Header { dtype, big_endian: false, text: None, fortran: false, shape };
                 let bytes = header.encode();
                 assert_eq!(bytes.len() % ALIGNMENT, 0);
                 let mut input = Input::new("a".into(), &bytes[..]);
@@ -254,7 +271,7 @@ mod tests {
     #[test]
     fn other_ways_to_write_the_same() {
         let (dtype, shape) = (DType::I16, vec![3, 4]);
-        let expected = Header { dtype, big_endian: true, characters: 0, character: 0, fortran: true, shape };
+        let expected = Header { dtype, big_endian: true, text: None, fortran: true, shape };
         for text in [
             "{'descr': '>i2', 'fortran_order': True, 'shape': (3, 4), }   \n",
             "{'shape':(3,4),\"descr\":\">i2\",'fortran_order':True}",

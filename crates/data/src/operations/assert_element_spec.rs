@@ -2,7 +2,7 @@
 
 use crate::chunk::Chunk;
 use crate::pipeline::{Look, Operation, Pipeline, Sharding, one_input};
-use crate::stage::Stage;
+use crate::stage::{Counted, Stage};
 use crate::{Cardinality, Dataset, ElementSpec, Error, Result, TensorSpec};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
@@ -24,24 +24,54 @@ impl<T: Nest> Dataset<T> {
     /// ```
     #[doc(alias = "output_signature")]
     pub fn assert_element_spec(&self, spec: impl Into<ElementSpec>) -> Self {
-        Self::of(AssertElementSpec { input: self.pipeline().clone(), spec: Arc::new(spec.into()) })
+        Self::of(AssertElementSpec {
+            input: self.pipeline().clone(),
+            declared: Arc::new(Declared::new(spec.into())),
+        })
     }
 }
 
 #[derive(Clone)]
 struct AssertElementSpec {
     input: Pipeline,
-    spec: Arc<ElementSpec>,
+    declared: Arc<Declared>,
+}
+
+/// A spec that elements are compared with, and its leaves and structure, which are made once for all elements.
+struct Declared {
+    spec: ElementSpec,
+    leaves: Vec<TensorSpec>,
+    structure: Tree<()>,
+}
+
+impl Declared {
+    fn new(spec: ElementSpec) -> Self {
+        let (leaves, structure) = spec.clone().flatten();
+        Self { spec, leaves, structure }
+    }
+
+    /// Describes what was declared and what an element is, if that is something else.
+    fn difference(&self, value: &Tree<Leaf>) -> Option<(String, String)> {
+        let fits = |(spec, leaf): (&TensorSpec, &Leaf)| {
+            let dims = leaf.dims();
+            leaf.dtype().is_ok_and(|dtype| dtype == spec.dtype)
+                && dims.len() == spec.dims.len()
+                && spec.dims.iter().zip(dims).all(|(spec, size)| spec.is_none_or(|spec| spec == *size))
+        };
+        let (leaves, structure) = value.clone().flatten();
+        let is_right = structure == self.structure && self.leaves.iter().zip(&leaves).all(fits);
+        (!is_right).then(|| (self.spec.describe(&ToString::to_string), value.describe(&Leaf::describe)))
+    }
 }
 
 impl Operation for AssertElementSpec {
     one_input!();
 
     fn describe(&self) -> String {
-        format!("assert element spec {}", self.spec.describe(&ToString::to_string))
+        format!("assert element spec {}", self.declared.spec.describe(&ToString::to_string))
     }
 
-    /// It changes no element.
+    /// Empty: it changes no element.
     fn identity(&self) -> String {
         String::new()
     }
@@ -51,7 +81,7 @@ impl Operation for AssertElementSpec {
     }
 
     fn spec(&self, _look: Look) -> Option<ElementSpec> {
-        Some(self.spec.as_ref().clone())
+        Some(self.declared.spec.clone())
     }
 
     fn sharding(&self) -> Sharding {
@@ -60,20 +90,15 @@ impl Operation for AssertElementSpec {
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
         Box::new(AssertStage {
-            input: self.input.start(epoch),
-            spec: self.spec.clone(),
-            index: 0,
-            failed: None,
+            input: Counted::new(self.input.start(epoch)),
+            declared: self.declared.clone(),
         })
     }
 }
 
 struct AssertStage {
-    input: Box<dyn Stage>,
-    spec: Arc<ElementSpec>,
-    index: usize,
-    /// An error after the elements passed on last.
-    failed: Option<Error>,
+    input: Counted,
+    declared: Arc<Declared>,
 }
 
 impl AssertStage {
@@ -91,11 +116,11 @@ impl AssertStage {
             }
             Chunk::Batch(_) => chunk.len(),
         };
-        self.index += right;
-        match self.failed.take() {
+        self.input.index += right;
+        match self.input.failed.take() {
             Some(error) if right == 0 => Err(error),
             failed => {
-                self.failed = failed;
+                self.input.failed = failed;
                 Ok(if right == chunk.len() { chunk } else { chunk.slice(0..right) })
             }
         }
@@ -103,48 +128,24 @@ impl AssertStage {
 
     /// Whether the element `offset` elements after those passed on is what was declared; it has failed if it isn't.
     fn is_right(&mut self, offset: usize, value: &Tree<Leaf>) -> bool {
-        let wrong = wrong(&self.spec, value);
-        self.failed =
-            wrong.map(|(expected, found)| Error::Spec { index: self.index + offset, expected, found });
-        self.failed.is_none()
+        let index = self.input.index + offset;
+        let difference = self.declared.difference(value);
+        self.input.failed = difference.map(|(expected, found)| Error::Spec { index, expected, found });
+        self.input.failed.is_none()
     }
-}
-
-/// What was declared and what an element is, if that is something else.
-fn wrong(spec: &ElementSpec, value: &Tree<Leaf>) -> Option<(String, String)> {
-    let fits = |spec: &TensorSpec, leaf: &Leaf| {
-        let dims = leaf.dims();
-        leaf.dtype().is_ok_and(|dtype| dtype == spec.dtype)
-            && dims.len() == spec.dims.len()
-            && spec.dims.iter().zip(dims).all(|(spec, size)| spec.is_none_or(|spec| spec == *size))
-    };
-    let shape = |tree: &Tree<()>| tree == &value.clone().flatten().1;
-    let same = shape(&spec.clone().flatten().1);
-    if same && spec.leaves().into_iter().zip(value.leaves()).all(|(spec, leaf)| fits(spec, leaf)) {
-        return None;
-    }
-    Some((spec.describe(&ToString::to_string), value.describe(&Leaf::describe)))
 }
 
 impl Stage for AssertStage {
     fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
-        match self.failed.take() {
-            Some(error) => Some(Err(error)),
-            None => Some(self.input.next(max)?.and_then(|chunk| self.check(chunk))),
-        }
+        Some(self.input.next(max)?.and_then(|chunk| self.check(chunk)))
     }
 
     fn skip(&mut self, count: usize) -> Result<usize> {
-        if let Some(error) = self.failed.take() {
-            return Err(error);
-        }
-        let skipped = self.input.skip(count)?;
-        self.index = self.index.saturating_add(skipped);
-        Ok(skipped)
+        self.input.skip(count)
     }
 
     fn passes(&self) -> usize {
-        self.input.passes()
+        self.input.input.passes()
     }
 }
 

@@ -4,7 +4,7 @@ use super::repeat::Fruitless;
 use crate::chunk::{Chunk, Picks};
 use crate::guard::guarded;
 use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
-use crate::stage::Stage;
+use crate::stage::{Counted, Stage};
 use crate::{Cardinality, Cause, Dataset, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::convert::Infallible;
@@ -92,13 +92,10 @@ impl Operation for Filter {
     }
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
-        let input = self.input.start(epoch);
         Box::new(FilterStage {
-            input,
+            input: Counted::new(self.input.start(epoch)),
             predicate: self.predicate.clone(),
-            index: 0,
             fruitless: Fruitless::default(),
-            failed: None,
             read: 0,
             kept: 0,
         })
@@ -106,13 +103,10 @@ impl Operation for Filter {
 }
 
 struct FilterStage {
-    input: Box<dyn Stage>,
+    input: Counted,
     predicate: FilterFn,
-    index: usize,
     fruitless: Fruitless,
-    /// An error after the elements passed on last.
-    failed: Option<Error>,
-    /// How many rows of sources there were, and how many of them were kept.
+    /// The number of rows of sources there were, and of those that were kept.
     read: usize,
     kept: usize,
 }
@@ -120,14 +114,14 @@ struct FilterStage {
 impl FilterStage {
     /// Whether an element is kept; false after an element has failed.
     fn keep(&mut self, tree: Result<Tree<Leaf>>) -> bool {
-        let index = self.index;
-        self.index += 1;
-        let keep = match self.failed {
+        let index = self.input.index;
+        self.input.index += 1;
+        let keep = match self.input.failed {
             None => tree.and_then(|tree| (self.predicate)(tree, index)),
             Some(_) => return false,
         };
         keep.unwrap_or_else(|error| {
-            self.failed = Some(error);
+            self.input.failed = Some(error);
             false
         })
     }
@@ -162,12 +156,9 @@ const MOST_AT_ONCE: usize = 4096;
 impl Stage for FilterStage {
     fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         loop {
-            if let Some(error) = self.failed.take() {
-                return Some(Err(error));
-            }
             match self.input.next(max.min(MOST_AT_ONCE))?.and_then(|chunk| self.apply(chunk)) {
                 Ok(chunk) if chunk.len() == 0 => {
-                    if let Err(error) = self.fruitless.nothing("filter", self.input.passes()) {
+                    if let Err(error) = self.fruitless.nothing("filter", self.input.input.passes()) {
                         return Some(Err(error));
                     }
                 }
@@ -180,7 +171,7 @@ impl Stage for FilterStage {
     }
 
     fn passes(&self) -> usize {
-        self.input.passes()
+        self.input.input.passes()
     }
 }
 

@@ -50,13 +50,15 @@ type GeneratorFn = Arc<dyn Fn() -> Elements + Send + Sync>;
 struct Generator {
     make: GeneratorFn,
     looked_at: LookedAt,
-    /// What the type of the elements tells.
+    /// The spec that the type of the elements tells.
     known: Option<ElementSpec>,
 }
 
-/// An iterator that has been looked at, and what was taken from it: the next pass has it, since there may be no other with
-/// the same elements.
-type LookedAt = Arc<Mutex<Option<(Elements, VecDeque<Result<Tree<Leaf>>>)>>>;
+/// An iterator that has been looked at: the next pass has it, since there may be no other with the same elements.
+type LookedAt = Arc<Mutex<Option<Begun>>>;
+
+/// An iterator, and the elements that a look has taken from it.
+type Begun = (Elements, VecDeque<Result<Tree<Leaf>>>);
 
 impl Operation for Generator {
     fn describe(&self) -> String {
@@ -124,7 +126,7 @@ impl Operation for Looking {
 struct LookingStage {
     make: GeneratorFn,
     looked_at: LookedAt,
-    seen: Option<(Elements, VecDeque<Result<Tree<Leaf>>>)>,
+    seen: Option<Begun>,
     next: usize,
 }
 
@@ -160,15 +162,14 @@ impl Drop for LookingStage {
 }
 
 /// Takes what was put back. Users' code never runs under the lock.
-fn take(looked_at: &LookedAt) -> Option<(Elements, VecDeque<Result<Tree<Leaf>>>)> {
+fn take(looked_at: &LookedAt) -> Option<Begun> {
     looked_at.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
 struct GeneratorStage {
     make: GeneratorFn,
     looked_at: LookedAt,
-    /// The iterator, and what a look has taken from it.
-    iterator: Option<(Elements, VecDeque<Result<Tree<Leaf>>>)>,
+    iterator: Option<Begun>,
     index: usize,
 }
 

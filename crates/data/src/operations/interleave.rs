@@ -137,7 +137,7 @@ impl Operation for InTurn {
         Batching::Unknown
     }
 
-    /// That of the dataset of the first element.
+    /// The spec of the dataset of the first element.
     fn spec(&self, look: Look) -> Option<ElementSpec> {
         match look {
             Look::Never => None,

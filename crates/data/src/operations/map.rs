@@ -3,7 +3,7 @@
 use crate::chunk::Chunk;
 use crate::guard::guarded;
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, one_input};
-use crate::stage::Stage;
+use crate::stage::{Counted, Stage};
 use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result, TensorSpec, pipeline, spec};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
@@ -69,7 +69,7 @@ where
 pub(super) struct Map {
     pub(super) input: Pipeline,
     pub(super) function: MapFn,
-    /// What the type of the elements tells.
+    /// The spec that the type of the elements tells.
     pub(super) known: Option<ElementSpec>,
 }
 
@@ -78,7 +78,7 @@ impl Map {
         Self { input, function, known: spec::of_type::<U>() }
     }
 
-    /// What the type tells or, if a look is allowed, what becomes of the first element.
+    /// Returns the spec that the type tells or, if a look is allowed, that of the first element.
     fn look(&self, look: Look) -> Option<ElementSpec> {
         if self.known.is_some() || look == Look::Never {
             return self.known.clone();
@@ -127,17 +127,14 @@ impl Operation for Map {
     }
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
-        let input = self.input.start(epoch);
-        Box::new(MapStage { input, function: self.function.clone(), index: 0, failed: None })
+        let input = Counted::new(self.input.start(epoch));
+        Box::new(MapStage { input, function: self.function.clone() })
     }
 }
 
 struct MapStage {
-    input: Box<dyn Stage>,
+    input: Counted,
     function: MapFn,
-    index: usize,
-    /// An error after the elements passed on last.
-    failed: Option<Error>,
 }
 
 impl MapStage {
@@ -145,15 +142,15 @@ impl MapStage {
     fn apply(&mut self, chunk: Chunk) -> Result<Chunk> {
         let mut mapped = Vec::with_capacity(chunk.len());
         for tree in chunk.into_values()? {
-            match (self.function)(tree, self.index) {
+            match (self.function)(tree, self.input.index) {
                 Ok(value) => mapped.push(value),
                 Err(error) if mapped.is_empty() => return Err(error),
                 Err(error) => {
-                    self.failed = Some(error);
+                    self.input.failed = Some(error);
                     break;
                 }
             }
-            self.index += 1;
+            self.input.index += 1;
         }
         Ok(Chunk::Values(mapped))
     }
@@ -164,24 +161,15 @@ const MOST_AT_ONCE: usize = 4096;
 
 impl Stage for MapStage {
     fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
-        if let Some(error) = self.failed.take() {
-            return Some(Err(error));
-        }
-        let chunk = self.input.next(max.min(MOST_AT_ONCE))?;
-        Some(chunk.and_then(|chunk| self.apply(chunk)))
+        Some(self.input.next(max.min(MOST_AT_ONCE))?.and_then(|chunk| self.apply(chunk)))
     }
 
     fn skip(&mut self, count: usize) -> Result<usize> {
-        if let Some(error) = self.failed.take() {
-            return Err(error);
-        }
-        let skipped = self.input.skip(count)?;
-        self.index = self.index.saturating_add(skipped);
-        Ok(skipped)
+        self.input.skip(count)
     }
 
     fn passes(&self) -> usize {
-        self.input.passes()
+        self.input.input.passes()
     }
 }
 

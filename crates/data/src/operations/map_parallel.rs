@@ -45,7 +45,7 @@ impl<T: Nest> Dataset<T> {
         F: Fn(T) -> Result<U, E> + Send + Sync + 'static,
     {
         let map = Map::new::<U>(self.pipeline().clone(), on_trees("map_parallel", function));
-        Dataset::of(MapParallel { input: self.pipeline().clone(), map, threads, ordered: true })
+        Dataset::of(MapParallel { map, threads, ordered: true })
     }
 
     /// Like [`map_parallel`](Dataset::map_parallel), in the order in which elements are done, so that a slow one does not
@@ -71,32 +71,26 @@ impl<T: Nest> Dataset<T> {
         F: Fn(T) -> Result<U, E> + Send + Sync + 'static,
     {
         let map = Map::new::<U>(self.pipeline().clone(), on_trees("map_unordered", function));
-        Dataset::of(MapParallel { input: self.pipeline().clone(), map, threads, ordered: false })
+        Dataset::of(MapParallel { map, threads, ordered: false })
     }
 }
 
 #[derive(Clone)]
 struct MapParallel {
-    input: Pipeline,
-    /// The same on one thread; its input is replaced when it is asked for.
+    /// The same on one thread.
     map: Map,
     threads: usize,
     ordered: bool,
 }
 
 impl MapParallel {
-    /// The same on one thread.
-    fn alone(&self) -> Map {
-        Map { input: self.input.clone(), ..self.map.clone() }
-    }
-
     fn name(&self) -> &'static str {
         if self.ordered { "map_parallel" } else { "map_unordered" }
     }
 }
 
 impl Operation for MapParallel {
-    one_input!();
+    one_input!(map.input);
 
     fn describe(&self) -> String {
         format!("{} on {} threads", self.name(), self.threads)
@@ -108,7 +102,7 @@ impl Operation for MapParallel {
     }
 
     fn cardinality(&self) -> Cardinality {
-        self.input.cardinality()
+        self.map.cardinality()
     }
 
     fn batching(&self) -> Batching {
@@ -116,11 +110,11 @@ impl Operation for MapParallel {
     }
 
     fn spec(&self, look: Look) -> Option<ElementSpec> {
-        self.alone().spec(look)
+        self.map.spec(look)
     }
 
     fn lean(&self) -> Option<Pipeline> {
-        Some(Arc::new(self.alone()))
+        Some(Arc::new(self.map.clone()))
     }
 
     fn check(&self) -> Result<()> {
@@ -143,7 +137,7 @@ impl Operation for MapParallel {
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
         Box::new(MapParallelStage {
             operation: self.name(),
-            input: self.input.start(epoch),
+            input: self.map.input.start(epoch),
             function: self.map.function.clone(),
             threads: self.threads,
             ordered: self.ordered,

@@ -18,6 +18,7 @@ use bytes::Bytes;
 use distribute_tensor::{HostTensor, Leaf, Tree};
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -104,7 +105,7 @@ impl Batches {
         Ok(())
     }
 
-    /// How many rows the file says it has.
+    /// Returns the number of rows that the file says it has.
     pub fn rows(&self) -> u64 {
         self.rows
     }
@@ -142,12 +143,12 @@ impl Batches {
     fn check_rows(&self, columns: &[(String, HostTensor)]) -> Result<()> {
         let limit = self.location.limit();
         let rows = columns.first().map_or(0, |(_, column)| column.dims().first().copied().unwrap_or(0));
-        let all = columns.iter().map(|(_, column)| (0..rows).map(|row| row_bytes(column, row)).sum::<u64>());
-        if all.sum::<u64>() <= limit.bytes() {
+        let all: u64 = columns.iter().map(|(_, column)| bytes(column, 0..rows)).sum();
+        if all <= limit.bytes() {
             return Ok(());
         }
         for row in 0..rows {
-            let sizes: Vec<u64> = columns.iter().map(|(_, column)| row_bytes(column, row)).collect();
+            let sizes: Vec<u64> = columns.iter().map(|(_, column)| bytes(column, row..row + 1)).collect();
             let largest = sizes.iter().enumerate().max_by_key(|(_, size)| **size).map_or(0, |(at, _)| at);
             let name = format!("row {}", self.next + row as u64);
             limit.check(&name, sizes.iter().sum()).map_err(|what| Error::Column {
@@ -181,13 +182,16 @@ impl<F: ChunkReader> ChunkReader for Shared<F> {
     }
 }
 
-/// The memory that a row of a column takes.
-fn row_bytes(column: &HostTensor, row: usize) -> u64 {
+/// The memory that some rows of a column take.
+fn bytes(column: &HostTensor, rows: Range<usize>) -> u64 {
     let each: usize = column.dims().iter().skip(1).product();
-    let texts = column.as_slice::<Vec<u8>>().and_then(|texts| texts.get(row * each..(row + 1) * each));
-    match (column.dtype().bytes(), texts) {
-        (_, Some(texts)) => texts.iter().map(|text| (text.len() + size_of::<Vec<u8>>()) as u64).sum(),
-        (bytes, None) => (each * bytes.unwrap_or(0)) as u64,
+    let values = rows.start * each..rows.end * each;
+    match (column.dtype().bytes(), column.as_slice::<Vec<u8>>()) {
+        (Some(bytes), _) => (values.len() * bytes) as u64,
+        (None, texts) => {
+            let texts = texts.and_then(|texts| texts.get(values)).unwrap_or_default();
+            texts.iter().map(|text| (text.len() + size_of::<Vec<u8>>()) as u64).sum()
+        }
     }
 }
 

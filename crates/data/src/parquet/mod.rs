@@ -52,10 +52,10 @@ pub struct Parquet {
     bytes: Option<u64>,
 }
 
-/// How many rows are read at a time unless it is set.
+/// The number of rows that are read at a time by default.
 const ROWS: usize = 1024;
 
-/// How many bytes these take at most.
+/// The most bytes that these take.
 const BYTES: u64 = 16 << 20;
 
 impl Parquet {

@@ -21,18 +21,18 @@ pub(super) struct Page {
     pub(super) dictionary: bool,
 }
 
-/// What the pages of a column of a row group so far can become.
+/// The memory that the pages of a column of a row group so far can take.
 #[derive(Debug, Default)]
 pub(super) struct Widest {
     /// What the longest text of a dictionary may take.
     pub(super) entry: u64,
-    /// What a text of the dictionary takes on average.
+    /// The memory that a text of the dictionary takes on average.
     average: u64,
-    /// What the values take in memory.
+    /// The memory that the values take.
     pub(super) size: ColumnSize,
 }
 
-/// What a text takes in memory besides its bytes.
+/// The memory that a text takes in addition to its bytes.
 const TEXT: u64 = size_of::<Vec<u8>>() as u64;
 
 impl Widest {

@@ -1,6 +1,6 @@
-//! How many rows are read at a time, as far as pages tell.
+//! The number of rows that are read at a time, as far as pages tell.
 
-/// What a column of a row group takes in memory, page by page.
+/// The memory that a column of a row group takes, page by page.
 #[derive(Debug, Default)]
 pub(super) struct ColumnSize {
     /// Values and bytes; small pages are added up, so that their number is bounded by what the file unpacks to.
@@ -15,7 +15,7 @@ pub(super) struct ColumnSize {
 const PART: u64 = 64 * 1024;
 
 impl ColumnSize {
-    /// Adds a page of so many values, which take so many bytes in memory.
+    /// Adds a page of `values` values, which take `bytes` bytes in memory.
     pub(super) fn add(&mut self, values: u64, bytes: u64) {
         self.values = self.values.saturating_add(values);
         self.largest = self.largest.max(bytes.div_ceil(values.max(1)));
@@ -32,15 +32,15 @@ impl ColumnSize {
         self.parts.iter().fold(0, |all, (_, bytes)| all.saturating_add(*bytes))
     }
 
-    /// The most bytes of so many values that follow each other.
+    /// The most bytes of `values` values that follow each other.
     fn most(&self, values: u64) -> u64 {
         // The largest run begins or ends with a part.
         most(self.parts.iter(), values).max(most(self.parts.iter().rev(), values))
     }
 }
 
-/// The most bytes of so many values that follow each other, from the beginning of a part on.
-fn most<'a>(parts: impl ExactSizeIterator<Item = &'a (u64, u64)> + Clone, wanted: u64) -> u64 {
+/// The most bytes of `wanted` values that follow each other, from the beginning of a part on.
+fn most<'a>(parts: impl Iterator<Item = &'a (u64, u64)> + Clone, wanted: u64) -> u64 {
     let mut ahead = parts.clone();
     let (mut values, mut bytes, mut last, mut most) = (0u64, 0u64, (0, 0), 0);
     for (first_values, first_bytes) in parts {
@@ -58,7 +58,7 @@ fn most<'a>(parts: impl ExactSizeIterator<Item = &'a (u64, u64)> + Clone, wanted
     most
 }
 
-/// What a row group takes in memory.
+/// The memory that a row group takes.
 #[derive(Debug, Default)]
 pub(super) struct GroupSize {
     pub(super) rows: u64,
@@ -74,7 +74,7 @@ impl GroupSize {
         (all / rows, largest.map_or(0, |(number, _)| number))
     }
 
-    /// How many rows, at most `most`, are read at a time, so that they take no more than `bytes` and a row.
+    /// Returns the number of rows, at most `most`, that are read at a time, so that they take no more than `bytes` and a row.
     pub(super) fn at_a_time(&self, most: usize, bytes: u64) -> usize {
         let row = self.columns.iter().fold(0u64, |all, column| all.saturating_add(column.largest));
         let mut rows = most;
@@ -84,7 +84,7 @@ impl GroupSize {
         rows.max(1)
     }
 
-    /// The most bytes of so many rows that follow each other.
+    /// The most bytes of `rows` rows that follow each other.
     fn most(&self, rows: usize) -> u64 {
         let of_column = |column: &ColumnSize| {
             let values = u128::from(column.values) * rows as u128;
@@ -94,7 +94,7 @@ impl GroupSize {
     }
 }
 
-/// Row groups that follow each other, of which equally many rows are read at a time.
+/// Row groups that follow each other, of which the same number of rows is read at a time.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Run {
     pub(super) groups: Vec<usize>,

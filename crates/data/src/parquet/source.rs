@@ -40,7 +40,7 @@ pub(super) fn dataset(mut parquet: Parquet) -> Dataset<BTreeMap<String, HostTens
 }
 
 struct ParquetRows {
-    /// How each file is read.
+    /// The reader of each file.
     parquet: Parquet,
 }
 

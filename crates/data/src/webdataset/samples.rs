@@ -74,7 +74,7 @@ impl Samples {
         Self { require_end: true, ..self }
     }
 
-    /// What is wrong with a file that has ended, if anything is.
+    /// Checks that a file that has ended has its last block.
     fn check_end(&self) -> Result<()> {
         // A file without a byte may have been meant as one without samples.
         if self.members.ended {

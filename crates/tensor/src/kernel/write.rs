@@ -1,5 +1,6 @@
 //! Writing into a tensor: replacing, adding, and what else can be done to each element.
 
+use super::{Sum, Summand};
 use half::{bf16, f16};
 use num_complex::{Complex32, Complex64};
 
@@ -23,9 +24,12 @@ pub enum Write {
 }
 
 /// An element that can be calculated with.
-pub trait Arithmetic: Copy + Default + Send + Sync + 'static {
+pub trait Arithmetic: Summand {
     /// `self + other`; integers wrap around.
-    fn added(self, other: Self) -> Self;
+    #[inline(always)]
+    fn added(self, other: Self) -> Self {
+        Self::narrow(self.widen().plus(other.widen()))
+    }
     /// `self - other`; integers wrap around.
     fn minus(self, other: Self) -> Self;
     /// `self * other`; integers wrap around.
@@ -74,8 +78,6 @@ macro_rules! arithmetic {
     (ints $($int:ty)*; floats $($float:ty)*; complex $($complex:ty)*) => {
         $(impl Arithmetic for $int {
             #[inline(always)]
-            fn added(self, other: Self) -> Self { self.wrapping_add(other) }
-            #[inline(always)]
             fn minus(self, other: Self) -> Self { self.wrapping_sub(other) }
             #[inline(always)]
             fn multiplied(self, other: Self) -> Self { self.wrapping_mul(other) }
@@ -86,8 +88,6 @@ macro_rules! arithmetic {
         })*
         $(impl Arithmetic for $float {
             #[inline(always)]
-            fn added(self, other: Self) -> Self { self + other }
-            #[inline(always)]
             fn minus(self, other: Self) -> Self { self - other }
             #[inline(always)]
             fn multiplied(self, other: Self) -> Self { self * other }
@@ -97,8 +97,6 @@ macro_rules! arithmetic {
             fn less(self, other: Self) -> Option<bool> { Some(self < other) }
         })*
         $(impl Arithmetic for $complex {
-            #[inline(always)]
-            fn added(self, other: Self) -> Self { self + other }
             #[inline(always)]
             fn minus(self, other: Self) -> Self { self - other }
             #[inline(always)]
