@@ -105,7 +105,7 @@ impl Gradients {
         Self { all: vec![None; trained.variables.len()], trained }
     }
 
-    /// Those of a loss, which is a scalar, by [`backward`].
+    /// Computes the gradients of a loss, which is a scalar, by [`backward`].
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a loss that is not a scalar; [`Error::Candle`] where backward fails;
@@ -121,7 +121,8 @@ impl Gradients {
         Ok(Self { all: (0..trained.variables.len()).map(of).collect::<Result<_>>()?, trained })
     }
 
-    /// Those of a store, of the optimizer's variables: of [`backward`]'s, or of candle's own backward, which has some wrong.
+    /// Takes the gradients of the optimizer's variables from a store: [`backward`]'s, or that of candle's own backward, some of
+    /// whose gradients are wrong.
     ///
     /// # Errors
     /// As [`insert`](Gradients::insert).
@@ -311,8 +312,8 @@ impl Trained {
     }
 }
 
-/// candle's `Tensor::backward`, with right gradients of all of candle's operations: what [`Optimizer::minimize`] and [`Gradients::of`]
-/// go backward by.
+/// Computes the gradients of a loss as candle's `Tensor::backward` does, but right ones of all of candle's operations.
+/// [`Optimizer::minimize`] and [`Gradients::of`] call it.
 ///
 /// candle 0.11's own gives wrong gradients of pooling, upsampling, scattering, convolutions of sequences and ties of maxima, without an error;
 /// docs/from-candle.md has the table. The store has the gradients of variables alone.
