@@ -145,8 +145,8 @@ impl Rendezvous {
         (state, _unused) = self.settle(state, delegate);
         if state.round == round {
             drop(state);
-            // Once, before it sleeps: where other programs take the cores, each time that it yields may last milliseconds, in which the
-            // deadline does not come nearer.
+            // Once, before it sleeps: while it yields, which lasts milliseconds if other programs keep the cores, the deadline does not
+            // come nearer.
             linger(|| self.round.load(Ordering::Acquire) != round);
             state = lock(&self.state);
         }
