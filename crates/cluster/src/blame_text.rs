@@ -96,9 +96,9 @@ fn called(callers: &Callers) -> String {
 fn where_to_look(missing: &[Standing]) -> &'static str {
     let sends = |standing: &Standing| matches!(standing.presence, Presence::Sending { .. });
     match (missing.iter().any(sends), missing.iter().all(sends)) {
-        (_, true) => "look at the network there, send less at once",
+        (false, _) => "look for a loop, a lock or slow input there",
         (true, false) => "look at the network, and for a loop, a lock or slow input there",
-        _ => "look for a loop, a lock or slow input there",
+        (true, true) => "look at the network there, send less at once",
     }
 }
 

@@ -67,7 +67,8 @@ impl Signal {
 ///
 /// Where every member has a core, it spins: to yield would hand the core to whatever else is runnable, and beside another
 /// busy program each rendezvous would then take a slice of the scheduler's, some milliseconds. Where there are more members
-/// than cores, those that spin keep the others from working, so it yields.
+/// than cores, those that spin keep the others from working, so it yields: not for long, since next to another busy program
+/// each time that it yields may last such a slice.
 // Not inlined: .ci/instructions leaves it out by its name.
 #[inline(never)]
 pub(crate) fn linger(ready: impl Fn() -> bool) -> bool {
@@ -90,6 +91,9 @@ pub(crate) fn linger(ready: impl Fn() -> bool) -> bool {
 /// As long as it takes to wake a sleeping thread: what is ready later costs twice the least at most.
 const LINGER: Duration = Duration::from_micros(50);
 
+/// The longest time of yielding: a small part of a timeout, and much longer than it takes to wake a thread.
+const YIELDING: Duration = Duration::from_millis(10);
+
 #[inline(always)]
 fn spin(times: usize, ready: impl Fn() -> bool) -> bool {
     for _ in 0..times {
@@ -103,9 +107,13 @@ fn spin(times: usize, ready: impl Fn() -> bool) -> bool {
 
 #[inline(always)]
 fn yielding(times: usize, ready: impl Fn() -> bool) -> bool {
+    let deadline = Deadline::after(YIELDING);
     for _ in 0..times {
         if ready() {
             return true;
+        }
+        if deadline.has_passed() {
+            return false;
         }
         thread::yield_now();
     }

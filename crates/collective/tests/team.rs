@@ -6,11 +6,11 @@
 mod cooperate;
 
 use cooperate::cooperate;
-use distribute_cluster::{Fault, Fingerprint, Operation};
+use distribute_cluster::{Fault, Fingerprint, Operation, Stopwatch};
 use distribute_collective::threads::{Member, Team, Teams};
 use distribute_testing::watched;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
@@ -195,6 +195,55 @@ fn a_late_member_is_named_at_the_deadline_and_finds_the_session_over() {
         });
         team.run(10, MINUTE, &|member| member.exchange(barrier(), ()).is_ok());
     });
+}
+
+// INV-3
+#[test]
+fn a_deadline_passes_in_time_also_where_members_yield_to_other_programs() {
+    watched(|| {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let (members, over) = (cores + 2, AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            // They keep the cores: who yields gets one back after a slice of the scheduler's.
+            for _ in 0..2 * cores {
+                scope.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            let _over = Over(&over);
+            let (told, wait) = mpsc::channel();
+            let (told, wait) = (Mutex::new(told), Mutex::new(wait));
+            let run = |team: &Arc<Team>| {
+                team.run(1, Duration::from_secs(1), &|member| {
+                    if member.rank() == 0 {
+                        let wait = wait.lock().unwrap();
+                        (1..members).for_each(|_| wait.recv_timeout(MINUTE).unwrap());
+                        return true;
+                    }
+                    let watch = Stopwatch::start();
+                    let blame = member.exchange(barrier(), ()).unwrap_err();
+                    let elapsed = watch.elapsed();
+                    told.lock().unwrap().send(()).unwrap();
+                    assert_eq!(blame.fault, Fault::Late);
+                    // Where a member yields in each slice of its wait, a slice lasts much longer, and half of one counts.
+                    assert!(elapsed < Duration::from_secs(5), "{elapsed:?}");
+                    true
+                });
+            };
+            Teams::shared().borrow(members, run).unwrap();
+        });
+    });
+}
+
+/// Ends the threads that keep the cores, also where the test fails.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 // INV-2, INV-3

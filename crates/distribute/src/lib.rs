@@ -119,11 +119,9 @@ pub mod values;
 mod variables;
 
 pub use checkpoint::{Checkpoint, CheckpointManager, Checkpointed};
-#[doc(alias = "tf.distribute.ReplicaContext")]
-pub use context::ReplicaContext;
 pub use context::{
-    ContextKind, UpdateContext, get_replica_context, get_strategy, get_update_context, has_strategy,
-    in_cross_replica_context, set_strategy,
+    ContextKind, ReplicaContext, UpdateContext, get_replica_context, get_strategy, get_update_context,
+    has_strategy, in_cross_replica_context, set_strategy,
 };
 #[doc(alias = "tf.distribute.experimental.coordinator.ClusterCoordinator")]
 #[doc(alias = "tf.distribute.coordinator.ClusterCoordinator")]
@@ -182,58 +180,18 @@ pub use replicated::Replicated;
 pub use select::{Kept, Restored, Select};
 pub use serve::{Serve, serve};
 pub use servers::{ParameterServers, RunningClosure};
-#[doc(alias = "tf.distribute.experimental.CentralStorageStrategy")]
-pub use strategy::CentralStorageStrategy;
-#[doc(alias = "tf.distribute.experimental.CommunicationImplementation")]
-#[doc(alias = "tf.distribute.experimental.CollectiveCommunication")]
-#[doc(alias = "CollectiveCommunication")]
-pub use strategy::CommunicationImplementation;
-#[doc(alias = "tf.distribute.experimental.CommunicationOptions")]
-#[doc(alias = "tf.distribute.experimental.CollectiveHints")]
-#[doc(alias = "CollectiveHints")]
-pub use strategy::CommunicationOptions;
-#[doc(alias = "tf.distribute.CrossDeviceOps")]
-pub use strategy::CrossDeviceOps;
-#[doc(alias = "tf.DeviceSpec")]
-#[doc(alias = "DeviceSpec")]
-pub use strategy::DeviceName;
-#[doc(alias = "tf.distribute.HierarchicalCopyAllReduce")]
-pub use strategy::HierarchicalCopyAllReduce;
-#[doc(alias = "tf.distribute.MirroredStrategy")]
-pub use strategy::MirroredStrategy;
-#[doc(alias = "tf.distribute.MultiWorkerMirroredStrategy")]
-#[doc(alias = "tf.distribute.experimental.MultiWorkerMirroredStrategy")]
-#[doc(alias = "CollectiveAllReduceStrategy")]
-pub use strategy::MultiWorkerMirroredStrategy;
-#[doc(alias = "tf.distribute.NcclAllReduce")]
-pub use strategy::NcclAllReduce;
-#[doc(alias = "tf.distribute.OneDeviceStrategy")]
-pub use strategy::OneDeviceStrategy;
-#[doc(alias = "tf.distribute.ParameterServerStrategy")]
-#[doc(alias = "tf.distribute.experimental.ParameterServerStrategy")]
-pub use strategy::ParameterServerStrategy;
-#[doc(alias = "tf.distribute.ReductionToOneDevice")]
-pub use strategy::ReductionToOneDevice;
-#[doc(alias = "tf.distribute.StrategyExtended")]
-pub use strategy::StrategyExtended;
 pub use strategy::{
-    Destinations, DeviceKind, IndependentWorker, LocalCluster, MultiWorkerBuilder, ParameterServerBuilder,
-    Replicas, Strategy, Threads, ValueContext, VariablePlacement,
+    CentralStorageStrategy, CommunicationImplementation, CommunicationOptions, CrossDeviceOps, Destinations,
+    DeviceKind, DeviceName, HierarchicalCopyAllReduce, IndependentWorker, LocalCluster, MirroredStrategy,
+    MultiWorkerBuilder, MultiWorkerMirroredStrategy, NcclAllReduce, OneDeviceStrategy,
+    ParameterServerBuilder, ParameterServerStrategy, ReductionToOneDevice, Replicas, Strategy,
+    StrategyExtended, Threads, ValueContext, VariablePlacement,
 };
 pub use summary::SummaryWriter;
 pub use training::Training;
-#[doc(alias = "tf.distribute.DistributedValues")]
-#[doc(alias = "DistributedValues")]
-pub use values::Distributed;
-#[doc(alias = "tf.distribute.DistributedValues")]
-#[doc(alias = "DistributedValues")]
-pub use values::Mirrored;
-#[doc(alias = "tf.distribute.DistributedValues")]
-#[doc(alias = "DistributedValues")]
-pub use values::PerReplica;
 #[doc(hidden)]
 pub use values::derived;
-pub use values::{Axes, Reducible};
+pub use values::{Axes, Distributed, Mirrored, PerReplica, Reducible};
 pub use variables::NewVariable;
 #[doc(alias = "ShardedVariable.variables")]
 pub use variables::Shard;

@@ -38,13 +38,13 @@ impl Farewell {
         }
         let is_over = self.still.has_passed() || self.most.has_passed();
         if is_over {
-            self.tell(shared);
+            self.warn(shared);
         }
         is_over
     }
 
     /// Warns of data that does not arrive.
-    fn tell(&self, shared: &Shared) {
+    fn warn(&self, shared: &Shared) {
         let workers: Vec<usize> =
             shared.links.iter().filter(|link| link.has_backlog()).map(Link::peer).collect();
         if workers.is_empty() {
@@ -81,10 +81,10 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(600);
     const FAREWELL: Duration = Duration::from_millis(500);
-    /// Less than a farewell by far: machines of tests are busy.
+    /// A time that is much shorter than a farewell: machines of tests are busy.
     const SHORT: Duration = Duration::from_millis(50);
     const LENGTH: usize = 8 << 20;
-    /// What the system buffers on each side, about.
+    /// The size of the system's buffer on each side, about.
     const BUFFER: usize = 64 << 10;
 
     struct Nobody;
@@ -116,7 +116,7 @@ mod tests {
         Settings { farewell: FAREWELL, longest_farewell, silence: LONG, ..Settings::default() }
     }
 
-    /// What comes until the other side ends, of which `between` is called before each read, with how much has come.
+    /// Reads until the other side ends. `between` is called before each read, with the number of bytes that have come.
     fn all(
         theirs: &mut TcpStream,
         mut between: impl FnMut(&mut TcpStream, usize),

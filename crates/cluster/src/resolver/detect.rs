@@ -49,8 +49,8 @@ pub fn detect(environment: &dyn Environment) -> Option<Scheduler> {
     hosts.filter(|hosts| hosts.len() > 1).map(|_| Scheduler::SageMaker)
 }
 
-/// How many tasks a Slurm job has whose batch script started this process, without `srun`: it is alone then. `None` for a job of
-/// one task and where there is no such job.
+/// Returns the number of tasks of a Slurm job whose batch script started this process without `srun`: it is alone then. `None`
+/// for a job of one task, for a task that `srun` started, and outside Slurm.
 ///
 /// ```
 /// use distribute_cluster::resolver::tasks_without_srun;

@@ -51,7 +51,7 @@ pub struct Protocol {
     in_a_row: u64,
     /// Frames of rounds that this worker has not begun.
     early: Vec<(usize, Frame)>,
-    /// For each worker whose replicas are gone, this one included, their standings.
+    /// The standings of the replicas of each worker whose replicas are gone, this one included.
     left: Vec<Option<Vec<Standing>>>,
     /// For each worker, whether it has become unreachable; and why those have that are.
     lost: Vec<bool>,
@@ -216,7 +216,7 @@ impl Protocol {
         Some(self.frame(verdict))
     }
 
-    /// What to tell the others where all replicas of this worker are gone.
+    /// Records that all replicas of this worker are gone, and returns the frame that tells the others.
     pub fn leave(&mut self, standings: Vec<Standing>) -> Frame {
         if let Some(left) = self.left.get_mut(self.world.worker()) {
             *left = Some(standings.clone());
@@ -228,22 +228,21 @@ impl Protocol {
     ///
     /// Each asks itself, since those that wait know why they got an error, and this worker would not.
     pub fn ending(&mut self, step: u64, timeout: Duration) -> Ending {
-        let me = self.world.worker();
-        let Some(standings) = self.left.get(me).cloned().flatten().filter(|_| self.over.is_none()) else {
-            return Ending::Closed;
-        };
+        let mine = self.left.get(self.world.worker()).and_then(Option::as_ref);
+        let Some(standings) = mine.filter(|_| self.over.is_none()) else { return Ending::Closed };
         let waits = |said: &Said| match said {
             Said::Call { .. } | Said::Verdict(_) => true,
             Said::Standings { standings, .. } => standings.iter().any(|standing| standing.call().is_some()),
             Said::Left { .. } | Said::Ahead { .. } => false,
         };
         if let Some(round) = self.early.iter().filter(|(_, f)| waits(&f.said)).map(|(_, f)| f.round).min() {
+            let standings = standings.clone();
             self.round = self.round.max(round.saturating_sub(1));
             self.begin(step, standings, timeout);
             return Ending::LeftOut;
         }
-        let gone = |worker: usize| self.left[worker].is_some() || self.lost[worker];
-        if (0..self.left.len()).all(gone) { Ending::Closed } else { Ending::Open }
+        let gone = |(left, lost): (&Option<_>, &bool)| left.is_some() || *lost;
+        if self.left.iter().zip(&self.lost).all(gone) { Ending::Closed } else { Ending::Open }
     }
 
     /// Takes a frame of the session from another worker.
@@ -410,7 +409,7 @@ mod tests {
         (protocol, standings)
     }
 
-    /// What a worker of that world says in round `round`.
+    /// Delivers what a worker of that world sends in round `round`.
     fn says(protocol: &mut Protocol, worker: usize, round: u64, said: Said) {
         protocol.hear(worker, Frame { round, ..protocol.frame(said) }).unwrap();
     }

@@ -143,20 +143,22 @@ impl Rendezvous {
         state.beyond[rank] = delegate.map(|_| timeout);
         let round = state.round;
         (state, _unused) = self.settle(state, delegate);
+        if state.round == round {
+            drop(state);
+            // Once, before it sleeps: while it yields, which lasts milliseconds if other programs keep the cores, the deadline does not
+            // come nearer.
+            linger(|| self.round.load(Ordering::Acquire) != round);
+            state = lock(&self.state);
+        }
         loop {
             if let Some(outcome) = state.outcomes[rank].take() {
                 return outcome;
             }
-            drop(state);
-            linger(|| self.round.load(Ordering::Acquire) != round);
-            state = lock(&self.state);
-            if state.round == round {
-                if state.delegated && deadline.has_passed() {
-                    // The delegate's own deadlines end this wait.
-                    deadline = Deadline::after(LOOK);
-                }
-                state = self.changed.wait(state, &mut deadline);
+            if state.delegated && deadline.has_passed() {
+                // The delegate's own deadlines end this wait.
+                deadline = Deadline::after(LOOK);
             }
+            state = self.changed.wait(state, &mut deadline);
             if state.round == round && !state.delegated && deadline.has_passed() {
                 let blame;
                 (state, blame, _unused) = self.miss(state, timeout);

@@ -5,7 +5,7 @@ mod read;
 mod workers;
 
 pub(crate) use names::{in_common, of_replicas};
-pub(crate) use read::{described, read_as, read_cast, read_elements, require_names};
+pub(crate) use read::{decide, read_as, read_cast, read_elements, require_names};
 
 use crate::context::{ContextKind, Here, here};
 use crate::{Error, Restored, Result, Select, Strategy};

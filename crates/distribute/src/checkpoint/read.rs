@@ -1,7 +1,7 @@
 //! Reads tensors of a checkpoint for its parts, with errors if one is missing or does not match.
 
-use super::Reader;
-use crate::{Error, Result};
+use super::{Reader, SOME};
+use crate::{Error, Restored, Result, Select};
 use distribute_tensor::{DType, Element, HostTensor};
 use std::ops::Range;
 
@@ -27,9 +27,18 @@ pub(crate) fn read_cast(reader: &Reader, name: &str, dtype: DType) -> Result<Hos
     Ok(if value.dtype() == dtype { value } else { value.cast(dtype)? })
 }
 
-/// The dtype and shape of a tensor of a checkpoint.
-pub(crate) fn described(reader: &Reader, name: &str) -> Option<(Option<DType>, Vec<usize>)> {
-    reader.describe(name).ok().map(|found| (Some(found.dtype), found.shape))
+/// Decides which of these tensors, by name, dtype and shape, are set from a checkpoint.
+///
+/// # Errors
+/// Those of [`Select::decide`].
+pub(crate) fn decide(
+    select: &Select<'_>,
+    reader: &Reader,
+    here: impl IntoIterator<Item = (String, DType, Vec<usize>)>,
+) -> Result<Restored> {
+    let there = |name: &str| reader.describe(name).ok().map(|found| (Some(found.dtype), found.shape));
+    let names = || reader.names().map(String::from).collect();
+    select.decide(SOME, &reader.path().display().to_string(), here, there, names)
 }
 
 /// A tensor of a checkpoint, which must have this dtype and shape.

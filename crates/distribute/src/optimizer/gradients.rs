@@ -121,8 +121,8 @@ impl Gradients {
         Ok(Self { all: (0..trained.variables.len()).map(of).collect::<Result<_>>()?, trained })
     }
 
-    /// Takes the gradients of the optimizer's variables from a store: that of [`backward`], or that of candle's own backward, which has
-    /// some of them wrong.
+    /// Takes the gradients of the optimizer's variables from a store: [`backward`]'s, or that of candle's own backward, some of
+    /// whose gradients are wrong.
     ///
     /// # Errors
     /// As [`insert`](Gradients::insert).
@@ -312,8 +312,8 @@ impl Trained {
     }
 }
 
-/// Computes the gradients of a scalar, as candle's `Tensor::backward` does, but right for all of candle's operations.
-/// [`Optimizer::minimize`] and [`Gradients::of`] use it.
+/// Computes the gradients of a loss as candle's `Tensor::backward` does, but right ones of all of candle's operations.
+/// [`Optimizer::minimize`] and [`Gradients::of`] call it.
 ///
 /// candle 0.11's own backward gives wrong gradients of pooling, upsampling, scattering, convolutions of sequences and ties of maxima,
 /// without an error; docs/from-candle.md has the table. The store has the gradients of variables alone.

@@ -147,7 +147,7 @@ impl<R: Rule> Optimizer<R> {
         self.groups.of_variables.retain(|_| index.next().is_some_and(stays));
         let (strategy, sharded) = (self.trained.strategy.clone(), self.trained.shards.is_some());
         self.trained = Arc::new(Trained::new(strategy, variables, frozen, sharded)?);
-        self.unsettle();
+        self.compare_again();
         Ok(self)
     }
 
@@ -180,7 +180,7 @@ impl<R: Rule> Optimizer<R> {
             *of_variable = product;
             self.groups.largest_factor = self.groups.largest_factor.max(product);
         }
-        self.unsettle();
+        self.compare_again();
         Ok(self)
     }
 
@@ -221,7 +221,7 @@ impl<R: Rule> Optimizer<R> {
             self.groups.of_variables[index].rule = Some(number);
         }
         self.groups.rules.push(rule);
-        self.unsettle();
+        self.compare_again();
         Ok(self)
     }
 

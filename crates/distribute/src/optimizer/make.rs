@@ -104,7 +104,7 @@ impl<R: Rule> Optimizer<R> {
         let _once = enter(Mode::CrossReplica(self.trained.strategy.clone()));
         let learning_rate = self.rate.of_step(finished, operation).map_err(Arc::new);
         let incomplete = self.progress.is_incomplete();
-        let settings = member.session().and_then(|_| self.unsettled());
+        let settings = member.session().and_then(|_| self.digest_to_compare());
         Some(Position { finished, incomplete, settings, learning_rate })
     }
 

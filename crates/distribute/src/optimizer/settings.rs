@@ -35,7 +35,7 @@ impl<R: Rule> Optimizer<R> {
     pub fn with_schedule(mut self, schedule: impl Schedule) -> Result<Self> {
         schedule.validate()?;
         self.rate = Rate::Schedule(Box::new(schedule));
-        self.unsettle();
+        self.compare_again();
         Ok(self)
     }
 
@@ -53,7 +53,7 @@ impl<R: Rule> Optimizer<R> {
             on_servers::require_transform("before_reduce", &transform, &self.trained)?;
         }
         self.before_reduce.push(transform);
-        self.unsettle();
+        self.compare_again();
         Ok(self)
     }
 
@@ -71,7 +71,7 @@ impl<R: Rule> Optimizer<R> {
             sharding::require_transform("after_reduce", &transform)?;
         }
         self.after_reduce.push(transform);
-        self.unsettle();
+        self.compare_again();
         Ok(self)
     }
 
@@ -80,7 +80,7 @@ impl<R: Rule> Optimizer<R> {
     /// optimizer makes.
     pub fn on_missing_gradients(mut self, then: MissingGradients) -> Self {
         self.missing_gradients = then;
-        self.unsettle();
+        self.compare_again();
         self
     }
 
@@ -107,7 +107,7 @@ impl<R: Rule> Optimizer<R> {
     #[doc(alias = "LossScaleOptimizer")]
     pub fn on_not_finite(mut self, then: NotFinite) -> Self {
         self.not_finite = then;
-        self.unsettle();
+        self.compare_again();
         self
     }
 }

@@ -67,7 +67,7 @@ impl<R: Rule> Optimizer<R> {
         let trained = Trained::new(strategy.clone(), variables.clone(), frozen.clone(), sharded)?;
         *self.progress.slots_mut() = trained.new_slots(&self.rule.slots())?;
         self.trained = Arc::new(trained);
-        self.unsettle();
+        self.compare_again();
         Ok(self)
     }
 

@@ -1,5 +1,6 @@
 //! Compares what the workers have set, and names each setting that differs with its values and the workers that have them.
 
+use distribute_cluster::fnv1a;
 use std::collections::{HashMap, HashSet};
 
 /// The settings of a worker, each with a name and a value in words. Names are unique.
@@ -10,6 +11,13 @@ const LISTED: usize = 6;
 
 /// The longest value that a text has as a whole, in characters.
 const LONGEST: usize = 200;
+
+/// Returns a digest of settings in their order, by which workers see whether all have the same before they send them.
+pub(crate) fn digest(settings: &Settings) -> u64 {
+    let parts = settings.iter().flat_map(|(name, value)| [name, value]);
+    // Each with an end, which no text has.
+    fnv1a(parts.flat_map(|part| part.bytes().chain([0xff])))
+}
 
 /// Returns the settings that differ between workers, given by worker, with all values; `None` if all are equal.
 pub(crate) fn differences(all: &[Settings]) -> Option<String> {
@@ -96,6 +104,13 @@ mod tests {
             differences(&all).unwrap(),
             "beta1: 0.9 on workers 0 and 2, 0.8 on worker 1; b: none on worker 0, frozen on workers 1 and 2"
         );
+    }
+
+    #[test]
+    fn digests_see_where_a_setting_ends() {
+        let digest = |all: &[(&str, &str)]| digest(&settings(all));
+        assert_ne!(digest(&[("ab", "c")]), digest(&[("a", "bc")]));
+        assert_ne!(digest(&[("a", "b"), ("c", "d")]), digest(&[("c", "d"), ("a", "b")]));
     }
 
     #[test]

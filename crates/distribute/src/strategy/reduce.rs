@@ -3,7 +3,7 @@
 use super::reduce_to::{Call, Given};
 use super::{DeviceName, Strategy};
 use crate::context::describe::{describe, describe_without};
-use crate::values::{Axes, Components, Reducible};
+use crate::values::{Axes, Components, Reducible, parts_of};
 use crate::{Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_tensor::{DType, HostTensor, Leaf, Nest, ReduceOp, Tree};
@@ -177,7 +177,7 @@ impl Strategy {
         let _scope = self.enter(OPERATION, GATHER_ADVICE)?;
         self.require_settled(OPERATION)?;
         let replicas = self.world().replicas();
-        let parts = self.or_tell_workers(value.into_parts(OPERATION, replicas))?;
+        let parts = self.or_tell_workers(parts_of(OPERATION, value, replicas))?;
         let parts = parts.map(&mut |parts| match parts {
             Components::PerReplica(parts) => parts,
             // GA-6
@@ -189,7 +189,8 @@ impl Strategy {
         gathered.and_then(V::Nest::from_tree).map_err(Error::tensor(OPERATION))
     }
 
-    /// For each leaf the parts of all replicas of all workers, given those of this worker's; or the one of each worker, given its one.
+    /// Returns for each leaf the parts of all replicas of all workers, given those of this worker's replicas; or one part of each
+    /// worker, given this worker's.
     fn parts_of_all(
         &self,
         parts: Tree<Vec<Leaf>>,
@@ -239,7 +240,7 @@ impl Strategy {
     /// What each local replica sums for itself. A plain value counts once for each replica.
     fn sums<V: Reducible>(&self, op: ReduceOp, value: V, axes: &[i64]) -> Result<(Vec<Sums>, Tree<()>)> {
         let replicas = self.world().replicas();
-        let parts = value.into_parts("reduce", replicas)?.map(&mut |parts| match parts {
+        let parts = parts_of("reduce", value, replicas)?.map(&mut |parts| match parts {
             Components::PerReplica(parts) => parts,
             Components::Plain(leaf) | Components::Mirrored(leaf) => vec![leaf; replicas],
         });

@@ -3,7 +3,7 @@
 use super::cross_device::{DEFAULT, reduce_by};
 use super::{CrossDeviceOps, Destinations, DeviceName, Reduction, Strategy};
 use crate::context::describe::{describe, describe_for_sum};
-use crate::values::{Components, Mirrored, Reducible};
+use crate::values::{Components, Mirrored, Reducible, parts_of};
 use crate::{Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_tensor::{Leaf, Nest, ReduceOp, Tree};
@@ -261,7 +261,7 @@ impl Strategy {
         op: ReduceOp,
         value: V,
     ) -> Result<(Vec<Contribution>, Tree<()>)> {
-        let (parts, structure) = value.into_parts(operation, self.world().replicas())?.flatten();
+        let (parts, structure) = parts_of(operation, value, self.world().replicas())?.flatten();
         let leaves = parts.into_iter().map(|parts| self.contribution(operation, op, parts));
         Ok((leaves.collect::<Result<_>>()?, structure))
     }

@@ -25,8 +25,8 @@ pub trait Container: Sized {
     /// The container of this structure; `None` for the structure of another one.
     fn from_nodes<U>(nodes: Tree<U>) -> Option<Self::With<U>>;
 
-    /// How many local results the container has on `replicas` local replicas, where `of` tells it of an item: one for each replica, as
-    /// a structure has, but for a container that is its item.
+    /// Returns the number of local results on `replicas` local replicas: one for each replica, or, for a container that is its item,
+    /// the number that `of` returns for the item.
     fn results(&self, replicas: usize, of: impl Fn(&Self::Item) -> usize) -> usize {
         let _ = of;
         replicas
@@ -184,7 +184,7 @@ where
     }
 }
 
-/// Where an item is: `[1]`, `.name`.
+/// Returns the path of an item: `[1]`, `.name`.
 fn path(structure: &Tree<()>, number: usize) -> String {
     let mut paths = Vec::new();
     let Ok(()) = structure.visit(&mut |path, ()| {
@@ -207,7 +207,7 @@ where
     }
 }
 
-/// One structure of structures at its ends.
+/// Joins structures at the ends of a structure to one.
 fn joined<L>(tree: Tree<Tree<L>>) -> Tree<L> {
     match tree {
         Tree::Leaf(inner) => inner,

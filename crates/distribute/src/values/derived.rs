@@ -1,20 +1,20 @@
-//! What `#[derive(Nest)]` calls: a struct of tensors is a value that is the same for all replicas.
+//! The functions that `#[derive(Nest)]` calls: a struct of tensors is a value that is the same for all replicas.
 
 pub use super::Parts;
 use crate::Result;
 use distribute_tensor::Nest;
 
-/// The struct for each of `replicas` local replicas, where it has no `Clone`.
+/// Returns the struct for each of `replicas` local replicas. It needs no `Clone`.
 ///
 /// # Errors
-/// Those of [`Nest::from_tree`], of which the structure of the struct itself has none.
+/// None in practice: [`Nest::from_tree`] gets the structure of the struct itself.
 pub fn split<N: Nest>(value: N, replicas: usize) -> Result<Vec<N>> {
     let tree = value.into_tree();
     let again = |_| N::from_tree(tree.clone()).map_err(crate::Error::tensor(super::distributed::OPERATION));
     (0..replicas).map(again).collect()
 }
 
-/// The components of the struct's leaves.
+/// Returns the components of the struct's leaves.
 pub fn parts<N: Nest>(value: N) -> Parts {
     super::reducible::plain(value)
 }

@@ -17,4 +17,5 @@ pub use per_replica::Mirrored;
 #[doc(alias = "tf.distribute.DistributedValues")]
 #[doc(alias = "DistributedValues")]
 pub use per_replica::PerReplica;
+pub(crate) use reducible::parts_of;
 pub use reducible::{Axes, Components, Parts, Reducible};

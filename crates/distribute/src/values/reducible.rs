@@ -45,10 +45,7 @@ pub trait Reducible {
 impl<N: Nest> Reducible for PerReplica<N> {
     type Nest = N;
     fn into_parts(self, operation: &'static str, replicas: usize) -> Result<Parts> {
-        if self.len() != replicas {
-            let reason = format!("the value has {} parts for {replicas} replicas", self.len());
-            return Err(Error::invalid(operation, reason));
-        }
+        require_count(operation, self.len(), replicas)?;
         let trees = self.into_iter().map(Nest::into_tree).collect();
         let merged = Tree::zip(trees).map_err(Error::tensor(operation))?;
         Ok(merged.map(&mut Components::PerReplica))
@@ -91,12 +88,32 @@ impl Reducible for &Variable {
     }
 }
 
-/// As a reference to it.
+/// Equivalent to a reference to it.
 impl Reducible for Variable {
     type Nest = Leaf;
     fn into_parts(self, operation: &'static str, replicas: usize) -> Result<Parts> {
         (&self).into_parts(operation, replicas)
     }
+}
+
+/// Returns the components of each leaf of a value. A type of a program's own is checked: there is a part for each local replica.
+///
+/// # Errors
+/// Those of [`Reducible::into_parts`].
+pub(crate) fn parts_of<V: Reducible>(operation: &'static str, value: V, replicas: usize) -> Result<Parts> {
+    let parts = value.into_parts(operation, replicas)?;
+    parts.leaves().into_iter().try_for_each(|leaf| match leaf {
+        Components::PerReplica(leaves) => require_count(operation, leaves.len(), replicas),
+        Components::Mirrored(_) | Components::Plain(_) => Ok(()),
+    })?;
+    Ok(parts)
+}
+
+fn require_count(operation: &'static str, parts: usize, replicas: usize) -> Result<()> {
+    if parts == replicas {
+        return Ok(());
+    }
+    Err(Error::invalid(operation, format!("the value has {parts} parts for {replicas} replicas")))
 }
 
 /// The components of a value that is not distributed.

@@ -98,7 +98,7 @@ impl Policy<'_> {
         Ok(Placement { at: At::Devices(devices), kind })
     }
 
-    /// Where a model's weights go. Replicas on devices with memory of their own compute with copies of what the CPU's has.
+    /// Returns the place of a model's weights. Replicas on devices with memory of their own compute with copies of what the CPU's has.
     fn place_weights(&self, colocated: Option<Vec<DeviceName>>, on_servers: bool) -> Result<At, String> {
         let on_host = |device: DeviceName| {
             if device.kind == DeviceKind::Cpu { device } else { DeviceName::cpu(0) }

@@ -3,7 +3,7 @@
 use super::access::{Access, AccessPlan, VariableKind};
 use super::variable::Variable;
 use crate::checkpoint::{
-    Checkpointed, Reader, Restore, SOME, Writer, described, of_replicas, read_as, read_cast, require_names,
+    Checkpointed, Reader, Restore, SOME, Writer, decide, of_replicas, read_as, read_cast, require_names,
 };
 use crate::{Restored, Result, Select, Strategy};
 use distribute_tensor::{HostTensor, Leaf, Write};
@@ -39,15 +39,8 @@ impl Checkpointed for Variable {
         if self.is_dynamic() {
             return Err(super::dynamic::no_value(SOME));
         }
-        let path = from.path().display().to_string();
         let here = [(prefix.to_string(), self.dtype(), self.dims().to_vec())];
-        let restored = select.decide(
-            SOME,
-            &path,
-            here,
-            |name| described(from, name),
-            || from.names().map(String::from).collect(),
-        )?;
+        let restored = decide(select, from, here)?;
         let change = match restored.restored.get(prefix) {
             Some(source) => self.change(read_cast(from, source, self.dtype())?, source, from)?,
             None => Box::new(|| Ok(())),

@@ -316,7 +316,7 @@ impl<'a> crate::Distributed for &'a Variable {
     }
 }
 
-/// As a reference to it.
+/// Equivalent to a reference to it.
 impl crate::Distributed for Variable {
     type Local = Variable;
     fn split(self, replicas: usize) -> Result<Vec<Variable>> {

@@ -2,9 +2,10 @@
 
 use crate::{floats, mirrored, one_device, tensor};
 use distribute::tensor::DType as HostDType;
+use distribute::values::{Components, Parts};
 use distribute::{
-    Error, Leaf, Mirrored, Nest, PerReplica, ReduceOp, Tree, Variable, VariableAggregation,
-    VariableSynchronization,
+    Error, HostTensor, Leaf, Mirrored, Nest, PerReplica, ReduceOp, Reducible, Tree, Variable,
+    VariableAggregation, VariableSynchronization,
 };
 use distribute_testing::watched;
 use std::collections::{BTreeMap, HashMap};
@@ -121,6 +122,29 @@ fn local_1_a_structure_has_one_result_for_each_replica() {
     // What may be there is as many as that, and nothing is one value.
     assert_eq!(strategy.local_results(Some(ids())).unwrap(), [Some(0), Some(1)]);
     assert_eq!(strategy.local_results(None::<PerReplica<i32>>).unwrap(), [None]);
+}
+
+/// A value of a program's own that has one part, however many replicas there are.
+struct OnePart;
+
+impl Reducible for OnePart {
+    type Nest = f32;
+    fn into_parts(self, _: &'static str, _: usize) -> distribute::Result<Parts> {
+        Ok(Tree::Leaf(Components::PerReplica(vec![HostTensor::scalar(1f32).into()])))
+    }
+}
+
+#[test]
+fn a_value_of_a_programs_own_has_a_part_for_each_replica() {
+    let strategy = mirrored(2);
+    let refused = [
+        strategy.reduce(ReduceOp::Sum, OnePart, None).map(drop),
+        strategy.reduce_to(ReduceOp::Sum, OnePart, "cpu:0").map(drop),
+        strategy.gather(OnePart, 0).map(drop),
+    ];
+    for error in refused.map(Result::unwrap_err) {
+        assert!(error.to_string().contains("the value has 1 parts for 2 replicas"), "{error}");
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use distribute::{
     Strategy, Variable, VariableAggregation, VariableSynchronization,
 };
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use tempfile::TempDir;
 
 /// A model of one variable.
@@ -32,22 +32,13 @@ fn place() -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-/// The lines that are logged from `warn` up, and the subscriber that keeps them.
-fn warnings() -> (Arc<Mutex<Vec<String>>>, impl tracing::Subscriber + Send + Sync) {
-    struct Kept(Arc<Mutex<Vec<String>>>);
-    impl std::io::Write for Kept {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().push(String::from_utf8_lossy(bytes).into_owned());
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-    let told: Arc<Mutex<Vec<String>>> = Arc::default();
-    let kept = told.clone();
-    let subscriber = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_ansi(false);
-    (told, subscriber.with_writer(move || Kept(kept.clone())).finish())
+/// Returns what `body` logs from `warn` up.
+fn warnings(body: impl FnOnce() -> Result<()>) -> Result<String> {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let log = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_ansi(false);
+    let log = log.with_writer(Mutex::new(file.reopen().unwrap())).finish();
+    tracing::subscriber::with_default(log, body)?;
+    Ok(std::fs::read_to_string(file.path()).unwrap())
 }
 
 fn chief(strategy: &Strategy) -> bool {
@@ -65,11 +56,10 @@ fn ckpt_the_chief_alone_writes_what_all_workers_save_and_all_restore() {
         // Other workers' folders may be elsewhere: nothing is written there, which is told.
         let path = if chief(strategy) { saved.clone() } else { PathBuf::from("/nowhere/at/all") };
         let parts = Checkpoint::new().part("model", &model.variables).part("steps", strategy);
-        let (told, warnings) = warnings();
-        tracing::subscriber::with_default(warnings, || parts.metadata("epoch", 4).save(path))?;
-        let told = told.lock().unwrap();
+        let told = warnings(|| parts.metadata("epoch", 4).save(path))?;
+        let told: Vec<_> = told.lines().collect();
         assert_eq!(told.len(), usize::from(!chief(strategy)), "{told:?}");
-        let says = |text: &String| {
+        let says = |text: &&str| {
             text.contains("nothing is at /nowhere/at/all: the chief has saved for all workers, at ")
         };
         assert!(told.iter().all(says), "{told:?}");

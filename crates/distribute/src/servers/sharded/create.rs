@@ -36,14 +36,14 @@ pub(in crate::servers) struct Making {
     has_waited: bool,
 }
 
-/// How long to wait for a variable that another process makes.
+/// The wait for a variable that another process makes.
 #[derive(Clone, Copy)]
 enum Wait {
-    /// Not at all: no process makes it.
+    /// None: no process makes it.
     No,
-    /// For this long.
+    /// A wait of this length at most.
     For(Duration),
-    /// Not again: the wait of this length is over.
+    /// No further one: a wait of this length is over.
     Over(Duration),
 }
 

@@ -2,10 +2,9 @@
 
 use super::Variables;
 use super::files::{absorb, hex};
-use crate::strategy::differences::{Settings, differences};
+use crate::strategy::differences::{Settings, differences, digest};
 use crate::strategy::record;
 use crate::{Error, Result};
-use bytes::Bytes;
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_tensor::Leaf;
 use sha2::{Digest, Sha256};
@@ -14,8 +13,8 @@ use std::panic::Location;
 const OPERATION: &str = "replicate";
 
 impl Variables {
-    /// Refuses models that are not the same on all workers: they would never be again. The workers exchange a checksum, and
-    /// where these differ what they have, so that the error names the variables.
+    /// Refuses models that are not the same on all workers: they would never be again. The workers exchange a digest, and if these
+    /// differ what they have, so that the error names the variables.
     pub(crate) fn require_same_on_workers(&self, at: &'static Location<'static>) -> Result<()> {
         let strategy = self.strategy();
         if !strategy.world().is_multi_worker() {
@@ -24,8 +23,8 @@ impl Variables {
         let mine = strategy.or_tell_workers(self.checksums())?;
         let call = || Fingerprint::new(Operation::CreateVariable, "the variables of a model", at);
         let records = strategy.among_workers(OPERATION, call, |mut calling| {
-            let checksums = calling.records(checksum(&mine))?;
-            if checksums.iter().all(|checksum| *checksum == checksums[0]) {
+            let digests = calling.records(record::encode(&digest(&mine)))?;
+            if digests.windows(2).all(|two| two[0] == two[1]) {
                 return Ok(Vec::new());
             }
             calling.records(record::encode(&mine))
@@ -43,7 +42,7 @@ impl Variables {
         }
     }
 
-    /// The seed, and each variable by name, with a checksum of its value.
+    /// Returns the seed, and each variable by name, with a checksum of its value.
     fn checksums(&self) -> Result<Settings> {
         let mut all = vec![("seed".to_owned(), self.seed().to_string())];
         for (name, kind) in self.kinds() {
@@ -55,10 +54,4 @@ impl Variables {
         }
         Ok(all)
     }
-}
-
-fn checksum(described: &Settings) -> Bytes {
-    let mut hasher = Sha256::new();
-    described.iter().for_each(|(name, value)| hasher.update(format!("{name}: {value}\n")));
-    hasher.finalize().to_vec().into()
 }

@@ -1,9 +1,7 @@
 //! A model's variables as a part of a checkpoint.
 
 use super::{Kind, Variables};
-use crate::checkpoint::{
-    Checkpointed, Reader, Restore, SOME, Writer, described, read_as, read_cast, require_names,
-};
+use crate::checkpoint::{Checkpointed, Reader, Restore, Writer, decide, read_as, read_cast, require_names};
 use crate::checkpoint::{in_common, of_replicas};
 use crate::{Error, Restored, Result, Select, Strategy};
 use candle_core::Device;
@@ -66,15 +64,8 @@ impl Checkpointed for Variables {
         select: &Select<'_>,
     ) -> Result<(Restore<'a>, Restored)> {
         let entry = |name: &str| format!("{prefix}/{name}");
-        let path = from.path().display().to_string();
         let here = self.described()?.into_iter().map(|(name, dtype, dims)| (entry(&name), dtype, dims));
-        let restored = select.decide(
-            SOME,
-            &path,
-            here,
-            |name| described(from, name),
-            || from.names().map(String::from).collect(),
-        )?;
+        let restored = decide(select, from, here)?;
         let mut changes = Vec::new();
         for (name, kind) in self.kinds() {
             if let Some(source) = restored.restored.get(&entry(&name)) {
