@@ -32,7 +32,7 @@ pub(super) fn apply(op: &Op, result: &Tensor, upstream: Tensor, all: &mut Gradie
         Op::ToDType(x) => all.add(x, || up.to_dtype(x.dtype())),
         Op::ToDevice(x) => all.add(x, || to_device(up, x.device())),
         Op::Copy(x) => all.add(x, || Ok(upstream.clone())),
-        Op::Reshape(x) => all.add(x, || up.reshape(x.shape())),
+        Op::Reshape(x) => all.add(x, || shapes::of_view(x, result, up)),
         Op::Broadcast(x) => all.add(x, || shapes::of_broadcast(x, up)),
         Op::Transpose(x, first, second) => all.add(x, || up.transpose(*first, *second)),
         Op::Permute(x, order) => all.add(x, || shapes::of_permute(order, up)),
@@ -43,6 +43,9 @@ pub(super) fn apply(op: &Op, result: &Tensor, upstream: Tensor, all: &mut Gradie
         Op::SliceScatter0(x, part, start) => {
             all.add(part, || up.narrow(0, *start, part.dim(0)?))?;
             all.add(x, || up.slice_scatter0(&part.zeros_like()?, *start))
+        }
+        Op::Gather(x, indexes, axis) if shapes::differ_beside(*axis, x, indexes) => {
+            all.add(x, || shapes::of_gather(x, indexes, *axis, up))
         }
         Op::Gather(x, indexes, axis) => {
             all.add_to(x, |sum| sum.map_or_else(|| x.zeros_like(), Ok)?.scatter_add(indexes, up, *axis))

@@ -54,3 +54,57 @@ pub(super) fn cat(parts: &[Tensor], axis: usize, up: &Tensor, all: &mut Gradient
     }
     Ok(())
 }
+
+/// The gradient of what was reshaped, or of what `unfold` has windows of, which candle's graph has as reshaped, too.
+pub(super) fn of_view(x: &Tensor, result: &Tensor, up: &Tensor) -> Result<Tensor> {
+    let reshaped = result.elem_count() == x.elem_count() && result.is_contiguous();
+    let Some(axis) = (!reshaped).then(|| axis_of_windows(x, result)).flatten() else {
+        return up.reshape(x.shape());
+    };
+    let (rank, len) = (x.rank(), x.dims()[axis]);
+    let (windows, size) = (result.dims()[axis], result.dims()[rank]);
+    // Where all elements are one in memory, strides don't tell.
+    let step = match result.stride()[axis].checked_div(x.stride()[axis]) {
+        Some(step) => step,
+        None => (len - size) / (windows - 1).max(1),
+    };
+    // The elements of a window beside each other, behind those of the window before.
+    let mut order: Vec<usize> = (0..rank).collect();
+    order.insert(axis + 1, rank);
+    let mut dims = x.dims().to_vec();
+    dims[axis] = windows * size;
+    let source = up.permute(order)?.reshape(dims)?;
+    let places = (0..windows).flat_map(|window| (0..size).map(move |place| (window * step + place) as i64));
+    let places = Tensor::from_iter(places, x.device())?;
+    x.zeros_like()?.index_add(&places, &source, axis)
+}
+
+/// The axis of `x` that `result` has windows of, if its layout is that of `unfold`.
+fn axis_of_windows(x: &Tensor, result: &Tensor) -> Option<usize> {
+    let (rank, dims, strides) = (x.rank(), result.dims(), result.stride());
+    let kept = |axis: usize| dims[axis] == x.dims()[axis] && strides[axis] == x.stride()[axis];
+    let is_of = |axis: &usize| {
+        strides[rank] == x.stride()[*axis] && (0..rank).all(|other| other == *axis || kept(other))
+    };
+    (result.rank() == rank + 1).then(|| (0..rank).find(is_of)).flatten()
+}
+
+/// Whether two shapes differ along another axis than this one.
+pub(super) fn differ_beside(axis: usize, x: &Tensor, indexes: &Tensor) -> bool {
+    x.dims().iter().zip(indexes.dims()).enumerate().any(|(other, (x, len))| other != axis && x != len)
+}
+
+/// The gradient of what elements were gathered from by indexes that are fewer along other axes, too. candle takes the axes before
+/// `axis`, and those behind it, as one, and the first elements along each.
+pub(super) fn of_gather(x: &Tensor, indexes: &Tensor, axis: usize, up: &Tensor) -> Result<Tensor> {
+    if up.elem_count() == 0 {
+        return x.zeros_like();
+    }
+    let three = |dims: &[usize]| -> [usize; 3] {
+        [dims[..axis].iter().product(), dims[axis], dims[axis + 1..].iter().product()]
+    };
+    let ([before, len, behind], [some, count, few]) = (three(x.dims()), three(indexes.dims()));
+    let (indexes, up) = (indexes.reshape((some, count, few))?, up.reshape((some, count, few))?);
+    let part = Tensor::zeros((some, len, few), up.dtype(), up.device())?.scatter_add(&indexes, &up, 1)?;
+    part.pad_with_zeros(2, 0, behind - few)?.pad_with_zeros(0, 0, before - some)?.reshape(x.shape())
+}

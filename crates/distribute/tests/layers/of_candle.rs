@@ -4,6 +4,7 @@
 use super::{by_differences, flat, numbers};
 use candle_core::{DType, Device, IndexOp, Result, Tensor, Var};
 use candle_nn::{Module, ops, rotary_emb};
+use distribute::nn;
 use distribute::optimizer::backward;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -119,6 +120,16 @@ fn cases() -> Vec<Case> {
             let sorted = x[0].sort_last_dim(true)?.0;
             ((rows * gathered)? * (added + sorted)?.narrow(0, 0, 3)?)? + x[0].embedding(&ids([1, 0, 1])?)
         });
+    case!("`gather` by fewer indexes along other axes", [var(&[3, 4, 2])], Differences, |x| {
+        let rows = x[0].gather(&ids_in_3d(3)?.reshape((4, 3, 2))?, 0)?;
+        let elements = x[0].gather(&ids_in_3d(2)?.reshape((2, 4, 3))?, 2)?;
+        Tensor::cat(&[rows.flatten_all()?, elements.flatten_all()?], 0)
+    });
+    case!("`unfold`", [var(&[4, 5])], Differences, |x| {
+        let windows = [x[0].unfold(1, 3, 2)?, x[0].sqr()?.unfold(0, 2, 1)?, x[0].t()?.unfold(0, 2, 3)?];
+        Tensor::cat(&windows.map(|windows| windows.flatten_all().unwrap()), 0)
+    });
+    case!("`unfold`, of windows beside each other", [var(&[4, 3])], Differences, |x| x[0].unfold(0, 2, 2)?.sqr());
     case!("`scatter`", [var(&[2, 5, 4]), var(&[2, 3, 4])], Differences, |x| x[0].scatter(&ids_in_3d(5)?, &x[1], 1));
     case!("`scatter`, of equal shapes", [var(&[2, 3, 4]), var(&[2, 3, 4])], Differences, |x| x[0].scatter(&ids_in_3d(3)?, &x[1], 1));
     case!("`scatter_add`", [var(&[2, 5, 4]), var(&[2, 3, 4])], Differences, |x| x[0].scatter_add(&ids_in_3d(5)?, &x[1], 1));
@@ -249,4 +260,39 @@ fn the_guide_says_of_each_operation_whose_gradient_is_right() {
         written.join("\n")
     );
     assert!(!found.iter().any(|row| row.ends_with("wrong |") || row.ends_with("error |")));
+}
+
+#[test]
+fn values_that_candle_has_wrong_are_right_by_the_layers_of_this_crate() {
+    let numbers = |shape: &[usize]| numbers(shape, DType::F32);
+    let close = |left: &Tensor, right: &Tensor| {
+        flat(left)
+            .iter()
+            .zip(flat(right))
+            .all(|(left, right)| (left - right).abs() < 1e-4 * right.abs().max(1.))
+    };
+    let check = |row: &str, of_candle: Tensor, of_nn: Tensor, right: Tensor| {
+        assert!(close(&of_nn, &right), "{row}: nn has {of_nn}, not {right}");
+        assert!(
+            !close(&of_candle, &right),
+            "{row}: right in candle now: docs/from-candle.md says that it is not"
+        );
+    };
+    // Rows that are not contiguous, of several examples.
+    let (x, weight) = (numbers(&[2, 3, 4]).transpose(1, 2).unwrap(), numbers(&[5, 3]));
+    let right = candle_nn::Linear::new(weight.clone(), None).forward(&x.contiguous().unwrap()).unwrap();
+    let of_candle = candle_nn::Linear::new(weight.clone(), None).forward(&x).unwrap();
+    check("Linear", of_candle, nn::Linear::new(weight, None).forward(&x).unwrap(), right);
+    // Several examples, without padding.
+    let (x, weight) = (numbers(&[2, 3, 4]), numbers(&[3, 2, 3]));
+    let one = |i: usize| x.narrow(0, i, 1).unwrap().conv_transpose1d(&weight, 0, 0, 1, 1, 1).unwrap();
+    let right = Tensor::cat(&[one(0), one(1)], 0).unwrap();
+    let layer = nn::ConvTranspose1d::new(weight.clone(), None, Default::default());
+    let of_candle = x.conv_transpose1d(&weight, 0, 0, 1, 1, 1).unwrap();
+    check("conv_transpose1d", of_candle, layer.forward(&x).unwrap(), right);
+    // A weight that is not contiguous.
+    let (x, weight) = (numbers(&[2, 3, 6]), numbers(&[3, 3, 4]).transpose(0, 2).unwrap());
+    let right = x.conv1d(&weight.contiguous().unwrap(), 0, 1, 1, 1).unwrap();
+    let layer = nn::Conv1d::new(weight.clone(), None, Default::default());
+    check("conv1d", x.conv1d(&weight, 0, 1, 1, 1).unwrap(), layer.forward(&x).unwrap(), right);
 }
