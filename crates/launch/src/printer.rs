@@ -20,6 +20,9 @@ const MOST: usize = 16 << 20;
 /// The memory of a queued line in addition to its text, roughly.
 const OVERHEAD: usize = 64;
 
+/// The reason of lines that were dropped though somebody reads.
+const TOO_FAST: &str = "they came faster than they are read";
+
 /// The time after which a wait in a queue looks again. The wait ends with a line or room for one, or with the task or the job, whose ends
 /// have deadlines.
 const LOOK: Duration = Duration::from_secs(3600);
@@ -163,7 +166,10 @@ impl Queue {
     /// Drops what waits.
     fn discard(&self) {
         let mut state = self.lock();
-        let State { waiting, bytes, dropped, .. } = &mut *state;
+        let State { waiting, bytes, writing, dropped, .. } = &mut *state;
+        if waiting.is_empty() && !*writing && dropped.lines > 0 {
+            dropped.why.get_or_insert_with(|| TOO_FAST.into());
+        }
         for said in waiting.drain(..) {
             *bytes -= said.bytes();
             dropped.add(&said);

@@ -110,7 +110,22 @@ pub fn decide_layout(found: &[ServerState]) -> LayoutDecision {
     let without = || found.iter().enumerate().filter(|(_, state)| state.layout.is_none());
     let names =
         |servers: Vec<usize>| servers.iter().map(|i| format!("ps {i}")).collect::<Vec<_>>().join(", ");
-    let emptied: Vec<usize> = without().filter(|(_, state)| state.has_folder).map(|(i, _)| i).collect();
+    let kept = |has_tables: bool| -> Vec<usize> {
+        let of = |(_, state): &(usize, &ServerState)| state.has_folder && (state.tables > 0) == has_tables;
+        without().filter(of).map(|(i, _)| i).collect()
+    };
+    let unknown = kept(true);
+    if !unknown.is_empty() {
+        return refused(format!(
+            "{} {} tables and no record of their training, where {} has those of training {}: the record was left out when a \
+             damaged log was repaired, or the folder is another one",
+            names(unknown.clone()),
+            if unknown.len() == 1 { "has" } else { "have" },
+            names(layouts().map(|(i, _)| i).collect()),
+            name(&layout)
+        ));
+    }
+    let emptied = kept(false);
     if !emptied.is_empty() {
         return refused(format!(
             "{} without any table of training {}, which {} has: the folder of each was emptied, or is another one",
@@ -180,6 +195,11 @@ mod tests {
         for (found, says) in [
             (vec![a, NEW, c], "ps 1 is without any table of training 000000000000001f, which ps 0, ps 2 has"),
             (vec![NEW, b, NEW], "ps 0, ps 2 are without any table"),
+            // A log that was repaired without its first record.
+            (
+                vec![a, ServerState { layout: None, ..b }, c],
+                "ps 1 has tables and no record of their training",
+            ),
             (vec![a, b], "on 3 servers, and this cluster has 2; start as many"),
             (vec![a, b, c, NEW], "on 3 servers, and this cluster has 4"),
             (
