@@ -32,6 +32,32 @@ type Build<M> = Box<dyn Fn(VarBuilder<'static>) -> Result<M> + Send + Sync>;
 /// assert_eq!(model.models().iter().map(Cell::get).collect::<Vec<_>>(), [1, 1]);
 /// # Ok::<(), distribute::Error>(())
 /// ```
+///
+/// A model that is not `Send` either, such as candle_nn's `Sequential` or one with an `Rc`, can be given in neither way:
+///
+/// ```compile_fail,E0277
+/// # use distribute::prelude::*;
+/// use candle_nn::{linear, seq};
+/// let strategy = MirroredStrategy::cpus(2)?;
+/// let mut model = strategy.replicate(|vb| distribute::Ok(seq().add(linear(2, 1, vb)?)))?;
+/// strategy.run(&mut model, |_, _| Ok(()))?; // a Box<dyn Module> is not sent
+/// # Ok::<(), distribute::Error>(())
+/// ```
+///
+/// [`nn::seq`](crate::nn::seq) makes the same model of layers that can be shared; [`nn::per_thread`](crate::nn::per_thread()) builds any
+/// model on each thread that uses it:
+///
+/// ```
+/// # use distribute::prelude::*;
+/// use candle_nn::{Module, linear, seq};
+/// use distribute::nn;
+/// let strategy = MirroredStrategy::cpus(2)?;
+/// let model = strategy.replicate(|vb| nn::per_thread(vb, |vb| Ok(seq().add(linear(2, 1, vb)?))))?;
+/// let x = candle_core::Tensor::zeros((3, 2), candle_core::DType::F32, &candle_core::Device::Cpu)?;
+/// let y = strategy.run(&model, |_, model| Ok(model.forward(&x)?))?;
+/// assert_eq!(y.values()[1].dims(), [3, 1]);
+/// # Ok::<(), distribute::Error>(())
+/// ```
 pub struct Replicated<M> {
     models: PerReplica<M>,
     build: Build<M>,

@@ -12,8 +12,12 @@ mod conv_transpose;
 mod dropout;
 #[path = "layers/of_candle.rs"]
 mod of_candle;
+#[path = "layers/per_thread.rs"]
+mod per_thread;
 #[path = "layers/pool.rs"]
 mod pool;
+#[path = "layers/rnn.rs"]
+mod rnn;
 #[path = "layers/stock_operations.rs"]
 mod stock_operations;
 

@@ -13,8 +13,12 @@ mod groups;
 mod inside_of_run;
 #[path = "optimizer/missing.rs"]
 mod missing;
+#[path = "optimizer/models.rs"]
+mod models;
 #[path = "optimizer/own_code.rs"]
 mod own_code;
+#[path = "optimizer/unfit.rs"]
+mod unfit;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder};

@@ -1,5 +1,5 @@
-//! Models written by others train unchanged, on one replica and on two, to the same weights: layers and recurrent
-//! networks of candle_nn, a block of candle_transformers, and batch-norm with its running statistics.
+//! Models written by others train unchanged, on one replica and on two, to the same weights: layers, recurrent
+//! networks and sequences of boxed layers of candle_nn, a block of candle_transformers, and batch-norm with its running statistics.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -8,6 +8,7 @@ use candle_nn::rnn::{LSTM, LSTMConfig, RNN, lstm};
 use candle_nn::{BatchNorm, Conv2d, Conv2dConfig, Embedding, Func, GRU, GRUConfig, Linear, VarBuilder};
 use candle_transformers::models::stable_diffusion::resnet::{ResnetBlock2D, ResnetBlock2DConfig};
 use distribute::data::Dataset;
+use distribute::nn::{PerThread, per_thread};
 use distribute::{Adam, MirroredStrategy, OneDeviceStrategy, Replicated, Sgd, Strategy, nn::loss};
 use distribute_testing::watched;
 
@@ -46,10 +47,11 @@ fn assert_close(a: &Tensor, b: &Tensor, limit: f64, what: &str) {
 fn train<M: Send + Sync + 'static>(
     strategy: &Strategy,
     inputs: &Tensor,
-    build: fn(VarBuilder<'_>) -> candle_core::Result<M>,
+    build: fn(VarBuilder<'static>) -> candle_core::Result<M>,
     logits: fn(&M, &Tensor) -> candle_core::Result<Tensor>,
 ) -> (f64, f64, Replicated<M>) {
-    let model = strategy.replicate_seeded(3, move |vb: VarBuilder| build(vb.to_dtype(DType::F64))).unwrap();
+    let model =
+        strategy.replicate_seeded(3, move |vb: VarBuilder<'static>| build(vb.to_dtype(DType::F64))).unwrap();
     let optimizer = Adam::new(&model.variables, 0.02).unwrap();
     let rows = inputs.dim(0).unwrap();
     let dataset =
@@ -76,7 +78,7 @@ fn train<M: Send + Sync + 'static>(
 /// One device, one replica, two and three reach the same weights, and the loss falls.
 fn trains_everywhere<M: Send + Sync + 'static>(
     inputs: Tensor,
-    build: fn(VarBuilder<'_>) -> candle_core::Result<M>,
+    build: fn(VarBuilder<'static>) -> candle_core::Result<M>,
     logits: fn(&M, &Tensor) -> candle_core::Result<Tensor>,
 ) {
     watched(move || {
@@ -100,12 +102,45 @@ fn trains_everywhere<M: Send + Sync + 'static>(
 
 #[test]
 fn a_model_of_closures_trains() {
-    // candle_nn's Sequential cannot be shared between threads (its layers are `dyn Module`); its Func can.
     fn build(vb: VarBuilder<'_>) -> candle_core::Result<Func<'static>> {
         let (a, b) = (candle_nn::linear(4, 6, vb.pp("0"))?, candle_nn::linear_no_bias(6, 3, vb.pp("1"))?);
         Ok(candle_nn::func(move |x| x.apply(&a)?.apply(&candle_nn::Activation::Gelu)?.apply(&b)))
     }
     trains_everywhere(numbers(&[10, 4]), build, |model, x| model.forward(x));
+}
+
+/// What tutorials build: layers of candle_nn in its `Sequential`, which is neither `Send` nor `Sync`.
+fn stack(vb: &VarBuilder<'_>) -> candle_core::Result<candle_nn::Sequential> {
+    let stack = candle_nn::seq().add(candle_nn::linear(4, 6, vb.pp("0"))?).add(candle_nn::Activation::Gelu);
+    Ok(stack.add(candle_nn::linear_no_bias(6, 3, vb.pp("1"))?).add_fn(|x| x * 1.5))
+}
+
+#[test]
+fn candles_sequential_trains() {
+    fn build(vb: VarBuilder<'static>) -> candle_core::Result<PerThread<candle_nn::Sequential>> {
+        per_thread(vb, |vb| stack(&vb))
+    }
+    trains_everywhere(numbers(&[10, 4]), build, |model, x| model.forward(x));
+}
+
+struct Part {
+    body: PerThread<Vec<Box<dyn Module>>>,
+    out: Linear,
+}
+
+#[test]
+fn a_model_with_boxed_modules_in_it_trains() {
+    fn build(vb: VarBuilder<'static>) -> candle_core::Result<Part> {
+        let body = per_thread(vb.pp("body"), |vb| -> candle_core::Result<Vec<Box<dyn Module>>> {
+            Ok(vec![Box::new(stack(&vb)?), Box::new(candle_nn::Activation::Relu)])
+        })?;
+        Ok(Part { body, out: candle_nn::linear(3, 3, vb.pp("out"))? })
+    }
+    fn logits(model: &Part, x: &Tensor) -> candle_core::Result<Tensor> {
+        let body = model.body.get()?;
+        body.iter().try_fold(x.clone(), |x, layer| layer.forward(&x))?.apply(&model.out)
+    }
+    trains_everywhere(numbers(&[10, 4]), build, logits);
 }
 
 struct Recurrent {

@@ -48,6 +48,14 @@ pub(crate) fn collect<R>(bucket: &mut Option<Bucket>, backward: impl FnOnce() ->
     backward()
 }
 
+/// Whether a gradient of `variable` is used: it may depend on a variable, and is none that the optimizer has frozen. For backward passes that
+/// give their gradients to candle.
+pub(crate) fn is_used(variable: &Tensor) -> bool {
+    let is_frozen =
+        || OPEN.with_borrow(|open| open.as_ref().is_some_and(|bucket| bucket.is_frozen(variable)));
+    variable.track_op() && !is_frozen()
+}
+
 /// The gradient of `variable`, as `write` makes it: of the elements of a contiguous tensor of the variable's shape, to be
 /// set, or added to what is there if the flag says so.
 ///

@@ -79,6 +79,15 @@ impl Embedding {
         Self { embeddings, hidden_size, device, rows: None }
     }
 
+    /// A layer of a table `[rows, hidden_size]`, as candle_transformers' `with_tracing::Embedding` makes it.
+    ///
+    /// # Errors
+    /// candle's, for a tensor that is not of two dimensions.
+    pub fn from_weights(weights: Tensor) -> Result<Self> {
+        let (_, hidden_size) = weights.dims2()?;
+        Ok(Self::new(weights, hidden_size))
+    }
+
     /// The table, `[rows, hidden_size]`. One on parameter servers, of which this layer fetches rows alone, is fetched as a whole from
     /// then on; a run fails in which it cannot be.
     pub fn embeddings(&self) -> &Tensor {

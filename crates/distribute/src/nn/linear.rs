@@ -79,6 +79,11 @@ impl Linear {
         Self { weight, bias, activation: None }
     }
 
+    /// The same as [`new`](Linear::new), by the name that candle_transformers' `with_tracing::Linear` has.
+    pub fn from_weights(weights: Tensor, bias: Option<Tensor>) -> Self {
+        Self::new(weights, bias)
+    }
+
     /// The same with an activation after it. Relu, sigmoid and leaky relu cost no pass of their own.
     pub fn with_activation(mut self, activation: Activation) -> Self {
         self.activation = Some(activation);
@@ -141,7 +146,8 @@ impl Linear {
         };
         let of_product = |x: &Tensor, weight: &Tensor, upstream: &Tensor| -> Result<[Option<Tensor>; 2]> {
             let of_rows = x.track_op().then(|| upstream.matmul(&weight.detach())).transpose()?;
-            let of_weight = weight.track_op().then(|| upstream.t()?.matmul(&x.detach())).transpose()?;
+            let of_weight =
+                deposit::is_used(weight).then(|| upstream.t()?.matmul(&x.detach())).transpose()?;
             Ok([of_rows, of_weight])
         };
         const NAME: &str = "linear";
@@ -150,7 +156,7 @@ impl Linear {
                 let backward = move |[x, weight, bias]: [&Tensor; 3], y: &Tensor, upstream: &Tensor| {
                     let upstream = through(y, upstream)?;
                     let [of_rows, of_weight] = of_product(x, weight, &upstream)?;
-                    let of_bias = bias.track_op().then(|| upstream.sum(0)).transpose()?;
+                    let of_bias = deposit::is_used(bias).then(|| upstream.sum(0)).transpose()?;
                     Ok([of_rows, of_weight, of_bias])
                 };
                 rows.apply_op3(&self.weight, bias, Known::new(NAME, result, backward))?

@@ -39,10 +39,13 @@ mod linear;
 pub mod loss;
 mod operation;
 pub mod ops;
+mod per_thread;
 mod pool;
 mod products;
+pub mod rnn;
 pub mod rotary_emb;
 mod scatter;
+mod sequential;
 mod softmax;
 mod table;
 mod turn_over;
@@ -59,8 +62,8 @@ pub use batch_norm::batch_norm;
 // candle_nn's own, all of whose operations have gradients.
 pub use candle_nn::{
     Activation, BatchNormConfig, Conv1dConfig, Conv2dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig,
-    Func, GroupNorm, Init, LayerNormConfig, Module, ModuleT, PReLU, VarBuilder, encoding, func, group_norm,
-    init, prelu,
+    Func, FuncT, GroupNorm, Init, LayerNormConfig, Module, ModuleT, PReLU, VarBuilder, encoding, func,
+    func_t, group_norm, init, prelu,
 };
 #[doc(alias = "tf.keras.layers.Conv1DTranspose")]
 #[doc(alias = "tf.nn.conv1d_transpose")]
@@ -107,6 +110,7 @@ pub use layer_norm::{layer_norm, layer_norm_no_bias, rms_norm};
 #[doc(alias = "Dense")]
 pub use linear::Linear;
 pub use linear::{linear, linear_b, linear_no_bias};
+pub use per_thread::{PerThread, per_thread};
 #[doc(alias = "tf.nn.avg_pool1d")]
 #[doc(alias = "tf.keras.layers.AveragePooling1D")]
 pub use pool::avg_pool1d;
@@ -126,11 +130,19 @@ pub use pool::max_pool2d;
 pub use pool::{adaptive_avg_pool2d, adaptive_max_pool2d, avg_pool2d_with_stride, max_pool2d_with_stride};
 #[doc(hidden)]
 pub use products::Products;
+#[doc(alias = "tf.keras.layers.GRU")]
+pub use rnn::GRU;
+#[doc(alias = "tf.keras.layers.LSTM")]
+pub use rnn::LSTM;
+pub use rnn::{GRUConfig, LSTMConfig, RNN, gru, lstm};
 #[doc(alias = "tf.tensor_scatter_nd_update")]
 #[doc(alias = "tf.scatter_nd")]
 pub use scatter::scatter;
 #[doc(alias = "tf.tensor_scatter_nd_add")]
 pub use scatter::scatter_add;
+#[doc(alias = "tf.keras.Sequential")]
+pub use sequential::Sequential;
+pub use sequential::seq;
 #[doc(alias = "tf.image.resize")]
 pub use upsample::upsample_bilinear2d;
 #[doc(alias = "interpolate1d")]

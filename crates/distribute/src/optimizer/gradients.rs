@@ -219,7 +219,11 @@ impl Gradient {
 
 impl Trained {
     /// What replicas compute with in place of a variable: the variable itself, and its copies on devices.
-    fn computed_with<'a>(&'a self, number: usize, variable: &'a Var) -> impl Iterator<Item = &'a Var> {
+    pub(super) fn computed_with<'a>(
+        &'a self,
+        number: usize,
+        variable: &'a Var,
+    ) -> impl Iterator<Item = &'a Var> {
         let copies = self.device_copies.get(number).and_then(Option::as_ref);
         std::iter::once(variable).chain(copies.into_iter().flat_map(|copies| copies.made()))
     }
@@ -244,6 +248,11 @@ impl Trained {
             let all: Vec<_> = self.variables.iter().map(|(name, _)| name).take(20).collect();
             let why = if self.frozen.iter().any(|(frozen, _)| frozen == name) {
                 format!("variable {name:?} is frozen; those that are trained")
+            } else if let Some((_, unfit)) = self.unfit.iter().find(|(unfit, _)| unfit == name) {
+                format!(
+                    "variable {name:?} is {:?}, which optimizers don't train; those that are trained",
+                    unfit.dtype()
+                )
             } else {
                 format!("no variable is named {name:?}; there")
             };

@@ -107,9 +107,10 @@ impl<R: Rule> Optimizer<R> {
     /// Trains the variables of some names no more: they stay as they are, are neither reduced nor counted in norms, and have
     /// no slots, also not in checkpoints. In `minimize`, layers of [`nn`](crate::nn) don't even compute their gradients.
     ///
+    /// Variables that are neither f32 nor f64, such as bf16 weights below an adapter, have to be frozen before the first step.
+    ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where no variable that is trained has such a name, with the names there are and those that
-    /// are frozen already, or no other is left.
+    /// [`Error::InvalidArgument`]: no variable has such a name that is not frozen already, or no other is left to train.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -128,13 +129,19 @@ impl<R: Rule> Optimizer<R> {
     #[doc(alias = "trainable")]
     #[doc(alias = "requires_grad")]
     pub fn freeze(mut self, names: impl Fn(&str) -> bool) -> Result<Self> {
-        let chosen = self.choose("freeze", names)?;
+        let (chosen_unfit, unfit): (Vec<_>, Vec<_>) =
+            self.trained.unfit.iter().cloned().partition(|(name, _)| names(name));
+        let chosen = match self.choose("freeze", names) {
+            Err(_) if !chosen_unfit.is_empty() => Vec::new(),
+            chosen => chosen?,
+        };
         let stays = |index: usize| chosen.binary_search(&index).is_err();
         if chosen.len() == self.trained.variables.len() {
             let reason = "these are all variables, and none is left to train";
             return Err(Error::invalid("freeze", reason));
         }
         let (mut variables, mut frozen) = (Vec::new(), self.trained.frozen.clone());
+        frozen.extend(chosen_unfit);
         for (index, (name, variable)) in self.trained.variables.iter().enumerate() {
             if stays(index) {
                 variables.push((name.clone(), variable.clone()))
@@ -146,7 +153,7 @@ impl<R: Rule> Optimizer<R> {
         let mut index = 0..;
         self.groups.of_variables.retain(|_| index.next().is_some_and(stays));
         let (strategy, sharded) = (self.trained.strategy.clone(), self.trained.shards.is_some());
-        self.trained = Arc::new(Trained::new(strategy, variables, frozen, sharded)?);
+        self.trained = Arc::new(Trained::new(strategy, variables, [frozen, unfit], sharded)?);
         self.compare_again();
         Ok(self)
     }
@@ -232,9 +239,15 @@ impl<R: Rule> Optimizer<R> {
         if !chosen.is_empty() {
             return Ok(chosen);
         }
-        let frozen = self.trained.frozen.iter().map(|(name, _)| name);
-        let frozen: Vec<_> = frozen.filter(|name| names(name)).take(20).collect();
-        let why = if frozen.is_empty() {
+        let of = |all: &[(String, Var)]| -> Vec<String> {
+            all.iter().map(|(name, _)| name).filter(|name| names(name)).take(20).cloned().collect()
+        };
+        let (frozen, unfit) = (of(&self.trained.frozen), of(&self.trained.unfit));
+        let why = if !unfit.is_empty() {
+            format!(
+                "only variables that are neither f32 nor f64, and so not trained, have such names: {unfit:?}"
+            )
+        } else if frozen.is_empty() {
             "no variable that is trained has such a name".to_string()
         } else {
             format!("only variables that are frozen already have such names: {frozen:?}")
@@ -249,7 +262,7 @@ impl Trained {
     pub(super) fn new(
         strategy: crate::Strategy,
         variables: Vec<(String, Var)>,
-        frozen: Vec<(String, Var)>,
+        [frozen, unfit]: [Vec<(String, Var)>; 2],
         sharded: bool,
     ) -> Result<Self> {
         let world = strategy.world();
@@ -275,7 +288,7 @@ impl Trained {
         let remote = Remote::new(&strategy, &variables)?;
         let followed = variables.iter().filter_map(|(_, variable)| strategy.container(variable.id()));
         let followed = followed.filter(Variable::has_followers).collect();
-        Ok(Self { strategy, variables, frozen, shards, remote, device_copies, followed, buckets })
+        Ok(Self { strategy, variables, frozen, unfit, shards, remote, device_copies, followed, buckets })
     }
 
     // INV-20

@@ -5,10 +5,11 @@ use super::brought::Brought;
 use super::finite::{self, NotFinite};
 use super::missing::{self, MissingGradients};
 use super::progress::busy;
+use super::stale;
 use super::tally::{Kind, Tally};
 use super::together::Together;
 use super::unread::{Loss, Unread};
-use super::{Optimizer, agreement, examples, sharding};
+use super::{Optimizer, agreement, batch_norm, examples, sharding};
 use crate::{Error, ReplicaContext, Result};
 use candle_core::{DType, Tensor};
 use distribute_log::heard;
@@ -56,6 +57,11 @@ impl Call {
         Self { operation, step: ctx.step(), warnings: Vec::new() }
     }
 
+    /// Adds what is to be said.
+    pub(super) fn warn(&mut self, warning: Option<String>) {
+        self.warnings.extend(warning);
+    }
+
     /// Says it, once the others don't wait for this replica any more: who writes a log may take long.
     pub(super) fn tell(self) {
         for warning in self.warnings {
@@ -70,6 +76,8 @@ pub(super) struct Seen {
     /// Which variables have gradients in the first step.
     gradients: AtomicBool,
     examples: examples::Watch,
+    /// What is computed once, and not in each step.
+    pub(super) stale: stale::Watch,
     pub(super) not_finite: finite::Count,
     pub(super) unread: Unread,
 }
@@ -109,6 +117,7 @@ impl<R: Rule> Optimizer<R> {
         self.groups.require_rates(operation, &self.trained, learning_rate)?;
         if !self.seen.gradients.load(Ordering::Relaxed) {
             self.look_for_gradients(call, all)?;
+            self.look_at_batch_norm(call, brought, all);
         }
         let pieces = all.iter().filter_map(|c| Some((c.weighting.examples()?, c.rows?)));
         call.warnings.extend(self.seen.examples.warning(pieces));
@@ -214,6 +223,20 @@ impl<R: Rule> Optimizer<R> {
         }
         self.seen.gradients.store(true, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// In the first step, tells of layers of batch-norm that are trained, but normalise as new ones do.
+    fn look_at_batch_norm(&self, call: &mut Call, brought: &Brought, all: &[&Tally]) {
+        if brought.mine.iter().all(|c| c.tally.weighting.examples() == Some(0)) {
+            return;
+        }
+        // All replicas wait here, so their statistics stay as they are. An error of a device comes again where it matters.
+        let evaluated = self.model.evaluated().unwrap_or_default();
+        if !evaluated.is_empty() {
+            let with = |index: usize| all.iter().any(|c| c.kinds[index] != Kind::Nothing);
+            let trained = self.variable_names().enumerate().filter(|(index, _)| with(*index));
+            call.warn(batch_norm::warning(evaluated, &trained.map(|(_, name)| name).collect()));
+        }
     }
 
     /// What becomes of a step that is not finite, as far as that was looked at.

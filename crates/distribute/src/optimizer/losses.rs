@@ -21,6 +21,8 @@ pub(super) struct Losses {
     pub(super) dtype: DType,
     /// Whether gradients may be sent to other workers before all of them are there.
     pub(super) ahead: bool,
+    /// What is to be said of tensors that are not computed again in each step.
+    pub(super) stale: Option<String>,
 }
 
 impl Losses {
@@ -36,6 +38,7 @@ impl Losses {
             weighting: Weighting::SumOver(0),
             losses: Vec::new(),
             dtype: DType::F32,
+            stale: None,
         }
     }
 
@@ -54,6 +57,9 @@ impl Losses {
             return self.join(optimizer, ctx, Some(&loss), at);
         };
         require_scalar("minimize", &loss)?;
+        if let Some(stale) = optimizer.seen.stale.look(&loss, ctx, &optimizer.trained) {
+            self.stale = Some(stale);
+        }
         let shared = ctx.announce_gradients(&loss, at)?;
         let summed = matches!(weighting, Weighting::SumOver(_));
         // Half precision has no room for losses added up: where nobody else's are among the gradients, they wait.

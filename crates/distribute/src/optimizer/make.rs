@@ -37,11 +37,12 @@ impl<R: Rule> Optimizer<R> {
         &self,
         ctx: &ReplicaContext,
         operation: &'static str,
-        mine: Losses,
+        mut mine: Losses,
         at: &'static Location<'static>,
     ) -> Result<Tensor> {
         let _update = tracing::trace_span!("update").entered();
         let (weighting, ahead) = (mine.weighting, mine.ahead);
+        let stale = mine.stale.take();
         let (member, on_devices) = (ctx.member(), self.on_devices());
         let stay = self.staying(&on_devices, ctx.local_replica());
         let looks = self.not_finite.looks_at_gradients();
@@ -56,6 +57,7 @@ impl<R: Rule> Optimizer<R> {
             mine.tally.position = self.position(operation, member);
         }
         let mut call = Call::new(ctx, operation);
+        call.warn(stale);
         let sharded = if self.trained.shards.is_some() { ", sharded" } else { "" };
         let detail = match weighting {
             Weighting::Replicas(op) => format!("{} {}{sharded} {op}", self.rule.name(), self.number),

@@ -62,7 +62,7 @@ pub(super) fn report(variables: &[(&str, bool)]) -> Option<Report> {
 }
 
 /// The first names, and how many more there are.
-fn listed(names: &[&str]) -> String {
+pub(super) fn listed(names: &[&str]) -> String {
     match names.get(..NAMES).filter(|_| names.len() > NAMES) {
         Some(first) => format!("{} and {} more", first.join(", "), names.len() - NAMES),
         None => names.join(", "),

@@ -25,6 +25,7 @@
 //! reading, of which each replica takes `GradientRange`s, and with values and slots beside them `UpdateRange`s.
 
 mod agreement;
+mod batch_norm;
 mod brought;
 mod collect;
 mod contribution;
@@ -60,6 +61,7 @@ mod shards;
 mod slots;
 mod slots_of_all;
 mod slots_on_servers;
+mod stale;
 mod state;
 mod step;
 mod tally;
@@ -67,6 +69,7 @@ mod threads;
 mod together;
 mod touched;
 mod transform;
+mod unfit;
 mod unread;
 mod updater;
 
@@ -145,6 +148,8 @@ pub struct Optimizer<R> {
     /// Which of its strategy's optimizers this is, from 1: the same on all workers.
     number: u64,
     trained: Arc<Trained>,
+    /// All variables of the model.
+    model: Variables,
     rate: Rate,
     before_reduce: Vec<Transform>,
     after_reduce: Vec<Transform>,
@@ -164,6 +169,8 @@ struct Trained {
     variables: Vec<(String, Var)>,
     /// Those of the model's that are not, by name.
     frozen: Vec<(String, Var)>,
+    /// Those that no optimizer can train, and that have to be frozen before the first step, by name.
+    unfit: Vec<(String, Var)>,
     /// Which worker updates which elements, where not every one updates all.
     shards: Option<Shards>,
     /// The variables on parameter servers, if they are there.
@@ -196,24 +203,22 @@ impl<R: Rule> Optimizer<R> {
     /// compare its `Debug` text in the first step, so that has the hyper-parameters, and nothing that workers have of their own.
     ///
     /// # Errors
-    /// [`Error::Hyperparameter`] for one out of range; [`Error::InvalidArgument`] for a variable that is neither f32
-    /// nor f64, or where there is none; [`Error::WrongContext`] inside of `run`, where each replica would
-    /// make an optimizer of its own.
+    /// - [`Error::Hyperparameter`]: a hyper-parameter is out of range.
+    /// - [`Error::InvalidArgument`]: no variable is f32 or f64. If only some are of another dtype, this is the error of the first step,
+    ///   unless these are [frozen](Optimizer::freeze).
+    /// - [`Error::WrongContext`]: the call is inside `run`, where each replica would make an optimizer of its own.
     pub fn with_rule(rule: R, variables: &Variables, learning_rate: f64) -> Result<Self> {
         require_outside_of_run(
             "Optimizer::new",
             "create it outside of run, beside the model, and use it inside: all replicas share one optimizer",
         )?;
         rule.validate()?;
-        let strategy = variables.strategy().clone();
+        let (model, strategy) = (variables.clone(), variables.strategy().clone());
         let all = variables.trained().into_iter();
-        let variables: Vec<_> =
-            all.filter_map(|(name, variable)| Some((name, variable.vars().next()?.clone()))).collect();
+        let all = all.filter_map(|(name, variable)| Some((name, variable.vars().next()?.clone())));
+        let (variables, unfit): (Vec<_>, Vec<_>) = all.partition(|(_, variable)| unfit::is_trained(variable));
         if variables.is_empty() {
-            return Err(Error::invalid(
-                "Optimizer::new",
-                "the model has no variables to train; build it with replicate",
-            ));
+            return Err(unfit::none_to_train(&unfit));
         }
         let layout = rule.slots();
         if layout.len() > slots::MOST_SLOTS {
@@ -226,7 +231,7 @@ impl<R: Rule> Optimizer<R> {
             return Err(Error::invalid("Optimizer::with_rule", reason));
         }
         rate::require(learning_rate, "Optimizer::with_rule")?;
-        let trained = Trained::new(strategy.clone(), variables, Vec::new(), false)?;
+        let trained = Trained::new(strategy.clone(), variables, [Vec::new(), unfit], false)?;
         if trained.remote.is_some() {
             on_servers::require_rule("Optimizer::with_rule", &rule)?;
         }
@@ -236,6 +241,7 @@ impl<R: Rule> Optimizer<R> {
             groups: Groups::new(trained.variables.len()),
             number: strategy.next_optimizer(),
             trained: Arc::new(trained),
+            model,
             rate: Rate::Set(AtomicU64::new(learning_rate.to_bits())),
             before_reduce: Vec::new(),
             after_reduce: Vec::new(),

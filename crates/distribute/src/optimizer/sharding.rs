@@ -63,8 +63,9 @@ impl<R: Rule> Optimizer<R> {
             self.groups.all().try_for_each(|rule| require_rule(OPERATION, rule))?;
             self.after_reduce.iter().try_for_each(|transform| require_transform(OPERATION, transform))?;
         }
-        let Trained { strategy, variables, frozen, .. } = &*self.trained;
-        let trained = Trained::new(strategy.clone(), variables.clone(), frozen.clone(), sharded)?;
+        let Trained { strategy, variables, frozen, unfit, .. } = &*self.trained;
+        let others = [frozen.clone(), unfit.clone()];
+        let trained = Trained::new(strategy.clone(), variables.clone(), others, sharded)?;
         *self.progress.slots_mut() = trained.new_slots(&self.rule.slots())?;
         self.trained = Arc::new(trained);
         self.compare_again();

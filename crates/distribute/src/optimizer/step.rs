@@ -160,7 +160,8 @@ impl<R: Rule> Optimizer<R> {
             weighting => weighting,
         };
         let losses = Vec::new();
-        let given = Losses { gradients, bucket: None, weighting, losses, dtype: DType::F32, ahead: false };
+        let (dtype, ahead, stale) = (DType::F32, false, None);
+        let given = Losses { gradients, bucket: None, weighting, losses, dtype, ahead, stale };
         self.step(ctx, "apply_gradients", given, at).map(drop)
     }
 
@@ -176,7 +177,7 @@ impl<R: Rule> Optimizer<R> {
             };
             return Err(mixed(operation, Some(what), &self.trained.strategy));
         }
-        Ok(())
+        self.trained.require_fit(operation)
     }
 }
 

@@ -28,6 +28,8 @@ use distribute_tensor::{HostTensor, IndexedSlices};
     label = "this has no part for each replica",
     note = "a model lent by `&model` is looked at from several threads, so it has to be `Sync`; where it is not, because it has \
             a `Cell` or a `RefCell`, lend it by `&mut model`: each replica then has its own to change",
+    note = "a model of `Box<dyn Module>`, as `candle_nn::Sequential`, is neither `Sync` nor `Send`: use `distribute::nn::seq()` in its \
+            place, or build any model on each thread by `strategy.replicate(|vb| distribute::nn::per_thread(vb, |vb| ..))`",
     note = "what is the same for all replicas is captured by the closure; what differs is a `PerReplica`; a struct of tensors and \
             numbers has `#[derive(Nest)]`"
 )]

@@ -45,6 +45,7 @@ pub(crate) use device_copies::{DeviceCopies, Writing};
 pub(crate) use in_candle::put;
 pub use kinds::{VariableAggregation, VariableSynchronization};
 pub use model::Variables;
+pub(crate) use model::{Evaluated, again};
 pub(crate) use on_servers::{AllOnServers, set_rules};
 pub(crate) use rows::{RowSource, for_ids, for_rows, row_of_id};
 pub use shards::Shard;

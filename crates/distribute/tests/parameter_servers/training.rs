@@ -232,3 +232,73 @@ fn workers_use_what_the_coordinator_has_made() {
     assert!(missing.contains("bags.weight/part_0") || missing.contains("words.weight/part_0"), "{missing}");
     assert!(missing.contains("the chief makes variables"), "{missing}");
 }
+
+/// Two replicas of a worker against two servers.
+fn two_replicas() -> Strategy {
+    let builder = ParameterServerStrategy::builder()
+        .cluster_resolver(LocalCluster::new(1, 2).unwrap().resolver())
+        .partitioner(FixedShardsPartitioner::new(2).unwrap());
+    builder.devices(["cpu:0", "cpu:1"]).build().unwrap().into()
+}
+
+// INV-79
+#[test]
+fn a_model_that_each_thread_builds_trains_as_one_that_replicas_share() {
+    watched(|| {
+        let steps = |strategy: &Strategy,
+                     variables: &distribute::Variables,
+                     step: &dyn Fn(&distribute::Adam, usize)| {
+            let optimizer = distribute::Adam::new(variables, 0.05).unwrap();
+            (0..4).for_each(|number| step(&optimizer, number));
+            assert_eq!(strategy.num_replicas_in_sync(), 2);
+            variables.sha256().unwrap()
+        };
+        let strategy = two_replicas();
+        let model = strategy.replicate_seeded(7, Net::new).unwrap();
+        let shared = steps(&strategy, &model.variables, &|optimizer, number| {
+            strategy.run(&model, |ctx, model| optimizer.minimize(ctx, model.loss(5, number)?, 5)).unwrap();
+        });
+        // Its tables are asked for inside of the first step, by threads that have built no model.
+        let strategy = two_replicas();
+        let model = strategy.replicate_seeded(7, |vb| nn::per_thread(vb, Net::new)).unwrap();
+        let built = steps(&strategy, &model.variables, &|optimizer, number| {
+            let run = strategy.run(&model, |ctx, model| {
+                let model = model.get()?;
+                optimizer.minimize(ctx, model.loss(5, number)?, 5)
+            });
+            run.unwrap();
+        });
+        assert_eq!(built, shared);
+    });
+}
+
+#[test]
+fn frozen_weights_of_half_precision_stay_as_they_are_on_servers() {
+    watched(|| {
+        let strategy = two_replicas();
+        let build = |vb: VarBuilder| -> candle_core::Result<[Tensor; 2]> {
+            let normal = Init::Randn { mean: 0., stdev: 1. };
+            let base = vb.get_with_hints_dtype((4, 3), "base", normal, DType::BF16)?;
+            Ok([base, vb.get_with_hints((4, 3), "adapter", Init::Const(0.))?])
+        };
+        let model = strategy.replicate(build).unwrap();
+        let before = model.variables.get("base").unwrap().to_dtype(DType::F32).unwrap();
+        let optimizer = distribute::Adam::new(&model.variables, 0.1).unwrap();
+        let step = |optimizer: &distribute::Adam| {
+            strategy.run(&model, |ctx, [base, adapter]| {
+                let weight = (base.to_dtype(DType::F32)? + adapter)?;
+                optimizer.minimize(ctx, weight.sqr()?.mean_all()?, 1)
+            })
+        };
+        let error = step(&optimizer).unwrap_err().to_string();
+        assert!(error.contains("BF16: base") && error.contains("freeze"), "{error}");
+        let optimizer = optimizer.freeze(|name| name == "base").unwrap();
+        (0..3).for_each(|_| drop(step(&optimizer).unwrap()));
+        let of = |name: &str| {
+            let value = model.variables.get(name).unwrap().to_dtype(DType::F32).unwrap();
+            value.flatten_all().unwrap().to_vec1::<f32>().unwrap()
+        };
+        assert_eq!(of("base"), before.flatten_all().unwrap().to_vec1::<f32>().unwrap());
+        assert!(of("adapter").iter().any(|x| x.abs() > 0.05));
+    });
+}

@@ -1,6 +1,6 @@
 //! candle's `VarBuilder` over a model's variables.
 
-use super::Variables;
+use super::{Variables, again};
 use crate::context::raise;
 use candle_core::{DType, Device, Error, Result, Shape, Tensor};
 use candle_nn::{Init, var_builder::SimpleBackend};
@@ -13,7 +13,10 @@ pub(super) struct OfReplica {
 
 impl SimpleBackend for OfReplica {
     fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, _: &Device) -> Result<Tensor> {
-        self.variables.get_or_create(self.replica, name, &shape, &init, dtype).map_err(|error| match error {
+        let exists = || self.variables.entries().contains_key(name);
+        let got = again::asks(name, exists)
+            .and_then(|()| self.variables.get_or_create(self.replica, name, &shape, &init, dtype));
+        got.map_err(|error| match error {
             crate::Error::Candle(error) => error,
             other => raise(other),
         })
@@ -30,6 +33,6 @@ impl SimpleBackend for OfReplica {
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
-        self.variables.has_asked(self.replica, name)
+        again::has_asked(name).unwrap_or_else(|| self.variables.has_asked(self.replica, name))
     }
 }

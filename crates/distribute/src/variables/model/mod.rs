@@ -2,15 +2,18 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `running` | the running statistics among them |
+//! | `running`, `norms` | the running statistics among them, and the layers that don't train theirs |
 //! | `builder`, `init` | candle's `VarBuilder` over them, and their initial values |
+//! | `again` | a model that is built once more |
 //! | `files` | safetensors, and the checksum |
 //! | `same` | whether all workers have the same |
 //! | `state` | all of them as a part of a checkpoint |
 
+mod again;
 mod builder;
 mod files;
 mod init;
+mod norms;
 mod running;
 mod same;
 mod state;
@@ -19,11 +22,13 @@ use super::{Variable, about, rows};
 use crate::context::require_outside_of_run;
 use crate::lock::lock;
 use crate::{Error, Result, Strategy};
+pub(crate) use again::again;
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
 use distribute_log::heard;
 use distribute_tensor::Leaf;
 pub(super) use init::Drawn;
+pub(crate) use norms::Evaluated;
 use running::Running;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -64,6 +64,22 @@ impl Running {
         }
     }
 
+    /// Whether any copy of this process differs from what all had in common.
+    pub(super) fn has_moved(&self) -> Result<bool> {
+        let before = elements(&self.common())?;
+        for copy in self.variable.vars() {
+            if elements(copy)? != before {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether all elements that the copies had in common are `value`.
+    pub(super) fn began_with(&self, value: f64) -> Result<bool> {
+        Ok(elements(&self.common())?.iter().all(|bits| *bits == value.to_bits()))
+    }
+
     /// Says what the copies, which have been set one by one, last had in common.
     pub(super) fn set_common(&self, common: Tensor) {
         *self.common() = common;
