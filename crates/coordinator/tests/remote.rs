@@ -283,8 +283,7 @@ fn no_other_task_begins_a_job_and_no_job_takes_all_numbers() {
         let cluster = Cluster::new(1);
         // A coordinator that takes the last number of all.
         let options = Options { join_timeout: Duration::from_secs(5), ..Options::default() };
-        let greedy =
-            Coordinator::new(cluster.connect(), functions(), u64::MAX, Bytes::new(), options);
+        let greedy = Coordinator::new(cluster.connect(), functions(), u64::MAX, Bytes::new(), options);
         let text = greedy.unwrap_err().to_string();
         assert!(text.contains("numbers that leave so many out are not taken"), "{text}");
         let coordinator = cluster.coordinator(options).unwrap();
