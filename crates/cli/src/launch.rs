@@ -2,6 +2,7 @@
 
 use crate::doctor;
 use crate::output::{line, remark};
+use distribute::net::Secret;
 use distribute::{Error, Result};
 use distribute_launch::print::{Job, Target};
 use distribute_launch::{Launch, Layout, Outcome, Plan, SSH, parse_duration, parse_hosts, split_words};
@@ -116,7 +117,11 @@ fn launch(arguments: &Arguments) -> distribute_launch::Result<Done> {
     let Some((program, words)) = arguments.command.split_first() else {
         return Err(distribute_launch::Error::NoCommand);
     };
-    let mut launch = Launch::new(Plan::with_port_base(&layout, arguments.port_base)?)
+    let mut plan = Plan::with_port_base(&layout, arguments.port_base)?;
+    if let Some(secret) = Secret::from_env().map_err(distribute_launch::Error::Random)? {
+        plan = plan.with_secret(secret);
+    }
+    let mut launch = Launch::new(plan)
         .command(program, words)
         .ssh(ssh)
         .max_restarts(arguments.max_restarts)

@@ -126,3 +126,29 @@ fn output_that_nobody_reads_holds_up_no_command() {
         }
     });
 }
+
+#[test]
+#[cfg(unix)]
+fn a_launched_job_has_the_secret_that_is_given_or_one_of_its_own() {
+    let launch = |given: Option<&str>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_distribute"));
+        command.args(["launch", "--workers", "2", "--", "sh", "-c", "echo \"<$DISTRIBUTE_SECRET>\""]);
+        command.env_remove("TF_CONFIG").env_remove("DISTRIBUTE_SECRET");
+        if let Some(given) = given {
+            command.env("DISTRIBUTE_SECRET", given);
+        }
+        command
+    };
+    let given = "7f".repeat(32);
+    let secrets = |command| -> Vec<String> {
+        let (out, _) = child::output(command, PATIENCE);
+        let of = |line: &str| Some(line.split_once('<')?.1.split_once('>')?.0.to_owned());
+        out.lines().filter_map(of).collect()
+    };
+    assert_eq!(secrets(launch(Some(&given))), [given.clone(), given]);
+    let (one, other) = (secrets(launch(None)), secrets(launch(None)));
+    assert!(one.len() == 2 && one[0] == one[1] && one[0].len() == 64, "{one:?}");
+    assert_ne!(one, other);
+    let (_, error) = child::refused(launch(Some("letters")), PATIENCE);
+    assert!(error.contains("the secret of the job in DISTRIBUTE_SECRET is not 64"), "{error}");
+}

@@ -15,6 +15,7 @@
 //! | `tf_config` | [`TfConfig`]: `TF_CONFIG`, read and written |
 //! | [`resolver`] | [`ClusterResolver`](resolver::ClusterResolver): where the cluster is found out: `TF_CONFIG`, Slurm, MPI, … |
 //! | [`environment`] | where resolvers look up environment variables |
+//! | [`bounded`] | [`Budget`](bounded::Budget): the memory that what is decoded of a message may take |
 //! | [`http`] | what resolvers that ask an API need; the client is behind the features `gce` and `kubernetes` |
 //! | `error`, `malformed`, `words` | [`ClusterError`]: what is wrong with a cluster, and where |
 //!
@@ -35,6 +36,7 @@
 mod address;
 pub mod blame;
 mod blame_text;
+pub mod bounded;
 pub mod deadline;
 pub mod environment;
 mod error;

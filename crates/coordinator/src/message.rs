@@ -3,6 +3,7 @@
 use crate::call::{Call, ClosureId, FunctionId, ResourceId};
 use crate::failure::Failure;
 use bytes::Bytes;
+use distribute_cluster::bounded::Budget;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -132,12 +133,52 @@ pub(crate) fn encode(message: &impl Serialize) -> Result<Bytes, postcard::Error>
 /// What is wrong with them.
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, &'static str> {
     match bytes.split_first() {
-        Some((&VERSION, rest)) => match postcard::take_from_bytes(rest) {
-            Ok((message, [])) => Ok(message),
-            Ok(_) => Err("more than a message"),
-            Err(_) => Err("bytes that are no message"),
-        },
+        Some((&VERSION, rest)) => {
+            let (budget, mut from) = (Budget::of(rest.len()), postcard::Deserializer::from_bytes(rest));
+            // INV-28
+            match budget.decode(&mut from) {
+                Ok(message) if matches!(from.finalize(), Ok([])) => Ok(message),
+                Ok(_) => Err("more than a message"),
+                Err(_) if budget.is_spent() => Err("more parts than a message of its length may have"),
+                Err(_) => Err("bytes that are no message"),
+            }
+        }
         Some(_) => Err("a message of another version"),
         None => Err("nothing"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::Argument;
+
+    // INV-28
+    #[test]
+    fn a_message_of_small_parts_does_not_take_a_hundred_times_its_bytes() {
+        let batch = |work: usize| {
+            let work = (0..work as u64).map(|closure| Work::Cancel(ClosureId(closure % 100))).collect();
+            encode(&Question::Submit(Batch { session: 1, floor: ClosureId(0), work })).unwrap()
+        };
+        let few = batch(1_000);
+        assert!(decode::<Question>(&few).is_ok());
+        // What a coordinator sends.
+        let value = Argument::Value(Bytes::from(vec![7; 100]));
+        let call = || Call {
+            function: FunctionId { name: "packages::train_step".into(), source: 7 },
+            arguments: vec![value.clone(); 3],
+        };
+        let work =
+            (0..5_000).map(|closure| Work::Call { closure: ClosureId(closure), call: call() }).collect();
+        let calls = Question::Submit(Batch { session: 1, floor: ClosureId(0), work });
+        assert_eq!(decode::<Question>(&encode(&calls).unwrap()), Ok(calls));
+        // 6 million parts of 2 bytes, each of which takes more than 100.
+        let many = batch(6_000_000);
+        assert!(many.len() < 13 << 20 && size_of::<Work>() > 100);
+        assert_eq!(decode::<Question>(&many), Err("more parts than a message of its length may have"));
+        let done = vec![Done::Returned(ClosureId(1)); 6_000_000];
+        let answer = encode(&Answer::Collected(done)).unwrap();
+        assert_eq!(decode::<Answer>(&answer), Err("more parts than a message of its length may have"));
+        assert_eq!(decode::<Question>(&[&few[..], &[0]].concat()), Err("more than a message"));
     }
 }

@@ -275,3 +275,30 @@ fn strangers_bytes_are_refused_and_the_worker_goes_on() {
         );
     });
 }
+
+// INV-81
+#[test]
+fn no_other_task_begins_a_job_and_no_job_takes_all_numbers() {
+    watched(|| {
+        let cluster = Cluster::new(1);
+        // A coordinator that takes the last number of all.
+        let options = Options { join_timeout: Duration::from_secs(5), ..Options::default() };
+        let greedy = Coordinator::new(cluster.connect(), functions(), u64::MAX, Bytes::new(), options);
+        let text = greedy.unwrap_err().to_string();
+        assert!(text.contains("numbers that leave so many out are not taken"), "{text}");
+        let coordinator = cluster.coordinator(options).unwrap();
+        // Tasks that are no coordinator, and ask for the same.
+        for task in [Job::Worker.task(0), Job::Ps.task(0), Job::Chief.task(1)] {
+            let client = ClientBuilder::new(cluster.spec.clone(), task);
+            let client = client.connect(&Job::Worker.task(0), MINUTE).unwrap();
+            let error = client.call(SERVICE, Message::new("", hello(9)), MINUTE).unwrap_err();
+            assert!(error.to_string().contains("workers work for the chief alone"), "{error}");
+        }
+        assert_eq!(fetched(&coordinator.schedule(call("value", &[1])).unwrap()), Ok(1));
+    });
+}
+
+/// The bytes of a hello: the version, the kind, the job, the worker, the number of workers, no functions, no settings.
+fn hello(job: u8) -> Vec<u8> {
+    vec![1, 0, job, 0, 1, 0, 0]
+}

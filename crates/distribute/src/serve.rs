@@ -105,6 +105,11 @@ impl Serve {
         Self { credentials: self.credentials.secret(secret), ..self }
     }
 
+    /// The name of the job, if that is neither in `DISTRIBUTE_JOB` nor the name of the program's file: see [`Credentials::job`].
+    pub fn job(self, name: impl Into<String>) -> Self {
+        Self { credentials: self.credentials.job(name), ..self }
+    }
+
     /// Lets connections between machines go without encryption: see
     /// [`MultiWorkerBuilder::allow_plain_text_on_the_network`](crate::MultiWorkerBuilder::allow_plain_text_on_the_network).
     pub fn allow_plain_text_on_the_network(self) -> Self {

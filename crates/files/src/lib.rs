@@ -8,6 +8,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | `lock` | [`LockFile`]: locks that end when they are dropped |
+//! | `memory` | [`memory`]: how much there is |
 //! | `regular` | opens regular files, and nothing that blocks |
 //! | `partial` | [`Partial`]: files and folders that aren't complete yet |
 //! | `whole` | [`WholeFile`] |
@@ -15,11 +16,13 @@
 #![forbid(unsafe_code)]
 
 mod lock;
+mod memory;
 mod partial;
 mod regular;
 mod whole;
 
 pub use lock::LockFile;
+pub use memory::memory;
 pub use partial::{Partial, whole_name};
 pub use regular::{create_private_folder, open, open_append, open_checked, open_lock, open_own};
 pub use whole::WholeFile;

@@ -2,6 +2,7 @@
 
 use crate::shm::pair::Pair;
 use rustls::Connection;
+use rustls::pki_types::CertificateDer;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
@@ -66,6 +67,11 @@ impl Stream {
     /// The socket, to wait for.
     pub fn socket(&self) -> &Arc<TcpStream> {
         &self.socket
+    }
+
+    /// The certificate of the other side, once TLS has verified it.
+    pub fn certificate(&self) -> Option<&CertificateDer<'static>> {
+        self.tls.as_ref()?.connection.peer_certificates()?.first()
     }
 
     /// Reads what has come; 0 at the end.

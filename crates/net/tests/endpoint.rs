@@ -279,3 +279,86 @@ fn names_that_a_terminal_would_obey_are_refused() {
         assert!(Words::decode(&bytes[2..]).is_err(), "{name:?}");
     }
 }
+
+/// Runs something as another user, on a thread that has become that user's and ends with it.
+#[cfg(target_os = "linux")]
+fn as_user<T: Send>(number: u32, run: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let run = scope.spawn(move || {
+            let user = rustix::process::Uid::from_raw(number);
+            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+            run()
+        });
+        run.join().unwrap()
+    })
+}
+
+// INV-81
+#[test]
+#[cfg(target_os = "linux")]
+fn without_a_secret_a_process_of_another_user_is_refused_and_refuses() {
+    const STRANGER: u32 = 54_321;
+    watched(|| {
+        if !rustix::process::geteuid().is_root() {
+            return distribute_testing::skipped("root alone can be another user");
+        }
+        let chief = || Connector::new(Job::Chief.task(0), access(&Identity::None));
+        let says = format!("it is a process of the user with the number {STRANGER}");
+        called(&Identity::None, |at| {
+            // One that says all at once, and waits for nothing.
+            let mut socket = as_user(STRANGER, || TcpStream::connect(at.to_string())).unwrap();
+            socket.set_read_timeout(Some(PATIENCE)).unwrap();
+            let purpose = Purpose::Call { from: Job::Chief.task(0), to: ps() };
+            let hello = Hello {
+                job: "job".to_owned(),
+                generation: 0,
+                rank: 0,
+                workers: 0,
+                replicas: 0,
+                digest: [0; 32],
+                purpose,
+            };
+            let words = [Words::Hello(hello, false, [7; 32]).encode(), Words::Proof(None, None).encode()];
+            socket.write_all(&[hearing::preamble(), words.concat()].concat()).unwrap();
+            let mut answer = Vec::new();
+            socket.read_to_end(&mut answer).unwrap();
+            assert!(String::from_utf8_lossy(&answer).contains(&says), "{answer:?}");
+            // And one of ours, which makes sure of whom it has reached.
+            let error = as_user(STRANGER, || connect(&chief(), &ps(), &at).map(drop)).unwrap_err();
+            assert!(error.to_string().contains("it is a process of the user with the number 0"), "{error}");
+            let (endpoint, kept) = connect(&chief(), &ps(), &at).unwrap();
+            assert_eq!(echo(&endpoint, &kept), "chief 0");
+        });
+        // The port is a stranger's.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let at: Address = listener.local_addr().unwrap().to_string().parse().unwrap();
+        std::thread::scope(|scope| {
+            let stranger = scope.spawn(|| {
+                as_user(STRANGER, || {
+                    let (mut socket, _) = listener.accept().unwrap();
+                    let challenge = Words::Challenge(0, [7; 32], None, None);
+                    socket.write_all(&[hearing::preamble(), challenge.encode()].concat()).unwrap();
+                    // What it hears: the hello, and why not.
+                    let mut heard = Vec::new();
+                    socket.read_to_end(&mut heard).unwrap();
+                    heard
+                })
+            });
+            let error = connect(&chief(), &ps(), &at).unwrap_err();
+            assert!(
+                matches!(error, ConnectError::Refused { .. }) && error.to_string().contains(&says),
+                "{error}"
+            );
+            let heard = stranger.join().unwrap();
+            assert!(String::from_utf8_lossy(&heard).contains(&says));
+        });
+        // Where a secret says who is of the job, the user does not count.
+        called(&secret("a"), |at| {
+            let chief = Connector::new(Job::Chief.task(0), access(&secret("a")));
+            as_user(STRANGER, || {
+                let (endpoint, kept) = connect(&chief, &ps(), &at).unwrap();
+                assert_eq!(echo(&endpoint, &kept), "chief 0");
+            });
+        });
+    });
+}

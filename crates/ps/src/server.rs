@@ -5,8 +5,8 @@ use crate::log::open_disk;
 use crate::outgoing::Outgoing;
 use crate::store::Store;
 use crate::{OpenError, Replicas, ServerOptions, SnapshotError};
-use distribute_cluster::Task;
-use distribute_params::{Refusal, RefusalKind, Tables};
+use distribute_cluster::{Job, Task};
+use distribute_params::{Refusal, RefusalKind, Request, Tables};
 use distribute_server::{Call, ClientBuilder, Reply, Service};
 use std::sync::Arc;
 
@@ -116,6 +116,7 @@ impl Service for ParameterServer {
             Refusal::new(RefusalKind::Malformed, text)
         };
         let read = codec::Call::decode(message).map_err(unreadable);
+        let read = read.and_then(|call| may(&caller, &call).map(|()| call));
         let (answers, batch, half) =
             match read.and_then(|call| self.outgoing.room(&caller, || reply.settle()).map(|()| call)) {
                 Ok(call) => (self.store.core().answer(&call), call.batch, call.half),
@@ -126,4 +127,18 @@ impl Service for ParameterServer {
             Err(error) => reply.fail(format!("the answer cannot be sent: {error}")),
         }
     }
+}
+
+/// Whether a task may ask for what is in a call.
+///
+/// # Errors
+/// [`RefusalKind::NotAllowed`]: a job begins, and the chief has not asked for it.
+// INV-81
+fn may(caller: &Task, call: &codec::Call) -> Result<(), Refusal> {
+    let begins = |sent: &codec::Sent| matches!(sent.request, Request::BeginJob { .. });
+    if *caller == Job::Chief.task(0) || !call.requests.iter().any(begins) {
+        return Ok(());
+    }
+    let text = format!("begin_job: {caller} may not begin a job: the coordinator does, which is chief 0");
+    Err(Refusal::new(RefusalKind::NotAllowed, text))
 }

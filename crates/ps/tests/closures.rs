@@ -6,7 +6,7 @@
 
 mod support;
 
-use distribute_cluster::{ClusterSpec, Job};
+use distribute_cluster::{ClusterSpec, Job, Task};
 use distribute_net::Identity;
 use distribute_params::{Channel, ChannelError, Origin, RefusalKind, Request, Response};
 use distribute_ps::{Connection, ParameterServer, REPLICAS, Replicas, SERVICE, ServerOptions};
@@ -107,14 +107,13 @@ fn account(kills: u64, seed: u64, kept: Kept) {
         assert!(out.any(|line| line.contains("at 127.0.0.1:")), "the server has ended");
         child
     };
-    let connections = |worker: usize| -> Vec<Connection> {
-        let clients =
-            || ClientBuilder::new(cluster.clone(), Job::Worker.task(worker)).identity(Identity::None);
+    let connections = |task: Task| -> Vec<Connection> {
+        let clients = || ClientBuilder::new(cluster.clone(), task.clone()).identity(Identity::None);
         let connection = |number| Connection::new(clients().settings(patient()), Job::Ps.task(number));
         (0..SERVERS).map(connection).collect()
     };
     let mut running: Vec<Option<Killed>> = (0..SERVERS).map(|number| Some(process(number))).collect();
-    let first = connections(0);
+    let first = connections(Job::Chief.task(0));
     for server in &first {
         server.call(counters("n", 1), PATIENCE).unwrap();
         server.call(dynamic("ids"), PATIENCE).unwrap();
@@ -128,7 +127,7 @@ fn account(kills: u64, seed: u64, kept: Kept) {
                 let (connections, lock, stop) = (&connections, &lock, &stop);
                 scope.spawn(move || {
                     let mut random = SplitMix(seed * 100 + worker as u64);
-                    let mut all = connections(worker);
+                    let mut all = connections(Job::Worker.task(worker));
                     while !stop.load(Ordering::SeqCst) {
                         let (closure, last, floor) = lock().take(&mut random);
                         let origin = Origin { job: 3, closure, floor };
@@ -158,7 +157,7 @@ fn account(kills: u64, seed: u64, kept: Kept) {
                             lock().open.remove(&closure);
                         } else if random.below(4) == 0 {
                             // Whoever comes in its place is another client.
-                            all = connections(worker);
+                            all = connections(Job::Worker.task(worker));
                         }
                     }
                 })

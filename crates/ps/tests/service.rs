@@ -4,21 +4,22 @@
 
 mod support;
 
-use distribute_cluster::Stopwatch;
+use distribute_cluster::{Job, Stopwatch, Task};
 use distribute_net::{Certificates, Identity, Message, SharedMemory};
 use distribute_optim::{Adam, RuleSpec, Sgd, Step};
 use distribute_params::{
     Channel, ChannelError, LocalChannel, Push, RefusalKind, Request, Response, TableSpec, Tables, Version,
 };
 use distribute_ps::{Connection, ParameterServer, SERVICE};
-use distribute_server::{Call, Reply, Server, Service};
+use distribute_server::{Call, ClientBuilder, Reply, Server, Service};
 use distribute_tensor::{HostTensor, Write};
 use distribute_testing::watched;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use support::{
-    PATIENCE, clients, cluster, connection, count, counters, dynamic, matrix, ps, push, rows, server, until,
+    PATIENCE, clients, cluster, connection, count, counters, dynamic, matrix, patient, ps, push, rows,
+    server, until,
 };
 
 /// Requests of each kind, some of which are refused.
@@ -351,5 +352,28 @@ fn what_is_no_request_is_refused_and_the_server_goes_on() {
             matches!(&error, Err(ChannelError::Refused { refusal, .. }) if refusal.kind == RefusalKind::NoSuchTable),
             "{error:?}"
         );
+    });
+}
+
+// INV-81
+#[test]
+fn no_task_but_the_chief_begins_a_job() {
+    watched(|| {
+        let server = server(cluster(0), ParameterServer::new(), Identity::None);
+        let begin = |task: Task, job| {
+            let clients = ClientBuilder::new(server.cluster().clone(), task).identity(Identity::None);
+            Connection::new(clients.settings(patient()), ps()).call(Request::BeginJob { job }, PATIENCE)
+        };
+        for task in [Job::Worker.task(0), Job::Chief.task(1), Task::new("coordinator", 0)] {
+            let error = begin(task.clone(), 1 << 32).unwrap_err();
+            let ChannelError::Refused { refusal, .. } = &error else { panic!("{error}") };
+            assert_eq!(refusal.kind, RefusalKind::NotAllowed);
+            assert!(error.to_string().contains(&format!("{task} may not begin a job")), "{error}");
+            // Among others, too.
+            let call = connection(server.cluster(), 0);
+            let both = Request::Batch(vec![Request::List, Request::BeginJob { job: 1 << 32 }]);
+            assert!(call.call(both, PATIENCE).is_err());
+        }
+        assert_eq!(begin(Job::Chief.task(0), 1 << 33), Ok(Response::Job { newest: 1 << 33 }));
     });
 }

@@ -190,6 +190,7 @@ impl ServerBuilder {
         let listen = self.listen.as_ref().unwrap_or(address);
         let acceptor =
             Acceptor::bind(task.clone(), listen, access, deadline::DEFAULT_TIMEOUT)?.settings(self.settings);
+        let acceptor = acceptor.job(&self.credentials.job_name())?;
         let cluster = with_port(&self.cluster, &task, acceptor.address().port())?;
         let address = cluster.task_address(&task.job, task.index)?.clone();
         let (cluster, ending) = (Arc::new(cluster), Ending::new(acceptor.alarm()));

@@ -60,6 +60,12 @@ impl ClientBuilder {
         self
     }
 
+    /// Calls servers of a job whatever its name is.
+    pub(crate) fn any_job(mut self) -> Self {
+        self.credentials = self.credentials.any_job();
+        self
+    }
+
     /// How many calls of a connection may wait for answers at once; 64 by default. Those beyond wait for room.
     pub fn window(mut self, calls: usize) -> Self {
         self.window = calls.max(1);
@@ -125,9 +131,9 @@ impl Client {
         address: &Address,
         timeout: Duration,
     ) -> Result<Self, CallError> {
-        let ClientBuilder { from, window, settings, shared_memory, .. } = builder;
-        let connector =
-            Connector::new(from.clone(), access).settings(*settings).shared_memory(*shared_memory);
+        let ClientBuilder { from, window, settings, shared_memory, credentials, .. } = builder;
+        let connector = Connector::new(from.clone(), access).job(credentials.job_name());
+        let connector = connector.settings(*settings).shared_memory(*shared_memory);
         let pending = Arc::<Pending>::default();
         let endpoint = connector.connect(to, address, pending.clone(), Deadline::after(timeout))?;
         Ok(Self(Arc::new(Link { endpoint, pending, window: *window, limits: settings.limits })))
@@ -191,7 +197,7 @@ impl Client {
         Ok(Started { link: self.0.clone(), id, service: service.to_owned(), waited })
     }
 
-    /// Ends the server. Only the chief may or, without one, worker 0.
+    /// Ends the server. Only the chief may or, without one, worker 0; without either, the first task of the cluster.
     ///
     /// # Errors
     /// [`CallError`], with a fault of [`NotAllowed`](crate::FaultKind::NotAllowed) for others.

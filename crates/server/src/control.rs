@@ -26,7 +26,9 @@ impl Service for Control {
             return reply.fail("of a server one can ask stop, and nothing else: are both of the same build?");
         }
         if !may_end(&self.cluster, &caller) {
-            let text = format!("{caller} may not end this server: the chief does or, without one, worker 0");
+            let text = format!(
+                "{caller} may not end this server: the chief does or, without one, worker 0; without either, the first task"
+            );
             return reply.fault(Fault::new(FaultKind::NotAllowed, text));
         }
         reply.answer("", "");

@@ -1,9 +1,10 @@
 //! How the tasks of a job know each other.
 
+use crate::job::job_name;
 use distribute_cluster::ClusterSpec;
 use distribute_net::{Access, AccessError, Certificates, Identity, Secret};
 
-/// How the tasks of a job know each other, and whether links between machines are protected: one value for all that a task opens, be it a
+/// How the tasks of a job know each other, by which name, and whether links between machines are protected: one value for all that a task opens, be it a
 /// server, a client or a strategy.
 ///
 /// ```
@@ -19,6 +20,17 @@ pub struct Credentials {
     /// Without, the secret of the environment, if there is one.
     identity: Option<Identity>,
     allow_plain_text: bool,
+    job: Job,
+}
+
+/// The job that connections are for.
+#[derive(Clone, Debug, Default)]
+enum Job {
+    /// That of this process.
+    #[default]
+    Own,
+    Named(String),
+    Any,
 }
 
 impl Credentials {
@@ -46,6 +58,26 @@ impl Credentials {
     /// strangers from joining. For networks that nobody else can reach.
     pub fn allow_plain_text_on_the_network(self) -> Self {
         Self { allow_plain_text: true, ..self }
+    }
+
+    /// The name of the job, the same for all of its tasks: a task of another one that comes to an address of this job is refused, even
+    /// without a secret. By default it is the one in `DISTRIBUTE_JOB` or, without that, the name of the program's file.
+    pub fn job(self, name: impl Into<String>) -> Self {
+        Self { job: Job::Named(name.into()), ..self }
+    }
+
+    /// Calls servers of a job whatever its name is.
+    pub(crate) fn any_job(self) -> Self {
+        Self { job: Job::Any, ..self }
+    }
+
+    /// The name of the job that the tasks of this process are of: see [`job`](Self::job).
+    pub fn job_name(&self) -> String {
+        match &self.job {
+            Job::Own => job_name(None),
+            Job::Named(name) => name.clone(),
+            Job::Any => String::new(),
+        }
     }
 
     /// What this process shows, the secret of the environment included.

@@ -9,6 +9,7 @@
 //! | `ending` | [`End`]: who has ended a server |
 //! | [`doctor`] | how good the links between tasks are: what `distribute doctor` does |
 //! | `frame`, `pending`, `own_task` | calls as messages, those without an answer yet, which task a server is: pure |
+//! | `job` | [`job_name`]: the name of the job of this process |
 //! | `connection`, `control`, `credentials` | the calls of one connection; the end of a server by its chief; who is let in |
 //!
 //! ```
@@ -58,6 +59,7 @@ mod ending;
 mod error;
 mod fault;
 mod frame;
+mod job;
 mod own_task;
 mod pending;
 mod server;
@@ -69,6 +71,7 @@ pub use credentials::Credentials;
 pub use ending::End;
 pub use error::{CallError, ServerError};
 pub use fault::{Fault, FaultKind};
+pub use job::job_name;
 #[doc(alias = "tf.distribute.Server")]
 #[doc(alias = "tf.train.Server")]
 pub use server::Server;

@@ -6,9 +6,11 @@ mod support;
 
 use distribute_cluster::resolver::SimpleClusterResolver;
 use distribute_cluster::{ClusterSpec, Deadline, Job, Task};
-use distribute_net::{ConnectError, Identity, Message, Secret};
+use distribute_net::{Certificates, ConnectError, Identity, Message, Secret};
+use distribute_server::doctor::{State, examine};
 use distribute_server::{
-    Call, CallError, Client, ClientBuilder, End, FaultKind, Reply, Server, ServerBuilder, ServerError,
+    Call, CallError, Client, ClientBuilder, Credentials, End, FaultKind, Reply, Server, ServerBuilder,
+    ServerError,
 };
 use distribute_testing::{SplitMix, watched};
 use std::sync::{Arc, Mutex, mpsc};
@@ -387,5 +389,67 @@ fn a_client_may_wait_for_a_server_that_starts_later() {
             let client: Client = client.join().unwrap();
             client.call("doctor", Message::default(), PATIENCE).unwrap();
         });
+    });
+}
+
+// INV-81
+#[test]
+fn a_job_of_another_name_is_refused_and_the_doctor_is_not() {
+    watched(|| {
+        let of = |job: &str| Credentials::new().with_identity(Identity::None).job(job);
+        let server = server(|builder| builder.credentials(of("letters")));
+        let clients = support::clients(&server, Job::Chief.task(0));
+        let error = clients.clone().connect(&ps(), PATIENCE).unwrap_err().to_string();
+        assert!(
+            error.starts_with("ps 0 at ")
+                && error.contains("another job than \"calls-")
+                && error.contains("DISTRIBUTE_JOB"),
+            "{error}"
+        );
+        let error = clients.clone().credentials(of("digits")).connect(&ps(), PATIENCE).unwrap_err();
+        assert!(error.to_string().contains("another job than \"digits\""), "{error}");
+        clients.clone().credentials(of("letters")).connect(&ps(), PATIENCE).unwrap();
+        let doctor = support::clients(&server, Task::new("doctor", 0));
+        let one = ClusterSpec::from_lists([("ps", [server.address().to_string()])]).unwrap();
+        let report = examine(&doctor, &one, &Task::new("doctor", 0), PATIENCE, &mut |_| {});
+        assert!(report.links.iter().all(|link| matches!(link.state, State::Open { .. })), "{report:?}");
+    });
+}
+
+// INV-81
+#[test]
+fn a_certificate_that_names_a_task_speaks_for_no_other() {
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let owners =
+            [("ps", Some("ps/0")), ("chief", Some("chief/0")), ("worker", Some("worker/0")), ("any", None)];
+        let [of_ps, of_chief, of_worker, of_any] = distribute_testing::certificates_of(folder.path(), owners)
+            .map(|[ca, certificate, key]| Identity::Certificates(Certificates { ca, certificate, key }));
+        let server = server(|builder| builder.identity(of_ps.clone()));
+        let connect = |task: Task, identity: &Identity| {
+            support::clients(&server, task).identity(identity.clone()).connect(&ps(), PATIENCE)
+        };
+        // A worker that would end the server as the chief.
+        let error = connect(Job::Chief.task(0), &of_worker).unwrap_err().to_string();
+        assert!(
+            error.contains("its certificate is that of worker/0, and it says that it is chief 0"),
+            "{error}"
+        );
+        for (task, identity) in [
+            (Job::Worker.task(0), &of_worker),
+            (Job::Chief.task(0), &of_chief),
+            (Job::Worker.task(1), &of_any),
+        ] {
+            connect(task, identity).unwrap();
+        }
+        drop(server);
+        // The other way round: who listens there is not the task that is called.
+        let server = support::server(|builder| builder.identity(of_worker.clone()));
+        let error = support::clients(&server, Job::Chief.task(0)).identity(of_chief);
+        let error = error.connect(&ps(), PATIENCE).unwrap_err().to_string();
+        assert!(
+            error.contains("its certificate is that of worker/0, and it says that it is ps 0"),
+            "{error}"
+        );
     });
 }

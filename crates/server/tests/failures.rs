@@ -7,7 +7,7 @@ mod support;
 use distribute_cluster::{ClusterSpec, Job, Stopwatch};
 use distribute_net::handshake::{Caller, Hearing, Hello, Purpose, caller};
 use distribute_net::{Identity, Message, Settings};
-use distribute_server::{CallError, Client, ClientBuilder, Server};
+use distribute_server::{CallError, Client, ClientBuilder, Server, job_name};
 use distribute_testing::child::{Killed, command, part};
 use distribute_testing::{SplitMix, watched};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -88,7 +88,7 @@ fn authenticated(server: &Server) -> TcpStream {
     let mut socket = TcpStream::connect(server.address().to_string()).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let purpose = Purpose::Call { from: Job::Chief.task(0), to: ps() };
-    let job = "job".to_owned();
+    let job = job_name(None);
     let hello = Hello { job, generation: 0, rank: 0, workers: 0, replicas: 0, digest: [0; 32], purpose };
     let mut caller = Caller::new(hello, 0, None, [1; 32]);
     socket.write_all(&caller.first()).unwrap();

@@ -1,27 +1,42 @@
 //! Certificates of a job, as files.
 
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, SanType};
 use std::path::{Path, PathBuf};
 
 /// Makes a CA and a certificate that it has signed. Gives the files of the CA's certificate, the other one and its key.
 pub fn certificates(folder: &Path, name: &str) -> [PathBuf; 3] {
+    let [files] = certificates_of(folder, [(name, None)]);
+    files
+}
+
+/// Makes a CA and certificates that it has signed: each has a name for its files, and may name a task, as `ps/0`. Gives for each the
+/// files of the CA's certificate, its own and its key.
+pub fn certificates_of<const N: usize>(
+    folder: &Path,
+    owners: [(&str, Option<&str>); N],
+) -> [[PathBuf; 3]; N] {
     let ca_key = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let ca = params.self_signed(&ca_key).unwrap();
-    let key = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
-    let task = CertificateParams::new(vec![format!("{name}.example")]).unwrap();
-    let certificate = task.signed_by(&key, &Issuer::new(params, ca_key)).unwrap();
-    let key = key.serialize_der();
-    let files = [
-        ("ca", "CERTIFICATE", &ca.der()[..]),
-        ("certificate", "CERTIFICATE", certificate.der()),
-        ("key", "PRIVATE KEY", &key),
-    ];
-    files.map(|(what, label, der)| {
-        let path = folder.join(format!("{name}-{what}.pem"));
-        std::fs::write(&path, pem(label, der)).unwrap();
-        path
+    let issuer = Issuer::new(params, ca_key);
+    owners.map(|(name, task)| {
+        let key = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
+        let mut own = CertificateParams::new(vec![format!("{name}.example")]).unwrap();
+        let uri = task.map(|task| SanType::URI(format!("distribute:{task}").try_into().unwrap()));
+        own.subject_alt_names.extend(uri);
+        let certificate = own.signed_by(&key, &issuer).unwrap();
+        let key = key.serialize_der();
+        let files = [
+            ("ca", "CERTIFICATE", &ca.der()[..]),
+            ("certificate", "CERTIFICATE", certificate.der()),
+            ("key", "PRIVATE KEY", &key),
+        ];
+        files.map(|(what, label, der)| {
+            let path = folder.join(format!("{name}-{what}.pem"));
+            std::fs::write(&path, pem(label, der)).unwrap();
+            path
+        })
     })
 }
 

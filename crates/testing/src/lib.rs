@@ -13,7 +13,7 @@ mod skipped;
 mod watched;
 
 #[cfg(feature = "certificates")]
-pub use certificates::certificates;
+pub use certificates::{certificates, certificates_of};
 #[cfg(unix)]
 pub use port::Port;
 pub use random::{SplitMix, fuzz_inputs};

@@ -1,9 +1,13 @@
 //! The messages between workers, and their encoding as bytes.
 
 use bytes::Bytes;
+use distribute_cluster::bounded::Budget;
 use distribute_cluster::{Blame, Standing};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
+
+/// Heads up to this length are read without a budget: some 100 kB are the most that they come to.
+const SHORT: usize = 4 << 10;
 
 /// The session that a frame belongs to. Equal on all workers, because it is made of names and counts that are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -95,6 +99,18 @@ enum SaidHead {
 }
 
 impl Frame {
+    /// How many bytes it takes while it waits, at least.
+    pub fn weight(&self) -> usize {
+        let standings = |all: &[Standing]| size_of_val(all);
+        size_of::<Self>()
+            + match &self.said {
+                Said::Call { body, .. } | Said::Ahead { body, .. } => body.len(),
+                Said::Standings { standings: all, late, .. } => standings(all) + size_of_val(&late[..]),
+                Said::Left { standings: all } => standings(all),
+                Said::Verdict(_) => size_of::<Blame>(),
+            }
+    }
+
     /// Encodes the frame as a head and a body, which transports keep apart so that data is never copied.
     ///
     /// # Errors
@@ -118,7 +134,12 @@ impl Frame {
     /// # Errors
     /// If the bytes are not a frame.
     pub fn decode(head: &[u8], body: Bytes) -> postcard::Result<Self> {
-        let Head { session, round, said } = postcard::from_bytes(head)?;
+        let Head { session, round, said } = if head.len() <= SHORT {
+            postcard::from_bytes(head)?
+        } else {
+            // INV-28
+            Budget::of(head.len()).decode(&mut postcard::Deserializer::from_bytes(head))?
+        };
         let said = match said {
             SaidHead::Call { digest } => Said::Call { digest, body },
             SaidHead::Standings { standings, step, expired, late, lost } => {
@@ -163,6 +184,20 @@ mod tests {
             let (head, body) = frame.clone().encode().unwrap();
             assert_eq!(Frame::decode(&head, body).unwrap(), frame);
         }
+    }
+
+    // INV-28
+    #[test]
+    fn a_head_of_small_standings_does_not_take_many_times_its_bytes() {
+        let left = |count: usize| {
+            let standings = vec![Standing::running(1); count];
+            let session = SessionId { name: 1, number: 1 };
+            Frame { session, round: 1, said: Said::Left { standings } }.encode().unwrap().0
+        };
+        assert!(Frame::decode(&left(1_000), Bytes::new()).is_ok());
+        let many = left(2_500_000);
+        assert!(many.len() < 16 << 20, "{}", many.len());
+        assert!(Frame::decode(&many, Bytes::new()).is_err());
     }
 
     proptest! {

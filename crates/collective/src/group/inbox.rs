@@ -3,9 +3,10 @@
 use super::{Frame, SessionId};
 use crate::sync::{Mutex, MutexGuard, Signal, lock};
 use distribute_cluster::Deadline;
+use distribute_files::memory;
 use distribute_net::{Drive, Message, Receiver, Transport};
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// So many frames of one worker wait in the sessions of a name at most. One that sends more is lost: it does not run this
@@ -15,6 +16,9 @@ const MOST_FRAMES: usize = 512;
 /// So many names of sessions there are at most.
 const MOST_NAMES: usize = 1024;
 
+/// The share of the memory of this process that frames may take which nobody has taken yet: half.
+const SHARE: usize = 2;
+
 /// How long to wait while another thread moves bytes, which ends as soon as it has its own.
 const TURN: Duration = Duration::from_millis(1);
 
@@ -22,7 +26,7 @@ const TURN: Duration = Duration::from_millis(1);
 ///
 /// A worker that is ahead may send frames of a session that this one has not opened yet; they are kept. Frames of past
 /// sessions are dropped. A worker is ahead by one round at most, so of each name an inbox holds no more than what the others
-/// send in two rounds.
+/// send in two rounds. If all frames that wait take more than half of the memory, the worker that has sent most of them is lost.
 #[derive(Clone)]
 pub struct Inbox(Arc<Shared>);
 
@@ -35,6 +39,10 @@ struct State {
     /// For each worker, why it is unreachable, if it is.
     lost: Vec<Option<String>>,
     names: HashMap<u64, Sessions>,
+    /// For each worker, how much its frames take.
+    waiting: Vec<usize>,
+    /// How much all of them may take.
+    most: usize,
 }
 
 /// The sessions of one name.
@@ -60,16 +68,24 @@ pub enum Event {
 impl Inbox {
     /// An empty inbox, for frames from `workers` workers.
     pub fn new(workers: usize) -> Self {
-        let state = State { lost: vec![None; workers], names: HashMap::new() };
+        static MOST: OnceLock<usize> = OnceLock::new();
+        Self::with_room(workers, *MOST.get_or_init(|| memory().map_or(usize::MAX, |bytes| bytes / SHARE)))
+    }
+
+    /// The same, for frames that take so many bytes together.
+    fn with_room(workers: usize, most: usize) -> Self {
+        let state =
+            State { lost: vec![None; workers], names: HashMap::new(), waiting: vec![0; workers], most };
         Self(Arc::new(Shared { state: Mutex::new(state), changed: Signal::new() }))
     }
 
     /// Forgets everything, for a world that is made again: nobody is lost, nothing has come, no session was opened.
     pub(super) fn renew(&self) {
-        let empty = State { lost: Vec::new(), names: HashMap::new() };
         let mut state = lock(&self.0.state);
-        let workers = state.lost.len();
-        let old = std::mem::replace(&mut *state, State { lost: vec![None; workers], ..empty });
+        let (workers, most) = (state.lost.len(), state.most);
+        let empty =
+            State { lost: vec![None; workers], names: HashMap::new(), waiting: vec![0; workers], most };
+        let old = std::mem::replace(&mut *state, empty);
         drop(state);
         // Without the lock: frames may hold large buffers.
         drop(old);
@@ -78,6 +94,10 @@ impl Inbox {
     /// Adds a frame received from a worker.
     pub fn add(&self, from: usize, frame: Frame) {
         let mut state = lock(&self.0.state);
+        if !matches!(state.lost.get(from), Some(None)) {
+            // It has sent too much before.
+            return;
+        }
         let name = frame.session.name;
         if state.names.len() >= MOST_NAMES && !state.names.contains_key(&name) {
             return self.lose_now(state, from, "it opens sessions that nobody else has".into());
@@ -97,8 +117,14 @@ impl Inbox {
                 format!("it has sent {MOST_FRAMES} messages that nobody takes"),
             );
         }
+        let weight = frame.weight();
         sessions.come.push_back((from, frame));
+        state.waiting[from] = state.waiting[from].saturating_add(weight);
+        let refused = state.overflow();
         self.0.changed.notify(&mut *state);
+        drop(state);
+        // Without the lock: frames may hold large buffers.
+        drop(refused);
     }
 
     /// Records that a worker has become unreachable. Only the first reason is kept.
@@ -136,9 +162,10 @@ impl Inbox {
         let mut state = lock(&self.0.state);
         let sessions = state.names.entry(name).or_default();
         sessions.current = number;
-        let (kept, earlier) =
+        let (kept, earlier): (VecDeque<_>, VecDeque<_>) =
             std::mem::take(&mut sessions.come).into_iter().partition(|(_, f)| f.session.number >= number);
         sessions.come = kept;
+        earlier.iter().for_each(|(from, frame)| state.release(*from, frame));
         _earlier = earlier;
         drop(state);
         SessionId { name, number }
@@ -197,6 +224,39 @@ impl Receiver for Inbox {
 }
 
 impl State {
+    /// A frame of a worker waits no more.
+    fn release(&mut self, from: usize, frame: &Frame) {
+        if let Some(waiting) = self.waiting.get_mut(from) {
+            *waiting = waiting.saturating_sub(frame.weight());
+        }
+    }
+
+    /// If frames take more than they may, loses the worker whose frames take most, and gives these, of which nothing comes.
+    fn overflow(&mut self) -> Vec<(usize, Frame)> {
+        // INV-28
+        let sum = self.waiting.iter().fold(0, |sum: usize, waiting| sum.saturating_add(*waiting));
+        let most = self.waiting.iter().enumerate().max_by_key(|(_, waiting)| **waiting);
+        let Some((worker, bytes)) = most.filter(|_| sum > self.most).map(|(worker, bytes)| (worker, *bytes))
+        else {
+            return Vec::new();
+        };
+        if let Some(lost @ None) = self.lost.get_mut(worker) {
+            *lost = Some(format!(
+                "it has sent {bytes} bytes that nobody takes, and half of the memory, {} bytes, is what such messages may take",
+                self.most
+            ));
+        }
+        self.waiting[worker] = 0;
+        let mut refused = Vec::new();
+        for sessions in self.names.values_mut() {
+            let (theirs, kept): (VecDeque<_>, VecDeque<_>) =
+                std::mem::take(&mut sessions.come).into_iter().partition(|(from, _)| *from == worker);
+            sessions.come = kept;
+            refused.extend(theirs);
+        }
+        refused
+    }
+
     /// Whether [`take`](Self::take) would give something.
     fn has(&self, session: SessionId, known: &[bool]) -> bool {
         let come = self.names.get(&session.name).map(|sessions| &sessions.come);
@@ -208,7 +268,9 @@ impl State {
         if let Some(sessions) = self.names.get_mut(&session.name)
             && let Some(at) = sessions.come.iter().position(|(_, frame)| frame.session == session)
         {
-            return sessions.come.remove(at).map(|(from, frame)| Event::Frame(from, frame));
+            let (from, frame) = sessions.come.remove(at)?;
+            self.release(from, &frame);
+            return Some(Event::Frame(from, frame));
         }
         let mut lost = self.lost.iter().zip(known).enumerate();
         lost.find_map(|(worker, (reason, known))| match reason {
@@ -295,5 +357,39 @@ pub(super) mod tests {
         }
         assert!(inbox.lost(1).unwrap().contains("sessions that nobody else has"));
         assert!(format!("{inbox:?}").contains("1536 frames"), "{inbox:?}");
+    }
+
+    // INV-28
+    #[test]
+    fn frames_that_nobody_takes_have_so_many_bytes_and_the_worker_that_sends_most_is_lost() {
+        let inbox = Inbox::with_room(3, 10 << 20);
+        let large = |name: u64, bytes: usize| Frame {
+            session: SessionId { name, number: 1 },
+            round: 1,
+            said: Said::Ahead { part: 0, body: vec![0; bytes].into() },
+        };
+        let waiting = || lock(&inbox.0.state).waiting.clone();
+        let open = inbox.open(7);
+        inbox.add(2, large(7, 1 << 20));
+        // Few frames, of sessions that nobody opens.
+        for name in 100..200 {
+            inbox.add(1, large(name, 1 << 20));
+        }
+        let why = inbox.lost(1).unwrap();
+        assert!(why.starts_with("it has sent ") && why.contains("bytes that nobody takes"), "{why}");
+        assert_eq!(waiting()[1], 0);
+        assert!(format!("{inbox:?}").contains(" 1 frames"), "{inbox:?}");
+        // The other one is there, and what has been taken counts no more.
+        for _ in 0..100 {
+            assert!(matches!(inbox.poll(open, &[false; 3]), Some(Event::Frame(2, _))));
+            inbox.add(2, large(7, 9 << 20));
+        }
+        assert_eq!(inbox.lost(2), None);
+        // Nor does what an opened session has left behind.
+        inbox.open(7);
+        assert_eq!(waiting(), [0, 0, 0]);
+        inbox.add(2, large(7, 1 << 20));
+        inbox.renew();
+        assert_eq!((waiting(), inbox.lost(1)), (vec![0, 0, 0], None));
     }
 }

@@ -14,6 +14,10 @@ use crate::program::Program;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// How far the number of a coordinator's job may be beyond the last one. Parameter servers, which give the numbers, have the same limit:
+/// 65,536 starts of 2^32 numbers each.
+const FURTHEST: u64 = 1 << 48;
+
 /// A worker: what runs the functions of a program for a coordinator, in this process or, as a
 /// [`Service`](distribute_server::Service), in another one.
 ///
@@ -52,10 +56,7 @@ impl Worker {
         functions::compare(&inner.program.functions(), &hello.functions)?;
         let (id, before) = {
             let mut state = inner.lock();
-            if hello.job < state.job {
-                let text = "it works for a coordinator that was started later; end this one";
-                return Err(Failure::new(FailureKind::Function, text));
-            }
+            check_job(state.job, hello.job)?;
             state.job = hello.job;
             state.sessions += 1;
             (state.sessions, state.session.take())
@@ -84,6 +85,25 @@ impl Worker {
     }
 }
 
+/// Whether a worker that has worked for a coordinator of one job begins to work for that of another.
+///
+/// # Errors
+/// [`Failure`] for an earlier job, and for one that would leave hardly any number to those after it.
+fn check_job(newest: u64, job: u64) -> Result<(), Failure> {
+    let refused = |text: String| Err(Failure::new(FailureKind::Function, text));
+    if job < newest {
+        return refused("it works for a coordinator that was started later; end this one".to_owned());
+    }
+    // INV-81
+    if job - newest > FURTHEST {
+        return refused(format!(
+            "its coordinator's job has the number {job}, and {newest} was the last: numbers that leave so many out are not taken, \
+             since no coordinator after it would have one; see who calls as chief 0"
+        ));
+    }
+    Ok(())
+}
+
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -101,5 +121,26 @@ impl Drop for Inner {
 impl fmt::Debug for Worker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Worker")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // INV-81
+    #[test]
+    fn a_job_may_be_later_and_takes_no_number_from_those_after_it() {
+        for (newest, job, is_taken) in [
+            (0, 0, true),
+            (7, 7, true),
+            (7, 1 << 40, true),
+            (7, 6, false),
+            (0, u64::MAX, false),
+            (1 << 40, u64::MAX, false),
+            (u64::MAX - 9, u64::MAX, true),
+        ] {
+            assert_eq!(check_job(newest, job).is_ok(), is_taken, "{newest} {job}");
+        }
     }
 }

@@ -12,7 +12,8 @@ pub const SERVICE: &str = "worker";
 impl Service for Worker {
     fn call(&self, call: Call, reply: Reply) {
         let Call { caller, message } = call;
-        if caller.job != Job::Chief {
+        // INV-81: the task is that of the handshake.
+        if caller != Job::Chief.task(0) {
             return reply.fail(format!("{caller} is no coordinator: workers work for the chief alone"));
         }
         match decode(&message.body) {

@@ -64,10 +64,11 @@ impl Host {
                 let Words::Hello(hello, has_secret, _) = words else { return Err(Refusal::protocol()) };
                 // Who calls a worker of a world, or joins a server, is told that: they go by other names.
                 let calls = |hello: &Hello| matches!(hello.purpose, Purpose::Call { .. });
-                if calls(&hello) == calls(&self.mine) && hello.job != self.mine.job {
+                let is_any = calls(&hello) && hello.job.is_empty();
+                if calls(&hello) == calls(&self.mine) && hello.job != self.mine.job && !is_any {
                     let text = format!(
                         "another job than {:?} is at this address: does an earlier one still run, or do two use the same \
-                         port? Workers of one job have one name for it: DISTRIBUTE_JOB, or else that of their program",
+                         port? Tasks of one job have one name for it: DISTRIBUTE_JOB, or else that of their program",
                         hello.job
                     );
                     return Err(Refusal::new(Reason::Job, text));

@@ -36,12 +36,16 @@ pub enum Reason {
     Early,
     /// A call of a worker that answers none, or the other way round.
     Purpose,
+    /// The certificate of one side is that of another task.
+    Certificate,
+    /// One side is a process of another user, and the job has no secret.
+    User,
     /// None that this version knows.
     Other,
 }
 
 impl Reason {
-    const ALL: [Reason; 15] = [
+    const ALL: [Reason; 17] = [
         Reason::Protocol,
         Reason::Version,
         Reason::Job,
@@ -57,6 +61,8 @@ impl Reason {
         Reason::Purpose,
         Reason::Early,
         Reason::Ended,
+        Reason::Certificate,
+        Reason::User,
     ];
 
     pub(super) fn code(self) -> u8 {

@@ -1,7 +1,7 @@
 //! What the two sides of a new connection say, as bytes.
 
 use super::fields::{Malformed, Reader, Writer};
-use super::{Reason, Refusal};
+use super::{Names, Reason, Refusal};
 use distribute_cluster::Task;
 
 /// What every connection begins with, in both directions, before the version.
@@ -38,7 +38,7 @@ pub enum Purpose {
 /// Who has connected. Of a call, which belongs to no world, the numbers and the digest are 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// The name of the job.
+    /// The name of the job. Of a call, it may be empty: whoever looks after jobs of any name calls so.
     pub job: String,
     /// The generation of the world that the link is for; of a worker that joins, that of which it was a member last, or 0.
     pub generation: u64,
@@ -52,6 +52,16 @@ pub struct Hello {
     pub digest: [u8; 32],
     /// Why it has connected.
     pub purpose: Purpose,
+}
+
+impl Hello {
+    /// The task that has connected. `names` are those of the workers of its world.
+    pub fn task(&self, names: &Names) -> Task {
+        match &self.purpose {
+            Purpose::Call { from, .. } => from.clone(),
+            Purpose::Join { .. } | Purpose::Link => names.of(self.rank),
+        }
+    }
 }
 
 /// Memory that the side that has connected offers to share with the other.

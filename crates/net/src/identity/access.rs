@@ -1,10 +1,12 @@
 //! What a process needs to connect to others of its job, and to let them in.
 
 use super::tls::Tls;
-use super::{Identity, IdentityError, PolicyError, Protection, policy};
-use distribute_cluster::Address;
+use super::{Identity, IdentityError, PolicyError, Protection, certified, policy, user};
+use crate::handshake::{Reason, Refusal};
+use distribute_cluster::{Address, Task};
 use ring::hmac;
-use std::net::IpAddr;
+use rustls::pki_types::CertificateDer;
+use std::net::{IpAddr, TcpStream};
 
 /// What a process shows others, and asks of them, on each of its connections. All processes of a job make it from the same
 /// addresses, so that they agree on how connections are protected.
@@ -14,6 +16,8 @@ pub struct Access {
     pub(crate) key: Option<hmac::Key>,
     pub(crate) tls: Option<Tls>,
     plain_text_allowed: bool,
+    /// Whether nothing but the other side's user shows that it is of the job.
+    by_user: bool,
 }
 
 /// Why connections can't be made.
@@ -49,7 +53,30 @@ impl Access {
             Identity::Secret(secret) => Some(secret.proof_key()),
             _ => None,
         };
-        Ok(Self { key, tls, plain_text_allowed: allow_plain_text })
+        // It is found out before anybody can connect.
+        let by_user = key.is_none() && tls.is_none() && !allow_plain_text && user::is_told();
+        Ok(Self { key, tls, plain_text_allowed: allow_plain_text, by_user })
+    }
+
+    /// Makes sure that the other side of a connection may speak for a task: by its certificate, where that names tasks, or by its
+    /// user, where there is nothing else.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(crate) fn vouch(
+        &self,
+        socket: &TcpStream,
+        certificate: Option<&CertificateDer<'_>>,
+        task: &Task,
+    ) -> Result<(), Refusal> {
+        if let Some(certificate) = certificate {
+            return certified::check(certificate, task)
+                .map_err(|text| Refusal::new(Reason::Certificate, text));
+        }
+        if self.by_user {
+            return user::check(socket).map_err(|text| Refusal::new(Reason::User, text));
+        }
+        Ok(())
     }
 
     /// Whether connections to or at this address are protected as they have to be. A name may mean another address than it

@@ -13,6 +13,10 @@ const LONGEST: u64 = 1 << 20;
 /// Files with certificates and a key, as PEM.
 ///
 /// Every worker whose certificate the CA has signed may join, whatever its name is: use a CA of this job or cluster alone.
+///
+/// A certificate can say which task its owner is, by a URI among its alternative names: `distribute:ps/0`, or several of them.
+/// Its owner can then speak for no other task. One without such a URI can speak for any.
+///
 /// Certificates that are restricted by purpose need both, `serverAuth` and `clientAuth`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificates {

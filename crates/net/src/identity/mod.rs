@@ -5,14 +5,18 @@
 //! | [`secret`] | [`Secret`]: what all processes of one job know |
 //! | [`certificates`] | [`Certificates`]: those that the user has made, by path |
 //! | `tls` | the two sides of TLS from either |
+//! | `certified` | the tasks that a certificate names |
+//! | `user` | the user at the other end of a connection within this machine |
 //! | [`policy`] | which protection links get: a pure table |
 //! | [`access`] | [`Access`]: both together, for the connections of one process |
 
 pub mod access;
 pub mod certificates;
+mod certified;
 pub mod policy;
 pub mod secret;
 pub(crate) mod tls;
+mod user;
 
 pub use access::{Access, AccessError};
 pub use certificates::Certificates;
@@ -23,13 +27,15 @@ pub use secret::Secret;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum Identity {
-    /// Nothing: whoever reaches the port may join. On loopback addresses only.
+    /// Nothing. On loopback addresses only: where the system says whose process is at the other end, as Linux does, processes of this
+    /// user may join; elsewhere whoever reaches the port may.
     #[default]
     None,
     /// The secret of the job. On loopback each side proves that it knows it; elsewhere links are encrypted, too, with
     /// certificates that each process makes from it.
     Secret(Secret),
-    /// Certificates of the user. Links are encrypted, and whoever has a certificate of this CA may join.
+    /// Certificates of the user. Links are encrypted, and whoever has a certificate of this CA may join, as one of the tasks that
+    /// it [names](Certificates).
     Certificates(Certificates),
 }
 

@@ -10,7 +10,7 @@ use crate::identity::{Access, PolicyError, secret};
 use crate::poll;
 use crate::shm::{SharedMemory, machine, pair::Offered};
 use crate::stream::Stream;
-use distribute_cluster::{Address, Deadline};
+use distribute_cluster::{Address, Deadline, Task};
 use rustix::event::PollFd;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 use std::io;
@@ -48,6 +48,8 @@ enum State {
 struct Talk {
     conversation: Conversation,
     caller: Caller,
+    /// The task that is called.
+    to: Task,
     offered: Option<Offered>,
 }
 
@@ -123,7 +125,7 @@ impl Attempt {
                         return self.still("no answer to the connection");
                     }
                 }
-                State::Talking(mut talk) => match talk.go_on(calling.shared_memory) {
+                State::Talking(mut talk) => match talk.go_on(calling) {
                     Ok(true) => {
                         let pair = talk.offered.and_then(Offered::accepted);
                         return Ok(Some(talk.conversation.into_stream().sharing(pair)));
@@ -164,30 +166,37 @@ fn greet(socket: TcpStream, call: &Call, calling: &Calling) -> Result<State, Fai
         Purpose::Join { address } => Purpose::Join { address: reachable(address, here) },
         other => other.clone(),
     };
+    let to = match &purpose {
+        Purpose::Call { to, .. } => to.clone(),
+        Purpose::Join { .. } | Purpose::Link => calling.names.of(call.worker),
+    };
     let hello = Hello { purpose, generation: call.generation, ..calling.hello.clone() };
     let nonce = secret::random().map_err(io::Error::other)?;
     let caller = Caller::new(hello, call.worker, calling.access.key.clone(), nonce);
     let caller = caller.named(calling.names.clone());
     let mut conversation = Conversation::new(stream);
     conversation.say(&caller.first());
-    Ok(State::Talking(Box::new(Talk { conversation, caller, offered: None })))
+    Ok(State::Talking(Box::new(Talk { conversation, caller, to, offered: None })))
 }
 
 impl Talk {
     /// Goes on as far as possible at once. Says whether the other side has said welcome.
-    fn go_on(&mut self, shared_memory: SharedMemory) -> Result<bool, Trouble> {
+    fn go_on(&mut self, calling: &Calling) -> Result<bool, Trouble> {
         loop {
             // It may have refused before it has read everything.
             let spoken = self.conversation.speak();
             let Some(words) = self.conversation.listen()? else { return spoken.map(|()| false) };
             if let (SharedMemory::Auto, Words::Challenge(_, nonce, Some(machine), _)) =
-                (shared_memory, &words)
+                (calling.shared_memory, &words)
                 && machine::identity(nonce) == Some(*machine)
             {
                 self.share();
             }
             match self.caller.hear(words).map_err(Trouble::Refused)? {
-                Answer::Say(words) => self.conversation.say(&words),
+                Answer::Say(words) => {
+                    self.conversation.vouch(&calling.access, &self.to)?;
+                    self.conversation.say(&words);
+                }
                 Answer::Welcome => return Ok(true),
             }
         }

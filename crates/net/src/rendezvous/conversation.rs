@@ -1,8 +1,10 @@
 //! The handshake on a connection that never blocks.
 
 use crate::handshake::{Hearing, Reason, Refusal, Words};
+use crate::identity::Access;
 use crate::poll;
 use crate::stream::Stream;
+use distribute_cluster::Task;
 use rustix::event::PollFd;
 use std::io::{self, IoSlice};
 
@@ -86,6 +88,11 @@ impl Conversation {
             }
         }
         true
+    }
+
+    /// Makes sure that the other side, which has shown to be of the job, may speak for this task.
+    pub fn vouch(&self, access: &Access, task: &Task) -> Result<(), Trouble> {
+        access.vouch(self.stream.socket(), self.stream.certificate(), task).map_err(Trouble::Refused)
     }
 
     /// Tells the other side that nothing more will be said.

@@ -96,7 +96,7 @@ impl Reception {
     pub fn attend(&mut self, decide: &mut dyn FnMut(&Hello) -> Result<(), Refusal>) -> Vec<Arrival> {
         self.let_in();
         for guest in &mut self.guests {
-            guest.attend(decide);
+            guest.attend(decide, &self.access, &self.names);
         }
         let mut arrivals = Vec::new();
         for guest in std::mem::take(&mut self.guests) {
@@ -189,8 +189,13 @@ impl Reception {
 }
 
 impl Guest {
-    fn attend(&mut self, decide: &mut dyn FnMut(&Hello) -> Result<(), Refusal>) {
-        let trouble = match self.talk(decide) {
+    fn attend(
+        &mut self,
+        decide: &mut dyn FnMut(&Hello) -> Result<(), Refusal>,
+        access: &Access,
+        names: &Names,
+    ) {
+        let trouble = match self.talk(decide, access, names) {
             Ok(()) if self.patience.has_passed() => {
                 let text = format!("the handshake took more than {} s", HANDSHAKE.as_secs());
                 Trouble::Refused(Refusal::new(Reason::Late, text))
@@ -216,7 +221,12 @@ impl Guest {
         }
     }
 
-    fn talk(&mut self, decide: &mut dyn FnMut(&Hello) -> Result<(), Refusal>) -> Result<(), Trouble> {
+    fn talk(
+        &mut self,
+        decide: &mut dyn FnMut(&Hello) -> Result<(), Refusal>,
+        access: &Access,
+        names: &Names,
+    ) -> Result<(), Trouble> {
         loop {
             self.conversation.speak()?;
             let host = match &mut self.state {
@@ -229,6 +239,7 @@ impl Guest {
             match host.hear(words).map_err(Trouble::Refused)? {
                 Answer::Say(words) => self.conversation.say(&words),
                 Answer::Applies(hello, offer) => {
+                    self.conversation.vouch(access, &hello.task(names))?;
                     decide(&hello).map_err(Trouble::Refused)?;
                     let pair = offer.and_then(|offer| accept(hello.rank, offer));
                     self.conversation.say(&Host::welcome());

@@ -1,5 +1,6 @@
 //! A limit of the memory that the tables of a server may take, so that no request takes all of it.
 
+use distribute_files::memory;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -43,17 +44,6 @@ impl Budget {
         self.reserved.store(reserved, Ordering::Relaxed);
         Ok(())
     }
-}
-
-/// Returns the memory of this machine or, if that is less, of the container that this process is in.
-fn memory() -> Option<usize> {
-    let number = |text: &str| text.trim().parse::<usize>().ok();
-    let machine = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let machine = machine.lines().find_map(|line| line.strip_prefix("MemTotal:")?.strip_suffix("kB"));
-    let machine = number(machine?)?.checked_mul(1024)?;
-    let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
-    let container = limits.into_iter().filter_map(|path| number(&std::fs::read_to_string(path).ok()?)).min();
-    Some(container.map_or(machine, |container| container.min(machine)))
 }
 
 #[cfg(test)]

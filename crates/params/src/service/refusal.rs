@@ -35,6 +35,8 @@ pub enum RefusalKind {
     /// The server has lost tables that it had acknowledged changes of: it and the server that follows it were ended one after the other,
     /// before there were two copies again. They are restored from a checkpoint, by a program that is started again.
     Lost,
+    /// It is for the chief to ask, and another task has.
+    NotAllowed,
 }
 
 /// Why a server has refused a request. Nothing has changed then, unless the text says otherwise.

@@ -3,6 +3,7 @@
 use super::request::StateHead;
 use super::tensor::{Body, Malformed, Rest, TensorHead};
 use super::{MOST_REQUESTS, VERSION, put_head, take_head};
+use distribute_cluster::bounded::Budget;
 use distribute_net::{Message, Region};
 use distribute_params::{Pushed, Refusal, Response, TableInfo, Usage, Version, VersionedValue};
 use serde::{Deserialize, Serialize};
@@ -65,13 +66,15 @@ pub(crate) fn decode_answer(message: Message) -> Result<Result<Response, Refusal
     let Some((&VERSION, rest)) = head.split_first() else {
         return Err(Malformed("another version than that of this client"));
     };
-    let (batch, mut heads): (bool, _) = take_head(rest)?;
+    // An entry of a list of tables takes some ten times what it is sent as.
+    let budget = Budget::of(head.len().saturating_mul(8));
+    let (batch, mut heads): (bool, _) = take_head(rest, &budget)?;
     let (mut answers, mut body) = (Vec::new(), Rest(body));
     while !heads.is_empty() {
         if answers.len() >= MOST_REQUESTS {
             return Err(Malformed("too many answers"));
         }
-        let (answer, rest) = take_head(heads)?;
+        let (answer, rest) = take_head(heads, &budget)?;
         heads = rest;
         answers.push(match answer {
             AnswerHead::Refused(refusal) => Err(refusal),

@@ -4,6 +4,7 @@ use super::request::{put_request, take_request};
 use super::tensor::{Body, Malformed, Rest};
 use super::{VERSION, put_head, take_head};
 use bytes::Bytes;
+use distribute_cluster::bounded::Budget;
 use distribute_net::Message;
 use distribute_params::Request;
 use serde::{Deserialize, Serialize};
@@ -107,20 +108,21 @@ impl Call {
     /// The call in a message.
     pub fn decode(message: Message) -> Result<Self, Malformed> {
         let Message { head, body } = message;
+        let budget = Budget::of(head.len());
         let (acknowledged, rest) = match head.split_first() {
             Some((&VERSION, [acknowledged @ (0 | 1), rest @ ..])) => (*acknowledged == 1, rest),
             Some((&VERSION, _)) => return Err(Malformed("no word of whether a change was acknowledged")),
             Some(_) => return Err(Malformed("another version than that of this server")),
             None => return Err(Malformed("no head")),
         };
-        let (CallHead { client, first, half, batch }, rest) = take_head(rest)?;
+        let (CallHead { client, first, half, batch }, rest) = take_head(rest, &budget)?;
         let (mut heads, mut body) = (head.slice(head.len() - rest.len()..), body);
         let mut requests = Vec::new();
         while !heads.is_empty() {
             if requests.len() >= MOST_REQUESTS {
                 return Err(Malformed("too many requests"));
             }
-            requests.push(Sent::first(&mut heads, &mut body)?);
+            requests.push(Sent::first(&mut heads, &mut body, &budget)?);
         }
         if !body.is_empty() {
             return Err(Malformed("more in its body than its heads say"));
@@ -135,14 +137,15 @@ impl Call {
 impl Sent {
     /// The request of a head and a body alone, as a log has it.
     pub fn decode(mut head: Bytes, mut body: Bytes) -> Result<Self, Malformed> {
-        let sent = Self::first(&mut head, &mut body)?;
+        let budget = Budget::of(head.len());
+        let sent = Self::first(&mut head, &mut body, &budget)?;
         if head.is_empty() && body.is_empty() { Ok(sent) } else { Err(Malformed("more than a request")) }
     }
 
     /// The first request of these, which it is cut off from.
-    fn first(heads: &mut Bytes, bodies: &mut Bytes) -> Result<Self, Malformed> {
+    fn first(heads: &mut Bytes, bodies: &mut Bytes, budget: &Budget) -> Result<Self, Malformed> {
         let mut rest = Rest(bodies.clone());
-        let (request, others) = take_request(heads, &mut rest)?;
+        let (request, others) = take_request(heads, &mut rest, budget)?;
         let head_bytes = heads.len() - others.len();
         let (head, body) = (heads.split_to(head_bytes), bodies.split_to(bodies.len() - rest.0.len()));
         Ok(Self { request, head, body })

@@ -18,6 +18,8 @@ pub(crate) use call::{Call, Encoded, MOST_REQUESTS, Sent, acknowledge};
 pub(crate) use image::{ImageHead, put_clients, take_clients};
 pub(crate) use tensor::{Body, Malformed, Rest, TensorHead};
 
+use distribute_cluster::bounded::Budget;
+
 /// What every head begins with: the version of this format.
 const VERSION: u8 = 2;
 
@@ -26,7 +28,25 @@ fn put_head(head: &impl serde::Serialize, to: Vec<u8>) -> Result<Vec<u8>, Malfor
     postcard::to_extend(head, to).map_err(|_| Malformed("a head that cannot be written"))
 }
 
-/// The next head, and what follows it.
-fn take_head<'a, T: serde::Deserialize<'a>>(from: &'a [u8]) -> Result<(T, &'a [u8]), Malformed> {
-    postcard::take_from_bytes(from).map_err(|_| Malformed("a head that cannot be read"))
+/// Heads up to this length are read without a budget: some 100 kB are the most that they come to.
+const SHORT: usize = 4 << 10;
+
+/// The next head, and what follows it. What is in it is charged to the budget of its message.
+fn take_head<'a, T: serde::Deserialize<'a>>(
+    from: &'a [u8],
+    budget: &Budget,
+) -> Result<(T, &'a [u8]), Malformed> {
+    const UNREADABLE: Malformed = Malformed("a head that cannot be read");
+    if from.len() <= SHORT {
+        return postcard::take_from_bytes(from).map_err(|_| UNREADABLE);
+    }
+    // INV-28
+    let mut rest = postcard::Deserializer::from_bytes(from);
+    match budget.decode(&mut rest) {
+        Ok(head) => Ok((head, rest.finalize().map_err(|_| UNREADABLE)?)),
+        Err(_) if budget.is_spent() => {
+            Err(Malformed("more parts in its head than a head of its length may have"))
+        }
+        Err(_) => Err(UNREADABLE),
+    }
 }

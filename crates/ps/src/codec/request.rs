@@ -2,6 +2,7 @@
 
 use super::tensor::{Body, Malformed, Rest, TensorHead, code, dims, dtype};
 use super::{put_head, take_head};
+use distribute_cluster::bounded::Budget;
 use distribute_optim::{RuleSpec, Step};
 use distribute_params::{
     Contents, DynamicOptions, DynamicState, Initializer, Origin, Push, Request, RowPartition, State,
@@ -111,10 +112,14 @@ pub(super) fn put_request(
 }
 
 /// The next request, and the heads that follow it.
-pub(super) fn take_request<'a>(heads: &'a [u8], body: &mut Rest) -> Result<(Request, &'a [u8]), Malformed> {
-    let (head, heads): (RequestHead, _) = take_head(heads)?;
+pub(super) fn take_request<'a>(
+    heads: &'a [u8],
+    body: &mut Rest,
+    budget: &Budget,
+) -> Result<(Request, &'a [u8]), Malformed> {
+    let (head, heads): (RequestHead, _) = take_head(heads, budget)?;
     let RequestHead::Once { origin, number } = head else { return Ok((head.take(body)?, heads)) };
-    let (change, heads): (RequestHead, _) = take_head(heads)?;
+    let (change, heads): (RequestHead, _) = take_head(heads, budget)?;
     let request = Request::Once { origin, number, change: Box::new(change.take(body)?) };
     match request.check() {
         Ok(()) => Ok((request, heads)),

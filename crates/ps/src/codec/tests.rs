@@ -302,3 +302,25 @@ fn shapes_have_so_many_axes_and_no_more() {
     let write = Request::Write { table: "t".to_owned(), how: Write::Assign, value };
     assert!(Encoded::new(write, false).is_err());
 }
+
+// INV-28
+#[test]
+fn a_head_of_small_parts_does_not_take_many_times_its_bytes() {
+    let restore = |slots: usize| {
+        let slot = (String::new(), HostTensor::vector(Vec::<f32>::new()));
+        let state = State::Slots { first: 0, slots: vec![slot; slots] };
+        message(Request::Restore { table: "t".to_owned(), state }, false)
+    };
+    assert!(Call::decode(restore(10_000)).is_ok());
+    // Slots of 6 bytes each, which would take 64 and more.
+    let many = restore(2_500_000);
+    assert!(many.head.len() > 12 << 20 && many.head.len() < 16 << 20);
+    let error = Call::decode(many).unwrap_err().to_string();
+    assert_eq!(error, "it has more parts in its head than a head of its length may have");
+    // And in many requests of one call, each of which would do.
+    let part = restore(20_000);
+    let empty = message(Request::Batch(vec![]), false).head;
+    let one = part.head.slice(empty.len()..);
+    let head = [&empty[..], &one.repeat(100)].concat();
+    assert!(Call::decode(Message::new(head, "")).unwrap_err().to_string().contains("more parts in its head"));
+}

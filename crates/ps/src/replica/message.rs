@@ -3,6 +3,7 @@
 use crate::codec::{Body, ImageHead, Malformed, Rest, TensorHead, put_clients, take_clients};
 use crate::log::Record;
 use bytes::Bytes;
+use distribute_cluster::bounded::Budget;
 use distribute_net::Message;
 use distribute_params::{ClientPushes, TableImage};
 use serde::{Deserialize, Serialize};
@@ -131,10 +132,13 @@ fn message(head: &impl Serialize, body: Bytes) -> Result<Message, Malformed> {
     Ok(Message::new(head, body))
 }
 
-fn head<'a, T: Deserialize<'a>>(from: &'a [u8]) -> Result<T, Malformed> {
-    match from.split_first() {
+fn head<'a, T: Deserialize<'a>>(message: &'a Message) -> Result<T, Malformed> {
+    match message.head.split_first() {
         Some((&VERSION, rest)) => {
-            postcard::from_bytes(rest).map_err(|_| Malformed("a head that cannot be read"))
+            // INV-28
+            let budget = Budget::of(message.head.len() + message.body.len());
+            let mut from = postcard::Deserializer::from_bytes(rest);
+            budget.decode(&mut from).map_err(|_| Malformed("a head that cannot be read"))
         }
         _ => Err(Malformed("another version than that of this server")),
     }
@@ -197,8 +201,8 @@ impl Ask {
     }
 
     pub fn decode(message: Message) -> Result<Self, Malformed> {
-        let mut body = Rest(message.body);
-        let ask = match head(&message.head)? {
+        let mut body = Rest(message.body.clone());
+        let ask = match head(&message)? {
             AskHead::Copy { server, run } => Self::Copy { server, run },
             AskHead::Position { server } => Self::Position { server },
             AskHead::Known(of) => Self::Known(of),
@@ -237,8 +241,8 @@ impl Answer {
     }
 
     pub fn decode(message: Message) -> Result<Self, Malformed> {
-        let mut body = Rest(message.body);
-        let answer = match head(&message.head)? {
+        let mut body = Rest(message.body.clone());
+        let answer = match head(&message)? {
             AnswerHead::Position(position) => Self::Position(position),
             AnswerHead::Known(known) => Self::Known(known.take(&mut body)?),
             AnswerHead::Table(image) => Self::Table(Box::new(image.take(&mut body)?)),

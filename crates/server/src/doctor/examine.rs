@@ -27,7 +27,7 @@ pub fn examine(
     patience: Duration,
     seen: &mut dyn FnMut(&Link),
 ) -> Report {
-    let clients = clients.clone().settings(super::settings());
+    let clients = clients.clone().settings(super::settings()).any_job();
     let mut links = Vec::new();
     let mut tell = |from: &Task, to: &Task, state: State| {
         let address = cluster.task_address(&to.job, to.index).map(ToString::to_string).unwrap_or_default();

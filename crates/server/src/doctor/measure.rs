@@ -87,6 +87,8 @@ fn what(reason: Reason, text: &str) -> &'static str {
         Reason::Secret => "secret",
         Reason::Version => "version",
         Reason::Job => "job",
+        Reason::Certificate => "certificate",
+        Reason::User => "user",
         Reason::Rank | Reason::Purpose => "address",
         Reason::Protocol => "protocol",
         _ => "other",
@@ -108,6 +110,8 @@ mod tests {
         for (reason, text, word) in [
             (Reason::Secret, "the secrets differ", "secret"),
             (Reason::Secret, "TLS: unknown issuer", "certificate"),
+            (Reason::Certificate, "its certificate is that of ps/1", "certificate"),
+            (Reason::User, "x", "user"),
             (Reason::Version, "x", "version"),
             (Reason::Rank, "it is ps 0, not ps 1", "address"),
             (Reason::Protocol, "x", "protocol"),

@@ -1,7 +1,6 @@
 //! Workers that are processes: who takes part, and how they find each other.
 
 use super::elastic::Elastic;
-use super::job;
 use super::joining::Joining;
 use super::{CommunicationOptions, MultiWorker, MultiWorkerMirroredStrategy, cpus};
 use crate::strategy::CommunicationImplementation;
@@ -282,7 +281,7 @@ impl MultiWorkerBuilder {
                     cluster.workers().into_iter().map(|(task, address)| (task, address.to_string())).unzip();
                 Some(Joining {
                     all: world,
-                    job: job::name(self.job),
+                    job: self.job.unwrap_or_else(|| self.credentials.job_name()),
                     least: elastic.least,
                     shrink_after: elastic.shrink_after,
                     task: task.clone(),

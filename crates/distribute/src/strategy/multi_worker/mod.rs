@@ -2,7 +2,6 @@
 
 mod builder;
 mod elastic;
-mod job;
 mod joining;
 mod on_threads;
 

@@ -122,6 +122,12 @@ impl ParameterServerBuilder {
         self
     }
 
+    /// The name of the job, if that is neither in `DISTRIBUTE_JOB` nor the name of the program's file: see [`Credentials::job`].
+    pub fn job(mut self, name: impl Into<String>) -> Self {
+        self.credentials = self.credentials.job(name);
+        self
+    }
+
     /// Lets connections between machines go without encryption: everybody on the way can read and write the weights. For networks that
     /// nobody else can reach.
     pub fn allow_plain_text_on_the_network(mut self) -> Self {

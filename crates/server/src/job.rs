@@ -1,4 +1,4 @@
-//! By which name the processes of a job know each other.
+//! The name by which the processes of a job know each other.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -6,9 +6,9 @@ use std::path::PathBuf;
 /// Says the name where the program does not.
 const NAME: &str = "DISTRIBUTE_JOB";
 
-/// The name of the job that this process is of: as the program says, else the environment; else that of the program's file. So
-/// another program that was given an address of this job is refused, also where no secret keeps it out.
-pub(super) fn name(given: Option<String>) -> String {
+/// The name of the job of this process: the one that the program gives, or else that of the environment variable `DISTRIBUTE_JOB`, or
+/// else that of the program's file. So another program that was given an address of this job is refused even without a secret.
+pub fn job_name(given: Option<String>) -> String {
     of(given, |name| std::env::var_os(name), std::env::current_exe().ok())
 }
 

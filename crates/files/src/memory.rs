@@ -1,0 +1,22 @@
+//! How much memory this process may use, as Linux says in files.
+
+/// Returns the memory of this machine or, if that is less, of the container that this process is in, in bytes; `None` where the system
+/// does not say.
+pub fn memory() -> Option<usize> {
+    let number = |text: &str| text.trim().parse::<usize>().ok();
+    let machine = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let machine = machine.lines().find_map(|line| line.strip_prefix("MemTotal:")?.strip_suffix("kB"));
+    let machine = number(machine?)?.checked_mul(1024)?;
+    let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+    let container = limits.into_iter().filter_map(|path| number(&std::fs::read_to_string(path).ok()?)).min();
+    Some(container.map_or(machine, |container| container.min(machine)))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn there_is_some() {
+        assert!(super::memory().is_some_and(|bytes| bytes > 1 << 20));
+    }
+}

@@ -1,0 +1,172 @@
+//! The user at the other end of a connection within this machine.
+//!
+//! Linux has a table of all connections, with the user who has opened each end. Both ends of a connection over loopback are in it:
+//! the other end is the row with both addresses the other way round. While this end is open, no other connection can have that row.
+//! The row says nothing of an end that has been closed, so what comes from one is refused.
+//!
+//! Whether a system tells users apart is tried, by a connection of this process to itself.
+
+use std::io::{BufRead, BufReader};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The tables, of both families: an end of an IPv6 socket may be that of an IPv4 one.
+const TABLES: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
+
+/// The number of the state of a connection that is open in both directions.
+const ESTABLISHED: &str = "01";
+
+/// How often a row is looked for that is not there: a table that changes while it is read may leave out a row.
+const LOOKS: usize = 3;
+
+/// Whether this system tells who is at the other end of a connection.
+pub(super) fn is_told() -> bool {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    if TOLD.load(Ordering::Relaxed) {
+        return true;
+    }
+    let told = try_out().unwrap_or(false);
+    if told {
+        TOLD.store(true, Ordering::Relaxed);
+    } else {
+        tracing::debug!("this system does not tell whose process is at the other end of a connection");
+    }
+    told
+}
+
+/// Whether the table has a connection of this process to itself.
+fn try_out() -> Option<bool> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
+    let _caller = TcpStream::connect(listener.local_addr().ok()?).ok()?;
+    let (called, _) = listener.accept().ok()?;
+    Some(check(&called).is_ok())
+}
+
+/// Makes sure that the other end of a connection over loopback is a process of this user.
+///
+/// # Errors
+/// Why not: another user, or an end that is closed.
+pub(super) fn check(socket: &TcpStream) -> Result<(), String> {
+    let gone = || "its end of the connection is closed, so nobody knows whose it was".to_owned();
+    let (Ok(here), Ok(there)) = (socket.local_addr(), socket.peer_addr()) else { return Err(gone()) };
+    if !there.ip().to_canonical().is_loopback() {
+        return Ok(());
+    }
+    let mine = me();
+    match (0..LOOKS).find_map(|_| look(there, here)) {
+        Some(user) if Some(user) == mine => Ok(()),
+        Some(user) => Err(format!(
+            "it is a process of the user with the number {user}, and without a secret only processes of one user{} take part: \
+             give all tasks of the job the same DISTRIBUTE_SECRET, as `distribute launch` does",
+            mine.map_or_else(String::new, |mine| format!(", here {mine},"))
+        )),
+        None => Err(gone()),
+    }
+}
+
+/// The user of this process, as the system counts them.
+fn me() -> Option<u32> {
+    #[cfg(unix)]
+    return Some(rustix::process::geteuid().as_raw());
+    #[cfg(not(unix))]
+    None
+}
+
+/// The user who has opened the end at `this` of a connection to `other`.
+fn look(this: SocketAddr, other: SocketAddr) -> Option<u32> {
+    TABLES.iter().find_map(|table| {
+        let lines = BufReader::new(std::fs::File::open(table).ok()?).lines();
+        find(lines.map_while(Result::ok), this, other)
+    })
+}
+
+/// The user in the row of an open end.
+fn find(mut rows: impl Iterator<Item = String>, this: SocketAddr, other: SocketAddr) -> Option<u32> {
+    rows.find_map(|row| {
+        let mut fields = row.split_ascii_whitespace().skip(1);
+        let is_this =
+            address(fields.next()?)? == canonical(this) && address(fields.next()?)? == canonical(other);
+        if !is_this || fields.next()? != ESTABLISHED {
+            return None;
+        }
+        let (user, _timeout, inode) = (fields.nth(3)?, fields.next()?, fields.next()?);
+        // An end that no process has opened, or has any more, has no number, and is root's.
+        if inode == "0" { None } else { user.parse().ok() }
+    })
+}
+
+fn canonical(address: SocketAddr) -> (IpAddr, u16) {
+    (address.ip().to_canonical(), address.port())
+}
+
+/// An address as tables have it: numbers of 32 bits as they are in memory, and the port.
+fn address(text: &str) -> Option<(IpAddr, u16)> {
+    let (ip, port) = text.split_once(':')?;
+    let word = |at: usize| {
+        let digits = ip.get(8 * at..8 * at + 8)?;
+        Some(u32::from_str_radix(digits, 16).ok()?.to_ne_bytes())
+    };
+    let ip = match ip.len() {
+        8 => IpAddr::from(Ipv4Addr::from(word(0)?)),
+        32 => {
+            let words = [word(0)?, word(1)?, word(2)?, word(3)?];
+            let mut bytes = [0; 16];
+            bytes.as_chunks_mut::<4>().0.copy_from_slice(&words);
+            IpAddr::from(Ipv6Addr::from(bytes))
+        }
+        _ => return None,
+    };
+    Some((ip.to_canonical(), u16::from_str_radix(port, 16).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn the_user_of_the_other_end_is_in_the_row_with_both_addresses_the_other_way_round() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     7        0 11 1 0 100 0 0 10 0
+   1: 0100007F:1F90 0100007F:C350 01 00000000:00000000 00:00000000 00000000     0        0 12 1 0 20 4 30 10 -1
+   2: 0100007F:C350 0100007F:1F90 01 00000000:00000000 02:000A 00000000  1001        0 13 1 0 20 4 30 10 -1
+   3: 0100007F:C351 0100007F:1F90 05 00000000:00000000 00:00000000 00000000  1002        0 14 1 0
+   4: 0100007F:C352 0100007F:1F90 01 00000000:00000000 00:00000000 00000000     0        0 0 1 0
+   5: 0000000000000000FFFF00000100007F:C353 0000000000000000FFFF00000100007F:1F90 01 0:0 00:0 0 1003 0 15 1
+   6: 00000000000000000000000001000000:C354 00000000000000000000000001000000:1F90 01 0:0 00:0 0 1004 0 16 1
+   7: rubbish
+";
+        let of = |this: &str, other: &str| {
+            find(table.lines().map(str::to_owned), this.parse().unwrap(), other.parse().unwrap())
+        };
+        assert_eq!(of("127.0.0.1:50000", "127.0.0.1:8080"), Some(1001));
+        assert_eq!(of("127.0.0.1:8080", "127.0.0.1:50000"), Some(0));
+        // Ends that are closing, that no process has, and that are not there.
+        assert_eq!(of("127.0.0.1:50001", "127.0.0.1:8080"), None);
+        assert_eq!(of("127.0.0.1:50002", "127.0.0.1:8080"), None);
+        assert_eq!(of("127.0.0.1:8080", "127.0.0.1:1"), None);
+        // An IPv4 address of an IPv6 socket, and an IPv6 address.
+        assert_eq!(of("127.0.0.1:50003", "127.0.0.1:8080"), Some(1003));
+        assert_eq!(of("[::1]:50004", "[::1]:8080"), Some(1004));
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn processes_of_this_user_are_known_and_an_end_that_is_closed_is_refused() {
+        for address in ["127.0.0.1:0", "[::1]:0", "[::]:0"] {
+            let Ok(listener) = TcpListener::bind(address) else { continue };
+            let port = listener.local_addr().unwrap().port();
+            let to = if address.starts_with("[::1]") {
+                format!("[::1]:{port}")
+            } else {
+                format!("127.0.0.1:{port}")
+            };
+            let caller = TcpStream::connect(to).unwrap();
+            let (called, _) = listener.accept().unwrap();
+            assert_eq!((check(&called), check(&caller)), (Ok(()), Ok(())), "{address}");
+            drop(caller);
+            assert!(check(&called).unwrap_err().contains("is closed"), "{address}");
+        }
+        assert!(is_told());
+    }
+}
