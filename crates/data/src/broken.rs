@@ -131,8 +131,11 @@ impl Broken {
     /// Counts a record. Its error is only made if it is needed: finding the line of a row takes a reading of the file.
     pub(crate) fn skip_with(&self, error: impl FnOnce() -> Error) -> Result<()> {
         match &self.pass {
-            Some(pass) if (1..pass.all.most).contains(&pass.counts.records.load(Relaxed)) => {
-                pass.counts.records.fetch_add(1, Relaxed);
+            // Two threads may both find room for one more.
+            Some(pass)
+                if (1..pass.all.most).contains(&pass.counts.records.load(Relaxed))
+                    && pass.counts.records.fetch_add(1, Relaxed) < pass.all.most =>
+            {
                 pass.all.counts.records.fetch_add(1, Relaxed);
                 Ok(())
             }

@@ -54,6 +54,9 @@ impl MissingFields {
             }
         }
         let numbers = self.texts.iter().any(|text| parse::<f32>(text).is_some());
+        if found.iter().all(Option::is_none) {
+            found.clear();
+        }
         Ok(Missing { columns: found, texts: self.texts.clone(), numbers })
     }
 }

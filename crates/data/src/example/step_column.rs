@@ -161,7 +161,10 @@ impl<'f> StepColumn<'f> {
             .ok_or_else(too_large)?;
         let tensor = HostTensor::from_buffer(values.into_buffer(), shape.clone())
             .map_err(|error| error.to_string())?;
-        let step_lengths = self.steps.step_lengths.as_ref().map(|_| {
+        let step_lengths = self.steps.step_lengths.as_ref().map(|name| {
+            // Steps without values take no memory in the column, but their lengths do.
+            let taken = records.saturating_mul(longest).saturating_mul(size_of::<i64>());
+            self.limit.check(&format!("column '{name}' of shape [{records}, {longest}]"), taken as u64)?;
             let lens = Feature::Ints(of_steps.iter().map(|len| *len as i64).collect());
             let lens = padded(lens, &self.records, longest, &Feature::Ints(vec![0])).ok_or_else(too_large)?;
             HostTensor::from_buffer(lens.into_buffer(), [records, longest]).map_err(|error| error.to_string())
@@ -272,6 +275,12 @@ mod tests {
             SequenceFeatures::new().list("x", Steps::ints([1]).or_empty()).unwrap().element_limit(1 << 20);
         let error = parse(&limited, &records).unwrap_err().to_string();
         assert!(error.contains("a column of shape [1000, 1000, 1] takes more than 1048576 bytes"), "{error}");
+        // Steps without values have lengths, too.
+        let long = SequenceExample::new().with_list("x", vec![Vec::<i64>::new(); 1000]);
+        let records: Vec<_> = std::iter::once(long).chain(vec![SequenceExample::new(); 999]).collect();
+        let lengths = SequenceFeatures::new().list("x", Steps::ragged_ints().step_lengths("n")).unwrap();
+        let error = parse(&lengths.element_limit(1 << 20), &records).unwrap_err().to_string();
+        assert!(error.contains("column 'n' of shape [1000, 1000] takes more than 1048576 bytes"), "{error}");
     }
 
     /// A record as Google's protobuf writes it: a label, two frames, and steps of 2, 0 and 1 words.

@@ -135,7 +135,8 @@ impl<R: Read> TfRecordReader<R> {
                 Frame::Damaged { next, what } => {
                     match self.broken.skip(self.damaged(at, ranges.len(), what)) {
                         Ok(()) => {
-                            at = next;
+                            // Its bytes are dropped with the next filling: many damaged records stay no burden.
+                            (at, self.next) = (next, next);
                             self.records += 1;
                         }
                         Err(error) => {
@@ -257,6 +258,20 @@ mod tests {
 
     fn three() -> Vec<Vec<u8>> {
         vec![b"one".to_vec(), Vec::new(), b"three".to_vec()]
+    }
+
+    #[test]
+    fn damaged_records_that_are_skipped_do_not_stay_in_memory() {
+        let mut one = framed(&[7; 100_000]);
+        one[20_000] ^= 1;
+        let bytes = [one.repeat(200), framed(b"last")].concat();
+        let skipped = crate::SkippedRecords::new();
+        let broken = Broken::of_pass(Some(&skipped));
+        let mut reader = TfRecordReader::new("f", bytes.as_slice()).skip_broken(broken);
+        let records = crate::testing::quietly(|| reader.read_at_hand(10)).unwrap();
+        assert_eq!((records.get(0), records.first(), skipped.count()), (Some(&b"last"[..]), 200, 200));
+        assert!(reader.bytes.len() < 3 * BLOCK.max(100_000), "{}", reader.bytes.len());
+        crate::testing::quietly(|| drop(reader));
     }
 
     #[test]
