@@ -45,7 +45,7 @@ pub enum Error {
     /// A file needs a feature of this crate that is not enabled.
     #[error("'{what}' needs the cargo feature `{feature}` of distribute-data")]
     Feature {
-        /// The file.
+        /// The file, and what in it needs the feature.
         what: String,
         /// The feature.
         feature: &'static str,
@@ -431,6 +431,18 @@ pub enum Error {
     /// A tensor operation failed.
     #[error(transparent)]
     Tensor(#[from] distribute_tensor::Error),
+}
+
+impl Error {
+    /// The error of an example that is so many records after the one that it names.
+    pub(crate) fn at_record(self, after: u64) -> Self {
+        match self {
+            Error::Example { path, record, feature, what } => {
+                Error::Example { path, record: record.saturating_add(after), feature, what }
+            }
+            other => other,
+        }
+    }
 }
 
 fn file_of(path: &Option<String>) -> String {

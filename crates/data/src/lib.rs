@@ -28,7 +28,8 @@
 //! | `parquet` | columns of Parquet files; feature `parquet` |
 //! | `webdataset` | samples of tar files; feature `webdataset` |
 //! | [`tfrecord`] | [`TfRecord`], [`TfRecordReader`] and [`TfRecordWriter`]: files of records |
-//! | [`example`] | [`Example`], and [`Features`](example::Features): records as columns of tensors |
+//! | [`example`] | [`Example`], and [`Features`](example::Features): records as columns of tensors; the same of sequences |
+//! | [`SkippedRecords`], [`DefaultValue`] | what becomes of broken records, and of missing values |
 //! | [`cardinality`] | [`Cardinality`]: how many elements there are |
 //! | [`plan`] | who gets which rows, as functions of numbers: [`SplitRule`] and TensorFlow's sizes |
 //! | [`distribution`] | [`Distribution`]: the pass of each worker, step by step, and its position |
@@ -59,8 +60,10 @@ pub mod tfrecord;
 #[cfg(feature = "webdataset")]
 pub mod webdataset;
 
+mod broken;
 mod chunk;
 mod guard;
+mod missing;
 mod operations;
 mod pipeline;
 mod random;
@@ -71,6 +74,9 @@ mod stage;
 mod testing;
 mod text;
 
+#[doc(alias = "tf.data.Dataset.ignore_errors")]
+#[doc(alias = "ignore_errors")]
+pub use broken::SkippedRecords;
 pub use cardinality::Cardinality;
 pub use csv::Csv;
 pub use dataset::{Dataset, Interleave, Iter, Padding};
@@ -81,6 +87,9 @@ pub use error::{Cause, Error, Result};
 #[doc(alias = "tf.train.Example")]
 pub use example::Example;
 pub use file::{Compression, Files, Location};
+#[doc(alias = "record_defaults")]
+#[doc(alias = "column_defaults")]
+pub use missing::DefaultValue;
 pub use pipeline::Batching;
 pub use plan::ends::UnevenEnds;
 pub use plan::layout::Layout;
@@ -94,6 +103,7 @@ pub use split::{split, split_batch};
 #[doc(alias = "tf.data.TextLineDataset")]
 #[doc(alias = "TextLineDataset")]
 pub use text::text_lines;
+pub use text::text_lines_skipping;
 #[doc(alias = "tf.data.TFRecordDataset")]
 #[doc(alias = "TFRecordDataset")]
 pub use tfrecord::TfRecord;

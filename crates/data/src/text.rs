@@ -1,5 +1,6 @@
 //! Lines of text files as elements.
 
+use crate::broken::{Broken, SkippedRecords};
 use crate::chunk::Chunk;
 use crate::operations::file_stage::Reading;
 use crate::operations::files::Format;
@@ -24,10 +25,17 @@ use std::io::{BufRead, Read};
 #[doc(alias = "tf.data.TextLineDataset")]
 #[doc(alias = "TextLineDataset")]
 pub fn text_lines(files: impl Into<Files>) -> Dataset<String> {
-    Dataset::of_files(files.into(), TextLines)
+    Dataset::of_files(files.into(), TextLines { skipped: None })
 }
 
-struct TextLines;
+/// The lines of text files, as [`text_lines`]; lines that are longer than the limit are skipped and counted.
+pub fn text_lines_skipping(files: impl Into<Files>, skipped: &SkippedRecords) -> Dataset<String> {
+    Dataset::of_files(files.into(), TextLines { skipped: Some(skipped.clone()) })
+}
+
+struct TextLines {
+    skipped: Option<SkippedRecords>,
+}
 
 impl Format for TextLines {
     fn describe(&self) -> String {
@@ -38,10 +46,14 @@ impl Format for TextLines {
         Some(Tree::Leaf(TensorSpec::scalar(DType::String)))
     }
 
-    fn open(&self, file: &Location) -> Result<Reading> {
+    fn open(&self, file: &Location, broken: &Broken) -> Result<Reading> {
         let text = Compression::Auto.open(file)?;
-        let stage = LinesStage { file: file.clone(), text, offset: 0, failed: None };
+        let stage = LinesStage { file: file.clone(), text, offset: 0, failed: None, broken: broken.clone() };
         Ok(Reading::Elements(Box::new(stage)))
+    }
+
+    fn skipped(&self) -> Option<&SkippedRecords> {
+        self.skipped.as_ref()
     }
 }
 
@@ -57,24 +69,32 @@ struct LinesStage {
     offset: u64,
     /// What went wrong after the lines that were handed on last.
     failed: Option<Error>,
+    broken: Broken,
 }
 
 impl LinesStage {
     fn line(&mut self) -> Result<Option<Vec<u8>>> {
-        let mut line = Vec::new();
         let limit = self.file.limit();
-        let mut limited = self.text.by_ref().take(limit.bytes().saturating_add(1));
-        let read = limited.read_until(b'\n', &mut line).map_err(|e| self.file.io_error(e))? as u64;
-        limit.check("a line", read).map_err(|what| Error::Damaged {
-            path: self.file.to_string(),
-            offset: self.offset,
-            what,
-        })?;
+        let mut line = Vec::new();
+        let read = loop {
+            let mut limited = self.text.by_ref().take(limit.bytes().saturating_add(1));
+            let read = limited.read_until(b'\n', &mut line).map_err(|e| self.file.io_error(e))? as u64;
+            let Err(what) = limit.check("a line", read) else { break read };
+            self.broken.skip(Error::Damaged { path: self.file.to_string(), offset: self.offset, what })?;
+            let rest = if line.ends_with(b"\n") { 0 } else { self.pass_line()? };
+            self.offset += read + rest;
+            line.clear();
+        };
         self.offset += read;
         if line.pop_if(|last| *last == b'\n').is_some() {
             line.pop_if(|last| *last == b'\r');
         }
         Ok((read > 0).then_some(line))
+    }
+
+    /// Passes over the rest of a line and returns its length.
+    fn pass_line(&mut self) -> Result<u64> {
+        self.text.skip_until(b'\n').map(|read| read as u64).map_err(|e| self.file.io_error(e))
     }
 
     fn read(&mut self, max: usize) -> Result<Option<Chunk>> {

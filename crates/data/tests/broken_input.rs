@@ -12,6 +12,8 @@ mod distribution;
 mod elements;
 #[path = "broken_input/files.rs"]
 mod files;
+#[path = "broken_input/skipped.rs"]
+mod skipped;
 
 use distribute_data::{AutoShardPolicy, Dataset, DistributeOptions, Distribution, Layout, Location, Result};
 use distribute_tensor::Nest;

@@ -263,6 +263,10 @@ pub mod params {
 
 /// Datasets: sources, transformations, file formats, and how batches are split over replicas.
 pub mod data {
+    #[doc(alias = "record_defaults")]
+    #[doc(alias = "column_defaults")]
+    #[doc(inline)]
+    pub use distribute_data::DefaultValue;
     #[doc(alias = "tf.data.Dataset.element_spec")]
     #[doc(inline)]
     pub use distribute_data::ElementSpec;
@@ -272,6 +276,10 @@ pub mod data {
     #[doc(alias = "tf.distribute.InputContext")]
     #[doc(inline)]
     pub use distribute_data::InputContext;
+    #[doc(alias = "tf.data.Dataset.ignore_errors")]
+    #[doc(alias = "ignore_errors")]
+    #[doc(inline)]
+    pub use distribute_data::SkippedRecords;
     #[doc(alias = "tf.TensorSpec")]
     #[doc(inline)]
     pub use distribute_data::TensorSpec;

@@ -1,5 +1,6 @@
 //! Rows of a CSV file becoming columns of tensors.
 
+use super::missing::{Filled, Missing};
 use crate::{ElementSpec, TensorSpec};
 use distribute_tensor::{DType, HostTensor, Leaf, Tree};
 
@@ -36,6 +37,18 @@ impl ColumnType {
 }
 
 impl Layout {
+    /// Returns the type of the fields at a place, if they are read.
+    pub(super) fn kind(&self, place: usize) -> Option<ColumnType> {
+        match self {
+            Layout::Features => Some(ColumnType::F32),
+            Layout::Labelled { label } if *label == place => Some(ColumnType::I64),
+            Layout::Labelled { .. } => Some(ColumnType::F32),
+            Layout::Columns(columns) => {
+                columns.iter().find(|(_, at, _)| *at == place).map(|(.., kind)| *kind)
+            }
+        }
+    }
+
     /// What an element is, of rows of so many columns.
     pub(crate) fn spec(&self, width: usize) -> ElementSpec {
         let vector = |width| Tree::Leaf(TensorSpec::new(DType::F32, [width]));
@@ -55,6 +68,7 @@ impl Layout {
 /// Several rows, column by column, on the way to tensors.
 pub(crate) struct Block<'a> {
     layout: &'a Layout,
+    missing: &'a Missing,
     width: usize,
     rows: usize,
     features: Vec<f32>,
@@ -80,13 +94,14 @@ enum Fields {
 }
 
 /// A field that is not what its column needs.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct BadField {
     pub(crate) column: usize,
     pub(crate) expected: &'static str,
 }
 
 impl<'a> Block<'a> {
-    pub(crate) fn new(layout: &'a Layout, width: usize) -> Self {
+    pub(super) fn new(layout: &'a Layout, missing: &'a Missing, width: usize) -> Self {
         let columns = match layout {
             Layout::Features | Layout::Labelled { .. } => Vec::new(),
             Layout::Columns(columns) => columns
@@ -98,7 +113,7 @@ impl<'a> Block<'a> {
                 })
                 .collect(),
         };
-        Self { layout, width, rows: 0, features: Vec::new(), labels: Vec::new(), columns }
+        Self { layout, missing, width, rows: 0, features: Vec::new(), labels: Vec::new(), columns }
     }
 
     pub(crate) fn rows(&self) -> usize {
@@ -116,21 +131,30 @@ impl<'a> Block<'a> {
         Some(Numbers { width: self.width, label, rows, features, labels })
     }
 
-    /// Adds a row of the right width. After a bad field the row is not there, but parts of it may be: such a block
-    /// takes no further rows.
+    /// Adds a row of the right width, or nothing if a field is bad.
     pub(crate) fn push(&mut self, record: &::csv::ByteRecord) -> Result<(), BadField> {
+        let added = self.add(record);
+        match added {
+            Ok(()) => self.rows += 1,
+            Err(_) => self.discard(),
+        }
+        added
+    }
+
+    fn add(&mut self, record: &::csv::ByteRecord) -> Result<(), BadField> {
+        let missing = self.missing;
         match self.layout {
             Layout::Features => {
                 for (column, field) in record.iter().enumerate() {
-                    self.features.push(f32_field(column, field)?);
+                    self.features.push(f32_field(column, field, missing)?);
                 }
             }
             Layout::Labelled { label } => {
                 for (column, field) in record.iter().enumerate() {
                     if column == *label {
-                        self.labels.push(i64_field(column, field)?)
+                        self.labels.push(i64_field(column, field, missing)?)
                     } else {
-                        self.features.push(f32_field(column, field)?)
+                        self.features.push(f32_field(column, field, missing)?)
                     }
                 }
             }
@@ -138,21 +162,40 @@ impl<'a> Block<'a> {
                 for ((_, place, _), fields) in columns.iter().zip(&mut self.columns) {
                     let field = record.get(*place).unwrap_or_default();
                     match fields {
-                        Fields::F32(fields) => fields.push(f32_field(*place, field)?),
-                        Fields::I64(fields) => fields.push(i64_field(*place, field)?),
-                        Fields::Text(fields) => fields.push(field.to_vec()),
+                        Fields::F32(fields) => fields.push(f32_field(*place, field, missing)?),
+                        Fields::I64(fields) => fields.push(i64_field(*place, field, missing)?),
+                        Fields::Text(fields) => fields.push(match missing.stand_in(*place, field) {
+                            Some(Filled::Text(text)) => text.clone(),
+                            _ => field.to_vec(),
+                        }),
                     }
                 }
             }
         }
-        self.rows += 1;
         Ok(())
     }
 
-    /// The rows as one batch, without what a bad row left behind.
-    pub(crate) fn finish(mut self) -> distribute_tensor::Result<Tree<Leaf>> {
+    /// Takes back what a bad row has left.
+    fn discard(&mut self) {
         let rows = self.rows;
+        let width = match self.layout {
+            Layout::Labelled { .. } => self.width.saturating_sub(1),
+            _ => self.width,
+        };
+        self.features.truncate(rows * width);
         self.labels.truncate(rows);
+        for fields in &mut self.columns {
+            match fields {
+                Fields::F32(fields) => fields.truncate(rows),
+                Fields::I64(fields) => fields.truncate(rows),
+                Fields::Text(fields) => fields.truncate(rows),
+            }
+        }
+    }
+
+    /// The rows as one batch.
+    pub(crate) fn finish(self) -> distribute_tensor::Result<Tree<Leaf>> {
+        let rows = self.rows;
         Ok(match self.layout {
             Layout::Features => matrix(self.features, rows, self.width)?,
             Layout::Labelled { .. } => {
@@ -161,9 +204,9 @@ impl<'a> Block<'a> {
             }
             Layout::Columns(columns) => {
                 let vectors = self.columns.into_iter().map(|fields| match fields {
-                    Fields::F32(fields) => vector(fields, rows),
-                    Fields::I64(fields) => vector(fields, rows),
-                    Fields::Text(fields) => vector(fields, rows),
+                    Fields::F32(fields) => vector(fields),
+                    Fields::I64(fields) => vector(fields),
+                    Fields::Text(fields) => vector(fields),
                 });
                 Tree::Dict(columns.iter().map(|(name, ..)| name.clone()).zip(vectors).collect())
             }
@@ -171,13 +214,11 @@ impl<'a> Block<'a> {
     }
 }
 
-fn matrix(mut elements: Vec<f32>, rows: usize, columns: usize) -> distribute_tensor::Result<Tree<Leaf>> {
-    elements.truncate(rows * columns);
+fn matrix(elements: Vec<f32>, rows: usize, columns: usize) -> distribute_tensor::Result<Tree<Leaf>> {
     Ok(leaf(HostTensor::new(elements, [rows, columns])?))
 }
 
-fn vector<T: distribute_tensor::Element>(mut elements: Vec<T>, rows: usize) -> Tree<Leaf> {
-    elements.truncate(rows);
+fn vector<T: distribute_tensor::Element>(elements: Vec<T>) -> Tree<Leaf> {
     leaf(HostTensor::vector(elements))
 }
 
@@ -185,12 +226,18 @@ fn leaf(tensor: HostTensor) -> Tree<Leaf> {
     Tree::Leaf(Leaf::Host(tensor))
 }
 
-fn f32_field(column: usize, field: &[u8]) -> Result<f32, BadField> {
-    parse(field).ok_or(BadField { column, expected: "a number (float32)" })
+fn f32_field(column: usize, field: &[u8], missing: &Missing) -> Result<f32, BadField> {
+    match missing.stand_in(column, field) {
+        Some(Filled::F32(value)) => Ok(*value),
+        _ => parse(field).ok_or(BadField { column, expected: "a number (float32)" }),
+    }
 }
 
-fn i64_field(column: usize, field: &[u8]) -> Result<i64, BadField> {
-    parse(field).ok_or(BadField { column, expected: "an integer (int64)" })
+fn i64_field(column: usize, field: &[u8], missing: &Missing) -> Result<i64, BadField> {
+    match missing.stand_in(column, field) {
+        Some(Filled::I64(value)) => Ok(*value),
+        _ => parse(field).ok_or(BadField { column, expected: "an integer (int64)" }),
+    }
 }
 
 /// A field as a number, with spaces around it or without.

@@ -2,6 +2,7 @@
 
 use super::Column;
 use super::block::Layout;
+use super::missing::{Missing, MissingFields};
 use crate::file::ElementLimit;
 use crate::{Compression, Error, Files, Location, Result};
 use std::io::{ErrorKind, Read};
@@ -12,6 +13,7 @@ pub(super) struct CsvFormat {
     pub(super) dialect: Dialect,
     pub(super) columns: Columns,
     pub(super) layout: Layout,
+    pub(super) missing: Missing,
 }
 
 /// The delimiter and the quoting of a file.
@@ -94,6 +96,7 @@ impl CsvFormat {
         files: &Files,
         header: bool,
         dialect: Dialect,
+        missing: &MissingFields,
         layout: impl FnOnce(&Columns) -> Result<Layout>,
     ) -> Result<Self> {
         let mut columns = None;
@@ -107,7 +110,8 @@ impl CsvFormat {
         }
         let columns = columns.ok_or(Error::Empty { operation: "reading CSV" })?;
         let layout = layout(&columns)?;
-        Ok(Self { header, dialect, columns, layout })
+        let missing = missing.find(&columns, &layout)?;
+        Ok(Self { header, dialect, columns, layout, missing })
     }
 
     /// Where there are header lines, all files have one header.

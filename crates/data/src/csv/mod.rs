@@ -2,6 +2,7 @@
 
 mod block;
 mod file;
+mod missing;
 mod plain;
 mod section;
 mod source;
@@ -9,10 +10,11 @@ mod source;
 pub use block::ColumnType;
 
 use crate::operations::file_stage::threads;
-use crate::{Dataset, Files, Location, Result};
+use crate::{Dataset, DefaultValue, Files, Location, Result, SkippedRecords};
 use block::Layout;
 use distribute_tensor::{HostTensor, Nest};
 use file::{Columns, CsvFormat, Dialect};
+use missing::MissingFields;
 use source::CsvRows;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -43,16 +45,27 @@ pub struct Csv {
     files: Files,
     header: bool,
     dialect: Dialect,
+    missing: MissingFields,
     threads: usize,
+    skipped: Option<SkippedRecords>,
 }
 
-/// A column of a CSV file: by its place from 0 on, or by its name in the header line.
-#[derive(Clone, Debug)]
+/// A column of a file: by its place from 0 on, or by its name (in CSV, that in the header line).
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Column {
     /// The place, from 0 on.
     At(usize),
-    /// The name in the header line.
+    /// The name.
     Named(String),
+}
+
+impl std::fmt::Display for Column {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Column::At(place) => write!(f, "{place}"),
+            Column::Named(name) => f.write_str(name),
+        }
+    }
 }
 
 impl From<usize> for Column {
@@ -63,6 +76,11 @@ impl From<usize> for Column {
 impl From<&str> for Column {
     fn from(name: &str) -> Self {
         Column::Named(name.into())
+    }
+}
+impl From<String> for Column {
+    fn from(name: String) -> Self {
+        Column::Named(name)
     }
 }
 
@@ -76,7 +94,8 @@ impl Csv {
     /// same. Files of 0 bytes, as Spark writes them, have neither header nor rows.
     pub fn files(files: impl Into<Files>) -> Self {
         let dialect = Dialect { delimiter: b',', quoting: true };
-        Self { files: files.into(), header: true, dialect, threads: threads() }
+        let (files, missing) = (files.into(), MissingFields::default());
+        Self { files, header: true, dialect, missing, threads: threads(), skipped: None }
     }
 
     /// Reads bytes in memory, as `include_bytes!` gives them. `name` is what errors call them.
@@ -102,6 +121,46 @@ impl Csv {
     #[doc(alias = "use_quote_delim")]
     pub fn quoting(self, quoting: bool) -> Self {
         Self { dialect: Dialect { quoting, ..self.dialect }, ..self }
+    }
+
+    /// Sets the value of a field of a column that is empty: without it, such a field is an error, or text of no bytes.
+    ///
+    /// A value that is not of the column's type gives [`Error::Parameter`](crate::Error::Parameter) where the dataset is made.
+    ///
+    /// ```
+    /// use distribute_data::Csv;
+    ///
+    /// let rows = Csv::bytes("a.csv", "x,y\n1,\n,NA\n").default("x", 0.5).default("y", -1).missing("NA");
+    /// let (x, y) = rows.labelled("y")?.load()?;
+    /// assert_eq!(x.as_slice::<f32>(), Some(&[1.0, 0.5][..]));
+    /// assert_eq!(y.as_slice::<i64>(), Some(&[-1, -1][..]));
+    /// # Ok::<(), distribute_data::Error>(())
+    /// ```
+    #[doc(alias = "record_defaults")]
+    #[doc(alias = "column_defaults")]
+    pub fn default(mut self, column: impl Into<Column>, value: impl Into<DefaultValue>) -> Self {
+        self.missing.columns.push((column.into(), value.into()));
+        self
+    }
+
+    /// Sets the value of empty fields of all columns that can have it and have no [`default`](Self::default) of their own.
+    pub fn default_of_all(mut self, value: impl Into<DefaultValue>) -> Self {
+        self.missing.all = Some(value.into());
+        self
+    }
+
+    /// Adds a text that stands for a missing value, as an empty field does: `NA`. It is one in columns that have a default.
+    #[doc(alias = "na_value")]
+    pub fn missing(mut self, text: impl Into<Vec<u8>>) -> Self {
+        self.missing.texts.push(text.into());
+        self
+    }
+
+    /// Skips and counts broken rows: those with fields that are not of their column's type, and those that are wider or
+    /// narrower than the first row. A quote that is never closed, or a row that is too long, ends the file.
+    #[doc(alias = "ignore_errors")]
+    pub fn skip_broken(self, skipped: &SkippedRecords) -> Self {
+        Self { skipped: Some(skipped.clone()), ..self }
     }
 
     /// On how many threads rows are parsed: as many as there are cores by default, up to 8. 1 starts none. The order of
@@ -170,7 +229,8 @@ impl Csv {
     }
 
     fn dataset<T: Nest>(self, layout: impl FnOnce(&Columns) -> Result<Layout>) -> Result<Dataset<T>> {
-        let format = CsvFormat::look(&self.files, self.header, self.dialect, layout)?;
-        Ok(Dataset::of_files(self.files, CsvRows { format: Arc::new(format), threads: self.threads }))
+        let Self { files, header, dialect, missing, threads, skipped } = self;
+        let format = Arc::new(CsvFormat::look(&files, header, dialect, &missing, layout)?);
+        Ok(Dataset::of_files(files, CsvRows { format, threads, skipped }))
     }
 }

@@ -180,6 +180,7 @@ fn digits(text: &[u8], mut at: usize, mut number: u64) -> (u64, usize) {
 mod tests {
     use super::*;
     use crate::csv::block::Layout;
+    use crate::csv::missing::Missing;
     use proptest::prelude::*;
 
     proptest! {
@@ -205,9 +206,10 @@ mod tests {
         #[test]
         fn it_reads_what_the_parser_of_all_csv_reads(text in "[-0-9., \r\n]{0,60}") {
             let layout = Layout::Labelled { label: 1 };
-            let mut block = Block::new(&layout, 3);
+            let missing = Missing::default();
+            let mut block = Block::new(&layout, &missing, 3);
             let stop = rows(text.as_bytes(), b',', false, true, &mut block);
-            let mut expected = Block::new(&layout, 3);
+            let mut expected = Block::new(&layout, &missing, 3);
             let mut reader = crate::csv::file::reader(text.as_bytes(), Dialect { delimiter: b',', quoting: true }, false);
             let mut record = ::csv::ByteRecord::new();
             let mut all = true;

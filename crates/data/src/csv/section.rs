@@ -3,6 +3,7 @@
 use super::block::Block;
 use super::file::{CsvFormat, failure, line, reader};
 use super::plain::{self, Stop};
+use crate::broken::Broken;
 use crate::chunk::Chunk;
 use crate::operations::file_stage::Made;
 use crate::{Error, Location, Result};
@@ -16,12 +17,13 @@ pub(super) struct Section {
     /// Where in the text they are.
     pub(super) offset: u64,
     pub(super) bytes: Vec<u8>,
+    pub(super) broken: Broken,
 }
 
 impl Section {
-    /// Their elements, up to the first row that is broken.
+    /// Their elements, up to the first row that is broken unless such rows are skipped.
     pub(super) fn made(&self) -> Made {
-        let mut block = Block::new(&self.format.layout, self.format.columns.count);
+        let mut block = Block::new(&self.format.layout, &self.format.missing, self.format.columns.count);
         let failed = self.parse(&mut block).err();
         match (block.rows(), failed) {
             (0, failed) => Made { chunk: None, failed },
@@ -36,7 +38,7 @@ impl Section {
         let first = self.offset == 0;
         let skip_header = first && self.format.header;
         let mut start = 0;
-        if plain::is_plain(&self.bytes, self.format.dialect) {
+        if plain::is_plain(&self.bytes, self.format.dialect) && !self.format.missing.numbers {
             match plain::rows(&self.bytes, self.format.dialect.delimiter, skip_header, first, block) {
                 Stop::End => return Ok(()),
                 Stop::At(place) => start = place,
@@ -55,7 +57,7 @@ impl Section {
         Ok(())
     }
 
-    /// Adds the row that was found at a place.
+    /// Adds the row that was found at a place, or skips it if it is broken and may be skipped.
     fn push(&self, row: &::csv::ByteRecord, at: u64, block: &mut Block<'_>) -> Result<()> {
         let broken = |column: usize, found: String, expected: String| match line(&self.file, at) {
             Ok(line) => Error::Csv { path: self.file.to_string(), line, column: column + 1, found, expected },
@@ -63,12 +65,14 @@ impl Section {
         };
         let (width, found) = (self.format.columns.count, row.len());
         if found != width {
-            return Err(broken(found.min(width), columns(found), columns(width)));
+            return self.broken.skip_with(|| broken(found.min(width), columns(found), columns(width)));
         }
-        block.push(row).map_err(|bad| {
-            let field = quote(row.get(bad.column).unwrap_or_default());
-            let name = self.format.columns.describe(bad.column);
-            broken(bad.column, field, format!("{}{name}", bad.expected))
+        block.push(row).or_else(|bad| {
+            self.broken.skip_with(|| {
+                let field = quote(row.get(bad.column).unwrap_or_default());
+                let name = self.format.columns.describe(bad.column);
+                broken(bad.column, field, format!("{}{name}", bad.expected))
+            })
         })
     }
 }

@@ -3,6 +3,7 @@
 use super::file::{CsvFormat, Dialect, cost, line, reader};
 use super::plain;
 use super::section::Section;
+use crate::broken::{Broken, SkippedRecords};
 use crate::operations::file_stage::{Reading, Sections, Work};
 use crate::operations::files::Format;
 use crate::operations::worker_pool::most_threads;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 pub(super) struct CsvRows {
     pub(super) format: Arc<CsvFormat>,
     pub(super) threads: usize,
+    pub(super) skipped: Option<SkippedRecords>,
 }
 
 impl Format for CsvRows {
@@ -26,7 +28,7 @@ impl Format for CsvRows {
         Some(self.format.layout.spec(self.format.columns.count))
     }
 
-    fn open(&self, file: &Location) -> Result<Reading> {
+    fn open(&self, file: &Location, broken: &Broken) -> Result<Reading> {
         self.format.check_header(file)?;
         Ok(Reading::Sections(Box::new(CsvSections {
             format: self.format.clone(),
@@ -36,7 +38,12 @@ impl Format for CsvRows {
             bytes: Vec::new(),
             ended: false,
             failed: None,
+            broken: broken.clone(),
         })))
+    }
+
+    fn skipped(&self) -> Option<&SkippedRecords> {
+        self.skipped.as_ref()
     }
 
     fn threads(&self) -> usize {
@@ -62,6 +69,7 @@ struct CsvSections {
     ended: bool,
     /// Why nothing more can be read: after the rows before.
     failed: Option<Error>,
+    broken: Broken,
 }
 
 impl CsvSections {
@@ -172,8 +180,8 @@ impl Sections for CsvSections {
         let rest = self.bytes.get(whole..).unwrap_or_default().to_vec();
         let mut bytes = std::mem::replace(&mut self.bytes, rest);
         bytes.truncate(whole);
-        let section =
-            Section { format: self.format.clone(), file: self.file.clone(), offset: self.offset, bytes };
+        let (format, file, broken) = (self.format.clone(), self.file.clone(), self.broken.clone());
+        let section = Section { format, file, offset: self.offset, bytes, broken };
         self.offset += whole as u64;
         Some(Ok(Work { bytes: whole, make: Box::new(move || section.made()) }))
     }

@@ -139,7 +139,7 @@ impl<'f> Column<'f> {
 }
 
 /// Values of records that end at `ends`, each filled up to `longest`; `None` where memory does not suffice.
-fn padded(values: Feature, ends: &[usize], longest: usize, padding: &Feature) -> Option<Feature> {
+pub(super) fn padded(values: Feature, ends: &[usize], longest: usize, padding: &Feature) -> Option<Feature> {
     fn fill<T: Clone>(values: Vec<T>, ends: &[usize], longest: usize, padding: &T) -> Option<Vec<T>> {
         let mut out = Vec::new();
         out.try_reserve_exact(longest.checked_mul(ends.len())?).ok()?;

@@ -40,15 +40,7 @@ impl Example {
     /// The example as a record: features in the order of their names, numbers side by side.
     #[doc(alias = "SerializeToString")]
     pub fn encode(&self) -> Vec<u8> {
-        let entries: Vec<_> = self.features.iter().map(|(name, feature)| Entry::of(name, feature)).collect();
-        if entries.is_empty() {
-            return Vec::new();
-        }
-        let len = entries.iter().map(|entry| bytes_field_len(entry.len)).sum();
-        let mut out = Vec::with_capacity(bytes_field_len(len));
-        put_bytes_key(1, len, &mut out);
-        entries.iter().for_each(|entry| entry.put(&mut out));
-        out
+        encoded(&self.features)
     }
 
     /// Reads a record. A feature without a list, which holds values of no kind, is left out.
@@ -79,8 +71,28 @@ impl Example {
     }
 }
 
+/// Features as they stand in a record.
+pub(super) fn encoded(features: &BTreeMap<String, Feature>) -> Vec<u8> {
+    let entries: Vec<_> = features.iter().map(|(name, feature)| Entry::of(name, feature)).collect();
+    if entries.is_empty() {
+        return Vec::new();
+    }
+    let len = entries.iter().map(|entry| bytes_field_len(entry.len)).sum();
+    let mut out = Vec::with_capacity(bytes_field_len(len));
+    put_bytes_key(1, len, &mut out);
+    entries.iter().for_each(|entry| entry.put(&mut out));
+    out
+}
+
+/// A feature as it stands in an entry or a list.
+pub(super) fn encoded_feature(feature: &Feature) -> Vec<u8> {
+    let mut out = Vec::new();
+    Entry::of("", feature).put_feature(&mut out);
+    out
+}
+
 /// The values of a feature of `record`, if they are of any kind.
-fn decoded(feature: &[u8], record: &[u8]) -> Result<Option<Feature>, String> {
+pub(super) fn decoded(feature: &[u8], record: &[u8]) -> Result<Option<Feature>, String> {
     let Some((kind, list)) = message::list(feature).map_err(|broken| broken.describe(record))? else {
         return Ok(None);
     };
@@ -121,6 +133,10 @@ impl<'a> Entry<'a> {
         put_bytes_key(1, self.name.len(), out);
         out.extend_from_slice(self.name.as_bytes());
         put_bytes_key(2, bytes_field_len(self.list), out);
+        self.put_feature(out);
+    }
+
+    fn put_feature(&self, out: &mut Vec<u8>) {
         let kind = match self.feature {
             Feature::Bytes(_) => 1,
             Feature::Floats(_) => 2,

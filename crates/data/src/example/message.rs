@@ -4,6 +4,10 @@
 //! Example  { 1: Features }              Feature   { 1: BytesList | 2: FloatList | 3: Int64List }
 //! Features { 1: Entry, any number }     BytesList { 1: bytes, any number }
 //! Entry    { 1: key, 2: Feature }       FloatList, Int64List { 1: number, any number, also side by side }
+//!
+//! SequenceExample { 1: Features, 2: FeatureLists }
+//! FeatureLists    { 1: entry { 1: key, 2: FeatureList }, any number }
+//! FeatureList     { 1: Feature, any number }
 //! ```
 //!
 //! As protobuf has it, a message in several parts is their concatenation; of entries with one key the last is meant;
@@ -17,11 +21,40 @@ use std::borrow::Cow;
 #[inline]
 pub(super) fn entries<'a>(
     record: &'a [u8],
+    each: impl FnMut(&'a [u8], Cow<'a, [u8]>),
+) -> Result<(), Broken<'a>> {
+    entries_of::<1>(record, each)
+}
+
+/// Calls `each` with the key and the list of each entry of a sequence's lists, in order.
+pub(super) fn lists<'a>(
+    record: &'a [u8],
+    each: impl FnMut(&'a [u8], Cow<'a, [u8]>),
+) -> Result<(), Broken<'a>> {
+    entries_of::<2>(record, each)
+}
+
+/// Takes the next feature off a list.
+pub(super) fn next_feature<'a>(list: &mut &'a [u8]) -> Result<Option<&'a [u8]>, Broken<'a>> {
+    while let Some(found) = field(list)? {
+        if let (1, Value::Bytes(feature)) = found {
+            return Ok(Some(feature));
+        }
+    }
+    Ok(None)
+}
+
+#[inline]
+fn entries_of<'a, const FIELD: u64>(
+    record: &'a [u8],
     mut each: impl FnMut(&'a [u8], Cow<'a, [u8]>),
 ) -> Result<(), Broken<'a>> {
     let mut rest = record;
     while let Some(found) = field(&mut rest)? {
-        let (1, Value::Bytes(mut features)) = found else { continue };
+        let (number, Value::Bytes(mut features)) = found else { continue };
+        if number != FIELD {
+            continue;
+        }
         while let Some(found) = field(&mut features)? {
             let (1, Value::Bytes(entry)) = found else { continue };
             let (key, feature) = key_and_feature(entry)?;

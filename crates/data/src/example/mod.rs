@@ -27,6 +27,9 @@ mod feature;
 mod features;
 mod message;
 mod parse;
+mod sequence;
+mod step_column;
+mod steps;
 mod wire;
 
 #[doc(alias = "tf.train.Example")]
@@ -42,3 +45,9 @@ pub use features::FixedLen;
 #[doc(alias = "FixedLenSequenceFeature")]
 pub use features::VarLen;
 pub use features::{Features, Wanted};
+#[doc(alias = "tf.train.SequenceExample")]
+pub use sequence::SequenceExample;
+pub use steps::SequenceFeatures;
+#[doc(alias = "tf.io.FixedLenSequenceFeature")]
+#[doc(alias = "tf.io.RaggedFeature")]
+pub use steps::Steps;

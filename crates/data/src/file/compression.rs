@@ -1,16 +1,22 @@
 //! What is taken off a file before its format sees the bytes.
 
 use super::Location;
+use super::announced::announced;
 use crate::{Error, Result};
 use flate2::bufread::{GzDecoder, ZlibDecoder};
+#[cfg(feature = "lz4")]
+use lz4_flex::frame::FrameDecoder as Lz4Decoder;
 use std::io::{self, BufRead, BufReader, Cursor, ErrorKind, Read};
+#[cfg(feature = "zstd")]
+use zstd::stream::read::Decoder as ZstdDecoder;
 
 /// How a file is compressed.
 ///
 /// Gzip announces itself: three bytes with which no text starts, and with which a TFRecord file starts only if its
 /// first record has a length of 559 903 bytes plus a multiple of 16 MiB. Zlib doesn't: its two bytes may be the text
 /// `x^`. So zlib is found only by formats that know their own first bytes when they see them; for others, such as
-/// text, it has to be named.
+/// text, it has to be named. Zstd and lz4 announce themselves, and are read where the features `zstd` and `lz4` are enabled
+/// (`parquet` enables both). What is compressed in another way that announces itself, such as bzip2 and xz, is refused by name.
 ///
 /// Behind the end of a stream there may be zeros, with which some media fill their blocks, and behind gzip another gzip
 /// member. Anything else there is an error: it may be what is left of a member.
@@ -36,6 +42,10 @@ pub enum Compression {
     Gzip,
     /// Zlib: deflate with zlib's header and checksum.
     Zlib,
+    /// Zstandard, of one frame or several; needs the feature `zstd`.
+    Zstd,
+    /// Frames of lz4, one or several; needs the feature `lz4`.
+    Lz4,
 }
 
 /// What is read at once: files of long records are read in few calls of the operating system.
@@ -49,8 +59,10 @@ impl Compression {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`](crate::Error::Io) if the file cannot be opened or its first bytes cannot be read. A stream that
-    /// is broken fails when it is read, with how many bytes of it could be unpacked.
+    /// - [`Error::Io`](crate::Error::Io): the file cannot be opened, its first bytes cannot be read, or they say that it is
+    ///   compressed in a way that is not read. A stream that is broken fails when it is read, with how many bytes of it could be
+    ///   unpacked.
+    /// - [`Error::Feature`](crate::Error::Feature): it is compressed with zstd or lz4, and that feature is not enabled.
     pub fn open(self, location: &Location) -> Result<Box<dyn BufRead + Send>> {
         self.unpack(location, |_| None).map(|(bytes, _)| bytes)
     }
@@ -82,11 +94,25 @@ impl Compression {
         if self == Compression::Auto {
             raw.by_ref().take(HEAD as u64).read_to_end(&mut head).map_err(|e| location.io_error(e))?;
         }
-        let found = if self == Compression::Auto { announced(&head, plain(&head)) } else { self };
+        let found = match self {
+            Compression::Auto => announced(&head, plain(&head)).map_err(|name| refused(location, name))?,
+            named => named,
+        };
         let packed = BufReader::with_capacity(BUFFER, Cursor::new(head).chain(raw));
         Ok(match found {
             Compression::Gzip => (unpacked(Decoder::Gzip(GzDecoder::new(packed))), true),
             Compression::Zlib => (unpacked(Decoder::Zlib(ZlibDecoder::new(packed))), true),
+            #[cfg(feature = "zstd")]
+            Compression::Zstd => {
+                let decoder = ZstdDecoder::with_buffer(packed).map_err(|e| location.io_error(e))?;
+                (unpacked(Decoder::Zstd(decoder)), true)
+            }
+            #[cfg(not(feature = "zstd"))]
+            Compression::Zstd => return Err(needs(location, "zstd")),
+            #[cfg(feature = "lz4")]
+            Compression::Lz4 => (unpacked(Decoder::lz4(packed)), true),
+            #[cfg(not(feature = "lz4"))]
+            Compression::Lz4 => return Err(needs(location, "lz4")),
             Compression::Auto | Compression::None => (Box::new(packed), false),
         })
     }
@@ -125,17 +151,31 @@ fn unpacked(decoder: Decoder<impl BufRead + Send + 'static>) -> Box<dyn BufRead 
     Box::new(BufReader::with_capacity(BUFFER, Unpacked { decoder: Some(decoder), offset: 0 }))
 }
 
-enum Decoder<R> {
+enum Decoder<R: BufRead> {
     /// One member of several.
     Gzip(GzDecoder<R>),
     Zlib(ZlibDecoder<R>),
+    #[cfg(feature = "zstd")]
+    Zstd(ZstdDecoder<'static, R>),
+    /// One frame of several.
+    #[cfg(feature = "lz4")]
+    Lz4(Box<Lz4Decoder<Watched<R>>>),
 }
 
 impl<R: BufRead> Decoder<R> {
+    #[cfg(feature = "lz4")]
+    fn lz4(bytes: R) -> Self {
+        Decoder::Lz4(Box::new(Lz4Decoder::new(Watched { bytes, ended: false })))
+    }
+
     fn name(&self) -> &'static str {
         match self {
             Decoder::Gzip(_) => "gzip",
             Decoder::Zlib(_) => "zlib",
+            #[cfg(feature = "zstd")]
+            Decoder::Zstd(_) => "zstd",
+            #[cfg(feature = "lz4")]
+            Decoder::Lz4(_) => "lz4",
         }
     }
 
@@ -143,6 +183,14 @@ impl<R: BufRead> Decoder<R> {
         match self {
             Decoder::Gzip(member) => member.read(buffer),
             Decoder::Zlib(stream) => stream.read(buffer),
+            #[cfg(feature = "zstd")]
+            Decoder::Zstd(frames) => frames.read(buffer),
+            #[cfg(feature = "lz4")]
+            Decoder::Lz4(frame) => match frame.read(buffer)? {
+                // The decoder takes the end of the bytes for that of the frame.
+                0 if !buffer.is_empty() && frame.get_mut().ended => Err(ErrorKind::UnexpectedEof.into()),
+                read => Ok(read),
+            },
         }
     }
 
@@ -151,6 +199,10 @@ impl<R: BufRead> Decoder<R> {
         let raw = match self {
             Decoder::Gzip(member) => member.get_mut(),
             Decoder::Zlib(stream) => stream.get_mut(),
+            #[cfg(feature = "zstd")]
+            Decoder::Zstd(frames) => frames.get_mut(),
+            #[cfg(feature = "lz4")]
+            Decoder::Lz4(frame) => &mut frame.get_mut().bytes,
         };
         loop {
             let bytes = raw.fill_buf()?;
@@ -164,8 +216,24 @@ impl<R: BufRead> Decoder<R> {
     }
 }
 
+/// Bytes of which it is known whether more were asked for than there are.
+#[cfg(feature = "lz4")]
+struct Watched<R> {
+    bytes: R,
+    ended: bool,
+}
+
+#[cfg(feature = "lz4")]
+impl<R: Read> Read for Watched<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.bytes.read(buffer)?;
+        self.ended |= read == 0 && !buffer.is_empty();
+        Ok(read)
+    }
+}
+
 /// Unpacks a stream, and says in errors how far it could be unpacked.
-struct Unpacked<R> {
+struct Unpacked<R: BufRead> {
     /// `None` behind the end.
     decoder: Option<Decoder<R>>,
     offset: u64,
@@ -180,6 +248,8 @@ impl<R: BufRead> Unpacked<R> {
             (Some(0x1f), Some(Decoder::Gzip(member))) => {
                 Some(Decoder::Gzip(GzDecoder::new(member.into_inner())))
             }
+            #[cfg(feature = "lz4")]
+            (Some(0x04), Some(Decoder::Lz4(frame))) => Some(Decoder::lz4(frame.into_inner().bytes)),
             (Some(_), decoder) => {
                 self.decoder = decoder;
                 return Err(io::Error::new(DAMAGED, "it ends here, and what follows is no part of it"));
@@ -213,25 +283,23 @@ impl<R: BufRead> Read for Unpacked<R> {
     }
 }
 
-/// What a file that starts with `head` is compressed with, where its format says that this is how plain files start,
-/// or that it isn't, or can't tell.
-fn announced(head: &[u8], plain: Option<bool>) -> Compression {
-    match plain {
-        Some(true) => Compression::None,
-        _ if head.starts_with(&[0x1f, 0x8b, 8]) => Compression::Gzip,
-        Some(false) if starts_zlib(head) => Compression::Zlib,
-        _ => Compression::None,
-    }
+/// The error for a file that is compressed in a way that is not read.
+fn refused(location: &Location, name: &str) -> Error {
+    let what = format!(
+        "it is compressed with {name}, which is not read: unpack it first, or compress it with gzip or zstd"
+    );
+    location.io_error(io::Error::new(ErrorKind::Unsupported, what))
 }
 
-/// Deflate with a window of at most 32 KiB, no dictionary, and the two bytes as one number divisible by 31 (RFC 1950).
-fn starts_zlib(head: &[u8]) -> bool {
-    let &[cmf, flg, ..] = head else { return false };
-    cmf & 15 == 8 && cmf >> 4 <= 7 && flg & 0x20 == 0 && u16::from_be_bytes([cmf, flg]) % 31 == 0
+/// The error for a file that is compressed in a way that needs a feature.
+#[cfg(not(all(feature = "zstd", feature = "lz4")))]
+fn needs(location: &Location, feature: &'static str) -> Error {
+    Error::Feature { what: format!("{location}, which is compressed with {feature}"), feature }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::announced::starts_zlib;
     use super::*;
     use flate2::write::{GzEncoder, ZlibEncoder};
     use std::io::Write;
@@ -275,8 +343,8 @@ mod tests {
             let taken_as_is = read(Compression::Auto.open_known(&packed, |_| true).unwrap()).unwrap();
             assert!(starts_zlib(&taken_as_is));
         }
-        assert_eq!(announced(&[0x1f, 0x8b, 8, 0], Some(true)), Compression::None);
-        assert_eq!(announced(&[0x1f, 0x8b, 8, 0], Some(false)), Compression::Gzip);
+        assert_eq!(announced(&[0x1f, 0x8b, 8, 0], Some(true)), Ok(Compression::None));
+        assert_eq!(announced(&[0x1f, 0x8b, 8, 0], Some(false)), Ok(Compression::Gzip));
         // Not divisible by 31, a dictionary, another method, a window too large.
         for not in [[0x78, 0x9d], [0x78, 0xbb], [0x77, 0x9c], [0x88, 0x1c], [0x00, 0x00]] {
             assert!(!starts_zlib(&not), "{not:?}");
@@ -313,6 +381,68 @@ mod tests {
                 assert!(error.to_string().contains("stream is damaged at byte 4, unpacked: "), "{error}");
                 assert_eq!(error.kind(), DAMAGED);
             }
+        }
+    }
+
+    /// Its bytes were read as text.
+    #[test]
+    fn what_is_compressed_in_another_way_is_refused_by_name() {
+        let packed: [(&str, &[u8]); 7] = [
+            ("bzip2", b"BZh91AY&SY\x12"),
+            ("bzip2", b"BZh9\x17rE8P\x90\0\0"),
+            ("xz", b"\xfd7zXZ\0\0\x04"),
+            ("framed snappy", b"\xff\x06\0\0sNaPpY"),
+            ("zip", b"PK\x03\x04\x14\0"),
+            ("7z", b"7z\xbc\xaf\x27\x1c\0"),
+            (".Z", b"\x1f\x9d\x90"),
+        ];
+        for (name, bytes) in packed {
+            let location = Location::bytes("a", bytes);
+            let error = Compression::Auto.open(&location).map(drop).unwrap_err().to_string();
+            assert!(
+                error.starts_with("cannot read 'a': it is compressed with ") && error.contains(name),
+                "{error}"
+            );
+            assert_eq!(read(Compression::None.open(&location).unwrap()).unwrap(), bytes);
+            assert!(Compression::Auto.open_known(&location, |_| true).is_ok());
+        }
+        for text in ["BZh9 is a mark", "PK", "7z"] {
+            assert!(Compression::Auto.open(&Location::bytes("a", text)).is_ok(), "{text}");
+        }
+    }
+
+    /// "abc", as the program zstd writes it.
+    const ZSTD: &[u8] = b"\x28\xb5\x2f\xfd\x24\x03\x19\0\0abc\x99\x09\x77\xad";
+
+    #[test]
+    fn zstd_and_lz4_are_read_or_name_their_feature() {
+        let lz4: &[u8] = b"\x04\x22\x4d\x18\x60\x40\x82\x03\0\0\x80abc\0\0\0\0";
+        let kinds = [
+            ("zstd", Compression::Zstd, ZSTD, cfg!(feature = "zstd")),
+            ("lz4", Compression::Lz4, lz4, cfg!(feature = "lz4")),
+        ];
+        for (feature, kind, frame, enabled) in kinds {
+            let location = Location::bytes("a", [frame, frame].concat());
+            if !enabled {
+                let error = Compression::Auto.open(&location).map(drop).unwrap_err();
+                assert!(
+                    matches!(&error, Error::Feature { feature: needed, .. } if *needed == feature),
+                    "{error}"
+                );
+                continue;
+            }
+            assert_eq!(read(Compression::Auto.open(&location).unwrap()).unwrap(), b"abcabc", "{feature}");
+            assert_eq!(read(kind.open(&location).unwrap()).unwrap(), b"abcabc");
+            let zeros = Location::bytes("a", [frame, &[0; 1000]].concat());
+            // Zeros behind the end: zstd takes them for a frame.
+            assert_eq!(read(kind.open(&zeros).unwrap()).is_ok(), feature == "lz4");
+            for cut in 1..frame.len() {
+                let location = Location::bytes("cut", frame[..cut].to_vec());
+                let error = read(kind.open(&location).unwrap()).unwrap_err();
+                assert_eq!(error.kind(), DAMAGED, "{feature} cut at {cut}: {error}");
+            }
+            let followed = Location::bytes("a", [frame, b"more"].concat());
+            assert!(read(kind.open(&followed).unwrap()).is_err(), "{feature}");
         }
     }
 

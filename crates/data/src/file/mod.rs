@@ -9,6 +9,7 @@
 //! | `stamp.rs` | a file's name, size and time, which are found without reading it: for caches on this machine |
 //! | `limit.rs` | how much memory one element may take |
 //! | `compression.rs` | [`Compression`]: what is taken off before a format sees the bytes |
+//! | `announced.rs` | which compression the first bytes announce |
 //! | `files.rs` | [`Files`]: an ordered list of locations, and a worker's part of it |
 //! | `pattern.rs` | local files whose paths match a pattern |
 //! | `braces.rs` | patterns that stand for several |
@@ -16,6 +17,7 @@
 //! | `object_store.rs` | objects behind URLs, read ahead on a thread; feature `object-store` |
 //! | `http.rs` | URLs that are asked for as they were given; feature `object-store` |
 
+mod announced;
 mod braces;
 mod compression;
 mod files;

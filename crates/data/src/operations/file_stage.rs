@@ -2,6 +2,7 @@
 
 use super::files::Format;
 use super::worker_pool::WorkerPool;
+use crate::broken::Broken;
 use crate::chunk::Chunk;
 use crate::stage::Stage;
 use crate::{Error, Files, Result};
@@ -79,13 +80,26 @@ pub(crate) struct FilesStage {
     begun: bool,
     /// An error that comes after the sections in progress.
     failed: Option<Error>,
+    broken: Broken,
 }
 
 impl FilesStage {
     pub(crate) fn new(files: Arc<Files>, format: Arc<dyn Format>) -> Self {
         let (current, made, pool, failed) = (None, Made::default(), None, None);
-        let under_way = VecDeque::new();
-        Self { files, format, next: 0, current, made, made_of: 0, pool, under_way, begun: false, failed }
+        let (under_way, broken) = (VecDeque::new(), Broken::of_pass(format.skipped()));
+        Self {
+            files,
+            format,
+            next: 0,
+            current,
+            made,
+            made_of: 0,
+            pool,
+            under_way,
+            begun: false,
+            failed,
+            broken,
+        }
     }
 
     /// The file that is being read, or the next one; `None` after the last.
@@ -93,7 +107,7 @@ impl FilesStage {
         if self.current.is_none() {
             let Some(file) = self.files.iter().nth(self.next) else { return Ok(None) };
             self.next += 1;
-            let opened = self.format.open(file);
+            let opened = self.format.open(file, &self.broken);
             self.current = Some(opened.map_err(|error| self.format.blame(file, error))?);
         }
         Ok(self.current.as_mut())
@@ -112,11 +126,19 @@ impl FilesStage {
         }
     }
 
+    /// Goes on to the next file if broken records are skipped.
+    fn skip_rest(&mut self, error: Error) -> Result<()> {
+        let error = self.blame(self.reading(), error);
+        self.broken.skip_rest(error)?;
+        self.current = None;
+        Ok(())
+    }
+
     fn next_section(&mut self) -> Result<Option<Work>> {
         while let Some(Reading::Sections(sections)) = self.current()? {
             match sections.next() {
                 Some(Ok(work)) => return Ok(Some(work)),
-                Some(Err(error)) => return Err(self.blame(self.reading(), error)),
+                Some(Err(error)) => self.skip_rest(error)?,
                 None => self.current = None,
             }
         }
@@ -164,10 +186,16 @@ impl FilesStage {
                 return Err(error);
             }
             let ended = match self.current()? {
-                None => return Ok(None),
+                None => {
+                    self.broken.report();
+                    return Ok(None);
+                }
                 Some(Reading::Elements(stage)) => match stage.next(max) {
                     Some(Ok(chunk)) => return Ok(Some(chunk)),
-                    Some(Err(error)) => return Err(self.blame(self.reading(), error)),
+                    Some(Err(error)) => {
+                        self.skip_rest(error)?;
+                        true
+                    }
                     None => true,
                 },
                 Some(Reading::Sections(sections)) => match sections.next() {
@@ -177,7 +205,10 @@ impl FilesStage {
                         self.begun = true;
                         false
                     }
-                    Some(Err(error)) => return Err(self.blame(self.reading(), error)),
+                    Some(Err(error)) => {
+                        self.skip_rest(error)?;
+                        true
+                    }
                     None => true,
                 },
             };
@@ -195,7 +226,8 @@ impl FilesStage {
     /// Skips elements of the current file without making them, if possible. Returns how many there were, and whether the
     /// file is at its end.
     fn pass_over(&mut self, count: usize) -> Result<(usize, bool)> {
-        if !self.is_idle() {
+        // Broken records are no elements, and only reading them finds which are broken.
+        if !self.is_idle() || self.broken.skips() {
             return Ok((0, false));
         }
         let skipped = match self.current()? {
@@ -267,7 +299,7 @@ mod tests {
         fn spec(&self) -> Option<ElementSpec> {
             None
         }
-        fn open(&self, file: &Location) -> Result<Reading> {
+        fn open(&self, file: &Location, _: &Broken) -> Result<Reading> {
             let mut rest = Vec::new();
             file.open()?.read_to_end(&mut rest).map_err(|e| file.io_error(e))?;
             Ok(Reading::Sections(Box::new(Threes { rest, skips: self.skips })))

@@ -1,6 +1,7 @@
 //! Elements of files, one file after the other.
 
 use super::file_stage::{FilesStage, Reading};
+use crate::broken::{Broken, SkippedRecords};
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, WorkerShard};
 use crate::stage::Stage;
 use crate::{Cardinality, Compression, Dataset, ElementSpec, Error, Files, Location, Result};
@@ -20,8 +21,13 @@ pub(crate) trait Format: Send + Sync + 'static {
         Batching::Elements
     }
 
-    /// How one file is read.
-    fn open(&self, file: &Location) -> Result<Reading>;
+    /// Starts to read one file, of which `broken` is the policy for broken records.
+    fn open(&self, file: &Location, broken: &Broken) -> Result<Reading>;
+
+    /// The count for broken records, if they are skipped.
+    fn skipped(&self) -> Option<&SkippedRecords> {
+        None
+    }
 
     /// Why a file cannot be parsed: because its compressed stream is damaged, if it is, otherwise `error`.
     fn blame(&self, file: &Location, error: Error) -> Error {

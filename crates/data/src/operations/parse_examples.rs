@@ -1,7 +1,7 @@
 //! Batches of records becoming columns of tensors.
 
 use crate::chunk::Chunk;
-use crate::example::Features;
+use crate::example::{Features, SequenceFeatures};
 use crate::pipeline::{Look, Operation, Pipeline, Sharding, one_input};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Error, Result};
@@ -16,21 +16,74 @@ impl Dataset<HostTensor> {
     /// [`Error::Example`] in the pass names record and feature; [`Error::Type`] if elements are not vectors of strings.
     #[doc(alias = "tf.io.parse_example")]
     pub fn parse_examples(&self, features: &Features) -> Dataset<BTreeMap<String, HostTensor>> {
-        Dataset::of(ParseExamples { input: self.pipeline().clone(), features: Arc::new(features.clone()) })
+        Dataset::of(ParseExamples { input: self.pipeline().clone(), parser: Arc::new(features.clone()) })
+    }
+
+    /// Parses batches of records that are `tf.train.SequenceExample`: from strings `[n]` to the columns of the context and
+    /// those of the lists, `[n, …]` by name. Lists are as long as the longest of their batch.
+    ///
+    /// [`Error::Example`] in the pass names record, list and step; [`Error::Type`] if elements are not vectors of strings.
+    #[doc(alias = "tf.io.parse_sequence_example")]
+    pub fn parse_sequence_examples(
+        &self,
+        features: &SequenceFeatures,
+    ) -> Dataset<(BTreeMap<String, HostTensor>, BTreeMap<String, HostTensor>)> {
+        Dataset::of(ParseExamples { input: self.pipeline().clone(), parser: Arc::new(features.clone()) })
     }
 }
 
-#[derive(Clone)]
-struct ParseExamples {
-    input: Pipeline,
-    features: Arc<Features>,
+/// A way to make columns of records.
+trait Parser: Send + Sync {
+    const NAME: &'static str;
+    const TEXT: &'static str;
+
+    fn spec(&self, rows: Option<usize>) -> ElementSpec;
+
+    fn parse(&self, records: &[Vec<u8>]) -> Result<Tree<Leaf>>;
 }
 
-impl Operation for ParseExamples {
+impl Parser for Features {
+    const NAME: &'static str = "parse_examples";
+    const TEXT: &'static str = "parse examples";
+
+    fn spec(&self, rows: Option<usize>) -> ElementSpec {
+        self.spec(rows)
+    }
+
+    fn parse(&self, records: &[Vec<u8>]) -> Result<Tree<Leaf>> {
+        Ok(self.parse(records.iter().map(Vec::as_slice))?.into_tree())
+    }
+}
+
+impl Parser for SequenceFeatures {
+    const NAME: &'static str = "parse_sequence_examples";
+    const TEXT: &'static str = "parse sequence examples";
+
+    fn spec(&self, rows: Option<usize>) -> ElementSpec {
+        self.spec(rows)
+    }
+
+    fn parse(&self, records: &[Vec<u8>]) -> Result<Tree<Leaf>> {
+        Ok(self.parse(records.iter().map(Vec::as_slice))?.into_tree())
+    }
+}
+
+struct ParseExamples<P> {
+    input: Pipeline,
+    parser: Arc<P>,
+}
+
+impl<P> Clone for ParseExamples<P> {
+    fn clone(&self) -> Self {
+        Self { input: self.input.clone(), parser: self.parser.clone() }
+    }
+}
+
+impl<P: Parser + 'static> Operation for ParseExamples<P> {
     one_input!();
 
     fn describe(&self) -> String {
-        "parse examples".into()
+        P::TEXT.into()
     }
 
     fn cardinality(&self) -> Cardinality {
@@ -39,7 +92,7 @@ impl Operation for ParseExamples {
 
     fn spec(&self, look: Look) -> Option<ElementSpec> {
         let rows = self.input.spec(look)?.leaves().first()?.dims.first().copied().flatten();
-        Some(self.features.spec(rows))
+        Some(self.parser.spec(rows))
     }
 
     fn sharding(&self) -> Sharding {
@@ -51,28 +104,28 @@ impl Operation for ParseExamples {
     }
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
-        Box::new(ParseStage { input: self.input.start(epoch), features: self.features.clone(), index: 0 })
+        Box::new(ParseStage { input: self.input.start(epoch), parser: self.parser.clone(), index: 0 })
     }
 }
 
-struct ParseStage {
+struct ParseStage<P> {
     input: Box<dyn Stage>,
-    features: Arc<Features>,
+    parser: Arc<P>,
     index: usize,
 }
 
-impl ParseStage {
+impl<P: Parser> ParseStage<P> {
     fn parse(&mut self, tree: Tree<Leaf>) -> Result<Tree<Leaf>> {
         let index = self.index;
         self.index += 1;
-        let mistyped = |source| Error::Type { operation: "parse_examples", index, source };
+        let mistyped = |source| Error::Type { operation: P::NAME, index, source };
         let batch = HostTensor::from_tree(tree).map_err(mistyped)?;
         let records = batch.to_vec::<Vec<u8>>().map_err(mistyped)?;
-        Ok(self.features.parse(records.iter().map(Vec::as_slice))?.into_tree())
+        self.parser.parse(&records)
     }
 }
 
-impl Stage for ParseStage {
+impl<P: Parser> Stage for ParseStage<P> {
     fn next(&mut self, _max: usize) -> Option<Result<Chunk>> {
         let chunk = self.input.next(1)?;
         Some(chunk.and_then(Chunk::into_values).and_then(|batches| {
@@ -89,7 +142,7 @@ impl Stage for ParseStage {
 
 #[cfg(test)]
 mod tests {
-    use crate::example::{Example, Features, VarLen};
+    use crate::example::{Example, Features, FixedLen, SequenceExample, SequenceFeatures, Steps, VarLen};
     use crate::{Batching, Dataset, Error};
     use distribute_tensor::HostTensor;
 
@@ -112,6 +165,30 @@ mod tests {
         // DIST-3: parsing keeps batches batches.
         assert_eq!(parsed.batching(), Batching::Batches(2));
         assert_eq!(parsed.skip(1).iter().count(), 1);
+    }
+
+    #[test]
+    fn sequences_are_parsed_into_context_and_lists() {
+        let record = |i: i64| {
+            let steps = (0..i).map(|step| [step as f32, 0.5]);
+            SequenceExample::new().with_context("label", i).with_list("frames", steps).encode()
+        };
+        let features = SequenceFeatures::new()
+            .context("label", FixedLen::ints([]))
+            .and_then(|f| f.list("frames", Steps::floats([2]).lengths("n")))
+            .unwrap();
+        let records = Dataset::range(4i64).map(move |i| HostTensor::scalar(record(i)));
+        let parsed = records.batch(2).parse_sequence_examples(&features);
+        let (context, lists) = parsed.iter().nth(1).unwrap().unwrap();
+        assert_eq!(context["label"].as_slice::<i64>().unwrap(), [2, 3]);
+        assert_eq!(
+            (lists["frames"].dims(), lists["n"].as_slice::<i64>().unwrap()),
+            (&[2, 3, 2][..], &[2, 3][..])
+        );
+        let spec = parsed.element_spec().unwrap();
+        let texts: Vec<_> = spec.leaves().iter().map(ToString::to_string).collect();
+        assert!(texts.len() == 3 && texts[1].ends_with("?, 2]"), "{texts:?}");
+        assert_eq!(parsed.batching(), Batching::Batches(2));
     }
 
     #[test]

@@ -1,22 +1,26 @@
 //! The rows of a file, some at a time.
 
-use super::column::tensor;
-use super::pages::{Page, Widest};
-use super::plan::{GroupSize, Run, runs};
+use super::checksums::{Checksums, Shared};
+use super::column::{Missing, Refused, Tensors, column};
+use super::footer;
+use super::plan::{Run, runs};
+use super::select::Selected;
+use super::sizes::{bytes, sizes};
+use super::{Parquet, mask_taken};
+use crate::broken::Broken;
 use crate::guard::panic_message;
 use crate::{Error, Location, Result};
 use ::parquet::arrow::ProjectionMask;
 use ::parquet::arrow::arrow_reader::{
-    ArrowReaderMetadata, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
+    ArrowReaderMetadata, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder, RowSelection,
+    RowSelectionPolicy, RowSelector,
 };
-use ::parquet::basic::Type;
 use ::parquet::errors::ParquetError;
-use ::parquet::file::metadata::RowGroupMetaData;
-use ::parquet::file::reader::{ChunkReader, Length};
+use ::parquet::file::reader::ChunkReader;
 use arrow_array::RecordBatch;
 use bytes::Bytes;
 use distribute_tensor::{HostTensor, Leaf, Tree};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{ErrorKind, Read};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,124 +29,276 @@ use std::sync::Arc;
 /// The rows of a file in batches: dictionaries of tensors by the names of columns. The first error ends it.
 pub struct Batches {
     location: Location,
-    /// Starts to read some row groups.
-    open: Box<Open>,
-    /// The row groups that follow those of the reader.
-    runs: VecDeque<Run>,
+    source: Box<dyn Source>,
+    selected: Selected,
+    missing: BTreeMap<String, Missing>,
+    broken: Broken,
+    checksums: Arc<Checksums>,
+    /// The rows that follow those of the reader.
+    parts: VecDeque<Part>,
     reader: Option<ParquetRecordBatchReader>,
     rows: u64,
-    /// How many have been read.
+    /// The row of the file that the reader reads next, and the one at which it ends.
     next: u64,
+    end: u64,
+    /// Rows that were read and are no columns yet, and the number of the first of them.
+    read: VecDeque<(u64, RecordBatch)>,
     failed: bool,
 }
 
-type Open = dyn Fn(Run) -> ::parquet::errors::Result<ParquetRecordBatchReader> + Send;
+/// Rows that are read by one reader.
+struct Part {
+    run: Run,
+    /// The row of the file that it begins with.
+    first: u64,
+    /// The number of rows.
+    rows: u64,
+    /// The rows of the run, where it is not all of them.
+    within: Option<Range<u64>>,
+}
+
+/// Columns of some rows that were read together.
+pub(super) type Columns = Vec<(String, Tensors)>;
+
+/// A file whose rows can be read.
+trait Source: Send {
+    /// Starts to read rows.
+    fn open(&self, part: &Part) -> ::parquet::errors::Result<ParquetRecordBatchReader>;
+
+    /// The rows of a row group with damaged pages, and why.
+    fn broken_rows(&self, group: usize) -> Vec<(Range<u64>, Error)>;
+}
+
+struct OpenFile<F> {
+    location: Location,
+    file: Arc<F>,
+    checksums: Arc<Checksums>,
+    loaded: ArrowReaderMetadata,
+    mask: ProjectionMask,
+}
+
+impl<F: ChunkReader + 'static> Source for OpenFile<F> {
+    fn open(&self, part: &Part) -> ::parquet::errors::Result<ParquetRecordBatchReader> {
+        let shared = Shared { file: self.file.clone(), checksums: self.checksums.clone() };
+        let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(shared, self.loaded.clone())
+            .with_projection(self.mask.clone())
+            .with_row_groups(part.run.groups.clone())
+            .with_batch_size(part.run.rows);
+        match &part.within {
+            None => builder.build(),
+            Some(rows) => {
+                let count = |rows: u64| usize::try_from(rows).unwrap_or(usize::MAX);
+                let selection =
+                    [RowSelector::skip(count(rows.start)), RowSelector::select(count(rows.end - rows.start))];
+                // Pages that are passed over are not read.
+                builder
+                    .with_row_selection(RowSelection::from(selection.to_vec()))
+                    .with_row_selection_policy(RowSelectionPolicy::Selectors)
+                    .build()
+            }
+        }
+    }
+
+    fn broken_rows(&self, group: usize) -> Vec<(Range<u64>, Error)> {
+        self.checksums.broken_rows(&self.location, self.file.as_ref(), group)
+    }
+}
 
 impl Batches {
     /// Starts at the first row, to read up to `rows` rows at a time, which take up to `bytes` bytes.
     pub(super) fn open(
+        parquet: &Parquet,
         location: &Location,
-        columns: Option<&[String]>,
-        rows: usize,
-        bytes: u64,
+        (rows, bytes): (usize, u64),
+        broken: Broken,
     ) -> Result<Self> {
         match location.open_file()? {
-            Some(file) => Self::read(location, file, columns, (rows, bytes)),
+            Some(file) => Self::read(parquet, location, file, (rows, bytes), broken),
             // A file's description is at its end, so what has no end yet is read first.
             None => {
                 let mut all = Vec::new();
                 location.open()?.read_to_end(&mut all).map_err(|e| location.io_error(e))?;
-                Self::read(location, Bytes::from(all), columns, (rows, bytes))
+                Self::read(parquet, location, Bytes::from(all), (rows, bytes), broken)
             }
         }
     }
 
     fn read<F: ChunkReader + 'static>(
+        parquet: &Parquet,
         location: &Location,
         file: F,
-        columns: Option<&[String]>,
         (rows, bytes): (usize, u64),
+        broken: Broken,
     ) -> Result<Self> {
+        guarded(location, || Ok(footer::check(&file)))?
+            .map_err(|what| location.io_error(std::io::Error::new(ErrorKind::InvalidData, what)))?;
         let file = Arc::new(file);
-        let loaded =
-            guarded(location, || ArrowReaderMetadata::load(&Shared(file.clone()), Default::default()))?;
-        let mut mask = ProjectionMask::all();
-        if let Some(columns) = columns {
-            let places = columns.iter().map(|name| place(location, loaded.schema(), name));
-            let places = places.collect::<Result<Vec<_>>>()?;
-            mask = ProjectionMask::roots(loaded.parquet_schema(), places);
+        let unchecked = || Shared { file: file.clone(), checksums: Arc::default() };
+        let loaded = guarded(location, || ArrowReaderMetadata::load(&unchecked(), Default::default()))?;
+        let selected = Selected::find(location, loaded.schema().fields(), parquet.columns.as_deref())?;
+        for (name, missing) in &parquet.missing {
+            selected.check(location, name)?;
+            if let Some(mask) = missing.mask.as_ref().filter(|mask| selected.check(location, mask).is_ok()) {
+                return Err(mask_taken(mask));
+            }
         }
-        let groups = loaded.metadata().row_groups().iter().map(|group| {
-            let (size, entry) = sizes(location, file.as_ref(), group, |leaf| mask.leaf_included(leaf))?;
+        let mask = ProjectionMask::leaves(loaded.parquet_schema(), selected.leaves());
+        let (mut checksums, mut groups) = (Checksums::default(), Vec::new());
+        for (number, group) in loaded.metadata().row_groups().iter().enumerate() {
+            let (size, entry) = sizes(
+                location,
+                file.as_ref(),
+                group,
+                number,
+                |leaf| mask.leaf_included(leaf),
+                &mut checksums,
+            )?;
             let most = location
                 .limit()
                 .bytes()
                 .checked_div(entry)
                 .map_or(rows, |most| rows.min(usize::try_from(most).unwrap_or(usize::MAX).max(1)));
-            Ok(size.at_a_time(most, bytes))
-        });
-        let runs = runs(groups.collect::<Result<Vec<_>>>()?).into();
+            groups.push((size.rows, size.at_a_time(most, bytes)));
+        }
+        let checksums = Arc::new(if parquet.checksums { checksums } else { Checksums::default() });
         let all = u64::try_from(loaded.metadata().file_metadata().num_rows()).unwrap_or(0);
-        let open = Box::new(move |run: Run| {
-            ParquetRecordBatchReaderBuilder::new_with_metadata(Shared(file.clone()), loaded.clone())
-                .with_projection(mask.clone())
-                .with_row_groups(run.groups)
-                .with_batch_size(run.rows)
-                .build()
+        let source = Box::new(OpenFile {
+            location: location.clone(),
+            file,
+            checksums: checksums.clone(),
+            loaded,
+            mask,
         });
-        let (location, reader) = (location.clone(), None);
-        let mut batches = Self { location, open, runs, reader, rows: all, next: 0, failed: false };
-        batches.next_run()?;
+        let mut batches = Self {
+            location: location.clone(),
+            source,
+            selected,
+            missing: parquet.missing.clone(),
+            parts: parts(&groups, broken.skips()).into(),
+            broken,
+            checksums,
+            reader: None,
+            rows: all,
+            next: 0,
+            end: 0,
+            read: VecDeque::new(),
+            failed: false,
+        };
+        batches.next_part()?;
         Ok(batches)
     }
 
-    /// Starts to read the next row groups, if there are any.
-    fn next_run(&mut self) -> Result<()> {
-        self.reader = match self.runs.pop_front() {
-            Some(run) => Some(guarded(&self.location, || (self.open)(run))?),
-            None => None,
-        };
+    /// Starts to read the next rows, if there are any.
+    fn next_part(&mut self) -> Result<()> {
+        self.reader = None;
+        while self.reader.is_none()
+            && let Some(part) = self.parts.pop_front()
+        {
+            (self.next, self.end) = (part.first, part.first.saturating_add(part.rows));
+            let broken = match part.run.groups.as_slice() {
+                [group] if self.broken.skips() && part.within.is_none() => self.source.broken_rows(*group),
+                _ => Vec::new(),
+            };
+            if broken.is_empty() {
+                self.reader = Some(guarded(&self.location, || self.source.open(&part))?);
+            } else {
+                self.leave_out(&part, broken)?;
+            }
+        }
         Ok(())
     }
 
-    /// Returns the number of rows that the file says it has.
+    /// Puts the rows of a row group that are not in damaged pages before the other parts.
+    fn leave_out(&mut self, part: &Part, mut broken: Vec<(Range<u64>, Error)>) -> Result<()> {
+        broken.sort_by_key(|(rows, _)| rows.start);
+        let (mut whole, mut from) = (Vec::new(), 0);
+        for (rows, error) in broken {
+            if rows.start > from {
+                whole.push(from..rows.start);
+            }
+            // Rows that are in damaged pages of two columns count once.
+            let lost = rows.end.saturating_sub(rows.start.max(from));
+            self.broken.skip_many(lost, error)?;
+            from = from.max(rows.end);
+        }
+        if part.rows > from {
+            whole.push(from..part.rows);
+        }
+        for rows in whole.into_iter().rev() {
+            let (first, count) = (part.first + rows.start, rows.end - rows.start);
+            self.parts.push_front(Part { run: part.run.clone(), first, rows: count, within: Some(rows) });
+        }
+        Ok(())
+    }
+
+    /// How many rows the file says it has.
     pub fn rows(&self) -> u64 {
         self.rows
     }
 
-    fn pull(&mut self) -> Result<Option<Tree<Leaf>>> {
-        while let Some(reader) = &mut self.reader {
-            let batch = guarded(&self.location, || reader.next().transpose().map_err(ParquetError::from))?;
-            let Some(batch) = batch else {
-                self.next_run()?;
-                continue;
-            };
-            let columns = self.columns(&batch)?;
-            self.check_rows(&columns)?;
-            self.next += batch.num_rows() as u64;
-            return Ok(Some(Tree::Dict(
-                columns.into_iter().map(|(name, column)| (name, Tree::Leaf(Leaf::Host(column)))).collect(),
-            )));
+    /// The next rows; `None` at the end.
+    pub(super) fn pull(&mut self) -> Result<Option<Columns>> {
+        loop {
+            while let Some((first, batch)) = self.read.pop_front() {
+                match self.columns(&batch, first) {
+                    Ok(columns) => return Ok(Some(columns)),
+                    Err((Some(row), error)) if self.broken.skips() => {
+                        self.broken.skip(error)?;
+                        let after = batch.num_rows().saturating_sub(row + 1);
+                        let parts = [(row + 1, after), (0, row)];
+                        for (start, len) in parts.into_iter().filter(|(_, len)| *len > 0) {
+                            self.read.push_front((first + start as u64, batch.slice(start, len)));
+                        }
+                    }
+                    Err((_, error)) => return Err(error),
+                }
+            }
+            let Some(reader) = &mut self.reader else { return Ok(None) };
+            match guarded(&self.location, || reader.next().transpose().map_err(ParquetError::from)) {
+                Ok(Some(batch)) => {
+                    let first = self.next;
+                    self.next += batch.num_rows() as u64;
+                    self.read.push_back((first, batch));
+                }
+                Ok(None) => self.next_part()?,
+                Err(error) => {
+                    let error = self.checksums.error(&self.location).unwrap_or(error);
+                    if !self.broken.skips() {
+                        return Err(error);
+                    }
+                    self.broken.skip_many(self.end.saturating_sub(self.next), error)?;
+                    self.next_part()?;
+                }
+            }
         }
-        Ok(None)
     }
 
-    fn columns(&self, batch: &RecordBatch) -> Result<Vec<(String, HostTensor)>> {
-        let schema = batch.schema();
-        let column = |(field, column): (&arrow_schema::FieldRef, _)| match tensor(column) {
-            Ok(tensor) => Ok((field.name().clone(), tensor)),
-            Err(refused) => {
-                let (path, column) = (self.location.to_string(), field.name().clone());
-                Err(Error::Column { path, column, what: refused.describe(self.next) })
-            }
-        };
-        schema.fields().iter().zip(batch.columns()).map(column).collect()
+    /// The columns of rows, of which the first is row `first` of the file; if a row is the reason that there are none, which.
+    fn columns(&self, batch: &RecordBatch, first: u64) -> Result<Columns, (Option<usize>, Error)> {
+        let none = Missing::default();
+        let mut columns = Vec::new();
+        for found in self.selected.of(batch) {
+            let missing = self.missing.get(&found.name).unwrap_or(&none);
+            let refused = |refused: Refused| {
+                let (path, column) = (self.location.to_string(), found.name.clone());
+                (refused.row(), Error::Column { path, column, what: refused.describe(first) })
+            };
+            let (values, mask) = column(&found, missing).map_err(refused)?;
+            columns.extend(missing.mask.clone().zip(mask.map(Tensors::Whole)));
+            columns.push((found.name, values));
+        }
+        self.check_rows(&columns, batch.num_rows(), first).map_err(|(row, error)| (Some(row), error))?;
+        Ok(columns)
     }
 
     /// Checks that no row takes more than an element may.
-    fn check_rows(&self, columns: &[(String, HostTensor)]) -> Result<()> {
+    fn check_rows(
+        &self,
+        columns: &[(String, Tensors)],
+        rows: usize,
+        first: u64,
+    ) -> Result<(), (usize, Error)> {
         let limit = self.location.limit();
-        let rows = columns.first().map_or(0, |(_, column)| column.dims().first().copied().unwrap_or(0));
         let all: u64 = columns.iter().map(|(_, column)| bytes(column, 0..rows)).sum();
         if all <= limit.bytes() {
             return Ok(());
@@ -150,122 +306,55 @@ impl Batches {
         for row in 0..rows {
             let sizes: Vec<u64> = columns.iter().map(|(_, column)| bytes(column, row..row + 1)).collect();
             let largest = sizes.iter().enumerate().max_by_key(|(_, size)| **size).map_or(0, |(at, _)| at);
-            let name = format!("row {}", self.next + row as u64);
-            limit.check(&name, sizes.iter().sum()).map_err(|what| Error::Column {
-                path: self.location.to_string(),
-                column: columns.get(largest).map_or(String::new(), |(column, _)| column.clone()),
-                what,
+            let name = format!("row {}", first + row as u64);
+            limit.check(&name, sizes.iter().sum()).map_err(|what| {
+                let path = self.location.to_string();
+                let column = columns.get(largest).map_or(String::new(), |(column, _)| column.clone());
+                (row, Error::Column { path, column, what })
             })?;
         }
         Ok(())
     }
-}
 
-/// A file that the library reads, and whose pages are looked at before.
-struct Shared<F>(Arc<F>);
-
-impl<F: ChunkReader> Length for Shared<F> {
-    fn len(&self) -> u64 {
-        self.0.len()
-    }
-}
-
-impl<F: ChunkReader> ChunkReader for Shared<F> {
-    type T = F::T;
-
-    fn get_read(&self, start: u64) -> ::parquet::errors::Result<F::T> {
-        self.0.get_read(start)
-    }
-
-    fn get_bytes(&self, start: u64, length: usize) -> ::parquet::errors::Result<Bytes> {
-        self.0.get_bytes(start, length)
-    }
-}
-
-/// The memory that some rows of a column take.
-fn bytes(column: &HostTensor, rows: Range<usize>) -> u64 {
-    let each: usize = column.dims().iter().skip(1).product();
-    let values = rows.start * each..rows.end * each;
-    match (column.dtype().bytes(), column.as_slice::<Vec<u8>>()) {
-        (Some(bytes), _) => (values.len() * bytes) as u64,
-        (None, texts) => {
-            let texts = texts.and_then(|texts| texts.get(values)).unwrap_or_default();
-            texts.iter().map(|text| (text.len() + size_of::<Vec<u8>>()) as u64).sum()
-        }
-    }
-}
-
-/// Looks at the pages of a row group's columns that are read, none of which may take more than an element may. Returns the
-/// sizes of the columns, and what the longest text of a dictionary may take.
-fn sizes(
-    location: &Location,
-    file: &impl ChunkReader,
-    group: &RowGroupMetaData,
-    read: impl Fn(usize) -> bool,
-) -> Result<(GroupSize, u64)> {
-    let (mut entry, mut names) = (0, Vec::new());
-    let rows = u64::try_from(group.num_rows()).unwrap_or(0);
-    let mut size = GroupSize { rows, ..GroupSize::default() };
-    for (_, column) in group.columns().iter().enumerate().filter(|(leaf, _)| read(*leaf)) {
-        let mut widest = Widest::default();
-        let width = match column.column_type() {
-            Type::BOOLEAN => Some(1),
-            Type::INT32 | Type::FLOAT => Some(4),
-            Type::INT64 | Type::DOUBLE => Some(8),
-            Type::INT96 => Some(12),
-            Type::BYTE_ARRAY | Type::FIXED_LEN_BYTE_ARRAY => None,
+    /// A batch of rows as tensors, of which each has an axis of rows.
+    fn together(&self, columns: Columns) -> Result<Tree<Leaf>> {
+        let whole = |(name, column)| match column {
+            Tensors::Whole(tensor) => Ok((name, Tree::Leaf(Leaf::Host(tensor)))),
+            Tensors::Ragged(rows) => {
+                let dims = |row: &HostTensor| row.dims().to_vec();
+                let first = rows.first().map(dims).unwrap_or_default();
+                let other = rows.iter().map(dims).find(|other| *other != first).unwrap_or_default();
+                let what = format!(
+                    "rows have the shapes {first:?} and {other:?}, and a batch needs one: `Parquet::dataset` gives each row as an \
+                     element, which `padded_batch` puts together"
+                );
+                Err(Error::Column { path: self.location.to_string(), column: name, what })
+            }
         };
-        let (mut at, len) = guarded(location, || Ok(column.byte_range()))?;
-        let end = at.saturating_add(len).min(file.len());
-        while at < end {
-            let Some(page) = page(location, file, at, end)? else { break };
-            widest.add(&page, width, location.limit()).map_err(|what| Error::Damaged {
-                path: location.to_string(),
-                offset: at,
-                what,
-            })?;
-            at = at.saturating_add(page.header).saturating_add(page.packed);
-        }
-        entry = entry.max(widest.entry);
-        names.push(column.column_path().string());
-        size.columns.push(widest.size);
-    }
-    let (row, largest) = size.row();
-    location.limit().check("a row", row).map_err(|what| Error::Column {
-        path: location.to_string(),
-        column: names.into_iter().nth(largest).unwrap_or_default(),
-        what,
-    })?;
-    Ok((size, entry))
-}
-
-/// The header of the page at a place; `None` where there is none, which the library will say better.
-fn page(location: &Location, file: &impl ChunkReader, at: u64, end: u64) -> Result<Option<Page>> {
-    // Headers are short, but may hold the least and the greatest value.
-    let mut len = 256;
-    loop {
-        let there = len.min(end - at);
-        let bytes = guarded(location, || file.get_bytes(at, there as usize))?;
-        match Page::read(&bytes) {
-            None if there < end - at && there < MOST_HEADER => len *= 8,
-            page => return Ok(page),
-        }
+        Ok(Tree::Dict(columns.into_iter().map(whole).collect::<Result<_>>()?))
     }
 }
 
-/// No header is longer.
-const MOST_HEADER: u64 = 1 << 24;
-
-/// Where a column is among a file's.
-fn place(location: &Location, schema: &arrow_schema::Schema, name: &str) -> Result<usize> {
-    schema.index_of(name).map_err(|_| {
-        let known: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
-        Error::NoColumn { path: location.to_string(), column: format!("'{name}'"), known: known.join(", ") }
-    })
+/// The rows of row groups, each with how many rows it has and how many of them are read at a time. Each row group is a part
+/// of its own if others may have to be read without it.
+fn parts(groups: &[(u64, usize)], alone: bool) -> Vec<Part> {
+    let mut first = 0;
+    let all = if alone {
+        groups.iter().enumerate().map(|(group, (_, rows))| Run { groups: vec![group], rows: *rows }).collect()
+    } else {
+        runs(groups.iter().map(|(_, rows)| *rows))
+    };
+    let part = |run: Run| {
+        let rows = run.groups.iter().filter_map(|group| groups.get(*group)).map(|(rows, _)| *rows).sum();
+        let part = Part { run, first, rows, within: None };
+        first += rows;
+        part
+    };
+    all.into_iter().map(part).collect()
 }
 
 /// What the library says or, since it trusts some bytes that may be damaged, panics with.
-fn guarded<T>(location: &Location, f: impl FnOnce() -> ::parquet::errors::Result<T>) -> Result<T> {
+pub(super) fn guarded<T>(location: &Location, f: impl FnOnce() -> ::parquet::errors::Result<T>) -> Result<T> {
     let error = match catch_unwind(AssertUnwindSafe(f)) {
         Ok(Ok(value)) => return Ok(value),
         Ok(Err(error)) => error.to_string(),
@@ -281,7 +370,7 @@ impl Iterator for Batches {
         if self.failed {
             return None;
         }
-        let batch = self.pull();
+        let batch = self.pull().and_then(|columns| columns.map(|columns| self.together(columns)).transpose());
         self.failed = batch.is_err();
         batch.transpose()
     }

@@ -1,5 +1,7 @@
-//! A column of some rows as a tensor.
+//! A column of some rows as tensors.
 
+use super::select::Found;
+use crate::DefaultValue;
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
     ArrowPrimitiveType, Float16Type, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type,
@@ -18,12 +20,21 @@ pub(super) struct Refused {
 }
 
 impl Refused {
+    /// The row, counted from the first of the batch, if the column could be read without it.
+    pub(super) fn row(&self) -> Option<usize> {
+        self.row
+    }
+
     /// The reason, where the batch starts at row `first` of the file.
     pub(super) fn describe(&self, first: u64) -> String {
         match self.row {
             Some(row) => format!("row {} {}", first + row as u64, self.what),
             None => self.what.clone(),
         }
+    }
+
+    fn all(what: impl Into<String>) -> Self {
+        Self { row: None, what: what.into() }
     }
 
     fn at(row: usize, what: impl Into<String>) -> Self {
@@ -37,122 +48,273 @@ impl From<distribute_tensor::Error> for Refused {
     }
 }
 
-type Converted = Result<HostTensor, Refused>;
+/// A column of some rows.
+#[derive(Debug)]
+pub(super) enum Tensors {
+    /// A tensor of as many rows as there are.
+    Whole(HostTensor),
+    /// Rows of different shapes.
+    Ragged(Vec<HostTensor>),
+}
 
-/// A tensor of as many rows as there are.
-pub(super) fn tensor(array: &ArrayRef) -> Converted {
-    match array.data_type() {
-        DataType::Boolean => {
-            let values = whole(array, DType::Bool)?.as_boolean().values();
-            Ok(HostTensor::vector(values.iter().collect::<Vec<bool>>()))
-        }
-        DataType::Int8 => integers::<Int8Type>(array),
-        DataType::Int16 => integers::<Int16Type>(array),
-        DataType::Int32 => integers::<Int32Type>(array),
-        DataType::Int64 => integers::<Int64Type>(array),
-        DataType::UInt8 => integers::<UInt8Type>(array),
-        DataType::UInt16 => integers::<UInt16Type>(array),
-        DataType::UInt32 => integers::<UInt32Type>(array),
-        DataType::UInt64 => integers::<UInt64Type>(array),
-        DataType::Float16 => Ok(floats::<Float16Type>(array, half::f16::NAN)),
-        DataType::Float32 => Ok(floats::<Float32Type>(array, f32::NAN)),
-        DataType::Float64 => Ok(floats::<Float64Type>(array, f64::NAN)),
-        DataType::Utf8 => strings(array, array.as_string::<i32>()),
-        DataType::LargeUtf8 => strings(array, array.as_string::<i64>()),
-        DataType::Utf8View => strings(array, array.as_string_view()),
-        DataType::Binary => strings(array, array.as_binary::<i32>()),
-        DataType::LargeBinary => strings(array, array.as_binary::<i64>()),
-        DataType::BinaryView => strings(array, array.as_binary_view()),
-        DataType::FixedSizeBinary(_) => strings(array, array.as_fixed_size_binary()),
-        DataType::FixedSizeList(_, len) => {
-            let (list, len) = (array.as_fixed_size_list(), usize::try_from(*len).unwrap_or(0));
-            whole_rows(array)?;
-            let start = list.value_offset_at(0);
-            rows(&list.values().slice(start, array.len() * len), array.len(), len)
-        }
-        DataType::List(_) => {
-            let list = array.as_list::<i32>();
-            whole_rows(array)?;
-            lists(list.values(), list.value_offsets().iter().map(|at| i64::from(*at)))
-        }
-        DataType::LargeList(_) => {
-            let list = array.as_list::<i64>();
-            whole_rows(array)?;
-            lists(list.values(), list.value_offsets().iter().copied())
-        }
-        DataType::Dictionary(..) => categories(array),
-        other => {
-            Err(Refused { row: None, what: format!("tensors have no type {other}; leave the column out") })
+/// The settings for values that are missing in a column.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Missing {
+    /// The value that stands in for each.
+    pub(super) default: Option<DefaultValue>,
+    /// The name of a column that says which are there.
+    pub(super) mask: Option<String>,
+}
+
+type Converted<T = HostTensor> = Result<T, Refused>;
+
+/// The rows of a column, and whether each is there if that was asked for.
+pub(super) fn column(found: &Found, missing: &Missing) -> Converted<(Tensors, Option<HostTensor>)> {
+    let len = found.array.len();
+    let mask = missing.mask.as_ref();
+    let mask =
+        mask.map(|_| HostTensor::vector((0..len).map(|row| found.is_there(row)).collect::<Vec<bool>>()));
+    let lacks = (!found.is_whole()).then(|| (0..len).map(|row| !found.is_there(row)).collect::<Vec<bool>>());
+    let filled = Filled { default: missing.default.as_ref(), zero: mask.is_some() };
+    let rows = Rows { array: &found.array, lacks: lacks.as_deref() };
+    Ok((rows.column(filled)?, mask))
+}
+
+/// The values that stand in for missing ones.
+#[derive(Clone, Copy)]
+struct Filled<'a> {
+    default: Option<&'a DefaultValue>,
+    /// Whether zero does, if there is no default: a mask says where.
+    zero: bool,
+}
+
+impl Filled<'_> {
+    /// The same for what is in lists, of which there is no mask.
+    fn inner(self) -> Self {
+        Self { zero: false, ..self }
+    }
+
+    fn value<T>(
+        self,
+        row: usize,
+        zero: T,
+        of: impl FnOnce(&DefaultValue) -> Result<T, String>,
+        dtype: DType,
+    ) -> Converted<T> {
+        match self.default {
+            Some(default) => of(default).map_err(Refused::all),
+            None if self.zero => Ok(zero),
+            None => Err(Refused::at(
+                row,
+                format!(
+                    "is null, for which {dtype} has no value; `Parquet::default` gives one, `Parquet::mask` says where"
+                ),
+            )),
         }
     }
 }
 
-/// The array, if no row is null.
-fn whole(array: &ArrayRef, dtype: DType) -> Result<&ArrayRef, Refused> {
-    null(array)
-        .map_or(Ok(array), |row| Err(Refused::at(row, format!("is null, for which {dtype} has no value"))))
+/// Rows of a column.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    array: &'a ArrayRef,
+    /// Whether each row lacks a value, if any does.
+    lacks: Option<&'a [bool]>,
 }
 
-fn whole_rows(array: &ArrayRef) -> Result<(), Refused> {
-    null(array).map_or(Ok(()), |row| Err(Refused::at(row, "is null, but others are lists")))
-}
-
-/// The first row without a value.
-fn null(array: &ArrayRef) -> Option<usize> {
-    if array.null_count() == 0 { None } else { (0..array.len()).find(|row| array.is_null(*row)) }
-}
-
-fn integers<T: ArrowPrimitiveType<Native: Element>>(array: &ArrayRef) -> Converted {
-    let values = whole(array, T::Native::DTYPE)?.as_primitive::<T>().values();
-    Ok(HostTensor::vector(values.to_vec()))
-}
-
-fn floats<T: ArrowPrimitiveType<Native: Element>>(array: &ArrayRef, nan: T::Native) -> HostTensor {
-    let array = array.as_primitive::<T>();
-    HostTensor::vector(match array.null_count() {
-        0 => array.values().to_vec(),
-        _ => array.iter().map(|value| value.unwrap_or(nan)).collect(),
-    })
-}
-
-fn strings<'a, B: AsRef<[u8]> + ?Sized + 'a>(
-    array: &ArrayRef,
-    values: impl IntoIterator<Item = Option<&'a B>>,
-) -> Converted {
-    whole(array, DType::String)?;
-    let bytes = values.into_iter().flatten().map(|value| value.as_ref().to_vec());
-    Ok(HostTensor::vector(bytes.collect::<Vec<Vec<u8>>>()))
-}
-
-/// Lists that start at these places of `values`, the last of which is their end.
-fn lists(values: &ArrayRef, offsets: impl Iterator<Item = i64>) -> Converted {
-    let offsets: Vec<usize> = offsets.map(|at| usize::try_from(at).unwrap_or(0)).collect();
-    let lens: Vec<usize> = offsets.windows(2).map(|at| at[1].saturating_sub(at[0])).collect();
-    let (start, len) = (offsets.first().copied().unwrap_or(0), lens.first().copied().unwrap_or(0));
-    if let Some(row) = lens.iter().position(|other| *other != len) {
-        let what = format!(
-            "is a list of {}, but the one before it of {len}; tensors have rows of one length",
-            lens[row]
-        );
-        return Err(Refused::at(row, what));
+impl<'a> Rows<'a> {
+    /// Rows of which none but those that are null themselves lack a value.
+    fn inner<R>(array: &ArrayRef, of: impl FnOnce(Rows<'_>) -> R) -> R {
+        let nulls = array.null_count() > 0;
+        let lacks = nulls.then(|| (0..array.len()).map(|row| array.is_null(row)).collect::<Vec<bool>>());
+        of(Rows { array, lacks: lacks.as_deref() })
     }
-    rows(&values.slice(start, lens.len() * len), lens.len(), len)
-}
 
-/// A tensor of `count` rows of `len` values each.
-fn rows(values: &ArrayRef, count: usize, len: usize) -> Converted {
-    let values = tensor(values)
-        .map_err(|refused| Refused { row: refused.row.map(|row| row / len.max(1)), ..refused })?;
-    let shape = [&[count, len], values.dims().get(1..).unwrap_or_default()].concat();
-    Ok(values.reshape(shape)?)
-}
+    fn lacks(&self, row: usize) -> bool {
+        self.lacks.and_then(|lacks| lacks.get(row)).copied().unwrap_or(false)
+    }
 
-/// What each row's key stands for.
-fn categories(array: &ArrayRef) -> Converted {
-    let dictionary = array.as_any_dictionary();
-    let values = tensor(dictionary.values())?;
-    whole(array, values.dtype())?;
-    // The keys of an empty dictionary cannot be asked for, and no row has one.
-    let keys = if array.is_empty() { Vec::new() } else { dictionary.normalized_keys() };
-    Ok(values.take_rows(&keys)?)
+    /// The first row without a value.
+    fn first_missing(&self) -> Option<usize> {
+        self.lacks?.iter().position(|lacks| *lacks)
+    }
+
+    fn column(self, filled: Filled<'_>) -> Converted<Tensors> {
+        let array = self.array;
+        let (values, bounds) = match array.data_type() {
+            DataType::List(_) => {
+                let list = array.as_list::<i32>();
+                (
+                    list.values(),
+                    list.value_offsets().iter().map(|at| usize::try_from(*at).unwrap_or(0)).collect(),
+                )
+            }
+            DataType::LargeList(_) => {
+                let list = array.as_list::<i64>();
+                (
+                    list.values(),
+                    list.value_offsets().iter().map(|at| usize::try_from(*at).unwrap_or(0)).collect(),
+                )
+            }
+            DataType::FixedSizeList(_, len) => {
+                let (list, len) = (array.as_fixed_size_list(), usize::try_from(*len).unwrap_or(0));
+                let start = list.value_offset_at(0);
+                (list.values(), (0..=array.len()).map(|row| start + row * len).collect::<Vec<_>>())
+            }
+            _ => return self.tensor(filled).map(Tensors::Whole),
+        };
+        if let Some(row) = self.first_missing()
+            && filled.default.is_none()
+            && !filled.zero
+        {
+            return Err(Refused::at(
+                row,
+                "is null, but others are lists; `Parquet::default` makes it an empty one",
+            ));
+        }
+        // The values of a list that is missing are there in name only, if its length is fixed.
+        let fixed = matches!(array.data_type(), DataType::FixedSizeList(..));
+        Self::lists(values, &bounds, if fixed { filled } else { filled.inner() })
+    }
+
+    /// Lists that start at these places of `values`, the last of which is their end. A list that is missing is empty, or as
+    /// long as all others must be.
+    fn lists(values: &ArrayRef, bounds: &[usize], filled: Filled<'_>) -> Converted<Tensors> {
+        let spans: Vec<(usize, usize)> = bounds
+            .iter()
+            .zip(bounds.iter().skip(1))
+            .map(|(start, end)| (*start, end.saturating_sub(*start)))
+            .collect();
+        let (start, len) = spans.first().copied().unwrap_or((0, 0));
+        if spans.iter().all(|(_, other)| *other == len) {
+            let all = values.slice(start, spans.len() * len);
+            if let Ok(Tensors::Whole(all)) = Rows::inner(&all, |rows| rows.column(filled)) {
+                let shape = [&[spans.len(), len], all.dims().get(1..).unwrap_or_default()].concat();
+                return Ok(Tensors::Whole(all.reshape(shape)?));
+            }
+        }
+        let row = |(row, (start, len)): (usize, &(usize, usize))| {
+            let of_row = |refused: Refused| Refused { row: refused.row.map(|_| row), ..refused };
+            match Rows::inner(&values.slice(*start, *len), |rows| rows.column(filled)).map_err(of_row)? {
+                Tensors::Whole(tensor) => Ok(tensor),
+                Tensors::Ragged(_) => Err(Refused::at(
+                    row,
+                    "has lists of different lengths in it; tensors have rows of one length",
+                )),
+            }
+        };
+        spans.iter().enumerate().map(row).collect::<Converted<_>>().map(Tensors::Ragged)
+    }
+
+    /// A tensor of as many rows as there are, of a type that is no list.
+    fn tensor(self, filled: Filled<'_>) -> Converted {
+        let array = self.array;
+        match array.data_type() {
+            DataType::Boolean => {
+                let values = array.as_boolean().values().iter();
+                self.filled(values, |row| filled.value(row, false, DefaultValue::bool, DType::Bool))
+            }
+            DataType::Int8 => self.integers::<Int8Type>(filled),
+            DataType::Int16 => self.integers::<Int16Type>(filled),
+            DataType::Int32 => self.integers::<Int32Type>(filled),
+            DataType::Int64 => self.integers::<Int64Type>(filled),
+            DataType::UInt8 => self.integers::<UInt8Type>(filled),
+            DataType::UInt16 => self.integers::<UInt16Type>(filled),
+            DataType::UInt32 => self.integers::<UInt32Type>(filled),
+            DataType::UInt64 => self.integers::<UInt64Type>(filled),
+            DataType::Float16 => self.floats::<Float16Type>(filled, half::f16::from_f64),
+            DataType::Float32 => self.floats::<Float32Type>(filled, |value| value as f32),
+            DataType::Float64 => self.floats::<Float64Type>(filled, |value| value),
+            DataType::Utf8 => self.strings(array.as_string::<i32>(), filled),
+            DataType::LargeUtf8 => self.strings(array.as_string::<i64>(), filled),
+            DataType::Utf8View => self.strings(array.as_string_view(), filled),
+            DataType::Binary => self.strings(array.as_binary::<i32>(), filled),
+            DataType::LargeBinary => self.strings(array.as_binary::<i64>(), filled),
+            DataType::BinaryView => self.strings(array.as_binary_view(), filled),
+            DataType::FixedSizeBinary(_) => self.strings(array.as_fixed_size_binary(), filled),
+            DataType::Dictionary(..) => self.categories(filled),
+            other => Err(Refused::all(format!("tensors have no type {other}; leave the column out"))),
+        }
+    }
+
+    /// Values, those that are missing replaced.
+    fn filled<T: Element>(
+        self,
+        values: impl Iterator<Item = T>,
+        missing: impl Fn(usize) -> Converted<T>,
+    ) -> Converted {
+        let value = |(row, value)| if self.lacks(row) { missing(row) } else { Ok(value) };
+        Ok(HostTensor::vector(match self.lacks {
+            None => values.collect::<Vec<T>>(),
+            Some(_) => values.enumerate().map(value).collect::<Converted<_>>()?,
+        }))
+    }
+
+    fn integers<T: ArrowPrimitiveType<Native: Element + TryFrom<i64> + Default>>(
+        self,
+        filled: Filled<'_>,
+    ) -> Converted {
+        let values = self.array.as_primitive::<T>().values().iter().copied();
+        let missing = |row| filled.value(row, T::Native::default(), DefaultValue::int, T::Native::DTYPE);
+        self.filled(values, missing)
+    }
+
+    /// NaN stands in for what is missing unless something else does.
+    fn floats<T: ArrowPrimitiveType<Native: Element>>(
+        self,
+        filled: Filled<'_>,
+        of: impl Fn(f64) -> T::Native,
+    ) -> Converted {
+        let values = self.array.as_primitive::<T>().values().iter().copied();
+        let missing = |_| match filled.default {
+            Some(default) => default.float().map(&of).map_err(Refused::all),
+            None => Ok(of(f64::NAN)),
+        };
+        self.filled(values, missing)
+    }
+
+    fn strings<'b, B: AsRef<[u8]> + ?Sized + 'b>(
+        self,
+        values: impl IntoIterator<Item = Option<&'b B>>,
+        filled: Filled<'_>,
+    ) -> Converted {
+        let text = |default: &DefaultValue| default.text().map(<[u8]>::to_vec);
+        let missing = |row| filled.value(row, Vec::new(), text, DType::String);
+        let bytes = values.into_iter().map(|value| value.map_or(Vec::new(), |value| value.as_ref().to_vec()));
+        self.filled(bytes, missing)
+    }
+
+    /// Returns the values that the rows' keys stand for.
+    fn categories(self, filled: Filled<'_>) -> Converted {
+        let dictionary = self.array.as_any_dictionary();
+        // A key may stand for no value, as well.
+        let keys = if self.array.is_empty() || dictionary.values().is_empty() {
+            Vec::new()
+        } else {
+            dictionary.normalized_keys()
+        };
+        let nothing = dictionary.values();
+        let lacks: Vec<bool> = (0..self.array.len())
+            .map(|row| self.lacks(row) || keys.get(row).is_none_or(|key| nothing.is_null(*key)))
+            .collect();
+        if !lacks.contains(&true) {
+            let values = Rows { array: nothing, lacks: None }.tensor(filled)?;
+            return Ok(values.take_rows(&keys)?);
+        }
+        // The value that stands in comes behind those of the dictionary.
+        let all = Rows { array: nothing, lacks: None }.tensor(filled)?;
+        let first = lacks.iter().position(|lacks| *lacks).unwrap_or_default();
+        let stand_in = arrow_array::new_null_array(nothing.data_type(), 1);
+        let stand_in = Rows { array: &stand_in, lacks: Some(&[true]) }
+            .tensor(filled)
+            .map_err(|refused| Refused { row: refused.row.map(|_| first), ..refused })?;
+        let all = HostTensor::concat(&[&all, &stand_in], 0)?;
+        let last = all.dims().first().map_or(0, |len| len - 1);
+        let keys: Vec<usize> = lacks
+            .iter()
+            .enumerate()
+            .map(|(row, lacks)| if *lacks { last } else { keys.get(row).copied().unwrap_or(last) })
+            .collect();
+        Ok(all.take_rows(&keys)?)
+    }
 }

@@ -4,20 +4,33 @@
 //! |---|---|
 //! | `batches.rs` | the rows of a file, some at a time |
 //! | `pages.rs` | how large pages are, before they are unpacked |
+//! | `thrift.rs` | the format of their headers |
+//! | `checksums.rs` | pages whose bytes are damaged |
+//! | `footer.rs` | the description of a file, looked at before the library reads it |
+//! | `sizes.rs` | the memory that rows take |
 //! | `plan.rs` | how many rows are read at a time |
-//! | `column.rs` | a column of some rows as a tensor |
+//! | `select.rs` | which columns are read |
+//! | `column.rs` | a column of some rows as tensors |
 //! | `source.rs` | rows as elements of a dataset |
 
 mod batches;
+mod checksums;
 mod column;
+mod footer;
 mod pages;
 mod plan;
+mod select;
+mod sizes;
 mod source;
+mod thrift;
 
+pub use crate::csv::Column;
 pub use batches::Batches;
 pub use source::rows;
 
-use crate::{Dataset, Error, Files, Location, Result};
+use crate::broken::Broken;
+use crate::{Dataset, DefaultValue, Error, Files, Location, Result, SkippedRecords};
+use column::Missing;
 use distribute_tensor::HostTensor;
 use std::collections::BTreeMap;
 
@@ -28,11 +41,16 @@ use std::collections::BTreeMap;
 /// | booleans, integers, floats | of their dtype, `[rows]` |
 /// | text, bytes | `string`, `[rows]` |
 /// | lists of these, all of one length | `[rows, length]` |
+/// | lists of different lengths | in a [`dataset`](Self::dataset), for [`padded_batch`](Dataset::padded_batch): each row `[length]` |
 /// | categories (dictionaries) | as what they stand for |
+/// | structures | a column for each field: `image.bytes`, `image.path` |
 ///
-/// A row without a value (null) is NaN in a column of floats, as in pandas, and an error in others. Columns of other
-/// types, such as dates, are errors: leave them out with [`columns`](Self::columns). Nothing is unpacked but the
-/// columns that are read.
+/// A row without a value (null) is NaN in a column of floats, as in pandas, and an error in others unless
+/// [`default`](Self::default) or [`mask`](Self::mask) say what it is. Columns of other types, such as dates, are errors: leave
+/// them out with [`columns`](Self::columns). Nothing is unpacked but the columns that are read.
+///
+/// A page with another checksum than was stored with it is an error that names file, column and page. Pages that are compressed
+/// with brotli need the feature `brotli`.
 ///
 /// ```no_run
 /// use distribute_data::parquet::Parquet;
@@ -47,9 +65,12 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug)]
 pub struct Parquet {
     files: Files,
-    columns: Option<Vec<String>>,
+    columns: Option<Vec<Column>>,
     rows: Option<usize>,
     bytes: Option<u64>,
+    missing: BTreeMap<String, Missing>,
+    checksums: bool,
+    skipped: Option<SkippedRecords>,
 }
 
 /// The number of rows that are read at a time by default.
@@ -67,11 +88,15 @@ impl Parquet {
 
     /// Several files, for [`dataset`](Self::dataset).
     pub fn files(files: impl Into<Files>) -> Self {
-        Self { files: files.into(), columns: None, rows: None, bytes: None }
+        let (missing, files) = (BTreeMap::new(), files.into());
+        Self { files, columns: None, rows: None, bytes: None, missing, checksums: true, skipped: None }
     }
 
-    /// Only these columns, by name; all by default.
-    pub fn columns<C: Into<String>>(self, columns: impl IntoIterator<Item = C>) -> Self {
+    /// Selects columns, by name or by their place in the file, from 0 on; all by default. A field of a structure has its path
+    /// as a name: `image.bytes`. A column that is given by its place is named so in the result: `"3"`.
+    ///
+    /// Two columns of one name give [`Error::Column`] if that name is read; by their places both are.
+    pub fn columns<C: Into<Column>>(self, columns: impl IntoIterator<Item = C>) -> Self {
         Self { columns: Some(columns.into_iter().map(Into::into).collect()), ..self }
     }
 
@@ -93,19 +118,56 @@ impl Parquet {
         Self { bytes: Some(bytes), ..self }
     }
 
+    /// Sets the value that stands in for missing ones (null) in a column, and in its lists. A list that is missing is an empty
+    /// one.
+    ///
+    /// A column that isn't there gives [`Error::NoColumn`], a value of another type [`Error::Column`].
+    ///
+    /// ```no_run
+    /// use distribute_data::parquet::Parquet;
+    /// let visits = Parquet::file("visits.parquet").default("age", -1).mask("income", "has_income");
+    /// # let _ = visits;
+    /// ```
+    #[doc(alias = "default_value")]
+    pub fn default(mut self, column: impl Into<String>, value: impl Into<DefaultValue>) -> Self {
+        self.missing.entry(column.into()).or_default().default = Some(value.into());
+        self
+    }
+
+    /// Adds a column of this name, `bool` of shape `[rows]`, that says which rows of a column have a value. The others are
+    /// zero, `false` or empty, NaN among floats, or the [`default`](Self::default).
+    pub fn mask(mut self, column: impl Into<String>, name: impl Into<String>) -> Self {
+        self.missing.entry(column.into()).or_default().mask = Some(name.into());
+        self
+    }
+
+    /// Sets whether the checksums of pages are compared, if the file has any; they are by default.
+    #[doc(alias = "page_checksum_verification")]
+    pub fn checksums(self, checksums: bool) -> Self {
+        Self { checksums, ..self }
+    }
+
+    /// Skips and counts broken rows: those of damaged pages, those without a value for which there is no default, and those
+    /// that take more than [one element may](Location::element_limit). If no page is known to be damaged but a row group cannot
+    /// be read on, the rest of its rows are skipped.
+    pub fn skip_broken(self, skipped: &SkippedRecords) -> Self {
+        Self { skipped: Some(skipped.clone()), ..self }
+    }
+
     /// Reads the description of the only file and starts at its first row.
     ///
     /// # Errors
     ///
     /// - [`Error::Io`]: the file cannot be read or is no Parquet file.
     /// - [`Error::NoColumn`]: there is no such column.
+    /// - [`Error::Feature`]: a column is compressed with brotli, and the feature `brotli` is not enabled.
     /// - [`Error::Damaged`], [`Error::Column`]: a page or the average row takes more than
-    ///   [one element may](Location::element_limit).
+    ///   [one element may](Location::element_limit); [`Error::Column`]: two columns have one name.
     /// - [`Error::Parameter`]: batches shall have 0 rows, or there is not exactly one file.
     pub fn open(&self) -> Result<Batches> {
         self.check()?;
         match self.files.iter().as_slice() {
-            [file] => self.open_one(file),
+            [file] => self.open_one(file, Broken::of_pass(self.skipped.as_ref())),
             files => Err(Error::Parameter {
                 operation: "Parquet::open",
                 parameter: "the number of files",
@@ -134,12 +196,30 @@ impl Parquet {
             let (operation, parameter) = ("Parquet::rows", "rows");
             return Err(Error::Parameter { operation, parameter, found: "0".into(), expected: "at least 1" });
         }
-        Ok(())
+        let masks: Vec<&String> = self.missing.values().filter_map(|missing| missing.mask.as_ref()).collect();
+        match masks
+            .iter()
+            .enumerate()
+            .find(|(at, mask)| masks.iter().skip(at + 1).any(|other| other == *mask))
+        {
+            None => Ok(()),
+            Some((_, mask)) => Err(mask_taken(mask)),
+        }
     }
 
     /// Starts to read one of the files.
-    fn open_one(&self, file: &Location) -> Result<Batches> {
+    fn open_one(&self, file: &Location, broken: Broken) -> Result<Batches> {
         let bytes = self.bytes.unwrap_or(if self.rows.is_some() { u64::MAX } else { BYTES });
-        Batches::open(file, self.columns.as_deref(), self.rows.unwrap_or(ROWS), bytes)
+        Batches::open(self, file, (self.rows.unwrap_or(ROWS), bytes), broken)
+    }
+}
+
+/// The error for a mask that has another column's name.
+fn mask_taken(mask: &str) -> Error {
+    Error::Parameter {
+        operation: "Parquet::mask",
+        parameter: "the mask's name",
+        found: format!("'{mask}'"),
+        expected: "a name that no other column has",
     }
 }

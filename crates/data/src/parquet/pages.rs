@@ -4,6 +4,7 @@
 //! an element may are refused.
 
 use super::plan::ColumnSize;
+use super::thrift::{INT, STRUCT, Thrift};
 use crate::file::ElementLimit;
 
 /// The header of a page, as far as it is asked for.
@@ -19,6 +20,8 @@ pub(super) struct Page {
     pub(super) values: u64,
     /// Whether its values are those that later pages mean by numbers.
     pub(super) dictionary: bool,
+    /// The checksum of the bytes that follow the header.
+    pub(super) checksum: Option<u32>,
 }
 
 /// The memory that the pages of a column of a row group so far can take.
@@ -59,7 +62,7 @@ impl Widest {
 impl Page {
     /// The header that bytes begin with; `None` if they end before it does, or are none.
     pub(super) fn read(bytes: &[u8]) -> Option<Page> {
-        let mut input = Thrift { bytes, next: 0 };
+        let mut input = Thrift::new(bytes);
         let mut page = Page::default();
         let mut id = 0;
         while let Some(kind) = input.field(&mut id)? {
@@ -67,6 +70,7 @@ impl Page {
                 (1, INT) => page.dictionary = input.number()? == 2,
                 (2, INT) => page.unpacked = u64::try_from(input.number()?).ok()?,
                 (3, INT) => page.packed = u64::try_from(input.number()?).ok()?,
+                (4, INT) => page.checksum = Some(input.number()? as u32),
                 // Of a data page, a dictionary or a data page of the second kind: how many values is field 1.
                 (5 | 7 | 8, STRUCT) => {
                     let mut inner = 0;
@@ -85,94 +89,8 @@ impl Page {
     }
 }
 
-/// Kinds of values in thrift's compact protocol that are looked at.
-const INT: u8 = 5;
-const STRUCT: u8 = 12;
-
 /// How deep structures may be within each other.
 const DEEPEST: usize = 16;
-
-/// Thrift's compact protocol.
-struct Thrift<'a> {
-    bytes: &'a [u8],
-    next: usize,
-}
-
-impl Thrift<'_> {
-    fn byte(&mut self) -> Option<u8> {
-        let byte = *self.bytes.get(self.next)?;
-        self.next += 1;
-        Some(byte)
-    }
-
-    fn varint(&mut self) -> Option<u64> {
-        let mut number = 0;
-        for at in 0..10 {
-            let byte = self.byte()?;
-            number |= u64::from(byte & 0x7f) << (7 * at);
-            if byte < 0x80 {
-                return Some(number);
-            }
-        }
-        None
-    }
-
-    fn number(&mut self) -> Option<i64> {
-        let zigzag = self.varint()?;
-        Some((zigzag >> 1) as i64 ^ -((zigzag & 1) as i64))
-    }
-
-    /// The kind of the next field, and in `id` its number; `Some(None)` at the structure's end.
-    fn field(&mut self, id: &mut i64) -> Option<Option<u8>> {
-        let byte = self.byte()?;
-        if byte == 0 {
-            return Some(None);
-        }
-        *id = match byte >> 4 {
-            0 => self.number()?,
-            more => id.checked_add(i64::from(more))?,
-        };
-        Some(Some(byte & 0x0f))
-    }
-
-    fn skip(&mut self, kind: u8, depth: usize) -> Option<()> {
-        let depth = depth.checked_sub(1)?;
-        match kind {
-            // Whether it is true stands in the field's head.
-            1 | 2 => {}
-            3 => drop(self.byte()?),
-            4..=6 => drop(self.varint()?),
-            7 => self.pass(8)?,
-            8 => {
-                let len = self.varint()?;
-                self.pass(len)?;
-            }
-            9 | 10 => {
-                let head = self.byte()?;
-                let len = if head >> 4 == 15 { self.varint()? } else { u64::from(head >> 4) };
-                for _ in 0..len {
-                    match head & 0x0f {
-                        1 | 2 => drop(self.byte()?),
-                        kind => self.skip(kind, depth)?,
-                    }
-                }
-            }
-            12 => {
-                let mut id = 0;
-                while let Some(kind) = self.field(&mut id)? {
-                    self.skip(kind, depth)?;
-                }
-            }
-            _ => return None,
-        }
-        Some(())
-    }
-
-    fn pass(&mut self, len: u64) -> Option<()> {
-        self.next = self.next.checked_add(usize::try_from(len).ok()?)?;
-        (self.next <= self.bytes.len()).then_some(())
-    }
-}
 
 #[cfg(test)]
 mod tests {
@@ -185,8 +103,14 @@ mod tests {
     #[test]
     fn headers_say_how_large_pages_are() {
         let page = Page::read(HEADER).unwrap();
-        let expected =
-            Page { header: HEADER.len() as u64, packed: 20, unpacked: 300, values: 7, dictionary: true };
+        let expected = Page {
+            header: HEADER.len() as u64,
+            packed: 20,
+            unpacked: 300,
+            values: 7,
+            dictionary: true,
+            checksum: Some(1),
+        };
         assert_eq!(page, expected);
         for len in 0..HEADER.len() {
             assert_eq!(Page::read(&HEADER[..len]), None, "{len}");

@@ -1,15 +1,16 @@
 //! Rows of Parquet files as elements.
 
-use super::{Batches, Parquet};
-use crate::chunk::{Chunk, Picks};
+use super::Parquet;
+use super::batches::{Batches, Columns};
+use super::column::Tensors;
+use crate::broken::{Broken, SkippedRecords};
+use crate::chunk::Chunk;
 use crate::operations::file_stage::Reading;
 use crate::operations::files::Format;
-use crate::rows::Rows;
 use crate::stage::Stage;
-use crate::{Dataset, ElementSpec, Files, Location, Result};
-use distribute_tensor::HostTensor;
+use crate::{Dataset, ElementSpec, Error, Files, Location, Result};
+use distribute_tensor::{HostTensor, Leaf, Tree};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// The rows of Parquet files, one file after the other: maps from column to tensor. `columns` are read, all where there
 /// are none. See [`Parquet`] for what becomes of which column, and for how many rows are read at a time.
@@ -24,11 +25,11 @@ use std::sync::Arc;
 /// }
 /// # Ok::<(), distribute_data::Error>(())
 /// ```
-pub fn rows<C: Into<String>>(
+pub fn rows<C: Into<super::Column>>(
     files: impl Into<Files>,
     columns: impl IntoIterator<Item = C>,
 ) -> Dataset<BTreeMap<String, HostTensor>> {
-    let columns: Vec<String> = columns.into_iter().map(Into::into).collect();
+    let columns: Vec<super::Column> = columns.into_iter().map(Into::into).collect();
     let parquet = Parquet::files(files);
     if columns.is_empty() { parquet.dataset() } else { parquet.columns(columns).dataset() }
 }
@@ -48,7 +49,10 @@ impl Format for ParquetRows {
     fn describe(&self) -> String {
         match &self.parquet.columns {
             None => "Parquet, all columns,".into(),
-            Some(columns) => format!("Parquet, columns {},", columns.join(", ")),
+            Some(columns) => {
+                let names: Vec<String> = columns.iter().map(super::Column::to_string).collect();
+                format!("Parquet, columns {},", names.join(", "))
+            }
         }
     }
 
@@ -56,38 +60,73 @@ impl Format for ParquetRows {
         self.parquet.check()
     }
 
+    fn skipped(&self) -> Option<&SkippedRecords> {
+        self.parquet.skipped.as_ref()
+    }
+
     /// Files say themselves what their columns are.
     fn spec(&self) -> Option<ElementSpec> {
         None
     }
 
-    fn open(&self, file: &Location) -> Result<Reading> {
-        let batches = self.parquet.open_one(file)?;
-        Ok(Reading::Elements(Box::new(RowsStage { batches, rest: None })))
+    fn open(&self, file: &Location, broken: &Broken) -> Result<Reading> {
+        let batches = self.parquet.open_one(file, broken.clone())?;
+        Ok(Reading::Elements(Box::new(RowsStage { batches, read: None })))
     }
 }
 
 struct RowsStage {
     batches: Batches,
-    /// What is left of the rows that were read together.
-    rest: Option<(Arc<Rows>, usize)>,
+    /// The rows that were read together, and the number of those that were handed on.
+    read: Option<(Chunk, usize)>,
 }
 
 impl RowsStage {
     fn read(&mut self, max: usize) -> Result<Option<Chunk>> {
         loop {
-            if let Some((rows, next)) = &mut self.rest
-                && *next < rows.len()
+            if let Some((chunk, next)) = &mut self.read
+                && *next < chunk.len()
             {
                 let start = *next;
-                *next = rows.len().min(start.saturating_add(max));
-                return Ok(Some(Chunk::Rows(rows.clone(), Picks::Range(start..*next))));
+                *next = chunk.len().min(start.saturating_add(max));
+                return Ok(Some(chunk.slice(start..*next)));
             }
-            let Some(tree) = self.batches.next().transpose()? else { return Ok(None) };
-            let len = tree.rows()?;
-            self.rest = Some((Arc::new(Rows::Section { tree, len }), 0));
+            let Some(columns) = self.batches.pull()? else { return Ok(None) };
+            self.read = Some((chunk(columns)?, 0));
         }
     }
+}
+
+/// Rows that were read together as elements: views of them if all rows of a column have one shape, otherwise each by itself.
+fn chunk(columns: Columns) -> Result<Chunk> {
+    let len = columns.first().map_or(0, |(_, column)| match column {
+        Tensors::Whole(tensor) => tensor.dims().first().copied().unwrap_or(0),
+        Tensors::Ragged(rows) => rows.len(),
+    });
+    let host = |tensor| Tree::Leaf(Leaf::Host(tensor));
+    let mut whole = BTreeMap::new();
+    for (name, column) in &columns {
+        match column {
+            Tensors::Whole(tensor) => drop(whole.insert(name.clone(), host(tensor.clone()))),
+            Tensors::Ragged(_) => break,
+        }
+    }
+    if whole.len() == columns.len() {
+        return Ok(Chunk::rows(Tree::Dict(whole), len));
+    }
+    let row = |row: usize| -> Result<Tree<Leaf>> {
+        let value = |(name, column): &(String, Tensors)| -> Result<(String, Tree<Leaf>)> {
+            let value = match column {
+                Tensors::Whole(tensor) => tensor.row(row)?,
+                Tensors::Ragged(rows) => {
+                    rows.get(row).cloned().ok_or(Error::Empty { operation: "a row of Parquet" })?
+                }
+            };
+            Ok((name.clone(), host(value)))
+        };
+        Ok(Tree::Dict(columns.iter().map(value).collect::<Result<_>>()?))
+    };
+    Ok(Chunk::Values((0..len).map(row).collect::<Result<_>>()?))
 }
 
 impl Stage for RowsStage {

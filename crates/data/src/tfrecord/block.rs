@@ -31,6 +31,11 @@ impl Records {
         self.ranges.truncate(count);
     }
 
+    /// Keeps those of these indices within the block.
+    pub(crate) fn keep(&mut self, indices: &[usize]) {
+        self.ranges = indices.iter().filter_map(|index| self.ranges.get(*index).cloned()).collect();
+    }
+
     /// The record of this index within the block.
     pub fn get(&self, index: usize) -> Option<&[u8]> {
         self.ranges.get(index).and_then(|range| self.bytes.get(range.clone()))

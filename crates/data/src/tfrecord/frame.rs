@@ -15,7 +15,9 @@ pub(super) enum Frame {
     Whole { data: Range<usize>, next: usize },
     /// The beginning of a record that needs so many bytes at least.
     Incomplete { needs: usize },
-    /// No record: why.
+    /// A record with another checksum of its data: where the next one begins, and what is wrong.
+    Damaged { next: usize, what: String },
+    /// No record, so that it is not known where the next one begins: why.
     Broken(String),
 }
 
@@ -43,11 +45,13 @@ impl Frame {
         let Some(stored) = rest.first_chunk::<4>() else {
             return Frame::Incomplete { needs: HEADER + len + FOOTER };
         };
-        if let Err(what) = compare("data", masked_crc(data), *stored) {
-            return Frame::Broken(what);
-        }
+        let compared = compare("data", masked_crc(data), *stored);
         let data = start + HEADER..start + HEADER + len;
-        Frame::Whole { next: data.end + FOOTER, data }
+        let next = data.end + FOOTER;
+        match compared {
+            Ok(()) => Frame::Whole { next, data },
+            Err(what) => Frame::Damaged { next, what },
+        }
     }
 }
 
@@ -128,7 +132,11 @@ pub(super) mod tests {
         for bit in 0..bytes.len() * 8 {
             let mut bytes = bytes.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
-            assert!(matches!(Frame::at(&bytes, 0), Frame::Broken(_)), "bit {bit}");
+            match Frame::at(&bytes, 0) {
+                Frame::Broken(_) => assert!(bit / 8 < HEADER, "bit {bit}"),
+                Frame::Damaged { next, .. } => assert!(bit / 8 >= HEADER && next == bytes.len(), "bit {bit}"),
+                other => panic!("bit {bit}: {other:?}"),
+            }
         }
     }
 

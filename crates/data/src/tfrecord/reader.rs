@@ -2,6 +2,7 @@
 
 use super::block::Records;
 use super::frame::{FOOTER, Frame, HEADER, starts, truncated};
+use crate::broken::Broken;
 use crate::file::ElementLimit;
 use crate::{Compression, Error, Location, Result};
 use std::io::{BufRead, Read};
@@ -41,6 +42,7 @@ pub struct TfRecordReader<R> {
     /// How many records were given out.
     records: u64,
     limit: ElementLimit,
+    broken: Broken,
     end: End,
 }
 
@@ -70,13 +72,19 @@ impl<R: Read> TfRecordReader<R> {
     pub fn new(path: impl Into<Arc<str>>, source: R) -> Self {
         let (path, bytes) = (path.into(), Arc::default());
         let limit = ElementLimit::new("element_limit");
-        Self { path, source, bytes, next: 0, base: 0, records: 0, limit, end: End::NotYet }
+        let broken = Broken::default();
+        Self { path, source, bytes, next: 0, base: 0, records: 0, limit, broken, end: End::NotYet }
     }
 
     /// How many bytes a record may have; 256 MiB unless set. Of a file that was opened, it is that of its
     /// [`Location`](Location::element_limit).
     pub fn element_limit(self, bytes: u64) -> Self {
         Self { limit: self.limit.of(bytes), ..self }
+    }
+
+    /// Skips records whose data are damaged, as a pass does.
+    pub(crate) fn skip_broken(self, broken: Broken) -> Self {
+        Self { broken, ..self }
     }
 
     /// The next `most` records, or as many as there still are. None at the end of the file.
@@ -119,6 +127,23 @@ impl<R: Read> TfRecordReader<R> {
                         self.end = End::Failed(self.damaged(at, ranges.len(), truncated(found, needs)));
                     }
                     break;
+                }
+                Frame::Damaged { .. } if self.broken.skips() && !ranges.is_empty() => {
+                    // Records that are given out together follow each other.
+                    break;
+                }
+                Frame::Damaged { next, what } => {
+                    match self.broken.skip(self.damaged(at, ranges.len(), what)) {
+                        Ok(()) => {
+                            // Its bytes are dropped with the next filling: many damaged records stay no burden.
+                            (at, self.next) = (next, next);
+                            self.records += 1;
+                        }
+                        Err(error) => {
+                            self.end = End::Failed(error);
+                            break;
+                        }
+                    }
                 }
                 Frame::Broken(what) => {
                     self.end = End::Failed(self.damaged(at, ranges.len(), what));
@@ -233,6 +258,20 @@ mod tests {
 
     fn three() -> Vec<Vec<u8>> {
         vec![b"one".to_vec(), Vec::new(), b"three".to_vec()]
+    }
+
+    #[test]
+    fn damaged_records_that_are_skipped_do_not_stay_in_memory() {
+        let mut one = framed(&[7; 100_000]);
+        one[20_000] ^= 1;
+        let bytes = [one.repeat(200), framed(b"last")].concat();
+        let skipped = crate::SkippedRecords::new();
+        let broken = Broken::of_pass(Some(&skipped));
+        let mut reader = TfRecordReader::new("f", bytes.as_slice()).skip_broken(broken);
+        let records = crate::testing::quietly(|| reader.read_at_hand(10)).unwrap();
+        assert_eq!((records.get(0), records.first(), skipped.count()), (Some(&b"last"[..]), 200, 200));
+        assert!(reader.bytes.len() < 3 * BLOCK.max(100_000), "{}", reader.bytes.len());
+        crate::testing::quietly(|| drop(reader));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::frame::starts;
 use super::{Records, TfRecordReader};
+use crate::broken::{Broken, SkippedRecords};
 use crate::chunk::Chunk;
 use crate::example::Features;
 use crate::operations::file_stage::{Made, Reading, Sections, Work, threads};
@@ -43,12 +44,14 @@ pub struct TfRecord {
     files: Files,
     compression: Compression,
     threads: usize,
+    skipped: Option<SkippedRecords>,
 }
 
 impl TfRecord {
     /// Reads these files, one after the other.
     pub fn new(files: impl Into<Files>) -> Self {
-        Self { files: files.into(), compression: Compression::default(), threads: threads() }
+        let (files, compression) = (files.into(), Compression::default());
+        Self { files, compression, threads: threads(), skipped: None }
     }
 
     /// On how many threads records are parsed: as many as there are cores by default, up to 8. 1 starts none. The order
@@ -64,10 +67,17 @@ impl TfRecord {
         Self { compression, ..self }
     }
 
+    /// Skips and counts broken records: those whose data have another checksum, and those that are not the examples asked
+    /// for. After a damaged length the rest of the file is skipped.
+    #[doc(alias = "ignore_errors")]
+    pub fn skip_broken(self, skipped: &SkippedRecords) -> Self {
+        Self { skipped: Some(skipped.clone()), ..self }
+    }
+
     /// Elements are records: scalar strings of bytes.
     pub fn records(self) -> Dataset<HostTensor> {
-        let Self { files, compression, threads } = self;
-        Dataset::of_files(files, RecordsFormat { compression, features: None, threads })
+        let Self { files, compression, threads, skipped } = self;
+        Dataset::of_files(files, RecordsFormat { compression, features: None, threads, skipped })
     }
 
     /// Elements are the features of examples, by name. They are parsed many at once, straight into columns, so this is
@@ -86,9 +96,9 @@ impl TfRecord {
                 expected: "fixed; parse batches of records with `parse_examples` instead",
             });
         }
-        let Self { files, compression, threads } = self;
+        let Self { files, compression, threads, skipped } = self;
         let features = Some(Arc::new(features.clone()));
-        Ok(Dataset::of_files(files, RecordsFormat { compression, features, threads }))
+        Ok(Dataset::of_files(files, RecordsFormat { compression, features, threads, skipped }))
     }
 }
 
@@ -96,6 +106,7 @@ struct RecordsFormat {
     compression: Compression,
     features: Option<Arc<Features>>,
     threads: usize,
+    skipped: Option<SkippedRecords>,
 }
 
 impl Format for RecordsFormat {
@@ -113,13 +124,18 @@ impl Format for RecordsFormat {
         })
     }
 
-    fn open(&self, file: &Location) -> Result<Reading> {
-        let reader = TfRecordReader::open(file, self.compression)?;
-        Ok(Reading::Sections(Box::new(RecordSections { reader, features: self.features.clone() })))
+    fn open(&self, file: &Location, broken: &Broken) -> Result<Reading> {
+        let reader = TfRecordReader::open(file, self.compression)?.skip_broken(broken.clone());
+        let (features, broken) = (self.features.clone(), broken.clone());
+        Ok(Reading::Sections(Box::new(RecordSections { reader, features, broken })))
     }
 
     fn blame(&self, file: &Location, error: Error) -> Error {
         self.compression.blame(file, |head| Some(starts(head)), error)
+    }
+
+    fn skipped(&self) -> Option<&SkippedRecords> {
+        self.skipped.as_ref()
     }
 
     fn threads(&self) -> usize {
@@ -137,17 +153,18 @@ const MOST_RECORDS: usize = 1024;
 struct RecordSections {
     reader: TfRecordReader<Box<dyn BufRead + Send>>,
     features: Option<Arc<Features>>,
+    broken: Broken,
 }
 
 impl Sections for RecordSections {
     fn next(&mut self) -> Option<Result<Work>> {
-        let features = self.features.clone();
+        let (features, broken) = (self.features.clone(), self.broken.clone());
         match self.reader.read_at_hand(MOST_RECORDS) {
             Err(error) => Some(Err(error)),
             Ok(records) if records.is_empty() => None,
             Ok(records) => {
                 let bytes = records.iter().map(<[u8]>::len).sum();
-                Some(Ok(Work { bytes, make: Box::new(move || made(features.as_deref(), records)) }))
+                Some(Ok(Work { bytes, make: Box::new(move || made(features.as_deref(), records, &broken)) }))
             }
         }
     }
@@ -165,8 +182,9 @@ impl Sections for RecordSections {
     }
 }
 
-/// Elements of records. Of records of which one cannot be parsed, those before it come first.
-fn made(features: Option<&Features>, mut records: Records) -> Made {
+/// Elements of records. Of records of which one cannot be parsed, those before it come first, or all others if such records
+/// are skipped.
+fn made(features: Option<&Features>, mut records: Records, broken: &Broken) -> Made {
     let Some(features) = features else {
         return Made {
             chunk: Some(Chunk::rows(Tree::Leaf(Leaf::Host(records.to_tensor())), records.len())),
@@ -175,6 +193,17 @@ fn made(features: Option<&Features>, mut records: Records) -> Made {
     };
     match features.parse_records(&records) {
         Ok(columns) => Made { chunk: Some(Chunk::rows(columns.into_tree(), records.len())), failed: None },
+        Err(_) if broken.skips() => {
+            let (good, failed) = good(features, &records, broken);
+            records.keep(&good);
+            match if good.is_empty() { Ok(None) } else { features.parse_records(&records).map(Some) } {
+                Ok(columns) => {
+                    let chunk = columns.map(|columns| Chunk::rows(columns.into_tree(), records.len()));
+                    Made { chunk, failed }
+                }
+                Err(error) => Made { chunk: None, failed: Some(error) },
+            }
+        }
         Err(error) => {
             let before = match &error {
                 Error::Example { record, .. } => record.saturating_sub(records.first()) as usize,
@@ -188,6 +217,24 @@ fn made(features: Option<&Features>, mut records: Records) -> Made {
             }
         }
     }
+}
+
+/// The records that can be parsed, up to the first that is one too many to be skipped.
+fn good(features: &Features, records: &Records, broken: &Broken) -> (Vec<usize>, Option<Error>) {
+    let mut good = Vec::new();
+    for index in 0..records.len() {
+        let mut alone = records.clone();
+        alone.keep(&[index]);
+        match features.parse_records(&alone).map_err(|error| error.at_record(index as u64)) {
+            Ok(_) => good.push(index),
+            Err(error) => {
+                if let Err(error) = broken.skip(error) {
+                    return (good, Some(error));
+                }
+            }
+        }
+    }
+    (good, None)
 }
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ impl TfRecordWriter {
     pub fn create(path: impl Into<PathBuf>, compression: Compression) -> Result<Self> {
         let path = path.into();
         let file = WholeFile::create(&path).map_err(failed(&path))?;
-        let output = Packed::new(file, compression, &path);
+        let output = Packed::new(file, compression, &path).map_err(failed(&path))?;
         Ok(Self::to(path, output))
     }
 
@@ -121,16 +121,20 @@ enum Packed {
 }
 
 impl Packed {
-    fn new(file: WholeFile, compression: Compression, path: &Path) -> Self {
+    fn new(file: WholeFile, compression: Compression, path: &Path) -> io::Result<Self> {
         let level = flate2::Compression::default();
-        match compression {
+        Ok(match compression {
             Compression::Gzip => Packed::Gzip(GzEncoder::new(file, level)),
             Compression::Zlib => Packed::Zlib(ZlibEncoder::new(file, level)),
             Compression::Auto if path.extension().is_some_and(|it| it == "gz") => {
                 Packed::Gzip(GzEncoder::new(file, level))
             }
             Compression::Auto | Compression::None => Packed::Plain(file),
-        }
+            Compression::Zstd | Compression::Lz4 => {
+                let what = "TFRecord files are written plain, or with gzip or zlib, which TensorFlow reads";
+                return Err(io::Error::new(io::ErrorKind::Unsupported, what));
+            }
+        })
     }
 }
 

@@ -15,4 +15,4 @@ pub use samples::Sample;
 #[doc(alias = "webdataset.WebDataset")]
 #[doc(alias = "WebDataset")]
 pub use samples::Samples;
-pub use source::samples;
+pub use source::{samples, samples_skipping};

@@ -1,6 +1,7 @@
 //! Which files of a tar file belong together.
 
 use super::members::{Member, Members};
+use crate::broken::Broken;
 use crate::file::Input;
 use crate::{Compression, Location, Result};
 use distribute_log::heard;
@@ -53,6 +54,9 @@ pub struct Samples {
     taken: u64,
     ended: bool,
     require_end: bool,
+    broken: Broken,
+    /// The key of a sample that was skipped, and of which more files may follow.
+    skipping: Option<String>,
 }
 
 impl Samples {
@@ -66,7 +70,13 @@ impl Samples {
         let bytes = Compression::Auto.open(&location)?;
         let members =
             Members { input: Input::new(location.to_string(), bytes), limit: location.limit(), ended: false };
-        Ok(Self { members, open: None, taken: 0, ended: false, require_end: false })
+        let (broken, skipping) = (Broken::default(), None);
+        Ok(Self { members, open: None, taken: 0, ended: false, require_end: false, broken, skipping })
+    }
+
+    /// Skips broken samples, as a pass does.
+    pub(super) fn skip_broken(self, broken: Broken) -> Self {
+        Self { broken, ..self }
     }
 
     /// Makes it an error that the file ends without the empty block that ends tar files.
@@ -92,25 +102,23 @@ impl Samples {
     /// Adds files to the open sample until one belongs to another or none are left.
     fn pull(&mut self) -> Result<Option<Sample>> {
         while let Some(member) = self.members.next()? {
-            let Some((key, kind)) = self.parts(&member)? else { continue };
-            let same = self.open.as_ref().is_some_and(|(open, _)| *open == key);
-            let taken = (member.bytes.len() + member.name.len()) as u64 + FILE;
-            self.taken = if same { self.taken + taken } else { taken };
-            let fits = self.members.limit.check(&format!("sample '{key}'"), self.taken);
-            fits.map_err(|what| self.members.input.damaged_at(member.offset, what))?;
-            let done = match &mut self.open {
-                Some((open, sample)) if *open == key => {
-                    if sample.insert(kind.clone(), member.bytes).is_some() {
-                        let what = format!("sample '{key}' has two files '{kind}'");
-                        return Err(self.members.input.damaged_at(member.offset, what));
-                    }
+            let (key, kind) = match self.parts(&member) {
+                Ok(Some(parts)) => parts,
+                Ok(None) => continue,
+                Err(error) => {
+                    self.broken.skip(error)?;
                     continue;
                 }
-                open => {
-                    let sample = [(KEY.to_string(), key.clone().into_bytes()), (kind, member.bytes)].into();
-                    open.replace((key, sample))
-                }
             };
+            if self.skipping.as_ref() == Some(&key) {
+                continue;
+            }
+            self.skipping = None;
+            let done = self.open.take_if(|(open, _)| *open != key);
+            if let Err(error) = self.add(member, &key, kind) {
+                self.broken.skip(error)?;
+                (self.open, self.skipping) = (None, Some(key));
+            }
             if let Some((_, sample)) = done {
                 return Ok(Some(sample));
             }
@@ -118,6 +126,21 @@ impl Samples {
         self.ended = true;
         self.check_end()?;
         Ok(self.open.take().map(|(_, sample)| sample))
+    }
+
+    /// Adds a file to the sample of its key.
+    fn add(&mut self, member: Member, key: &str, kind: String) -> Result<()> {
+        let taken = (member.bytes.len() + member.name.len()) as u64 + FILE;
+        self.taken = if self.open.is_some() { self.taken + taken } else { taken };
+        let fits = self.members.limit.check(&format!("sample '{key}'"), self.taken);
+        fits.map_err(|what| self.members.input.damaged_at(member.offset, what))?;
+        let begin = || (key.to_string(), [(KEY.to_string(), key.as_bytes().to_vec())].into());
+        let (_, sample) = self.open.get_or_insert_with(begin);
+        if sample.insert(kind.clone(), member.bytes).is_some() {
+            let what = format!("sample '{key}' has two files '{kind}'");
+            return Err(self.members.input.damaged_at(member.offset, what));
+        }
+        Ok(())
     }
 
     /// A file's key and kind; `None` if it belongs to no sample.

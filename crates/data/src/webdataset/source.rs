@@ -1,6 +1,7 @@
 //! Samples of tar files as elements.
 
 use super::Samples;
+use crate::broken::{Broken, SkippedRecords};
 use crate::chunk::Chunk;
 use crate::operations::file_stage::Reading;
 use crate::operations::files::Format;
@@ -22,10 +23,22 @@ use std::collections::BTreeMap;
 /// # Ok::<(), distribute_data::Error>(())
 /// ```
 pub fn samples(files: impl Into<Files>) -> Dataset<BTreeMap<String, HostTensor>> {
-    Dataset::of_files(files.into(), WebDataset)
+    Dataset::of_files(files.into(), WebDataset { skipped: None })
 }
 
-struct WebDataset;
+/// The samples of tar files, as [`samples`]; broken ones are skipped and counted: those with two files of one kind, a name
+/// that is not UTF-8, or more bytes than [one element may](Location::element_limit) have. After a damaged header the rest of
+/// the file is skipped.
+pub fn samples_skipping(
+    files: impl Into<Files>,
+    skipped: &SkippedRecords,
+) -> Dataset<BTreeMap<String, HostTensor>> {
+    Dataset::of_files(files.into(), WebDataset { skipped: Some(skipped.clone()) })
+}
+
+struct WebDataset {
+    skipped: Option<SkippedRecords>,
+}
 
 impl Format for WebDataset {
     fn describe(&self) -> String {
@@ -37,8 +50,13 @@ impl Format for WebDataset {
         None
     }
 
-    fn open(&self, file: &Location) -> Result<Reading> {
-        Ok(Reading::Elements(Box::new(SamplesStage(Samples::open(file.clone())?))))
+    fn open(&self, file: &Location, broken: &Broken) -> Result<Reading> {
+        let samples = Samples::open(file.clone())?.skip_broken(broken.clone());
+        Ok(Reading::Elements(Box::new(SamplesStage(samples))))
+    }
+
+    fn skipped(&self) -> Option<&SkippedRecords> {
+        self.skipped.as_ref()
     }
 }
 

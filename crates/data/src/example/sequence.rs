@@ -1,0 +1,107 @@
+//! One sequence example, to be written or looked at.
+
+use super::example::{decoded, encoded, encoded_feature};
+use super::feature::Feature;
+use super::message;
+use super::wire::{bytes_field_len, put_bytes_key};
+use crate::{Error, Result};
+use std::collections::BTreeMap;
+
+/// Named features of a whole record, and named lists of features: one for each step of a sequence.
+///
+/// For training, [`SequenceFeatures::parse`](super::SequenceFeatures::parse) reads whole batches of records without making
+/// these.
+///
+/// ```
+/// use distribute_data::example::SequenceExample;
+///
+/// let video = SequenceExample::new()
+///     .with_context("label", 7)
+///     .with_list("frames", [[0.0, 0.5], [1.0, 1.5]]);
+/// assert_eq!(SequenceExample::decode(&video.encode())?, video);
+/// # Ok::<(), distribute_data::Error>(())
+/// ```
+#[doc(alias = "tf.train.SequenceExample")]
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SequenceExample {
+    /// The features of the whole record by name.
+    pub context: BTreeMap<String, Feature>,
+    /// The lists by name.
+    #[doc(alias = "feature_lists")]
+    pub lists: BTreeMap<String, Vec<Feature>>,
+}
+
+impl SequenceExample {
+    /// Makes one without features.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a feature of the whole record.
+    pub fn with_context(mut self, name: impl Into<String>, feature: impl Into<Feature>) -> Self {
+        self.context.insert(name.into(), feature.into());
+        self
+    }
+
+    /// Adds a list of features, one for each step.
+    pub fn with_list<F: Into<Feature>>(
+        mut self,
+        name: impl Into<String>,
+        steps: impl IntoIterator<Item = F>,
+    ) -> Self {
+        self.lists.insert(name.into(), steps.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Encodes it as a record: features and lists in the order of their names.
+    #[doc(alias = "SerializeToString")]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = encoded(&self.context);
+        let mut lists = Vec::new();
+        for (name, steps) in &self.lists {
+            let steps: Vec<Vec<u8>> = steps.iter().map(encoded_feature).collect();
+            let list = steps.iter().map(|step| bytes_field_len(step.len())).sum();
+            put_bytes_key(1, bytes_field_len(name.len()) + bytes_field_len(list), &mut lists);
+            put_bytes_key(1, name.len(), &mut lists);
+            lists.extend_from_slice(name.as_bytes());
+            put_bytes_key(2, list, &mut lists);
+            for step in steps {
+                put_bytes_key(1, step.len(), &mut lists);
+                lists.extend(step);
+            }
+        }
+        if !lists.is_empty() {
+            put_bytes_key(2, lists.len(), &mut out);
+            out.extend(lists);
+        }
+        out
+    }
+
+    /// Decodes a record. A feature of the whole record that holds values of no kind is left out; a step that does is read as
+    /// one of no strings.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Example`] with index 0 if these bytes are no sequence example.
+    #[doc(alias = "FromString")]
+    pub fn decode(record: &[u8]) -> Result<Self> {
+        let context = super::Example::decode(record)?.features;
+        let error = |feature, what| Error::Example { path: None, record: 0, feature, what };
+        let mut found = Vec::new();
+        message::lists(record, |key, list| found.push((key, list)))
+            .map_err(|broken| error(None, broken.describe(record)))?;
+        let mut lists = BTreeMap::new();
+        for (key, list) in found {
+            let name = String::from_utf8_lossy(key).into_owned();
+            let in_list = |what| error(Some(name.clone()), what);
+            let (mut rest, mut steps) = (list.as_ref(), Vec::new());
+            while let Some(step) =
+                message::next_feature(&mut rest).map_err(|broken| in_list(broken.describe(record)))?
+            {
+                steps.push(decoded(step, record).map_err(in_list)?.unwrap_or(Feature::Bytes(Vec::new())));
+            }
+            lists.insert(name, steps);
+        }
+        Ok(Self { context, lists })
+    }
+}

@@ -1,0 +1,207 @@
+//! The lists of sequence examples that a batch is to have.
+
+use super::feature::{Feature, Kind};
+use super::features::{Features, Wanted};
+use crate::file::ElementLimit;
+use crate::{ElementSpec, Error, Result, TensorSpec};
+use distribute_tensor::{DType, Tree};
+use std::collections::BTreeMap;
+
+/// A list of features, one for each step of a sequence, that becomes a column: steps of fixed shape as
+/// `[records, longest, shape...]`, steps of any length as `[records, longest, most]`. What is shorter is filled up.
+///
+/// A record that lacks a list of steps of a fixed shape is an error unless [`or_empty`](Self::or_empty) is set; a list of steps
+/// of any length is empty then.
+///
+/// ```
+/// use distribute_data::example::{FixedLen, SequenceExample, SequenceFeatures, Steps};
+///
+/// let records = [
+///     SequenceExample::new().with_context("label", 1).with_list("frames", [[0.5, 1.0]]).encode(),
+///     SequenceExample::new().with_context("label", 2).with_list("frames", [[1.5, 2.0], [2.5, 3.0]]).encode(),
+/// ];
+/// let features = SequenceFeatures::new()
+///     .context("label", FixedLen::ints([]))?
+///     .list("frames", Steps::floats([2]).lengths("frames_len"))?;
+///
+/// let (context, lists) = features.parse(records.iter().map(Vec::as_slice))?;
+/// assert_eq!(context["label"].as_slice(), Some(&[1i64, 2][..]));
+/// assert_eq!(lists["frames"].dims(), [2, 2, 2]);
+/// assert_eq!(lists["frames"].as_slice(), Some(&[0.5f32, 1.0, 0.0, 0.0, 1.5, 2.0, 2.5, 3.0][..]));
+/// assert_eq!(lists["frames_len"].as_slice(), Some(&[1i64, 2][..]));
+/// # Ok::<(), distribute_data::Error>(())
+/// ```
+#[doc(alias = "tf.io.FixedLenSequenceFeature")]
+#[doc(alias = "tf.io.RaggedFeature")]
+#[derive(Clone, Debug)]
+pub struct Steps {
+    pub(super) kind: Kind,
+    /// The shape of each step; `None` if each has any number of values.
+    pub(super) shape: Option<Vec<usize>>,
+    pub(super) padding: Feature,
+    pub(super) lengths: Option<String>,
+    pub(super) step_lengths: Option<String>,
+    pub(super) optional: bool,
+}
+
+impl Steps {
+    /// Makes steps of `float32` of this shape; `[]` is one number each.
+    pub fn floats(shape: impl Into<Vec<usize>>) -> Self {
+        Self::new(Kind::Floats, Some(shape.into()))
+    }
+
+    /// Makes steps of `int64` of this shape.
+    pub fn ints(shape: impl Into<Vec<usize>>) -> Self {
+        Self::new(Kind::Ints, Some(shape.into()))
+    }
+
+    /// Makes steps of strings of bytes of this shape.
+    pub fn bytes(shape: impl Into<Vec<usize>>) -> Self {
+        Self::new(Kind::Bytes, Some(shape.into()))
+    }
+
+    /// Makes steps of any number of `float32`.
+    pub fn ragged_floats() -> Self {
+        Self::new(Kind::Floats, None)
+    }
+
+    /// Makes steps of any number of `int64`.
+    pub fn ragged_ints() -> Self {
+        Self::new(Kind::Ints, None)
+    }
+
+    /// Makes steps of any number of strings of bytes.
+    pub fn ragged_bytes() -> Self {
+        Self::new(Kind::Bytes, None)
+    }
+
+    fn new(kind: Kind, shape: Option<Vec<usize>>) -> Self {
+        let optional = shape.is_none();
+        Self { kind, shape, padding: kind.zero(), lengths: None, step_lengths: None, optional }
+    }
+
+    /// Sets the value with which shorter lists and steps are filled up: zero or no bytes unless set.
+    pub fn pad(self, padding: impl Into<Feature>) -> Self {
+        Self { padding: padding.into(), ..self }
+    }
+
+    /// Adds a column of this name, `int64` of shape `[records]`: the number of steps of each record.
+    pub fn lengths(self, name: impl Into<String>) -> Self {
+        Self { lengths: Some(name.into()), ..self }
+    }
+
+    /// Adds a column of this name, `int64` of shape `[records, longest]`: the number of values of each step.
+    pub fn step_lengths(self, name: impl Into<String>) -> Self {
+        Self { step_lengths: Some(name.into()), ..self }
+    }
+
+    /// Takes a record that lacks the list as one with no steps.
+    #[doc(alias = "allow_missing")]
+    pub fn or_empty(self) -> Self {
+        Self { optional: true, ..self }
+    }
+
+    /// The number of values of a step, if all have the same.
+    pub(super) fn size(&self) -> Option<usize> {
+        self.shape.as_ref().map(|shape| shape.iter().product())
+    }
+
+    fn check(&self) -> Result<()> {
+        let bad = |parameter, found, expected| {
+            Err(Error::Parameter { operation: "SequenceFeatures::list", parameter, found, expected })
+        };
+        let shape = self.shape.as_deref().unwrap_or_default();
+        let bytes = shape.iter().try_fold(self.kind.bytes(), |size, axis| size.checked_mul((*axis).max(1)));
+        if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+            return bad("shape", format!("{shape:?}"), "the shape of a tensor that can be");
+        }
+        if self.padding.kind() != self.kind || self.padding.len() != 1 {
+            let found = format!("{} {}", self.padding.len(), self.padding.kind().name());
+            return bad("the padding", found, "one value of the list's kind");
+        }
+        Ok(())
+    }
+}
+
+/// The context features and the lists that sequence examples are asked for, by name. Others in a record are passed over.
+#[derive(Clone, Debug)]
+pub struct SequenceFeatures {
+    pub(super) context: Features,
+    /// The lists by their names.
+    pub(super) lists: BTreeMap<String, Steps>,
+    pub(super) limit: ElementLimit,
+}
+
+impl Default for SequenceFeatures {
+    fn default() -> Self {
+        let limit = ElementLimit::new("SequenceFeatures::element_limit");
+        Self { context: Features::new(), lists: BTreeMap::new(), limit }
+    }
+}
+
+impl SequenceFeatures {
+    /// Makes one that asks for nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a feature of the whole record.
+    ///
+    /// # Errors
+    ///
+    /// The same as of [`Features::with`].
+    #[doc(alias = "context_features")]
+    pub fn context(self, name: impl Into<String>, wanted: impl Into<Wanted>) -> Result<Self> {
+        Ok(Self { context: self.context.with(name, wanted)?, ..self })
+    }
+
+    /// Adds a list.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Parameter`]: a column of lists (or of their lengths) has this name already, or the padding is not one value of
+    /// the list's kind.
+    #[doc(alias = "sequence_features")]
+    pub fn list(mut self, name: impl Into<String>, steps: Steps) -> Result<Self> {
+        steps.check()?;
+        let name = name.into();
+        let taken = |name: &str| {
+            let found = format!("'{name}'");
+            let (operation, parameter) = ("SequenceFeatures::list", "name");
+            Error::Parameter { operation, parameter, found, expected: "a name that no other column has" }
+        };
+        if self.lists.contains_key(&name) {
+            return Err(taken(&name));
+        }
+        self.lists.insert(name, steps);
+        let mut names: Vec<&String> = self.lists.keys().collect();
+        names.extend(self.lists.values().flat_map(|steps| [&steps.lengths, &steps.step_lengths]).flatten());
+        names.sort();
+        match names.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(taken(pair[0])),
+            None => Ok(self),
+        }
+    }
+
+    /// Sets how many bytes of memory a column may take; 256 MiB unless set.
+    pub fn element_limit(self, bytes: u64) -> Self {
+        Self { context: self.context.element_limit(bytes), limit: self.limit.of(bytes), ..self }
+    }
+
+    /// Returns dtypes and shapes of the columns of `rows` records, as far as they are known.
+    pub(crate) fn spec(&self, rows: Option<usize>) -> ElementSpec {
+        let mut lists = BTreeMap::new();
+        let lengths = || TensorSpec::scalar(DType::I64);
+        for (name, steps) in &self.lists {
+            let step = match &steps.shape {
+                Some(shape) => TensorSpec::new(steps.kind.dtype(), shape.clone()),
+                None => TensorSpec::scalar(steps.kind.dtype()).batched(None),
+            };
+            let all = steps.lengths.iter().map(|name| (name, lengths().batched(rows)));
+            let each = steps.step_lengths.iter().map(|name| (name, lengths().batched(None).batched(rows)));
+            let columns = std::iter::once((name, step.batched(None).batched(rows))).chain(all).chain(each);
+            lists.extend(columns.map(|(name, spec)| (name.clone(), Tree::Leaf(spec))));
+        }
+        Tree::Tuple(vec![self.context.spec(rows), Tree::Dict(lists)])
+    }
+}

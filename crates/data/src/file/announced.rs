@@ -1,0 +1,59 @@
+//! The compression that the first bytes of a file announce.
+
+use super::Compression;
+
+/// Returns the compression of a file that starts with `head`, where its format says that this is how plain files start,
+/// or that it isn't, or can't tell.
+///
+/// # Errors
+///
+/// The name of a compression that is not read.
+pub(super) fn announced(head: &[u8], plain: Option<bool>) -> Result<Compression, &'static str> {
+    if plain == Some(true) {
+        return Ok(Compression::None);
+    }
+    if let Some((found, _)) = READ.iter().find(|(_, first)| head.starts_with(first)) {
+        return Ok(*found);
+    }
+    if let Some((name, _)) = NOT_READ.iter().find(|(_, first)| head.starts_with(first)) {
+        return Err(name);
+    }
+    match head {
+        // Some writers put a frame before all others that is to be skipped: 16 numbers are kept for it.
+        [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Ok(Compression::Zstd),
+        _ if starts_bzip2(head) => Err("bzip2"),
+        _ if plain == Some(false) && starts_zlib(head) => Ok(Compression::Zlib),
+        _ => Ok(Compression::None),
+    }
+}
+
+/// The first bytes of what is read.
+const READ: [(Compression, &[u8]); 3] = [
+    (Compression::Gzip, &[0x1f, 0x8b, 8]),
+    (Compression::Zstd, &[0x28, 0xb5, 0x2f, 0xfd]),
+    (Compression::Lz4, &[0x04, 0x22, 0x4d, 0x18]),
+];
+
+/// The first bytes of what is not read, none of which begins a text.
+const NOT_READ: [(&str, &[u8]); 6] = [
+    ("xz", b"\xfd7zXZ\0"),
+    ("lz4 of the time before frames", &[0x02, 0x21, 0x4c, 0x18]),
+    ("framed snappy", b"\xff\x06\0\0sNaPpY"),
+    ("zip, which is an archive", b"PK\x03\x04"),
+    ("7z, which is an archive", b"7z\xbc\xaf\x27\x1c"),
+    ("compress (.Z)", &[0x1f, 0x9d]),
+];
+
+/// Bzip2's mark, the size of its blocks, and the first digits of pi, or of its root if nothing was compressed.
+fn starts_bzip2(head: &[u8]) -> bool {
+    match head.strip_prefix(b"BZh") {
+        Some([b'1'..=b'9', rest @ ..]) => rest.starts_with(b"1AY&SY") || rest.starts_with(b"\x17rE8P\x90"),
+        _ => false,
+    }
+}
+
+/// Deflate with a window of at most 32 KiB, no dictionary, and the two bytes as one number divisible by 31 (RFC 1950).
+pub(super) fn starts_zlib(head: &[u8]) -> bool {
+    let &[cmf, flg, ..] = head else { return false };
+    cmf & 15 == 8 && cmf >> 4 <= 7 && flg & 0x20 == 0 && u16::from_be_bytes([cmf, flg]) % 31 == 0
+}

@@ -1,0 +1,110 @@
+//! Values that stand in for missing ones.
+
+use distribute_tensor::Element;
+
+/// A value that stands in for a missing one in a column: an integer, a number, a boolean or text.
+///
+/// ```
+/// use distribute_data::DefaultValue;
+///
+/// assert_eq!(DefaultValue::from(-1), DefaultValue::Int(-1));
+/// assert_eq!(DefaultValue::from("none"), DefaultValue::Text(b"none".to_vec()));
+/// ```
+#[doc(alias = "record_defaults")]
+#[doc(alias = "column_defaults")]
+#[derive(Clone, Debug, PartialEq)]
+pub enum DefaultValue {
+    /// An integer, for columns of integers and of floats.
+    Int(i64),
+    /// A number, for columns of floats.
+    Float(f64),
+    /// A boolean.
+    Bool(bool),
+    /// Text or bytes.
+    Text(Vec<u8>),
+}
+
+impl DefaultValue {
+    /// The value as an integer type; why not, if it has no such value.
+    pub(crate) fn int<T: Element + TryFrom<i64>>(&self) -> Result<T, String> {
+        match self {
+            DefaultValue::Int(value) => T::try_from(*value).map_err(|_| self.refused(T::DTYPE.name())),
+            _ => Err(self.refused(T::DTYPE.name())),
+        }
+    }
+
+    /// The value as a number.
+    pub(crate) fn float(&self) -> Result<f64, String> {
+        match self {
+            DefaultValue::Int(value) => Ok(*value as f64),
+            DefaultValue::Float(value) => Ok(*value),
+            _ => Err(self.refused("float")),
+        }
+    }
+
+    /// The value as a boolean.
+    pub(crate) fn bool(&self) -> Result<bool, String> {
+        match self {
+            DefaultValue::Bool(value) => Ok(*value),
+            _ => Err(self.refused("bool")),
+        }
+    }
+
+    /// The value as text.
+    pub(crate) fn text(&self) -> Result<&[u8], String> {
+        match self {
+            DefaultValue::Text(value) => Ok(value),
+            _ => Err(self.refused("string")),
+        }
+    }
+
+    fn refused(&self, dtype: &str) -> String {
+        format!("its default, {self}, is no value of {dtype}")
+    }
+}
+
+impl std::fmt::Display for DefaultValue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            DefaultValue::Int(value) => write!(f, "{value}"),
+            DefaultValue::Float(value) => write!(f, "{value:?}"),
+            DefaultValue::Bool(value) => write!(f, "{value}"),
+            DefaultValue::Text(value) => write!(f, "{:?}", String::from_utf8_lossy(value)),
+        }
+    }
+}
+
+macro_rules! from {
+    ($($type:ty, $kind:ident, $convert:expr;)*) => {
+        $(impl From<$type> for DefaultValue {
+            fn from(value: $type) -> Self { DefaultValue::$kind($convert(value)) }
+        })*
+    };
+}
+from! {
+    i32, Int, i64::from;
+    i64, Int, std::convert::identity;
+    f32, Float, f64::from;
+    f64, Float, std::convert::identity;
+    bool, Bool, std::convert::identity;
+    &str, Text, |text: &str| text.as_bytes().to_vec();
+    String, Text, String::into_bytes;
+    &[u8], Text, <[u8]>::to_vec;
+    Vec<u8>, Text, std::convert::identity;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_default_is_of_the_type_of_its_column_or_refused() {
+        assert_eq!(DefaultValue::from(7).int::<u8>(), Ok(7));
+        assert_eq!(DefaultValue::from(7).float(), Ok(7.0));
+        let negative = DefaultValue::from(-1).int::<u8>().unwrap_err();
+        assert_eq!(negative, "its default, -1, is no value of uint8");
+        assert!(DefaultValue::from(0.5).int::<i64>().is_err() && DefaultValue::from(0).bool().is_err());
+        assert_eq!(DefaultValue::from("x").text(), Ok(&b"x"[..]));
+        assert!(DefaultValue::from("x").float().unwrap_err().contains("\"x\""));
+    }
+}

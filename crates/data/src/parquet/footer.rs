@@ -1,0 +1,144 @@
+//! The description at a file's end, looked at before the library reads it.
+//!
+//! The library makes its tree of columns by recursion, and makes room for as many children as a group says it has. So a
+//! description that is nested too deep, or that says of more columns than it has, is refused before.
+
+use super::thrift::{INT, LIST, SET, STRUCT, Thrift};
+use ::parquet::file::reader::ChunkReader;
+
+/// The most levels of columns within each other: a list takes two.
+const DEEPEST: usize = 100;
+
+/// The most columns and groups of columns.
+const MOST: u64 = 1 << 20;
+
+/// The most levels of structures of the description within each other, apart from columns.
+const DEEPEST_STRUCTURE: usize = 32;
+
+/// The bytes behind the description: its length, and the format's name.
+const TAIL: u64 = 8;
+
+/// Returns the reason for which the library must not read a file's description. A file that has none is left to it.
+pub(super) fn check(file: &impl ChunkReader) -> Result<(), String> {
+    let Some(start) = file.len().checked_sub(TAIL) else { return Ok(()) };
+    let Ok(tail) = file.get_bytes(start, TAIL as usize) else { return Ok(()) };
+    let Some((len, b"PAR1")) = tail.split_first_chunk::<4>() else { return Ok(()) };
+    let len = u64::from(u32::from_le_bytes(*len));
+    let Some(start) = start.checked_sub(len) else { return Ok(()) };
+    match file.get_bytes(start, len as usize) {
+        Ok(description) => check_description(&description),
+        Err(_) => Ok(()),
+    }
+}
+
+/// The reason for which a description is refused that cannot be followed to its end.
+fn damaged<T>(found: Option<T>) -> Result<T, String> {
+    found.ok_or_else(|| "its description is damaged".to_string())
+}
+
+fn check_description(bytes: &[u8]) -> Result<(), String> {
+    let mut input = Thrift::new(bytes);
+    let mut id = 0;
+    while let Some(kind) = damaged(input.field(&mut id))? {
+        match (id, kind) {
+            (2, LIST | SET) => check_columns(&mut input)?,
+            (2, _) => return damaged(None),
+            (_, kind) => damaged(input.skip(kind, DEEPEST_STRUCTURE))?,
+        }
+    }
+    Ok(())
+}
+
+/// Passes over the columns, each of which says how many of the following are its children.
+fn check_columns(input: &mut Thrift<'_>) -> Result<(), String> {
+    let (kind, count) = damaged(input.list())?;
+    if count > MOST {
+        return Err(format!("it says of {count} columns, more than the {MOST} that are read"));
+    }
+    // The children to come of each group that is not at its end.
+    let mut open: Vec<u64> = Vec::new();
+    for at in 0..count {
+        if kind != STRUCT {
+            return damaged(None);
+        }
+        while open.last() == Some(&0) {
+            open.pop();
+        }
+        if let Some(left) = open.last_mut() {
+            *left -= 1;
+        }
+        let children = damaged(children(input))?;
+        if children > count - at - 1 {
+            return Err(format!(
+                "a group of its columns says of {children} more, but {} follow",
+                count - at - 1
+            ));
+        }
+        if children > 0 {
+            open.push(children);
+        }
+        if open.len() > DEEPEST {
+            return Err(format!("its columns are nested deeper than the {DEEPEST} levels that are read"));
+        }
+    }
+    Ok(())
+}
+
+/// The number of children of the column that comes next.
+fn children(input: &mut Thrift<'_>) -> Option<u64> {
+    let (mut id, mut children) = (0, 0);
+    while let Some(kind) = input.field(&mut id)? {
+        match (id, kind) {
+            (5, INT) => children = u64::try_from(input.number()?).ok()?,
+            (5, _) => return None,
+            (_, kind) => input.skip(kind, DEEPEST_STRUCTURE)?,
+        }
+    }
+    Some(children)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A description with columns that have so many children.
+    fn described(children: &[u32]) -> Vec<u8> {
+        let mut bytes = vec![0x15, 2, 0x19, 0xfc];
+        varint(children.len() as u32, &mut bytes);
+        for count in children {
+            // A name, and the number of children.
+            bytes.extend([0x48, 1, b'x', 0x15]);
+            varint(count << 1, &mut bytes);
+            bytes.push(0);
+        }
+        bytes.push(0);
+        bytes
+    }
+
+    fn varint(mut number: u32, bytes: &mut Vec<u8>) {
+        while number >= 0x80 {
+            bytes.push(number as u8 | 0x80);
+            number >>= 7;
+        }
+        bytes.push(number as u8);
+    }
+
+    #[test]
+    fn columns_that_are_nested_too_deep_or_too_many_are_refused() {
+        let chain = |depth: usize| described(&[vec![1; depth], vec![0]].concat());
+        assert_eq!(check_description(&chain(DEEPEST)), Ok(()));
+        assert!(check_description(&chain(DEEPEST + 1)).unwrap_err().contains("nested deeper"));
+        assert!(check_description(&chain(20_000)).unwrap_err().contains("nested deeper"));
+        // Many beside each other are not deep: 500 groups of a column.
+        let wide = [vec![500], [1, 0].repeat(500)].concat();
+        assert_eq!(check_description(&described(&wide)), Ok(()));
+        let error = check_description(&described(&[1, 1 << 20, 0])).unwrap_err();
+        assert_eq!(error, "a group of its columns says of 1048576 more, but 1 follow");
+        let mut many = vec![0x29, 0xfc];
+        varint(u32::MAX, &mut many);
+        assert!(check_description(&many).unwrap_err().contains("4294967295 columns"));
+        for len in 0..chain(3).len() {
+            assert!(check_description(&chain(3)[..len]).is_err(), "{len}");
+        }
+    }
+}
