@@ -8,6 +8,7 @@
 //! | [`standing`] | [`Standing`]: what a member is doing and has done |
 //! | [`blame`], `blame_text` | [`Blame`]: who did not do what the others waited for, and what it says |
 //! | [`flight_recorder`] | [`FlightRecorder`]: what a worker did last |
+//! | [`places`] | [`Guests`](places::Guests), [`Seats`](places::Seats): who gets one of a limited number of places |
 //! | [`world`] | [`World`]: how many take part, and which of them this process is |
 //! | `spec`, `task`, `address` | [`ClusterSpec`]: the tasks of a cluster and where they listen; [`Job`], [`Task`], [`Address`] |
 //! | `process` | [`Process`]: where a worker of a world is |
@@ -45,6 +46,7 @@ pub mod flight_recorder;
 pub mod http;
 mod json;
 mod malformed;
+pub mod places;
 mod process;
 pub mod resolver;
 mod roles;

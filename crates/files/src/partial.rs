@@ -25,6 +25,8 @@ pub struct Partial {
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     File,
+    /// A file for its owner alone.
+    Private,
     Folder,
 }
 
@@ -41,6 +43,14 @@ impl Partial {
     /// Those of the system; [`InvalidInput`](io::ErrorKind::InvalidInput) for a path that doesn't end in a name.
     pub fn file(path: &Path) -> io::Result<Self> {
         Self::new(path, Kind::File)
+    }
+
+    /// As [`file`](Self::file), for its owner alone.
+    ///
+    /// # Errors
+    /// Those of [`file`](Self::file).
+    pub fn private(path: &Path) -> io::Result<Self> {
+        Self::new(path, Kind::Private)
     }
 
     /// A new empty folder, to become `path`.
@@ -146,7 +156,14 @@ fn beside(path: &Path, number: u64) -> io::Result<PathBuf> {
 
 fn create(partial: &Path, kind: Kind) -> io::Result<Option<File>> {
     match kind {
-        Kind::File => OpenOptions::new().read(true).write(true).create_new(true).open(partial).map(Some),
+        Kind::File | Kind::Private => {
+            let mut options = OpenOptions::new();
+            #[cfg(unix)]
+            if kind == Kind::Private {
+                std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+            }
+            options.read(true).write(true).create_new(true).open(partial).map(Some)
+        }
         Kind::Folder => {
             fs::create_dir(partial)?;
             // Another process may have taken it for a leftover and removed it.
@@ -173,7 +190,7 @@ fn hold(partial: &Path, handle: Option<File>) -> io::Result<Option<Partial>> {
 fn clear(partial: &Path, kind: Kind) {
     let Ok(found) = fs::symlink_metadata(partial).map(|found| found.file_type()) else { return };
     let is_ours = match kind {
-        Kind::File => found.is_file(),
+        Kind::File | Kind::Private => found.is_file(),
         Kind::Folder => found.is_dir(),
     };
     if !is_ours {

@@ -29,6 +29,16 @@ impl WholeFile {
         Ok(Self { path: path.to_path_buf(), partial: Partial::file(path)? })
     }
 
+    /// As [`create`](Self::create), for its owner alone.
+    ///
+    /// # Errors
+    /// Those of [`create`](Self::create).
+    pub fn create_private(path: impl AsRef<Path>) -> io::Result<Self> {
+        let path = path.as_ref();
+        require_replaceable(path)?;
+        Ok(Self { path: path.to_path_buf(), partial: Partial::private(path)? })
+    }
+
     /// Writes a file with these bytes at `path`, and syncs it to disk.
     ///
     /// # Errors
@@ -103,6 +113,9 @@ mod tests {
         fs::write(&other, b"").unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
         assert_eq!(mode(&path), mode(&other));
+        // Or by nobody else, also where it takes the place of another one.
+        WholeFile::create_private(&path).unwrap().finish().unwrap();
+        assert_eq!(mode(&path) & 0o777, 0o600);
     }
 
     // INV-24

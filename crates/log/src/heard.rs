@@ -1,5 +1,6 @@
 //! [`heard`]: warnings and errors that reach the user in any program.
 
+use crate::plain_lines;
 use std::fmt::{Debug, Write as _};
 use std::io::{self, Write, stderr};
 use tracing::field::{Field, Visit};
@@ -75,7 +76,9 @@ impl Line {
             _ => "",
         };
         let (open, close) = if self.fields.is_empty() { ("", "") } else { (" (", ")") };
-        format!("distribute: {level}{}{open}{}{close}", self.message, self.fields)
+        // Some of it may be the words of another process.
+        let text = format!("distribute: {level}{}{open}{}{close}", self.message, self.fields);
+        plain_lines(&text).into_owned()
     }
 
     /// Writes a line in one call, so that output of other threads and processes comes before or after it.
@@ -126,10 +129,12 @@ mod tests {
     fn a_programs_own_subscriber_hears_it_and_nobody_else_and_a_line_is_one_write() {
         with_default(Lines { out: || Kept, least: Level::WARN }, || {
             heard(|| tracing::error!(replica = 1, call = %"all_reduce", "stuck"));
-            heard(|| tracing::warn!("slow"));
+            heard(|| tracing::warn!("slow: {}", "\x1b[2J"));
         });
-        let lines =
-            ["distribute: error: stuck (replica 1, call all_reduce)\n", "distribute: warning: slow\n"];
+        let lines = [
+            "distribute: error: stuck (replica 1, call all_reduce)\n",
+            "distribute: warning: slow: \\u{1b}[2J\n",
+        ];
         assert_eq!(WRITES.take(), lines.map(|line| line.as_bytes().to_vec()));
     }
 

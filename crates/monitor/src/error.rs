@@ -1,5 +1,6 @@
 //! What can go wrong.
 
+use distribute_log::plain;
 use std::io;
 
 /// The result of this crate's functions.
@@ -36,7 +37,9 @@ pub enum Error {
     },
     /// Nobody tells what a job does there.
     #[error(
-        "status: no job answers at http://{address}: {reason}; is it running, and with a monitor at that address?"
+        "status: no job answers at http://{}: {}; is it running, and with a monitor at that address?",
+        plain(address),
+        plain(reason)
     )]
     NoAnswer {
         /// The address.
@@ -45,7 +48,11 @@ pub enum Error {
         reason: String,
     },
     /// Something else answers there, or a job of another version.
-    #[error("status: what answers at http://{address} is no monitor of this version: {reason}")]
+    #[error(
+        "status: what answers at http://{} is no monitor of this version: {}",
+        plain(address),
+        plain(reason)
+    )]
     NoReport {
         /// The address.
         address: String,

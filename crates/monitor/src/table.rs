@@ -1,6 +1,7 @@
 //! A report as lines for a terminal.
 
 use crate::{Report, Worker};
+use distribute_log::plain;
 
 /// What a job does, as lines of plain text. Whatever a job calls its parts, nothing in it is a control character.
 ///
@@ -104,7 +105,7 @@ pub fn table(report: &Report) -> Vec<String> {
         lines.push(String::new());
         lines.extend(aligned(&rows));
     }
-    lines.into_iter().map(|line| line.replace(char::is_control, "?")).collect()
+    lines.into_iter().map(|line| plain(&line).into_owned()).collect()
 }
 
 /// The end of a device's long name: `cpu:0`.

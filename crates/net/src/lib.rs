@@ -16,6 +16,7 @@
 //! | `shm` | memory that workers of one machine share |
 //! | `ready`, `poll` | waiting for several of them |
 //! | [`polling`] | waiting for what has to be asked whether it is done |
+//! | `descriptors` | how many sockets this process may have |
 //! | `background` | the thread that moves bytes while nobody waits, and notices who has died |
 //!
 //! What a message is about is the business of those who send it: nothing here knows of tensors or calls.
@@ -64,13 +65,15 @@
 //!   for [`Settings::longest_farewell`].
 //! - A loss is told once for each worker, after everything received from it. Lost links are not made anew: the world is, with
 //!   the next generation.
-//! - What strangers send to the port is refused and logged with their address. It costs no more than what they have sent, and
-//!   they may be 64 at once, for 5 s each.
+//! - What strangers send to the port is refused and logged with their address: the first of a kind, then how many there were every
+//!   10 s. It costs no more than what they have sent, and they may be 64 at once, for 5 s each. Others always get in: for one that comes
+//!   then, the oldest goes of those that have said nothing, from the address with most of them.
 
 // But for one file, `shm/map.rs`.
 #![deny(unsafe_code)]
 
 mod background;
+mod descriptors;
 pub mod endpoint;
 mod farewell;
 pub mod handshake;

@@ -161,6 +161,11 @@ impl Stream {
         self.pair.is_none() && self.tls.as_ref().is_some_and(|tls| tls.connection.wants_write())
     }
 
+    /// Whether the other side has begun a handshake of TLS that this one goes on with.
+    pub fn has_begun(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.connection.protocol_version().is_some())
+    }
+
     /// Gives the system what was written.
     pub fn flush(&mut self) -> io::Result<()> {
         match &mut self.tls {

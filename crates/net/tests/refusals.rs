@@ -8,9 +8,11 @@ use distribute_cluster::{Deadline, World};
 use distribute_net::handshake::{Hello, Purpose, Reason, Words, hearing};
 use distribute_net::{Identity, JoinError, Listener, Mesh, Message, Rendezvous, Secret, Transport};
 use distribute_testing::{SplitMix, watched};
+use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use support::{Kept, addresses, certificates, patient};
 
@@ -31,16 +33,25 @@ fn rendezvous(worker: usize, port: u16) -> Rendezvous {
 
 /// Starts the leader, lets `others` do what they want with its port while it waits, then joins the second worker.
 fn disturbed(others: impl FnOnce(u16)) -> [(Mesh, Arc<Kept>); 2] {
+    disturbed_as(&secret("a"), others)
+}
+
+/// The same, of workers of this identity.
+fn disturbed_as(identity: &Identity, others: impl FnOnce(u16)) -> [(Mesh, Arc<Kept>); 2] {
     let listener = Listener::bind("127.0.0.1:0").unwrap();
     let port = listener.address().unwrap().port();
     std::thread::scope(|scope| {
         let leader = scope.spawn(move || {
             let kept = Kept::new();
-            (rendezvous(0, port).listener(listener).join(kept.clone()).unwrap(), kept)
+            (
+                rendezvous(0, port).identity(identity.clone()).listener(listener).join(kept.clone()).unwrap(),
+                kept,
+            )
         });
         others(port);
         let kept = Kept::new();
-        let second = (rendezvous(1, port).join(kept.clone()).unwrap(), kept);
+        let second = rendezvous(1, port).identity(identity.clone()).join(kept.clone()).unwrap();
+        let second = (second, kept);
         [leader.join().unwrap(), second]
     })
 }
@@ -255,27 +266,87 @@ fn of_another_secret_not_even_tls_is_made() {
     });
 }
 
+/// Whether a connection has not been ended by the other side.
+fn is_open(mut socket: &TcpStream) -> bool {
+    socket.set_nonblocking(true).unwrap();
+    loop {
+        match socket.read(&mut [0; 1024]) {
+            Ok(0) => return false,
+            Ok(_) => {}
+            Err(error) => return error.kind() == std::io::ErrorKind::WouldBlock,
+        }
+    }
+}
+
+// INV-83
 #[test]
-fn those_who_say_nothing_are_few_and_not_waited_for() {
+fn a_job_starts_beside_those_who_say_nothing_however_many_they_are() {
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let ours = Identity::Certificates(certificates(folder.path(), "ours"));
+        for identity in [secret("a"), ours] {
+            let mut silent = Vec::new();
+            let pair = disturbed_as(&identity, |port| {
+                silent.extend((0..128).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()));
+            });
+            // Which is before those that have a place are sent away because they say nothing.
+            let open = silent.iter().filter(|socket| is_open(socket)).count();
+            assert!((1..=64).contains(&open), "{open} of {identity:?}");
+            works(&pair);
+        }
+    });
+}
+
+// INV-83
+#[test]
+fn a_job_starts_while_connections_come_that_say_nothing_one_after_the_other() {
+    watched(|| {
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let pair = disturbed(|port| {
+                let (begun, begins) = std::sync::mpsc::channel();
+                let over = &over;
+                scope.spawn(move || {
+                    let mut silent = VecDeque::new();
+                    while !over.load(Ordering::Acquire) {
+                        silent.extend(TcpStream::connect(("127.0.0.1", port)));
+                        if silent.len() > 200 {
+                            silent.pop_front();
+                            let _ = begun.send(());
+                        }
+                    }
+                });
+                begins.recv_timeout(Duration::from_secs(40)).unwrap();
+            });
+            over.store(true, Ordering::Release);
+            works(&pair);
+        });
+    });
+}
+
+#[test]
+fn who_says_nothing_is_told_so_and_sent_away() {
     watched(|| {
         let mut silent = Vec::new();
         let pair = disturbed(|port| {
-            for _ in 0..64 {
+            for _ in 0..65 {
                 silent.push(TcpStream::connect(("127.0.0.1", port)).unwrap());
             }
-            // Which is one too many.
-            let (reason, text) = refusal_in(&told(port, b"", false));
-            assert_eq!(reason, Reason::Crowded, "{text}");
-            // The second worker tries again until they have been sent away.
         });
         works(&pair);
         let deadline = Deadline::after(Duration::from_secs(30));
-        for mut socket in silent {
-            socket.set_read_timeout(Some(deadline.remaining().max(Duration::from_millis(1)))).unwrap();
-            let mut all = Vec::new();
-            socket.read_to_end(&mut all).unwrap();
-            assert_eq!(refusal_in(&all).0, Reason::Late);
-        }
+        let reasons: Vec<_> = silent
+            .into_iter()
+            .map(|mut socket| {
+                socket.set_read_timeout(Some(deadline.remaining().max(Duration::from_millis(1)))).unwrap();
+                let mut all = Vec::new();
+                socket.read_to_end(&mut all).unwrap();
+                refusal_in(&all).0
+            })
+            .collect();
+        // The oldest ones have made room: one for the last, and another one for the second worker.
+        assert_eq!(reasons[..2], [Reason::Crowded; 2]);
+        assert!(reasons[2..].iter().all(|reason| *reason == Reason::Late), "{reasons:?}");
     });
 }
 

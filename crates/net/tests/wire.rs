@@ -234,7 +234,7 @@ fn words_come_back_from_their_bytes() {
         assert_eq!(Words::decode(&bytes[2..]), Ok(words));
     }
     // A text of another process does nothing to a terminal.
-    assert_eq!(Refusal::new(Reason::Other, "no\x1b[2J\n").to_string(), "no[2J");
+    assert_eq!(Refusal::new(Reason::Other, "no\x1b[2J\n").to_string(), r"no\u{1b}[2J\n");
     let long = Words::Refusal(Refusal::new(Reason::Job, "ä".repeat(10_000))).encode();
     assert!(long.len() <= 1024 + 2 && Words::decode(&long[2..]).is_ok());
 }

@@ -117,7 +117,7 @@ pub(crate) fn begin(folder: &Path, start: u64) -> Result<(), SnapshotError> {
     if path.exists() {
         fs::remove_dir_all(&path).map_err(SnapshotError::io("removing", &path))?;
     }
-    fs::create_dir(&path).map_err(SnapshotError::io("making", &path))
+    distribute_files::create_private_folder(&path).map_err(SnapshotError::io("making", &path))
 }
 
 /// Writes a table of a snapshot, the `i`-th of them.

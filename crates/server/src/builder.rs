@@ -160,6 +160,9 @@ impl ServerBuilder {
     }
 
     /// How many connections there may be at once; 1024 by default. Each has two threads, which sleep while nothing comes.
+    ///
+    /// Some are left for others, whoever has come before: a task gets no more of them than are left, so at most about half, and all tasks at
+    /// one address three times as many.
     pub fn max_connections(mut self, connections: usize) -> Self {
         self.connections = connections;
         self

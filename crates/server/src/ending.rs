@@ -1,6 +1,7 @@
 //! When a server ends, and who has ended it.
 
 use crate::connection::Inbox;
+use distribute_cluster::places::Source;
 use distribute_cluster::{Deadline, Task};
 use distribute_net::endpoint::Alarm;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -33,8 +34,15 @@ pub(crate) struct Ending {
 #[derive(Debug, Default)]
 struct State {
     end: Option<End>,
-    /// With whether each keeps the server's lease.
-    connections: Vec<(Arc<Inbox>, bool)>,
+    connections: Vec<Connection>,
+}
+
+#[derive(Debug)]
+struct Connection {
+    inbox: Arc<Inbox>,
+    source: Source,
+    /// Whether it keeps the server's lease.
+    keeps: bool,
 }
 
 impl Ending {
@@ -46,7 +54,7 @@ impl Ending {
     pub fn end(&self, end: End) {
         let mut state = self.lock();
         state.end.get_or_insert(end);
-        state.connections.iter().for_each(|(inbox, _)| inbox.stop());
+        state.connections.iter().for_each(|connection| connection.inbox.stop());
         self.alarm.ring();
         self.changed.notify_all();
     }
@@ -62,13 +70,18 @@ impl Ending {
 
     /// Whether there is a connection that keeps the server's lease.
     pub fn is_kept(&self) -> bool {
-        self.lock().connections.iter().any(|(_, keeps)| *keeps)
+        self.lock().connections.iter().any(|connection| connection.keeps)
+    }
+
+    /// From where the connections come.
+    pub fn sources(&self) -> Vec<Source> {
+        self.lock().connections.iter().map(|connection| connection.source.clone()).collect()
     }
 
     /// A connection begins. One that comes with the end ends at once.
-    pub fn enter(&self, inbox: &Arc<Inbox>, keeps: bool) {
+    pub fn enter(&self, inbox: &Arc<Inbox>, source: Source, keeps: bool) {
         let mut state = self.lock();
-        state.connections.push((inbox.clone(), keeps));
+        state.connections.push(Connection { inbox: inbox.clone(), source, keeps });
         if state.end.is_some() {
             inbox.stop();
         }
@@ -76,7 +89,7 @@ impl Ending {
 
     /// A connection is over.
     pub fn leave(&self, inbox: &Arc<Inbox>) {
-        self.lock().connections.retain(|(other, _)| !Arc::ptr_eq(other, inbox));
+        self.lock().connections.retain(|other| !Arc::ptr_eq(&other.inbox, inbox));
         self.changed.notify_all();
     }
 

@@ -51,8 +51,8 @@ impl Fault {
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // It is from another process: what a terminal would obey is left out.
-        self.text.chars().filter(|c| !c.is_control()).try_for_each(|c| fmt::Write::write_char(f, c))
+        // It is from another process.
+        f.write_str(&distribute_log::plain(&self.text))
     }
 }
 

@@ -3,8 +3,9 @@
 use crate::connection::{Inbox, Services, serve};
 use crate::ending::{End, Ending};
 use crate::error::ServerError;
-use distribute_cluster::{Address, ClusterSpec, Deadline, Task};
-use distribute_log::heard;
+use distribute_cluster::places::{Seats, Source};
+use distribute_cluster::{Address, ClusterSpec, Deadline, Stopwatch, Task};
+use distribute_log::{Repeats, heard};
 use distribute_net::Acceptor;
 use distribute_net::endpoint::Arrival;
 use std::sync::Arc;
@@ -13,6 +14,9 @@ use std::time::Duration;
 
 /// How long the thread that lets callers in waits at most before it looks whether the server has ended.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// How often those are counted that the system gives no thread for.
+const FAILURES: Duration = Duration::from_secs(10);
 
 /// How long the end waits for services that are still busy with a call.
 const GRACE: Duration = Duration::from_secs(10);
@@ -195,15 +199,23 @@ impl Drop for Server {
 fn accept(mut ready: Ready, me: &Arc<Task>, ending: &Arc<Ending>) {
     let services = Arc::new(std::mem::take(&mut ready.services));
     let mut lease = Deadline::after(ready.lease);
+    let (mut failures, began) = (Repeats::new(FAILURES), Stopwatch::start());
     while !ending.has_ended() {
-        let room = ready.connections.saturating_sub(ending.connections());
         let slice = lease.look();
         if slice.is_zero() {
             ending.end(End::Left(ready.lease));
             continue;
         }
-        let arrived = ready.acceptor.accept(LOOK.min(slice), room);
+        let mut seats = None;
+        let arrived = ready.acceptor.accept_if(LOOK.min(slice), &mut |caller, from| {
+            let seats = seats.get_or_insert_with(|| Seats::new(ready.connections, ending.sources()));
+            seats.take(Source::new(from).task(caller.clone()))
+        });
         lease.look();
+        for ((), count) in failures.due(began.elapsed()) {
+            let seconds = FAILURES.as_secs();
+            heard(|| tracing::warn!("{me} could not serve {count} more connections within {seconds} s"));
+        }
         if ending.is_kept() {
             lease = Deadline::after(ready.lease);
         }
@@ -211,7 +223,9 @@ fn accept(mut ready: Ready, me: &Arc<Task>, ending: &Arc<Ending>) {
             Ok(arrivals) => {
                 for arrival in arrivals {
                     let caller = arrival.caller().clone();
-                    if let Err(error) = connect(arrival, &ready, me, &services, ending) {
+                    if let Err(error) = connect(arrival, &ready, me, &services, ending)
+                        && failures.come((), began.elapsed())
+                    {
                         heard(|| tracing::warn!("{me} cannot serve {caller}: {error}"));
                     }
                 }
@@ -230,9 +244,10 @@ fn connect(
     ending: &Arc<Ending>,
 ) -> std::io::Result<()> {
     let inbox = Inbox::new(ready.calls);
+    let source = Source::new(arrival.from().ip()).task(arrival.caller().clone());
     let endpoint = Arc::new(arrival.open(inbox.clone())?);
     let (me, services, ending) = (me.clone(), services.clone(), ending.clone());
-    ending.enter(&inbox, endpoint.peer().job != me.job);
+    ending.enter(&inbox, source, endpoint.peer().job != me.job);
     let (entered, owner) = (inbox.clone(), ending.clone());
     let thread = Builder::new().name("distribute-calls".to_owned());
     let started = thread.spawn(move || {

@@ -372,6 +372,22 @@ fn a_server_takes_as_many_connections_as_it_is_told() {
     });
 }
 
+// INV-83
+#[test]
+fn no_caller_takes_all_connections_of_a_server() {
+    watched(|| {
+        let server = server(|builder| builder.max_connections(8));
+        let connect = |from, patience| support::clients(&server, from).connect(&ps(), patience);
+        let greedy: Vec<_> = (0..5).map(|_| connect(Job::Chief.task(0), PATIENCE).unwrap()).collect();
+        let error = connect(Job::Chief.task(0), Duration::from_millis(300)).unwrap_err().to_string();
+        assert!(error.contains("the others are kept for others"), "{error}");
+        let other = connect(Job::Worker.task(0), PATIENCE).unwrap();
+        other.call("doctor", Message::default(), PATIENCE).unwrap();
+        drop(greedy);
+        connect(Job::Chief.task(0), PATIENCE).unwrap().call("doctor", Message::default(), PATIENCE).unwrap();
+    });
+}
+
 #[test]
 fn a_client_may_wait_for_a_server_that_starts_later() {
     watched(|| {

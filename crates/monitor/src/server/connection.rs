@@ -11,22 +11,25 @@ use std::time::Duration;
 /// How long a request may take to come, and an answer to be taken.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Serves it. Whatever the other side does, that is no concern of the job's.
-pub(super) fn serve(mut stream: TcpStream, board: &Board, network: bool) {
+/// Serves it. Whatever the other side does, that is no concern of the job's. `asked` is told when the request is there.
+pub(super) fn serve(stream: &TcpStream, board: &Board, network: bool, asked: &dyn Fn()) {
     let deadline = Deadline::after(TIMEOUT);
-    let answer = match read(&mut stream, &deadline, network) {
-        Ok(Request::Of { asked, body }) => respond::answer(asked, body, || board.report()),
+    let answer = match read(stream, &deadline, network) {
+        Ok(Request::Of { asked: page, body }) => {
+            asked();
+            respond::answer(page, body, || board.report())
+        }
         Ok(Request::Refused { code, why }) => respond::refusal(code, why),
         Ok(Request::Partial) => respond::refusal(408, "the request did not come to its end in time"),
         Err(_) => return,
     };
-    if write(&mut stream, &answer, &Deadline::after(TIMEOUT)).is_ok() {
+    if write(stream, &answer, &Deadline::after(TIMEOUT)).is_ok() {
         let _ = stream.shutdown(Shutdown::Write);
     }
 }
 
 /// Reads until the request is whole, or the deadline.
-fn read(stream: &mut TcpStream, deadline: &Deadline, network: bool) -> io::Result<Request> {
+fn read(mut stream: &TcpStream, deadline: &Deadline, network: bool) -> io::Result<Request> {
     stream.set_nonblocking(false)?;
     let mut bytes = Vec::new();
     let mut part = [0; 1024];
@@ -47,7 +50,7 @@ fn read(stream: &mut TcpStream, deadline: &Deadline, network: bool) -> io::Resul
     }
 }
 
-fn write(stream: &mut TcpStream, mut bytes: &[u8], deadline: &Deadline) -> io::Result<()> {
+fn write(mut stream: &TcpStream, mut bytes: &[u8], deadline: &Deadline) -> io::Result<()> {
     while !bytes.is_empty() {
         let left = left(deadline).ok_or(io::ErrorKind::TimedOut)?;
         stream.set_write_timeout(Some(left))?;

@@ -7,24 +7,30 @@
 //! | `/metrics` | the report, in Prometheus' text format |
 
 mod connection;
+mod lobby;
 mod request;
 mod respond;
 
 use crate::board::Board;
 use crate::{Error, Result, Source};
-use distribute_log::heard;
+use distribute_cluster::Stopwatch;
+use distribute_log::{Repeats, heard};
+use lobby::Lobby;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fmt;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
 
-/// How many connections are served at once. Others are refused.
+/// How many connections are served at once. For others the oldest goes, one that has not asked for anything first.
 pub(crate) const CONNECTIONS: usize = 16;
 
 /// How often the thread that accepts connections looks whether it is to end.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+
+/// How often those are counted that there is no thread for.
+const FAILURES: Duration = Duration::from_secs(10);
 
 /// A job that is watched, until this is dropped.
 #[must_use = "dropped, nobody can watch the job"]
@@ -93,21 +99,27 @@ impl fmt::Debug for Server {
 
 /// Accepts connections, each of which has a thread, until the end.
 fn serve(listener: &TcpListener, board: &Arc<Board>, network: bool) {
-    let open = Arc::new(AtomicUsize::new(0));
+    let lobby = Lobby::new(CONNECTIONS);
+    let (mut failures, began) = (Repeats::new(FAILURES), Stopwatch::start());
     while !board.is_over() {
+        for ((), count) in failures.due(began.elapsed()) {
+            let seconds = FAILURES.as_secs();
+            heard(|| tracing::warn!("the monitor had no thread for {count} more within {seconds} s"));
+        }
         match listener.accept() {
-            Ok((stream, _)) => {
-                if open.fetch_add(1, Ordering::AcqRel) >= CONNECTIONS {
+            Ok((stream, from)) => {
+                let stream = Arc::new(stream);
+                let Some(seat) = lobby.enter(&stream, from.ip()) else {
                     refuse(&stream);
-                    open.fetch_sub(1, Ordering::AcqRel);
                     continue;
-                }
-                let (board, open_too) = (board.clone(), Closed(open.clone()));
+                };
+                let board = board.clone();
                 let served = Builder::new().name("monitor-client".into()).spawn(move || {
-                    let _closed = open_too;
-                    connection::serve(stream, &board, network);
+                    connection::serve(&stream, &board, network, &|| seat.has_asked());
                 });
-                if let Err(error) = served {
+                if let Err(error) = served
+                    && failures.come((), began.elapsed())
+                {
                     heard(|| tracing::warn!("the monitor has no thread for who asks: {error}"));
                 }
             }
@@ -118,15 +130,6 @@ fn serve(listener: &TcpListener, board: &Arc<Board>, network: bool) {
                 let _ = poll(&mut sockets, Some(&LOOK));
             }
         }
-    }
-}
-
-/// Counts a connection out, also where its thread was refused.
-struct Closed(Arc<AtomicUsize>);
-
-impl Drop for Closed {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

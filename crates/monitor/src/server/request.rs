@@ -63,10 +63,15 @@ pub(super) fn read(bytes: &[u8], network: bool) -> Request {
 
 /// Whether a name, with or without a port, is one that this machine alone has.
 fn is_this_machine(host: &str) -> bool {
-    let name = match host.strip_prefix('[') {
-        Some(rest) => rest.split_once(']').map_or("", |(name, _)| name),
-        None => host.split_once(':').map_or(host, |(name, _)| name),
+    let (name, rest) = match host.strip_prefix('[') {
+        Some(rest) => rest.split_once(']').unwrap_or_default(),
+        None => host.find(':').map_or((host, ""), |at| host.split_at(at)),
     };
+    // A digit has to be there, and nothing else may.
+    let is_port = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    if !(rest.is_empty() || rest.strip_prefix(':').is_some_and(is_port)) {
+        return false;
+    }
     name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
@@ -100,9 +105,25 @@ mod tests {
 
     #[test]
     fn other_names_of_this_machine_are_refused_unless_the_network_may_ask() {
-        for host in
-            ["evil.example", "evil.example:6070", "127.0.0.1.evil.example", "[::2]", "10.0.0.1", "", "[::1"]
-        {
+        for host in [
+            "evil.example",
+            "evil.example:6070",
+            "127.0.0.1.evil.example",
+            "[::2]",
+            "10.0.0.1",
+            "",
+            "[::1",
+            "[::1].evil",
+            "[::1]evil:80",
+            "[::1]:",
+            "[::1]:80.evil",
+            "localhost:80.evil",
+            "127.0.0.1:evil",
+            "localhost:1:2",
+            "[localhost].evil",
+            "::1.evil",
+            ":80",
+        ] {
             assert_eq!(code(get("/", host)), 421, "{host}");
         }
         assert_eq!(code(read(b"GET / HTTP/1.1\r\n\r\n", false)), 421);

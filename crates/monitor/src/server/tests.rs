@@ -82,31 +82,23 @@ fn who_says_nothing_is_answered_at_the_deadline_and_keeps_nobody_waiting() {
     });
 }
 
-// INV-62
+// INV-62, INV-83
 #[test]
-fn connections_beyond_the_limit_are_refused_and_served_when_others_have_gone() {
+fn who_asks_is_answered_however_many_are_there_and_say_nothing() {
     watched(|| {
         let server = started();
         let address = server.address();
-        let waiting: Vec<_> = (0..CONNECTIONS).map(|_| connected(address)).collect();
-        // They are accepted in the order in which they came.
-        let mut refused = connected(address);
-        let mut answer = String::new();
-        refused.read_to_string(&mut answer).unwrap();
-        assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
-        drop(waiting);
-        let deadline = Deadline::after(Duration::from_secs(30));
-        loop {
-            let mut stream = connected(address);
-            let mut answer = String::new();
-            let request = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\n\r\n");
-            let asked =
-                stream.write_all(request.as_bytes()).and_then(|()| stream.read_to_string(&mut answer));
-            if asked.is_ok() && answer.starts_with("HTTP/1.1 200 ") {
-                break;
-            }
-            assert!(!deadline.has_passed(), "{answer}");
+        let silent: Vec<_> = (0..8 * CONNECTIONS).map(|_| connected(address)).collect();
+        for path in ["/", "/status.json", "/metrics"] {
+            let answer = get(address, path);
+            assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
         }
+        // The others are still there, and waited for until their deadline.
+        let late = silent.iter().rev().take(CONNECTIONS / 2 - 3).filter(|stream| {
+            let mut answer = String::new();
+            (&mut &**stream).read_to_string(&mut answer).is_ok() && answer.starts_with("HTTP/1.1 408 ")
+        });
+        assert_eq!(late.count(), CONNECTIONS / 2 - 3);
     });
 }
 

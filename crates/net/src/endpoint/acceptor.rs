@@ -10,9 +10,10 @@ use crate::rendezvous::listener::{Listener, OpenError};
 use crate::rendezvous::reception::{self, Reception};
 use crate::stream::Stream;
 use crate::{Receiver, Settings, SharedMemory};
+use distribute_cluster::places::Full;
 use distribute_cluster::{Address, Deadline, Task};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -118,17 +119,35 @@ impl Acceptor {
     /// # Errors
     /// Those of the system.
     pub fn accept(&mut self, patience: Duration, room: usize) -> io::Result<Vec<Arrival>> {
+        let mut left = room;
+        self.accept_if(patience, &mut |_, _| {
+            left = left.checked_sub(1).ok_or(Full::All)?;
+            Ok(())
+        })
+    }
+
+    /// As [`accept`](Self::accept), where `admit` says of each task that calls, and the address that it calls from, whether there is room
+    /// for it. It is told of each once, before it is let in.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn accept_if(
+        &mut self,
+        patience: Duration,
+        admit: &mut dyn FnMut(&Task, IpAddr) -> Result<(), Full>,
+    ) -> io::Result<Vec<Arrival>> {
         let mut sockets = self.reception.interests();
         sockets.push(self.waker.interest());
         // Guests have deadlines of their own.
         poll::wait(&mut sockets, patience.min(Duration::from_millis(200)))?;
         self.waker.drain();
-        let mut left = room;
-        let mut decide = |_: &Hello| {
-            left = left.checked_sub(1).ok_or_else(|| {
-                Refusal::new(Reason::Crowded, "all connections that this server may have are taken")
-            })?;
-            Ok(())
+        let mut decide = |hello: &Hello, from: SocketAddr| match &hello.purpose {
+            Purpose::Call { from: caller, .. } => {
+                let full = |full: Full| Refusal::new(Reason::Crowded, format!("{full}: try again"));
+                admit(caller, from.ip()).map_err(full)
+            }
+            // The handshake lets nobody else in.
+            _ => Err(Refusal::new(Reason::Purpose, "there are calls here, and nothing else")),
         };
         let arrivals = self.reception.attend(&mut decide);
         Ok(arrivals.into_iter().filter_map(|arrival| self.arrival(arrival)).collect())

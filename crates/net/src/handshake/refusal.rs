@@ -100,8 +100,8 @@ impl Refusal {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // It may be from another process: what a terminal would obey is left out.
-        self.text.chars().filter(|c| !c.is_control()).try_for_each(|c| fmt::Write::write_char(f, c))
+        // It may be from another process.
+        f.write_str(&distribute_log::plain(&self.text))
     }
 }
 

@@ -1,11 +1,15 @@
 //! Certificates that the user has made.
 
 use super::IdentityError;
+use distribute_log::heard;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 /// The longest file of certificates, keys or a secret that is read.
 const LONGEST: u64 = 1 << 20;
@@ -37,7 +41,7 @@ pub(super) struct Loaded {
 
 impl Certificates {
     pub(super) fn load(&self) -> Result<Loaded, IdentityError> {
-        let key = read(&self.key, "private key")?;
+        let key = read_private(&self.key, "private key")?;
         let pem = |what, path: &Path, error: rustls::pki_types::pem::Error| IdentityError::Pem {
             what,
             path: path.to_owned(),
@@ -63,9 +67,94 @@ fn certificates(path: &Path, what: &'static str) -> Result<Vec<CertificateDer<'s
 }
 
 /// Reads a small file.
-pub(super) fn read(path: &Path, what: &'static str) -> Result<Vec<u8>, IdentityError> {
-    let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(LONGEST).read_to_end(&mut bytes));
-    read.map_err(|source| IdentityError::File { what, path: path.to_owned(), source })?;
+fn read(path: &Path, what: &'static str) -> Result<Vec<u8>, IdentityError> {
+    read_with_mode(path, what).map(|(bytes, _)| bytes)
+}
+
+/// Reads a small file that nobody else should be able to read, and warns where others can, once.
+pub(super) fn read_private(path: &Path, what: &'static str) -> Result<Vec<u8>, IdentityError> {
+    static WARNED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+    let (bytes, mode) = read_with_mode(path, what)?;
+    if is_open_to_others(mode) && WARNED.lock().is_ok_and(|mut warned| warned.insert(path.to_owned())) {
+        let (mode, path) = (mode & 0o777, path.display());
+        heard(|| {
+            tracing::warn!(
+                "the {what} in {path} can be read by other users (mode {mode:04o}): chmod 600 {path}, and make a new one \
+                 if somebody may have"
+            );
+        });
+    }
     Ok(bytes)
+}
+
+/// Whether the file's group or others can read or change it.
+fn is_open_to_others(mode: u32) -> bool {
+    mode & 0o066 != 0
+}
+
+fn read_with_mode(path: &Path, what: &'static str) -> Result<(Vec<u8>, u32), IdentityError> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| {
+        let mode = file.metadata()?.permissions().mode();
+        file.take(LONGEST).read_to_end(&mut bytes).map(|_| mode)
+    });
+    let mode = read.map_err(|source| IdentityError::File { what, path: path.to_owned(), source })?;
+    Ok((bytes, mode))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{Permissions, set_permissions};
+    use std::sync::Arc;
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
+
+    /// Keeps the words of warnings.
+    #[derive(Clone, Default)]
+    struct Kept(Arc<Mutex<Vec<String>>>);
+
+    impl Subscriber for Kept {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+        fn event(&self, event: &Event<'_>) {
+            struct Text<'a>(&'a mut String);
+            impl tracing::field::Visit for Text<'_> {
+                fn record_debug(&mut self, _: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                    *self.0 += &format!("{value:?}");
+                }
+            }
+            let mut text = String::new();
+            event.record(&mut Text(&mut text));
+            self.0.lock().unwrap().push(text);
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    #[test]
+    fn a_key_that_others_can_read_is_warned_of_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = Kept::default();
+        for (name, mode, warns) in
+            [("a", 0o600, false), ("b", 0o400, false), ("c", 0o640, true), ("d", 0o604, true)]
+        {
+            let path = folder.path().join(name);
+            std::fs::write(&path, "key").unwrap();
+            set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            tracing::subscriber::with_default(kept.clone(), || {
+                assert_eq!(read_private(&path, "private key").unwrap(), b"key");
+                read_private(&path, "private key").unwrap();
+            });
+            let words = std::mem::take(&mut *kept.0.lock().unwrap());
+            assert_eq!(words.len(), usize::from(warns), "{words:?}");
+            assert!(words.iter().all(|words| words.contains(&format!("mode {mode:04o}"))), "{words:?}");
+        }
+    }
 }

@@ -71,6 +71,14 @@ pub enum IdentityError {
         /// The environment variable or file.
         origin: String,
     },
+    /// A secret that everybody knows.
+    #[error(
+        "the secret of the job in {origin} is nothing but zeros, which is no secret; `openssl rand -hex 32` makes one"
+    )]
+    Zeros {
+        /// The environment variable or file.
+        origin: String,
+    },
     /// Certificates or keys that TLS can't use.
     #[error("these certificates cannot be used: {0}")]
     Tls(String),

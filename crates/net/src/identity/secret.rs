@@ -25,7 +25,7 @@ impl Secret {
     /// The secret in the environment variable [`VARIABLE`]; `None` if it is not set.
     ///
     /// # Errors
-    /// [`IdentityError::Secret`] if it is malformed.
+    /// Those of [`from_hex`](Self::from_hex).
     pub fn from_env() -> Result<Option<Self>, IdentityError> {
         let Some(text) = std::env::var_os(VARIABLE) else { return Ok(None) };
         Self::from_hex(&text.to_string_lossy(), VARIABLE).map(Some)
@@ -34,17 +34,17 @@ impl Secret {
     /// The secret in a file, as hexadecimal digits.
     ///
     /// # Errors
-    /// [`IdentityError::File`] and [`IdentityError::Secret`].
+    /// [`IdentityError::File`], and those of [`from_hex`](Self::from_hex).
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, IdentityError> {
         let path = path.as_ref();
-        let text = super::certificates::read(path, "secret of the job")?;
+        let text = super::certificates::read_private(path, "secret of the job")?;
         Self::from_hex(&String::from_utf8_lossy(&text), &path.display().to_string())
     }
 
     /// The secret of these hexadecimal digits. `origin` is where they are from, for the error.
     ///
     /// # Errors
-    /// [`IdentityError::Secret`] if it is not 64 digits.
+    /// [`IdentityError::Secret`] if it is not 64 digits, [`IdentityError::Zeros`] if all of them are 0.
     pub fn from_hex(text: &str, origin: &str) -> Result<Self, IdentityError> {
         let malformed = || IdentityError::Secret { origin: origin.to_owned() };
         let digits = text.trim().as_bytes();
@@ -57,6 +57,9 @@ impl Secret {
                 let value = char::from(*digit).to_digit(16).ok_or_else(malformed)?;
                 *byte = (*byte << 4) | value as u8;
             }
+        }
+        if bytes == [0; 32] {
+            return Err(IdentityError::Zeros { origin: origin.to_owned() });
         }
         Ok(Self(bytes))
     }
@@ -125,6 +128,8 @@ mod tests {
             let error = Secret::from_hex(text, "DISTRIBUTE_SECRET").unwrap_err().to_string();
             assert!(error.starts_with("the secret of the job in DISTRIBUTE_SECRET is not 64"), "{error}");
         }
+        let error = Secret::from_hex(&"0".repeat(64), "a test").unwrap_err().to_string();
+        assert!(error.contains("in a test is nothing but zeros"), "{error}");
         let error = Secret::from_file("/nowhere/secret").unwrap_err().to_string();
         assert!(error.contains("cannot be read from /nowhere/secret"), "{error}");
     }

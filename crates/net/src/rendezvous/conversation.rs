@@ -15,6 +15,8 @@ pub(super) struct Conversation {
     hearing: Hearing,
     /// What has still to be said.
     unsaid: Vec<u8>,
+    /// Whether words have come.
+    has_heard: bool,
     /// Whether anything has been said.
     pub has_spoken: bool,
 }
@@ -30,7 +32,8 @@ pub(super) enum Trouble {
 
 impl Conversation {
     pub fn new(stream: Stream) -> Self {
-        Self { stream, hearing: Hearing::default(), unsaid: Vec::new(), has_spoken: false }
+        let hearing = Hearing::default();
+        Self { stream, hearing, unsaid: Vec::new(), has_heard: false, has_spoken: false }
     }
 
     pub fn interest(&self) -> PollFd<'_> {
@@ -66,6 +69,7 @@ impl Conversation {
                 Ok(0) => return Err(Trouble::Broken("it closed its connection".to_owned())),
                 Ok(read) => {
                     if let Some(words) = self.hearing.advance(read).map_err(Trouble::Refused)? {
+                        self.has_heard = true;
                         return Ok(Some(words));
                     }
                 }
@@ -99,6 +103,11 @@ impl Conversation {
     pub fn fall_silent(&mut self) {
         let _ = self.speak();
         self.stream.finish();
+    }
+
+    /// Whether something that makes sense has come from the other side.
+    pub fn has_begun(&self) -> bool {
+        self.has_heard || self.stream.has_begun()
     }
 
     pub fn into_stream(self) -> Stream {

@@ -37,7 +37,7 @@ impl background::Latecomers for Door {
         if waiting.count() > 0 {
             waiting.change(|knocks, now| knocks.look(now));
         }
-        let _ = reception.attend(&mut |hello| {
+        let _ = reception.attend(&mut |hello, _| {
             Err(waiting.change(|knocks, now| latecomers.refuse(hello, lost, over, knocks, now)))
         });
     }

@@ -5,7 +5,7 @@ use super::dial::{Dial, Failed};
 use super::door::{Door, WaitingRoom};
 use super::meeting::{Call, Meeting, Then};
 use super::note::Note;
-use super::reception::Reception;
+use super::reception::{HANDSHAKE, Reception};
 use super::{JoinError, Missing, Progress};
 use crate::link::{Event, Link};
 use crate::mesh::Met;
@@ -47,18 +47,26 @@ pub(super) struct Gathering {
 struct Quiet {
     so_far: Duration,
     since: Stopwatch,
+    /// How long somebody has talked meanwhile.
+    talked: Duration,
 }
 
 impl Default for Quiet {
     fn default() -> Self {
-        Self { so_far: Duration::ZERO, since: Stopwatch::start() }
+        Self { so_far: Duration::ZERO, since: Stopwatch::start(), talked: Duration::ZERO }
     }
 }
 
 impl Quiet {
-    fn look(&mut self) -> Duration {
-        let since = std::mem::replace(&mut self.since, Stopwatch::start());
-        self.so_far += since.elapsed().min(LOOK);
+    /// How long it has been quiet; nothing while somebody says who it is. That is waited for as long as it may take, and no longer: strangers
+    /// can always begin anew.
+    fn look(&mut self, is_talking: bool) -> Duration {
+        let since = std::mem::replace(&mut self.since, Stopwatch::start()).elapsed().min(LOOK);
+        if is_talking && self.talked < HANDSHAKE {
+            self.talked += since;
+            return Duration::ZERO;
+        }
+        self.so_far += since;
         self.so_far
     }
 }
@@ -95,8 +103,7 @@ impl Gathering {
             // Those that are being welcomed have no link yet; of those that talk it is not known who they are.
             let is_welcoming = self.reception.welcoming().next().is_some();
             if !is_welcoming {
-                let is_quiet = !self.reception.is_talking();
-                self.meeting.make_do(if is_quiet { quiet.look() } else { Duration::ZERO });
+                self.meeting.make_do(quiet.look(self.reception.is_talking()));
             }
             let missing = self.missing();
             if self.meeting.is_complete(&missing) && !is_welcoming {
@@ -150,7 +157,7 @@ impl Gathering {
 
     /// Talks to all, as far as it goes at once.
     fn attend(&mut self) -> Result<(), JoinError> {
-        let arrivals = self.reception.attend(&mut |hello| self.meeting.decide(hello));
+        let arrivals = self.reception.attend(&mut |hello, _| self.meeting.decide(hello));
         for arrival in arrivals {
             self.links.push(Link::new(
                 arrival.hello.rank,

@@ -15,6 +15,7 @@
 //! | [`latecomers`], [`waiting`] | what those are told that come when the world has been made, and who of them waits for the next one: pure |
 //! | `door` | the same over sockets |
 //! | `reception`, `dial`, `conversation` | connections that come, that are made, and the handshake on both |
+//! | `strangers` | words to the user about those who were not let in |
 //! | `attempt`, `lookup` | one attempt to connect; the addresses of a name |
 //!
 //! Worker 0 leads, at an address that all know. The others connect to it, in any order and as often as it takes, and say
@@ -41,6 +42,7 @@ pub(crate) mod door;
 mod gathering;
 pub(crate) mod lookup;
 pub(crate) mod reception;
+mod strangers;
 
 pub use claim::Claim;
 pub use error::JoinError;

@@ -2,6 +2,8 @@
 
 use super::conversation::{Conversation, Trouble};
 use super::listener::Listener;
+use super::strangers::Strangers;
+use crate::descriptors;
 use crate::handshake::host::Answer;
 use crate::handshake::{Hello, Host, Names, Offer, Reason, Refusal};
 use crate::identity::{Access, secret};
@@ -9,7 +11,7 @@ use crate::poll;
 use crate::shm::{SharedMemory, machine, pair::Pair};
 use crate::stream::Stream;
 use distribute_cluster::Deadline;
-use distribute_log::heard;
+use distribute_cluster::places::{Guests, Place, Source, Stage};
 use rustix::event::PollFd;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -18,6 +20,9 @@ use std::time::Duration;
 
 /// How many may be here at once. Each holds a few kilobytes.
 const GUESTS: usize = 64;
+
+/// How many are let in before all who are here are talked to: fewer than may be silent, so that nobody goes unheard.
+const TURN: usize = GUESTS / 2;
 
 /// How long the handshake may take.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -35,6 +40,8 @@ pub(crate) struct Reception {
     names: Names,
     shared_memory: SharedMemory,
     guests: Vec<Guest>,
+    places: Guests,
+    strangers: Strangers,
     /// Until when nobody is let in, because the system refused it.
     pause: Option<Deadline>,
 }
@@ -42,7 +49,10 @@ pub(crate) struct Reception {
 #[derive(Debug)]
 struct Guest {
     conversation: Conversation,
+    place: Place,
     from: SocketAddr,
+    /// Why it is not let in, until that has been told.
+    trouble: Option<Trouble>,
     patience: Deadline,
     state: State,
 }
@@ -56,6 +66,9 @@ enum State {
     Gone,
 }
 
+/// Whether somebody may stay who belongs to the job, and has come from this address.
+pub(crate) type Decide<'a> = dyn FnMut(&Hello, SocketAddr) -> Result<(), Refusal> + 'a;
+
 /// Somebody who belongs to the job and may stay.
 #[derive(Debug)]
 pub(crate) struct Arrival {
@@ -66,8 +79,10 @@ pub(crate) struct Arrival {
 
 impl Reception {
     pub fn new(listener: Listener, access: Access, mine: Hello, shared_memory: SharedMemory) -> Self {
-        let names = Names::default();
-        Self { listener, access, mine, names, shared_memory, guests: Vec::new(), pause: None }
+        descriptors::raise();
+        let (names, guests, pause) = Default::default();
+        let (places, strangers) = (Guests::new(GUESTS), Strangers::default());
+        Self { listener, access, mine, names, shared_memory, guests, places, strangers, pause }
     }
 
     /// What the workers are called in refusals.
@@ -93,11 +108,12 @@ impl Reception {
     }
 
     /// Talks to all who are here. `decide` says who may stay, and is told of each who does, once.
-    pub fn attend(&mut self, decide: &mut dyn FnMut(&Hello) -> Result<(), Refusal>) -> Vec<Arrival> {
+    pub fn attend(&mut self, decide: &mut Decide<'_>) -> Vec<Arrival> {
         self.let_in();
         for guest in &mut self.guests {
             guest.attend(decide, &self.access, &self.names);
         }
+        self.note();
         let mut arrivals = Vec::new();
         for guest in std::mem::take(&mut self.guests) {
             match guest.state {
@@ -112,9 +128,29 @@ impl Reception {
         arrivals
     }
 
-    /// Whether somebody is here of whom it is not known yet who it is.
+    /// Notes how far the guests have come. Those who may stay, and those who have gone, have no place any more.
+    fn note(&mut self) {
+        for guest in &mut self.guests {
+            if let Some(trouble) = guest.trouble.take() {
+                self.strangers.tell(guest.from, &trouble);
+            }
+            match &guest.state {
+                State::Talking(_) if guest.conversation.has_begun() => {
+                    self.places.advance(guest.place, Stage::Speaking);
+                }
+                State::Talking(_) => {}
+                State::Leaving => self.places.advance(guest.place, Stage::Leaving),
+                State::Welcome(..) | State::Gone => self.places.leave(guest.place),
+            }
+        }
+        self.strangers.look();
+    }
+
+    /// Whether somebody is here who has begun to say who it is.
     pub fn is_talking(&self) -> bool {
-        self.guests.iter().any(|guest| matches!(guest.state, State::Talking(_)))
+        let talks =
+            |guest: &Guest| matches!(guest.state, State::Talking(_)) && guest.conversation.has_begun();
+        self.guests.iter().any(talks)
     }
 
     /// The workers that may stay, and to whom the words that tell them so are on the way.
@@ -131,7 +167,7 @@ impl Reception {
         }
         self.pause = None;
         // Those beyond have their turn after those who are here.
-        for _ in 0..GUESTS {
+        for _ in 0..TURN {
             match self.listener.0.accept() {
                 Ok((socket, from)) => {
                     if let Err(error) = self.greet(socket, from) {
@@ -146,7 +182,7 @@ impl Reception {
                     ) => {}
                 // No file descriptors, mostly. It would be ready again at once.
                 Err(error) => {
-                    heard(|| tracing::warn!(%error, "a connection cannot be accepted"));
+                    self.strangers.fail(&error);
                     self.pause = Some(Deadline::after(Duration::from_millis(100)));
                     return;
                 }
@@ -155,18 +191,6 @@ impl Reception {
     }
 
     fn greet(&mut self, socket: TcpStream, from: SocketAddr) -> io::Result<()> {
-        if self.guests.len() >= GUESTS {
-            let text = format!("{GUESTS} connections have not said who they are: try again");
-            let refusal = Refusal::new(Reason::Crowded, text);
-            log(from, &refusal);
-            let mut conversation = Conversation::new(Stream::plain(socket)?);
-            // Those who speak TLS find out by the end of the connection.
-            if self.access.tls.is_none() {
-                conversation.say(&Host::refuse(refusal, true));
-                conversation.fall_silent();
-            }
-            return Ok(());
-        }
         let stream = match &self.access.tls {
             None => Stream::plain(socket)?,
             Some(tls) => Stream::tls(socket, tls.server().map_err(io::Error::other)?)?,
@@ -178,9 +202,19 @@ impl Reception {
         };
         let host = Host::new(self.mine.clone(), self.access.key.clone(), nonce);
         let host = host.named(self.names.clone()).shares(machine);
+        let (place, goes) = self.places.enter(Source::new(from.ip()));
+        if let Some(at) = self.guests.iter().position(|guest| Some(guest.place) == goes) {
+            let guest = self.guests.remove(at);
+            let from = guest.from;
+            if let Some(trouble) = guest.make_room(self.access.tls.is_some()) {
+                self.strangers.tell(from, &trouble);
+            }
+        }
         self.guests.push(Guest {
             conversation: Conversation::new(stream),
+            place,
             from,
+            trouble: None,
             patience: Deadline::after(HANDSHAKE),
             state: State::Talking(Box::new(host)),
         });
@@ -189,12 +223,7 @@ impl Reception {
 }
 
 impl Guest {
-    fn attend(
-        &mut self,
-        decide: &mut dyn FnMut(&Hello) -> Result<(), Refusal>,
-        access: &Access,
-        names: &Names,
-    ) {
+    fn attend(&mut self, decide: &mut Decide<'_>, access: &Access, names: &Names) {
         let trouble = match self.talk(decide, access, names) {
             Ok(()) if self.patience.has_passed() => {
                 let text = format!("the handshake took more than {} s", HANDSHAKE.as_secs());
@@ -206,13 +235,11 @@ impl Guest {
         match (trouble, &self.state) {
             (_, State::Leaving | State::Gone) => self.state = State::Gone,
             (Trouble::Broken(reason), _) => {
-                heard(
-                    || tracing::warn!(address = %self.from, "a connection ended before its handshake: {reason}"),
-                );
+                self.trouble = Some(Trouble::Broken(reason));
                 self.state = State::Gone;
             }
             (Trouble::Refused(refusal), _) => {
-                log(self.from, &refusal);
+                self.trouble = Some(Trouble::Refused(refusal.clone()));
                 self.conversation.say(&Host::refuse(refusal, !self.conversation.has_spoken));
                 self.conversation.fall_silent();
                 self.patience = Deadline::after(LEAVE);
@@ -221,12 +248,22 @@ impl Guest {
         }
     }
 
-    fn talk(
-        &mut self,
-        decide: &mut dyn FnMut(&Hello) -> Result<(), Refusal>,
-        access: &Access,
-        names: &Names,
-    ) -> Result<(), Trouble> {
+    /// Goes, because others have come. Gives the reason, unless it was told another one before.
+    fn make_room(mut self, is_tls: bool) -> Option<Trouble> {
+        if !matches!(self.state, State::Talking(_)) {
+            return None;
+        }
+        let text = format!("more than {GUESTS} connections have not said who they are: try again");
+        let refusal = Refusal::new(Reason::Crowded, text);
+        // Those who speak TLS find out by the end of the connection.
+        if !is_tls {
+            self.conversation.say(&Host::refuse(refusal.clone(), !self.conversation.has_spoken));
+            self.conversation.fall_silent();
+        }
+        Some(Trouble::Refused(refusal))
+    }
+
+    fn talk(&mut self, decide: &mut Decide<'_>, access: &Access, names: &Names) -> Result<(), Trouble> {
         loop {
             self.conversation.speak()?;
             let host = match &mut self.state {
@@ -240,7 +277,7 @@ impl Guest {
                 Answer::Say(words) => self.conversation.say(&words),
                 Answer::Applies(hello, offer) => {
                     self.conversation.vouch(access, &hello.task(names))?;
-                    decide(&hello).map_err(Trouble::Refused)?;
+                    decide(&hello, self.from).map_err(Trouble::Refused)?;
                     let pair = offer.and_then(|offer| accept(hello.rank, offer));
                     self.conversation.say(&Host::welcome());
                     self.state = State::Welcome(hello, pair);
@@ -259,12 +296,4 @@ fn accept(worker: usize, offer: Offer) -> Option<Arc<Pair>> {
             None
         }
     }
-}
-
-fn log(from: SocketAddr, refusal: &Refusal) {
-    if refusal.reason == Reason::Early {
-        // It will be let in soon.
-        return tracing::debug!(address = %from, "a connection was refused for now: {refusal}");
-    }
-    heard(|| tracing::warn!(address = %from, "a connection was refused: {refusal}"));
 }

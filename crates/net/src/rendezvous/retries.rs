@@ -9,6 +9,9 @@ const FIRST_WAIT: Duration = Duration::from_millis(10);
 /// The longest wait between two attempts.
 const LONGEST_WAIT: Duration = Duration::from_millis(500);
 
+/// The longest wait where all places were taken, which soon changes.
+const CROWDED: Duration = Duration::from_millis(100);
+
 /// How often to try for a place that another process has: for about 7 s, which is longer than it takes to notice that it has
 /// died. That takes twice the silence where all have come meanwhile, since they listen anew in the world that is made then.
 const OFTEN: u32 = 19;
@@ -54,9 +57,8 @@ impl Retries {
     /// The refusal, if none will.
     pub fn refused(&mut self, refusal: Refusal) -> Result<Duration, Refusal> {
         match refusal.reason {
-            Reason::Crowded | Reason::Late | Reason::Early | Reason::Replaced => {
-                Ok(self.broken(refusal.to_string()))
-            }
+            Reason::Crowded => Ok(self.broken(refusal.to_string()).min(CROWDED)),
+            Reason::Late | Reason::Early | Reason::Replaced => Ok(self.broken(refusal.to_string())),
             // Of a process that has died, and whose death has not been noticed yet.
             Reason::Taken | Reason::Complete if self.taken < OFTEN => {
                 self.taken += 1;
@@ -77,6 +79,16 @@ mod tests {
         let waits: Vec<_> = (0..8).map(|_| retries.broken("reset".to_owned()).as_millis()).collect();
         assert_eq!(waits, [10, 20, 40, 80, 160, 320, 500, 500]);
         assert_eq!(retries.last(), Some("reset"));
+    }
+
+    // INV-83
+    #[test]
+    fn who_finds_all_places_taken_tries_again_soon() {
+        let mut retries = Retries::default();
+        let waits: Vec<_> = (0..100)
+            .map(|_| retries.refused(Refusal::new(Reason::Crowded, "all are taken")).unwrap())
+            .collect();
+        assert!(waits.iter().all(|wait| *wait <= Duration::from_millis(100)), "{waits:?}");
     }
 
     // INV-34

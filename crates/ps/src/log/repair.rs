@@ -37,7 +37,7 @@ pub(crate) fn repair(damage: &[Damage], last: Option<u64>) -> io::Result<Vec<Pat
         }
         let is_gone = content.is_empty();
         if !is_gone {
-            let mut file = WholeFile::create(&name)?;
+            let mut file = WholeFile::create_private(&name)?;
             content.write(&mut file)?;
             file.finish()?;
         }

@@ -30,7 +30,7 @@ pub(super) fn set_aside(folder: &Path, life: u64, log: &Path) -> io::Result<Opti
     if found.is_empty() {
         return Ok(None);
     }
-    fs::create_dir(&part)?;
+    distribute_files::create_private_folder(&part)?;
     for name in found {
         keep(&folder.join(&name), &part.join(&name))?;
     }
@@ -45,7 +45,7 @@ pub(super) fn set_aside(folder: &Path, life: u64, log: &Path) -> io::Result<Opti
 /// A second name for a file, or a copy where the file system has none, and of a folder one for each of its files.
 fn keep(from: &Path, to: &Path) -> io::Result<()> {
     if from.symlink_metadata()?.is_dir() {
-        fs::create_dir(to)?;
+        distribute_files::create_private_folder(to)?;
         for entry in fs::read_dir(from)? {
             let name = entry?.file_name();
             keep(&from.join(&name), &to.join(&name))?;

@@ -288,6 +288,31 @@ fn a_log_that_is_a_link_is_refused_and_what_it_points_to_stays() {
     }
 }
 
+#[cfg(unix)]
+#[test]
+fn tables_are_of_their_owner_alone_also_in_a_folder_that_others_may_read() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let folder = tempfile::tempdir().unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let core = open(folder.path());
+    ask(&core, 0, tables());
+    core.snapshot().unwrap();
+    let modes = |kind: &str| -> Vec<u32> {
+        let all = names(folder.path()).into_iter().filter(|name| name.starts_with(kind));
+        all.map(|name| mode(&folder.path().join(name))).collect()
+    };
+    assert_eq!((modes("tables-"), modes("changes-")), (vec![0o700], vec![0o600]));
+    core.replace(Vec::new(), Known { job: 5, ..Known::default() }).unwrap();
+    assert_eq!(modes("replaced-"), [0o700]);
+    assert!(modes("changes-").iter().all(|mode| *mode == 0o600));
+    assert_eq!(mode(folder.path()), 0o755);
+    // A folder that is a link somewhere else is not written through.
+    let at = folder.path().join("elsewhere");
+    symlink(folder.path().join("nowhere"), &at).unwrap();
+    assert!(distribute_files::create_private_folder(&at).is_err());
+}
+
 // INV-57
 #[test]
 fn a_state_that_another_takes_the_place_of_is_set_aside() {

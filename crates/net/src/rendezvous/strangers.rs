@@ -1,0 +1,83 @@
+//! Words to the user about those who were not let in.
+
+use super::conversation::Trouble;
+use crate::handshake::Reason;
+use distribute_cluster::Stopwatch;
+use distribute_log::{Repeats, heard};
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// How often those of one kind are counted.
+const EVERY: Duration = Duration::from_secs(10);
+
+/// Tells the user of those who were not let in: the first of each kind with the reason, then how many there were.
+#[derive(Debug)]
+pub(super) struct Strangers {
+    repeats: Repeats<Kind>,
+    began: Stopwatch,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Refused(Reason),
+    Broken,
+    Failed,
+}
+
+impl Default for Strangers {
+    fn default() -> Self {
+        Self { repeats: Repeats::new(EVERY), began: Stopwatch::start() }
+    }
+}
+
+impl Strangers {
+    /// One was not let in.
+    pub fn tell(&mut self, from: SocketAddr, trouble: &Trouble) {
+        match trouble {
+            // It will be let in soon.
+            Trouble::Refused(refusal) if refusal.reason == Reason::Early => {
+                tracing::debug!(address = %from, "a connection was refused for now: {refusal}");
+            }
+            Trouble::Refused(refusal) => self.warn(Kind::Refused(refusal.reason), || {
+                tracing::warn!(address = %from, "a connection was refused: {refusal}");
+            }),
+            Trouble::Broken(reason) => self.warn(Kind::Broken, || {
+                tracing::warn!(address = %from, "a connection ended before its handshake: {reason}");
+            }),
+        }
+    }
+
+    /// The system gives no connection.
+    pub fn fail(&mut self, error: &io::Error) {
+        self.warn(Kind::Failed, || tracing::warn!(%error, "a connection cannot be accepted"));
+    }
+
+    /// Tells how many there were of which nothing was told, when it is time to. To be called again and again.
+    pub fn look(&mut self) {
+        for (kind, count) in self.repeats.due(self.began.elapsed()) {
+            let seconds = EVERY.as_secs();
+            heard(|| tracing::warn!("{count} more within {seconds} s: {kind}"));
+        }
+    }
+
+    fn warn(&mut self, kind: Kind, words: impl FnOnce()) {
+        if self.repeats.come(kind, self.began.elapsed()) {
+            heard(words);
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kind::Refused(Reason::Crowded) => {
+                f.write_str("connections that had not said who they are have made room for newer ones")
+            }
+            Kind::Refused(reason) => write!(f, "connections were refused ({reason:?})"),
+            Kind::Broken => f.write_str("connections ended before their handshake"),
+            Kind::Failed => f.write_str("connections could not be accepted"),
+        }
+    }
+}
