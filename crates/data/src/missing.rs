@@ -42,7 +42,8 @@ impl DefaultValue {
         }
     }
 
-    /// The value as a boolean.
+    /// The value as a boolean, which Parquet alone has.
+    #[cfg(any(feature = "parquet", test))]
     pub(crate) fn bool(&self) -> Result<bool, String> {
         match self {
             DefaultValue::Bool(value) => Ok(*value),
