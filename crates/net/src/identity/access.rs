@@ -32,6 +32,15 @@ pub enum AccessError {
     Identity(#[from] IdentityError),
 }
 
+/// The reason that the other side of a connection may not speak for a task.
+#[derive(Debug)]
+pub(crate) enum Doubt {
+    /// The connection has ended before it was known whose process is there.
+    Ended,
+    /// It is another task, or a stranger.
+    Refused(Refusal),
+}
+
 impl Access {
     /// The access of a process of this identity in a job whose processes are at these addresses. `allow_plain_text` lets
     /// connections to other machines be made without encryption.
@@ -62,19 +71,22 @@ impl Access {
     /// user, where there is nothing else.
     ///
     /// # Errors
-    /// Why not.
+    /// [`Doubt`]: the certificate names others, the process is another user's, or the connection has ended before that was known.
     pub(crate) fn vouch(
         &self,
         socket: &TcpStream,
         certificate: Option<&CertificateDer<'_>>,
         task: &Task,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Doubt> {
         if let Some(certificate) = certificate {
             return certified::check(certificate, task)
-                .map_err(|text| Refusal::new(Reason::Certificate, text));
+                .map_err(|text| Doubt::Refused(Refusal::new(Reason::Certificate, text)));
         }
         if self.by_user {
-            return user::check(socket).map_err(|text| Refusal::new(Reason::User, text));
+            return user::check(socket).map_err(|unknown| match unknown {
+                user::Unknown::Closed => Doubt::Ended,
+                user::Unknown::Other(text) => Doubt::Refused(Refusal::new(Reason::User, text)),
+            });
         }
         Ok(())
     }

@@ -18,6 +18,7 @@ pub mod secret;
 pub(crate) mod tls;
 mod user;
 
+pub(crate) use access::Doubt;
 pub use access::{Access, AccessError};
 pub use certificates::Certificates;
 pub use policy::{PolicyError, Protection};

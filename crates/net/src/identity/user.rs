@@ -2,7 +2,7 @@
 //!
 //! Linux has a table of all connections, with the user who has opened each end. Both ends of a connection over loopback are in it:
 //! the other end is the row with both addresses the other way round. While this end is open, no other connection can have that row.
-//! The row says nothing of an end that has been closed, so what comes from one is refused.
+//! The row says nothing of an end that has been closed, so what comes from one counts as lost.
 //!
 //! Whether a system tells users apart is tried, by a connection of this process to itself.
 
@@ -42,25 +42,35 @@ fn try_out() -> Option<bool> {
     Some(check(&called).is_ok())
 }
 
+/// The reason that the other end of a connection is not known to be this user's.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Unknown {
+    /// The end is closed, as that of a process that was killed.
+    Closed,
+    /// It is another user's; the text says whose, and what to do.
+    Other(String),
+}
+
 /// Makes sure that the other end of a connection over loopback is a process of this user.
 ///
 /// # Errors
-/// Why not: another user, or an end that is closed.
-pub(super) fn check(socket: &TcpStream) -> Result<(), String> {
-    let gone = || "its end of the connection is closed, so nobody knows whose it was".to_owned();
-    let (Ok(here), Ok(there)) = (socket.local_addr(), socket.peer_addr()) else { return Err(gone()) };
+/// [`Unknown`]: another user's, or an end that is closed.
+pub(super) fn check(socket: &TcpStream) -> Result<(), Unknown> {
+    let (Ok(here), Ok(there)) = (socket.local_addr(), socket.peer_addr()) else {
+        return Err(Unknown::Closed);
+    };
     if !there.ip().to_canonical().is_loopback() {
         return Ok(());
     }
     let mine = me();
     match (0..LOOKS).find_map(|_| look(there, here)) {
         Some(user) if Some(user) == mine => Ok(()),
-        Some(user) => Err(format!(
+        Some(user) => Err(Unknown::Other(format!(
             "it is a process of the user with the number {user}, and without a secret only processes of one user{} take part: \
              give all tasks of the job the same DISTRIBUTE_SECRET, as `distribute launch` does",
             mine.map_or_else(String::new, |mine| format!(", here {mine},"))
-        )),
-        None => Err(gone()),
+        ))),
+        None => Err(Unknown::Closed),
     }
 }
 
@@ -165,7 +175,7 @@ mod tests {
             let (called, _) = listener.accept().unwrap();
             assert_eq!((check(&called), check(&caller)), (Ok(()), Ok(())), "{address}");
             drop(caller);
-            assert!(check(&called).unwrap_err().contains("is closed"), "{address}");
+            assert_eq!(check(&called), Err(Unknown::Closed), "{address}");
         }
         assert!(is_told());
     }

@@ -1,7 +1,7 @@
 //! The handshake on a connection that never blocks.
 
 use crate::handshake::{Hearing, Reason, Refusal, Words};
-use crate::identity::Access;
+use crate::identity::{Access, Doubt};
 use crate::poll;
 use crate::stream::Stream;
 use distribute_cluster::Task;
@@ -96,7 +96,12 @@ impl Conversation {
 
     /// Makes sure that the other side, which has shown to be of the job, may speak for this task.
     pub fn vouch(&self, access: &Access, task: &Task) -> Result<(), Trouble> {
-        access.vouch(self.stream.socket(), self.stream.certificate(), task).map_err(Trouble::Refused)
+        access.vouch(self.stream.socket(), self.stream.certificate(), task).map_err(|doubt| match doubt {
+            Doubt::Ended => {
+                Trouble::Broken("the other side has ended it, before it was known whose process it is".into())
+            }
+            Doubt::Refused(refusal) => Trouble::Refused(refusal),
+        })
     }
 
     /// Tells the other side that nothing more will be said.
