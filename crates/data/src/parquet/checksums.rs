@@ -79,9 +79,10 @@ impl Checksums {
 impl Adding<'_> {
     /// Adds the page whose bytes begin at a place.
     pub(super) fn add(&mut self, at: u64, page: &Page) {
-        let rows = match self.flat && !page.dictionary {
-            true => self.values.min(self.rows)..self.values.saturating_add(page.values).min(self.rows),
-            false => 0..self.rows,
+        let rows = if self.flat && !page.dictionary {
+            self.values.min(self.rows)..self.values.saturating_add(page.values).min(self.rows)
+        } else {
+            0..self.rows
         };
         let number = (!page.dictionary).then_some(self.pages);
         if !page.dictionary {

@@ -111,7 +111,7 @@ impl Selected {
             {
                 match field.data_type() {
                     DataType::Struct(fields) => {
-                        let within = [within, &[column.clone()]].concat();
+                        let within = [within, std::slice::from_ref(column)].concat();
                         self.walk(fields, column.as_struct().columns(), first, &within, arrays);
                     }
                     _ => drop(arrays.insert(first, (column.clone(), within.to_vec()))),
