@@ -27,9 +27,21 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<()> {
     let (text, report) = fetch(&arguments.address)?;
     if arguments.json {
-        return line(text);
+        return line(escaped(&text));
     }
     table(&report).iter().try_for_each(line)
+}
+
+/// JSON without the control characters that its strings may have: a terminal would obey them.
+fn escaped(json: &str) -> String {
+    json.chars().fold(String::with_capacity(json.len()), |mut text, c| {
+        match c {
+            '\n' | '\r' | '\t' => text.push(c),
+            c if c.is_control() => text.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => text.push(c),
+        }
+        text
+    })
 }
 
 /// The report of the job at this address, as JSON and read.

@@ -56,6 +56,7 @@ fn where_nobody_answers_that_is_said_with_the_address() {
 fn what_is_no_monitor_is_told_as_such() {
     for (answer, reason) in [
         ("HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\n\r\nnope\n", "it answers 404 Not Found: nope"),
+        ("HTTP/1.1 500 Oops\r\nContent-Length: 9\r\n\r\nno\x1b[2J\u{9b}m\n", "no\\u{1b}[2J\\u{9b}m"),
         ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "missing field"),
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -69,6 +70,7 @@ fn what_is_no_monitor_is_told_as_such() {
         });
         let (_, error) = child::refused(status(&[&address]), PATIENCE);
         other.join().unwrap();
+        assert!(!error.contains(|c: char| c.is_control() && c != '\n'), "{error:?}");
         assert!(error.contains("is no monitor of this version") && error.contains(reason), "{error}");
     }
 }

@@ -355,7 +355,8 @@ pub enum Error {
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
+        // A program prints this that ends with the error, and some of it may be the words of another process.
+        f.write_str(&distribute_log::plain_lines(&self.to_string()))
     }
 }
 

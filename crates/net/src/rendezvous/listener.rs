@@ -15,6 +15,10 @@ const TAKEN: Duration = Duration::from_secs(2);
 /// How long to wait before the next try.
 const AGAIN: Duration = Duration::from_millis(10);
 
+/// How many connections may wait to be accepted. Where there is no room, the system of who connects tries again a second later: many strangers
+/// at once would keep others out that long.
+const QUEUE: i32 = 1024;
+
 /// A socket at which a worker can be reached.
 #[derive(Debug)]
 pub struct Listener(pub(crate) TcpListener);
@@ -50,6 +54,7 @@ impl Listener {
     fn bind_to(addresses: &[SocketAddr]) -> io::Result<Self> {
         let listener = TcpListener::bind(addresses)?;
         listener.set_nonblocking(true)?;
+        rustix::net::listen(&listener, QUEUE)?;
         Ok(Self(listener))
     }
 
