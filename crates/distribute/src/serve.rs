@@ -168,7 +168,7 @@ impl Serve {
     }
 
     /// What the strategy of this worker is built of, where it differs from the coordinator's: its devices, say. How variables are cut and placed, and how stale
-    /// values may be, says the coordinator.
+    /// values may be, says the coordinator; so it does for timeouts that are not set here.
     pub fn strategy(self, settings: ParameterServerBuilder) -> Self {
         Self { strategy: Some(settings), ..self }
     }

@@ -1,14 +1,18 @@
 //! `#[distribute::main]`.
 
 use proc_macro2::TokenStream;
-use quote::ToTokens;
-use syn::{Error, ItemFn, Result};
+use quote::quote;
+use syn::parse::{ParseStream, Parser};
+use syn::{Error, Ident, ItemFn, Path, Result, Token};
 
-/// The same function, with the call of `init` as its first statement.
+/// The same function, with the call of `init` as its first statement, and the allocator that the arguments name.
 pub fn expand(arguments: TokenStream, mut function: ItemFn) -> Result<TokenStream> {
-    if !arguments.is_empty() {
-        return Err(Error::new_spanned(arguments, "#[distribute::main] takes no arguments"));
-    }
+    let allocator = allocator.parse2(arguments)?.map(|allocator| {
+        quote!(
+            #[global_allocator]
+            static DISTRIBUTE_ALLOCATOR: #allocator = #allocator;
+        )
+    });
     if let Some(keyword) = &function.sig.asyncness {
         return Err(Error::new_spanned(
             keyword,
@@ -23,7 +27,28 @@ pub fn expand(arguments: TokenStream, mut function: ItemFn) -> Result<TokenStrea
         ));
     }
     function.block.stmts.insert(0, syn::parse_quote!(::distribute::init();));
-    Ok(function.into_token_stream())
+    Ok(quote!(#allocator #function))
+}
+
+/// Reads the arguments: none, or a unit struct that allocates.
+fn allocator(arguments: ParseStream<'_>) -> Result<Option<Path>> {
+    const TAKES: &str =
+        "#[distribute::main] takes an allocator or nothing: write allocator = mimalloc::MiMalloc";
+    if arguments.is_empty() {
+        return Ok(None);
+    }
+    let name: Ident = arguments.parse().map_err(|error| Error::new(error.span(), TAKES))?;
+    if name != "allocator" {
+        return Err(Error::new_spanned(name, TAKES));
+    }
+    let path = |input: ParseStream<'_>| {
+        input.parse::<Token![=]>()?;
+        let path = input.parse()?;
+        input.parse::<Option<Token![,]>>()?;
+        Ok(path)
+    };
+    let path = path(arguments).map_err(|error: Error| Error::new(error.span(), TAKES))?;
+    if arguments.is_empty() { Ok(Some(path)) } else { Err(arguments.error(TAKES)) }
 }
 
 #[cfg(test)]
@@ -80,7 +105,31 @@ mod tests {
                     fn main() {}
                 )
             )
-            .contains("takes no arguments")
+            .contains("takes an allocator or nothing: write allocator = mimalloc::MiMalloc")
         );
+        for arguments in
+            [quote!(allocator), quote!(allocator = 2), quote!(allocator = A, allocator = B), quote!(=)]
+        {
+            let main = quote!(
+                fn main() {}
+            );
+            assert!(error(arguments, main).contains("takes an allocator or nothing"));
+        }
+    }
+
+    #[test]
+    fn an_allocator_is_that_of_the_program() {
+        let main = quote!(
+            fn main() {}
+        );
+        let wanted = quote!(
+            #[global_allocator]
+            static DISTRIBUTE_ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+            fn main() {
+                ::distribute::init();
+            }
+        );
+        let expanded = expand(quote!(allocator = mimalloc::MiMalloc), syn::parse2(main).unwrap());
+        assert_eq!(expanded.unwrap().to_string(), wanted.to_string());
     }
 }

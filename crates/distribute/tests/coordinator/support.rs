@@ -1,7 +1,9 @@
 //! A cluster of processes, each of which may be killed and started again.
 
 use distribute::params::FixedShardsPartitioner;
-use distribute::{ClusterSpec, Job, ParameterServerStrategy, Serve, SimpleClusterResolver, Task};
+use distribute::{
+    ClusterSpec, Job, ParameterServerBuilder, ParameterServerStrategy, Serve, SimpleClusterResolver, Task,
+};
 use distribute_cluster::Deadline;
 use distribute_testing::Port;
 use distribute_testing::child::{Killed, command, part};
@@ -87,6 +89,11 @@ impl Cluster {
         self.begin(at);
     }
 
+    /// Kills a task for good.
+    pub fn end(&mut self, at: usize) {
+        self.tasks[at].1 = None;
+    }
+
     /// The next line of the chief that begins with this, or none within that time.
     ///
     /// # Panics
@@ -117,6 +124,11 @@ impl Cluster {
 
     pub fn strategy(&self) -> ParameterServerStrategy {
         strategy(self.spec.clone())
+    }
+
+    /// What the chief's strategy is built of.
+    pub fn settings(&self) -> ParameterServerBuilder {
+        settings(self.spec.clone())
     }
 
     /// Waits until all processes have ended, each with exit code 0.
@@ -159,6 +171,11 @@ pub fn is_task() -> bool {
 }
 
 pub fn strategy(spec: ClusterSpec) -> ParameterServerStrategy {
+    settings(spec).build().unwrap()
+}
+
+fn settings(spec: ClusterSpec) -> ParameterServerBuilder {
     let resolver = SimpleClusterResolver::new(spec).with_task(Job::Chief.task(0));
-    ParameterServerStrategy::new(resolver, FixedShardsPartitioner::new(2).unwrap()).unwrap()
+    let partitioner = FixedShardsPartitioner::new(2).unwrap();
+    ParameterServerStrategy::builder().cluster_resolver(resolver).partitioner(partitioner)
 }

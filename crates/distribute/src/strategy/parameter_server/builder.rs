@@ -42,10 +42,10 @@ pub struct ParameterServerBuilder {
     pub(super) partitioner: Option<Arc<dyn Partitioner>>,
     pub(super) placement: PlacementPolicy,
     devices: Option<Vec<String>>,
-    timeout: Option<Duration>,
+    pub(super) timeout: Option<Duration>,
     pub(super) staleness: usize,
     credentials: Credentials,
-    join_timeout: Option<Duration>,
+    pub(super) join_timeout: Option<Duration>,
 }
 
 impl ParameterServerBuilder {

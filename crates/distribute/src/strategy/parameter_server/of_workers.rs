@@ -4,13 +4,16 @@ use super::ParameterServerBuilder;
 use crate::Result;
 use distribute_params::{PartitionerSpec, PlacementPolicy};
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
-/// The settings that all tasks of a job share, as data: they cut and place variables alike.
+/// The settings that all tasks of a job share, as data: they cut and place variables alike, and wait as long for servers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SharedSettings {
     cut: Cut,
     placement: PlacementPolicy,
     staleness: usize,
+    timeout: Option<Duration>,
+    join_timeout: Option<Duration>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,10 +31,16 @@ impl ParameterServerBuilder {
             None => Cut::Whole,
             Some(partitioner) => partitioner.spec().map_or(Cut::ByTheirOwn, Cut::By),
         };
-        SharedSettings { cut, placement: self.placement, staleness: self.staleness }
+        SharedSettings {
+            cut,
+            placement: self.placement,
+            staleness: self.staleness,
+            timeout: self.timeout,
+            join_timeout: self.join_timeout,
+        }
     }
 
-    /// With what is shared.
+    /// With what is shared. A task that was given timeouts of its own keeps them.
     ///
     /// # Errors
     /// [`Error::Params`](crate::Error::Params) for a partitioner's number that it cannot take.
@@ -42,6 +51,8 @@ impl ParameterServerBuilder {
             Cut::ByTheirOwn => {}
         }
         (self.placement, self.staleness) = (shared.placement, shared.staleness);
+        self.timeout = self.timeout.or(shared.timeout);
+        self.join_timeout = self.join_timeout.or(shared.join_timeout);
         Ok(self)
     }
 }
