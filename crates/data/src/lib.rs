@@ -75,6 +75,7 @@ mod testing;
 mod text;
 
 #[doc(alias = "tf.data.Dataset.ignore_errors")]
+#[doc(alias = "tf.data.experimental.ignore_errors")]
 #[doc(alias = "ignore_errors")]
 pub use broken::SkippedRecords;
 pub use cardinality::Cardinality;

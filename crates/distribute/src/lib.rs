@@ -277,6 +277,7 @@ pub mod data {
     #[doc(inline)]
     pub use distribute_data::InputContext;
     #[doc(alias = "tf.data.Dataset.ignore_errors")]
+    #[doc(alias = "tf.data.experimental.ignore_errors")]
     #[doc(alias = "ignore_errors")]
     #[doc(inline)]
     pub use distribute_data::SkippedRecords;
