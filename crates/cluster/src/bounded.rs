@@ -9,7 +9,7 @@ use serde::de::{
 use std::cell::Cell;
 use std::fmt;
 
-/// What a message may take beside twice its bytes, for those whose few bytes are many small parts.
+/// The memory that a message may take in addition to twice its bytes, for those whose few bytes are many small parts.
 const CONSTANT: usize = 16 << 20;
 
 /// The memory that lists and maps of one message may take.
@@ -46,7 +46,7 @@ impl Budget {
     /// Decodes a value, which is charged to this budget.
     ///
     /// # Errors
-    /// Those of `from`, and one where lists and maps would take more memory than there is left.
+    /// The errors of `from`, and one where lists and maps would take more memory than there is left.
     pub fn decode<'de, T: serde::Deserialize<'de>, D: Deserializer<'de>>(
         &self,
         from: D,
@@ -222,7 +222,7 @@ impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Charged<'_, S> {
     }
 }
 
-/// What an element takes: lists grow by doubling.
+/// The memory that an element takes: lists grow by doubling.
 fn size<T>() -> usize {
     2 * size_of::<T>()
 }

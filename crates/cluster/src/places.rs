@@ -1,6 +1,6 @@
-//! Who gets one of a limited number of places. Pure: no socket, no clock.
+//! The assignment of a limited number of places. Pure: no socket, no clock.
 //!
-//! Those who have connected and have not shown who they are have a place among [`Guests`]: a new one always gets in, and another one goes
+//! Callers that have connected and have not shown who they are have a place among [`Guests`]: a new one always gets in, and another one goes
 //! for it. Those who have shown it get a [seat](Seats), and keep it as long as they want: so one of them never gets all.
 
 use crate::Task;
@@ -127,13 +127,13 @@ pub struct Seats {
     taken: Vec<Source>,
 }
 
-/// Why there is no seat.
+/// The reason that there is no seat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Full {
     /// There is none left.
     #[error("all connections that this server may have are taken")]
     All,
-    /// Those that are left are for others.
+    /// The seats that are left are for others.
     #[error(
         "this task, or its machine, has so many of this server's connections that the others are kept for others"
     )]

@@ -95,7 +95,7 @@ fn what_a_replica_spawns_in_rayon_is_done_before_the_run_returns() {
     });
 }
 
-/// How many blocks have been allocated.
+/// The number of blocks that have been allocated.
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 
 /// The system's allocator, which counts.

@@ -109,7 +109,7 @@ fn a_model_of_closures_trains() {
     trains_everywhere(numbers(&[10, 4]), build, |model, x| model.forward(x));
 }
 
-/// What tutorials build: layers of candle_nn in its `Sequential`, which is neither `Send` nor `Sync`.
+/// A model as tutorials build it: layers of candle_nn in its `Sequential`, which is neither `Send` nor `Sync`.
 fn stack(vb: &VarBuilder<'_>) -> candle_core::Result<candle_nn::Sequential> {
     let stack = candle_nn::seq().add(candle_nn::linear(4, 6, vb.pp("0"))?).add(candle_nn::Activation::Gelu);
     Ok(stack.add(candle_nn::linear_no_bias(6, 3, vb.pp("1"))?).add_fn(|x| x * 1.5))

@@ -1,4 +1,4 @@
-//! How much memory this process may use, as Linux says in files.
+//! The memory that this process may use, as Linux says in files.
 
 /// Returns the memory of this machine or, if that is less, of the container that this process is in, in bytes; `None` where the system
 /// does not say.

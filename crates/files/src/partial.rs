@@ -45,10 +45,10 @@ impl Partial {
         Self::new(path, Kind::File)
     }
 
-    /// As [`file`](Self::file), for its owner alone.
+    /// Equivalent to [`file`](Self::file), for its owner alone.
     ///
     /// # Errors
-    /// Those of [`file`](Self::file).
+    /// The errors of [`file`](Self::file).
     pub fn private(path: &Path) -> io::Result<Self> {
         Self::new(path, Kind::Private)
     }
@@ -56,7 +56,7 @@ impl Partial {
     /// A new empty folder, to become `path`.
     ///
     /// # Errors
-    /// Those of [`file`](Self::file).
+    /// The errors of [`file`](Self::file).
     pub fn folder(path: &Path) -> io::Result<Self> {
         Self::new(path, Kind::Folder)
     }

@@ -29,10 +29,10 @@ impl WholeFile {
         Ok(Self { path: path.to_path_buf(), partial: Partial::file(path)? })
     }
 
-    /// As [`create`](Self::create), for its owner alone.
+    /// Equivalent to [`create`](Self::create), for its owner alone.
     ///
     /// # Errors
-    /// Those of [`create`](Self::create).
+    /// The errors of [`create`](Self::create).
     pub fn create_private(path: impl AsRef<Path>) -> io::Result<Self> {
         let path = path.as_ref();
         require_replaceable(path)?;
@@ -42,7 +42,7 @@ impl WholeFile {
     /// Writes a file with these bytes at `path`, and syncs it to disk.
     ///
     /// # Errors
-    /// Those of [`create`](Self::create) and [`finish`](Self::finish); what was at `path` is as it was then.
+    /// The errors of [`create`](Self::create) and [`finish`](Self::finish); what was at `path` is as it was then.
     pub fn write(path: impl AsRef<Path>, bytes: &[u8]) -> io::Result<()> {
         let mut file = Self::create(path)?;
         file.write_all(bytes)?;

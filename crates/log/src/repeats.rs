@@ -24,7 +24,7 @@ pub struct Repeats<K> {
 struct Kind<K> {
     kind: K,
     told: Duration,
-    /// How many have come since, of which nothing was told.
+    /// The number of those that have come since, and that were not told.
     more: u64,
 }
 

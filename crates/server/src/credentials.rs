@@ -4,7 +4,7 @@ use crate::job::job_name;
 use distribute_cluster::ClusterSpec;
 use distribute_net::{Access, AccessError, Certificates, Identity, Secret};
 
-/// How the tasks of a job know each other, by which name, and whether links between machines are protected: one value for all that a task opens, be it a
+/// The way in which the tasks of a job know each other, the name of the job, and whether links between machines are protected: one value for all that a task opens, be it a
 /// server, a client or a strategy.
 ///
 /// ```

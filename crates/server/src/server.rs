@@ -15,7 +15,7 @@ use std::time::Duration;
 /// How long the thread that lets callers in waits at most before it looks whether the server has ended.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// How often those are counted that the system gives no thread for.
+/// The time between two counts of connections that the system gives no thread for.
 const FAILURES: Duration = Duration::from_secs(10);
 
 /// How long the end waits for services that are still busy with a call.

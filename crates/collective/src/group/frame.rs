@@ -99,7 +99,7 @@ enum SaidHead {
 }
 
 impl Frame {
-    /// How many bytes it takes while it waits, at least.
+    /// The least number of bytes that it takes while it waits.
     pub fn weight(&self) -> usize {
         let standings = |all: &[Standing]| size_of_val(all);
         size_of::<Self>()

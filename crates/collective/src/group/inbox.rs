@@ -41,7 +41,7 @@ struct State {
     names: HashMap<u64, Sessions>,
     /// For each worker, how much its frames take.
     waiting: Vec<usize>,
-    /// How much all of them may take.
+    /// The number of bytes that all of them may take.
     most: usize,
 }
 

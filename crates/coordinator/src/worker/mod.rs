@@ -14,7 +14,7 @@ use crate::program::Program;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How far the number of a coordinator's job may be beyond the last one. Parameter servers, which give the numbers, have the same limit:
+/// The greatest distance of the number of a coordinator's job from the last one. Parameter servers, which give the numbers, have the same limit:
 /// 65,536 starts of 2^32 numbers each.
 const FURTHEST: u64 = 1 << 48;
 

@@ -30,7 +30,7 @@ pub(crate) fn read_cast(reader: &Reader, name: &str, dtype: DType) -> Result<Hos
 /// Decides which of these tensors, by name, dtype and shape, are set from a checkpoint.
 ///
 /// # Errors
-/// Those of [`Select::decide`].
+/// The errors of [`Select::decide`].
 pub(crate) fn decide(
     select: &Select<'_>,
     reader: &Reader,

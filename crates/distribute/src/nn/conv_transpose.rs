@@ -52,7 +52,7 @@ macro_rules! layer {
             #[doc = concat!("A layer ", $what, ", initialised as candle_nn's.")]
             ///
             /// # Errors
-            /// Those of the `VarBuilder`.
+            /// The errors of the `VarBuilder`.
             pub fn $make(
                 in_channels: usize,
                 out_channels: usize,

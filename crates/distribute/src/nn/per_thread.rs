@@ -96,7 +96,7 @@ pub struct PerThread<M> {
 /// [`replicate`]: crate::Strategy::replicate
 ///
 /// # Errors
-/// Those of `build`.
+/// The errors of `build`.
 pub fn per_thread<M: 'static>(
     vb: VarBuilder<'static>,
     build: impl Fn(VarBuilder<'static>) -> Result<M> + Send + Sync + 'static,
@@ -112,7 +112,7 @@ impl<M: 'static> PerThread<M> {
     /// Returns this thread's model, and builds it if this is the thread's first use of it.
     ///
     /// # Errors
-    /// Those of the closure that builds the model, and an error if that asks for a variable that was not there when it was first
+    /// The errors of the closure that builds the model, and an error if that asks for a variable that was not there when it was first
     /// built.
     pub fn get(&self) -> Result<Rc<M>> {
         let find = |models: &RefCell<HashMap<u64, Built>>| {
@@ -143,7 +143,7 @@ impl<M: 'static> PerThread<M> {
     /// Calls the `forward_t` of this thread's model.
     ///
     /// # Errors
-    /// Those of [`get`](PerThread::get), and of the model.
+    /// The errors of [`get`](PerThread::get), and of the model.
     pub fn forward_t(&self, xs: &Tensor, train: bool) -> Result<Tensor>
     where
         M: ModuleT,
@@ -172,7 +172,7 @@ impl<M> fmt::Debug for PerThread<M> {
     }
 }
 
-/// Where a model is used by what a thread drops last.
+/// The error of a model that is used while its thread ends.
 fn ended<M>() -> Error {
     Error::msg(format!("{} is used on a thread that has ended", type_name::<M>()))
 }

@@ -65,7 +65,7 @@ pub struct GRU {
 /// An [`LSTM`] layer.
 ///
 /// # Errors
-/// Those of the `VarBuilder`.
+/// The errors of the `VarBuilder`.
 pub fn lstm(in_dim: usize, hidden_dim: usize, config: LSTMConfig, vb: VarBuilder) -> Result<LSTM> {
     LSTM::new(in_dim, hidden_dim, config, vb)
 }
@@ -73,7 +73,7 @@ pub fn lstm(in_dim: usize, hidden_dim: usize, config: LSTMConfig, vb: VarBuilder
 /// A [`GRU`] layer.
 ///
 /// # Errors
-/// Those of the `VarBuilder`.
+/// The errors of the `VarBuilder`.
 pub fn gru(in_dim: usize, hidden_dim: usize, config: GRUConfig, vb: VarBuilder) -> Result<GRU> {
     GRU::new(in_dim, hidden_dim, config, vb)
 }
@@ -82,7 +82,7 @@ impl LSTM {
     /// A layer of `hidden_dim` numbers of state.
     ///
     /// # Errors
-    /// Those of the `VarBuilder`.
+    /// The errors of the `VarBuilder`.
     pub fn new(in_dim: usize, hidden_dim: usize, config: LSTMConfig, vb: VarBuilder) -> Result<Self> {
         let direction = match config.direction {
             Direction::Forward => "",
@@ -106,7 +106,7 @@ impl GRU {
     /// A layer of `hidden_dim` numbers of state.
     ///
     /// # Errors
-    /// Those of the `VarBuilder`.
+    /// The errors of the `VarBuilder`.
     pub fn new(in_dim: usize, hidden_dim: usize, config: GRUConfig, vb: VarBuilder) -> Result<Self> {
         let gates = 3 * hidden_dim;
         let weights = [(in_dim, config.w_ih_init), (hidden_dim, config.w_hh_init)];
@@ -161,7 +161,7 @@ impl RNN for GRU {
     }
 }
 
-/// What states before the first time step are made of.
+/// The initial values of states before the first time step.
 #[derive(Clone, Debug)]
 struct States {
     hidden_dim: usize,

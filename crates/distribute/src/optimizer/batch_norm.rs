@@ -1,10 +1,10 @@
-//! What is said of batch-norm that a training only evaluates.
+//! The warning of batch-norm that a training only evaluates.
 
 use super::missing::listed;
 use crate::variables::Evaluated;
 use std::collections::HashSet;
 
-/// What to warn of after a first step in which the running statistics of some layers stayed as they are, and the variables `trained`
+/// Returns the warning after a first step in which the running statistics of some layers stayed as they are, and the variables `trained`
 /// had gradients. `None` if nothing is wrong: layers without gradient took no part or are frozen, and those with statistics of a trained
 /// model may be meant to keep them.
 pub(super) fn warning(evaluated: Vec<Evaluated>, trained: &HashSet<&str>) -> Option<String> {

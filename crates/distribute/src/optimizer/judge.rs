@@ -76,7 +76,7 @@ pub(super) struct Seen {
     /// Which variables have gradients in the first step.
     gradients: AtomicBool,
     examples: examples::Watch,
-    /// What is computed once, and not in each step.
+    /// The watch for tensors that are computed once, and not in each step.
     pub(super) stale: stale::Watch,
     pub(super) not_finite: finite::Count,
     pub(super) unread: Unread,

@@ -21,7 +21,7 @@ pub(super) struct Losses {
     pub(super) dtype: DType,
     /// Whether gradients may be sent to other workers before all of them are there.
     pub(super) ahead: bool,
-    /// What is to be said of tensors that are not computed again in each step.
+    /// The warning of tensors that are not computed again in each step.
     pub(super) stale: Option<String>,
 }
 

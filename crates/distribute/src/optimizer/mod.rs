@@ -169,7 +169,7 @@ struct Trained {
     variables: Vec<(String, Var)>,
     /// Those of the model's that are not, by name.
     frozen: Vec<(String, Var)>,
-    /// Those that no optimizer can train, and that have to be frozen before the first step, by name.
+    /// The variables that no optimizer can train, and that have to be frozen before the first step, by name.
     unfit: Vec<(String, Var)>,
     /// Which worker updates which elements, where not every one updates all.
     shards: Option<Shards>,

@@ -1,4 +1,4 @@
-//! What a model computes of its variables once, and not in each step: training changes the variables, and not what is computed with.
+//! A warning of tensors that a model computes of its variables once, and not in each step: training changes the variables, and not what is computed with.
 //!
 //! A node of the graph of one `run` that is a node of a later one was not computed again. This costs a pass over the graphs of the first
 //! two.
@@ -43,7 +43,7 @@ impl Watch {
     }
 }
 
-/// What to say of nodes that are older than their step.
+/// Returns the warning of nodes that are older than their step.
 fn warning(old: &[&Tensor], trained: &Trained) -> Option<String> {
     let all = trained.variables.iter().enumerate();
     let numbers: HashMap<TensorId, &str> = all
@@ -77,7 +77,7 @@ fn warning(old: &[&Tensor], trained: &Trained) -> Option<String> {
     ))
 }
 
-/// Where the elements of a tensor are.
+/// The address of the elements of a tensor.
 fn memory(tensor: &Tensor) -> usize {
     std::ptr::from_ref(&*tensor.storage_and_layout().0).addr()
 }

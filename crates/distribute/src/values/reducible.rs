@@ -99,7 +99,7 @@ impl Reducible for Variable {
 /// Returns the components of each leaf of a value. A type of a program's own is checked: there is a part for each local replica.
 ///
 /// # Errors
-/// Those of [`Reducible::into_parts`].
+/// The errors of [`Reducible::into_parts`].
 pub(crate) fn parts_of<V: Reducible>(operation: &'static str, value: V, replicas: usize) -> Result<Parts> {
     let parts = value.into_parts(operation, replicas)?;
     parts.leaves().into_iter().try_for_each(|leaf| match leaf {

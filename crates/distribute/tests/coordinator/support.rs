@@ -126,7 +126,7 @@ impl Cluster {
         strategy(self.spec.clone())
     }
 
-    /// What the chief's strategy is built of.
+    /// The settings of the chief's strategy.
     pub fn settings(&self) -> ParameterServerBuilder {
         settings(self.spec.clone())
     }

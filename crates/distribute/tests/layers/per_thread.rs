@@ -65,7 +65,7 @@ impl Module for Counted {
     }
 }
 
-/// How many models were built, and how many there are.
+/// The numbers of models that were built, and of those that there are.
 #[derive(Clone, Default)]
 struct Counts {
     built: Arc<AtomicUsize>,

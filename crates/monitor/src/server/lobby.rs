@@ -1,4 +1,4 @@
-//! Those who are connected, and who goes when others come.
+//! The connections of a monitor, and which of them goes when others come.
 
 use distribute_cluster::Deadline;
 use distribute_cluster::places::{Guests, Place, Source, Stage};
@@ -7,15 +7,15 @@ use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long to wait for threads to end whose connections are over.
+/// The time to wait for threads to end whose connections are over.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Those who are connected.
+/// The connections.
 #[derive(Debug)]
 pub(super) struct Lobby {
     state: Mutex<State>,
     left: Condvar,
-    /// How many threads may serve them, those included that are about to notice that they are over.
+    /// The greatest number of threads that serve them, those included that are about to notice that they are over.
     threads: usize,
 }
 

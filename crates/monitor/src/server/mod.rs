@@ -23,13 +23,13 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// How many connections are served at once. For others the oldest goes, one that has not asked for anything first.
+/// The number of connections that are served at once. For others the oldest goes, one that has not asked for anything first.
 pub(crate) const CONNECTIONS: usize = 16;
 
 /// How often the thread that accepts connections looks whether it is to end.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
-/// How often those are counted that there is no thread for.
+/// The time between two counts of connections that there is no thread for.
 const FAILURES: Duration = Duration::from_secs(10);
 
 /// A job that is watched, until this is dropped.

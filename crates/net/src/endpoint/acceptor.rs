@@ -117,7 +117,7 @@ impl Acceptor {
     /// others told to try again. Gives those that may stay, if there are any: it may return before.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     pub fn accept(&mut self, patience: Duration, room: usize) -> io::Result<Vec<Arrival>> {
         let mut left = room;
         self.accept_if(patience, &mut |_, _| {
@@ -126,11 +126,11 @@ impl Acceptor {
         })
     }
 
-    /// As [`accept`](Self::accept), where `admit` says of each task that calls, and the address that it calls from, whether there is room
+    /// Equivalent to [`accept`](Self::accept), where `admit` says of each task that calls, and the address that it calls from, whether there is room
     /// for it. It is told of each once, before it is let in.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     pub fn accept_if(
         &mut self,
         patience: Duration,

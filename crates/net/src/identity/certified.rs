@@ -4,13 +4,13 @@ use distribute_cluster::Task;
 use rustls::pki_types::CertificateDer;
 use webpki::EndEntityCert;
 
-/// What begins a name of a task.
+/// The scheme of a URI that names a task.
 const SCHEME: &str = "distribute:";
 
 /// Makes sure that the owner of a certificate may speak for a task. One that names no task may speak for any.
 ///
 /// # Errors
-/// Why not.
+/// A text that says which tasks it names.
 pub(super) fn check(certificate: &CertificateDer<'_>, task: &Task) -> Result<(), String> {
     let certificate = EndEntityCert::try_from(certificate)
         .map_err(|error| format!("the certificate of {task} cannot be read: {error}"))?;
@@ -32,7 +32,7 @@ fn not_for(named: &[String], task: &Task) -> String {
     )
 }
 
-/// What follows the scheme of a URI, which may be written in any case.
+/// The part of a URI after its scheme, which may be written in any case.
 fn strip_scheme<'a>(name: &'a str, scheme: &str) -> Option<&'a str> {
     let (begin, rest) = name.split_at_checked(scheme.len())?;
     begin.eq_ignore_ascii_case(scheme).then_some(rest)

@@ -25,7 +25,7 @@ impl Secret {
     /// The secret in the environment variable [`VARIABLE`]; `None` if it is not set.
     ///
     /// # Errors
-    /// Those of [`from_hex`](Self::from_hex).
+    /// The errors of [`from_hex`](Self::from_hex).
     pub fn from_env() -> Result<Option<Self>, IdentityError> {
         let Some(text) = std::env::var_os(VARIABLE) else { return Ok(None) };
         Self::from_hex(&text.to_string_lossy(), VARIABLE).map(Some)

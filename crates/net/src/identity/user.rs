@@ -16,7 +16,7 @@ const TABLES: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/t
 /// The number of the state of a connection that is open in both directions.
 const ESTABLISHED: &str = "01";
 
-/// How often a row is looked for that is not there: a table that changes while it is read may leave out a row.
+/// The number of looks for a row that is not there: a table that changes while it is read may leave out a row.
 const LOOKS: usize = 3;
 
 /// Whether this system tells who is at the other end of a connection.

@@ -47,7 +47,7 @@ pub(super) struct Gathering {
 struct Quiet {
     so_far: Duration,
     since: Stopwatch,
-    /// How long somebody has talked meanwhile.
+    /// The time for which somebody has talked meanwhile.
     talked: Duration,
 }
 
@@ -58,7 +58,7 @@ impl Default for Quiet {
 }
 
 impl Quiet {
-    /// How long it has been quiet; nothing while somebody says who it is. That is waited for as long as it may take, and no longer: strangers
+    /// The time for which it has been quiet; nothing while somebody says who it is. That is waited for as long as it may take, and no longer: strangers
     /// can always begin anew.
     fn look(&mut self, is_talking: bool) -> Duration {
         let since = std::mem::replace(&mut self.since, Stopwatch::start()).elapsed().min(LOOK);

@@ -15,7 +15,7 @@ const TAKEN: Duration = Duration::from_secs(2);
 /// How long to wait before the next try.
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// How many connections may wait to be accepted. Where there is no room, the system of who connects tries again a second later: many strangers
+/// The number of connections that may wait to be accepted. Where there is no room, the system of who connects tries again a second later: many strangers
 /// at once would keep others out that long.
 const QUEUE: i32 = 1024;
 

@@ -21,7 +21,7 @@ use std::time::Duration;
 /// How many may be here at once. Each holds a few kilobytes.
 const GUESTS: usize = 64;
 
-/// How many are let in before all who are here are talked to: fewer than may be silent, so that nobody goes unheard.
+/// The number of guests that are let in before all who are here are talked to: fewer than may be silent, so that nobody goes unheard.
 const TURN: usize = GUESTS / 2;
 
 /// How long the handshake may take.
@@ -51,7 +51,7 @@ struct Guest {
     conversation: Conversation,
     place: Place,
     from: SocketAddr,
-    /// Why it is not let in, until that has been told.
+    /// The reason that it is not let in, until that has been told.
     trouble: Option<Trouble>,
     patience: Deadline,
     state: State,

@@ -9,7 +9,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// How often those of one kind are counted.
+/// The time between two counts of those of one kind.
 const EVERY: Duration = Duration::from_secs(10);
 
 /// Tells the user of those who were not let in: the first of each kind with the reason, then how many there were.
