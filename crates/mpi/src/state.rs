@@ -71,7 +71,7 @@ impl State {
         let mut any = false;
         for peer in &mut self.peers {
             let end = match peer.turn(library) {
-                Ok(None | Some(Frame::Heartbeat | Frame::Reference(_) | Frame::Leave)) => continue,
+                Ok(None | Some(Frame::Heartbeat | Frame::Reference(_))) => continue,
                 Ok(Some(Frame::Data(message))) => {
                     self.receiver.deliver(peer.rank(), message);
                     None
