@@ -12,6 +12,9 @@ use std::fmt;
 /// The memory that a message may take in addition to twice its bytes, for those whose few bytes are many small parts.
 const CONSTANT: usize = 16 << 20;
 
+/// Messages up to this length need no budget: some 100 kB are the most that they come to.
+pub const SHORT: usize = 4 << 10;
+
 /// The memory that lists and maps of one message may take.
 ///
 /// ```

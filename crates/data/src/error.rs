@@ -434,6 +434,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// The error of a record of examples, or of a feature of it, whose file is not known here.
+    pub(crate) fn example(record: u64, feature: Option<&str>, what: String) -> Self {
+        Error::Example { path: None, record, feature: feature.map(str::to_owned), what }
+    }
+
     /// The error of an example that is so many records after the one that it names.
     pub(crate) fn at_record(self, after: u64) -> Self {
         match self {

@@ -4,8 +4,8 @@ use crate::job::job_name;
 use distribute_cluster::ClusterSpec;
 use distribute_net::{Access, AccessError, Certificates, Identity, Secret};
 
-/// The way in which the tasks of a job know each other, the name of the job, and whether links between machines are protected: one value for all that a task opens, be it a
-/// server, a client or a strategy.
+/// The way in which the tasks of a job know each other, the name of the job, and whether links between machines are protected: one
+/// value for all that a task opens, be it a server, a client or a strategy.
 ///
 /// ```
 /// use distribute_net::Secret;
@@ -26,7 +26,7 @@ pub struct Credentials {
 /// The job that connections are for.
 #[derive(Clone, Debug, Default)]
 enum Job {
-    /// That of this process.
+    /// The job of this process.
     #[default]
     Own,
     Named(String),
@@ -74,7 +74,7 @@ impl Credentials {
     /// The name of the job that the tasks of this process are of: see [`job`](Self::job).
     pub fn job_name(&self) -> String {
         match &self.job {
-            Job::Own => job_name(None),
+            Job::Own => job_name(),
             Job::Named(name) => name.clone(),
             Job::Any => String::new(),
         }

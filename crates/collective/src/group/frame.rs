@@ -1,13 +1,10 @@
 //! The messages between workers, and their encoding as bytes.
 
 use bytes::Bytes;
-use distribute_cluster::bounded::Budget;
+use distribute_cluster::bounded::{Budget, SHORT};
 use distribute_cluster::{Blame, Standing};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
-
-/// Heads up to this length are read without a budget: some 100 kB are the most that they come to.
-const SHORT: usize = 4 << 10;
 
 /// The session that a frame belongs to. Equal on all workers, because it is made of names and counts that are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

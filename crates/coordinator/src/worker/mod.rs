@@ -14,8 +14,8 @@ use crate::program::Program;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The greatest distance of the number of a coordinator's job from the last one. Parameter servers, which give the numbers, have the same limit:
-/// 65,536 starts of 2^32 numbers each.
+/// The greatest distance of the number of a coordinator's job from the last one. Parameter servers, which give the numbers, have the
+/// same limit: 65,536 starts of 2^32 numbers each.
 const FURTHEST: u64 = 1 << 48;
 
 /// A worker: what runs the functions of a program for a coordinator, in this process or, as a

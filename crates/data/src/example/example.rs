@@ -50,7 +50,7 @@ impl Example {
     /// [`Error::Example`] with index 0 if these bytes are no example.
     #[doc(alias = "FromString")]
     pub fn decode(record: &[u8]) -> Result<Self> {
-        let error = |feature, what| Error::Example { path: None, record: 0, feature, what };
+        let error = |feature: Option<&str>, what| Error::example(0, feature, what);
         let mut found = Vec::new();
         message::entries(record, |key, feature| found.push((key, feature)))
             .map_err(|broken| error(None, broken.describe(record)))?;
@@ -64,7 +64,7 @@ impl Example {
             match decoded(&feature, record) {
                 Ok(Some(feature)) => features.insert(name, feature),
                 Ok(None) => features.remove(&name),
-                Err(what) => return Err(error(Some(name), what)),
+                Err(what) => return Err(error(Some(&name), what)),
             };
         }
         Ok(Self { features })

@@ -31,26 +31,17 @@ impl Features {
         columns.iter_mut().for_each(|column| column.reserve(count, bytes));
         let mut finder = Finder { features: self, order: Vec::new(), found: Vec::new() };
         for (index, record) in records.enumerate() {
-            let error = |feature: Option<&String>, what| Error::Example {
-                path: None,
-                record: index as u64,
-                feature: feature.cloned(),
-                what,
-            };
+            let error = |feature, what| Error::example(index as u64, feature, what);
             let found = finder.find(record).map_err(|broken| error(None, broken.describe(record)))?;
             for ((column, feature), (name, _)) in columns.iter_mut().zip(found).zip(&self.wanted) {
-                column.push(feature.as_deref(), record).map_err(|what| error(Some(name), what))?;
+                column.push(feature.as_deref(), record).map_err(|what| error(Some(name.as_str()), what))?;
             }
         }
         let mut tensors = BTreeMap::new();
         for (column, (name, wanted)) in columns.into_iter().zip(&self.wanted) {
-            let error = |what| Error::Example {
-                path: None,
-                record: count.saturating_sub(1) as u64,
-                feature: Some(name.clone()),
-                what,
-            };
-            let (tensor, lengths) = column.finish(count).map_err(error)?;
+            let last = count.saturating_sub(1) as u64;
+            let (tensor, lengths) =
+                column.finish(count).map_err(|what| Error::example(last, Some(name), what))?;
             tensors.insert(name.clone(), tensor);
             tensors.extend(wanted.lengths().map(str::to_string).zip(lengths));
         }

@@ -86,14 +86,14 @@ impl SequenceExample {
     #[doc(alias = "FromString")]
     pub fn decode(record: &[u8]) -> Result<Self> {
         let context = super::Example::decode(record)?.features;
-        let error = |feature, what| Error::Example { path: None, record: 0, feature, what };
+        let error = |feature: Option<&str>, what| Error::example(0, feature, what);
         let mut found = Vec::new();
         message::lists(record, |key, list| found.push((key, list)))
             .map_err(|broken| error(None, broken.describe(record)))?;
         let mut lists = BTreeMap::new();
         for (key, list) in found {
             let name = String::from_utf8_lossy(key).into_owned();
-            let in_list = |what| error(Some(name.clone()), what);
+            let in_list = |what| error(Some(&name), what);
             let (mut rest, mut steps) = (list.as_ref(), Vec::new());
             while let Some(step) =
                 message::next_feature(&mut rest).map_err(|broken| in_list(broken.describe(record)))?

@@ -31,30 +31,22 @@ impl SequenceFeatures {
             self.lists.iter().map(|(name, steps)| (name, StepColumn::new(steps, self.limit))).collect();
         let mut count = 0;
         for (index, record) in records.enumerate() {
-            let error = |feature: Option<&String>, what| Error::Example {
-                path: None,
-                record: index as u64,
-                feature: feature.cloned(),
-                what,
-            };
+            let error = |feature, what| Error::example(index as u64, feature, what);
             let mut found: BTreeMap<&[u8], Cow<'_, [u8]>> = BTreeMap::new();
             message::lists(record, |name, list| drop(found.insert(name, list)))
                 .map_err(|broken| error(None, broken.describe(record)))?;
             for (name, column) in &mut columns {
                 let list = found.get(name.as_bytes()).map(Cow::as_ref);
-                column.push(list, record).map_err(|what| error(Some(*name), what))?;
+                column.push(list, record).map_err(|what| error(Some(name.as_str()), what))?;
             }
             count = index + 1;
         }
         let mut lists = Columns::new();
         for (name, column) in columns {
             let steps = column.steps;
-            let (values, lengths, step_lengths) = column.finish().map_err(|what| Error::Example {
-                path: None,
-                record: (count as u64).saturating_sub(1),
-                feature: Some(name.clone()),
-                what,
-            })?;
+            let last = (count as u64).saturating_sub(1);
+            let (values, lengths, step_lengths) =
+                column.finish().map_err(|what| Error::example(last, Some(name), what))?;
             lists.insert(name.clone(), values);
             lists.extend(steps.lengths.clone().map(|name| (name, lengths)));
             lists.extend(steps.step_lengths.clone().zip(step_lengths));

@@ -112,6 +112,13 @@ mod tests {
     use candle_core::{Device, Var};
     use std::sync::Mutex;
 
+    #[test]
+    fn a_shape_of_no_elements_has_a_gradient_of_none() {
+        let x = Var::zeros((3, 0), candle_core::DType::F32, &Device::Cpu).unwrap();
+        let loss = x.t().unwrap().unsqueeze(2).unwrap().sum_all().unwrap();
+        assert_eq!(through(Graph::get(), &loss).unwrap().get(&x).unwrap().dims(), [3, 0]);
+    }
+
     // INV-74
     #[test]
     fn without_access_to_the_graph_gradients_are_candles_and_one_warning_says_so() {

@@ -57,7 +57,8 @@ pub(super) fn cat(parts: &[Tensor], axis: usize, up: &Tensor, all: &mut Gradient
 
 /// The gradient of what was reshaped, or of what `unfold` has windows of, which candle's graph has as reshaped, too.
 pub(super) fn of_view(x: &Tensor, result: &Tensor, up: &Tensor) -> Result<Tensor> {
-    let reshaped = result.elem_count() == x.elem_count() && result.is_contiguous();
+    // Strides of tensors without elements say nothing.
+    let reshaped = x.elem_count() == 0 || (result.elem_count() == x.elem_count() && result.is_contiguous());
     let Some(axis) = (!reshaped).then(|| axis_of_windows(x, result)).flatten() else {
         return up.reshape(x.shape());
     };

@@ -5,11 +5,11 @@ use super::conv2d::padded;
 use candle_core::{Module, Result, Tensor, bail};
 use candle_nn::{Conv1dConfig, Conv2dConfig, VarBuilder};
 
-/// candle_nn's `Conv1d`, with gradients that are right: on the CPU, candle 0.11 gives other ones for the weight of any batch of several sequences, and
-/// for its input where nothing is padded.
+/// candle_nn's `Conv1d`, with gradients that are right: on the CPU, candle 0.11 gives other ones for the weight of any batch of several
+/// sequences, and for its input where nothing is padded.
 ///
-/// `x` has shape `[n, in, length]` and the result `[n, out, …]`; the weight is `[out, in / groups, width]`, the bias `[out]`. It is a [`Conv2d`] of
-/// images of one row.
+/// `x` has shape `[n, in, length]` and the result `[n, out, …]`; the weight is `[out, in / groups, width]`, the bias `[out]`. It is a
+/// [`Conv2d`] of images of one row.
 ///
 /// ```
 /// # use distribute::prelude::*;

@@ -65,7 +65,7 @@ pub struct GRU {
 /// An [`LSTM`] layer.
 ///
 /// # Errors
-/// The errors of the `VarBuilder`.
+/// `hidden_dim` is 0, and the errors of the `VarBuilder`.
 pub fn lstm(in_dim: usize, hidden_dim: usize, config: LSTMConfig, vb: VarBuilder) -> Result<LSTM> {
     LSTM::new(in_dim, hidden_dim, config, vb)
 }
@@ -73,7 +73,7 @@ pub fn lstm(in_dim: usize, hidden_dim: usize, config: LSTMConfig, vb: VarBuilder
 /// A [`GRU`] layer.
 ///
 /// # Errors
-/// The errors of the `VarBuilder`.
+/// `hidden_dim` is 0, and the errors of the `VarBuilder`.
 pub fn gru(in_dim: usize, hidden_dim: usize, config: GRUConfig, vb: VarBuilder) -> Result<GRU> {
     GRU::new(in_dim, hidden_dim, config, vb)
 }
@@ -82,7 +82,7 @@ impl LSTM {
     /// A layer of `hidden_dim` numbers of state.
     ///
     /// # Errors
-    /// The errors of the `VarBuilder`.
+    /// `hidden_dim` is 0, and the errors of the `VarBuilder`.
     pub fn new(in_dim: usize, hidden_dim: usize, config: LSTMConfig, vb: VarBuilder) -> Result<Self> {
         let direction = match config.direction {
             Direction::Forward => "",
@@ -106,7 +106,7 @@ impl GRU {
     /// A layer of `hidden_dim` numbers of state.
     ///
     /// # Errors
-    /// The errors of the `VarBuilder`.
+    /// `hidden_dim` is 0, and the errors of the `VarBuilder`.
     pub fn new(in_dim: usize, hidden_dim: usize, config: GRUConfig, vb: VarBuilder) -> Result<Self> {
         let gates = 3 * hidden_dim;
         let weights = [(in_dim, config.w_ih_init), (hidden_dim, config.w_hh_init)];
@@ -188,6 +188,12 @@ fn layers(
     vb: &VarBuilder,
 ) -> Result<[Linear; 2]> {
     let [(in_dim, of_input), (hidden_dim, of_state)] = weights;
+    if hidden_dim == 0 {
+        candle_core::bail!(
+            "the recurrent layer {:?} has a hidden_dim of 0: it has to be at least 1",
+            vb.prefix()
+        );
+    }
     let of_input = vb.get_with_hints((gates, in_dim), &format!("weight_ih_{suffix}"), of_input)?;
     let of_state = vb.get_with_hints((gates, hidden_dim), &format!("weight_hh_{suffix}"), of_state)?;
     let bias = |kind: &str, init: Option<Init>| {

@@ -17,7 +17,9 @@ pub(super) fn warning(evaluated: Vec<Evaluated>, trained: &HashSet<&str>) -> Opt
     if !loaded.is_empty() {
         tracing::debug!("{} layers of batch-norm keep the running statistics that were loaded", loaded.len());
     }
-    let names: Vec<&str> = new.iter().map(|layer| layer.path.as_str()).collect();
+    let paths = new.iter().map(|layer| layer.path.as_str());
+    let names: Vec<&str> =
+        paths.map(|path| if path.is_empty() { "the model itself" } else { path }).collect();
     let count = match names.len() {
         0 => return None,
         1 => "a layer of batch-norm was".to_owned(),
@@ -47,7 +49,7 @@ mod tests {
         let text = warning(all.collect(), &trained).unwrap();
         assert!(
             text.starts_with(
-                "3 layers of batch-norm were evaluated in the first step, and not trained: a, b, ;"
+                "3 layers of batch-norm were evaluated in the first step, and not trained: a, b, the model itself;"
             ),
             "{text}"
         );

@@ -153,7 +153,7 @@ impl<R: Rule> Optimizer<R> {
         let mut index = 0..;
         self.groups.of_variables.retain(|_| index.next().is_some_and(stays));
         let (strategy, sharded) = (self.trained.strategy.clone(), self.trained.shards.is_some());
-        self.trained = Arc::new(Trained::new(strategy, variables, [frozen, unfit], sharded)?);
+        self.trained = Arc::new(Trained::new(strategy, variables, frozen, unfit, sharded)?);
         self.compare_again();
         Ok(self)
     }
@@ -262,7 +262,8 @@ impl Trained {
     pub(super) fn new(
         strategy: crate::Strategy,
         variables: Vec<(String, Var)>,
-        [frozen, unfit]: [Vec<(String, Var)>; 2],
+        frozen: Vec<(String, Var)>,
+        unfit: Vec<(String, Var)>,
         sharded: bool,
     ) -> Result<Self> {
         let world = strategy.world();

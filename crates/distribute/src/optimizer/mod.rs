@@ -231,7 +231,7 @@ impl<R: Rule> Optimizer<R> {
             return Err(Error::invalid("Optimizer::with_rule", reason));
         }
         rate::require(learning_rate, "Optimizer::with_rule")?;
-        let trained = Trained::new(strategy.clone(), variables, [Vec::new(), unfit], false)?;
+        let trained = Trained::new(strategy.clone(), variables, Vec::new(), unfit, false)?;
         if trained.remote.is_some() {
             on_servers::require_rule("Optimizer::with_rule", &rule)?;
         }

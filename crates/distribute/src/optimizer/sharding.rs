@@ -64,8 +64,8 @@ impl<R: Rule> Optimizer<R> {
             self.after_reduce.iter().try_for_each(|transform| require_transform(OPERATION, transform))?;
         }
         let Trained { strategy, variables, frozen, unfit, .. } = &*self.trained;
-        let others = [frozen.clone(), unfit.clone()];
-        let trained = Trained::new(strategy.clone(), variables.clone(), others, sharded)?;
+        let trained =
+            Trained::new(strategy.clone(), variables.clone(), frozen.clone(), unfit.clone(), sharded)?;
         *self.progress.slots_mut() = trained.new_slots(&self.rule.slots())?;
         self.trained = Arc::new(trained);
         self.compare_again();

@@ -1,4 +1,5 @@
-//! A warning of tensors that a model computes of its variables once, and not in each step: training changes the variables, and not what is computed with.
+//! A warning of tensors that a model computes of its variables once, and not in each step: training changes the variables, and not what
+//! is computed with.
 //!
 //! A node of the graph of one `run` that is a node of a later one was not computed again. This costs a pass over the graphs of the first
 //! two.
@@ -46,7 +47,7 @@ impl Watch {
 /// Returns the warning of nodes that are older than their step.
 fn warning(old: &[&Tensor], trained: &Trained) -> Option<String> {
     let all = trained.variables.iter().enumerate();
-    let numbers: HashMap<TensorId, &str> = all
+    let name_of: HashMap<TensorId, &str> = all
         .flat_map(|(number, (name, variable))| {
             trained.computed_with(number, variable).map(|variable| (variable.id(), name.as_str()))
         })
@@ -62,7 +63,7 @@ fn warning(old: &[&Tensor], trained: &Trained) -> Option<String> {
         below.extend(others.into_iter().map(Tensor::id));
         // What shares a variable's memory, as a transposed weight does, changes with it.
         if !variables.iter().any(|variable| memory(variable) == memory(node)) {
-            names.extend(variables.iter().filter_map(|variable| numbers.get(&variable.id())));
+            names.extend(variables.iter().filter_map(|variable| name_of.get(&variable.id())));
         }
     }
     if names.is_empty() {

@@ -76,6 +76,18 @@ fn values_are_candles_and_gradients_those_of_candle_and_of_differences() {
     }
 }
 
+#[test]
+fn a_layer_without_state_is_refused_by_its_name() {
+    let map = VarMap::new();
+    let vb = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu).pp("rnn");
+    let lstm = nn::lstm(3, 0, LSTMConfig::default(), vb.clone()).map(|_| ());
+    let gru = nn::gru(3, 0, GRUConfig::default(), vb).map(|_| ());
+    for made in [lstm, gru] {
+        let error = made.unwrap_err().to_string();
+        assert!(error.contains("\"rnn\" has a hidden_dim of 0"), "{error}");
+    }
+}
+
 struct Model {
     lstm: LSTM,
     gru: GRU,

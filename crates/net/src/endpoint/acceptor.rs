@@ -126,8 +126,8 @@ impl Acceptor {
         })
     }
 
-    /// Equivalent to [`accept`](Self::accept), where `admit` says of each task that calls, and the address that it calls from, whether there is room
-    /// for it. It is told of each once, before it is let in.
+    /// Equivalent to [`accept`](Self::accept), where `admit` says of each task that calls, and the address that it calls from, whether
+    /// there is room for it. It is told of each once, before it is let in.
     ///
     /// # Errors
     /// The errors of the system.

@@ -18,11 +18,10 @@ pub(super) fn check(certificate: &CertificateDer<'_>, task: &Task) -> Result<(),
     if tasks.is_empty() || tasks.iter().any(|name| is(name, task)) {
         return Ok(());
     }
-    let named: Vec<_> = tasks.iter().map(|name| name.chars().filter(|c| !c.is_control()).collect()).collect();
-    Err(not_for(&named, task))
+    Err(not_for(&tasks, task))
 }
 
-fn not_for(named: &[String], task: &Task) -> String {
+fn not_for(named: &[&str], task: &Task) -> String {
     format!(
         "its certificate is that of {}, and it says that it is {task}: give each task a certificate that names it \
          (URI:{SCHEME}{}/{}), or none",

@@ -9,6 +9,7 @@
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// The tables, of both families: an end of an IPv6 socket may be that of an IPv4 one.
 const TABLES: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
@@ -18,6 +19,12 @@ const ESTABLISHED: &str = "01";
 
 /// The number of looks for a row that is not there: a table that changes while it is read may leave out a row.
 const LOOKS: usize = 3;
+
+/// The time that a connection of this process to itself may take.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// The most connections that are accepted to find that of this process.
+const CALLERS: usize = 256;
 
 /// Whether this system tells who is at the other end of a connection.
 pub(super) fn is_told() -> bool {
@@ -37,8 +44,11 @@ pub(super) fn is_told() -> bool {
 /// Whether the table has a connection of this process to itself.
 fn try_out() -> Option<bool> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
-    let _caller = TcpStream::connect(listener.local_addr().ok()?).ok()?;
-    let (called, _) = listener.accept().ok()?;
+    let caller = TcpStream::connect_timeout(&listener.local_addr().ok()?, CONNECT).ok()?;
+    let address = caller.local_addr().ok()?;
+    // Others can call this port as well, and before this process.
+    let mut accepted = (0..CALLERS).map_while(|_| listener.accept().ok());
+    let (called, _) = accepted.find(|(_, from)| *from == address)?;
     Some(check(&called).is_ok())
 }
 
@@ -62,24 +72,15 @@ pub(super) fn check(socket: &TcpStream) -> Result<(), Unknown> {
     if !there.ip().to_canonical().is_loopback() {
         return Ok(());
     }
-    let mine = me();
+    let mine = rustix::process::geteuid().as_raw();
     match (0..LOOKS).find_map(|_| look(there, here)) {
-        Some(user) if Some(user) == mine => Ok(()),
+        Some(user) if user == mine => Ok(()),
         Some(user) => Err(Unknown::Other(format!(
-            "it is a process of the user with the number {user}, and without a secret only processes of one user{} take part: \
-             give all tasks of the job the same DISTRIBUTE_SECRET, as `distribute launch` does",
-            mine.map_or_else(String::new, |mine| format!(", here {mine},"))
+            "it is a process of the user with the number {user}, and without a secret only processes of one user, here {mine}, take \
+             part: give all tasks of the job the same DISTRIBUTE_SECRET, as `distribute launch` does"
         ))),
         None => Err(Unknown::Closed),
     }
-}
-
-/// The user of this process, as the system counts them.
-fn me() -> Option<u32> {
-    #[cfg(unix)]
-    return Some(rustix::process::geteuid().as_raw());
-    #[cfg(not(unix))]
-    None
 }
 
 /// The user who has opened the end at `this` of a connection to `other`.

@@ -58,8 +58,8 @@ impl Default for Quiet {
 }
 
 impl Quiet {
-    /// The time for which it has been quiet; nothing while somebody says who it is. That is waited for as long as it may take, and no longer: strangers
-    /// can always begin anew.
+    /// The time for which it has been quiet; nothing while somebody says who it is. That is waited for as long as it may take, and no
+    /// longer: strangers can always begin anew.
     fn look(&mut self, is_talking: bool) -> Duration {
         let since = std::mem::replace(&mut self.since, Stopwatch::start()).elapsed().min(LOOK);
         if is_talking && self.talked < HANDSHAKE {

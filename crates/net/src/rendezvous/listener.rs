@@ -15,8 +15,8 @@ const TAKEN: Duration = Duration::from_secs(2);
 /// How long to wait before the next try.
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// The number of connections that may wait to be accepted. Where there is no room, the system of who connects tries again a second later: many strangers
-/// at once would keep others out that long.
+/// The number of connections that may wait to be accepted. Where there is no room, the system of who connects tries again a second
+/// later: many strangers at once would keep others out that long.
 const QUEUE: i32 = 1024;
 
 /// A socket at which a worker can be reached.

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 /// So many requests a call may have: what is made of a head is larger than the head.
 pub(crate) const MOST_REQUESTS: usize = 16_384;
 
-/// The position of a flag: whether the client has had a change acknowledged by the server. It comes after the version, so that it can be set in a
-/// call that is sent again.
+/// The position of a flag: whether the client has had a change acknowledged by the server. It comes after the version, so that it can
+/// be set in a call that is sent again.
 const ACKNOWLEDGED: usize = 1;
 
 /// What stands before the requests.

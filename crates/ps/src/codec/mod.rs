@@ -18,7 +18,7 @@ pub(crate) use call::{Call, Encoded, MOST_REQUESTS, Sent, acknowledge};
 pub(crate) use image::{ImageHead, put_clients, take_clients};
 pub(crate) use tensor::{Body, Malformed, Rest, TensorHead};
 
-use distribute_cluster::bounded::Budget;
+use distribute_cluster::bounded::{Budget, SHORT};
 
 /// What every head begins with: the version of this format.
 const VERSION: u8 = 2;
@@ -27,9 +27,6 @@ const VERSION: u8 = 2;
 fn put_head(head: &impl serde::Serialize, to: Vec<u8>) -> Result<Vec<u8>, Malformed> {
     postcard::to_extend(head, to).map_err(|_| Malformed("a head that cannot be written"))
 }
-
-/// Heads up to this length are read without a budget: some 100 kB are the most that they come to.
-const SHORT: usize = 4 << 10;
 
 /// The next head, and what follows it. What is in it is charged to the budget of its message.
 fn take_head<'a, T: serde::Deserialize<'a>>(
