@@ -2,8 +2,8 @@
 //! same weights.
 //!
 //! ```text
-//! cargo build --release --manifest-path crates/mpi/Cargo.toml --example mpi_digits
-//! mpirun -np 2 --bind-to none crates/mpi/target/release/examples/mpi_digits
+//! cargo build --release -p distribute-mpi --example mpi_digits
+//! mpirun -np 2 --bind-to none target/release/examples/mpi_digits
 //! ```
 
 use candle_core::{Device, Tensor};
