@@ -15,7 +15,6 @@ use serde::{Deserialize, Serialize};
 /// By row, it acts as if the gradient of absent rows were 0, so all rows decay and move; with `lazy`, absent rows
 /// stay as they are.
 #[doc(alias = "tf.keras.optimizers.AdamW")]
-#[doc(alias = "candle_nn::AdamW")]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamW {
     /// How much of m remains, in [0, 1). 0.9 by default.

@@ -69,7 +69,6 @@ pub use adagrad::Adagrad;
 #[doc(alias = "LazyAdam")]
 pub use adam::Adam;
 #[doc(alias = "tf.keras.optimizers.AdamW")]
-#[doc(alias = "candle_nn::AdamW")]
 pub use adamw::AdamW;
 pub use error::{InvalidHyperparameter, UpdateError};
 pub use float::Float;
