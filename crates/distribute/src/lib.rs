@@ -84,51 +84,30 @@
 //! again. A replica that is stuck in its closure is logged with its last call; `run` returns when the closure does.
 //! docs/errors.md has a row for each kind of error.
 
-mod backward;
-pub mod checkpoint;
-pub mod context;
-mod coordinator;
-mod deposit;
-mod error;
-mod init;
-mod input;
-mod known;
-pub mod legacy;
-mod lock;
-pub mod metrics;
+#[doc(inline)]
+pub use distribute_core::{checkpoint, context, summary, values};
+#[doc(inline)]
+pub use distribute_nn as nn;
+#[doc(inline)]
+pub use distribute_optimizer as optimizer;
+#[doc(inline)]
+pub use distribute_parameter_server::remote;
+#[doc(inline)]
+pub use distribute_tf1::{between_graph, legacy};
+#[doc(inline)]
+pub use distribute_trace as trace;
 #[cfg(unix)]
-pub mod monitor;
-pub mod nn;
-mod number;
-pub mod optimizer;
-mod preemption;
-mod random;
-pub mod remote;
-mod replicated;
-pub mod runner;
-mod scalars;
-mod select;
-mod serve;
-mod servers;
-pub mod strategy;
-pub mod summary;
-pub mod trace;
-mod training;
-mod transfer;
-pub mod values;
-mod variables;
+#[doc(inline)]
+pub use distribute_train::monitor;
+#[doc(inline)]
+pub use distribute_train::{metrics, runner};
 
-pub use checkpoint::{Checkpoint, CheckpointManager, Checkpointed};
-pub use context::{
-    ContextKind, ReplicaContext, UpdateContext, get_replica_context, get_strategy, get_update_context,
-    has_strategy, in_cross_replica_context, set_strategy,
-};
-#[doc(alias = "tf.distribute.experimental.coordinator.ClusterCoordinator")]
-#[doc(alias = "tf.distribute.coordinator.ClusterCoordinator")]
-#[doc(inline)]
-pub use coordinator::ClusterCoordinator;
-#[doc(inline)]
-pub use coordinator::{ClusterCoordinatorBuilder, Fetch, Status, WorkerStatus};
+#[doc(alias = "tf.VariableAggregation")]
+pub use distribute_base::VariableAggregation;
+#[doc(alias = "tf.VariableSynchronization")]
+pub use distribute_base::VariableSynchronization;
+pub use distribute_base::{ContextKind, DeviceKind, DeviceName};
+pub use distribute_base::{Error, Ok, Result};
 #[doc(alias = "tf.train.ClusterSpec")]
 #[doc(inline)]
 pub use distribute_cluster::ClusterSpec;
@@ -144,10 +123,61 @@ pub use distribute_cluster::resolver::SimpleClusterResolver;
 #[doc(alias = "tf.distribute.cluster_resolver.TFConfigClusterResolver")]
 #[doc(alias = "TF_CONFIG")]
 pub use distribute_cluster::resolver::TfConfigClusterResolver;
+#[doc(alias = "tf.distribute.DistributedDataset")]
+pub use distribute_core::DistributedDataset;
+#[doc(alias = "tf.distribute.DistributedIterator")]
+pub use distribute_core::DistributedIterator;
+#[doc(alias = "tf.distribute.InputOptions")]
+pub use distribute_core::InputOptions;
+#[doc(alias = "tf.distribute.InputReplicationMode")]
+pub use distribute_core::InputReplicationMode;
+pub use distribute_core::NewVariable;
+pub use distribute_core::Replicated;
+#[doc(alias = "ShardedVariable.variables")]
+pub use distribute_core::Shard;
+pub use distribute_core::SummaryWriter;
+#[doc(alias = "tf.Variable")]
+#[doc(alias = "MirroredVariable")]
+#[doc(alias = "SyncOnReadVariable")]
+#[doc(alias = "AggregatingVariable")]
+pub use distribute_core::Variable;
+#[doc(alias = "tf.Variable")]
+#[doc(alias = "MirroredVariable")]
+pub use distribute_core::Variables;
+#[doc(hidden)]
+pub use distribute_core::derived;
+pub use distribute_core::init;
+pub use distribute_core::lookup;
+pub use distribute_core::{Axes, Distributed, Mirrored, PerReplica, Reducible};
+pub use distribute_core::{Checkpoint, CheckpointManager, Checkpointed};
+pub use distribute_core::{
+    CommunicationImplementation, CommunicationOptions, CrossDeviceOps, Destinations,
+    HierarchicalCopyAllReduce, IndependentWorker, NcclAllReduce, ReductionToOneDevice, Replicas, Strategy,
+    StrategyExtended, Threads, ValueContext, VariablePlacement,
+};
+pub use distribute_core::{Kept, Restored, Select};
+pub use distribute_core::{
+    ReplicaContext, UpdateContext, get_replica_context, get_strategy, get_update_context, has_strategy,
+    in_cross_replica_context, set_strategy,
+};
 #[doc(alias = "tf.data.Dataset")]
 #[doc(inline)]
 pub use distribute_data::Dataset;
 pub use distribute_macros::{Nest, main, remote};
+pub use distribute_optimizer::{Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Sgd};
+#[doc(alias = "tf.distribute.experimental.coordinator.ClusterCoordinator")]
+#[doc(alias = "tf.distribute.coordinator.ClusterCoordinator")]
+#[doc(inline)]
+pub use distribute_parameter_server::ClusterCoordinator;
+#[doc(inline)]
+pub use distribute_parameter_server::{ClusterCoordinatorBuilder, Fetch, Status, WorkerStatus};
+pub use distribute_parameter_server::{LocalCluster, ParameterServerBuilder, ParameterServerStrategy};
+pub use distribute_parameter_server::{Serve, serve};
+pub use distribute_ps_client::{ParameterServers, RunningClosure};
+pub use distribute_strategies::{
+    CentralStorageStrategy, MirroredStrategy, MultiWorkerBuilder, MultiWorkerMirroredStrategy,
+    OneDeviceStrategy,
+};
 #[doc(alias = "tf.IndexedSlices")]
 pub use distribute_tensor::IndexedSlices;
 #[doc(alias = "tf.nest")]
@@ -158,56 +188,44 @@ pub use distribute_tensor::ReduceOp;
 #[doc(alias = "nest")]
 pub use distribute_tensor::Tree;
 pub use distribute_tensor::{HostTensor, Leaf};
-pub use error::{Error, Ok, Result};
-pub use init::init;
-#[doc(alias = "tf.distribute.DistributedDataset")]
-pub use input::DistributedDataset;
-#[doc(alias = "tf.distribute.DistributedIterator")]
-pub use input::DistributedIterator;
-#[doc(alias = "tf.distribute.InputOptions")]
-pub use input::InputOptions;
-#[doc(alias = "tf.distribute.InputReplicationMode")]
-pub use input::InputReplicationMode;
-pub use optimizer::{Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Sgd};
 #[doc(alias = "tf.distribute.experimental.PreemptionCheckpointHandler")]
 #[doc(alias = "PreemptionCheckpointHandler")]
 #[doc(alias = "tf.distribute.experimental.TerminationConfig")]
 #[doc(alias = "TerminationConfig")]
 #[doc(alias = "tf.distribute.experimental.PreemptionWatcher")]
 #[doc(alias = "PreemptionWatcher")]
-pub use preemption::Preemption;
-pub use replicated::Replicated;
-pub use select::{Kept, Restored, Select};
-pub use serve::{Serve, serve};
-pub use servers::{ParameterServers, RunningClosure};
-pub use strategy::{
-    CentralStorageStrategy, CommunicationImplementation, CommunicationOptions, CrossDeviceOps, Destinations,
-    DeviceKind, DeviceName, HierarchicalCopyAllReduce, IndependentWorker, LocalCluster, MirroredStrategy,
-    MultiWorkerBuilder, MultiWorkerMirroredStrategy, NcclAllReduce, OneDeviceStrategy,
-    ParameterServerBuilder, ParameterServerStrategy, ReductionToOneDevice, Replicas, Strategy,
-    StrategyExtended, Threads, ValueContext, VariablePlacement,
-};
-pub use summary::SummaryWriter;
-pub use training::Training;
-#[doc(hidden)]
-pub use values::derived;
-pub use values::{Axes, Distributed, Mirrored, PerReplica, Reducible};
-pub use variables::NewVariable;
-#[doc(alias = "ShardedVariable.variables")]
-pub use variables::Shard;
-#[doc(alias = "tf.Variable")]
-#[doc(alias = "MirroredVariable")]
-#[doc(alias = "SyncOnReadVariable")]
-#[doc(alias = "AggregatingVariable")]
-pub use variables::Variable;
-#[doc(alias = "tf.VariableAggregation")]
-pub use variables::VariableAggregation;
-#[doc(alias = "tf.VariableSynchronization")]
-pub use variables::VariableSynchronization;
-#[doc(alias = "tf.Variable")]
-#[doc(alias = "MirroredVariable")]
-pub use variables::Variables;
-pub use variables::lookup;
+pub use distribute_train::Preemption;
+pub use distribute_train::Training;
+
+/// The handle that users call, and the strategies behind it.
+pub mod strategy {
+    #[doc(inline)]
+    pub use distribute_base::{DeviceKind, DeviceName};
+    #[doc(inline)]
+    pub use distribute_core::strategy::*;
+    #[doc(alias = "tf.distribute.ParameterServerStrategy")]
+    #[doc(alias = "tf.distribute.experimental.ParameterServerStrategy")]
+    #[doc(inline)]
+    pub use distribute_parameter_server::ParameterServerStrategy;
+    #[doc(inline)]
+    pub use distribute_parameter_server::{LocalCluster, LocalClusterResolver, ParameterServerBuilder};
+    #[doc(alias = "tf.distribute.experimental.CentralStorageStrategy")]
+    #[doc(inline)]
+    pub use distribute_strategies::CentralStorageStrategy;
+    #[doc(alias = "tf.distribute.MirroredStrategy")]
+    #[doc(inline)]
+    pub use distribute_strategies::MirroredStrategy;
+    #[doc(alias = "tf.distribute.MultiWorkerMirroredStrategy")]
+    #[doc(alias = "tf.distribute.experimental.MultiWorkerMirroredStrategy")]
+    #[doc(alias = "CollectiveAllReduceStrategy")]
+    #[doc(inline)]
+    pub use distribute_strategies::MultiWorkerMirroredStrategy;
+    #[doc(alias = "tf.distribute.OneDeviceStrategy")]
+    #[doc(inline)]
+    pub use distribute_strategies::OneDeviceStrategy;
+    #[doc(inline)]
+    pub use distribute_strategies::{MirroredBuilder, MultiWorkerBuilder};
+}
 
 /// Who takes part and how that is found out; deadlines, and who is to blame.
 pub mod cluster {
@@ -228,16 +246,6 @@ pub mod net {
     pub use distribute_net::{Certificates, Identity, JoinError, Secret, SharedMemory};
     #[doc(inline)]
     pub use distribute_server::Credentials;
-}
-
-/// Training between graphs, as TensorFlow 1 called it: each worker runs the whole program by itself, against variables on parameter servers.
-pub mod between_graph {
-    #[doc(alias = "tf.contrib.distribute.ParameterServerStrategy")]
-    #[doc(alias = "tf.compat.v1.distribute.experimental.ParameterServerStrategy")]
-    #[doc(inline)]
-    pub use crate::strategy::parameter_server::between_graph::ParameterServerStrategy;
-    #[doc(inline)]
-    pub use crate::strategy::parameter_server::between_graph::*;
 }
 
 /// How variables are cut, and which parameter server has which; the tables on servers, and how they are reached.

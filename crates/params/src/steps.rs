@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The number of the last step that was counted.
 #[derive(Debug, Default)]
-pub(crate) struct Steps(AtomicU64);
+pub struct Steps(AtomicU64);
 
 impl Steps {
     /// The step in which a push is applied: where it is to be counted, the one after the last, and not before its own.

@@ -1,10 +1,12 @@
-//! `nn/gemm.rs` and its tests, as they are, without candle.
+//! `gemm.rs` of the crate `nn` and its tests, as they are, without candle.
 
 #![allow(dead_code, reason = "what only layers use")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 // The file asks candle for its number of threads: here that is `utils` below.
 extern crate self as candle_core;
+// The trait of elements is in `internal` below.
+extern crate self as distribute_base;
 
 /// As `candle_core::utils`.
 pub mod utils {
@@ -14,7 +16,8 @@ pub mod utils {
     }
 }
 
-mod number {
+/// As `distribute_base::internal`.
+pub mod internal {
     /// What products and their tests need of an element.
     pub trait Number: Copy + PartialEq + Send + Sync + 'static {
         /// The nearest value.
@@ -42,7 +45,7 @@ mod number {
     }
 }
 
-#[path = "../../distribute/src/nn/gemm.rs"]
+#[path = "../../nn/src/gemm.rs"]
 mod gemm;
-#[path = "../../distribute/src/nn/turn_over.rs"]
+#[path = "../../nn/src/turn_over.rs"]
 mod turn_over;

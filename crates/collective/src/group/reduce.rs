@@ -268,9 +268,9 @@ fn at_end(mut leaves: impl Iterator<Item = Leaf>) -> Result<(), Failure> {
 struct Pack {
     leaves: Vec<usize>,
     /// The dtype of the leaves.
-    dtype: DType,
+    pub dtype: DType,
     /// The elements of all of them.
-    len: usize,
+    pub len: usize,
     /// Whether each worker sums its replicas' leaves first. Replicas are summed in the order of a balanced binary tree over
     /// their ids, in which each worker's own are a subtree if their number is a power of two. A sum of integers may wrap,
     /// so it is of no use for a mean.

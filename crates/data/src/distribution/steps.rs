@@ -67,7 +67,7 @@ pub(super) fn one(stage: &mut Box<dyn Stage>) -> Result<Option<Tree<Leaf>>> {
 ///
 /// All workers decide together whether a step is taken: [`prepare`](Steps::prepare) returns what this one has for the next
 /// step, and [`finish`](Steps::finish) takes the sum over all of them.
-pub(crate) struct Steps {
+pub struct Steps {
     pieces: Pieces,
     ended: Vec<bool>,
     ends: UnevenEnds,

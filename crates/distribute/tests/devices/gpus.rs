@@ -8,7 +8,7 @@ use distribute::optimizer::Transform;
 use distribute::optimizer::rules::{Adagrad, Ftrl, Momentum};
 use distribute::strategy::Links;
 use distribute::{
-    DeviceName, LocalCluster, MirroredStrategy, MultiWorkerMirroredStrategy, NcclAllReduce,
+    DeviceName, InputOptions, LocalCluster, MirroredStrategy, MultiWorkerMirroredStrategy, NcclAllReduce,
     OneDeviceStrategy, Optimizer, ParameterServerStrategy, ReplicaContext, Strategy,
 };
 use distribute_collective::group::local;
@@ -271,5 +271,46 @@ fn losses_may_be_on_any_device() {
             model.variables.get("w").unwrap().to_vec1::<f32>().unwrap()
         };
         assert_eq!(trained("cpu:0"), trained("gpu:0"));
+    });
+}
+
+/// The elements of a tensor.
+fn numbers(tensor: &Tensor) -> Vec<f64> {
+    let here = tensor.to_device(&Device::Cpu).unwrap().to_dtype(candle_core::DType::F64).unwrap();
+    here.flatten_all().unwrap().to_vec1().unwrap()
+}
+
+// IN-4, ITER-2, INV-70
+#[test]
+fn a_pass_gives_each_gpu_its_rows_however_many_steps_are_ahead() {
+    watched(|| {
+        let is_there = |name: &&str| name.parse::<DeviceName>().unwrap().to_candle().is_ok();
+        let gpus: Vec<_> = ["gpu:0", "gpu:1"].into_iter().filter(is_there).collect();
+        if gpus.is_empty() {
+            return skipped("there is no GPU");
+        }
+        let (replicas, strategy) = (gpus.len(), MirroredStrategy::new(gpus).unwrap());
+        for ahead in [0, 1, 3] {
+            let options = InputOptions { per_replica_buffer_size: ahead, ..Default::default() };
+            // The last replica has a row less, and none in the end.
+            let batches = strategy.distribute_datasets_from_function_with(options, move |_| {
+                let rows = Tensor::arange(0f32, 82., &Device::Cpu)?.reshape((41, 2))?;
+                Ok(Dataset::from_slices(rows)?.batch(3).take(if replicas == 1 { 14 } else { 13 }))
+            });
+            let mut all = Vec::new();
+            for step in batches.unwrap().iter() {
+                let step = step.unwrap();
+                let sums =
+                    strategy.run(step, |_, rows: Tensor| Ok(((&rows * 2.)?, rows.device().location())));
+                for (replica, (doubled, place)) in sums.unwrap().iter().enumerate() {
+                    assert_eq!(*place, candle_core::DeviceLocation::Cuda { gpu_id: replica });
+                    if doubled.elem_count() > 0 {
+                        all.extend(numbers(doubled));
+                    }
+                }
+            }
+            let rows = if replicas == 1 { 41 } else { 39 };
+            assert_eq!(all, (0..2 * rows).map(|number| f64::from(2 * number)).collect::<Vec<_>>());
+        }
     });
 }

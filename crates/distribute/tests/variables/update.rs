@@ -1,6 +1,7 @@
 //! Sections 3 and 4: update, update_non_slot, colocation.
 
 use super::{Aggregation, Synchronization, copies, ten, two};
+use candle_nn::{Init, VarBuilder};
 use distribute::prelude::*;
 use distribute::{
     CentralStorageStrategy, ContextKind, Error, Variable, get_replica_context, get_strategy,
@@ -288,4 +289,17 @@ fn colo_2_an_on_read_variable_of_one_copy_is_aggregated_as_it_is_written() {
             three.scope(|| three.colocate_vars_with(devices, || Variable::new("v", 1f32))).unwrap_err();
         assert!(error.to_string().contains("one for all"), "{error}");
     });
+}
+
+#[test]
+fn what_get_gives_does_not_change_with_the_variable() {
+    let strategy = OneDeviceStrategy::new("cpu:0").unwrap();
+    let model = strategy.replicate(|vb: VarBuilder| vb.get_with_hints(2, "w", Init::Const(1.))).unwrap();
+    let before = model.variables.get("w").unwrap();
+    let optimizer = Sgd::new(&model.variables, 0.5).unwrap();
+    strategy.run(&model, |ctx, w| optimizer.minimize(ctx, w.sum_all()?, 1)).unwrap();
+    assert_eq!(before.to_vec1::<f32>().unwrap(), [1., 1.]);
+    assert_eq!(model.variables.get("w").unwrap().to_vec1::<f32>().unwrap(), [0.5, 0.5]);
+    model.variables.set("w", &before).unwrap();
+    assert_eq!(model.variables.get("w").unwrap().to_vec1::<f32>().unwrap(), [1., 1.]);
 }

@@ -112,7 +112,7 @@ pub(crate) struct Extent {
 
 /// A part of an extent, to be read and written. No two overlap.
 #[derive(Debug)]
-pub(crate) struct Part {
+pub struct Part {
     extent: Arc<Extent>,
     /// Inside of the extent.
     offset: usize,

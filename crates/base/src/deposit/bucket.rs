@@ -1,0 +1,408 @@
+//! A replica's gradients of one step, in memory that is kept for the next.
+
+use super::departures::Departures;
+use super::deposits::Deposits;
+use super::{DeviceRows, Filling, Flat, Layout, Ranges, Rows};
+use crate::lock::lock;
+use crate::{number::Elements, number::Number, number::with_elements};
+use candle_core::{DType, Result, Tensor, TensorId, Var};
+use distribute_collective::group::{Ahead, Buffers};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+
+/// The buckets of one optimizer, which serve again in each step.
+#[derive(Debug)]
+pub struct Pool {
+    /// Which variable a tensor is.
+    numbers: HashMap<TensorId, usize>,
+    /// Variables whose gradients nobody asks for.
+    frozen: HashSet<TensorId>,
+    /// Of which dtype each variable is, and how many elements it has.
+    sizes: Vec<(DType, usize)>,
+    /// For each replica those that it doesn't use: the memory is near to its core.
+    idle: Mutex<Vec<Vec<Loose>>>,
+    /// Where packs for other workers come from, if a replica's gradients are sent as they are.
+    packs: Option<Buffers>,
+    /// Which elements of variables each worker gets of them, where it is not all or an equal range of each pack.
+    ranges: Option<Ranges>,
+    /// Which gradients are in them, as all workers of a generation have found in the last step.
+    layout: Mutex<(u64, Option<Arc<Layout>>)>,
+    /// In which order the first replica of this process has made its gradients in the last step.
+    order: Mutex<Vec<u32>>,
+}
+
+impl Pool {
+    /// Of an optimizer's variables, and of copies of them, which replicas compute with on devices.
+    pub fn new<'v>(
+        variables: impl Iterator<Item = &'v Var>,
+        copies: impl Iterator<Item = (usize, &'v Var)>,
+        frozen: impl Iterator<Item = &'v Var>,
+        packs: Option<Buffers>,
+        ranges: Option<Ranges>,
+    ) -> Arc<Self> {
+        let (mut numbers, mut sizes) = (HashMap::new(), Vec::new());
+        for (number, variable) in variables.enumerate() {
+            numbers.insert(variable.as_tensor().id(), number);
+            sizes.push((variable.dtype(), variable.elem_count()));
+        }
+        numbers.extend(copies.map(|(number, copy)| (copy.as_tensor().id(), number)));
+        let frozen = frozen.map(|variable| variable.as_tensor().id()).collect();
+        let (idle, layout, order) = Default::default();
+        Arc::new(Self { numbers, frozen, sizes, idle, packs, ranges, layout, order })
+    }
+
+    /// How many each replica has made and doesn't use.
+    pub fn counts(&self) -> Vec<usize> {
+        lock(&self.idle).iter().map(Vec::len).collect()
+    }
+
+    /// An empty one of a replica of this process. Its packs are sent ahead of a call, if there is one. What was found with the
+    /// workers of another generation is forgotten: those that have come since don't know it.
+    pub fn take(self: &Arc<Self>, replica: usize, generation: u64, ahead: Option<Ahead>) -> Bucket {
+        let mut known = lock(&self.layout);
+        if known.0 != generation {
+            *known = (generation, None);
+            lock(&self.order).clear();
+        }
+        let layout = known.1.clone();
+        drop(known);
+        let idle = lock(&self.idle).get_mut(replica).and_then(Vec::pop);
+        let mut loose = idle.unwrap_or_default();
+        if loose.places.is_empty() {
+            loose.places = self.sizes.iter().map(|(dtype, _)| Elements::none(*dtype)).collect();
+        }
+        loose.filled.clear();
+        loose.filled.resize_with(self.sizes.len(), Deposit::default);
+        if self.packs.is_some() {
+            loose.deposits.begin(self.sizes.len());
+        }
+        let packs = self.packs.as_ref().zip(layout);
+        let packs = packs.map(|(buffers, layout)| Filling::new(layout, buffers));
+        let departures = ahead.zip(packs.as_ref());
+        let departures = departures.map(|(ahead, packs)| packs.departures(ahead, replica));
+        Bucket { pool: self.clone(), replica, loose, packs, departures, on_device: Vec::new() }
+    }
+
+    /// The layout of packs with the gradients of these variables, which the next buckets have. They are made in this `order`,
+    /// if it is known anew.
+    pub fn layout(&self, dense: &[bool], order: Option<&[u32]>) -> Arc<Layout> {
+        let layout = &mut lock(&self.layout).1;
+        match &*layout {
+            Some(layout) if layout.is_of(dense) && order.is_none() => layout.clone(),
+            before => {
+                let new = Layout::new(&self.sizes, dense, order.unwrap_or_default(), self.ranges.as_ref());
+                let same = before.clone().filter(|before| **before == new);
+                layout.insert(same.unwrap_or_else(|| Arc::new(new))).clone()
+            }
+        }
+    }
+
+    /// Whether gradients are put into packs for other workers.
+    pub fn has_packs(&self) -> bool {
+        self.packs.is_some()
+    }
+
+    /// In which order the first replica of this process has made its gradients in the last step, if it has made any.
+    pub fn order(&self) -> Option<Vec<u32>> {
+        Some(lock(&self.order).clone()).filter(|order| !order.is_empty())
+    }
+}
+
+/// What is kept from step to step.
+#[derive(Debug, Default)]
+struct Loose {
+    /// For each variable the elements of its gradient; none before it has had a dense one that is in no pack, as of a table
+    /// of which only rows come.
+    places: Vec<Elements>,
+    /// For each variable.
+    filled: Vec<Deposit>,
+    deposits: Deposits,
+}
+
+/// What a bucket has of a variable.
+#[derive(Debug, Default)]
+pub(super) enum Deposit {
+    #[default]
+    Nothing,
+    /// Elements of the whole variable, in the bucket's memory.
+    Dense,
+    Rows(Rows),
+}
+
+/// The gradients that a replica's layers have put here, for an optimizer's variables.
+#[derive(Debug)]
+pub struct Bucket {
+    pool: Arc<Pool>,
+    replica: usize,
+    loose: Loose,
+    /// The packs for other workers, with places for variables that had a dense gradient in the last step.
+    packs: Option<Filling>,
+    /// Those that leave before the others are complete.
+    departures: Option<Departures>,
+    /// Rows of tables on the replica's device, by variable, in the order in which they came.
+    on_device: Vec<(usize, DeviceRows)>,
+}
+
+impl Bucket {
+    /// Which of the optimizer's variables this is, if it is one.
+    pub(super) fn number(&self, variable: &Tensor) -> Option<usize> {
+        self.pool.numbers.get(&variable.id()).copied()
+    }
+
+    /// Whether nobody asks for this one's gradient.
+    pub(super) fn is_frozen(&self, variable: &Tensor) -> bool {
+        self.pool.frozen.contains(&variable.id())
+    }
+
+    /// Whether there is something of a variable.
+    pub(super) fn has(&self, number: usize) -> bool {
+        !matches!(self.loose.filled[number], Deposit::Nothing)
+    }
+
+    /// Whether a dense gradient of a variable goes into the packs for other workers.
+    pub(super) fn is_in_packs(&self, number: usize) -> bool {
+        self.packs.as_ref().is_some_and(|packs| packs.layout().has(number))
+    }
+
+    /// The packs for other workers, where there are any. Variables in them that are not among the `filled`, which ascend, are set
+    /// to zero. To the `joined` ones has been added what no layer deposits.
+    pub(super) fn take_packs(&mut self, filled: &[usize], joined: Vec<usize>) -> Option<Arc<Flat>> {
+        self.pool.packs.as_ref()?;
+        self.loose.deposits.end(joined);
+        if self.replica == 0 {
+            *lock(&self.pool.order) = self.loose.deposits.order();
+        }
+        let mut packs = self.packs.take()?;
+        let all = 0..self.loose.filled.len();
+        all.filter(|number| filled.binary_search(number).is_err()).for_each(|number| packs.clear(number));
+        let departures = self.departures.take().filter(|_| !packs.was_reopened());
+        let flat = packs.freeze();
+        Some(Arc::new(match departures.map(|departures| departures.end(flat.packs())) {
+            Some(call) => flat.sent(call),
+            None => flat,
+        }))
+    }
+
+    /// The gradient of a variable has been written to its [place](Self::place), or added to what was there.
+    pub(super) fn deposited(&mut self, number: usize) {
+        if self.pool.packs.is_none() || !self.loose.deposits.made(number) {
+            return;
+        }
+        if let Some((departures, packs)) = self.departures.as_mut().zip(self.packs.as_mut())
+            && let Some(pack) = packs.layout().pack(number)
+            && departures.complete(pack)
+        {
+            departures.leave(pack, &packs.close(pack));
+        }
+    }
+
+    /// Where the dense gradient of a variable goes, and whether there is something to add to. None for another dtype.
+    pub(super) fn place<T: Number>(&mut self, number: usize) -> Option<(&mut [T], bool)> {
+        let Self { pool, loose: Loose { places, filled, .. }, packs, .. } = self;
+        let place: &mut [T] = match packs.as_mut().and_then(|packs| packs.place(number)) {
+            Some(place) => place,
+            None => {
+                let place = T::in_vector_mut(&mut places[number])?;
+                if place.is_empty() {
+                    *place = vec![T::of(0.); pool.sizes[number].1];
+                }
+                place
+            }
+        };
+        let add = match std::mem::replace(&mut filled[number], Deposit::Dense) {
+            Deposit::Nothing => false,
+            Deposit::Dense => true,
+            Deposit::Rows(rows) => {
+                place.fill(T::of(0.));
+                rows.add_to(place);
+                true
+            }
+        };
+        Some((place, add))
+    }
+
+    /// Adds rows of a table.
+    pub fn add_rows(&mut self, number: usize, rows: Rows) {
+        match self.pool.sizes[number].0 {
+            DType::F32 => self.add_rows_of::<f32>(number, rows),
+            _ => self.add_rows_of::<f64>(number, rows),
+        }
+    }
+
+    /// Adds rows of a table on the replica's device.
+    pub(super) fn add_device_rows(&mut self, number: usize, rows: DeviceRows) {
+        self.on_device.push((number, rows));
+    }
+
+    /// Takes those out.
+    pub fn take_device_rows(&mut self) -> Vec<(usize, DeviceRows)> {
+        std::mem::take(&mut self.on_device)
+    }
+
+    fn add_rows_of<T: Number>(&mut self, number: usize, rows: Rows) {
+        let filled = &mut self.loose.filled[number];
+        match std::mem::take(filled) {
+            Deposit::Nothing => *filled = Deposit::Rows(rows),
+            Deposit::Rows(before) => *filled = Deposit::Rows(before.plus::<T>(rows)),
+            Deposit::Dense => {
+                *filled = Deposit::Dense;
+                if let Some((place, _)) = self.place::<T>(number) {
+                    rows.add_to(place);
+                    self.deposited(number);
+                }
+            }
+        }
+    }
+
+    /// Adds a variable's dense gradient.
+    pub(super) fn add(&mut self, number: usize, gradient: &Tensor) -> Result<()> {
+        match gradient.dtype() {
+            DType::F32 => self.add_of::<f32>(number, gradient),
+            _ => self.add_of::<f64>(number, gradient),
+        }
+    }
+
+    fn add_of<T: Number>(&mut self, number: usize, gradient: &Tensor) -> Result<()> {
+        with_elements(gradient, |gradient: &[T]| {
+            let Some((place, add)) = self.place::<T>(number) else { return };
+            if add {
+                place.iter_mut().zip(gradient).for_each(|(sum, x)| *sum = sum.plus(*x))
+            } else {
+                place.copy_from_slice(gradient)
+            }
+        })
+    }
+
+    /// Takes what is there of a variable: rows are given away, dense elements stay for [`dense`](Self::dense).
+    pub(super) fn take(&mut self, number: usize) -> Deposit {
+        std::mem::take(&mut self.loose.filled[number])
+    }
+
+    /// The elements of a dense gradient that is there, and in no pack.
+    pub(super) fn dense<T: Number>(&self, number: usize) -> Option<&[T]> {
+        T::in_vector(self.loose.places.get(number)?)
+    }
+}
+
+impl Drop for Bucket {
+    fn drop(&mut self) {
+        let mut idle = lock(&self.pool.idle);
+        if idle.len() <= self.replica {
+            idle.resize_with(self.replica + 1, Vec::new);
+        }
+        idle[self.replica].push(std::mem::take(&mut self.loose));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Deposited, LocalGradient};
+    use super::*;
+    use candle_core::Device;
+    use distribute_collective::group::local;
+
+    fn variable(shape: (usize, usize), dtype: DType) -> Var {
+        Var::zeros(shape, dtype, &Device::Cpu).unwrap()
+    }
+
+    fn rows(rows: &[usize], values: &[f64]) -> Rows {
+        Rows { rows: rows.to_vec(), values: f64::vector(values.to_vec()) }
+    }
+
+    fn dense(values: &[f64]) -> Tensor {
+        Tensor::from_slice(values, (3, 2), &Device::Cpu).unwrap()
+    }
+
+    #[test]
+    fn of_rows_and_dense_gradients_of_one_table_the_sum_is_there_in_any_order() {
+        let table = variable((3, 2), DType::F64);
+        let pool = Pool::new([&table].into_iter(), [].into_iter(), [].into_iter(), None, None);
+        let one = |bucket: &mut Bucket| bucket.add_rows(0, rows(&[0, 2], &[1., 2., 3., 4.]));
+        let other = |bucket: &mut Bucket| bucket.add_rows(0, rows(&[1, 2], &[10., 20., 30., 40.]));
+        let all = |bucket: &mut Bucket| bucket.add(0, &dense(&[100.; 6])).unwrap();
+        type Deposits<'a> = &'a [&'a dyn Fn(&mut Bucket)];
+        let steps: [Deposits<'_>; 4] =
+            [&[&one, &other, &all], &[&all, &one, &other], &[&one, &all, &other], &[&other, &all, &one]];
+        for steps in steps {
+            let mut bucket = pool.take(0, 1, None);
+            // What an earlier step left in the buffer is gone.
+            assert!(!bucket.has(0) && matches!(bucket.take(0), Deposit::Nothing));
+            steps.iter().for_each(|step| step(&mut bucket));
+            assert!(matches!(bucket.take(0), Deposit::Dense));
+            assert_eq!(bucket.dense::<f64>(0).unwrap(), [101., 102., 110., 120., 133., 144.]);
+        }
+        let mut bucket = pool.take(0, 1, None);
+        one(&mut bucket);
+        other(&mut bucket);
+        let Deposit::Rows(Rows { rows, values }) = bucket.take(0) else { panic!("not by row") };
+        assert_eq!(rows, [0, 1, 2]);
+        assert_eq!(f64::in_vector(&values).unwrap(), [1., 2., 10., 20., 33., 44.]);
+        assert!(!bucket.has(0));
+    }
+
+    #[test]
+    fn variables_of_two_dtypes_have_places_of_their_own() {
+        let all = [(1, DType::F64), (3, DType::F32), (2, DType::F64), (5, DType::F32)];
+        let all = all.map(|(n, dtype)| variable((n, 2), dtype));
+        let mut bucket = Pool::new(all.iter(), [].into_iter(), [].into_iter(), None, None).take(0, 1, None);
+        for (number, variable) in all.iter().enumerate() {
+            bucket.add(number, &(variable.ones_like().unwrap() * number as f64).unwrap()).unwrap();
+        }
+        let bucket = Arc::new(bucket);
+        for (number, variable) in all.iter().enumerate() {
+            let bucket = &Deposited::in_bucket(&bucket, number);
+            let there = bucket.tensor(variable).unwrap();
+            assert_eq!((there.dims(), there.dtype()), (variable.dims(), variable.dtype()));
+            let there = there.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1::<f64>().unwrap();
+            assert_eq!(there, vec![number as f64; variable.elem_count()]);
+        }
+    }
+
+    #[test]
+    fn buckets_serve_again_one_for_each_replica() {
+        let weight = variable((3, 2), DType::F64);
+        let pool = Pool::new([&weight].into_iter(), [].into_iter(), [].into_iter(), None, None);
+        let mut places = Vec::new();
+        for _ in 0..3 {
+            // Both at once, as in a step.
+            let mut buckets = [pool.take(0, 1, None), pool.take(1, 1, None)];
+            buckets.iter_mut().for_each(|bucket| bucket.add(0, &dense(&[1.; 6])).unwrap());
+            places.push(buckets.each_ref().map(|bucket| bucket.dense::<f64>(0).unwrap().as_ptr()));
+        }
+        assert!(places[0][0] != places[0][1] && places.iter().all(|step| *step == places[0]));
+        assert_eq!(pool.counts(), [1, 1]);
+    }
+
+    #[test]
+    fn what_had_a_dense_gradient_goes_into_packs_in_the_next_step() {
+        let all = [variable((1, 2), DType::F64), variable((3, 2), DType::F64), variable((2, 2), DType::F64)];
+        let buffers = local::groups(Default::default(), 1, 1).unwrap()[0].buffers().clone();
+        let pool = Pool::new(all.iter(), [].into_iter(), [].into_iter(), Some(buffers), None);
+        let found = || vec![None, Some(LocalGradient::Dense(dense(&[5.; 6]))), None];
+        let step = |pool: &Arc<Pool>| {
+            let mut bucket = pool.take(0, 1, None);
+            bucket.place::<f64>(0).unwrap().0.copy_from_slice(&[1., 2.]);
+            LocalGradient::collected(bucket, found()).unwrap()
+        };
+        // Nobody knows yet which those are.
+        assert!(
+            matches!(&step(&pool)[..], [Some(LocalGradient::Deposited(one)), Some(LocalGradient::Dense(_)), None]
+            if one.flat().is_none())
+        );
+        let layout = pool.layout(&[true, true, true], None);
+        for _ in 0..2 {
+            let gradients = step(&pool);
+            let [Some(LocalGradient::Deposited(one)), Some(LocalGradient::Deposited(other)), None] =
+                &gradients[..]
+            else {
+                panic!("{gradients:?}");
+            };
+            assert!(Arc::ptr_eq(one.flat().unwrap(), other.flat().unwrap()));
+            assert!(Arc::ptr_eq(one.flat().unwrap().layout(), &layout));
+            assert_eq!((one.elements().unwrap(), other.elements().unwrap()), (&[1., 2.][..], &[5.; 6][..]));
+            assert_eq!(one.flat().unwrap().dense::<f64>(2).unwrap(), [0.; 4]);
+        }
+        assert!(Arc::ptr_eq(&pool.layout(&[true, true, true], None), &layout));
+        assert!(!pool.layout(&[true, false, true], None).has(1));
+    }
+}

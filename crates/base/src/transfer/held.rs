@@ -1,0 +1,28 @@
+//! [`held`]: a GPU that computes nothing for a while, for tests of what waits for it.
+
+#![allow(clippy::unwrap_used)]
+
+use candle_core::CudaDevice;
+use candle_core::cuda_backend::cudarc::driver::result::stream::launch_host_function;
+use std::ffi::c_void;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+/// Stops candle's stream until it is told to go on, and says behind that whether it was.
+pub fn held(device: &CudaDevice) -> (Sender<()>, Receiver<bool>) {
+    type Hold = (Receiver<()>, Sender<bool>);
+    unsafe extern "C" fn hold(data: *mut c_void) {
+        // SAFETY: it is the box of below, of which this is the only call.
+        let hold: Box<Hold> = unsafe { Box::from_raw(data.cast()) };
+        let was_told = hold.0.recv_timeout(Duration::from_secs(10)).is_ok();
+        // Nobody hears it where the test has failed.
+        let _ = hold.1.send(was_told);
+    }
+    let ((go, told), (says, said)) = (channel(), channel());
+    let data: *mut Hold = Box::into_raw(Box::new((told, says)));
+    let stream = device.cuda_stream();
+    stream.context().bind_to_thread().unwrap();
+    // SAFETY: the stream is there, and calls it once with what it takes; it calls nothing of CUDA.
+    unsafe { launch_host_function(stream.cu_stream(), hold, data.cast()) }.unwrap();
+    (go, said)
+}

@@ -1,0 +1,87 @@
+//! Reads tensors of a checkpoint for its parts, with errors if one is missing or does not match.
+
+use super::{Reader, SOME};
+use crate::{checkpoint::select::Restored, checkpoint::select::Select};
+use distribute_base::{Error, Result};
+use distribute_tensor::{DType, Element, HostTensor};
+use std::ops::Range;
+
+/// Fails with the names among `expected` that a checkpoint lacks.
+pub fn require_names(reader: &Reader, expected: &[String]) -> Result<()> {
+    let missing: Vec<_> = expected.iter().filter(|name| !reader.contains(name)).take(20).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let there: Vec<_> = reader.names().take(20).collect();
+    let path = reader.path().display();
+    Err(Error::invalid(
+        "Checkpoint::restore",
+        format!(
+            "{path} lacks {missing:?}; it has {there:?}; build model and optimizer as they were when it was saved"
+        ),
+    ))
+}
+
+/// A tensor of a checkpoint that matches a [`Select`], converted to this dtype.
+pub(crate) fn read_cast(reader: &Reader, name: &str, dtype: DType) -> Result<HostTensor> {
+    let value = reader.tensor(name)?;
+    Ok(if value.dtype() == dtype { value } else { value.cast(dtype)? })
+}
+
+/// Decides which of these tensors, by name, dtype and shape, are set from a checkpoint.
+///
+/// # Errors
+/// The errors of [`Select::decide`].
+pub(crate) fn decide(
+    select: &Select<'_>,
+    reader: &Reader,
+    here: impl IntoIterator<Item = (String, DType, Vec<usize>)>,
+) -> Result<Restored> {
+    let there = |name: &str| reader.describe(name).ok().map(|found| (Some(found.dtype), found.shape));
+    let names = || reader.names().map(String::from).collect();
+    select.decide(SOME, &reader.path().display().to_string(), here, there, names)
+}
+
+/// A tensor of a checkpoint, which must have this dtype and shape.
+pub fn read_as(reader: &Reader, name: &str, dtype: DType, shape: &[usize]) -> Result<HostTensor> {
+    require_as(reader, name, dtype, shape)?;
+    Ok(reader.tensor(name)?)
+}
+
+/// Some elements of a tensor of a checkpoint, which must have this dtype and shape. No rows are read but those that have some.
+pub fn read_elements<F: Element>(
+    reader: &Reader,
+    name: &str,
+    dtype: DType,
+    shape: &[usize],
+    elements: &Range<usize>,
+) -> Result<Vec<F>> {
+    require_as(reader, name, dtype, shape)?;
+    if elements.is_empty() {
+        return Ok(Vec::new());
+    }
+    let Some((_, row)) = shape.split_first() else { return Ok(reader.tensor(name)?.into_vec()?) };
+    // There are elements, so rows have some.
+    let width = row.iter().product::<usize>().max(1);
+    let rows = elements.start / width..elements.end.div_ceil(width);
+    let first = rows.start * width;
+    let mut values = reader.rows(name, rows)?.into_vec::<F>()?;
+    values.truncate(elements.end - first);
+    Ok(values.split_off(elements.start - first))
+}
+
+fn require_as(reader: &Reader, name: &str, dtype: DType, shape: &[usize]) -> Result<()> {
+    let found = reader.describe(name)?;
+    if (found.dtype, &*found.shape) == (dtype, shape) {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "Checkpoint::restore",
+        format!(
+            "{name} in {} is {}{:?}, but here it is {dtype}{shape:?}",
+            reader.path().display(),
+            found.dtype,
+            found.shape
+        ),
+    ))
+}

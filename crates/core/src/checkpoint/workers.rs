@@ -1,0 +1,141 @@
+//! How the workers of a strategy save and restore together: the chief writes, all read, and all get the same result.
+
+use super::{Checkpoint, CheckpointManager, RESTORE, Reader, Restore, SAVE, Writer};
+use crate::{context::get_strategy, strategy::Strategy};
+use bytes::Bytes;
+use distribute_base::{Error, Result};
+use distribute_cluster::{Fingerprint, Operation};
+use std::borrow::Borrow;
+use std::panic::Location;
+use std::path::Path;
+
+/// The result of a save.
+pub(super) enum Saved<T> {
+    /// This worker has saved, with this result.
+    Here(T),
+    /// The chief has saved, and sent this.
+    ByTheChief(Bytes),
+}
+
+/// Opens the checkpoint that the chief has named as the latest.
+type Open<'m> = Box<dyn FnOnce() -> Result<Reader> + 'm>;
+
+impl<'a> Checkpoint<'a> {
+    /// Collects the parts on all workers, and writes them on the chief.
+    pub(super) fn save_by<T>(
+        &self,
+        at: &'static Location<'static>,
+        write: impl FnOnce(Writer) -> Result<T>,
+        tell: impl FnOnce(&T) -> Bytes,
+    ) -> Result<Saved<T>> {
+        self.require(SAVE)?;
+        self.require_chief()?;
+        let strategy = self.together(SAVE)?;
+        strategy.require_settled(SAVE)?;
+        let call = || self.call(Operation::Save, at);
+        // Nothing is written if a worker cannot read its parts.
+        let (writer, _) = strategy.agree(SAVE, call, self.writer(), |_| Bytes::new())?;
+        let written = || call().part("written by the chief");
+        let (saved, told) = strategy.on_chief(SAVE, written, || write(writer), tell)?;
+        Ok(saved.map_or(Saved::ByTheChief(told), Saved::Here))
+    }
+
+    /// Reads the checkpoint on all workers, and applies it if all can read it and it is the same.
+    pub(super) fn restore_by<R: Borrow<Reader>, T>(
+        &self,
+        operation: &'static str,
+        at: &'static Location<'static>,
+        open: impl FnOnce() -> Result<R>,
+        read: impl FnOnce(&Reader) -> Result<(Vec<Restore<'a>>, T)>,
+    ) -> Result<(R, T)> {
+        self.require(operation)?;
+        let strategy = self.together(operation)?;
+        let ready = open().and_then(|reader| {
+            let (ready, restored) = read(reader.borrow())?;
+            Ok((reader, ready, restored))
+        });
+        let same = ("the checkpoint", "let all workers read the chief's, from one folder or copies of it");
+        let sum = |(reader, ..): &(R, _, _)| format!("one with checksum {:08x}", reader.borrow().checksum());
+        let call = || self.call(Operation::Restore, at);
+        let (reader, ready, restored) = strategy.agree_on(operation, call, ready, same, sum)?;
+        ready.into_iter().try_for_each(|change| change())?;
+        Ok((reader, restored))
+    }
+
+    /// Opens the latest checkpoint of a folder, as the chief sees it; `None` before the first.
+    pub(super) fn latest<'m>(
+        &self,
+        manager: &'m CheckpointManager,
+        at: &'static Location<'static>,
+    ) -> Result<Option<Open<'m>>> {
+        let strategy = self.together(RESTORE)?;
+        let call = || Fingerprint::new(Operation::Restore, "the latest", at);
+        let tell =
+            |latest: &Option<Reader>| latest.as_ref().map(|latest| name(latest.path())).unwrap_or_default();
+        let (latest, told) = strategy.on_chief(RESTORE, call, || Ok(manager.latest_whole()?), tell)?;
+        Ok(match latest {
+            Some(latest) => latest.map(|latest| -> Open<'m> { Box::new(|| Ok(latest)) }),
+            None if told.is_empty() => None,
+            None => Some(Box::new(move || find(manager, &String::from_utf8_lossy(&told)))),
+        })
+    }
+
+    /// The strategy whose workers save and restore this together: that of its parts, or else the current one.
+    #[doc(hidden)]
+    pub fn together(&self, operation: &'static str) -> Result<Strategy> {
+        let parts = self.parts.iter().filter_map(|(name, part)| Some((name, part.strategy()?)));
+        // Of several workers, or of one to which others may come.
+        let mut among_workers = parts.filter(|(_, strategy)| strategy.extended().group().is_some());
+        let Some((name, strategy)) = among_workers.next() else { return Ok(get_strategy()) };
+        match among_workers.find(|(_, other)| *other != strategy) {
+            None => Ok(strategy.clone()),
+            Some((other, _)) => {
+                let reason = format!(
+                    "parts {name:?} and {other:?} belong to different strategies of several workers; give each its own \
+                     checkpoint"
+                );
+                Err(Error::invalid(operation, reason))
+            }
+        }
+    }
+
+    // PSV1-11
+    /// Refuses to save where another worker does that for all, which does not wait for this one.
+    fn require_chief(&self) -> Result<()> {
+        let not = |strategy: &&Strategy| strategy.extended().independent().is_some() && !strategy.is_chief();
+        match self.parts.iter().filter_map(|(_, part)| part.strategy()).find(not) {
+            None => Ok(()),
+            Some(strategy) => {
+                let reason = format!(
+                    "this worker of {strategy} is not the chief, which saves for all; save where strategy.should_checkpoint() says so"
+                );
+                Err(Error::invalid(SAVE, reason))
+            }
+        }
+    }
+
+    fn call(&self, operation: Operation, at: &'static Location<'static>) -> Fingerprint {
+        let names: Vec<_> = self.parts.iter().map(|(name, _)| name.as_str()).collect();
+        Fingerprint::new(operation, format!("parts {}", names.join(", ")), at)
+    }
+}
+
+/// The last part of a path.
+pub(super) fn name(path: &Path) -> Bytes {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default().into()
+}
+
+/// The checkpoint of this name among those of a folder.
+fn find(manager: &CheckpointManager, name: &str) -> Result<Reader> {
+    let paths = manager.paths()?;
+    match paths.into_iter().find(|path| path.file_name().is_some_and(|found| found == name)) {
+        Some(path) => Ok(Reader::open(path)?),
+        None => {
+            let reason = format!(
+                "{} has no {name}, which is the chief's latest; give all workers one folder, or copies of it",
+                manager.folder().display()
+            );
+            Err(Error::invalid(RESTORE, reason))
+        }
+    }
+}

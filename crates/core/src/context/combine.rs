@@ -1,0 +1,123 @@
+//! How replicas reduce leaves together.
+
+use super::ReplicaContext;
+use crate::{strategy::CrossDeviceOps, strategy::Reduction, strategy::reduce_by};
+use candle_core::Device;
+use distribute_base::internal::to_device;
+use distribute_base::{Error, Result};
+use distribute_cluster::{Fingerprint, Operation};
+use distribute_collective::threads::Member;
+use distribute_collective::{Combined, Failure, all_reduce};
+use distribute_tensor::{Leaf, Packing, ReduceOp};
+use std::panic::Location;
+use std::sync::Arc;
+
+impl ReplicaContext {
+    /// Reduces leaves over replicas: on all of their threads, or by the strategy's cross-device ops. All reductions inside
+    /// of `run` go through here.
+    pub(super) fn combine(
+        &self,
+        operation: &'static str,
+        op: ReduceOp,
+        detail: impl FnOnce(&[Leaf]) -> String,
+        leaves: Vec<Leaf>,
+        at: &'static Location<'static>,
+    ) -> Result<Combined> {
+        let (member, extended) = (self.member(), self.strategy().extended());
+        // Cross-device ops combine devices of one process; processes exchange bytes, and a lone replica has nothing to
+        // combine.
+        let ops = extended.cross_device_ops().filter(|_| !member.is_alone() && member.session().is_none());
+        let stay = ops.is_some_and(|ops| ops.takes_device_tensors(extended.worker_devices()));
+        by_host(member, leaves, stay, |leaves| self.combine_by(ops, operation, op, detail, leaves, at))
+    }
+
+    fn combine_by(
+        &self,
+        ops: Option<&dyn CrossDeviceOps>,
+        operation: &'static str,
+        op: ReduceOp,
+        detail: impl FnOnce(&[Leaf]) -> String,
+        leaves: Vec<Leaf>,
+        at: &'static Location<'static>,
+    ) -> Result<Combined> {
+        let (member, options) = (self.member(), self.options());
+        // A lone replica is compared with nobody.
+        let mut text = if member.is_alone() { String::new() } else { detail(&leaves) };
+        if options.bytes_per_pack > 0 {
+            text += &format!(", in packs of {} bytes", options.bytes_per_pack);
+        }
+        let call = Fingerprint::new(Operation::AllReduce, text, at);
+        let Some(ops) = ops else {
+            let packing = Packing::Bytes(options.bytes_per_pack);
+            return all_reduce(member, call, op, packing, leaves).map_err(failure(operation));
+        };
+        let devices = &self.strategy().devices();
+        let reduced = member.merge(call, leaves, |all: Vec<Arc<Vec<Leaf>>>| {
+            let parts = |leaf: usize| all.iter().map(|leaves| leaves[leaf].clone()).collect::<Vec<_>>();
+            let count = all.first().map_or(0, |leaves| leaves.len());
+            let values: Vec<_> =
+                (0..count).map(|leaf| Reduction { parts: parts(leaf), from: devices, to: devices }).collect();
+            let tracked =
+                values.iter().map(|value| value.parts.iter().any(Leaf::is_tracked)).collect::<Vec<_>>();
+            match reduce_by(ops, operation, op, &values, &options) {
+                Ok(copies) => Ok((copies, tracked)),
+                Err(error) => Err(Arc::new(error)),
+            }
+        })?;
+        match &*reduced {
+            Ok((copies, tracked)) => {
+                let mine = copies.iter().filter_map(|copies| copies.get(member.rank()).cloned());
+                Ok(Combined { leaves: mine.collect(), tracked: tracked.clone() })
+            }
+            Err(error) => Err(Error::Shared(error.clone())),
+        }
+    }
+}
+
+/// Makes a call of all replicas with leaves in the memory of the CPU, where replicas meet, or, where these `stay`, with leaves on their devices.
+/// Gives each result on the device of the leaf that this replica has brought. A lone replica meets nobody.
+pub(super) fn by_host(
+    member: &Member,
+    leaves: Vec<Leaf>,
+    stay: bool,
+    call: impl FnOnce(Vec<Leaf>) -> Result<Combined>,
+) -> Result<Combined> {
+    let device = |leaf: &Leaf| match leaf {
+        Leaf::Candle(tensor) => Some(tensor.device().clone()),
+        _ => None,
+    };
+    let devices: Vec<Option<Device>> = leaves.iter().map(device).collect();
+    let on_host = |device: &Option<Device>| device.as_ref().is_none_or(Device::is_cpu);
+    if member.is_alone() || (!stay && devices.iter().all(on_host)) {
+        return call(leaves);
+    }
+    let moved = |leaf: Leaf, device: &Device| match leaf {
+        Leaf::Candle(tensor) => Ok::<_, Error>(Leaf::Candle(to_device(&tensor, device)?)),
+        other => Ok(other),
+    };
+    let leaves = if stay {
+        leaves
+    } else {
+        leaves.into_iter().map(|leaf| moved(leaf, &Device::Cpu)).collect::<Result<_>>()?
+    };
+    let Combined { leaves, tracked } = call(leaves)?;
+    // Also to the CPU, where this replica alone has brought a leaf from there.
+    let back = leaves.into_iter().zip(devices).map(|(leaf, device)| match device {
+        Some(device) => moved(leaf, &device),
+        None => Ok(leaf),
+    });
+    Ok(Combined { leaves: back.collect::<Result<_>>()?, tracked })
+}
+
+/// The error of a call whose values could not be combined.
+pub fn failure(operation: &'static str) -> impl Fn(Failure) -> Error {
+    move |failure| match failure {
+        Failure::Blame(blame) => Error::Collective(blame),
+        Failure::Tensor(source) => Error::Tensor { operation, source },
+        other @ (Failure::Record(_) | Failure::Native { .. }) => Error::invalid(operation, other.to_string()),
+        Failure::Shared(shared) => match &*shared {
+            Failure::Blame(blame) => Error::Collective(blame.clone()),
+            other => Error::invalid(operation, other.to_string()),
+        },
+    }
+}

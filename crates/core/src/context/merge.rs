@@ -1,0 +1,136 @@
+//! The call in which all replicas pause while one function runs once for all of them.
+
+use super::{Mode, ReplicaContext, enter};
+use crate::strategy::Strategy;
+use crate::{values::Distributed, values::PerReplica};
+use distribute_base::internal::lock;
+use distribute_base::{Error, Result};
+use distribute_cluster::{Blame, Fingerprint, Operation};
+use std::panic::Location;
+use std::sync::{Arc, Mutex};
+
+impl ReplicaContext {
+    /// Pauses all replicas and calls `merge` once, in cross-replica context, with the values of all of them.
+    ///
+    /// Replicas get the result of `merge`: each its own part of a [`PerReplica`], and all the same
+    /// [`Mirrored`](crate::Mirrored) or plain value. The closure of replica 0 is the one that is called; it may call
+    /// [`Strategy::run`]. The other replicas wait for it at most for the strategy's timeout.
+    ///
+    /// Each of several workers has its own merge function, with the values of its own replicas; `run` is refused there. What it
+    /// reduces goes over all workers.
+    ///
+    /// # Errors
+    /// [`Error::Collective`] on every replica if not all of them make the call, or `merge` takes longer than the timeout. If
+    /// `merge` fails, `run` returns its error.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let totals = strategy.run((), |ctx, ()| {
+    ///     let id = ctx.replica_id_in_sync_group() as i32;
+    ///     ctx.merge_call(id, |strategy, ids| strategy.reduce(ReduceOp::Sum, ids, None))
+    /// })?;
+    /// assert_eq!(totals.values(), [1, 1]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// If no strategy has been entered, `merge` is called directly, in the default strategy's cross-replica context:
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let context = distribute::get_replica_context().unwrap();
+    /// let value = context.merge_call(3i32, |strategy, values| {
+    ///     assert!(*strategy == distribute::get_strategy() && distribute::in_cross_replica_context());
+    ///     Ok(values.values()[0] * 2)
+    /// })?;
+    /// assert_eq!(value, 6);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.distribute.ReplicaContext.merge_call")]
+    #[track_caller]
+    pub fn merge_call<T, R>(
+        &self,
+        value: T,
+        merge: impl FnOnce(&Strategy, PerReplica<T>) -> Result<R>,
+    ) -> Result<R::Local>
+    where
+        T: Send + 'static,
+        R: Distributed,
+        R::Local: Send + 'static,
+    {
+        let call = Fingerprint::new(Operation::MergeCall, std::any::type_name::<T>(), Location::caller());
+        self.merge(call, "merge_call", value, merge)
+    }
+
+    /// The implementation of [`merge_call`](Self::merge_call), used by other operations of this crate, too.
+    pub(crate) fn merge<T, R>(
+        &self,
+        call: Fingerprint,
+        operation: &'static str,
+        value: T,
+        merge: impl FnOnce(&Strategy, PerReplica<T>) -> Result<R>,
+    ) -> Result<R::Local>
+    where
+        T: Send + 'static,
+        R: Distributed,
+        R::Local: Send + 'static,
+    {
+        self.require_current(operation)?;
+        let merge = |values| -> Result<Vec<R::Local>> {
+            let _merge = tracing::trace_span!("merge").entered();
+            let _cross_replica = enter(Mode::Merge(self.clone()));
+            merge(self.strategy(), PerReplica::from_values(values))?
+                .split(self.strategy().world().replicas())
+                .map_err(|error| error.of_argument(operation, "the merge function's result"))
+        };
+        let not_given = || Error::invalid(operation, "the merge function gave no value for this replica");
+        let member = self.member();
+        if member.is_alone() {
+            let merged = merge(vec![value]);
+            let refreshed = self.strategy().refresh_copies(self.local_replica());
+            let mine = merged?.pop().ok_or_else(not_given)?;
+            return refreshed.map(|()| mine);
+        }
+        let failed = Mutex::new(None);
+        let parts =
+            member.merge(call.clone(), Mutex::new(Some(value)), |payloads: Vec<Arc<Mutex<Option<T>>>>| {
+                let values = payloads.iter().filter_map(|payload| lock(payload).take()).collect();
+                let declined = || member.session().map(|session| session.declined());
+                let before = declined();
+                match merge(values) {
+                    Ok(parts) => Ok(parts.into_iter().map(|part| Mutex::new(Some(part))).collect::<Vec<_>>()),
+                    Err(error) => {
+                        // The other workers may wait for what would have come. They know the error of a call, and of one
+                        // that was declined.
+                        if error.blame().is_none() && declined() == before {
+                            member.decline();
+                        }
+                        let known = match error.root_cause() {
+                            Error::Collective(blame) if member.session().is_some() => Some(blame.clone()),
+                            _ => None,
+                        };
+                        *lock(&failed) = Some(error);
+                        Err(known)
+                    }
+                }
+            });
+        // What was written meanwhile, also by one that has failed then.
+        let refreshed = self.strategy().refresh_copies(self.local_replica());
+        // Before the other replicas' error: `merge` may fail after they have stopped waiting for it.
+        if let Some(error) = lock(&failed).take() {
+            return Err(error);
+        }
+        let parts = parts?;
+        let part = match &*parts {
+            Ok(parts) => parts.get(member.rank()).and_then(|part| lock(part).take()),
+            // What the replicas of all workers are told.
+            Err(Some(known)) => return Err(Error::Collective(known.clone())),
+            Err(None) => None,
+        };
+        refreshed?;
+        part.ok_or_else(|| {
+            let first = self.strategy().world().global(0);
+            Error::Collective(Arc::new(Blame::failed(self.step(), first, &call)))
+        })
+    }
+}

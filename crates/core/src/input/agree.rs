@@ -1,0 +1,86 @@
+//! What workers tell each other about a dataset: how they shard it, and how much they have for the next step.
+
+use crate::strategy::Strategy;
+use crate::strategy::record;
+use distribute_base::{Error, Result};
+use distribute_cluster::{Fingerprint, Operation};
+use distribute_data::{Distribution, FileList, UnevenEnds};
+use distribute_tensor::Nest;
+use std::panic::Location;
+
+/// The plan of this worker, if all workers have the same one. They may differ if files are visible to some workers only.
+pub(super) fn same_plan<T: Nest>(
+    strategy: &Strategy,
+    operation: &'static str,
+    at: &'static Location<'static>,
+    plan: Result<Distribution<T>>,
+) -> Result<Distribution<T>> {
+    let call = || Fingerprint::new(Operation::DistributeDataset, operation, at);
+    let plan = same_files(strategy, operation, &call, plan)?;
+    let ends = plan.and_then(|plan| {
+        let ends = plan.ends(strategy.world().worker())?;
+        Ok((plan, ends))
+    });
+    let what = ("the plan", "build the same dataset on every worker, of files that all of them see");
+    let (plan, _) = strategy.agree_on(operation, call, ends, what, |(plan, ends)| describe(plan, *ends))?;
+    Ok(plan)
+}
+
+/// Checks that all workers have the same files, in the same order: each takes some of them, or its pieces of batches of all.
+/// The error of one that has no plan is left to the comparison of plans.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] on all workers alike, which names the file and what differs.
+fn same_files<T: Nest>(
+    strategy: &Strategy,
+    operation: &'static str,
+    call: &impl Fn() -> Fingerprint,
+    plan: Result<Distribution<T>>,
+) -> Result<Result<Distribution<T>>> {
+    // What failed in a call of all workers is known to all of them.
+    let is_known = plan.as_ref().is_err_and(|error| error.blame().is_some());
+    if strategy.world().workers() == 1 || is_known {
+        return Ok(plan);
+    }
+    let mine = plan.as_ref().ok().and_then(Distribution::files);
+    let all = |lists: &Option<FileList>| -> Result<Vec<Option<FileList>>> {
+        let (_, all) = strategy.agree(operation, call, Ok(()), |()| record::encode(lists))?;
+        record::decode_all(operation, &all)
+    };
+    // Lists may be long, and are the same nearly always.
+    let brief = all(&mine.as_ref().map(FileList::brief))?;
+    let first = brief.first().and_then(Option::as_ref);
+    let differ = |other: &FileList| first.is_some_and(|first| first.difference(other).is_some());
+    if !brief.iter().flatten().any(differ) {
+        return Ok(plan);
+    }
+    let lists = all(&mine)?;
+    let Some(first) = lists.first().and_then(Option::as_ref) else { return Ok(plan) };
+    for (worker, other) in lists.iter().enumerate() {
+        if let Some(differs) = other.as_ref().and_then(|other| other.difference(first)) {
+            let reason = format!(
+                "the workers have other files: {} is {} on {}, but {} on worker 0; give all of them the same files in the \
+                 same order (under AutoShardPolicy::Off each may have its own)",
+                differs.what,
+                differs.here,
+                strategy.named(worker),
+                differs.there
+            );
+            return Err(Error::invalid(operation, reason));
+        }
+    }
+    Ok(plan)
+}
+
+/// Describes what has to be the same on all workers.
+fn describe<T: Nest>(plan: &Distribution<T>, ends: UnevenEnds) -> String {
+    let origin = plan.beginning(0).origin;
+    let parted = match (plan.decision(), origin.pipeline) {
+        (Some(decision), Some(pipeline)) => {
+            format!("policy {} ({}), checksum of the pipeline {pipeline:08x}", decision.taken, decision.why)
+        }
+        _ => "by a function".into(),
+    };
+    let size = origin.batch.map_or("unknown size".into(), |size| size.to_string());
+    format!("\"{parted}, batches of {size}, cut by {:?}, at the end {ends:?}\"", origin.rule)
+}

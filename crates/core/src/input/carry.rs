@@ -1,0 +1,148 @@
+//! [`Carrier`]: how a tensor of a dataset gets to a device.
+
+use candle_core::{CpuStorage, Device, Result, Storage, Tensor};
+use distribute_base::internal::{HostTwins, by_pinned_memory, to_device};
+use std::sync::Arc;
+
+/// What brings tensors of a dataset to one device.
+pub struct Carrier {
+    device: Device,
+    twins: Arc<HostTwins>,
+}
+
+impl Carrier {
+    pub fn new(device: Device) -> Self {
+        Self { device, twins: HostTwins::new() }
+    }
+
+    /// The tensor on the device; itself if it is there.
+    ///
+    /// # Errors
+    /// candle's: the device has no memory for it, or no such dtype.
+    pub fn carry(&self, tensor: &Tensor) -> Result<Tensor> {
+        if tensor.device().same_device(&self.device) {
+            return Ok(tensor.clone());
+        }
+        let is_kept = HostTwins::takes(tensor);
+        // What is kept must not keep the memory of a whole dataset.
+        let here = if is_kept { alone(tensor)? } else { tensor.clone() };
+        let there = match by_pinned_memory(&here, &self.device) {
+            Some(there) => there,
+            None => to_device(&alone(&here)?, &self.device)?,
+        };
+        if is_kept {
+            self.twins.keep(here, there.clone());
+        }
+        Ok(there)
+    }
+}
+
+/// The tensor with memory of its own, if it is a part of a larger one: candle brings all of the memory that a tensor is in, and a piece may
+/// lie in that of the whole dataset.
+fn alone(tensor: &Tensor) -> Result<Tensor> {
+    let is_all = {
+        let (storage, layout) = tensor.storage_and_layout();
+        match &*storage {
+            Storage::Cpu(all) => layout.is_contiguous() && len(all) == tensor.elem_count(),
+            // How much it is, is not to be known there.
+            _ => false,
+        }
+    };
+    if is_all || tensor.elem_count() == 0 { Ok(tensor.clone()) } else { tensor.force_contiguous() }
+}
+
+fn len(storage: &CpuStorage) -> usize {
+    match storage {
+        CpuStorage::U8(all)
+        | CpuStorage::F6E2M3(all)
+        | CpuStorage::F6E3M2(all)
+        | CpuStorage::F4(all)
+        | CpuStorage::F8E8M0(all) => all.len(),
+        CpuStorage::U32(all) => all.len(),
+        CpuStorage::I16(all) => all.len(),
+        CpuStorage::I32(all) => all.len(),
+        CpuStorage::I64(all) => all.len(),
+        CpuStorage::BF16(all) => all.len(),
+        CpuStorage::F16(all) => all.len(),
+        CpuStorage::F32(all) => all.len(),
+        CpuStorage::F64(all) => all.len(),
+        CpuStorage::F8E4M3(all) => all.len(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory_of(tensor: &Tensor) -> usize {
+        match &*tensor.storage_and_layout().0 {
+            Storage::Cpu(all) => len(all),
+            _ => unreachable!("it is on the CPU"),
+        }
+    }
+
+    // IN-4
+    #[test]
+    fn of_a_part_of_a_tensor_no_more_is_brought_than_the_part() {
+        let all = Tensor::arange(0f32, 600., &Device::Cpu).unwrap().reshape((100, 6)).unwrap();
+        let columns = all.narrow(1, 2, 3).unwrap();
+        for part in [all.narrow(0, 0, 4).unwrap(), all.narrow(0, 40, 4).unwrap(), columns, all.t().unwrap()] {
+            let own = alone(&part).unwrap();
+            assert_eq!(memory_of(&own), part.elem_count());
+            assert!(own.is_contiguous());
+            let numbers = |tensor: &Tensor| tensor.to_vec2::<f32>().unwrap();
+            assert_eq!(numbers(&own), numbers(&part));
+        }
+        assert_eq!(alone(&all).unwrap().id(), all.id(), "all of it is copied for nothing");
+    }
+
+    /// A GPU of CUDA, with nothing else on it: in a process of its own.
+    #[cfg(feature = "cuda")]
+    fn with_gpu(test: &str, body: impl FnOnce(candle_core::CudaDevice) + Send + 'static) {
+        use distribute_testing::{child, skipped, watched};
+        if child::part().is_none() {
+            let command = child::command(&format!("input::carry::tests::{test}"), "by itself");
+            child::output(command, std::time::Duration::from_secs(60));
+            return;
+        }
+        match distribute_base::DeviceName::gpu(0).to_candle() {
+            Ok(Device::Cuda(device)) => watched(|| body(device)),
+            Ok(other) => panic!("{:?} is no GPU of CUDA", other.location()),
+            Err(error) => skipped(error),
+        }
+    }
+
+    // IN-4, ITER-2
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn pieces_with_and_without_rows_are_brought_and_what_is_there_is_left() {
+        with_gpu("pieces_with_and_without_rows_are_brought_and_what_is_there_is_left", |device| {
+            let device = Device::Cuda(device);
+            let carrier = Carrier::new(device.clone());
+            let here = Tensor::arange(0f32, 600., &Device::Cpu).unwrap().reshape((100, 6)).unwrap();
+            let there = carrier.carry(&here).unwrap();
+            assert_eq!(there.to_vec2::<f32>().unwrap(), here.to_vec2::<f32>().unwrap());
+            assert_eq!(carrier.carry(&there).unwrap().id(), there.id());
+            let empty = carrier.carry(&here.narrow(0, 4, 0).unwrap()).unwrap();
+            assert!(empty.device().same_device(&device));
+            assert_eq!((empty.dims(), empty.dtype()), (&[0, 6][..], candle_core::DType::F32));
+        });
+    }
+
+    // INV-69
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn ids_of_another_gpu_are_read_where_they_are() {
+        let to = match (
+            distribute_base::DeviceName::gpu(0).to_candle(),
+            distribute_base::DeviceName::gpu(1).to_candle(),
+        ) {
+            (Ok(from), Ok(to)) => (from, to),
+            (Err(error), _) | (_, Err(error)) => return distribute_testing::skipped(error),
+        };
+        let ids = Tensor::new(&[[1u32, 2], [3, 0]], &to.0).unwrap();
+        let there = Carrier::new(to.1).carry(&ids).unwrap();
+        let known = distribute_base::internal::known_on_host(&there.get_on_dim(1, 0).unwrap()).unwrap();
+        assert_eq!(known.to_vec1::<u32>().unwrap(), [1, 3]);
+    }
+}

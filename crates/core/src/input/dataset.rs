@@ -1,0 +1,297 @@
+//! [`DistributedDataset`]: a dataset over the replicas of a strategy.
+
+use super::agree::same_plan;
+use super::bring::Bring;
+use super::passes::Passes;
+use super::plan::Plan;
+use super::{DistributedIterator, InputOptions, layout, spec};
+use crate::values::PerReplica;
+use crate::{strategy::Strategy, strategy::extended::IndependentWorker};
+use distribute_base::Result;
+use distribute_data::{AutoShardPolicy, Cardinality, Dataset, Distribution, ElementSpec, Position};
+use distribute_tensor::Nest;
+use std::fmt;
+use std::panic::Location;
+
+/// A dataset of which each replica gets a piece in each step.
+///
+/// Iterate over a reference: each pass starts the dataset again, as the next epoch. The pipeline can no longer be extended.
+/// Clones are handles to the same dataset, and count passes together.
+///
+/// It remembers the position of its latest pass. Restored as a part of a [`Checkpoint`](crate::Checkpoint), it continues
+/// there, in the middle of an epoch and of its shuffles, on the same number of replicas or another. No element of the epoch
+/// is lost or repeated. Where workers come and go, it is parted anew when they have met again.
+///
+/// ```
+/// # use distribute::prelude::*;
+/// # use distribute::{Checkpoint, data::Dataset};
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = folder.path().join("saved");
+/// const EPOCHS: u64 = 2;
+/// let data = Dataset::range(100).shuffle(100, 42).batch(10);
+/// let two = MirroredStrategy::new(["cpu:0", "cpu:1"])?.distribute_dataset(data.clone())?;
+/// let seen = two.iter().take(4).count();                              // … and then the process is killed
+/// Checkpoint::new().part("input", &two).save(&path)?;
+///
+/// let three = MirroredStrategy::cpus(3)?.distribute_dataset(data)?;
+/// Checkpoint::new().part("input", &three).restore(&path)?;
+/// let mut steps = Vec::new();
+/// for epoch in three.position().epoch..EPOCHS {
+///     steps.push((epoch, three.iter().count()));
+/// }
+/// assert_eq!(steps, [(0, 10 - seen), (1, 10)]);
+/// # Ok::<(), distribute::Error>(())
+/// ```
+#[doc(alias = "tf.distribute.DistributedDataset")]
+pub struct DistributedDataset<T> {
+    pub(super) strategy: Strategy,
+    plan: Plan<T>,
+    /// What is parted; `None` where a function makes it.
+    batches: Option<Dataset<T>>,
+    options: InputOptions,
+    passes: Passes,
+}
+
+impl Strategy {
+    /// Splits the batches of a dataset over the replicas. The dataset is batched by the *global* batch size.
+    ///
+    /// Every batch of b elements, including the last, becomes N pieces, one for each replica in the order of ids: the first
+    /// b mod N pieces have b/N rows rounded up, the rest b/N rounded down. A piece may be empty, that is, have 0 rows;
+    /// `minimize` gives it weight 0.
+    ///
+    /// With several workers, each makes this call and gets the pieces of its own replicas. The workers compare how they
+    /// shard the data and, unless each reads for itself, their files, which have to be the same on all. By default every worker reads files of its own if there are enough,
+    /// and otherwise the whole dataset ([`InputOptions::auto_shard_policy`]). All workers take the same number of steps.
+    ///
+    /// Workers that don't wait for each other make steps of whole batches, cut for their own
+    /// replicas: each reads files of its own or, where there are too few, takes one of as many batches as there are workers, in turn.
+    ///
+    /// # Errors
+    /// [`Error::Data`](distribute_base::Error::Data) for a dataset that is not batched, [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument)
+    /// for workers with other files, with the file and what differs. While iterating, those of the pipeline, which name the
+    /// element.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use distribute::data::Dataset;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let batches = strategy.distribute_dataset(Dataset::range(5).batch(4))?;
+    /// let steps = batches.iter().collect::<distribute::Result<Vec<_>>>()?;
+    /// let rows = |step: &PerReplica<HostTensor>| step.iter().map(|piece| piece.dims()[0]).collect::<Vec<_>>();
+    /// assert_eq!([rows(&steps[0]), rows(&steps[1])], [[2, 2], [1, 0]]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// A loop over the dataset, with a `run` for each global batch:
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use distribute::data::Dataset;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let batches = strategy.distribute_dataset(Dataset::range(4).batch(2))?;
+    /// let mut results = Vec::new();
+    /// for batch in &batches {
+    ///     let result = strategy.run(batch?, |_ctx, input| {
+    ///         let doubled = input.to_vec::<i64>()?.into_iter().map(|x| x * 2).collect();
+    ///         Ok(HostTensor::vector(doubled))
+    ///     })?;
+    ///     results.push(result.to_string());
+    /// }
+    /// assert_eq!(format!("[{}]", results.join(", ")), "\
+    /// [PerReplica:{
+    ///   0: <Tensor: shape=(1,), dtype=int64, data=[0]>,
+    ///   1: <Tensor: shape=(1,), dtype=int64, data=[2]>
+    /// }, PerReplica:{
+    ///   0: <Tensor: shape=(1,), dtype=int64, data=[4]>,
+    ///   1: <Tensor: shape=(1,), dtype=int64, data=[6]>
+    /// }]");
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.distribute.Strategy.experimental_distribute_dataset")]
+    #[track_caller]
+    pub fn distribute_dataset<T: Nest>(&self, dataset: Dataset<T>) -> Result<DistributedDataset<T>> {
+        self.distribute_dataset_with(dataset, InputOptions::default())
+    }
+
+    /// Like [`distribute_dataset`](Strategy::distribute_dataset), with options.
+    ///
+    /// # Errors
+    /// Those of `distribute_dataset`; [`Error::NotSupported`](distribute_base::Error::NotSupported) and
+    /// [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument) for options that the strategy does not support or that
+    /// contradict each other.
+    #[track_caller]
+    pub fn distribute_dataset_with<T: Nest>(
+        &self,
+        dataset: Dataset<T>,
+        options: InputOptions,
+    ) -> Result<DistributedDataset<T>> {
+        const OPERATION: &str = "distribute_dataset";
+        let layout = layout(self);
+        options.check(OPERATION, self, false)?;
+        let (dataset, options) = self.own_part(dataset, options)?;
+        let plan = Distribution::new(&dataset, layout, options.plan()).map_err(Into::into);
+        let plan = plan.and_then(|plan| self.require_any_number(plan));
+        let plan = same_plan(self, OPERATION, Location::caller(), plan)?;
+        Ok(DistributedDataset::new(self, plan, Some(dataset), options))
+    }
+}
+
+impl Strategy {
+    // PSV1-12
+    /// What of a dataset this worker makes steps of, and how that is given to its replicas, if it doesn't wait for the others.
+    fn own_part<T: Nest>(
+        &self,
+        dataset: Dataset<T>,
+        options: InputOptions,
+    ) -> Result<(Dataset<T>, InputOptions)> {
+        match self.extended().independent() {
+            None | Some(IndependentWorker { workers: 1, .. }) => Ok((dataset, options)),
+            Some(IndependentWorker { workers, worker }) => {
+                let (part, _) = dataset.part_of_worker(workers, worker, &options.plan())?;
+                Ok((part, InputOptions { auto_shard_policy: AutoShardPolicy::Off, ..options }))
+            }
+        }
+    }
+}
+
+impl<T: Nest> DistributedDataset<T> {
+    /// A dataset parted by a plan: `batches`, or what a function makes.
+    pub(super) fn new(
+        strategy: &Strategy,
+        plan: Distribution<T>,
+        batches: Option<Dataset<T>>,
+        options: InputOptions,
+    ) -> Self {
+        let passes = Passes::new(plan.beginning(0));
+        Self { strategy: strategy.clone(), plan: Plan::new(plan), batches, options, passes }
+    }
+
+    /// Whether it is parted over the replicas of this strategy.
+    #[doc(hidden)]
+    pub fn is_of(&self, strategy: &Strategy) -> bool {
+        &self.strategy == strategy
+    }
+
+    /// A pass over the dataset, which yields a piece for each local replica in each step.
+    #[track_caller]
+    pub fn iter(&self) -> DistributedIterator<T> {
+        self.pass(Bring::new(&self.strategy, &self.options))
+    }
+
+    /// A pass whose pieces are brought so.
+    #[track_caller]
+    pub(super) fn pass(&self, bring: Result<Bring>) -> DistributedIterator<T> {
+        DistributedIterator::new(&self.strategy, &self.plan, &self.passes, bring, Location::caller())
+    }
+
+    /// Folds `step` over the steps of one pass.
+    ///
+    /// # Errors
+    /// Those of the dataset and of `step`.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// # use distribute::data::Dataset;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let batches = strategy.distribute_dataset(Dataset::range(5).batch(2))?;
+    /// let rows = batches.reduce(0, |rows, step| Ok(rows + step.iter().map(|piece| piece.dims()[0]).sum::<usize>()))?;
+    /// assert_eq!(rows, 5);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.distribute.DistributedDataset.reduce")]
+    pub fn reduce<S>(&self, initial: S, mut step: impl FnMut(S, PerReplica<T>) -> Result<S>) -> Result<S> {
+        self.iter().try_fold(initial, |state, pieces| step(state, pieces?))
+    }
+
+    /// Explains who gets what and why: the pipeline, the sharding policy, what each worker reads, the rows of each replica
+    /// in a full step, and what happens at the end.
+    pub fn explain(&self) -> String {
+        self.plan.present(&self.strategy).unwrap_or_else(|_| self.plan.latest()).explain()
+    }
+
+    /// The position of the latest pass, after the last step taken from it. If no pass is in progress, the position at which
+    /// the next one begins.
+    pub fn position(&self) -> Position {
+        self.passes.position()
+    }
+
+    /// Lets the next pass begin behind the last step that is in the weights.
+    pub(super) fn rewind_passes(&self) {
+        self.passes.rewind(self.strategy.updates());
+    }
+
+    /// Lets the next pass continue at a position, which may have been taken on another number of replicas. Later passes are
+    /// the epochs after it.
+    ///
+    /// # Errors
+    /// [`Error::Data`](distribute_base::Error::Data) for a position of another dataset; nothing has changed then.
+    pub fn resume(&self, position: Position) -> Result<()> {
+        self.check_position(&position)?;
+        self.passes.resume(position);
+        Ok(())
+    }
+
+    pub(super) fn check_position(&self, position: &Position) -> Result<()> {
+        Ok(self.plan.present(&self.strategy)?.check_position(position)?)
+    }
+
+    /// How many global batches a pass yields, as far as is known.
+    #[doc(alias = "tf.distribute.DistributedDataset.cardinality")]
+    pub fn cardinality(&self) -> Cardinality {
+        if let Some(batches) = &self.batches {
+            return batches.cardinality();
+        }
+        let worker = self.strategy.world().worker();
+        let known = self.plan.present(&self.strategy).and_then(|plan| {
+            let (made, ends, layout) = (plan.made_for(worker)?, plan.ends(worker)?, plan.layout());
+            Ok(match &made[..] {
+                [one] => spec::steps_of(one.cardinality(), layout.replicas, layout.workers, ends),
+                _ => Cardinality::Unknown,
+            })
+        });
+        known.unwrap_or(Cardinality::Unknown)
+    }
+
+    /// Returns the dtypes and shapes of each local replica's pieces, as the dataset's
+    /// [`element_spec`](distribute_data::Dataset::element_spec) tells those of its batches: by types, as declared, or of the first
+    /// element. The number of rows is known if every batch divides evenly over the replicas.
+    #[doc(alias = "tf.distribute.DistributedDataset.element_spec")]
+    pub fn element_spec(&self) -> Option<PerReplica<ElementSpec>> {
+        let layout = layout(&self.strategy);
+        if let Some(batches) = &self.batches {
+            return Some(spec::of_pieces(&batches.element_spec()?, layout));
+        }
+        let plan = self.plan.present(&self.strategy).ok()?;
+        let made = plan.made_for(self.strategy.world().worker()).ok()?;
+        let specs = made.iter().map(Dataset::element_spec).collect::<Option<Vec<_>>>()?;
+        Some(PerReplica::from_values(specs.into_iter().cycle().take(layout.replicas).collect()))
+    }
+}
+
+impl<T> Clone for DistributedDataset<T> {
+    fn clone(&self) -> Self {
+        Self {
+            strategy: self.strategy.clone(),
+            plan: self.plan.clone(),
+            batches: self.batches.clone(),
+            options: self.options,
+            passes: self.passes.clone(),
+        }
+    }
+}
+
+impl<T: Nest> fmt::Debug for DistributedDataset<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DistributedDataset<{}> of\n{}", std::any::type_name::<T>(), self.explain())
+    }
+}
+
+impl<T: Nest> IntoIterator for &DistributedDataset<T> {
+    type Item = Result<PerReplica<T>>;
+    type IntoIter = DistributedIterator<T>;
+
+    #[track_caller]
+    fn into_iter(self) -> DistributedIterator<T> {
+        self.iter()
+    }
+}

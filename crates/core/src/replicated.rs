@@ -1,0 +1,111 @@
+//! A model on every local replica.
+
+use crate::context::raised;
+use crate::strategy::Strategy;
+use crate::values::PerReplica;
+use crate::variables::Variables;
+use candle_nn::VarBuilder;
+use distribute_base::Result;
+use std::panic::Location;
+
+type Build<M> = Box<dyn Fn(VarBuilder<'static>) -> Result<M> + Send + Sync>;
+
+/// A model on every local replica, and the variables that all of them share.
+///
+/// Given to [`run`](Strategy::run) as `&model`, each replica gets its own `&M`; as `&mut model`, its own `&mut M`, for
+/// models whose `forward` takes `&mut self`, and for those that are not `Sync`:
+///
+/// ```compile_fail,E0277
+/// # use distribute::prelude::*;
+/// use std::cell::Cell;
+/// let strategy = MirroredStrategy::cpus(2)?;
+/// let model = strategy.replicate(|_vb| distribute::Ok(Cell::new(0)))?;
+/// strategy.run(&model, |_, calls| Ok(calls.set(calls.get() + 1)))?; // a Cell is not shared
+/// # Ok::<(), distribute::Error>(())
+/// ```
+///
+/// ```
+/// # use distribute::prelude::*;
+/// use std::cell::Cell;
+/// let strategy = MirroredStrategy::cpus(2)?;
+/// let mut model = strategy.replicate(|_vb| distribute::Ok(Cell::new(0)))?;
+/// strategy.run(&mut model, |_, calls| Ok(calls.set(calls.get() + 1)))?; // each replica has its own
+/// assert_eq!(model.models().iter().map(Cell::get).collect::<Vec<_>>(), [1, 1]);
+/// # Ok::<(), distribute::Error>(())
+/// ```
+///
+/// A model that is not `Send` either, such as candle_nn's `Sequential` or one with an `Rc`, can be given in neither way:
+///
+/// ```compile_fail,E0277
+/// # use distribute::prelude::*;
+/// use candle_nn::{linear, seq};
+/// let strategy = MirroredStrategy::cpus(2)?;
+/// let mut model = strategy.replicate(|vb| distribute::Ok(seq().add(linear(2, 1, vb)?)))?;
+/// strategy.run(&mut model, |_, _| Ok(()))?; // a Box<dyn Module> is not sent
+/// # Ok::<(), distribute::Error>(())
+/// ```
+///
+/// `nn::seq` makes the same model of layers that can be shared; `nn::per_thread` builds any
+/// model on each thread that uses it:
+///
+/// ```
+/// # use distribute::prelude::*;
+/// use candle_nn::{Module, linear, seq};
+/// use distribute::nn;
+/// let strategy = MirroredStrategy::cpus(2)?;
+/// let model = strategy.replicate(|vb| nn::per_thread(vb, |vb| Ok(seq().add(linear(2, 1, vb)?))))?;
+/// let x = candle_core::Tensor::zeros((3, 2), candle_core::DType::F32, &candle_core::Device::Cpu)?;
+/// let y = strategy.run(&model, |_, model| Ok(model.forward(&x)?))?;
+/// assert_eq!(y.values()[1].dims(), [3, 1]);
+/// # Ok::<(), distribute::Error>(())
+/// ```
+pub struct Replicated<M> {
+    models: PerReplica<M>,
+    build: Build<M>,
+    /// The model's variables, by name.
+    pub variables: Variables,
+}
+
+impl<M> Replicated<M> {
+    #[track_caller]
+    pub(crate) fn build(strategy: &Strategy, seed: u64, build: Build<M>) -> Result<Self> {
+        let at = Location::caller();
+        let variables = Variables::new(strategy, seed);
+        let models = || {
+            let mut models = Vec::new();
+            for replica in 0..strategy.world().replicas() {
+                models.push(build(variables.builder(replica)?).map_err(raised)?);
+                variables.require_same_names(replica)?;
+            }
+            Ok(models)
+        };
+        let models = strategy.or_tell_workers(models())?;
+        variables.require_same_on_workers(at)?;
+        Ok(Self { models: PerReplica::from_values(models), build, variables })
+    }
+
+    /// The models, one for each local replica.
+    pub fn models(&self) -> &PerReplica<M> {
+        &self.models
+    }
+
+    pub(crate) fn models_mut(&mut self) -> &mut PerReplica<M> {
+        &mut self.models
+    }
+
+    /// The model as one device would have it, to evaluate or export it: a snapshot of the variables, with running statistics
+    /// averaged over the replicas. If there are running statistics, all workers have to call it.
+    ///
+    /// # Errors
+    /// Those of the closure that builds the model, and of reading its variables.
+    #[track_caller]
+    pub fn merged(&self) -> Result<M> {
+        (self.build)(self.variables.snapshot_builder()?)
+    }
+}
+
+impl<M> std::fmt::Debug for Replicated<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Replicated({} replicas, {:?})", self.models.len(), self.variables)
+    }
+}

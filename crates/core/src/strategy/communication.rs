@@ -1,0 +1,182 @@
+//! How collectives communicate, as far as users can choose.
+
+use distribute_base::{Error, Result};
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// How the replicas' collectives communicate: those of a strategy, or the calls made on one view of a context
+/// ([`ReplicaContext::with_options`](crate::ReplicaContext::with_options)). No option changes a bit of a result.
+///
+/// ```
+/// # use distribute::prelude::*;
+/// use distribute::CommunicationOptions;
+/// use std::time::Duration;
+/// let options = CommunicationOptions { bytes_per_pack: 1 << 20, ..Default::default() };
+/// let strategy =
+///     MirroredStrategy::builder().devices(["cpu:0", "cpu:1"]).communication_options(options).build()?;
+/// let sums = strategy.run((), |ctx, ()| {
+///     let patient = CommunicationOptions { timeout: Some(Duration::from_secs(600)), ..Default::default() };
+///     ctx.with_options(patient)?.all_reduce(ReduceOp::Sum, vec![1f32, 2.])
+/// })?;
+/// assert_eq!(sums.values(), [[2., 4.], [2., 4.]]);
+/// # Ok::<(), distribute::Error>(())
+/// ```
+#[doc(alias = "tf.distribute.experimental.CommunicationOptions")]
+#[doc(alias = "tf.distribute.experimental.CollectiveHints")]
+#[doc(alias = "CollectiveHints")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CommunicationOptions {
+    /// Values of one `all_reduce` that have the same dtype are reduced together, in packs of about this many bytes. With 0,
+    /// the default, each value is reduced by itself, which is fastest for replicas that share memory.
+    pub bytes_per_pack: usize,
+    /// How long a replica waits for the others in one call, those of other workers included. `None` keeps the strategy's
+    /// timeout, 60 s by default.
+    #[doc(alias = "timeout_seconds")]
+    pub timeout: Option<Duration>,
+    /// What carries the values.
+    pub implementation: CommunicationImplementation,
+}
+
+impl CommunicationOptions {
+    /// These options, with those left at their defaults taken from `base`.
+    pub fn over(self, base: Self) -> Self {
+        Self {
+            bytes_per_pack: if self.bytes_per_pack > 0 { self.bytes_per_pack } else { base.bytes_per_pack },
+            timeout: self.timeout.or(base.timeout),
+            implementation: match self.implementation {
+                CommunicationImplementation::Auto => base.implementation,
+                set => set,
+            },
+        }
+    }
+
+    /// What is wrong with these options: a timeout of zero, or an implementation that replicas of one process don't have.
+    pub(super) fn fault(&self) -> Option<String> {
+        if self.timeout == Some(Duration::ZERO) {
+            let reason = "a timeout of zero is over before any other replica can come; leave it out for the strategy's, or \
+                          give Duration::MAX to wait for ever";
+            return Some(reason.into());
+        }
+        match self.implementation {
+            CommunicationImplementation::Auto => None,
+            other => Some(format!(
+                "CommunicationImplementation {other}: replicas of one process exchange values in the memory they share, and \
+                 what links workers is chosen where they join: RING, which is sockets, by \
+                 MultiWorkerMirroredStrategy::builder; leave it at AUTO"
+            )),
+        }
+    }
+
+    /// Refuses options that have a [`fault`](Self::fault).
+    #[doc(hidden)]
+    pub fn check(&self, operation: &'static str) -> Result<()> {
+        self.fault().map_or(Ok(()), |fault| Err(Error::invalid(operation, fault)))
+    }
+}
+
+/// What carries the values of a collective.
+///
+/// Replicas of one process exchange what they have in the memory they share, and so do workers on its threads. Workers that
+/// are processes are linked by shared memory where they can, else by sockets; by sockets alone if
+/// `MultiWorkerBuilder::communication_options` says
+/// [`Ring`](Self::Ring). Where something else is asked for, that is [`Error::InvalidArgument`], from
+/// `MirroredBuilder::build`,
+/// `on_threads_with`, [`Strategy::new`](crate::Strategy::new) and
+/// [`with_options`](crate::ReplicaContext::with_options).
+#[doc(alias = "tf.distribute.experimental.CommunicationImplementation")]
+#[doc(alias = "tf.distribute.experimental.CollectiveCommunication")]
+#[doc(alias = "CollectiveCommunication")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CommunicationImplementation {
+    /// Chosen by the devices.
+    #[doc(alias = "tf.distribute.experimental.CommunicationImplementation.AUTO")]
+    #[default]
+    Auto,
+    /// Over sockets.
+    #[doc(alias = "tf.distribute.experimental.CommunicationImplementation.RING")]
+    Ring,
+    /// NVIDIA's library, between GPUs.
+    #[doc(alias = "tf.distribute.experimental.CommunicationImplementation.NCCL")]
+    Nccl,
+}
+
+impl fmt::Display for CommunicationImplementation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            CommunicationImplementation::Auto => "AUTO",
+            CommunicationImplementation::Ring => "RING",
+            CommunicationImplementation::Nccl => "NCCL",
+        })
+    }
+}
+
+/// Reads the names that [`Display`](fmt::Display) writes, in upper or lower case.
+impl FromStr for CommunicationImplementation {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let all = [Self::Auto, Self::Ring, Self::Nccl];
+        all.into_iter().find(|one| one.to_string().eq_ignore_ascii_case(name)).ok_or_else(|| {
+            Error::invalid(
+                "CommunicationImplementation",
+                format!("{name:?} is not a valid implementation; there are AUTO, RING and NCCL"),
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use CommunicationImplementation::{Auto, Nccl, Ring};
+
+    #[test]
+    fn co_1_names_are_read_in_any_case_and_others_are_refused() {
+        for (name, one) in [("AUTO", Auto), ("ring", Ring), ("Nccl", Nccl)] {
+            assert_eq!(name.parse::<CommunicationImplementation>().unwrap(), one);
+            assert_eq!(one.to_string(), name.to_ascii_uppercase());
+        }
+        let error = "FOO".parse::<CommunicationImplementation>().unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+        assert!(error.to_string().contains("\"FOO\"") && error.to_string().contains("RING"), "{error}");
+    }
+
+    #[test]
+    fn co_2_what_is_set_wins_over_the_base() {
+        let second = Some(Duration::from_secs(1));
+        let base = CommunicationOptions { bytes_per_pack: 8, timeout: second, implementation: Ring };
+        let none = CommunicationOptions::default();
+        assert_eq!(none, CommunicationOptions { bytes_per_pack: 0, timeout: None, implementation: Auto });
+        assert_eq!(none.over(base), base);
+        assert_eq!(base.over(none), base);
+        let minute = Some(Duration::from_secs(60));
+        let other = CommunicationOptions { bytes_per_pack: 16, timeout: minute, implementation: Nccl };
+        assert_eq!(other.over(base), other);
+        assert_eq!(
+            CommunicationOptions { timeout: minute, ..none }.over(base),
+            CommunicationOptions { timeout: minute, ..base }
+        );
+    }
+
+    #[test]
+    fn co_3_what_one_process_has_not_is_refused_by_name() {
+        for implementation in [Ring, Nccl] {
+            let options = CommunicationOptions { implementation, ..Default::default() };
+            let error = options.check("here").unwrap_err();
+            assert!(matches!(error, Error::InvalidArgument { operation: "here", .. }), "{error}");
+            assert!(error.to_string().contains(&format!("CommunicationImplementation {implementation}:")));
+        }
+        CommunicationOptions::default().check("here").unwrap();
+    }
+
+    #[test]
+    fn co_6_a_timeout_of_zero_is_refused_with_why() {
+        let options = CommunicationOptions { timeout: Some(Duration::ZERO), ..Default::default() };
+        let error = options.check("here").unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { operation: "here", .. }), "{error}");
+        assert!(error.to_string().contains("before any other replica"), "{error}");
+        CommunicationOptions { timeout: Some(Duration::MAX), ..options }.check("here").unwrap();
+    }
+}

@@ -1,0 +1,64 @@
+//! Chooses the algorithm by the devices. No choice changes a bit of the result.
+
+use distribute_base::DeviceName;
+
+/// How one value is reduced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Algorithm {
+    /// Not at all: there is one part, and it is where the result should be.
+    Nothing,
+    /// All parts are copied to one device, which is always possible.
+    OneDevice,
+    /// The replicas are summed in two halves, then the two sums.
+    Hierarchical,
+}
+
+/// The algorithm for a value with a part on each of `from`, if the hierarchical one is asked for.
+///
+/// Logical CPU devices are treated like all devices, and integers like all numbers.
+pub(super) fn choose(from: &[DeviceName], to: &[DeviceName], sparse: bool) -> Algorithm {
+    match (from.len(), from == to) {
+        (1, true) => Algorithm::Nothing,
+        (2.., true) if !sparse => Algorithm::Hierarchical,
+        _ => Algorithm::OneDevice,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Algorithm::{Hierarchical, Nothing, OneDevice};
+    use super::*;
+
+    const fn gpu(index: usize) -> DeviceName {
+        DeviceName::gpu(index)
+    }
+
+    #[test]
+    fn xd_3_xd_7_xd_8_what_halves_cannot_do_is_reduced_to_one_device() {
+        let cpus = &[DeviceName::cpu(0), DeviceName::cpu(1), DeviceName::cpu(2)][..];
+        let gpus = &[gpu(0), gpu(1)][..];
+        let mixed = &[gpu(0), DeviceName::cpu(0)][..];
+        let swapped = &[gpu(1), gpu(0)][..];
+        for (from, to, sparse, chosen) in [
+            // Values and results on the same devices, on CPUs too.
+            (cpus, cpus, false, Hierarchical),
+            (gpus, gpus, false, Hierarchical),
+            (mixed, mixed, false, Hierarchical),
+            // Other destinations.
+            (cpus, &cpus[..1], false, OneDevice),
+            (gpus, &cpus[..1], false, OneDevice),
+            (gpus, &gpus[1..], false, OneDevice),
+            (gpus, swapped, false, OneDevice),
+            // Sparse values.
+            (cpus, cpus, true, OneDevice),
+            (gpus, gpus, true, OneDevice),
+            // One component.
+            (&cpus[1..2], &cpus[1..2], false, Nothing),
+            (&gpus[..1], &gpus[..1], true, Nothing),
+            (&gpus[..1], &cpus[..1], false, OneDevice),
+            (&cpus[..1], gpus, false, OneDevice),
+        ] {
+            assert_eq!(choose(from, to, sparse), chosen, "{from:?} to {to:?}, sparse: {sparse}");
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Sums of candle's tensors on GPUs by NCCL.
+
+use super::communicators::{self, Library, Sets};
+use super::fault::{CallError, FILE, Fault};
+use super::library::{Communicators, Nccl, Vectors};
+use super::taken::{gpu_of, number};
+use candle_core::cuda_backend::CudaStorageSlice;
+use candle_core::cuda_backend::cudarc::driver::{
+    CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DriverError, sys,
+};
+use candle_core::{
+    CpuStorage, CudaDevice, CudaStorage, Device, InplaceOp2, Layout, Result as CandleResult, Tensor, bail,
+};
+use distribute_base::internal::gpu;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+static SETS: Sets<Communicators> = Sets::new();
+
+/// NCCL, which is loaded when it is first asked for.
+///
+/// # Errors
+/// [`Fault::Missing`] and [`Fault::TooOld`]; the next call looks for it again.
+pub(super) fn nccl() -> Result<&'static Nccl, Fault> {
+    static NCCL: OnceLock<Nccl> = OnceLock::new();
+    match NCCL.get() {
+        Some(nccl) => Ok(nccl),
+        None => {
+            let nccl = Nccl::load(FILE)?;
+            Ok(NCCL.get_or_init(|| nccl))
+        }
+    }
+}
+
+/// The sums over GPUs of `parts[replica][number]`, see [`communicators::sum`].
+///
+/// # Errors
+/// Those, and those of [`nccl`].
+pub(super) fn sum(
+    gpus: &[usize],
+    parts: &[Vec<Tensor>],
+    patience: Duration,
+) -> Result<Vec<Vec<Tensor>>, Fault> {
+    for (gpu, list) in gpus.iter().zip(parts) {
+        if let Some(part) = list.iter().find(|part| gpu_of(part) != Some(*gpu)) {
+            let place = part.device().location();
+            return Err(Fault::Parts(format!("a part of GPU {gpu} is on {place:?}")));
+        }
+    }
+    communicators::sum(nccl()?, &SETS, gpus, parts, patience)
+}
+
+impl Library for Nccl {
+    type Communicators = Communicators;
+
+    fn open(&self, gpus: &[usize]) -> Result<Communicators, CallError> {
+        share_memory(gpus)?;
+        Ok(Communicators::new(gpus))
+    }
+
+    fn link(&self, communicators: &Communicators) -> Result<(), CallError> {
+        // candle makes its GPU that of the thread before each of its calls.
+        let bind = |gpu: usize| {
+            let bound = device(gpu)?.cuda_stream().context().bind_to_thread();
+            bound.map_err(|error| CallError { call: "cuCtxSetCurrent", reason: error.to_string() })
+        };
+        Nccl::link(self, communicators, bind)
+    }
+
+    fn busy(&self, communicators: &Communicators, call: &'static str) -> Result<Vec<usize>, CallError> {
+        Nccl::busy(self, communicators, call)
+    }
+
+    fn room(&self, part: &Tensor) -> CandleResult<Tensor> {
+        // SAFETY: any bits are numbers, and all are written before anything reads them: by the sum, which is before that in the queue.
+        unsafe { part.empty_like() }
+    }
+
+    fn start(&self) -> Result<(), CallError> {
+        Nccl::start(self)
+    }
+
+    fn add(
+        &self,
+        communicators: &Communicators,
+        parts: &[&Tensor],
+        sums: &[&Tensor],
+    ) -> Result<(), CallError> {
+        const CALL: &str = "ncclAllReduce";
+        let refuse = |reason: &str| CallError { call: CALL, reason: reason.into() };
+        let alike =
+            |part: &&Tensor| part.dtype() == parts[0].dtype() && part.elem_count() == parts[0].elem_count();
+        if parts.len() != sums.len() || !parts.iter().chain(sums).all(alike) {
+            return Err(refuse("parts and sums differ"));
+        }
+        let there = |(gpu, (part, sum)): (&usize, (&&Tensor, &&Tensor))| {
+            gpu_of(part) == Some(*gpu) && gpu_of(sum) == Some(*gpu)
+        };
+        let gpus = communicators.gpus();
+        if gpus.len() != parts.len() || !gpus.iter().zip(parts.iter().zip(sums)).all(there) {
+            return Err(refuse("parts are not on the GPUs of the communicators"));
+        }
+        let number = parts.first().and_then(|part| number(part.dtype()));
+        let Some(number) = number else { return Err(refuse("it does not sum numbers of this type")) };
+        for (replica, (part, sum)) in parts.iter().zip(sums).enumerate() {
+            let call = Call { nccl: self, communicators, replica, number };
+            // candle's error has text alone, NCCL's in its first line.
+            let failed =
+                |error: candle_core::Error| refuse(error.to_string().lines().next().unwrap_or_default());
+            sum.inplace_op2(part, &call).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    fn end(&self) -> Result<(), CallError> {
+        Nccl::end(self)
+    }
+
+    fn queued(&self, part: &Tensor, sum: &Tensor) -> CandleResult<()> {
+        sum.inplace_op2(part, &Queued)
+    }
+
+    fn abort(&self, communicators: Communicators) {
+        Nccl::abort(self, communicators);
+    }
+}
+
+/// A replica's call for a sum, in candle's way to the memory of both tensors.
+struct Call<'a> {
+    nccl: &'a Nccl,
+    communicators: &'a Communicators,
+    replica: usize,
+    number: c_int,
+}
+
+impl InplaceOp2 for Call<'_> {
+    fn name(&self) -> &'static str {
+        "ncclAllReduce"
+    }
+
+    fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> CandleResult<()> {
+        bail!("NCCL sums on GPUs alone")
+    }
+
+    fn cuda_fwd(
+        &self,
+        sum: &mut CudaStorage,
+        sum_at: &Layout,
+        part: &CudaStorage,
+        part_at: &Layout,
+    ) -> CandleResult<()> {
+        let count = part_at.shape().elem_count();
+        let (from, to) = addresses(sum, sum_at, part, part_at)?;
+        let vectors = Vectors { from, to, count, number: self.number };
+        let stream = part.device.cuda_stream().cu_stream().cast::<c_void>();
+        // SAFETY: `add` has compared type, number of elements and GPU of all replicas' tensors, which `addresses` has found contiguous.
+        // `communicators::sum` holds the tensors until the group has ended, or its communicators have been given up, and candle frees what they have in the order of its stream,
+        // which is that of the call.
+        let called = unsafe { self.nccl.all_reduce(self.communicators, self.replica, vectors, stream) };
+        called.map_err(|error| candle_core::Error::msg(error.reason))
+    }
+}
+
+/// What is done when the calls are in the queue: nothing, but cudarc takes note that the queue, as far as it is now, is who reads one tensor and
+/// writes the other, and lets other queues wait for it.
+struct Queued;
+
+impl InplaceOp2 for Queued {
+    fn name(&self) -> &'static str {
+        "ncclGroupEnd"
+    }
+
+    fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> CandleResult<()> {
+        bail!("NCCL sums on GPUs alone")
+    }
+
+    fn cuda_fwd(
+        &self,
+        sum: &mut CudaStorage,
+        sum_at: &Layout,
+        part: &CudaStorage,
+        part_at: &Layout,
+    ) -> CandleResult<()> {
+        addresses(sum, sum_at, part, part_at).map(drop)
+    }
+}
+
+/// Where a part begins, and where its sum does, in the memory of the GPU.
+fn addresses(
+    sum: &mut CudaStorage,
+    sum_at: &Layout,
+    part: &CudaStorage,
+    part_at: &Layout,
+) -> CandleResult<(*const c_void, *mut c_void)> {
+    use CudaStorageSlice::{BF16, F16, F32, F64, I64, U8, U32};
+    fn of<T>(part: &CudaSlice<T>, sum: &mut CudaSlice<T>, stream: &CudaStream) -> (u64, u64, usize) {
+        // What these guards tell when they are dropped is as of now.
+        let (from, _reads) = part.device_ptr(stream);
+        let (to, _writes) = sum.device_ptr_mut(stream);
+        (from, to, size_of::<T>())
+    }
+    let (Some((to_element, _)), Some((from_element, _))) =
+        (sum_at.contiguous_offsets(), part_at.contiguous_offsets())
+    else {
+        bail!("parts and sums have to be contiguous")
+    };
+    let stream = part.device.cuda_stream();
+    let (from, to, bytes) = match (&part.slice, &mut sum.slice) {
+        (U8(part), U8(sum)) => of(part, sum, &stream),
+        (U32(part), U32(sum)) => of(part, sum, &stream),
+        (I64(part), I64(sum)) => of(part, sum, &stream),
+        (F16(part), F16(sum)) => of(part, sum, &stream),
+        (BF16(part), BF16(sum)) => of(part, sum, &stream),
+        (F32(part), F32(sum)) => of(part, sum, &stream),
+        (F64(part), F64(sum)) => of(part, sum, &stream),
+        _ => bail!("NCCL does not sum numbers of this type"),
+    };
+    let at = |address: u64, element: usize| address + (element * bytes) as u64;
+    Ok((at(from, from_element) as *const c_void, at(to, to_element) as *mut c_void))
+}
+
+/// candle's handle of a GPU.
+fn device(gpu: usize) -> Result<CudaDevice, CallError> {
+    match gpu::open(gpu) {
+        Ok(Device::Cuda(device)) => Ok(device),
+        Ok(_) => Err(CallError { call: "cuDeviceGet", reason: format!("GPU {gpu} is not CUDA's") }),
+        Err(error) => Err(CallError { call: "cuDeviceGet", reason: error.to_string() }),
+    }
+}
+
+/// CUDA's `CUmemAccessDesc`: whom memory is opened to. Its declarations in cudarc differ with CUDA's release, and what is in memory doesn't.
+#[repr(C)]
+struct Access {
+    /// `CU_MEM_LOCATION_TYPE_DEVICE`.
+    kind: c_int,
+    device: c_int,
+    /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
+    flags: c_int,
+}
+
+/// Opens the memory of each GPU to the others. NCCL lets a GPU read and write other GPUs' tensors of one process where they are, and what comes
+/// from a pool, as candle's tensors do, is closed to others by default: they would fail with an illegal access.
+fn share_memory(gpus: &[usize]) -> Result<(), CallError> {
+    let devices = gpus.iter().map(|gpu| device(*gpu)).collect::<Result<Vec<_>, _>>()?;
+    let contexts: Vec<_> = devices.iter().map(|device| device.cuda_stream().context().clone()).collect();
+    for of in &contexts {
+        // Without pools memory comes from where NCCL opens it by itself.
+        if !of.has_async_alloc() {
+            continue;
+        }
+        let mut pool = ptr::null_mut();
+        // SAFETY: the device is there, and the pool lives during the call.
+        done("cuDeviceGetMemPool", unsafe { sys::cuDeviceGetMemPool(&raw mut pool, of.cu_device()) })?;
+        for to in contexts.iter().filter(|to| to.ordinal() != of.ordinal()) {
+            let mut can = 0;
+            // SAFETY: both devices are there, and the answer lives during the call.
+            let asked = unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, to.cu_device(), of.cu_device()) };
+            done("cuDeviceCanAccessPeer", asked)?;
+            if can != 0 {
+                let access = Access { kind: 1, device: to.cu_device(), flags: 3 };
+                // SAFETY: the pool is the device's, and there is one description, which lives during the call.
+                let set = unsafe { sys::cuMemPoolSetAccess(pool, (&raw const access).cast(), 1) };
+                done("cuMemPoolSetAccess", set)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn done(call: &'static str, result: sys::CUresult) -> Result<(), CallError> {
+    result.result().map_err(|error: DriverError| CallError { call, reason: error.to_string() })
+}

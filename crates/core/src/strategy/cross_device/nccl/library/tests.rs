@@ -1,0 +1,194 @@
+use super::*;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+// The texts are of Linux' loader.
+#[cfg(target_os = "linux")]
+#[test]
+fn without_the_library_an_error_says_what_to_install() {
+    let fault = Nccl::load("libnccl-that-is-not-there.so.2").err().unwrap();
+    assert!(matches!(fault, Fault::Missing { .. }), "{fault}");
+    let error = fault.on(&[distribute_base::DeviceName::gpu(0), distribute_base::DeviceName::gpu(1)]);
+    assert!(matches!(error, distribute_base::Error::Device { .. }), "{error}");
+    let text = error.to_string();
+    for part in [
+        "device \"/job:localhost/replica:0/task:0/device:GPU:0, /job:localhost/replica:0/task:0/device:GPU:1\"",
+        // What the loader said, and where it looked.
+        "libnccl-that-is-not-there.so.2: cannot open shared object file",
+        "libnccl.so.2 was looked for in LD_LIBRARY_PATH (",
+        "apt-get install libnccl2",
+        "pip install nvidia-nccl-cu12",
+        "nvidia-nccl-cu13",
+        "nvidia/nccl/lib",
+        // And what does without.
+        "ReductionToOneDevice",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in {text}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_library_that_is_not_nccl_is_missing() {
+    // The program's own C library has none of its functions.
+    let fault = Nccl::load("libc.so.6").err().unwrap();
+    assert!(fault.to_string().contains("ncclGetVersion"), "{fault}");
+}
+
+#[test]
+fn releases_are_written_as_nvidia_does() {
+    assert_eq!([21403, 22703, 2708].map(text), ["2.14.3", "2.27.3", "2.7.8"]);
+}
+
+/// What stands in for NCCL, compiled into `folder`; `None` where there is no compiler beside the tests.
+fn played(folder: &Path, release: Option<&str>) -> Option<PathBuf> {
+    let file = folder.join(format!("libnccl-{}.so", release.unwrap_or("played")));
+    let beside = Path::new(env!("CARGO")).with_file_name("rustc");
+    let rustc = if beside.exists() { beside } else { "rustc".into() };
+    let mut command = Command::new(rustc);
+    command.args(["--edition=2024", "--crate-type=cdylib", "-Cprefer-dynamic=no", "-o"]).arg(&file);
+    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/nccl/libnccl.rs"));
+    command.env_remove("RUSTFLAGS");
+    if let Some(release) = release {
+        command.env("PLAYED_RELEASE", release);
+    }
+    match command.output() {
+        Ok(output) => {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            Some(file)
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) => panic!("rustc: {error}"),
+    }
+}
+
+/// What is told to what stands in for NCCL, beside the calls that NCCL has.
+struct Behind {
+    /// How many questions a call takes from now on, and what it comes to then; gives how many communicators there are.
+    played: Symbol<'static, extern "C" fn(c_int, c_int) -> c_int>,
+    /// Which GPU is the thread's.
+    gpu: Symbol<'static, extern "C" fn(c_int)>,
+}
+
+impl Behind {
+    fn of(file: &Path) -> Self {
+        // SAFETY: so tests/nccl/libnccl.rs declares them. The library stays.
+        unsafe {
+            let library: &Library = Box::leak(Box::new(Library::new(file).unwrap()));
+            Self { played: library.get(b"played").unwrap(), gpu: library.get(b"played_gpu").unwrap() }
+        }
+    }
+
+    fn bind(&self, gpu: usize) -> Result<(), CallError> {
+        (self.gpu)(gpu.try_into().unwrap());
+        Ok(())
+    }
+}
+
+/// Asks until nothing is under way, and gives how often.
+fn questions(nccl: &Nccl, all: &Communicators) -> usize {
+    (0..).take_while(|_| !nccl.busy(all, "played").unwrap().is_empty()).count()
+}
+
+/// Calls for the sum of one vector of each replica, on the stream of its GPU.
+fn add<T>(
+    nccl: &Nccl,
+    all: &Communicators,
+    number: c_int,
+    vectors: &mut [(Vec<T>, Vec<T>)],
+) -> Vec<Result<(), CallError>> {
+    let call = |(replica, (from, to)): (usize, &mut (Vec<T>, Vec<T>))| {
+        let (count, stream) = (from.len(), ptr::without_provenance_mut(all.gpus()[replica] + 100));
+        let vectors = Vectors { from: from.as_ptr().cast(), to: to.as_mut_ptr().cast(), count, number };
+        // SAFETY: the vectors have so many elements each, and are there until the group has ended.
+        unsafe { nccl.all_reduce(all, replica, vectors, stream) }
+    };
+    vectors.iter_mut().enumerate().map(call).collect()
+}
+
+// INV-16
+#[test]
+fn functions_are_called_as_the_header_declares_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(file) = played(folder.path(), None) else { return eprintln!("there is no rustc: not tested") };
+    let nccl = Nccl::load(file.to_str().unwrap()).unwrap();
+    let behind = Behind::of(&file);
+    let bind = |gpu| behind.bind(gpu);
+    (behind.played)(3, 0);
+    let all = Communicators::new(&[5, 2, 7]);
+    nccl.link(&all, bind).unwrap();
+    assert_eq!(nccl.busy(&all, "played").unwrap(), [5, 2, 7]);
+    // It may be elsewhere when NCCL is through.
+    let all = Box::new(all);
+    assert_eq!(questions(&nccl, &all), 2);
+    assert_eq!(all.gpus(), [5, 2, 7]);
+
+    let mut floats: Vec<_> = [1f32, 10., 100.].map(|x| (vec![x, 2. * x], vec![0.; 2])).into();
+    let mut integers: Vec<_> = [1i64, 10, 100].map(|x| (vec![x, 2 * x, 3 * x], vec![0; 3])).into();
+    nccl.start().unwrap();
+    let called = [add(&nccl, &all, 7, &mut floats), add(&nccl, &all, 4, &mut integers)].concat();
+    assert_eq!(called, vec![Ok(()); 6]);
+    nccl.end().unwrap();
+    // It is for NCCL to say when it has begun.
+    assert!(floats.iter().all(|(_, to)| *to == [0.; 2]));
+    assert_eq!(questions(&nccl, &all), 3);
+    assert!(floats.iter().all(|(_, to)| *to == [111., 222.]), "{floats:?}");
+    assert!(integers.iter().all(|(_, to)| *to == [111, 222, 333]), "{integers:?}");
+
+    // What NCCL says is in the error, with the function.
+    let fault = nccl.end().unwrap_err();
+    assert_eq!(fault, CallError { call: "ncclGroupEnd", reason: "invalid usage".into() });
+    let eighth = Communicators::new(&[0, 8]);
+    let fault = nccl.link(&eighth, bind).unwrap_err();
+    assert_eq!(fault, CallError { call: "ncclCommInitRankConfig", reason: "invalid argument".into() });
+    // The group has ended.
+    assert_eq!(nccl.end().unwrap_err().reason, "invalid usage");
+    // So has it where a GPU cannot be had.
+    let lost = || CallError { call: "played", reason: "no such GPU".into() };
+    assert_eq!(nccl.link(&Communicators::new(&[0]), |_| Err(lost())), Err(lost()));
+    assert_eq!(nccl.end().unwrap_err().reason, "invalid usage");
+
+    // Those of whom one has been made are given up, too.
+    assert_eq!((behind.played)(0, 0), 4);
+    nccl.abort(eighth);
+    assert_eq!((behind.played)(0, 0), 3);
+    nccl.abort(*all);
+    assert_eq!((behind.played)(0, 0), 0);
+}
+
+#[test]
+fn what_fails_later_is_told_with_the_gpu_and_what_never_ends_stays_under_way() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(file) = played(folder.path(), None) else { return eprintln!("there is no rustc: not tested") };
+    let nccl = Nccl::load(file.to_str().unwrap()).unwrap();
+    let behind = Behind::of(&file);
+    let all = Communicators::new(&[3, 1]);
+    nccl.link(&all, |gpu| behind.bind(gpu)).unwrap();
+    assert!(nccl.busy(&all, "ncclGroupEnd").unwrap().is_empty());
+    (behind.played)(-1, 1);
+    let fault = nccl.busy(&all, "ncclGroupEnd").unwrap_err();
+    assert_eq!(fault.to_string(), "ncclGroupEnd: on GPU 3: unhandled cuda error");
+
+    let mut floats: Vec<_> = [1f32, 10.].map(|x| (vec![x], vec![0.])).into();
+    nccl.start().unwrap();
+    assert_eq!(add(&nccl, &all, 7, &mut floats), [Ok(()), Ok(())]);
+    nccl.end().unwrap();
+    for _ in 0..100 {
+        assert_eq!(nccl.busy(&all, "ncclGroupEnd").unwrap(), [3, 1]);
+    }
+    nccl.abort(all);
+    assert_eq!((behind.played)(0, 0), 0);
+    assert!(floats.iter().all(|(_, to)| *to == [0.]));
+}
+
+#[test]
+fn a_release_that_is_too_old_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(file) = played(folder.path(), Some("21304")) else {
+        return eprintln!("there is no rustc: not tested");
+    };
+    let fault = Nccl::load(file.to_str().unwrap()).err().unwrap();
+    assert!(matches!(fault, Fault::TooOld { .. }), "{fault}");
+    let text = fault.to_string();
+    assert!(text.contains("NCCL 2.13.4 is installed, and NcclAllReduce needs 2.14 or later"), "{text}");
+}

@@ -1,0 +1,148 @@
+//! What NCCL sums, by devices, shapes and types alone.
+
+use crate::strategy::Reduction;
+use candle_core::{DType, DeviceLocation, Tensor};
+use distribute_base::{DeviceKind, DeviceName};
+use distribute_tensor::Leaf;
+use std::ffi::c_int;
+
+/// By which number NCCL (its `ncclDataType_t`) knows elements of this type; `None` for those that it doesn't sum or candle doesn't compute with
+/// on GPUs.
+pub(super) fn number(dtype: DType) -> Option<c_int> {
+    match dtype {
+        DType::U8 => Some(1),
+        DType::U32 => Some(3),
+        DType::I64 => Some(4),
+        DType::F16 => Some(6),
+        DType::F32 => Some(7),
+        DType::F64 => Some(8),
+        DType::BF16 => Some(9),
+        _ => None,
+    }
+}
+
+/// The numbers of these GPUs, if NCCL can link them: several, each once, and no other device among them.
+pub(super) fn gpus(devices: &[DeviceName]) -> Option<Vec<usize>> {
+    let gpu = |device: &DeviceName| {
+        (device.kind == DeviceKind::Gpu && device.server.is_none()).then_some(device.index)
+    };
+    let gpus = devices.iter().map(gpu).collect::<Option<Vec<_>>>()?;
+    let twice = gpus.iter().enumerate().any(|(at, gpu)| gpus[..at].contains(gpu));
+    (gpus.len() > 1 && !twice).then_some(gpus)
+}
+
+/// A dense part of candle's, as far as the choice depends on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Part {
+    /// The GPU of CUDA that it is on.
+    gpu: Option<usize>,
+    dtype: DType,
+    dims: Vec<usize>,
+}
+
+impl Part {
+    fn of(leaf: &Leaf) -> Option<Self> {
+        let Leaf::Candle(tensor) = leaf else { return None };
+        Some(Self { gpu: gpu_of(tensor), dtype: tensor.dtype(), dims: tensor.dims().to_vec() })
+    }
+}
+
+/// The GPU of CUDA that a tensor is on.
+pub(super) fn gpu_of(tensor: &Tensor) -> Option<usize> {
+    match tensor.device().location() {
+        DeviceLocation::Cuda { gpu_id } => Some(gpu_id),
+        _ => None,
+    }
+}
+
+/// Whether NCCL sums this value: parts that differ in nothing, each on its replica's GPU, where the result should be, too.
+pub(super) fn is_taken(value: &Reduction<'_>) -> bool {
+    let parts = value.parts.iter().map(Part::of).collect::<Option<Vec<_>>>();
+    parts.is_some_and(|parts| takes(&parts, value.from, value.to))
+}
+
+fn takes(parts: &[Part], from: &[DeviceName], to: &[DeviceName]) -> bool {
+    let Some(first) = parts.first() else { return false };
+    gpus(from).is_some_and(|gpus| {
+        let there = |(part, gpu): (&Part, usize)| *part == Part { gpu: Some(gpu), ..first.clone() };
+        from == to
+            && gpus.len() == parts.len()
+            && number(first.dtype).is_some()
+            && parts.iter().zip(gpus).all(there)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Device;
+    use distribute_tensor::{HostTensor, IndexedSlices};
+
+    const CPU: DeviceName = DeviceName::cpu(0);
+
+    const fn gpu(index: usize) -> DeviceName {
+        DeviceName::gpu(index)
+    }
+
+    #[test]
+    fn several_gpus_are_linked_and_nothing_else() {
+        assert_eq!(gpus(&[gpu(0), gpu(1)]), Some(vec![0, 1]));
+        assert_eq!(gpus(&[gpu(3), gpu(0), gpu(1)]), Some(vec![3, 0, 1]));
+        let of_server = DeviceName { server: Some(0), ..gpu(1) };
+        for devices in [
+            &[][..],
+            &[gpu(0)],
+            &[gpu(0), gpu(0)],
+            &[gpu(0), CPU],
+            &[CPU, DeviceName::cpu(1)],
+            &[gpu(0), of_server],
+        ] {
+            assert_eq!(gpus(devices), None, "{devices:?}");
+        }
+    }
+
+    #[test]
+    fn xd_3_what_nccl_sums_is_alike_and_on_the_replicas_gpus() {
+        let part = |gpu, dtype, dims: &[usize]| Part { gpu, dtype, dims: dims.to_vec() };
+        let on = |gpu| part(Some(gpu), DType::F32, &[2, 3]);
+        let (two, swapped) = (&[gpu(0), gpu(1)][..], &[gpu(1), gpu(0)][..]);
+        assert!(takes(&[on(0), on(1)], two, two));
+        assert!(takes(&[on(1), on(0)], swapped, swapped));
+        assert!(takes(&[part(Some(0), DType::BF16, &[]), part(Some(1), DType::BF16, &[])], two, two));
+        for (parts, from, to) in [
+            // Other destinations.
+            ([on(0), on(1)], two, swapped),
+            ([on(0), on(1)], two, &two[..1]),
+            ([on(0), on(1)], two, &[CPU][..]),
+            // Parts that are elsewhere.
+            ([on(1), on(0)], two, two),
+            ([on(0), on(0)], two, two),
+            ([on(0), part(None, DType::F32, &[2, 3])], two, two),
+            ([part(None, DType::F32, &[2, 3]), part(None, DType::F32, &[2, 3])], two, two),
+            // Devices that are no GPUs, or one.
+            ([on(0), on(1)], &[gpu(0), CPU][..], &[gpu(0), CPU][..]),
+            ([on(0), on(0)], &[gpu(0), gpu(0)][..], &[gpu(0), gpu(0)][..]),
+            // Too few.
+            ([on(0), on(1)], &[gpu(0), gpu(1), gpu(2)][..], &[gpu(0), gpu(1), gpu(2)][..]),
+            // Parts that differ, of which the other way says how.
+            ([on(0), part(Some(1), DType::F64, &[2, 3])], two, two),
+            ([on(0), part(Some(1), DType::F32, &[3, 2])], two, two),
+            // What candle has no operations for on GPUs.
+            ([part(Some(0), DType::I32, &[2]), part(Some(1), DType::I32, &[2])], two, two),
+        ] {
+            assert!(!takes(&parts, from, to), "{parts:?} from {from:?} to {to:?}");
+        }
+        assert!(!takes(&[], two, two));
+    }
+
+    #[test]
+    fn what_is_on_the_host_or_sparse_is_not_taken() {
+        let two = &[gpu(0), gpu(1)][..];
+        let taken = |part: Leaf| is_taken(&Reduction { parts: vec![part.clone(), part], from: two, to: two });
+        let host = HostTensor::vector(vec![1f32, 2.]);
+        assert!(!taken(Leaf::Host(host.clone())));
+        assert!(!taken(Leaf::Candle(Tensor::new(&[1f32, 2.], &Device::Cpu).unwrap())));
+        let rows = HostTensor::vector(vec![0i64, 1]);
+        assert!(!taken(Leaf::Slices(IndexedSlices::new(host, rows, Some(vec![4])).unwrap())));
+    }
+}

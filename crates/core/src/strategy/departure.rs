@@ -1,0 +1,47 @@
+//! Who ends when workers are told to. Pure.
+
+/// Who ends when workers are told to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Departure {
+    /// All workers, behind one checkpoint.
+    All,
+    /// Those that were told to. The others have all that they have, and go on.
+    Told,
+}
+
+impl Departure {
+    /// Of so many workers, these have been told to end, in order. `least` is with how many workers the others go on; `None` if they
+    /// need all. The first worker is needed in any case: the others meet at its address.
+    pub(super) fn decide(told: &[usize], workers: usize, least: Option<usize>) -> Self {
+        let left = workers.saturating_sub(told.len());
+        match least {
+            Some(least) if left >= least && !told.contains(&0) => Departure::Told,
+            _ => Departure::All,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // INV-44
+    #[test]
+    fn the_others_go_on_where_enough_are_left_and_the_first_is_among_them() {
+        for (told, workers, least, departure) in [
+            (&[2][..], 3, None, Departure::All),
+            (&[2], 3, Some(2), Departure::Told),
+            (&[1, 2], 3, Some(2), Departure::All),
+            (&[1, 2], 3, Some(1), Departure::Told),
+            (&[0], 3, Some(1), Departure::All),
+            (&[0, 1], 3, Some(1), Departure::All),
+            (&[0], 1, Some(1), Departure::All),
+        ] {
+            assert_eq!(
+                Departure::decide(told, workers, least),
+                departure,
+                "{told:?} of {workers}, {least:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! Combines the replicas' values outside of `run`.
+
+use super::Strategy;
+use super::reduce_to::{Call, Given};
+use crate::{context::describe::describe, context::describe::describe_without};
+use crate::{values::Axes, values::Components, values::Reducible, values::parts_of};
+use distribute_base::DeviceName;
+use distribute_base::{Error, Result};
+use distribute_cluster::{Fingerprint, Operation};
+use distribute_tensor::{DType, HostTensor, Leaf, Nest, ReduceOp, Tree};
+use std::panic::Location;
+
+const ADVICE: &str = "use the replica context's all_reduce, or merge_call";
+const GATHER_ADVICE: &str = "use the replica context's all_gather";
+
+impl Strategy {
+    /// Reduces a value over all replicas; if `axis` is given, first over that axis (or axes) within each replica.
+    ///
+    /// With `axis`, a MEAN divides by the number of elements along it, added up over all replicas. So partial batches are
+    /// weighted by their size, and an empty piece has no weight.
+    ///
+    /// A value that is not distributed counts once for each replica if an axis is given; without one, MEAN returns it as it
+    /// is. With several replicas the result is on `cpu:0`, with one it is where its value is.
+    ///
+    /// With several workers, all of them make this call and get the same result. Then, without an axis, a value that is not
+    /// distributed is reduced over the workers, of which each has one.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] for different shapes or dtypes, an axis outside of the rank, bool and string;
+    /// [`Error::InvalidArgument`] for a SUM of a value that is not distributed over several replicas of one process;
+    /// [`Error::WrongContext`] inside of `run`; [`Error::Collective`] if workers don't make the same call.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// # use candle_core::{Device, Tensor};
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let losses = [vec![0f32, 1., 2., 3.], vec![4., 5.]];
+    /// let losses = strategy.distribute_values_from_function(|ctx| {
+    ///     Ok(Tensor::new(&losses[ctx.replica_id_in_sync_group][..], &Device::Cpu)?)
+    /// })?;
+    /// let mean = strategy.reduce(ReduceOp::Mean, &losses, 0)?;
+    /// assert_eq!(mean.to_scalar::<f32>()?, 15. / 6.);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// The result of a `run`:
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let ids = strategy.run((), |ctx, ()| Ok(HostTensor::scalar(ctx.replica_id_in_sync_group() as i32)))?;
+    /// let total = strategy.reduce("SUM".parse()?, ids, None)?;
+    /// assert_eq!(total.to_string(), "<Tensor: shape=(), dtype=int32, data=1>");
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.distribute.Strategy.reduce")]
+    #[track_caller]
+    pub fn reduce<V: Reducible>(&self, op: ReduceOp, value: V, axis: impl Into<Axes>) -> Result<V::Nest> {
+        let call = Call { operation: "reduce", op, at: Location::caller() };
+        let _scope = self.enter(call.operation, ADVICE)?;
+        self.require_settled(call.operation)?;
+        // RED-2; the value of one replica stays where it is.
+        let here = match self.devices()[..] {
+            [one] => vec![one],
+            _ => vec![DeviceName::cpu(0)],
+        };
+        let (leaves, structure): (Vec<Leaf>, _) = match axis.into() {
+            Axes(None) => {
+                let (leaves, structure) =
+                    self.or_tell_workers(self.contributions(call.operation, op, value))?;
+                let given = [Given { leaves, structure, to: here }];
+                let reduced = self.reduce_given(call, &given)?;
+                let [Given { structure, .. }] = given;
+                (reduced.into_iter().flatten().flatten().collect(), structure)
+            }
+            Axes(Some(axes)) => {
+                let (sums, structure) = self.or_tell_workers(self.sums(op, value, &axes))?;
+                (self.reduce_sums(call, sums, &axes, &here)?, structure)
+            }
+        };
+        structure.fill(leaves).and_then(V::Nest::from_tree).map_err(Error::tensor("reduce"))
+    }
+
+    /// Reduces over replicas what each has summed for itself.
+    fn reduce_sums(&self, call: Call, sums: Vec<Sums>, axes: &[i64], to: &[DeviceName]) -> Result<Vec<Leaf>> {
+        let sum = Call { op: ReduceOp::Sum, ..call };
+        let what = |local: usize| {
+            let all: Vec<_> = sums.iter().map(|sums| sums.parts[local].describe()).collect();
+            call.fingerprint(&format!("{} over axes {axes:?}", all.join(", ")))
+        };
+        let parts = sums.iter().map(|sums| (sums.parts.clone(), to));
+        let counts = if self.world().is_multi_worker() {
+            Some((counts(&sums, self.world().replicas()), to))
+        } else {
+            None
+        };
+        let mut reduced = self.reduce_parts(sum, what, parts.chain(counts))?;
+        let counts = if reduced.len() > sums.len() { reduced.pop().unwrap_or_default() } else { Vec::new() };
+        let finish = || -> distribute_tensor::Result<Vec<Leaf>> {
+            let of_all = match counts.first() {
+                Some(counts) => counts.to_host()?.to_vec::<u64>()?,
+                None => sums.iter().map(|sums| sums.counts.iter().sum::<usize>() as u64).collect(),
+            };
+            let made = reduced.into_iter().flatten().zip(&sums).zip(of_all);
+            made.map(|((sum, Sums { dtype, .. }), count)| sum.reduction(call.op, count as usize, *dtype))
+                .collect()
+        };
+        finish().map_err(Error::tensor(call.operation))
+    }
+
+    /// Concatenates the replicas' values along `axis`, in the order of replica ids.
+    ///
+    /// Shapes may differ in dimension `axis` only. A [`Mirrored`](crate::Mirrored) value counts once for each replica; a
+    /// value that is not distributed is returned as it is.
+    ///
+    /// With several workers, all of them make this call and get the same result: the parts of the replicas of all workers, or, of a
+    /// value that is not distributed, the value of each worker.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] for scalars, an axis outside of `[0, rank)`, shapes that differ elsewhere, dtypes that differ, and
+    /// [`IndexedSlices`](distribute_tensor::IndexedSlices); [`Error::WrongContext`] inside of `run`; [`Error::Collective`] if workers
+    /// don't make the same call.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let values = strategy.distribute_values_from_function(|_| Ok(HostTensor::new(vec![1, 2], [2, 1])?))?;
+    /// assert_eq!(strategy.gather(&values, 0)?.to_string(), "\
+    /// <Tensor: shape=(4, 1), dtype=int32, data=
+    /// [[1],
+    ///  [2],
+    ///  [1],
+    ///  [2]]>");
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// On four replicas, along each axis:
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1", "cpu:2", "cpu:3"])?;
+    /// let single = HostTensor::new((0..6).collect::<Vec<i32>>(), [1, 2, 3])?;
+    /// let values = strategy.distribute_values_from_function(|_| Ok(single.clone()))?;
+    /// assert_eq!(strategy.gather(&values, 0)?.to_string(), "\
+    /// <Tensor: shape=(4, 2, 3), dtype=int32, data=
+    /// [[[0, 1, 2],
+    ///   [3, 4, 5]],
+    ///
+    ///  [[0, 1, 2],
+    ///   [3, 4, 5]],
+    ///
+    ///  [[0, 1, 2],
+    ///   [3, 4, 5]],
+    ///
+    ///  [[0, 1, 2],
+    ///   [3, 4, 5]]]>");
+    /// assert_eq!(strategy.gather(&values, 1)?.to_string(), "\
+    /// <Tensor: shape=(1, 8, 3), dtype=int32, data=
+    /// [[[0, 1, 2],
+    ///   [3, 4, 5],
+    ///   [0, 1, 2],
+    ///   [3, 4, 5],
+    ///   [0, 1, 2],
+    ///   [3, 4, 5],
+    ///   [0, 1, 2],
+    ///   [3, 4, 5]]]>");
+    /// assert_eq!(strategy.gather(&values, 2)?.to_string(), "\
+    /// <Tensor: shape=(1, 2, 12), dtype=int32, data=
+    /// [[[0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2],
+    ///   [3, 4, 5, 3, 4, 5, 3, 4, 5, 3, 4, 5]]]>");
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.distribute.Strategy.gather")]
+    #[track_caller]
+    pub fn gather<V: Reducible>(&self, value: V, axis: usize) -> Result<V::Nest> {
+        const OPERATION: &str = "gather";
+        let at = Location::caller();
+        let _scope = self.enter(OPERATION, GATHER_ADVICE)?;
+        self.require_settled(OPERATION)?;
+        let replicas = self.world().replicas();
+        let parts = self.or_tell_workers(parts_of(OPERATION, value, replicas))?;
+        let parts = parts.map(&mut |parts| match parts {
+            Components::PerReplica(parts) => parts,
+            // GA-6
+            Components::Plain(leaf) => vec![leaf],
+            Components::Mirrored(leaf) => vec![leaf; replicas],
+        });
+        let parts = if self.world().is_multi_worker() { self.parts_of_all(parts, axis, at)? } else { parts };
+        let gathered = parts.try_map(&mut |parts| Leaf::concat(&parts, axis));
+        gathered.and_then(V::Nest::from_tree).map_err(Error::tensor(OPERATION))
+    }
+
+    /// Returns for each leaf the parts of all replicas of all workers, given those of this worker's replicas; or one part of each
+    /// worker, given this worker's.
+    fn parts_of_all(
+        &self,
+        parts: Tree<Vec<Leaf>>,
+        axis: usize,
+        at: &'static Location<'static>,
+    ) -> Result<Tree<Vec<Leaf>>> {
+        const OPERATION: &str = "gather";
+        let replicas = self.world().replicas();
+        let (leaves, structure) = parts.flatten();
+        let is_each = |parts: &Vec<Leaf>| parts.len() == replicas;
+        let what = |replica: usize| {
+            let of = |parts: &Vec<Leaf>| parts[if is_each(parts) { replica } else { 0 }].clone();
+            let first: Vec<Leaf> = leaves.iter().map(of).collect();
+            let detail = describe(&structure, &first, |leaf| describe_without(leaf, axis));
+            let plain: Vec<_> = (0..leaves.len())
+                .filter(|leaf| !is_each(&leaves[*leaf]))
+                .map(|leaf| leaf.to_string())
+                .collect();
+            let whose = match plain.len() {
+                0 => String::new(),
+                all if all == leaves.len() => " of each worker".into(),
+                _ => format!(", of each worker those of number {}", plain.join(", ")),
+            };
+            Fingerprint::new(Operation::Gather, format!("axis {axis} of {detail}{whose}"), at)
+        };
+        let mut joined = vec![Vec::new(); leaves.len()];
+        for each in [true, false] {
+            let these: Vec<usize> =
+                (0..leaves.len()).filter(|leaf| is_each(&leaves[*leaf]) == each).collect();
+            if these.is_empty() {
+                continue;
+            }
+            let count = if each { replicas } else { 1 };
+            let of_part =
+                |part: usize| these.iter().map(|leaf| leaves[*leaf][part].clone()).collect::<Vec<_>>();
+            let local: Vec<Vec<Leaf>> = (0..count).map(of_part).collect();
+            let local: Vec<&[Leaf]> = local.iter().map(Vec::as_slice).collect();
+            let all = self.gather_over_workers(OPERATION, what, &local)?.unwrap_or_default();
+            for part in all {
+                these.iter().zip(part).for_each(|(leaf, part)| joined[*leaf].push(part));
+            }
+        }
+        structure.fill(joined).map_err(Error::tensor(OPERATION))
+    }
+
+    // RED-7
+    /// What each local replica sums for itself. A plain value counts once for each replica.
+    fn sums<V: Reducible>(&self, op: ReduceOp, value: V, axes: &[i64]) -> Result<(Vec<Sums>, Tree<()>)> {
+        let replicas = self.world().replicas();
+        let parts = parts_of("reduce", value, replicas)?.map(&mut |parts| match parts {
+            Components::PerReplica(parts) => parts,
+            Components::Plain(leaf) | Components::Mirrored(leaf) => vec![leaf; replicas],
+        });
+        let (leaves, structure) = parts.flatten();
+        let sums = leaves.iter().map(|parts| Sums::over(op, parts, axes));
+        Ok((sums.collect::<distribute_tensor::Result<_>>().map_err(Error::tensor("reduce"))?, structure))
+    }
+}
+
+/// The sums over axes within each local replica.
+struct Sums {
+    parts: Vec<Leaf>,
+    /// The number of elements in each sum.
+    counts: Vec<usize>,
+    /// The dtype of those elements.
+    dtype: DType,
+}
+
+impl Sums {
+    fn over(op: ReduceOp, parts: &[Leaf], axes: &[i64]) -> distribute_tensor::Result<Self> {
+        let dtype = parts.first().map_or(Ok(DType::F32), Leaf::dtype)?;
+        let (mut sums, mut counts) = (Vec::with_capacity(parts.len()), Vec::with_capacity(parts.len()));
+        for part in Leaf::summands(op, parts)? {
+            let axes = normalise(&part, axes)?;
+            counts.push(axes.iter().map(|axis| part.dims()[*axis]).product::<usize>());
+            sums.push(part.sum_axes(&axes)?);
+        }
+        Ok(Self { parts: sums, counts, dtype })
+    }
+}
+
+/// For each local replica, the number of elements in each of its sums.
+fn counts(sums: &[Sums], replicas: usize) -> Vec<Leaf> {
+    let of = |local: usize| sums.iter().map(|sums| sums.counts[local] as u64).collect::<Vec<_>>();
+    (0..replicas).map(|local| Leaf::Host(HostTensor::vector(of(local)))).collect()
+}
+
+fn normalise(leaf: &Leaf, axes: &[i64]) -> distribute_tensor::Result<Vec<usize>> {
+    let rank = leaf.dims().len();
+    let one = |axis: &i64| {
+        let from_front = if *axis < 0 { axis + rank as i64 } else { *axis };
+        match usize::try_from(from_front) {
+            Ok(axis) if axis < rank => Ok(axis),
+            _ => Err(distribute_tensor::Error::Axis {
+                operation: "reduce",
+                axis: *axis,
+                rank,
+                shape: leaf.dims().to_vec(),
+            }),
+        }
+    };
+    axes.iter().map(one).collect()
+}

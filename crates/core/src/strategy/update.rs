@@ -1,0 +1,266 @@
+//! Updates variables outside of `run`, once for each copy.
+
+use super::{Destinations, Strategy, VariablePlacement};
+use crate::variables::Variable;
+use crate::{
+    context::Here, context::Mode, context::UpdateContext, context::enter, context::here, context::mixed,
+};
+use crate::{values::Distributed, values::Mirrored};
+use candle_core::{Tensor, Var};
+use distribute_base::ContextKind;
+use distribute_base::DeviceName;
+use distribute_base::{Error, Result};
+use std::sync::Arc;
+
+const ADVICE: &str = "use merge_call to leave it first, and there reduce_to what the replicas have";
+
+/// A value that may belong to a variable: see [`Strategy::value_container`].
+pub trait Contained: sealed::Sealed {
+    /// Returns the variable of `strategy` that it belongs to.
+    #[doc(hidden)]
+    fn container(&self, strategy: &Strategy) -> Option<Variable>;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for candle_core::Tensor {}
+    impl Sealed for candle_core::Var {}
+    impl Sealed for crate::variables::variable::Variable {}
+    impl<T: Sealed + ?Sized> Sealed for &T {}
+}
+
+impl Contained for Tensor {
+    fn container(&self, strategy: &Strategy) -> Option<Variable> {
+        strategy.container(self.id())
+    }
+}
+
+impl Contained for Var {
+    fn container(&self, strategy: &Strategy) -> Option<Variable> {
+        strategy.container(self.id())
+    }
+}
+
+impl Contained for Variable {
+    fn container(&self, strategy: &Strategy) -> Option<Variable> {
+        (self.strategy() == strategy).then(|| self.clone())
+    }
+}
+
+impl<V: Contained + ?Sized> Contained for &V {
+    fn container(&self, strategy: &Strategy) -> Option<Variable> {
+        (**self).container(strategy)
+    }
+}
+
+impl Strategy {
+    /// Calls `update` once for each copy of `variable`, in update context. There the variable stands for that copy: reads
+    /// and writes go to it. The same holds for other variables with copies on the same devices. Returns the results, one
+    /// for each copy.
+    ///
+    /// Each call gets its part of `args`: the copy of a [`Mirrored`] for its device, and anything else as it is. The
+    /// standard way to update a variable by values that replicas have computed:
+    ///
+    /// ```
+    /// use distribute::{Variable, prelude::*};
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let weight = strategy.scope(|| Variable::new("weight", 1f32))?;
+    /// strategy.run((), |ctx, ()| {
+    ///     let gradient = 0.1 * (1. + ctx.replica_id_in_sync_group() as f32);
+    ///     ctx.merge_call(gradient, |strategy, gradients| {
+    ///         let total = strategy.reduce_to(ReduceOp::Sum, gradients, &weight)?;
+    ///         strategy.update(&weight, total, |weight, total| weight.assign_sub(total))?;
+    ///         Ok(())
+    ///     })
+    /// })?;
+    /// assert_eq!(weight.copies::<f32>()?, [0.7, 0.7]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The first error of `update`; later copies have not been updated then. [`Error::InvalidArgument`] for another
+    /// strategy's variable, and for per-replica values, which would let copies drift apart. [`Error::WrongContext`] inside
+    /// of `run`.
+    #[doc(alias = "tf.distribute.StrategyExtended.update")]
+    pub fn update<D: Distributed, R>(
+        &self,
+        variable: &Variable,
+        args: D,
+        mut update: impl FnMut(&Variable, D::Local) -> Result<R>,
+    ) -> Result<Mirrored<R>> {
+        let _scope = self.enter("update", ADVICE)?;
+        if variable.strategy() != self {
+            let reason = format!("variable {} is of {}, not of {self}", variable.name(), variable.strategy());
+            return Err(Error::invalid("update", reason));
+        }
+        let results = self.on_devices("update", &variable.devices(), args, |args| update(variable, args))?;
+        if variable.is_mirrored() {
+            self.count_write();
+        }
+        Ok(results)
+    }
+
+    /// Calls `update` once for each of the devices returned by [`non_slot_devices`](Strategy::non_slot_devices), in update
+    /// context. For variables that are not slots of another variable, such as the number of steps.
+    ///
+    /// ```
+    /// use distribute::{Variable, prelude::*};
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let (weight, steps) = strategy.scope(|| Ok((Variable::new("weight", 1f32)?, Variable::new("steps", 0i32)?)))?;
+    /// let devices = strategy.non_slot_devices(&[&weight])?;
+    /// strategy.update_non_slot(&devices, (), |()| steps.assign_add(1))?;
+    /// assert_eq!(steps.copies::<i32>()?, [1, 1]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Strategy::update`]; [`Error::InvalidArgument`] for other devices.
+    #[doc(alias = "tf.distribute.StrategyExtended.update_non_slot")]
+    pub fn update_non_slot<D: Distributed, R>(
+        &self,
+        devices: &[DeviceName],
+        args: D,
+        update: impl FnMut(D::Local) -> Result<R>,
+    ) -> Result<Mirrored<R>> {
+        const OPERATION: &str = "update_non_slot";
+        let _scope = self.enter(OPERATION, ADVICE)?;
+        let parameters = self.extended().parameter_devices();
+        let known = match self.extended().variable_placement() {
+            // The devices of a variable, which colocation may have placed elsewhere.
+            VariablePlacement::Central(_) | VariablePlacement::Servers => {
+                Destinations::from(devices).resolve(OPERATION, self).is_ok()
+            }
+            _ => devices == parameters,
+        };
+        if !known {
+            let reason = format!("{devices:?} are not the devices that non_slot_devices gives");
+            return Err(Error::invalid(OPERATION, reason));
+        }
+        let results = self.on_devices(OPERATION, devices, args, update)?;
+        self.count_write();
+        Ok(results)
+    }
+
+    fn on_devices<D: Distributed, R>(
+        &self,
+        operation: &'static str,
+        devices: &[DeviceName],
+        args: D,
+        mut update: impl FnMut(D::Local) -> Result<R>,
+    ) -> Result<Mirrored<R>> {
+        if args.is_per_replica() {
+            let reason =
+                "an argument is per replica, so copies would drift apart; reduce it first, with reduce_to";
+            return Err(Error::invalid(operation, reason));
+        }
+        let parts = args.split(devices.len()).map_err(|error| error.of_argument(operation, "args"))?;
+        let devices: Arc<[DeviceName]> = devices.into();
+        let results = (0..devices.len()).zip(parts).map(|(copy, part)| {
+            let _update = enter(Mode::Update(UpdateContext::new(self, copy, &devices)));
+            update(part)
+        });
+        let results = results.collect::<Result<Vec<_>>>()?;
+        Mirrored::from_copies(results).ok_or_else(|| Error::invalid(operation, "there are no copies"))
+    }
+
+    /// The devices for variables that are not slots of another variable: all devices with a copy of `variables`, or, if each
+    /// variable has one copy, those of the variable whose name sorts first.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another strategy's variable, and for an empty list if a variable is needed.
+    #[doc(alias = "tf.distribute.StrategyExtended.non_slot_devices")]
+    pub fn non_slot_devices(&self, variables: &[&Variable]) -> Result<Vec<DeviceName>> {
+        const OPERATION: &str = "non_slot_devices";
+        if let Some(other) = variables.iter().find(|variable| variable.strategy() != self) {
+            let reason = format!("variable {} is of {}, not of {self}", other.name(), other.strategy());
+            return Err(Error::invalid(OPERATION, reason));
+        }
+        match self.extended().variable_placement() {
+            VariablePlacement::Central(_) | VariablePlacement::Servers => {
+                match variables.iter().min_by_key(|variable| variable.name()) {
+                    Some(first) => Ok(first.devices()),
+                    None => Err(Error::invalid(OPERATION, "no variables were given")),
+                }
+            }
+            _ => Ok(self.extended().parameter_devices()),
+        }
+    }
+
+    /// While `body` runs, new variables get their copies on the devices of a variable, or on those returned by
+    /// [`non_slot_devices`](Strategy::non_slot_devices). So do the trained variables of a model that
+    /// [`replicate`](Strategy::replicate) builds there; on parameter servers they stay whole. Each replica keeps its own running
+    /// statistics.
+    ///
+    /// ```
+    /// use distribute::{Variable, prelude::*};
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let (weight, momentum) = strategy.scope(|| {
+    ///     let weight = Variable::new("weight", 1f32)?;
+    ///     let momentum = strategy.colocate_vars_with(&weight, || Variable::new("momentum", 0f32))?;
+    ///     Ok((weight, momentum))
+    /// })?;
+    /// strategy.update(&weight, &momentum, |weight, momentum| {
+    ///     momentum.assign_add(1f32)?;
+    ///     weight.assign_sub(momentum.read::<f32>()?)
+    /// })?;
+    /// assert_eq!(weight.copies::<f32>()?, [0., 0.]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::WrongContext`] outside of this strategy's scope; [`Error::InvalidArgument`] for another strategy's
+    /// variable. Inside, `replicate` returns [`Error::InvalidArgument`] if variables are on parameter servers and the model would
+    /// not be.
+    #[doc(alias = "tf.distribute.StrategyExtended.colocate_vars_with")]
+    pub fn colocate_vars_with<T>(
+        &self,
+        with: impl Into<Destinations>,
+        body: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        const OPERATION: &str = "colocate_vars_with";
+        if self.is_default() && !crate::context::has_strategy() {
+            // There is only one device.
+            with.into().resolve(OPERATION, self)?;
+            return body();
+        }
+        match here() {
+            Here::CrossReplica(current, _) if current == *self => {}
+            Here::CrossReplica(..) => return Err(mixed(OPERATION, None, self)),
+            _ => {
+                let (required, advice) =
+                    (ContextKind::CrossReplica, "call it inside of this strategy's scope");
+                let found = crate::context::current_kind();
+                return Err(Error::WrongContext { operation: OPERATION, required, found, advice });
+            }
+        }
+        let devices = with.into().resolve(OPERATION, self)?;
+        let _colocated = enter(Mode::Colocated(self.clone(), devices));
+        body()
+    }
+
+    /// Returns the variable that a value belongs to: a candle tensor, such as a layer's weight, to the one that it is a copy
+    /// of, and a [`Variable`], such as [`local_results`](Strategy::local_results) gives for one, to itself. `None` for any other
+    /// tensor, if the variable has been dropped, and for another strategy's.
+    ///
+    /// A variable made of numbers has no tensor; it is given as itself.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use candle_nn::linear;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let model = strategy.replicate(|vb| linear(4, 2, vb.pp("fc")))?;
+    /// let weight = strategy.value_container(model.models().values()[1].weight());
+    /// assert_eq!(weight.map(|variable| variable.name().to_string()).as_deref(), Some("fc.weight"));
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.distribute.StrategyExtended.value_container")]
+    pub fn value_container<V: Contained + ?Sized>(&self, value: &V) -> Option<Variable> {
+        value.container(self)
+    }
+
+    /// Whether a variable was created in this strategy's scope.
+    #[doc(alias = "tf.distribute.StrategyExtended.variable_created_in_scope")]
+    pub fn variable_created_in_scope(&self, variable: &Variable) -> bool {
+        variable.strategy() == self
+    }
+}

@@ -1,0 +1,70 @@
+//! Strategies of logical CPUs for the unit tests of this crate, which is below the strategies that programs use.
+
+use crate::strategy::{CrossDeviceOps, Strategy, StrategyExtended, VariablePlacement};
+use distribute_base::{DeviceName, Error, Result};
+use distribute_collective::group::{Group, Links, local};
+
+#[derive(Debug)]
+struct Cpus {
+    devices: Vec<DeviceName>,
+    ops: Option<Box<dyn CrossDeviceOps>>,
+    group: Option<Group>,
+}
+
+impl StrategyExtended for Cpus {
+    fn kind(&self) -> &'static str {
+        "Cpus"
+    }
+    fn worker_devices(&self) -> &[DeviceName] {
+        &self.devices
+    }
+    fn variable_placement(&self) -> VariablePlacement {
+        VariablePlacement::Mirrored
+    }
+    fn group(&self) -> Option<&Group> {
+        self.group.as_ref()
+    }
+    fn cross_device_ops(&self) -> Option<&dyn CrossDeviceOps> {
+        self.ops.as_deref()
+    }
+}
+
+fn cpus(replicas: usize, ops: Option<Box<dyn CrossDeviceOps>>, group: Option<Group>) -> Strategy {
+    let devices = (0..replicas).map(DeviceName::cpu).collect();
+    Strategy::new(Cpus { devices, ops, group }).unwrap()
+}
+
+/// A strategy of one worker.
+pub(crate) fn mirrored(replicas: usize) -> Strategy {
+    cpus(replicas, None, None)
+}
+
+/// A strategy of one worker, which reduces by `ops`.
+pub(crate) fn mirrored_with(replicas: usize, ops: impl CrossDeviceOps + 'static) -> Strategy {
+    cpus(replicas, Some(Box::new(ops)), None)
+}
+
+/// Runs `body` on the thread of each worker. Returns the results by worker.
+pub(crate) fn on_threads<R: Send>(
+    workers: usize,
+    replicas: usize,
+    body: impl Fn(&Strategy) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    let groups = local::groups(Links::Memory, workers, replicas)?;
+    std::thread::scope(|scope| {
+        let start = |group| {
+            let strategy = cpus(replicas, None, Some(group));
+            scope.spawn(|| {
+                let strategy = strategy;
+                let result = body(&strategy);
+                strategy.extended().group().into_iter().for_each(Group::end);
+                result
+            })
+        };
+        let threads: Vec<_> = groups.into_iter().map(start).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().map_err(|_| Error::other("a worker panicked"))?)
+            .collect()
+    })
+}

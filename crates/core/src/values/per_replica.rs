@@ -1,0 +1,312 @@
+//! One value for each local replica, and one value that is the same on all.
+
+use candle_core::{Tensor, WithDType};
+use distribute_base::{Error, Result};
+use distribute_tensor::{Leaf, Nest, Tree};
+use std::fmt;
+
+/// One value for each local replica, in the order of replica ids.
+///
+/// [`run`](crate::Strategy::run) always returns one, even for a single replica, and distributed datasets yield them. Values
+/// are never merged because they happen to be the same object.
+///
+/// Outside of `run` there is no single value to compute with: reduce or gather it first. If all replicas have the same
+/// number, [`to_scalar`](PerReplica::to_scalar) returns it.
+///
+/// ```compile_fail,E0369
+/// # use distribute::prelude::*;
+/// let values = PerReplica::from_values(vec![1f32, 2.]);
+/// let sum = values + 1.;
+/// ```
+///
+/// Pass it to `run` as an argument, and each replica gets its own part:
+///
+/// ```compile_fail,E0277
+/// # use distribute::prelude::*;
+/// # let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+/// let values = PerReplica::from_values(vec![1f32, 2.]);
+/// strategy.run((), |ctx, ()| ctx.all_gather(values.clone(), 0))?;
+/// # Ok::<(), distribute::Error>(())
+/// ```
+#[doc(alias = "tf.distribute.DistributedValues")]
+#[doc(alias = "DistributedValues")]
+#[derive(Clone, Debug)]
+pub struct PerReplica<T> {
+    values: Vec<T>,
+    /// The number of rows of each value, if the values are pieces of a batch.
+    rows: Option<Vec<usize>>,
+}
+
+impl<T> PerReplica<T> {
+    /// One value for each local replica, in order.
+    pub fn from_values(values: Vec<T>) -> Self {
+        Self { values, rows: None }
+    }
+
+    pub(crate) fn pieces(values: Vec<T>, rows: Vec<usize>) -> Self {
+        Self { values, rows: Some(rows) }
+    }
+
+    pub(crate) fn rows_of(&self, replica: usize) -> Option<usize> {
+        self.rows.as_ref()?.get(replica).copied()
+    }
+
+    /// The values, in the order of replica ids.
+    pub fn values(&self) -> &[T] {
+        &self.values
+    }
+
+    /// The values, in the order of replica ids.
+    pub fn into_values(self) -> Vec<T> {
+        self.values
+    }
+
+    /// The value of local replica `replica`.
+    pub fn get(&self, replica: usize) -> Option<&T> {
+        self.values.get(replica)
+    }
+
+    /// The number of local replicas.
+    pub fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Whether there are no values; never true for a result of `run`.
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+
+    /// The values in order.
+    pub fn iter(&self) -> std::slice::Iter<'_, T> {
+        self.values.iter()
+    }
+
+    /// The values in order, by mutable reference.
+    pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, T> {
+        self.values.iter_mut()
+    }
+
+    /// Maps each replica's value.
+    pub fn map<U>(self, f: impl FnMut(T) -> U) -> PerReplica<U> {
+        PerReplica::from_values(self.values.into_iter().map(f).collect())
+    }
+
+    /// The merged form of nests: one structure whose leaves are per replica.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if replicas have different structures; it names the path and both kinds.
+    pub fn regroup(self) -> Result<Tree<PerReplica<Leaf>>>
+    where
+        T: Nest,
+    {
+        let trees = self.values.into_iter().map(Nest::into_tree).collect();
+        let merged = Tree::zip(trees).map_err(Error::tensor("merging the replicas' values"))?;
+        Ok(merged.map(&mut PerReplica::from_values))
+    }
+}
+
+impl PerReplica<Tensor> {
+    /// The number that all replicas have, such as the loss returned by `minimize` or a result
+    /// of [`all_reduce`](crate::ReplicaContext::all_reduce).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if replicas have different numbers, which it lists; [`reduce`](crate::Strategy::reduce)
+    /// makes one of them. [`Error::Candle`] for tensors that are not scalars or have another dtype.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// # use candle_core::{Device, Tensor};
+    /// let strategy = MirroredStrategy::cpus(2)?;
+    /// let loss = strategy.run((), |ctx, ()| {
+    ///     let mine = Tensor::new(ctx.replica_id_in_sync_group() as f32, &Device::Cpu)?;
+    ///     ctx.all_reduce(ReduceOp::Mean, mine)
+    /// })?;
+    /// assert_eq!(loss.to_scalar::<f32>()?, 0.5);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    pub fn to_scalar<S: WithDType>(&self) -> Result<S> {
+        const OPERATION: &str = "to_scalar";
+        let scalars = self.iter().map(|value| Ok(value.to_scalar::<S>()?)).collect::<Result<Vec<_>>>()?;
+        let Some(first) = scalars.first() else { return Err(Error::invalid(OPERATION, "there is no value")) };
+        // NaN is equal to nothing, not even itself. Compared in their own type: different large integers may be equal as
+        // f64.
+        let is_nan = |scalar: &S| scalar.partial_cmp(scalar).is_none();
+        if scalars.iter().all(|scalar| scalar == first || is_nan(scalar) && is_nan(first)) {
+            return Ok(*first);
+        }
+        let each = scalars.iter().enumerate().map(|(r, scalar)| format!("{scalar} on replica {r}"));
+        let reason = format!(
+            "the replicas have different numbers, {}; make one of them with strategy.reduce(ReduceOp::Mean, &values, \
+             None), or take one replica's with values()[0]",
+            each.take(8).collect::<Vec<_>>().join(", ")
+        );
+        Err(Error::invalid(OPERATION, reason))
+    }
+}
+
+/// Equal if the values are equal, wherever they come from.
+impl<T: PartialEq> PartialEq for PerReplica<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.values == other.values
+    }
+}
+
+impl<A, B> PerReplica<(A, B)> {
+    /// Splits pairs.
+    pub fn unzip(self) -> (PerReplica<A>, PerReplica<B>) {
+        let (a, b) = self.values.into_iter().unzip();
+        (PerReplica { values: a, rows: self.rows.clone() }, PerReplica { values: b, rows: self.rows })
+    }
+}
+
+impl<A, B, C> PerReplica<(A, B, C)> {
+    /// Splits triples.
+    pub fn unzip3(self) -> (PerReplica<A>, PerReplica<B>, PerReplica<C>) {
+        let rows = self.rows;
+        let (mut first, mut second, mut third) = (Vec::new(), Vec::new(), Vec::new());
+        for (a, b, c) in self.values {
+            first.push(a);
+            second.push(b);
+            third.push(c);
+        }
+        let rows_again = || rows.clone();
+        (
+            PerReplica { values: first, rows: rows_again() },
+            PerReplica { values: second, rows: rows_again() },
+            PerReplica { values: third, rows: rows_again() },
+        )
+    }
+}
+
+impl<T> IntoIterator for PerReplica<T> {
+    type Item = T;
+    type IntoIter = std::vec::IntoIter<T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.values.into_iter()
+    }
+}
+
+impl<'a, T> IntoIterator for &'a PerReplica<T> {
+    type Item = &'a T;
+    type IntoIter = std::slice::Iter<'a, T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.values.iter()
+    }
+}
+
+/// Prints the structure, with the replicas' values at its leaves:
+///
+/// ```text
+/// PerReplica:{
+///   0: <Tensor: shape=(), dtype=float32, data=6.0>,
+///   1: <Tensor: shape=(), dtype=float32, data=6.0>
+/// }
+/// ```
+impl<T: Nest + Clone> fmt::Display for PerReplica<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.clone().regroup() {
+            Ok(tree) => f.write_str(&tree.describe(&show)),
+            Err(error) => write!(f, "PerReplica:{{{error}}}"),
+        }
+    }
+}
+
+fn show(leaf: &PerReplica<Leaf>) -> String {
+    let lines: Vec<_> = leaf.values.iter().enumerate().map(|(r, value)| format!("  {r}: {value}")).collect();
+    format!("PerReplica:{{\n{}\n}}", lines.join(",\n"))
+}
+
+/// One value that is the same on all replicas.
+///
+/// It can be read without combining replicas, and passed to `run` it reaches each of them. There is one copy for all
+/// replicas, or one on each of several devices.
+#[doc(alias = "tf.distribute.DistributedValues")]
+#[doc(alias = "DistributedValues")]
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mirrored<T> {
+    first: T,
+    others: Vec<T>,
+}
+
+impl<T> Mirrored<T> {
+    /// The value that all replicas have.
+    pub fn new(value: T) -> Self {
+        Self { first: value, others: Vec::new() }
+    }
+
+    /// A copy for each device, in the order of devices; `None` if there are no copies. The caller has to ensure that they
+    /// are equal.
+    pub fn from_copies(copies: impl IntoIterator<Item = T>) -> Option<Self> {
+        let mut copies = copies.into_iter();
+        Some(Self { first: copies.next()?, others: copies.collect() })
+    }
+
+    /// The value.
+    pub fn get(&self) -> &T {
+        &self.first
+    }
+
+    /// The value.
+    pub fn into_inner(self) -> T {
+        self.first
+    }
+
+    /// The copies: one for all replicas, or one for each device.
+    pub fn copies(&self) -> Vec<&T> {
+        std::iter::once(&self.first).chain(&self.others).collect()
+    }
+
+    /// The copies: one for all replicas, or one for each device.
+    pub fn into_copies(self) -> Vec<T> {
+        let mut copies = self.others;
+        copies.insert(0, self.first);
+        copies
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn merge_1_to_3_structures_stay_and_leaves_are_per_replica() {
+        let merged = PerReplica::from_values(vec![(1i32, vec![2f32]), (3, vec![4.])]).regroup().unwrap();
+        assert_eq!(merged.describe(&|p| p.len().to_string()), "(2, [2])");
+    }
+
+    #[test]
+    fn merge_t4_different_structures_are_named_by_path() {
+        let error =
+            PerReplica::from_values(vec![(1i32, vec![2f32]), (3, vec![])]).regroup().unwrap_err().to_string();
+        assert!(
+            error.contains("value[1]") && error.contains("a list of 1") && error.contains("a list of 0"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn numbers_that_differ_are_not_one_however_large_they_are() {
+        use candle_core::Device;
+        fn of<S: WithDType>(a: S, b: S) -> Result<S> {
+            let scalar = |x: S| Tensor::new(x, &Device::Cpu).unwrap();
+            PerReplica::from_values(vec![scalar(a), scalar(b)]).to_scalar::<S>()
+        }
+        // As f64 they are the same.
+        let text = of(1i64 << 53, (1 << 53) + 1).unwrap_err().to_string();
+        assert!(text.contains("9007199254740992 on replica 0, 9007199254740993 on replica 1"), "{text}");
+        assert_eq!(of((1i64 << 53) + 1, (1 << 53) + 1).unwrap(), (1 << 53) + 1);
+        assert!(of(f32::NAN, -f32::NAN).unwrap().is_nan());
+        assert!(of(f32::NAN, 0.).is_err() && of(0., f32::NAN).is_err());
+    }
+
+    #[test]
+    fn values_print_as_in_the_documents() {
+        let text = PerReplica::from_values(vec![6f32, 7.]).to_string();
+        assert_eq!(
+            text,
+            "PerReplica:{\n  0: <Tensor: shape=(), dtype=float32, data=6.0>,\n  1: <Tensor: shape=(), dtype=float32, data=7.0>\n}"
+        );
+    }
+}

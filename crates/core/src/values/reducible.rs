@@ -1,0 +1,189 @@
+//! The arguments of `reduce` and `gather`: values, and axes.
+
+use super::{Mirrored, PerReplica};
+use crate::variables::variable::Variable;
+use candle_core::Tensor;
+use distribute_base::ContextKind;
+use distribute_base::{Error, Result};
+use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Nest, Tree};
+
+/// The components of one leaf of a value given to `reduce` or `gather`.
+pub enum Components {
+    /// One leaf for each local replica.
+    PerReplica(Vec<Leaf>),
+    /// The same leaf on every replica.
+    Mirrored(Leaf),
+    /// A leaf that is not distributed.
+    Plain(Leaf),
+}
+
+/// The structure of a value given to `reduce` or `gather`, with the components of its leaves.
+pub type Parts = Tree<Components>;
+
+/// A value that can be reduced or gathered over replicas, or a nest of such values: a tuple, an array, a `Vec`, an `Option`, a map by
+/// name, a [`Tree`]. A struct with `#[derive(Nest)]` is one that is not distributed.
+///
+/// ```
+/// # use distribute::prelude::*;
+/// let strategy = MirroredStrategy::cpus(2)?;
+/// let ids = strategy.run((), |ctx, ()| Ok(ctx.replica_id_in_sync_group() as f32))?;
+/// // A value of each replica, and one that all have.
+/// let (mean, [same]) = strategy.reduce(ReduceOp::Mean, (&ids, [Mirrored::new(3f32)]), None)?;
+/// assert_eq!((mean, same), (0.5, 3.));
+/// # Ok::<(), distribute::Error>(())
+/// ```
+pub trait Reducible {
+    /// The nest that each replica has.
+    type Nest: Nest;
+
+    /// The components of each leaf, for an operation on `replicas` local replicas.
+    ///
+    /// # Errors
+    /// If a variable cannot be read, or a value has parts for another number of replicas, or of different structures.
+    fn into_parts(self, operation: &'static str, replicas: usize) -> Result<Parts>;
+}
+
+impl<N: Nest> Reducible for PerReplica<N> {
+    type Nest = N;
+    fn into_parts(self, operation: &'static str, replicas: usize) -> Result<Parts> {
+        require_count(operation, self.len(), replicas)?;
+        let trees = self.into_iter().map(Nest::into_tree).collect();
+        let merged = Tree::zip(trees).map_err(Error::tensor(operation))?;
+        Ok(merged.map(&mut Components::PerReplica))
+    }
+}
+
+impl<N: Nest + Clone> Reducible for &PerReplica<N> {
+    type Nest = N;
+    fn into_parts(self, operation: &'static str, replicas: usize) -> Result<Parts> {
+        self.clone().into_parts(operation, replicas)
+    }
+}
+
+impl<N: Nest> Reducible for Mirrored<N> {
+    type Nest = N;
+    fn into_parts(self, _: &'static str, _: usize) -> Result<Parts> {
+        Ok(self.into_inner().into_tree().map(&mut Components::Mirrored))
+    }
+}
+
+impl<N: Nest + Clone> Reducible for &Mirrored<N> {
+    type Nest = N;
+    fn into_parts(self, _: &'static str, _: usize) -> Result<Parts> {
+        Ok(self.get().clone().into_tree().map(&mut Components::Mirrored))
+    }
+}
+
+/// In replica and update context, the value that is read there. Elsewhere, the copies of an ON_READ variable, whatever its
+/// own aggregation, and the value of any other variable, whose copies are equal.
+impl Reducible for &Variable {
+    type Nest = Leaf;
+    fn into_parts(self, operation: &'static str, replicas: usize) -> Result<Parts> {
+        match crate::context::current_kind() {
+            ContextKind::Replica | ContextKind::Update => Ok(plain(self.read_leaf()?)),
+            _ if self.has_own_copies() => {
+                PerReplica::from_values(self.copies::<Leaf>()?).into_parts(operation, replicas)
+            }
+            _ => Ok(Tree::Leaf(Components::Mirrored(self.read_leaf()?))),
+        }
+    }
+}
+
+/// Equivalent to a reference to it.
+impl Reducible for Variable {
+    type Nest = Leaf;
+    fn into_parts(self, operation: &'static str, replicas: usize) -> Result<Parts> {
+        (&self).into_parts(operation, replicas)
+    }
+}
+
+/// Returns the components of each leaf of a value. A type of a program's own is checked: there is a part for each local replica.
+///
+/// # Errors
+/// The errors of [`Reducible::into_parts`].
+pub(crate) fn parts_of<V: Reducible>(operation: &'static str, value: V, replicas: usize) -> Result<Parts> {
+    let parts = value.into_parts(operation, replicas)?;
+    parts.leaves().into_iter().try_for_each(|leaf| match leaf {
+        Components::PerReplica(leaves) => require_count(operation, leaves.len(), replicas),
+        Components::Mirrored(_) | Components::Plain(_) => Ok(()),
+    })?;
+    Ok(parts)
+}
+
+fn require_count(operation: &'static str, parts: usize, replicas: usize) -> Result<()> {
+    if parts == replicas {
+        return Ok(());
+    }
+    Err(Error::invalid(operation, format!("the value has {parts} parts for {replicas} replicas")))
+}
+
+/// The components of a value that is not distributed.
+pub fn plain(value: impl Nest) -> Parts {
+    value.into_tree().map(&mut Components::Plain)
+}
+
+macro_rules! plain {
+    ($($t:ty),*) => {$(
+        impl Reducible for $t {
+            type Nest = $t;
+            fn into_parts(self, _: &'static str, _: usize) -> Result<Parts> {
+                Ok(plain(self))
+            }
+        }
+        impl Reducible for &$t {
+            type Nest = $t;
+            fn into_parts(self, _: &'static str, _: usize) -> Result<Parts> {
+                Ok(plain(self.clone()))
+            }
+        }
+    )*};
+}
+plain!(
+    Tensor,
+    HostTensor,
+    IndexedSlices,
+    distribute_tensor::Leaf,
+    f32,
+    f64,
+    i8,
+    u8,
+    i16,
+    u16,
+    i32,
+    i64,
+    u32,
+    u64,
+    usize,
+    bool,
+    String
+);
+
+/// The axes that `reduce` sums over within each replica, besides the replicas. Negative ones count from the end.
+///
+/// `None`: only over the replicas. `0`: also over the batch. `[0, 1]`: over both.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Axes(pub(crate) Option<Vec<i64>>);
+
+impl From<Option<i64>> for Axes {
+    fn from(axis: Option<i64>) -> Self {
+        Axes(axis.map(|axis| vec![axis]))
+    }
+}
+
+impl From<i64> for Axes {
+    fn from(axis: i64) -> Self {
+        Axes(Some(vec![axis]))
+    }
+}
+
+impl<const N: usize> From<[i64; N]> for Axes {
+    fn from(axes: [i64; N]) -> Self {
+        Axes(Some(axes.to_vec()))
+    }
+}
+
+impl From<Vec<i64>> for Axes {
+    fn from(axes: Vec<i64>) -> Self {
+        Axes(Some(axes))
+    }
+}

@@ -1,0 +1,230 @@
+//! Rows of a variable by their ids, limited in norm, and combined in bags.
+
+use super::variable::Variable;
+use distribute_base::{Error, Result};
+use distribute_params::PartitionStrategy;
+use distribute_tensor::{DType, HostTensor};
+
+/// What a bag's rows become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BagMode {
+    /// Their sum.
+    Sum,
+    /// Their sum, divided by how many there are.
+    Mean,
+    /// Their sum, divided by the square root of their number, which keeps the variance independent of the length.
+    #[doc(alias = "sqrtn")]
+    SqrtN,
+}
+
+/// How rows are looked up.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Lookup {
+    /// Rows whose norm is larger are scaled down to it.
+    pub max_norm: Option<f64>,
+    /// How the rows of the variable were dealt out, where the caller counts on it.
+    pub partition_strategy: Option<PartitionStrategy>,
+}
+
+/// The rows of ids of any shape `[…]`: a tensor `[…, row]`.
+///
+/// # Errors
+/// [`Error::Params`] for an id that is no row; [`Error::InvalidArgument`] for ids that are no integers, a norm of what is no float,
+/// and where rows were dealt out in another way than the caller says: TensorFlow looks up other rows then.
+///
+/// ```
+/// # use distribute::prelude::*;
+/// use distribute::{LocalCluster, ParameterServerStrategy, Variable, lookup, params::FixedShardsPartitioner};
+/// let cluster = LocalCluster::new(1, 2)?;
+/// let strategy = ParameterServerStrategy::new(cluster.resolver(), FixedShardsPartitioner::new(2)?)?;
+/// let rows = HostTensor::new(vec![3f32, 4., 0., 1., 6., 8.], [3, 2])?;
+/// let table = strategy.scope(|| Variable::new("table", rows))?;
+/// let ids = HostTensor::new(vec![2i64, 0, 2, 1], [2, 2])?;
+/// let rows = lookup::embedding_lookup(&table, &ids, lookup::Lookup { max_norm: Some(5.), ..Default::default() })?;
+/// assert_eq!(rows, HostTensor::new(vec![3f32, 4., 3., 4., 3., 4., 0., 1.], [2, 2, 2])?);
+/// # Ok::<(), distribute::Error>(())
+/// ```
+#[doc(alias = "tf.nn.embedding_lookup")]
+pub fn embedding_lookup(variable: &Variable, ids: &HostTensor, lookup: Lookup) -> Result<HostTensor> {
+    const OPERATION: &str = "embedding_lookup";
+    let flat = integers(OPERATION, ids)?;
+    let rows = rows_of(OPERATION, variable, &flat, lookup)?;
+    let shape: Vec<usize> =
+        ids.dims().iter().chain(variable.dims().get(1..).unwrap_or_default()).copied().collect();
+    rows.reshape(shape).map_err(Error::tensor(OPERATION))
+}
+
+/// Ids in bags of different lengths, and how much each of them counts; 1 where there are no weights.
+#[doc(alias = "tf.SparseTensor")]
+#[doc(alias = "SparseTensor")]
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Bags {
+    /// The ids of each bag.
+    pub ids: Vec<Vec<i64>>,
+    /// A weight for each id.
+    pub weights: Option<Vec<Vec<f64>>>,
+}
+
+/// For each bag the rows of its ids, put together: their sum, weighted; divided by the sum of weights ([`BagMode::Mean`]), or by the
+/// root of the sum of their squares ([`BagMode::SqrtN`]). A bag without ids gives zeros.
+///
+/// In a model that trains, it is `EmbeddingBag`.
+///
+/// # Errors
+/// As [`embedding_lookup`], and [`Error::InvalidArgument`] for weights that don't fit the ids and for a table that is neither f32
+/// nor f64.
+#[doc(alias = "tf.nn.embedding_lookup_sparse")]
+pub fn embedding_lookup_sparse(
+    variable: &Variable,
+    bags: &Bags,
+    combiner: BagMode,
+    lookup: Lookup,
+) -> Result<HostTensor> {
+    combined("embedding_lookup_sparse", variable, bags, combiner, lookup)
+}
+
+/// As [`embedding_lookup_sparse`], for data as it comes: ids below 0 are left out, and, unless rows are summed, weights that are not
+/// above 0. A bag of which nothing is left gives the row `default_id`, or zeros.
+///
+/// # Errors
+/// As there.
+#[doc(alias = "tf.nn.safe_embedding_lookup_sparse")]
+pub fn safe_embedding_lookup_sparse(
+    variable: &Variable,
+    bags: &Bags,
+    combiner: BagMode,
+    default_id: Option<i64>,
+    lookup: Lookup,
+) -> Result<HostTensor> {
+    const OPERATION: &str = "safe_embedding_lookup_sparse";
+    require_weights(OPERATION, bags)?;
+    let mut kept = Bags { ids: Vec::new(), weights: bags.weights.as_ref().map(|_| Vec::new()) };
+    for (number, ids) in bags.ids.iter().enumerate() {
+        let weights = bags.weights.as_ref().map(|weights| weights[number].as_slice());
+        let stays =
+            |at: &usize| ids[*at] >= 0 && (combiner == BagMode::Sum || weights.is_none_or(|w| w[*at] > 0.));
+        let positions: Vec<usize> = (0..ids.len()).filter(stays).collect();
+        let (mut of_bag, mut counts): (Vec<i64>, Vec<f64>) =
+            positions.iter().map(|at| (ids[*at], weights.map_or(1., |w| w[*at]))).unzip();
+        if let (true, Some(default)) = (of_bag.is_empty(), default_id) {
+            (of_bag, counts) = (vec![default], vec![1.]);
+        }
+        kept.ids.push(of_bag);
+        if let Some(all) = &mut kept.weights {
+            all.push(counts);
+        }
+    }
+    combined(OPERATION, variable, &kept, combiner, lookup)
+}
+
+fn combined(
+    operation: &'static str,
+    variable: &Variable,
+    bags: &Bags,
+    combiner: BagMode,
+    lookup: Lookup,
+) -> Result<HostTensor> {
+    require_weights(operation, bags)?;
+    let (dtype, width) =
+        (variable.dtype(), variable.dims().get(1..).unwrap_or_default().iter().product::<usize>());
+    if !matches!(dtype, DType::F32 | DType::F64) {
+        let reason =
+            format!("variable {} is {dtype}; rows of float32 and float64 are combined", variable.name());
+        return Err(Error::invalid(operation, reason));
+    }
+    let flat: Vec<i64> = bags.ids.iter().flatten().copied().collect();
+    let rows =
+        rows_of(operation, variable, &flat, lookup)?.cast(DType::F64).map_err(Error::tensor(operation))?;
+    let rows = rows.as_slice::<f64>().unwrap_or_default();
+    let mut sums = vec![0f64; bags.ids.len() * width];
+    let mut next = 0;
+    for (number, ids) in bags.ids.iter().enumerate() {
+        let weight = |at: usize| bags.weights.as_ref().map_or(1., |weights| weights[number][at]);
+        let sum = &mut sums[number * width..(number + 1) * width];
+        for at in 0..ids.len() {
+            let row = &rows[next * width..(next + 1) * width];
+            sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += weight(at) * x);
+            next += 1;
+        }
+        let of_weights = |f: fn(f64) -> f64| (0..ids.len()).map(|at| f(weight(at))).sum::<f64>();
+        let by = match combiner {
+            BagMode::Sum => 1.,
+            BagMode::Mean => of_weights(|w| w),
+            BagMode::SqrtN => of_weights(|w| w * w).sqrt(),
+        };
+        if !ids.is_empty() {
+            sum.iter_mut().for_each(|x| *x /= by);
+        }
+    }
+    let shape: Vec<usize> = std::iter::once(&bags.ids.len())
+        .chain(variable.dims().get(1..).unwrap_or_default())
+        .copied()
+        .collect();
+    let sums = HostTensor::new(sums, shape).and_then(|sums| sums.cast(dtype));
+    sums.map_err(Error::tensor(operation))
+}
+
+fn require_weights(operation: &'static str, bags: &Bags) -> Result<()> {
+    let Some(weights) = &bags.weights else { return Ok(()) };
+    let lens = |all: &mut dyn Iterator<Item = usize>| all.collect::<Vec<_>>();
+    let (of_ids, of_weights) =
+        (lens(&mut bags.ids.iter().map(Vec::len)), lens(&mut weights.iter().map(Vec::len)));
+    if of_ids == of_weights {
+        return Ok(());
+    }
+    let reason = "there has to be a weight for each id of each bag, and there are others";
+    Err(Error::invalid(operation, reason))
+}
+
+/// Rows of ids, one after another, none of a larger norm than is asked for.
+fn rows_of(operation: &'static str, variable: &Variable, ids: &[i64], lookup: Lookup) -> Result<HostTensor> {
+    // SV-7
+    let dealt = variable.servers().and_then(|on| on.rows.cut()).map(|cut| cut.strategy());
+    if let (Some(asked), Some(dealt)) = (lookup.partition_strategy, dealt)
+        && asked != dealt
+    {
+        let reason = format!(
+            "the rows of variable {} are dealt out by {dealt:?}, not by {asked:?}, by which ids would be other rows; leave the \
+             partition_strategy out, or give that of the variable",
+            variable.name()
+        );
+        return Err(Error::invalid(operation, reason));
+    }
+    let rows = variable.gather(ids)?;
+    let Some(max_norm) = lookup.max_norm else { return Ok(rows) };
+    let width: usize = rows.dims().get(1..).unwrap_or_default().iter().product();
+    let dtype = rows.dtype();
+    if !matches!(dtype, DType::F32 | DType::F64) {
+        let reason = format!(
+            "variable {} is {dtype}, whose rows have no norm here; leave max_norm out",
+            variable.name()
+        );
+        return Err(Error::invalid(operation, reason));
+    }
+    if max_norm.is_nan() || max_norm <= 0. {
+        return Err(Error::invalid(operation, format!("max_norm must be positive, not {max_norm}")));
+    }
+    let mut wide = rows.cast(DType::F64).map_err(Error::tensor(operation))?;
+    for row in wide.as_mut_slice::<f64>().unwrap_or_default().chunks_exact_mut(width.max(1)) {
+        let norm = row.iter().map(|x| x * x).sum::<f64>().sqrt();
+        if norm > max_norm {
+            row.iter_mut().for_each(|x| *x *= max_norm / norm);
+        }
+    }
+    wide.cast(dtype).map_err(Error::tensor(operation))
+}
+
+fn integers(operation: &'static str, ids: &HostTensor) -> Result<Vec<i64>> {
+    let wide = match ids.dtype() {
+        DType::I8 | DType::U8 | DType::I16 | DType::U16 | DType::I32 | DType::U32 | DType::I64 => {
+            ids.cast(DType::I64)
+        }
+        dtype => {
+            return Err(Error::invalid(
+                operation,
+                format!("ids are integers of 64 bits at most, not {dtype}"),
+            ));
+        }
+    };
+    wide.and_then(HostTensor::into_vec).map_err(Error::tensor(operation))
+}

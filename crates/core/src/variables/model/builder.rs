@@ -1,0 +1,38 @@
+//! candle's `VarBuilder` over a model's variables.
+
+use super::{Variables, again};
+use crate::context::raise;
+use candle_core::{DType, Device, Error, Result, Shape, Tensor};
+use candle_nn::{Init, var_builder::SimpleBackend};
+
+/// Gives one replica its variables.
+pub(super) struct OfReplica {
+    pub(super) variables: Variables,
+    pub(super) replica: usize,
+}
+
+impl SimpleBackend for OfReplica {
+    fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, _: &Device) -> Result<Tensor> {
+        let exists = || self.variables.entries().contains_key(name);
+        let got = again::asks(name, exists)
+            .and_then(|()| self.variables.get_or_create(self.replica, name, &shape, &init, dtype));
+        got.map_err(|error| match error {
+            distribute_base::Error::Candle(error) => error,
+            other => raise(other),
+        })
+    }
+
+    fn get_unchecked(&self, name: &str, _: DType, device: &Device) -> Result<Tensor> {
+        match self.variables.find("get_unchecked", name) {
+            Ok(kind) => {
+                let variable = kind.any().map_err(Error::msg)?;
+                self.get(variable.shape().clone(), name, Init::Const(0.), variable.dtype(), device)
+            }
+            Err(error) => Err(Error::msg(error)),
+        }
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        again::has_asked(name).unwrap_or_else(|| self.variables.has_asked(self.replica, name))
+    }
+}

@@ -1,0 +1,113 @@
+//! Initial values, drawn from (seed, variable name, position): neither thread nor replica nor shard plays a role.
+
+use candle_core::{DType, Device, Shape, Tensor};
+use candle_nn::Init;
+use candle_nn::init::NormalOrUniform;
+use distribute_base::internal::random;
+use distribute_base::{Error, Result};
+use distribute_params::Initializer;
+use distribute_tensor::Leaf;
+use distribute_tensor::random::Distribution;
+
+/// A variable's first values, as a model asks for them.
+pub(crate) struct Drawn<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) shape: &'a Shape,
+    pub(crate) candle_dtype: DType,
+    pub(super) init: &'a Init,
+    pub(super) seed: u64,
+}
+
+impl Drawn<'_> {
+    /// The values, as a tensor.
+    pub(crate) fn values(&self) -> Result<Tensor> {
+        values(self.init, self.seed, self.name, self.shape, self.candle_dtype)
+    }
+
+    pub(crate) fn dtype(&self) -> Result<distribute_tensor::DType> {
+        Ok(Leaf::Candle(Tensor::zeros(0, self.candle_dtype, &Device::Cpu)?).dtype()?)
+    }
+
+    /// What draws the same values elsewhere.
+    pub(crate) fn initializer(&self) -> Result<Initializer> {
+        let initializer = Initializer::new(distribution(self.init, self.shape), self.seed, self.name);
+        initializer.check(self.dtype()?)?;
+        Ok(initializer)
+    }
+}
+
+/// The values of an initializer for the variable `name`, in the memory of the CPU.
+fn values(init: &Init, seed: u64, name: &str, shape: &Shape, dtype: DType) -> Result<Tensor> {
+    let draw = random::draws(seed, name);
+    let distribution = match distribution(init, shape) {
+        Distribution::Constant(value) => {
+            return Ok((Tensor::ones(shape, dtype, &Device::Cpu)? * value)?.to_dtype(dtype)?);
+        }
+        distribution => distribution,
+    };
+    if !dtype.is_float() {
+        let reason = format!(
+            "variable {name} of {dtype:?} cannot be drawn at random; give it a constant or a float dtype"
+        );
+        return Err(Error::InvalidArgument { operation: "replicate", reason });
+    }
+    let numbers = (0..shape.elem_count() as u64).map(|position| distribution.draw(draw, position));
+    Ok(match dtype {
+        // Of a large table, numbers of twice the size would be most of the memory that a program ever needs.
+        DType::F32 => Tensor::from_vec(numbers.map(|x| x as f32).collect(), shape, &Device::Cpu),
+        _ => Tensor::from_vec(numbers.collect(), shape, &Device::Cpu)?.to_dtype(dtype),
+    }?)
+}
+
+/// What an initializer draws the elements of a variable of this shape from.
+pub(super) fn distribution(init: &Init, shape: &Shape) -> Distribution {
+    let uniform = |lo: f64, up: f64| Distribution::Uniform { lo, up };
+    let normal = |mean: f64, stdev: f64| Distribution::Normal { mean, stdev };
+    match init {
+        Init::Const(value) => Distribution::Constant(*value),
+        Init::Uniform { lo, up } => uniform(*lo, *up),
+        Init::Randn { mean, stdev } => normal(*mean, *stdev),
+        Init::Kaiming { dist, fan, non_linearity } => {
+            let stdev = non_linearity.gain() / (fan.for_shape(shape) as f64).sqrt();
+            match dist {
+                NormalOrUniform::Uniform => uniform(-(3f64.sqrt() * stdev), 3f64.sqrt() * stdev),
+                NormalOrUniform::Normal => normal(0., stdev),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn draw(init: Init, seed: u64, name: &str) -> Vec<f32> {
+        let shape = Shape::from((100, 50));
+        let values = values(&init, seed, name, &shape, DType::F32).unwrap();
+        values.flatten_all().unwrap().to_vec1().unwrap()
+    }
+
+    // INV-8
+    #[test]
+    fn values_depend_on_seed_and_name_only() {
+        let init = Init::Randn { mean: 0., stdev: 1. };
+        assert_eq!(draw(init, 1, "a"), draw(init, 1, "a"));
+        assert_ne!(draw(init, 1, "a"), draw(init, 2, "a"));
+        assert_ne!(draw(init, 1, "a"), draw(init, 1, "b"));
+    }
+
+    #[test]
+    fn distributions_have_their_moments() {
+        let moments = |v: Vec<f32>| {
+            let mean = v.iter().sum::<f32>() / v.len() as f32;
+            (mean, (v.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / v.len() as f32).sqrt())
+        };
+        let (mean, stdev) = moments(draw(Init::Randn { mean: 3., stdev: 2. }, 0, "w"));
+        assert!((mean - 3.).abs() < 0.1 && (stdev - 2.).abs() < 0.1, "{mean} {stdev}");
+        let (mean, stdev) = moments(draw(Init::Uniform { lo: -1., up: 1. }, 0, "w"));
+        assert!(mean.abs() < 0.05 && (stdev - 1. / 3f32.sqrt()).abs() < 0.02, "{mean} {stdev}");
+        let (_, stdev) = moments(draw(candle_nn::init::DEFAULT_KAIMING_UNIFORM, 0, "w"));
+        assert!((stdev - (2f32 / 50.).sqrt()).abs() < 0.01, "{stdev}");
+        assert!(draw(Init::Const(0.5), 0, "w").iter().all(|x| *x == 0.5));
+    }
+}

@@ -1,0 +1,126 @@
+//! Running statistics: one copy for each replica, which writes it alone; read from outside as their mean.
+
+use crate::strategy::Strategy;
+use crate::variables::Variable;
+use candle_core::Tensor;
+use distribute_base::internal::lock;
+use distribute_base::internal::to_device;
+use distribute_base::{Error, Result};
+use distribute_tensor::{Leaf, ReduceOp};
+use std::panic::Location;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// A variable of synchronization ON_READ and aggregation MEAN, which leaves out replicas that have seen nothing.
+#[derive(Clone)]
+pub(super) struct Running {
+    variable: Variable,
+    /// What all copies were when they were last set together. A replica that still has it has seen no rows since,
+    /// so the mean leaves it out.
+    common: Arc<Mutex<Tensor>>,
+}
+
+impl Running {
+    pub(super) fn new(strategy: &Strategy, name: &str, initial: &Tensor) -> Result<Self> {
+        let variable = Variable::statistics(strategy, name, initial)?;
+        Ok(Self { variable, common: Arc::new(Mutex::new(initial.copy()?)) })
+    }
+
+    /// A copy for each replica.
+    pub(super) fn variable(&self) -> &Variable {
+        &self.variable
+    }
+
+    pub(super) fn set(&self, value: &Tensor) -> Result<()> {
+        let mut common = self.common();
+        self.variable.vars().try_for_each(|copy| copy.set(&to_device(value, copy.device())?))?;
+        *common = value.copy()?;
+        Ok(())
+    }
+
+    /// The mean over the replicas, of all workers, that have seen rows; what all have in common, if none has. Of equal copies
+    /// it is that value, to the bit: their sum may have been rounded.
+    #[track_caller]
+    pub(super) fn mean(&self) -> Result<Tensor> {
+        let copies = self.variable.copies_of_all(Location::caller())?;
+        let common = self.common().clone();
+        let before = elements(&common)?;
+        let (mut moved, mut values) = (Vec::new(), Vec::new());
+        for copy in copies {
+            let Leaf::Candle(tensor) = &copy else { continue };
+            let now = elements(tensor)?;
+            if now != before {
+                moved.push(copy);
+                values.push(now);
+            }
+        }
+        if moved.is_empty() {
+            return Ok(common.copy()?);
+        }
+        if values.windows(2).all(|pair| pair[0] == pair[1]) {
+            moved.truncate(1);
+        }
+        match Leaf::reduce(ReduceOp::Mean, &moved)? {
+            Leaf::Candle(mean) => Ok(mean.copy()?),
+            other => Err(Error::invalid("get", format!("a mean of variables became {}", other.kind()))),
+        }
+    }
+
+    /// Whether any copy of this process differs from what all had in common.
+    pub(super) fn has_moved(&self) -> Result<bool> {
+        let before = elements(&self.common())?;
+        for copy in self.variable.vars() {
+            if elements(copy)? != before {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether all elements that the copies had in common are `value`.
+    pub(super) fn began_with(&self, value: f64) -> Result<bool> {
+        Ok(elements(&self.common())?.iter().all(|bits| *bits == value.to_bits()))
+    }
+
+    /// Says what the copies, which have been set one by one, last had in common.
+    pub(super) fn set_common(&self, common: Tensor) {
+        *self.common() = common;
+    }
+
+    /// See [`set_common`](Running::set_common).
+    pub(super) fn common(&self) -> MutexGuard<'_, Tensor> {
+        lock(&self.common)
+    }
+}
+
+/// Bits, so that NaN equals itself.
+fn elements(tensor: &Tensor) -> Result<Vec<u64>> {
+    let elements = tensor.flatten_all()?.to_dtype(candle_core::DType::F64)?.to_vec1::<f64>()?;
+    Ok(elements.into_iter().map(f64::to_bits).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::mirrored;
+    use candle_core::Device;
+
+    #[test]
+    fn the_mean_of_equal_copies_is_their_value_to_the_bit() {
+        let strategy = mirrored(8);
+        let tensor = |values: &[f32]| Tensor::new(values, &Device::Cpu).unwrap();
+        let values: Vec<f32> = (1..100).map(|i| (i as f32 * 0.37).sin() / 3.).collect();
+        let running = Running::new(&strategy, "bn.running_mean", &tensor(&[0.; 99])).unwrap();
+        // Without a piece of the batch, a copy counts for nothing.
+        for equal in 1..=8 {
+            for copy in running.variable().vars().take(equal) {
+                copy.set(&tensor(&values)).unwrap();
+            }
+            assert_eq!(running.mean().unwrap().to_vec1::<f32>().unwrap(), values, "{equal} copies");
+        }
+        // Of others it is their mean.
+        let other: Vec<f32> = values.iter().map(|x| 9. * x).collect();
+        running.variable().vars().next().unwrap().set(&tensor(&other)).unwrap();
+        let mean = running.mean().unwrap().to_vec1::<f32>().unwrap();
+        assert!(mean.iter().zip(&values).all(|(mean, x)| (mean - 2. * x).abs() < 1e-6));
+    }
+}

@@ -1,0 +1,128 @@
+//! Where a variable is being used, and which copy is the one of that place.
+
+use super::access::{Access, AccessPlan, VariableKind};
+use super::storage::Storage;
+use super::variable::Variable;
+use crate::context::replica::ReplicaContext;
+use crate::{context::Here, context::here, context::mixed};
+use distribute_base::ContextKind;
+use distribute_base::DeviceName;
+use distribute_base::{Error, Result};
+
+/// Where a variable is being used.
+pub(super) struct Place {
+    pub(super) kind: ContextKind,
+    /// The devices of the replicas, or of the copies that are being updated, and which of them this is.
+    among: Vec<DeviceName>,
+    index: usize,
+    pub(super) replica: Option<ReplicaContext>,
+}
+
+impl Variable {
+    // VAR-8
+    /// Where this code is running, as seen from the variable; an error in another strategy's context.
+    pub(super) fn place(&self, operation: &'static str, writes: bool) -> Result<Place> {
+        let ours = self.strategy();
+        let other = || mixed(operation, Some(format!("variable {}", self.name())), ours);
+        let outside = Place { kind: ContextKind::Default, among: Vec::new(), index: 0, replica: None };
+        Ok(match here() {
+            Here::Default => outside,
+            Here::CrossReplica(strategy, _) if strategy == *ours => {
+                Place { kind: ContextKind::CrossReplica, ..outside }
+            }
+            Here::Update(context) if context.strategy() == ours => Place {
+                kind: ContextKind::Update,
+                among: context.devices().to_vec(),
+                index: context.copy(),
+                replica: None,
+            },
+            Here::Replica(context) if context.strategy() == ours => Place {
+                kind: ContextKind::Replica,
+                among: ours.devices(),
+                index: context.local_replica(),
+                replica: Some(context),
+            },
+            // The default strategy's contexts count as none for all others, as everywhere else.
+            Here::CrossReplica(strategy, _) if strategy.is_default() => outside,
+            Here::Update(context) if context.strategy().is_default() => outside,
+            Here::Replica(context) if context.strategy().is_default() => outside,
+            // An ordinary variable is nobody's: a strategy's replicas may read it, as they may read what they capture.
+            _ if self.0.kind == VariableKind::Ordinary && !writes => outside,
+            // In another strategy's update it would be written once for each copy.
+            Here::CrossReplica(..) if self.0.kind == VariableKind::Ordinary => outside,
+            Here::CrossReplica(..) | Here::Update(_) | Here::Replica(_) => return Err(other()),
+        })
+    }
+
+    pub(super) fn plan(
+        &self,
+        operation: &'static str,
+        access: Access,
+        found: ContextKind,
+    ) -> Result<AccessPlan> {
+        super::access::plan(self.0.kind, self.0.aggregation, access, found).map_err(|advice| {
+            Error::VariableAccess {
+                operation,
+                variable: self.name().to_string(),
+                synchronization: self.0.synchronization,
+                aggregation: self.0.aggregation,
+                found,
+                advice,
+            }
+        })
+    }
+
+    /// The copy that this replica writes, or the one that is being updated.
+    ///
+    /// In an update, an ON_WRITE variable must have a copy for each that is being updated, and no others, or its copies
+    /// would drift apart; one copy must not be written more than once.
+    pub(super) fn own(&self, operation: &'static str, place: &Place) -> Result<&Storage> {
+        let (copies, among) = (self.0.copies.len(), place.among.len());
+        let same = self.0.copies.iter().map(|copy| &copy.device).eq(&place.among);
+        let update = place.kind == ContextKind::Update && self.0.kind != VariableKind::OnRead;
+        if update && !same && (copies, among) != (1, 1) {
+            let names = |devices: &[DeviceName]| {
+                devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+            };
+            let reason = format!(
+                "variable {} has copies on {}, but what is being updated is on {}; create it inside of \
+                 colocate_vars_with the variable that is being updated",
+                self.name(),
+                names(&self.devices()),
+                names(&place.among)
+            );
+            return Err(Error::invalid(operation, reason));
+        }
+        self.nearest(place)
+    }
+
+    /// The copy that this replica, or this update, reads: its own, or one on its device, or the one there is.
+    pub(super) fn nearest(&self, place: &Place) -> Result<&Storage> {
+        let copies = &self.0.copies;
+        let device = place.among.get(place.index);
+        let found = if copies.iter().map(|copy| &copy.device).eq(&place.among) {
+            copies.get(place.index)
+        } else {
+            copies.iter().find(|copy| copies.len() == 1 || Some(&copy.device) == device)
+        };
+        found.ok_or_else(|| {
+            let device = device.map(ToString::to_string).unwrap_or_default();
+            Error::invalid("variables", format!("variable {} has no copy on {device}", self.name()))
+        })
+    }
+
+    /// The copy that is read here: of several places, any.
+    pub(super) fn nearest_or_first(&self, place: &Place) -> Result<&Storage> {
+        match place.kind {
+            ContextKind::Replica | ContextKind::Update => self.nearest(place),
+            _ => self.copy(0),
+        }
+    }
+
+    pub(super) fn copy(&self, copy: usize) -> Result<&Storage> {
+        self.0.copies.get(copy).ok_or_else(|| {
+            let reason = format!("variable {} has no copy {copy}: it has {}", self.name(), self.copy_count());
+            Error::invalid("variables", reason)
+        })
+    }
+}

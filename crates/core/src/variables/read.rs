@@ -1,0 +1,105 @@
+//! Reading variables.
+
+use super::access::{Access, AccessPlan, Combine};
+use super::variable::Variable;
+use candle_core::Tensor;
+use distribute_base::ContextKind;
+use distribute_base::{Error, Result};
+use distribute_cluster::{Fingerprint, Operation};
+use distribute_tensor::{Leaf, Nest, Tree};
+use std::panic::Location;
+
+const READ: &str = "read";
+
+impl Variable {
+    /// The value, as a copy that later writes leave as it is. See [`Variable`] for what is read where.
+    ///
+    /// Where the copies of an ON_READ variable are to be one value, that is a call of all workers, which all get the value
+    /// of all replicas.
+    ///
+    /// # Errors
+    /// [`Error::VariableAccess`] where the copies of an ON_READ variable are to be one value, but it has no
+    /// aggregation; [`Error::Tensor`] where the value is not of type `N`; [`Error::MixedStrategies`] in another
+    /// strategy's context; [`Error::Collective`] where not all workers read.
+    #[doc(alias = "tf.distribute.StrategyExtended.read_var")]
+    #[track_caller]
+    pub fn read<N: Nest>(&self) -> Result<N> {
+        typed(self.read_leaf()?)
+    }
+
+    #[track_caller]
+    pub(crate) fn read_leaf(&self) -> Result<Leaf> {
+        let at = Location::caller();
+        let place = self.place(READ, false)?;
+        self.strategy().await_updates()?;
+        match self.plan(READ, Access::Read, place.kind)? {
+            AccessPlan::Own => self.nearest(&place)?.read(),
+            AccessPlan::Combined(Combine::Reduce(op)) => {
+                let copies = self.copies_at_once()?;
+                let local: Vec<&[Leaf]> = copies.chunks(1).collect();
+                match self.strategy().reduce_over_workers(READ, op, |_| self.reading(at), &local)? {
+                    Some(mut reduced) => {
+                        reduced.pop().ok_or_else(|| Error::invalid(READ, "a sum of nothing"))
+                    }
+                    None => Leaf::reduce(op, &copies).map_err(Error::tensor(READ)),
+                }
+            }
+            AccessPlan::Combined(Combine::First) => {
+                let mine = self.copy(0)?.read()?;
+                let first = self.strategy().of_first_worker(
+                    READ,
+                    || self.reading(at),
+                    std::slice::from_ref(&mine),
+                )?;
+                Ok(first.and_then(|mut first| first.pop()).unwrap_or(mine))
+            }
+            _ => self.copy(0)?.read(),
+        }
+    }
+
+    /// The copies of the replicas of all workers, in the order of their ids.
+    pub(super) fn copies_of_all(&self, at: &'static Location<'static>) -> Result<Vec<Leaf>> {
+        let copies = self.copies_at_once()?;
+        let local: Vec<&[Leaf]> = copies.chunks(1).collect();
+        let all = self.strategy().gather_over_workers(READ, |_| self.reading(at), &local)?;
+        Ok(all.map_or(copies, |all| all.into_iter().flatten().collect()))
+    }
+
+    /// The copies of this worker's replicas, while nobody writes all of them.
+    fn copies_at_once(&self) -> Result<Vec<Leaf>> {
+        let _all = self.all_copies();
+        self.copies()
+    }
+
+    /// All workers read.
+    fn reading(&self, at: &'static Location<'static>) -> Fingerprint {
+        let (dtype, dims) = (self.dtype(), self.dims());
+        let detail = format!("{} (variable {}), {dtype}{dims:?}", self.name(), self.0.id);
+        Fingerprint::new(Operation::ReadVariable, detail, at)
+    }
+
+    /// The candle tensor of this replica's copy (in [`update`](crate::Strategy::update) of the copy being updated,
+    /// elsewhere of the first), for a forward pass: gradients flow to it, and later writes change it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a variable that was created from numbers or a host tensor, which is in no graph
+    /// of candle's.
+    pub fn as_tensor(&self) -> Result<Tensor> {
+        const OPERATION: &str = "as_tensor";
+        let place = self.place(OPERATION, false)?;
+        let near = match place.kind {
+            // Gradients are those of the copy that optimizers train.
+            ContextKind::Replica if self.has_followers() => self.copy(0)?,
+            _ => self.nearest_or_first(&place)?,
+        };
+        self.bring(OPERATION)?;
+        // Who has it reads it without asking.
+        near.device_copies().map_or(Ok(()), |copies| copies.read_directly())?;
+        Ok(self.candle(near)?.as_tensor().clone())
+    }
+}
+
+/// A leaf as a value of type `N`.
+pub(super) fn typed<N: Nest>(leaf: Leaf) -> Result<N> {
+    N::from_tree(Tree::Leaf(leaf)).map_err(Error::tensor("reading a variable"))
+}

@@ -1,0 +1,151 @@
+//! The shards of a variable; its rows by their ids, and slices of it, wherever they are.
+
+use super::variable::Variable;
+use distribute_base::DeviceName;
+use distribute_base::{Error, Result};
+use distribute_params::PartitionStrategy;
+use distribute_tensor::{HostTensor, Index, Selection};
+use std::ops::Range;
+
+/// A part of a variable that has shards, or all of one that has none: see [`Variable::shards`].
+#[doc(alias = "ShardedVariable.variables")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// What it is called: `w/part_0`.
+    pub name: String,
+    /// Which rows of the variable it has. Of one whose rows are dealt out in turn, these are the first and the last; of ids there are none.
+    pub rows: Range<usize>,
+    /// Its shape.
+    pub dims: Vec<usize>,
+    /// Where it is.
+    pub device: DeviceName,
+}
+
+impl Variable {
+    /// The parts that the variable is kept in, each on a device of its own: its shards, if it was cut over parameter servers, and
+    /// else it alone.
+    pub fn shards(&self) -> Vec<Shard> {
+        if let Some(ids) = self.ids() {
+            let dims: Vec<usize> =
+                std::iter::once(&0).chain(ids.tables().dims().iter().skip(1)).copied().collect();
+            let shard = |shard: &distribute_ps_client::internal::Shard| Shard {
+                name: shard.table.clone(),
+                rows: 0..0,
+                dims: dims.clone(),
+                device: DeviceName::of_server(shard.server),
+            };
+            return ids.tables().shards().iter().map(shard).collect();
+        }
+        let Some(sharded) = self.servers().map(|on| &on.rows) else {
+            let (rows, dims) = (0..self.dims().first().copied().unwrap_or(1), self.dims().to_vec());
+            let device = self.devices().first().copied().unwrap_or(DeviceName::cpu(0));
+            return vec![Shard { name: self.name().to_string(), rows, dims, device }];
+        };
+        let one = |(number, rows): (usize, Range<usize>)| {
+            let shard = sharded.shards().get(number)?;
+            let mut dims = self.dims().to_vec();
+            if let Some(height) = dims.first_mut() {
+                *height = shard.rows();
+            }
+            Some(Shard { name: shard.table.clone(), rows, dims, device: DeviceName::of_server(shard.server) })
+        };
+        sharded.ranges().into_iter().enumerate().filter_map(one).collect()
+    }
+
+    /// Whether it was cut into shards.
+    #[doc(alias = "ShardedVariable")]
+    pub fn is_sharded(&self) -> bool {
+        self.is_dynamic() || self.servers().is_some_and(|on| on.rows.cut().is_some())
+    }
+
+    /// One variable of the rows of several on parameter servers, which are its shards from now on, in this order. They stay what they
+    /// are: what is written to one is written to both.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for no variable, for variables that are not on parameter servers, have shards themselves or are of
+    /// several strategies, and where dtypes differ, or shapes in more than the number of rows.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// # use distribute::{LocalCluster, ParameterServerStrategy, Variable, params::PartitionStrategy};
+    /// let cluster = LocalCluster::new(1, 2)?;
+    /// let strategy = ParameterServerStrategy::builder().cluster_resolver(cluster.resolver()).build()?;
+    /// let part = |name: &str, rows: Vec<f32>| Variable::new(name, HostTensor::vector(rows));
+    /// let parts = strategy.scope(|| Ok([part("a", vec![1., 2.])?, part("b", vec![3.])?]))?;
+    /// let both = Variable::of_shards("both", &parts, PartitionStrategy::Div)?;
+    /// assert_eq!(both.dims(), [3]);
+    /// assert_eq!(both.gather(&[2, 0])?, HostTensor::vector(vec![3f32, 1.]));
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "ShardedVariable")]
+    pub fn of_shards(
+        name: impl Into<String>,
+        shards: &[Variable],
+        dealt: PartitionStrategy,
+    ) -> Result<Variable> {
+        const OPERATION: &str = "Variable::of_shards";
+        let name = name.into();
+        let Some(first) = shards.first() else {
+            return Err(Error::invalid(OPERATION, format!("{name}: there is no shard; give one at least")));
+        };
+        let parts = shards.iter().map(|shard| match shard.servers() {
+            Some(on) if shard.strategy() == first.strategy() => Ok(&on.rows),
+            _ => {
+                let reason = format!(
+                    "{name}: {} is not on the parameter servers of {}",
+                    shard.name(),
+                    first.strategy()
+                );
+                Err(Error::invalid(OPERATION, reason))
+            }
+        });
+        let parts = parts.collect::<Result<Vec<_>>>()?;
+        first.over(distribute_ps_client::internal::Sharded::joined(&name, dealt, &parts)?, name)
+    }
+
+    /// The rows of some ids, in their order; one may be asked for more than once. Of a variable on parameter servers only these rows
+    /// are fetched, each once.
+    ///
+    /// # Errors
+    /// [`Error::Params`] for an id that is no row, which says where it stands; [`Error::InvalidArgument`] of a scalar;
+    /// [`Error::MixedStrategies`] in another strategy's context.
+    #[doc(alias = "sparse_read")]
+    #[doc(alias = "tf.gather")]
+    pub fn gather(&self, ids: &[i64]) -> Result<HostTensor> {
+        const OPERATION: &str = "gather";
+        let place = self.place(OPERATION, false)?;
+        self.strategy().await_updates()?;
+        self.nearest_or_first(&place)?.read_rows(OPERATION, ids).map_err(super::about(self.name()))
+    }
+
+    /// What indices take of the value, by the rules of Python: `v[2:8:3, 0]` is `v.slice(&[Index::slice(Some(2), Some(8), 3),
+    /// Index::At(0)])`. Of a variable on parameter servers only these rows are fetched.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] for an index outside of its axis, more indices than axes and a step of 0; those of
+    /// [`gather`](Variable::gather).
+    ///
+    /// ```
+    /// # use distribute::{prelude::*, Variable, tensor::Index};
+    /// let v = Variable::new("v", HostTensor::vector((0..10).collect::<Vec<i64>>()))?;
+    /// assert_eq!(v.slice(&[(7..).into()])?, HostTensor::vector(vec![7i64, 8, 9]));
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "__getitem__")]
+    pub fn slice(&self, indices: &[Index]) -> Result<HostTensor> {
+        const OPERATION: &str = "slice";
+        let selection = Selection::new(indices, self.dims()).map_err(Error::tensor(OPERATION))?;
+        if self.dims().is_empty() {
+            let whole = self.gather_whole(OPERATION)?;
+            return selection.of(&whole).map_err(Error::tensor(OPERATION));
+        }
+        let rows: Vec<i64> = selection.rows().iter().map(|row| *row as i64).collect();
+        selection.of_rows(&self.gather(&rows)?).map_err(Error::tensor(OPERATION))
+    }
+
+    fn gather_whole(&self, operation: &'static str) -> Result<HostTensor> {
+        let place = self.place(operation, false)?;
+        self.strategy().await_updates()?;
+        self.nearest_or_first(&place)?.read()?.to_host().map_err(Error::tensor(operation))
+    }
+}

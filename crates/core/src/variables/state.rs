@@ -1,0 +1,100 @@
+//! A variable as a part of a checkpoint.
+
+use super::access::{Access, AccessPlan, VariableKind};
+use super::variable::Variable;
+use crate::{
+    checkpoint::Checkpointed, checkpoint::Reader, checkpoint::Restore, checkpoint::SOME, checkpoint::Writer,
+    checkpoint::decide, checkpoint::of_replicas, checkpoint::read_as, checkpoint::read_cast,
+    checkpoint::require_names,
+};
+use crate::{checkpoint::select::Restored, checkpoint::select::Select, strategy::Strategy};
+use distribute_base::Result;
+use distribute_tensor::{HostTensor, Leaf, Write};
+use std::panic::Location;
+
+/// ON_WRITE: the one value. ON_READ: what is read from outside of `run`, so that of NONE cannot be saved; it is
+/// restored by the rules of `assign`, a SUM in equal shares. Beside it each replica's copy, which comes back as it
+/// was where there are as many.
+impl Checkpointed for Variable {
+    fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
+        if self.is_dynamic() {
+            return self.save_ids(prefix, writer);
+        }
+        writer.insert(prefix, self.read_leaf()?.to_host()?)?;
+        self.save_copies(prefix, writer)
+    }
+
+    fn restore<'a>(&'a self, prefix: &str, from: &Reader) -> Result<Restore<'a>> {
+        require_names(from, &[prefix.to_string()])?;
+        if self.is_dynamic() {
+            return self.clone().restore_ids(prefix, from);
+        }
+        let value = read_as(from, prefix, self.dtype(), self.dims())?;
+        self.change(value, prefix, from)
+    }
+
+    fn restore_some<'a>(
+        &'a self,
+        prefix: &str,
+        from: &Reader,
+        select: &Select<'_>,
+    ) -> Result<(Restore<'a>, Restored)> {
+        if self.is_dynamic() {
+            return Err(super::dynamic::no_value(SOME));
+        }
+        let here = [(prefix.to_string(), self.dtype(), self.dims().to_vec())];
+        let restored = decide(select, from, here)?;
+        let change = match restored.restored.get(prefix) {
+            Some(source) => self.change(read_cast(from, source, self.dtype())?, source, from)?,
+            None => Box::new(|| Ok(())),
+        };
+        Ok((change, restored))
+    }
+
+    fn strategy(&self) -> Option<&Strategy> {
+        Some(Variable::strategy(self))
+    }
+}
+
+impl Variable {
+    /// What sets it to a value, and its copies to what they were where as many were saved beside it.
+    fn change<'a>(&'a self, value: HostTensor, source: &str, from: &Reader) -> Result<Restore<'a>> {
+        const OPERATION: &str = "restore";
+        let place = self.place(OPERATION, true)?;
+        let same_dtype = from.describe(source)?.dtype == self.dtype();
+        let saved = if same_dtype { self.saved_copies(source, from)? } else { None };
+        let copies = match saved {
+            Some(copies) => copies,
+            None => match self.plan(OPERATION, Access::Write(Write::Assign), place.kind)? {
+                AccessPlan::Shares => self.shares(&value)?,
+                _ => vec![value; self.copy_count()],
+            },
+        };
+        Ok(Box::new(move || self.writing(|| self.set_copies(&copies))))
+    }
+}
+
+impl Variable {
+    /// Adds the copies of the replicas of all workers, if it is an ON_READ variable.
+    #[track_caller]
+    pub(super) fn save_copies(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
+        if self.0.kind == VariableKind::OnRead {
+            let copies = self.copies_of_all(Location::caller())?;
+            let copies = copies.iter().map(Leaf::to_host).collect::<Result<Vec<_>, _>>()?;
+            writer.insert(of_replicas(prefix), HostTensor::stack(&copies.iter().collect::<Vec<_>>())?)?;
+        }
+        Ok(())
+    }
+
+    /// What each copy of an ON_READ variable was, if there were as many on all workers together.
+    pub(super) fn saved_copies(&self, prefix: &str, from: &Reader) -> Result<Option<Vec<HostTensor>>> {
+        let (name, (mine, count)) = (of_replicas(prefix), self.numbers());
+        let as_many = || Ok::<_, distribute_base::Error>(from.describe(&name)?.shape.first() == Some(&count));
+        if self.0.kind != VariableKind::OnRead || !from.contains(&name) || !as_many()? {
+            return Ok(None);
+        }
+        let shape: Vec<usize> = [count].iter().chain(self.dims()).copied().collect();
+        let rows = read_as(from, &name, self.dtype(), &shape)?;
+        Ok(Some(mine.map(|copy| rows.row(copy)).collect::<Result<_, _>>()?))
+    }
+}

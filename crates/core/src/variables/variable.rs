@@ -1,0 +1,377 @@
+//! A variable: a value with a copy on each replica, or one copy that they share.
+
+use super::access::VariableKind;
+use super::create::NewVariable;
+use super::storage::{OnServers, Storage};
+use crate::strategy::Strategy;
+use candle_core::Var;
+use distribute_base::ContextKind;
+use distribute_base::DeviceName;
+use distribute_base::internal::DeviceCopies;
+use distribute_base::{Error, Result};
+use distribute_base::{VariableAggregation, VariableSynchronization};
+use distribute_ps_client::internal::Sharded;
+use distribute_ps_client::internal::Where;
+use distribute_tensor::{DType, Leaf, Nest};
+use std::fmt;
+use std::sync::{Arc, Mutex, Weak};
+
+/// A value that replicas share, or that each has a copy of; read and written by the rules of the documents.
+///
+/// It belongs to the strategy in whose [`scope`](Strategy::scope) it was created, which decides how many copies there
+/// are and where. What an operation does depends on where it is called:
+///
+/// | | in [`run`](Strategy::run) | in a scope, a merge function or outside | in [`update`](Strategy::update) |
+/// |---|---|---|---|
+/// | ON_WRITE, read | this replica's copy | any copy: they are equal | the copy being updated |
+/// | ON_WRITE, write | what all replicas write is aggregated and written to all copies: all of them have to call it | every copy | the copy being updated |
+/// | ON_READ, read | this replica's copy | the aggregate of all copies | the copy being updated |
+/// | ON_READ, write | this replica's copy | every copy; of a SUM only `assign`, which gives each its share | the copy being updated |
+///
+/// What the table of the documents refuses is [`Error::VariableAccess`](distribute_base::Error::VariableAccess), which says what
+/// to do instead; nothing has been written then. A clone is another handle of the same variable.
+///
+/// Over several workers, replicas are those of all of them. What a worker writes outside of `run` goes to its own copies: give
+/// the same value on all. A combined read is a call that all workers make.
+///
+/// On parameter servers there is one value, in [shards](Variable::shards), for all replicas of all
+/// workers. Each operation is done there, those of several workers as they come; with one replica there is nothing to aggregate, and
+/// every write is allowed.
+///
+/// The value is a candle tensor, a [`HostTensor`](distribute_tensor::HostTensor) of any dtype or a plain number.
+///
+/// ```
+/// use distribute::{Variable, VariableAggregation, VariableSynchronization, prelude::*};
+/// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+/// let seen = strategy.scope(|| {
+///     Variable::builder("seen", 0i64)
+///         .synchronization(VariableSynchronization::OnRead)
+///         .aggregation(VariableAggregation::Sum)
+///         .create()
+/// })?;
+/// strategy.run((), |ctx, ()| seen.assign_add(10 + ctx.replica_id_in_sync_group() as i64))?;
+/// assert_eq!(seen.read::<i64>()?, 21);
+/// # Ok::<(), distribute::Error>(())
+/// ```
+#[doc(alias = "tf.Variable")]
+#[doc(alias = "MirroredVariable")]
+#[doc(alias = "SyncOnReadVariable")]
+#[doc(alias = "AggregatingVariable")]
+#[derive(Clone)]
+pub struct Variable(pub(super) Arc<Inner>);
+
+pub(super) struct Inner {
+    /// Its number among the strategy's: tells variables of one name apart.
+    pub(super) id: u64,
+    pub(super) name: String,
+    pub(super) strategy: Strategy,
+    pub(super) synchronization: VariableSynchronization,
+    pub(super) aggregation: VariableAggregation,
+    pub(super) kind: VariableKind,
+    /// Whether it is a model's weight: replicas compute with the first copy, optimizers write it, and the other copies follow.
+    pub(super) is_weight: bool,
+    pub(super) trainable: bool,
+    pub(super) dtype: DType,
+    pub(super) dims: Vec<usize>,
+    /// One for each local replica, or one that all share.
+    pub(super) copies: Vec<Storage>,
+    /// Held while all copies are written, or read as one value.
+    pub(super) all_copies: Mutex<()>,
+}
+
+impl Variable {
+    /// Creates a variable of synchronization AUTO and aggregation NONE, with the strategy that is current.
+    ///
+    /// # Errors
+    /// As [`NewVariable::create`].
+    #[track_caller]
+    pub fn new<N: Nest>(name: impl Into<String>, initial: N) -> Result<Self> {
+        Self::builder(name, initial).create()
+    }
+
+    /// Begins a variable: what it is called and its initial value, the same for all copies.
+    pub fn builder<N: Nest>(name: impl Into<String>, initial: N) -> NewVariable {
+        NewVariable::new(name.into(), initial.into_tree())
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The size of each axis.
+    pub fn dims(&self) -> &[usize] {
+        &self.0.dims
+    }
+
+    /// The type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.0.dtype
+    }
+
+    /// The strategy in whose scope it was created.
+    #[doc(alias = "distribute_strategy")]
+    pub fn strategy(&self) -> &Strategy {
+        &self.0.strategy
+    }
+
+    /// When its copies are made to agree, as it was asked for.
+    pub fn synchronization(&self) -> VariableSynchronization {
+        self.0.synchronization
+    }
+
+    /// How what replicas write becomes one value.
+    pub fn aggregation(&self) -> VariableAggregation {
+        self.0.aggregation
+    }
+
+    /// Whether optimizers are meant to train it.
+    pub fn is_trainable(&self) -> bool {
+        self.0.trainable
+    }
+
+    /// The device of each copy. Of a variable in [shards](Variable::shards) it is that of the last.
+    pub fn devices(&self) -> Vec<DeviceName> {
+        self.0.copies.iter().map(|copy| copy.device).collect()
+    }
+
+    /// The name of each copy: `w`, `w/replica_1`, …
+    pub fn copy_names(&self) -> Vec<String> {
+        let name = |copy| match copy {
+            0 => self.0.name.clone(),
+            _ => format!("{}/replica_{copy}", self.0.name),
+        };
+        (0..self.0.copies.len()).map(name).collect()
+    }
+
+    /// The value of each copy, in the order of replicas; one where all replicas share one.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`](distribute_base::Error::Tensor) where the value is not of type `N`.
+    pub fn copies<N: Nest>(&self) -> Result<Vec<N>> {
+        self.0.copies.iter().map(|copy| super::read::typed(copy.read()?)).collect()
+    }
+
+    /// Whether all copies have the same bits: always, for ON_WRITE variables. What the others are is for the caller to
+    /// judge.
+    ///
+    /// # Errors
+    /// Those of reading the copies.
+    pub fn copies_agree(&self) -> Result<bool> {
+        let copies: Vec<Leaf> = self.copies()?;
+        let host = copies.iter().map(|copy| Ok(copy.to_host()?)).collect::<Result<Vec<_>>>()?;
+        Ok(host.windows(2).all(|pair| pair[0].same_bits(&pair[1])))
+    }
+
+    /// A variable of its own with the same values, of the same strategy, cut into shards as this one is.
+    ///
+    /// # Errors
+    /// [`Error::WrongContext`] inside of `run`, where each replica would get another; those of candle, where there is no
+    /// memory for it.
+    #[doc(alias = "__deepcopy__")]
+    pub fn deep_copy(&self) -> Result<Variable> {
+        if crate::context::current_kind() == ContextKind::Replica {
+            return Err(Error::WrongContext {
+                operation: "deep_copy",
+                required: ContextKind::CrossReplica,
+                found: ContextKind::Replica,
+                advice: "copy it before run",
+            });
+        }
+        self.strategy().await_updates()?;
+        let copy = |copy: &Storage| match copy.servers() {
+            Some(on) => {
+                let beside = || copy.device.server.map_or(Where::Anywhere, Where::Beside);
+                let to = on.rows.cut().map_or_else(beside, Where::CutAs);
+                super::create::on_servers(&self.0.strategy, self.name(), &copy.read()?, to)
+            }
+            None => Storage::new(&copy.read()?, copy.device),
+        };
+        let inner = &*self.0;
+        Ok(Self::of(Inner {
+            id: inner.strategy.next_variable(),
+            name: inner.name.clone(),
+            strategy: inner.strategy.clone(),
+            all_copies: Mutex::new(()),
+            copies: inner.copies.iter().map(copy).collect::<Result<_>>()?,
+            dims: inner.dims.clone(),
+            ..*inner
+        }))
+    }
+
+    pub(super) fn of(inner: Inner) -> Self {
+        let variable = Self(Arc::new(inner));
+        variable.0.strategy.contains(&variable);
+        variable
+    }
+
+    /// What of it is on servers, if it is.
+    pub(super) fn servers(&self) -> Option<&Arc<OnServers>> {
+        self.0.copies.first().and_then(Storage::servers)
+    }
+
+    /// A variable of the same strategy and properties over other tables of its servers.
+    pub(super) fn over(&self, rows: Sharded, name: String) -> Result<Self> {
+        let inner = &*self.0;
+        let (dims, strategy) = (rows.dims().to_vec(), inner.strategy.clone());
+        let (id, copies) = (strategy.next_variable(), vec![Storage::on_servers(rows, None)]);
+        Ok(Self::of(Inner { id, name, strategy, all_copies: Mutex::new(()), copies, dims, ..*inner }))
+    }
+
+    /// The candle variables of its copies: of a candle tensor all.
+    #[doc(hidden)]
+    pub fn vars(&self) -> impl Iterator<Item = &Var> {
+        self.0.copies.iter().filter_map(Storage::var)
+    }
+
+    /// The candle variable of one copy.
+    pub(super) fn var(&self, copy: usize) -> Result<&Var> {
+        self.candle(self.copy(copy)?)
+    }
+
+    /// The candle variable with which a local replica computes, of a model's weights.
+    pub(super) fn of_replica(&self, replica: usize) -> Result<&Var> {
+        match self.device_copies() {
+            Some(copies) => copies.of_replica(replica),
+            None => self.var(0),
+        }
+    }
+
+    /// Its copies for replicas whose devices have memory of their own, where there are such.
+    #[doc(hidden)]
+    pub fn device_copies(&self) -> Option<&Arc<DeviceCopies>> {
+        self.0.copies.first().and_then(Storage::device_copies)
+    }
+
+    pub(super) fn candle<'a>(&self, copy: &'a Storage) -> Result<&'a Var> {
+        copy.var().ok_or_else(|| {
+            let reason = format!("variable {} is no candle tensor; create it from one", self.name());
+            Error::invalid("variables", reason)
+        })
+    }
+
+    /// Whether it has copies that follow the first, which optimizers write.
+    #[doc(hidden)]
+    pub fn has_followers(&self) -> bool {
+        self.0.is_weight && self.0.copies.len() > 1
+    }
+
+    // INV-20
+    /// Sets all other copies to the first, after an optimizer has written it.
+    ///
+    /// # Errors
+    /// candle's, of a device.
+    #[doc(hidden)]
+    pub fn follow(&self) -> Result<()> {
+        let Some((first, others)) = self.0.copies.split_first() else { return Ok(()) };
+        let _all = self.all_copies();
+        let value = self.candle(first)?;
+        first.bring_back()?;
+        others.iter().try_for_each(|copy| copy.set(value.as_tensor()))
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakVariable {
+        WeakVariable(Arc::downgrade(&self.0))
+    }
+
+    /// Whether each replica writes a copy of its own.
+    pub(crate) fn has_own_copies(&self) -> bool {
+        self.0.kind == VariableKind::OnRead
+    }
+
+    /// Whether it has to be the same on all workers.
+    pub(crate) fn is_mirrored(&self) -> bool {
+        self.0.kind == VariableKind::OnWrite
+    }
+
+    /// Its number among the strategy's, in the order of creation.
+    pub(crate) fn id(&self) -> u64 {
+        self.0.id
+    }
+
+    pub(crate) fn copy_count(&self) -> usize {
+        self.0.copies.len()
+    }
+}
+
+/// A variable that may be gone.
+pub(crate) struct WeakVariable(Weak<Inner>);
+
+impl WeakVariable {
+    pub(crate) fn upgrade(&self) -> Option<Variable> {
+        self.0.upgrade().map(Variable)
+    }
+
+    pub(crate) fn is_alive(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+}
+
+impl fmt::Debug for WeakVariable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_alive() { "a variable" } else { "a variable that is gone" })
+    }
+}
+
+/// Each replica gets the variable itself: what it reads and writes depends on where it does.
+impl<'a> crate::values::distributed::Distributed for &'a Variable {
+    type Local = &'a Variable;
+    fn split(self, replicas: usize) -> Result<Vec<&'a Variable>> {
+        Ok(vec![self; replicas])
+    }
+}
+
+/// Equivalent to a reference to it.
+impl crate::values::distributed::Distributed for Variable {
+    type Local = Variable;
+    fn split(self, replicas: usize) -> Result<Vec<Variable>> {
+        Ok(vec![self; replicas])
+    }
+}
+
+/// Two handles are equal if they are of the same variable.
+impl PartialEq for Variable {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Variable {}
+
+/// The copies by replica, as the documents print them:
+///
+/// ```text
+/// Variable w:{
+///   0: <Tensor: shape=(), dtype=float32, data=1.0>,
+///   1: <Tensor: shape=(), dtype=float32, data=1.0>
+/// }
+/// ```
+impl fmt::Display for Variable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "Variable {}:{{", self.0.name)?;
+        for (i, copy) in self.0.copies.iter().enumerate() {
+            let end = if i + 1 == self.0.copies.len() { "" } else { "," };
+            match copy.read() {
+                Ok(value) => writeln!(f, "  {i}: {value}{end}")?,
+                Err(error) => writeln!(f, "  {i}: {error}{end}")?,
+            }
+        }
+        f.write_str("}")
+    }
+}
+
+impl fmt::Debug for Variable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let inner = &*self.0;
+        write!(
+            f,
+            "Variable({}: {}{:?}, {}, {}, {} copies)",
+            inner.name,
+            inner.dtype,
+            inner.dims,
+            inner.synchronization,
+            inner.aggregation,
+            inner.copies.len()
+        )
+    }
+}

@@ -1,0 +1,185 @@
+//! Images as matrices of the patches that a kernel sees: a column for each place, a row for each weight of a kernel.
+
+use crate::gemm::Matrix;
+use crate::operation;
+use candle_core::Result;
+use candle_nn::Conv2dConfig;
+use distribute_base::internal::Number;
+
+/// The sizes of a convolution.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patches {
+    pub(super) images: usize,
+    pub(super) groups: usize,
+    /// Channels of the result.
+    pub(super) outputs: usize,
+    /// Channels of a group of the input.
+    channels: usize,
+    /// Height and width of the input, of the kernel, and of the result.
+    input: [usize; 2],
+    kernel: [usize; 2],
+    output: [usize; 2],
+    stride: usize,
+    padding: usize,
+    dilation: usize,
+}
+
+/// How many times a kernel fits into one axis of an image; None where it does not.
+pub(super) fn places(input: usize, kernel: usize, config: &Conv2dConfig) -> Option<usize> {
+    let padded = config.padding.checked_mul(2)?.checked_add(input)?;
+    Some(padded.checked_sub(covered(1, kernel, config)?)?.checked_div(config.stride)? + 1)
+}
+
+/// The elements of one axis that a kernel covers when it is put at this number of places: the inverse of [`places`] without padding. `None`
+/// without a place or a kernel, and if there are more than can be counted.
+pub(crate) fn covered(places: usize, kernel: usize, config: &Conv2dConfig) -> Option<usize> {
+    let steps = config.stride.checked_mul(places.checked_sub(1)?)?;
+    config.dilation.checked_mul(kernel.checked_sub(1)?)?.checked_add(1)?.checked_add(steps)
+}
+
+impl Patches {
+    /// None where they don't fit.
+    pub(super) fn new(x: &[usize], weight: &[usize], config: &Conv2dConfig) -> Option<Self> {
+        let ([images, all, height, width], [outputs, channels, k_height, k_width]) = (x, weight) else {
+            return None;
+        };
+        let &Conv2dConfig { padding, stride, dilation, groups, .. } = config;
+        let positive = [*outputs, *channels, *k_height, *k_width, stride, dilation, groups];
+        let grouped = !positive.contains(&0) && *all == channels * groups && outputs % groups == 0;
+        let patches = |height_out, width_out| Self {
+            images: *images,
+            groups,
+            outputs: *outputs,
+            channels: *channels,
+            input: [*height, *width],
+            kernel: [*k_height, *k_width],
+            output: [height_out, width_out],
+            stride,
+            padding,
+            dilation,
+        };
+        let output = |input, kernel| places(input, kernel, config);
+        grouped.then(|| Some(patches(output(*height, *k_height)?, output(*width, *k_width)?))).flatten()
+    }
+
+    /// Refuses a result, or patches of an image, of more elements than memory has addresses: large paddings make them.
+    pub(super) fn require_size(&self) -> Result<()> {
+        let [height, width] = self.output;
+        operation::require_size("conv2d", &self.output_dims())?;
+        operation::require_size("conv2d", &[self.channels, self.kernel[0], self.kernel[1], height, width])
+    }
+
+    /// Where a kernel is put.
+    pub(super) fn places(&self) -> usize {
+        self.output.iter().product()
+    }
+
+    /// The weights of one kernel.
+    pub(super) fn patch(&self) -> usize {
+        self.channels * self.kernel[0] * self.kernel[1]
+    }
+
+    pub(super) fn output_dims(&self) -> [usize; 4] {
+        [self.images, self.outputs, self.output[0], self.output[1]]
+    }
+
+    /// The elements that a group has of an image.
+    pub(super) fn group_input(&self) -> usize {
+        self.channels * self.input[0] * self.input[1]
+    }
+
+    pub(super) fn group_output(&self) -> usize {
+        self.outputs / self.groups * self.places()
+    }
+
+    pub(super) fn group_weight(&self) -> usize {
+        self.outputs / self.groups * self.patch()
+    }
+
+    /// A group's weight: a row for each output channel.
+    pub(super) fn weight<'a, T: Copy>(&self, weight: &'a [T]) -> Matrix<'a, T> {
+        Matrix::new(weight, self.outputs / self.groups, self.patch())
+    }
+
+    /// A group's part of the result: a row for each output channel.
+    pub(super) fn output<'a, T: Copy>(&self, output: &'a [T]) -> Matrix<'a, T> {
+        Matrix::new(output, self.outputs / self.groups, self.places())
+    }
+
+    /// Whether patches are the image itself.
+    pub(super) fn is_whole(&self) -> bool {
+        (self.kernel, self.stride, self.padding) == ([1, 1], 1, 0)
+    }
+
+    /// The patches of an image, in a buffer where they are not the image itself.
+    pub(super) fn gather<'a, T: Number>(&self, image: &'a [T], buffer: &'a mut Vec<T>) -> Matrix<'a, T> {
+        let patches = if self.is_whole() {
+            image
+        } else {
+            // What is padding stays zero from image to image.
+            buffer.resize(self.patch() * self.places(), T::of(0.));
+            self.each_line(|line, image_at, buffer_at| {
+                let to = &mut buffer[buffer_at..][..line];
+                match self.stride {
+                    1 => to.copy_from_slice(&image[image_at..][..line]),
+                    stride => {
+                        let from = image[image_at..].iter().step_by(stride);
+                        to.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
+                    }
+                }
+            });
+            buffer
+        };
+        Matrix::new(patches, self.patch(), self.places())
+    }
+
+    /// Adds the elements of patches where the image has them.
+    pub(super) fn scatter<T: Number>(&self, patches: &[T], image: &mut [T]) {
+        self.each_line(|line, image_at, patches_at| {
+            let from = &patches[patches_at..][..line];
+            match self.stride {
+                1 => {
+                    let to = &mut image[image_at..][..line];
+                    to.iter_mut().zip(from).for_each(|(to, from)| *to = to.plus(*from));
+                }
+                stride => {
+                    let to = image[image_at..].iter_mut().step_by(stride);
+                    to.zip(from).for_each(|(to, from)| *to = to.plus(*from));
+                }
+            }
+        });
+    }
+
+    /// Calls `line` with each line of places whose element of the image, for one weight of the kernel, is not padding: how
+    /// many they are, where the first one's is in the image, from where they are `stride` apart, and where in the patches.
+    fn each_line(&self, mut line: impl FnMut(usize, usize, usize)) {
+        let [height, width] = self.input;
+        let mut row = 0;
+        for channel in 0..self.channels {
+            for k_y in 0..self.kernel[0] {
+                for k_x in 0..self.kernel[1] {
+                    let columns = self.inside(k_x * self.dilation, width, self.output[1]);
+                    for y in self.inside(k_y * self.dilation, height, self.output[0]) {
+                        let image_y = y * self.stride + k_y * self.dilation - self.padding;
+                        let image_x = columns.start * self.stride + k_x * self.dilation;
+                        if !columns.is_empty() {
+                            line(
+                                columns.len(),
+                                (channel * height + image_y) * width + (image_x - self.padding),
+                                row * self.places() + y * self.output[1] + columns.start,
+                            );
+                        }
+                    }
+                    row += 1;
+                }
+            }
+        }
+    }
+
+    /// The places along one axis whose element at `offset` in the patch is inside of the image.
+    fn inside(&self, offset: usize, input: usize, output: usize) -> std::ops::Range<usize> {
+        let first = self.padding.saturating_sub(offset).div_ceil(self.stride);
+        let end = (input + self.padding).saturating_sub(offset).div_ceil(self.stride).min(output);
+        first.min(end)..end
+    }
+}

@@ -1,0 +1,102 @@
+//! The transposed convolution: the gradient of a convolution's input as an operation, and its own gradients.
+
+use super::patches::Patches;
+use super::{Fused, Operation};
+use crate::{operation, operation::Operand};
+use candle_core::{DType, Result, Shape, Tensor};
+use candle_nn::Conv2dConfig;
+use distribute_base::internal::{Number, with_elements};
+
+/// The transposed operation of a convolution: it makes the convolution's input from its result.
+struct Transposed {
+    convolution: Fused,
+    /// The sizes of the images that it makes.
+    image: [usize; 4],
+}
+
+impl Transposed {
+    /// Returns the operation that makes images of `size` from `x`, `[n, in, height, width]`, and a weight `[in, out / groups, …, …]`. `None`
+    /// if this crate's loops don't compute it, or if the convolution of such images has a result of another shape than `x`.
+    fn new(
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        size: [usize; 2],
+        config: &Conv2dConfig,
+    ) -> Option<Self> {
+        let (&[images, ..], &[_, channels, ..]) = (x.dims(), weight.dims()) else { return None };
+        let image = [images, channels * config.groups, size[0], size[1]];
+        let patches = Patches::new(&image, weight.dims(), config)?;
+        let fits = patches.output_dims() == x.dims() && bias.is_none_or(|bias| bias.dims() == [image[1]]);
+        let computed = fits && operation::takes(x, weight, bias) && patches.require_size().is_ok();
+        computed.then_some(Self { convolution: Fused { patches }, image })
+    }
+}
+
+/// The transposed convolution to images of `size` as one operation; `None` if this crate's loops don't compute it.
+pub(crate) fn transposed(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    size: [usize; 2],
+    config: &Conv2dConfig,
+) -> Result<Option<Tensor>> {
+    let operation = Transposed::new(x, weight, bias, size, config);
+    operation.map(|operation| operation::apply(operation, x, weight, bias)).transpose()
+}
+
+/// The gradients of `x` and of the weight, from the gradient of the images; `None` if this crate's loops don't compute them.
+pub(super) fn gradients(
+    x: &Tensor,
+    weight: &Tensor,
+    upstream: &Tensor,
+    config: &Conv2dConfig,
+) -> Result<Option<[Option<Tensor>; 3]>> {
+    let (_, _, height, width) = upstream.dims4()?;
+    let Some(operation) = Transposed::new(x, weight, None, [height, width], config) else { return Ok(None) };
+    let (x, weight) = (x.contiguous()?, weight.contiguous()?);
+    match x.dtype() {
+        DType::F32 => operation.backward::<f32>(&x, &weight, None, upstream, upstream).map(Some),
+        _ => operation.backward::<f64>(&x, &weight, None, upstream, upstream).map(Some),
+    }
+}
+
+impl Operation for Transposed {
+    const NAME: &'static str = "conv_transpose2d";
+
+    fn forward<T: Number>(
+        &self,
+        x: Operand<'_, T>,
+        weight: Operand<'_, T>,
+        bias: Option<&[T]>,
+    ) -> Result<(Vec<T>, Shape)> {
+        let mut y = self.convolution.of_input(weight.elements, x.elements);
+        if let Some(bias) = bias {
+            let plane = self.image[2] * self.image[3];
+            for (plane, bias) in y.chunks_exact_mut(plane).zip(bias.iter().cycle()) {
+                plane.iter_mut().for_each(|y| *y += *bias);
+            }
+        }
+        Ok((y, Shape::from(&self.image)))
+    }
+
+    fn backward<T: Number>(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        _: &Tensor,
+        upstream: &Tensor,
+    ) -> Result<[Option<Tensor>; 3]> {
+        with_elements(upstream, |up: &[T]| {
+            let of_weight = |x: &[T], place: &mut [T], add| self.convolution.of_weight(up, x, place, add);
+            let of_input = |elements: &[T]| {
+                let image = Operand { elements: up, shape: upstream.shape() };
+                let (gradient, _) =
+                    self.convolution.forward(image, Operand { elements, shape: weight.shape() }, None)?;
+                Ok(gradient)
+            };
+            super::gradients([x, weight], bias, (up, self.image[2] * self.image[3]), of_weight, of_input)
+        })?
+    }
+}

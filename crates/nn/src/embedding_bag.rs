@@ -1,0 +1,220 @@
+//! Bags of embeddings: the sum or mean of the rows of each bag of ids, without copying these rows.
+
+use super::ids;
+use super::table::{self, Combine};
+use candle_core::{D, Device, Module, Result, Tensor, bail};
+use candle_nn::{Init, VarBuilder};
+use distribute_base::internal::Number;
+use distribute_base::internal::{from_vec, to_device};
+pub use distribute_core::internal::BagMode;
+use distribute_core::internal::{RowSource, for_rows};
+use distribute_tensor::kernel::RowMerge;
+
+/// The sum, mean or scaled sum of the table rows of each bag of ids: the words of a text, the purchases of a user, the
+/// neighbours in a graph. Like an [`Embedding`](super::Embedding) followed by a sum, but without copying the rows, forward
+/// or backward, and with a sparse gradient inside of `minimize`.
+///
+/// Ids are u8, u32 or i64 `[…, length]`, the result is `[…, hidden]`. Bags of different lengths are padded to the same
+/// length with an id that is ignored, so a batch of bags is a tensor that datasets can batch and strategies can split. A
+/// bag of nothing but padding gives zeros.
+///
+/// # Errors
+/// `forward` gives one for an id that is neither a row of the table nor padding, which says where it stands; for ids
+/// without an axis; and for a table that is not of f32 or f64, and contiguous.
+///
+/// ```
+/// # use distribute::prelude::*;
+/// use candle_core::{Device, Module, Tensor};
+/// use distribute::nn::{BagMode, embedding_bag};
+///
+/// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+/// let model = strategy.replicate(|vb| {
+///     embedding_bag(40_000, 64, BagMode::Mean, vb).map(|bag| bag.with_padding(40_000))
+/// })?;
+/// let optimizer = Adam::new(&model.variables, 1e-2)?;
+/// let words = Tensor::new(&[[3u32, 1, 4], [1, 40_000, 40_000]], &Device::Cpu)?;
+/// strategy.run(&model, |ctx, model| {
+///     let texts = model.forward(&words)?;
+///     assert_eq!(texts.dims(), [2, 64]);
+///     optimizer.minimize(ctx, texts.sqr()?.mean_all()?, 2)
+/// })?;
+/// # Ok::<(), distribute::Error>(())
+/// ```
+#[doc(alias = "tf.nn.embedding_lookup_sparse")]
+#[doc(alias = "tf.nn.safe_embedding_lookup_sparse")]
+#[derive(Clone, Debug)]
+pub struct EmbeddingBag {
+    embeddings: Tensor,
+    mode: BagMode,
+    padding: Option<usize>,
+    /// Where the result is: the table may be in the memory of the CPU.
+    device: Device,
+    /// Where rows come from, if not from the tensor.
+    rows: Option<RowSource>,
+}
+
+/// A table of `in_size` rows of `out_size`, the variable `weight`, initialised as [`embedding`](super::embedding)'s.
+///
+/// # Errors
+/// Those of the `VarBuilder`.
+pub fn embedding_bag(in_size: usize, out_size: usize, mode: BagMode, vb: VarBuilder) -> Result<EmbeddingBag> {
+    embedding_bag_init(in_size, out_size, mode, Init::Randn { mean: 0., stdev: 1. }, vb)
+}
+
+/// As [`embedding_bag`], with first values of another kind. The table may be that of another layer, as of
+/// [`embedding_init`](super::embedding_init).
+///
+/// # Errors
+/// Those of the `VarBuilder`.
+pub fn embedding_bag_init(
+    in_size: usize,
+    out_size: usize,
+    mode: BagMode,
+    init: Init,
+    vb: VarBuilder,
+) -> Result<EmbeddingBag> {
+    let (table, rows) = for_rows(|| vb.get_with_hints((in_size, out_size), "weight", init));
+    Ok(EmbeddingBag { rows, device: vb.device().clone(), ..EmbeddingBag::new(table?, mode) })
+}
+
+impl EmbeddingBag {
+    /// A layer of a table `[rows, hidden]`.
+    pub fn new(embeddings: Tensor, mode: BagMode) -> Self {
+        let device = embeddings.device().clone();
+        Self { embeddings, mode, padding: None, device, rows: None }
+    }
+
+    /// The same layer, which ignores this id. It need not be a row of the table; the number of rows is a good choice.
+    pub fn with_padding(mut self, id: usize) -> Self {
+        self.padding = Some(id);
+        self
+    }
+
+    /// The table, `[rows, hidden]`. One on parameter servers, of which this layer fetches rows alone, is fetched as a whole from then
+    /// on; a run fails in which it cannot be.
+    pub fn embeddings(&self) -> &Tensor {
+        self.rows.as_ref().map_or(&self.embeddings, |rows| rows.whole(&self.embeddings))
+    }
+}
+
+impl Module for EmbeddingBag {
+    fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        let table = &self.embeddings;
+        let Some(height) = table.dim(D::Minus1).ok().and_then(|width| table::height(table, width)) else {
+            bail!(
+                "bag of embeddings: the table has to be [rows, hidden] of f32 or f64, and contiguous, not {:?} of {:?}",
+                self.embeddings.dims(),
+                self.embeddings.dtype()
+            )
+        };
+        let Some((&length, outer)) = ids.dims().split_last() else {
+            bail!("bag of embeddings: ids have to be [..., length], but this is a scalar; reshape it to (1,)")
+        };
+        let shape = [outer, &[self.embeddings.dim(1)?]].concat();
+        let mut rows = Vec::with_capacity(ids.elem_count());
+        let mut ends = Vec::with_capacity(outer.iter().product());
+        let mut seen = 0;
+        ids::each("bag of embeddings", ids, height, self.padding, |row| {
+            rows.extend(row);
+            seen += 1;
+            if seen == length {
+                ends.push(rows.len());
+                seen = 0;
+            }
+        })?;
+        ends.resize(outer.iter().product(), rows.len()); // Bags of length 0.
+        let bags = Bags { mode: self.mode, ends };
+        to_device(&table::look_up(table, self.rows.as_ref(), rows, shape, bags)?, &self.device)
+    }
+}
+
+/// The rows of each bag together.
+struct Bags {
+    mode: BagMode,
+    /// Where each bag ends among the rows of all, one bag after another and without padding.
+    ends: Vec<usize>,
+}
+
+impl Bags {
+    fn ranges(&self) -> impl Iterator<Item = std::ops::Range<usize>> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).map(|(start, end)| start..*end)
+    }
+
+    /// Of each row its bag, as an index of a device.
+    fn bag_of(&self, device: &Device) -> Result<Tensor> {
+        let mut bag_of = vec![0i64; self.ends.last().copied().unwrap_or(0)];
+        for (number, bag) in self.ranges().enumerate() {
+            bag_of[bag].fill(number as i64);
+        }
+        let count = bag_of.len();
+        from_vec(bag_of, count, device)
+    }
+
+    /// A row for each bag, multiplied by the bag's scale.
+    fn scaled(&self, bags: Tensor) -> Result<Tensor> {
+        if self.mode == BagMode::Sum {
+            return Ok(bags);
+        }
+        let scales: Vec<f64> = self.ranges().map(|bag| self.scale(bag.len()).unwrap_or(1.)).collect();
+        let scales = Tensor::from_vec(scales, (self.ends.len(), 1), &Device::Cpu)?.to_dtype(bags.dtype())?;
+        bags.broadcast_mul(&to_device(&scales, bags.device())?)
+    }
+
+    /// What a bag of so many rows is multiplied with, if with anything.
+    fn scale<T: Number>(&self, rows: usize) -> Option<T> {
+        match self.mode {
+            _ if rows < 2 => None,
+            BagMode::Sum => None,
+            BagMode::Mean => Some(T::of(1. / rows as f64)),
+            BagMode::SqrtN => Some(T::of(1. / (rows as f64).sqrt())),
+        }
+    }
+}
+
+impl Combine for Bags {
+    const NAME: &'static str = "bag of embeddings";
+
+    fn outputs<T: Number>(&self, rows: &[usize], table: &[T], width: usize) -> Vec<T> {
+        let mut out = vec![T::of(0.); self.ends.len() * width];
+        for (bag, out) in self.ranges().zip(out.chunks_exact_mut(width)) {
+            for row in &rows[bag.clone()] {
+                let row = &table[row * width..][..width];
+                out.iter_mut().zip(row).for_each(|(sum, x)| *sum = sum.plus(*x));
+            }
+            if let Some(scale) = self.scale(bag.len()) {
+                out.iter_mut().for_each(|x| *x *= scale);
+            }
+        }
+        out
+    }
+
+    fn of_rows(&self, rows: Tensor) -> Result<Tensor> {
+        let width = rows.dim(1)?;
+        let zeros = Tensor::zeros((self.ends.len(), width), rows.dtype(), rows.device())?;
+        self.scaled(zeros.index_add(&self.bag_of(rows.device())?, &rows, 0)?)
+    }
+
+    fn gradients_of_rows(&self, upstream: Tensor) -> Result<Tensor> {
+        let bag_of = self.bag_of(upstream.device())?;
+        self.scaled(upstream)?.index_select(&bag_of, 0)
+    }
+
+    fn add_gradients<T: Number>(&self, merge: &RowMerge, upstream: &[T], width: usize, sums: &mut [T]) {
+        let mut bag_of = vec![0; self.ends.last().copied().unwrap_or(0)];
+        for (number, bag) in self.ranges().enumerate() {
+            bag_of[bag].fill(number);
+        }
+        match self.mode {
+            BagMode::Sum => merge.sum_shared(&bag_of, upstream, width, 0, sums),
+            BagMode::Mean | BagMode::SqrtN => {
+                let mut scaled = Vec::with_capacity(upstream.len());
+                for (bag, row) in self.ranges().zip(upstream.chunks_exact(width)) {
+                    let scale = self.scale(bag.len()).unwrap_or(T::of(1.));
+                    scaled.extend(row.iter().map(|x| *x * scale));
+                }
+                merge.sum_shared(&bag_of, &scaled, width, 0, sums);
+            }
+        }
+    }
+}

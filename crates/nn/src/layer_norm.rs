@@ -1,0 +1,283 @@
+//! Layer-norm and RMS-norm, forward and backward in one pass over the rows each.
+
+use super::lanes::sum;
+use super::operation::{self, Operand, Operation};
+use candle_core::{Module, Result, Shape, Tensor};
+use candle_nn::{LayerNormConfig, VarBuilder};
+use distribute_base::internal::deposit;
+use distribute_base::internal::{Number, with_elements};
+
+/// Each row of the last dimension, moved to mean 0 and scaled to variance 1, times a weight, plus a bias: candle_nn's
+/// `LayerNorm`, which can be trained: candle_nn's fused one, for contiguous inputs and with a bias, has no gradient.
+///
+/// `x` has shape `[…, size]`, of at least one dimension; weight and bias are `[size]`. Without removal of the mean
+/// it is RMS-norm. f32 and f64 on the CPU take one operation; other dtypes and devices take several of candle's.
+///
+/// ```
+/// # use distribute::prelude::*;
+/// use candle_core::{DType, Device, Module, Tensor};
+/// use distribute::nn::layer_norm;
+///
+/// let strategy = MirroredStrategy::new(["cpu:0"])?;
+/// let model = strategy.replicate(|vb| layer_norm(2, 0., vb.pp("norm")))?;
+/// let x = Tensor::new(&[[1f32, 3.], [20., 10.]], &Device::Cpu)?;
+/// let y = strategy.run(&model, |_, norm| Ok(norm.forward(&x)?.to_vec2::<f32>()?))?;
+/// assert_eq!(y.values()[0], [[-1., 1.], [1., -1.]]);
+/// # Ok::<(), distribute::Error>(())
+/// ```
+#[doc(alias = "tf.keras.layers.LayerNormalization")]
+#[doc(alias = "LayerNormalization")]
+#[derive(Clone, Debug)]
+pub struct LayerNorm {
+    weight: Tensor,
+    bias: Option<Tensor>,
+    remove_mean: bool,
+    eps: f64,
+}
+
+/// A layer of variables `weight` and, if the configuration is affine, `bias`, initialised as candle_nn's.
+///
+/// # Errors
+/// Those of the `VarBuilder`.
+pub fn layer_norm<C: Into<LayerNormConfig>>(size: usize, config: C, vb: VarBuilder) -> Result<LayerNorm> {
+    candle_nn::layer_norm(size, config, vb).map(LayerNorm::from)
+}
+
+/// A layer of the variable `weight`.
+///
+/// # Errors
+/// Those of the `VarBuilder`.
+pub fn layer_norm_no_bias(size: usize, eps: f64, vb: VarBuilder) -> Result<LayerNorm> {
+    candle_nn::layer_norm_no_bias(size, eps, vb).map(LayerNorm::from)
+}
+
+impl From<candle_nn::LayerNorm> for LayerNorm {
+    fn from(layer: candle_nn::LayerNorm) -> Self {
+        Self {
+            weight: layer.weight().clone(),
+            bias: layer.bias().cloned(),
+            remove_mean: layer.remove_mean(),
+            eps: layer.eps(),
+        }
+    }
+}
+
+impl LayerNorm {
+    /// A layer of a weight and a bias `[size]`; `eps` is added to variances.
+    pub fn new(weight: Tensor, bias: Tensor, eps: f64) -> Self {
+        Self { weight, bias: Some(bias), remove_mean: true, eps }
+    }
+
+    /// A layer of a weight `[size]`.
+    pub fn new_no_bias(weight: Tensor, eps: f64) -> Self {
+        Self { weight, bias: None, remove_mean: true, eps }
+    }
+
+    /// A layer of a weight `[size]` that leaves the mean, and scales to a mean square of 1.
+    pub fn rms_norm(weight: Tensor, eps: f64) -> Self {
+        Self { weight, bias: None, remove_mean: false, eps }
+    }
+
+    /// The weight, `[size]`.
+    pub fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+
+    /// The bias, `[size]`.
+    pub fn bias(&self) -> Option<&Tensor> {
+        self.bias.as_ref()
+    }
+
+    /// Added to variances.
+    pub fn eps(&self) -> f64 {
+        self.eps
+    }
+
+    /// Whether rows are moved to mean 0; if not, this is RMS-norm.
+    pub fn remove_mean(&self) -> bool {
+        self.remove_mean
+    }
+
+    /// Whether the fused operation can do it.
+    fn fuses(&self, x: &Tensor) -> bool {
+        let Some(&size) = x.dims().last() else { return false };
+        let bias = self.bias.as_ref();
+        let parameters = [Some(&self.weight), bias];
+        parameters.into_iter().flatten().all(|t| t.dims() == [size])
+            && operation::takes(x, &self.weight, bias)
+    }
+
+    /// By operations of candle's that have gradients: those that its layer takes without a bias.
+    fn composed(&self, x: &Tensor) -> Result<Tensor> {
+        let name = if self.remove_mean { "layer_norm" } else { "rms_norm" };
+        let bias = self.bias.iter().map(|bias| ("the bias", bias));
+        let others: Vec<_> = [("the weight", &self.weight)].into_iter().chain(bias).collect();
+        operation::require_dtype(name, ("the input", x), &others)?;
+        if x.elem_count() == 0 {
+            return Ok(x.clone());
+        }
+        let weight = self.weight.clone();
+        let y = if self.remove_mean {
+            candle_nn::LayerNorm::new_no_bias(weight, self.eps).forward(x)?
+        } else {
+            candle_nn::LayerNorm::rms_norm(weight, self.eps).forward(x)?
+        };
+        self.bias.as_ref().map_or(Ok(y.clone()), |bias| y.broadcast_add(bias))
+    }
+}
+
+impl Module for LayerNorm {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        if self.fuses(x) {
+            let operation = Fused { remove_mean: self.remove_mean, eps: self.eps };
+            operation::apply(operation, x, &self.weight, self.bias.as_ref())
+        } else {
+            self.composed(x)
+        }
+    }
+}
+
+/// A [`LayerNorm`] that leaves the mean, by candle_nn's name for it.
+#[doc(alias = "tf.keras.layers.RMSNormalization")]
+#[doc(alias = "RMSNormalization")]
+#[derive(Clone, Debug)]
+pub struct RmsNorm(LayerNorm);
+
+/// A layer of the variable `weight`, initialised as candle_nn's.
+///
+/// # Errors
+/// Those of the `VarBuilder`.
+pub fn rms_norm(size: usize, eps: f64, vb: VarBuilder) -> Result<RmsNorm> {
+    candle_nn::rms_norm(size, eps, vb).map(|layer| RmsNorm(layer.into_inner().into()))
+}
+
+impl RmsNorm {
+    /// A layer of a weight `[size]`; `eps` is added to mean squares.
+    pub fn new(weight: Tensor, eps: f64) -> Self {
+        Self(LayerNorm::rms_norm(weight, eps))
+    }
+
+    /// The same as a layer-norm.
+    pub fn into_inner(self) -> LayerNorm {
+        self.0
+    }
+
+    /// The weight, `[size]`.
+    pub fn weight(&self) -> &Tensor {
+        self.0.weight()
+    }
+
+    /// Added to mean squares.
+    pub fn eps(&self) -> f64 {
+        self.0.eps()
+    }
+
+    /// The same as `forward`: candle_nn's name for the one of its two ways that has a gradient.
+    ///
+    /// # Errors
+    /// As `forward`.
+    pub fn forward_diff(&self, xs: &Tensor) -> Result<Tensor> {
+        self.forward(xs)
+    }
+}
+
+impl Module for RmsNorm {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.0.forward(x)
+    }
+}
+
+/// The operation on rows.
+struct Fused {
+    remove_mean: bool,
+    eps: f64,
+}
+
+/// The gradients of input, weight and bias.
+type Gradients<T> = (Vec<T>, Vec<T>, Vec<T>);
+
+impl Fused {
+    /// What is taken from a row's elements, and what the differences are multiplied by.
+    fn statistics<T: Number>(&self, row: &[T]) -> (T, T) {
+        let size = row.len() as f64;
+        let mean = if self.remove_mean { T::of(sum(row, row, |x, _| x).to_f64() / size) } else { T::of(0.) };
+        let squares = sum(row, row, |x, _| (x - mean) * (x - mean)).to_f64();
+        (mean, T::of(1. / (squares / size + self.eps).sqrt()))
+    }
+
+    /// With h the normalised row and u the gradient of h, that of x is (u - mean(u) - h mean(u h)) / deviation.
+    fn gradients<T: Number>(&self, x: &[T], weight: &[T], upstream: &[T]) -> Gradients<T> {
+        let size = weight.len();
+        let mut of_x = Vec::with_capacity(x.len());
+        let (mut of_weight, mut of_bias) = (vec![T::of(0.); size], vec![T::of(0.); size]);
+        // Rows of h and u, which serve again.
+        let (mut normalized, mut inner) = (vec![T::of(0.); size], vec![T::of(0.); size]);
+        for (x, upstream) in x.chunks_exact(size).zip(upstream.chunks_exact(size)) {
+            let (mean, inverse) = self.statistics(x);
+            normalized.iter_mut().zip(x).for_each(|(h, x)| *h = (*x - mean) * inverse);
+            inner.iter_mut().zip(upstream.iter().zip(weight)).for_each(|(u, (up, w))| *u = *up * *w);
+            let along = T::of(sum(&inner, &normalized, |u, h| u * h).to_f64() / size as f64);
+            let level = if self.remove_mean {
+                T::of(sum(&inner, &inner, |u, _| u).to_f64() / size as f64)
+            } else {
+                T::of(0.)
+            };
+            of_x.extend(inner.iter().zip(&normalized).map(|(u, h)| (*u - level - *h * along) * inverse));
+            of_weight
+                .iter_mut()
+                .zip(upstream.iter().zip(&normalized))
+                .for_each(|(sum, (up, h))| *sum += *up * *h);
+            of_bias.iter_mut().zip(upstream).for_each(|(sum, up)| *sum += *up);
+        }
+        (of_x, of_weight, of_bias)
+    }
+}
+
+impl Operation for Fused {
+    const NAME: &'static str = "layer-norm";
+
+    fn forward<T: Number>(
+        &self,
+        x: Operand<'_, T>,
+        weight: Operand<'_, T>,
+        bias: Option<&[T]>,
+    ) -> Result<(Vec<T>, Shape)> {
+        let (mut y, weight) = (Vec::with_capacity(x.elements.len()), weight.elements);
+        for row in x.elements.chunks_exact(weight.len()) {
+            let (mean, inverse) = self.statistics(row);
+            let scaled = row.iter().zip(weight).map(|(x, weight)| (*x - mean) * inverse * *weight);
+            match bias {
+                Some(bias) => y.extend(scaled.zip(bias).map(|(scaled, bias)| scaled + *bias)),
+                None => y.extend(scaled),
+            }
+        }
+        Ok((y, x.shape.clone()))
+    }
+
+    fn backward<T: Number>(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        _: &Tensor,
+        upstream: &Tensor,
+    ) -> Result<[Option<Tensor>; 3]> {
+        let (of_x, of_weight, of_bias) = with_elements(x, |x| {
+            with_elements(weight, |weight| {
+                with_elements(upstream, |upstream| self.gradients::<T>(x, weight, upstream))
+            })
+        })???;
+        let deposited = |variable: &Tensor, gradient: &[T]| {
+            deposit::gradient(variable, |place: &mut [T], add| {
+                if add {
+                    place.iter_mut().zip(gradient).for_each(|(sum, x)| *sum += *x)
+                } else {
+                    place.copy_from_slice(gradient)
+                }
+            })
+        };
+        let of_x = x.track_op().then(|| Tensor::from_vec(of_x, x.shape(), x.device()));
+        let of_bias = bias.map(|bias| deposited(bias, &of_bias));
+        Ok([of_x.transpose()?, deposited(weight, &of_weight)?, of_bias.transpose()?.flatten()])
+    }
+}

@@ -1,0 +1,156 @@
+//! Layers and losses: fast on the CPU, and aware of replicas and empty pieces.
+//!
+//! Layers have the names and signatures of candle_nn, and find the replica that they run on by themselves
+//! ([`get_replica_context`](distribute_core::get_replica_context)), so a model switches to them by changing its `use` lines. Other
+//! items of candle_nn that models commonly use are re-exported, so that one line is enough. [`ops`] and [`rotary_emb`] have
+//! gradients for the functions that candle_nn cuts off from the graph. The guide `docs/transformers.md` shows this on a
+//! model.
+//!
+//! ```
+//! // was: use candle_nn::{Embedding, Linear, Module, RmsNorm, VarBuilder, embedding, linear_no_bias as linear, rms_norm};
+//! use distribute::nn::{Embedding, Linear, Module, RmsNorm, VarBuilder, embedding, linear_no_bias as linear, rms_norm};
+//! ```
+
+// A fast layer is made of: a type and functions with candle_nn's signatures, and `From` candle_nn's type; `fuses`, which
+// says what its operation takes (f32 and f64 on the CPU), and candle's way for the rest; the operation: an `Operation` of
+// input, weight and bias (operation.rs), or a `Combine` of a table's rows (table.rs). Its gradients are what
+// `deposit::gradient` or `deposit::row_gradient` gives for each parameter, and for other inputs a tensor if they ask for
+// one (`track_op`). `layer_norm.rs` is the shortest; tests/fused/ compares them with candle's. A function that candle cuts
+// off from the graph goes into `ops` or `rotary_emb`, under candle's name.
+
+mod activation;
+mod attention;
+mod batch_norm;
+mod conv1d;
+mod conv2d;
+mod conv_transpose;
+mod device_table;
+mod dropout;
+mod dynamic_embedding;
+mod embedding;
+mod embedding_bag;
+mod exp;
+mod gemm;
+#[doc(hidden)]
+pub mod gradients;
+mod ids;
+mod lanes;
+mod layer_norm;
+mod linear;
+pub mod loss;
+mod operation;
+pub mod ops;
+mod per_thread;
+mod pool;
+mod products;
+pub mod rnn;
+pub mod rotary_emb;
+mod scatter;
+mod sequential;
+mod softmax;
+mod table;
+mod turn_over;
+mod upsample;
+mod windows;
+
+#[doc(alias = "SyncBatchNorm")]
+#[doc(alias = "tf.keras.layers.BatchNormalization")]
+#[doc(alias = "BatchNormalization")]
+#[doc(alias = "tf.keras.layers.experimental.SyncBatchNormalization")]
+#[doc(alias = "SyncBatchNormalization")]
+pub use batch_norm::BatchNorm;
+pub use batch_norm::batch_norm;
+// candle_nn's own, all of whose operations have gradients.
+pub use candle_nn::{
+    Activation, BatchNormConfig, Conv1dConfig, Conv2dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig,
+    Func, FuncT, GroupNorm, Init, LayerNormConfig, Module, ModuleT, PReLU, VarBuilder, encoding, func,
+    func_t, group_norm, init, prelu,
+};
+#[doc(alias = "tf.keras.layers.Conv1DTranspose")]
+#[doc(alias = "tf.nn.conv1d_transpose")]
+pub use conv_transpose::ConvTranspose1d;
+#[doc(alias = "tf.keras.layers.Conv2DTranspose")]
+#[doc(alias = "tf.nn.conv2d_transpose")]
+pub use conv_transpose::ConvTranspose2d;
+pub use conv_transpose::{
+    conv_transpose1d, conv_transpose1d_no_bias, conv_transpose2d, conv_transpose2d_no_bias,
+};
+#[doc(alias = "tf.keras.layers.Conv1D")]
+#[doc(alias = "tf.nn.conv1d")]
+pub use conv1d::Conv1d;
+pub use conv1d::{conv1d, conv1d_no_bias};
+#[doc(alias = "tf.keras.layers.Conv2D")]
+#[doc(alias = "tf.nn.conv2d")]
+pub use conv2d::Conv2d;
+pub use conv2d::{conv2d, conv2d_no_bias};
+pub use distribute_core::internal::BagMode;
+#[doc(alias = "tf.keras.layers.Dropout")]
+#[doc(alias = "tf.random.experimental.stateless_dropout")]
+#[doc(alias = "stateless_dropout")]
+pub use dropout::Dropout;
+#[doc(alias = "tfra.dynamic_embedding.Embedding")]
+#[doc(alias = "Embedding")]
+pub use dynamic_embedding::DynamicEmbedding;
+pub use dynamic_embedding::{dynamic_embedding, dynamic_embedding_init};
+#[doc(alias = "tf.keras.layers.Embedding")]
+pub use embedding::Embedding;
+pub use embedding::{embedding, embedding_init};
+#[doc(alias = "tf.nn.embedding_lookup_sparse")]
+#[doc(alias = "embedding_lookup_sparse")]
+#[doc(alias = "tf.nn.safe_embedding_lookup_sparse")]
+#[doc(alias = "safe_embedding_lookup_sparse")]
+pub use embedding_bag::EmbeddingBag;
+pub use embedding_bag::{embedding_bag, embedding_bag_init};
+#[doc(alias = "tf.keras.layers.LayerNormalization")]
+#[doc(alias = "LayerNormalization")]
+pub use layer_norm::LayerNorm;
+#[doc(alias = "tf.keras.layers.RMSNormalization")]
+#[doc(alias = "RMSNormalization")]
+pub use layer_norm::RmsNorm;
+pub use layer_norm::{layer_norm, layer_norm_no_bias, rms_norm};
+#[doc(alias = "tf.keras.layers.Dense")]
+#[doc(alias = "Dense")]
+pub use linear::Linear;
+pub use linear::{linear, linear_b, linear_no_bias};
+pub use per_thread::{PerThread, per_thread};
+#[doc(alias = "tf.nn.avg_pool1d")]
+#[doc(alias = "tf.keras.layers.AveragePooling1D")]
+pub use pool::avg_pool1d;
+#[doc(alias = "tf.nn.avg_pool2d")]
+#[doc(alias = "tf.keras.layers.AveragePooling2D")]
+pub use pool::avg_pool2d;
+#[doc(alias = "tf.keras.layers.GlobalAveragePooling2D")]
+pub use pool::global_avg_pool2d;
+#[doc(alias = "tf.keras.layers.GlobalMaxPooling2D")]
+pub use pool::global_max_pool2d;
+#[doc(alias = "tf.nn.max_pool1d")]
+#[doc(alias = "tf.keras.layers.MaxPooling1D")]
+pub use pool::max_pool1d;
+#[doc(alias = "tf.nn.max_pool2d")]
+#[doc(alias = "tf.keras.layers.MaxPooling2D")]
+pub use pool::max_pool2d;
+pub use pool::{adaptive_avg_pool2d, adaptive_max_pool2d, avg_pool2d_with_stride, max_pool2d_with_stride};
+#[doc(hidden)]
+pub use products::Products;
+#[doc(alias = "tf.keras.layers.GRU")]
+pub use rnn::GRU;
+#[doc(alias = "tf.keras.layers.LSTM")]
+pub use rnn::LSTM;
+pub use rnn::{GRUConfig, LSTMConfig, RNN, gru, lstm};
+#[doc(alias = "tf.tensor_scatter_nd_update")]
+#[doc(alias = "tf.scatter_nd")]
+pub use scatter::scatter;
+#[doc(alias = "tf.tensor_scatter_nd_add")]
+pub use scatter::scatter_add;
+#[doc(alias = "tf.keras.Sequential")]
+pub use sequential::Sequential;
+pub use sequential::seq;
+#[doc(alias = "tf.image.resize")]
+pub use upsample::upsample_bilinear2d;
+#[doc(alias = "interpolate1d")]
+#[doc(alias = "tf.keras.layers.UpSampling1D")]
+pub use upsample::upsample_nearest1d;
+#[doc(alias = "interpolate2d")]
+#[doc(alias = "tf.keras.layers.UpSampling2D")]
+#[doc(alias = "tf.image.resize")]
+pub use upsample::upsample_nearest2d;

@@ -1,0 +1,31 @@
+//! Binary cross-entropy of logits by operations of candle's, on any device, with a gradient that is as exact.
+
+use candle_core::{Result, Tensor};
+use distribute_base::internal::Known;
+use distribute_base::internal::{choose, sum};
+
+/// The mean over the pairs of logits and targets of one shape and dtype.
+pub(super) fn composed(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    let result = mean(&logits.detach(), &targets.detach())?;
+    let backward = |[x, z]: [&Tensor; 2], _: &Tensor, upstream: &Tensor| {
+        let (is_trained, x, z) = (z.track_op(), x.detach(), z.detach());
+        let each = (upstream / x.elem_count() as f64)?;
+        let of_logits = (candle_nn::ops::sigmoid(&x)? - z)?.broadcast_mul(&each)?;
+        let of_targets = is_trained.then(|| x.neg()?.broadcast_mul(&each)).transpose()?;
+        Ok([Some(of_logits), of_targets])
+    };
+    logits
+        .contiguous()?
+        .apply_op2(&targets.contiguous()?, Known::new("binary cross-entropy", result, backward))
+}
+
+/// max(x, 0) - x z + ln(1 + e⁻ˡˣˡ). candle has no ln(1 + e): with u = 1 + e as it is rounded, it is e ln(u) / (u - 1), and e where u is 1.
+fn mean(x: &Tensor, z: &Tensor) -> Result<Tensor> {
+    let e = x.abs()?.neg()?.exp()?;
+    let u = (&e + 1.)?;
+    let above = (&u - 1.)?;
+    let is_one = above.eq(&above.zeros_like()?)?;
+    let quotient = ((&e * u.log()?)? / choose(&is_one, &u, &above)?)?;
+    let rest = choose(&is_one, &e, &quotient)?;
+    sum(&((x.relu()? - (x * z)?)? + rest)?)? / x.elem_count() as f64
+}

@@ -1,0 +1,138 @@
+//! Losses that are means over pairs of a prediction and a target: one pass for the loss, one for the gradients.
+
+use crate::exp::Exp;
+use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
+use distribute_base::internal::{operand, with_elements};
+use std::marker::PhantomData;
+
+/// What is taken of each pair.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kind {
+    /// (x - z)²
+    Squared,
+    /// Cross-entropy of the logit x and the probability z: max(x, 0) - x z + ln(1 + e⁻ˡˣˡ), which loses nothing where a
+    /// sigmoid is 0 or 1 in its dtype.
+    Logistic,
+}
+
+/// The mean over the pairs of two tensors of one shape and dtype on the CPU.
+pub(super) fn mean<T: Exp>(kind: Kind, x: &Tensor, z: &Tensor) -> Result<Tensor> {
+    x.contiguous()?.apply_op2(&z.contiguous()?, Pairs::<T>(kind, PhantomData))
+}
+
+struct Pairs<T>(Kind, PhantomData<T>);
+
+/// How many sums there are at a time, and how many pairs go into each before they are put together.
+const LANES: usize = 8;
+const DEPTH: usize = 32;
+
+impl<T: Exp> Pairs<T> {
+    fn sum(&self, x: &[T], z: &[T]) -> f64 {
+        let blocks = x.chunks(LANES * DEPTH).zip(z.chunks(LANES * DEPTH));
+        match self.0 {
+            Kind::Squared => blocks.map(|(x, z)| squared(x, z)).sum(),
+            Kind::Logistic => blocks.map(|(x, z)| logistic(x, z)).sum(),
+        }
+    }
+
+    /// The gradient of predictions.
+    fn of_predictions(&self, x: &[T], z: &[T], scale: T) -> Vec<T> {
+        let (zero, one, pairs) = (T::of(0.), T::of(1.), x.iter().zip(z));
+        match self.0 {
+            Kind::Squared => pairs.map(|(x, z)| (*x - *z) * (scale + scale)).collect(),
+            Kind::Logistic => {
+                let mut gradient = decays(x);
+                gradient.iter_mut().zip(pairs).for_each(|(e, (x, z))| {
+                    let sigmoid = (if *x < zero { *e } else { one }) / (one + *e);
+                    *e = (sigmoid - *z) * scale;
+                });
+                gradient
+            }
+        }
+    }
+
+    /// The gradient of targets.
+    fn of_targets(&self, x: &[T], z: &[T], scale: T) -> Vec<T> {
+        match self.0 {
+            Kind::Squared => x.iter().zip(z).map(|(x, z)| (*z - *x) * (scale + scale)).collect(),
+            Kind::Logistic => x.iter().map(|x| (T::of(0.) - *x) * scale).collect(),
+        }
+    }
+}
+
+/// The sum over a block.
+fn squared<T: Exp>(x: &[T], z: &[T]) -> f64 {
+    let mut sums = [0.; LANES];
+    for (x, z) in x.chunks(LANES).zip(z.chunks(LANES)) {
+        for (sum, (x, z)) in sums.iter_mut().zip(x.iter().zip(z)) {
+            let distance = (*x - *z).to_f64();
+            *sum += distance * distance;
+        }
+    }
+    sums.iter().sum()
+}
+
+/// The sum over a block. A product of numbers from 1 to 2 has room for the block, so there is one logarithm for all.
+fn logistic<T: Exp>(x: &[T], z: &[T]) -> f64 {
+    let zero = T::of(0.);
+    let (mut sums, mut products) = ([0.; LANES], [1.; LANES]);
+    let decays = decays(x);
+    for ((x, z), e) in x.chunks(LANES).zip(z.chunks(LANES)).zip(decays.chunks(LANES)) {
+        for ((sum, product), ((x, z), e)) in sums.iter_mut().zip(&mut products).zip(x.iter().zip(z).zip(e)) {
+            *sum += ((if *x > zero { *x } else { zero }) - *x * *z).to_f64();
+            *product *= 1. + e.to_f64();
+        }
+    }
+    sums.iter().sum::<f64>() + products.iter().map(|product: &f64| product.ln()).sum::<f64>()
+}
+
+/// e⁻ˡˣˡ of each: in a loop with nothing else in it, which takes several at once.
+fn decays<T: Exp>(x: &[T]) -> Vec<T> {
+    let mut all: Vec<T> = x.iter().map(|x| T::of(0.) - abs(*x)).collect();
+    all.iter_mut().for_each(|x| *x = x.exp_of_negative());
+    all
+}
+
+fn abs<T: Exp>(x: T) -> T {
+    distribute_optim::Float::abs(x)
+}
+
+impl<T: Exp> CustomOp2 for Pairs<T> {
+    fn name(&self) -> &'static str {
+        match self.0 {
+            Kind::Squared => "mse",
+            Kind::Logistic => "binary-cross-entropy",
+        }
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        x_layout: &Layout,
+        z: &CpuStorage,
+        z_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let (x, z) = (operand::<T>(x, x_layout)?, operand::<T>(z, z_layout)?);
+        let mean = self.sum(x, z) / x.len() as f64;
+        Ok((T::to_cpu_storage_owned(vec![T::of(mean)]), Shape::from(())))
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        z: &Tensor,
+        _: &Tensor,
+        upstream: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let scale = T::of(upstream.to_scalar::<T>()?.to_f64() / x.elem_count() as f64);
+        let of_x = || gradient(x, z, |x, z| self.of_predictions(x, z, scale));
+        let of_z = || gradient(x, z, |x, z| self.of_targets(x, z, scale));
+        Ok((x.track_op().then(of_x).transpose()?, z.track_op().then(of_z).transpose()?))
+    }
+}
+
+/// A gradient of the shape of both, made of their elements.
+fn gradient<T: Exp>(x: &Tensor, z: &Tensor, of: impl FnOnce(&[T], &[T]) -> Vec<T>) -> Result<Tensor> {
+    let gradient = with_elements(x, |x| with_elements(z, |z| of(x, z)))??;
+    Tensor::from_vec(gradient, x.shape(), x.device())
+}

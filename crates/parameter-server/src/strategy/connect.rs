@@ -1,0 +1,58 @@
+//! How parameter servers are reached: in this process, or over connections.
+
+use super::members::Members;
+use super::{OPERATION, layout, local_cluster};
+use distribute_base::{Error, Result};
+use distribute_cluster::Job;
+use distribute_params::Channel;
+use distribute_ps::Connection;
+use distribute_ps_client::internal::Makes;
+use distribute_server::ClientBuilder;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The ways to all servers. Those in other processes have answered, each within `patience`. Where this process makes variables, they are
+/// servers of one training, or of none before.
+///
+/// # Errors
+/// - [`Error::InvalidArgument`]: servers have not answered, with their names and why; or they have tables of another training.
+/// - [`Error::Server`]: a server cannot keep which training it is of.
+pub(super) fn connect(
+    members: &Members,
+    clients: &ClientBuilder,
+    patience: Duration,
+    makes: Makes,
+) -> Result<Vec<Arc<dyn Channel>>> {
+    let (mut channels, mut remote) = (Vec::new(), Vec::new());
+    for (number, address) in members.servers.iter().enumerate() {
+        let channel = local_cluster::channel(number, address).unwrap_or_else(|| {
+            remote.push(number);
+            Arc::new(Connection::new(clients.clone(), Job::Ps.task(number)))
+        });
+        channels.push(channel);
+    }
+    // All at once: they may be on their way, in any order.
+    let asked: Vec<_> =
+        remote.iter().map(|number| (number, channels[*number].start(layout::question(), patience))).collect();
+    let answered = asked.into_iter().map(|(number, call)| (number, call.and_then(|call| call.wait())));
+    let (mut states, mut missing) = (Vec::new(), Vec::new());
+    for (number, answer) in answered {
+        match answer {
+            Ok(answer) => states.push(layout::state(&answer)),
+            Err(error) => missing.push(format!("{}: {error}", members.servers[*number])),
+        }
+    }
+    if missing.is_empty() {
+        // Servers in this process are as old as the program.
+        if makes == Makes::Missing && states.len() == channels.len() {
+            layout::agree(&channels, &states, patience)?;
+        }
+        return Ok(channels);
+    }
+    let (count, all) = (missing.len(), channels.len());
+    let reason = format!(
+        "{count} of {all} parameter servers cannot be reached ({}); start them, and see their own errors",
+        missing.join("; ")
+    );
+    Err(Error::invalid(OPERATION, reason))
+}

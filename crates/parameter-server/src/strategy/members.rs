@@ -1,0 +1,156 @@
+//! Who takes part, and what the constructor refuses: a pure function of the cluster.
+
+use super::{OPERATION, local_cluster};
+use distribute_base::{Error, Result};
+use distribute_cluster::resolver::ClusterResolver;
+use distribute_cluster::{Address, ClusterError, ClusterSpec, Job, Task};
+use distribute_ps_client::internal::Makes;
+
+/// Who takes part in a training against parameter servers.
+#[derive(Debug)]
+pub struct Members {
+    /// Where each parameter server listens.
+    pub(super) servers: Vec<Address>,
+    pub(super) workers: usize,
+    /// All tasks.
+    pub(super) spec: ClusterSpec,
+    /// What this process is, where it is known.
+    pub(super) task: Option<Task>,
+}
+
+impl Members {
+    /// Those that a resolver knows of.
+    pub(super) fn of(resolver: &dyn ClusterResolver) -> Result<Self> {
+        let task = match (resolver.task_type(), resolver.task_id()) {
+            (None, _) => None,
+            // A coordinator needs no number: there is one.
+            (Some(job), id) => Some(job.task(id.unwrap_or(0))),
+        };
+        Self::checked(&resolver.cluster_spec()?, task)
+    }
+
+    // PSV2-2
+    fn checked(spec: &ClusterSpec, task: Option<Task>) -> Result<Self> {
+        if spec.is_empty() {
+            let reason = "the cluster is empty: it needs a task of the job ps and one of the job worker at least; set TF_CONFIG, give \
+                          a resolver that knows the tasks, or try it out in one process with LocalCluster::new(2, 2)";
+            return Err(Error::invalid(OPERATION, reason));
+        }
+        // The coordinator need not be among the tasks, and neither need an evaluator.
+        let checked = match &task {
+            Some(task) if task.job == Job::Chief && !spec.has_job(&Job::Chief) => None,
+            task => task.as_ref(),
+        };
+        spec.validate(checked.unwrap_or(&Job::Evaluator.task(0)))?;
+        for job in [Job::Ps, Job::Worker] {
+            if !spec.has_job(&job) || spec.num_tasks(&job)? == 0 {
+                return Err(ClusterError::NoSuchJob { job, jobs: spec.jobs().cloned().collect() }.into());
+            }
+        }
+        if let Some(task) = task.as_ref().filter(|task| matches!(task.job, Job::Ps | Job::Evaluator)) {
+            // GNN-2
+            let what = match task.job {
+                Job::Ps => {
+                    "a parameter server: it serves variables, and trains nothing; call distribute::serve before the strategy is \
+                     made, and return if it returns true"
+                }
+                _ => {
+                    "an evaluator: it takes no part in the training, and reads checkpoints with a strategy of its own"
+                }
+            };
+            return Err(Error::invalid(OPERATION, format!("this process is {task}, {what}")));
+        }
+        Ok(Self {
+            servers: addresses(spec)?,
+            workers: spec.num_tasks(&Job::Worker)?,
+            spec: spec.clone(),
+            task,
+        })
+    }
+
+    /// Those of a cluster in which `task` trains by itself, one of so many workers.
+    pub fn of_worker(spec: ClusterSpec, task: Task, workers: usize) -> Result<Self> {
+        Ok(Self { servers: addresses(&spec)?, workers, spec, task: Some(task) })
+    }
+
+    /// Whether the tasks are other processes.
+    pub(super) fn are_elsewhere(&self) -> bool {
+        self.servers
+            .iter()
+            .enumerate()
+            .any(|(number, address)| local_cluster::channel(number, address).is_none())
+    }
+
+    /// Which variables this process makes, of those that are not there yet. Workers use those that the coordinator has made: it
+    /// alone decides which server has which. Where it calls them, it says so when it leaves that to one.
+    pub(super) fn makes(&self) -> Makes {
+        match &self.task {
+            Some(task) if task.job == Job::Worker => Makes::None,
+            _ => Makes::Missing,
+        }
+    }
+}
+
+/// Where each parameter server listens.
+fn addresses(spec: &ClusterSpec) -> Result<Vec<Address>> {
+    let address = |(number, address): (usize, Option<&Address>)| {
+        let missing = || ClusterError::NoSuchTask {
+            task: Job::Ps.task(number),
+            indices: spec.task_indices(&Job::Ps).unwrap_or_default(),
+        };
+        Ok(address.ok_or_else(missing)?.clone())
+    };
+    spec.job_tasks(&Job::Ps)?.into_iter().enumerate().map(address).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn members(spec: &str, task: Option<(&str, usize)>) -> Result<Members> {
+        Members::checked(&spec.parse().unwrap(), task.map(|(job, index)| Task::new(job, index)))
+    }
+
+    #[test]
+    fn psv2_1_the_coordinator_may_be_absent_from_the_cluster() {
+        let spec = r#"{"worker": ["a:1", "b:1"], "ps": ["c:1", "d:1", "e:1"]}"#;
+        for task in [None, Some(("chief", 0)), Some(("worker", 1))] {
+            let members = members(spec, task).unwrap();
+            assert_eq!((members.servers.len(), members.workers), (3, 2));
+            let makes = if task == Some(("worker", 1)) { Makes::None } else { Makes::Missing };
+            assert_eq!(members.makes(), makes);
+        }
+        let chief = r#"{"chief": ["z:1"], "worker": ["a:1"], "ps": ["c:1"], "evaluator": ["y:1"]}"#;
+        assert_eq!(members(chief, Some(("chief", 0))).unwrap().workers, 1);
+    }
+
+    #[test]
+    fn psv2_2_what_the_constructor_refuses() {
+        let both = r#"{"worker": ["a:1"], "ps": ["c:1"]}"#;
+        for (spec, task, why) in [
+            ("{}", None, "the cluster is empty"),
+            (r#"{"worker": ["a:1"], "ps": ["c:1"], "tpu": ["d:1"]}"#, None, "the job \"tpu\" is none"),
+            (both, Some(("tpu", 0)), "this task is tpu 0"),
+            (both, Some(("worker", 1)), "\"worker\" has"),
+            (
+                r#"{"worker": ["a:1"], "ps": ["c:1"], "chief": ["d:1", "e:1"]}"#,
+                None,
+                "2 tasks of the job \"chief\"",
+            ),
+            (
+                r#"{"worker": ["a:1"], "ps": ["c:1"], "evaluator": ["d:1", "e:1"]}"#,
+                None,
+                "2 tasks of the job \"evaluator\"",
+            ),
+            (r#"{"worker": ["a:1"]}"#, None, "no job \"ps\""),
+            (r#"{"worker": ["a:1"], "ps": []}"#, None, "no job \"ps\""),
+            (r#"{"ps": ["a:1"]}"#, None, "no job \"worker\""),
+            (r#"{"worker": ["a:1"], "ps": {"1": "c:1"}}"#, None, "no ps 0"),
+            (both, Some(("ps", 0)), "parameter server"),
+            (both, Some(("evaluator", 0)), "evaluator"),
+        ] {
+            let error = members(spec, task).unwrap_err().to_string();
+            assert!(error.contains(why), "{spec}: {error}");
+        }
+    }
+}

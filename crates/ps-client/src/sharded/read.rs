@@ -1,0 +1,150 @@
+//! Reading a variable on servers: all of it, or rows.
+
+use super::super::links::{Ask, unexpected};
+use super::{Shard, Sharded, as_ids};
+use distribute_base::{Error, Result};
+use distribute_params::{Request, Response, RowPartition, UniqueIds, Version};
+use distribute_tensor::HostTensor;
+
+/// Rows that were asked for, each once, and maybe others.
+#[derive(Debug)]
+pub struct EachOnce {
+    /// The rows.
+    pub rows: HostTensor,
+    /// For each id that was asked for, where its row stands.
+    pub places: Vec<usize>,
+}
+
+impl EachOnce {
+    /// The row of each id.
+    pub fn in_order(&self) -> Result<HostTensor> {
+        Ok(self.rows.take_rows(&self.places)?)
+    }
+}
+
+/// The rows of several shards one after another; one shard's are not copied.
+pub(crate) fn joined(
+    mut parts: Vec<HostTensor>,
+    none: impl FnOnce() -> Result<HostTensor>,
+) -> Result<HostTensor> {
+    match (parts.pop(), parts.is_empty()) {
+        (None, _) => none(),
+        (Some(only), true) => Ok(only),
+        (Some(last), false) => {
+            parts.push(last);
+            Ok(HostTensor::concat(&parts.iter().collect::<Vec<_>>(), 0)?)
+        }
+    }
+}
+
+impl Sharded {
+    /// All of it.
+    pub fn read(&self) -> Result<HostTensor> {
+        const OPERATION: &str = "read";
+        let answers = self.links.ask(OPERATION, self.reads(&[]))?;
+        let value = |(shard, answer): (&Shard, Response)| match answer {
+            Response::Value(value) => self.fits(OPERATION, shard, value.value),
+            other => Err(unexpected(OPERATION, shard.server, &other)),
+        };
+        let parts = self.shards.iter().zip(answers).map(value).collect::<Result<Vec<_>>>()?;
+        self.whole(&parts)
+    }
+
+    /// What asks for each shard, unless it still is of a version that is known.
+    pub(crate) fn reads(&self, known: &[Option<Version>]) -> Vec<Ask> {
+        let read = |(number, shard): (usize, &Shard)| Ask {
+            server: shard.server,
+            request: Request::Read {
+                table: shard.table.clone(),
+                known: known.get(number).copied().flatten(),
+            },
+            bytes: self.bytes(shard.rows),
+        };
+        self.shards.iter().enumerate().map(read).collect()
+    }
+
+    /// What a server sent as a shard, if it can be it.
+    pub(crate) fn fits(
+        &self,
+        operation: &'static str,
+        shard: &Shard,
+        value: HostTensor,
+    ) -> Result<HostTensor> {
+        let mut dims = self.dims.clone();
+        if let Some(rows) = dims.first_mut() {
+            *rows = shard.rows;
+        }
+        if value.dims() == dims && value.dtype() == self.dtype {
+            return Ok(value);
+        }
+        let reason = format!(
+            "ps {} has {} as {}, of which {} is {}{dims:?}; is another training using the same servers?",
+            shard.server,
+            shard.table,
+            value.describe(),
+            self.name,
+            self.dtype
+        );
+        Err(Error::invalid(operation, reason))
+    }
+
+    /// Rows, in the order of their ids. An id that occurs twice is asked for once.
+    pub fn read_rows(&self, operation: &'static str, ids: &[i64]) -> Result<HostTensor> {
+        self.read_each(operation, ids)?.in_order()
+    }
+
+    /// Rows, each once.
+    pub fn read_each(&self, operation: &'static str, ids: &[i64]) -> Result<EachOnce> {
+        if self.dims.is_empty() {
+            return Err(Error::invalid(
+                operation,
+                format!("variable {} is a scalar, which has no rows", self.name),
+            ));
+        }
+        if !self.is_regular() {
+            // Nobody can say in which of them a row is but by counting.
+            let places = self.ids_are_rows(operation, ids)?;
+            return Ok(EachOnce { rows: self.read()?, places });
+        }
+        let unique = UniqueIds::new(ids);
+        let split = self.cut.split(operation, unique.ids())?;
+        let asked: Vec<usize> = (0..split.shards()).filter(|shard| !split.of(*shard).is_empty()).collect();
+        let ask = |number: &usize| {
+            let shard = &self.shards[*number];
+            let rows = as_ids(split.of(*number));
+            let bytes = self.bytes(rows.len());
+            Ask {
+                server: shard.server,
+                request: Request::ReadRows { table: shard.table.clone(), rows },
+                bytes,
+            }
+        };
+        let answers = self.links.ask(operation, asked.iter().map(ask).collect())?;
+        let mut order = Vec::with_capacity(unique.ids().len());
+        let mut parts = Vec::with_capacity(asked.len());
+        for (number, answer) in asked.iter().zip(answers) {
+            let (shard, count) = (&self.shards[*number], split.of(*number).len());
+            let Response::Rows(rows) = answer else {
+                return Err(unexpected(operation, shard.server, &answer));
+            };
+            parts.push(self.fits(operation, &Shard { rows: count, ..shard.clone() }, rows)?);
+            order.extend_from_slice(split.positions(*number));
+        }
+        let mut places = vec![0; order.len()];
+        order.iter().enumerate().for_each(|(place, position)| places[*position] = place);
+        Ok(EachOnce { rows: joined(parts, || self.no_rows())?, places: unique.spread(&places, 1) })
+    }
+
+    fn no_rows(&self) -> Result<HostTensor> {
+        let mut dims = self.dims.clone();
+        if let Some(rows) = dims.first_mut() {
+            *rows = 0;
+        }
+        Ok(HostTensor::zeros(self.dtype, dims)?)
+    }
+
+    fn ids_are_rows(&self, operation: &'static str, ids: &[i64]) -> Result<Vec<usize>> {
+        // One partition of one shard knows which ids are rows.
+        Ok(RowPartition::div(self.cut.rows(), 1).split(operation, ids)?.of(0).to_vec())
+    }
+}

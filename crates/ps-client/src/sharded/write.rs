@@ -1,0 +1,116 @@
+//! Writing a variable on servers, and updating it: all of it, or rows.
+
+use super::super::links::Ask;
+use super::{Shard, Sharded, as_ids};
+use distribute_base::{Error, Result};
+use distribute_optim::RuleSpec;
+use distribute_params::{Push, Request};
+use distribute_tensor::{HostTensor, IndexedSlices, Write};
+
+impl Sharded {
+    /// Writes a value that fits.
+    pub fn write(&self, how: Write, value: &HostTensor) -> Result<()> {
+        let write = |(number, shard): (usize, &Shard)| {
+            let (table, value) = (shard.table.clone(), self.part(value, number)?);
+            let bytes = self.bytes(shard.rows);
+            Ok(Ask { server: shard.server, request: Request::Write { table, how, value }, bytes })
+        };
+        let asks = self.shards.iter().enumerate().map(write).collect::<Result<_>>()?;
+        self.links.ask(how.name(), asks).map(drop)
+    }
+
+    /// Writes rows that fit, those of one shard one after another.
+    ///
+    /// # Errors
+    /// For an index that is no row, and an integer that would be divided by 0. Nothing has been written then.
+    pub fn write_rows(&self, how: Write, rows: &IndexedSlices) -> Result<()> {
+        let operation = how.name();
+        if !self.is_regular() {
+            return Err(Error::NotSupported {
+                operation,
+                strategy: "ParameterServerStrategy",
+                what: "writing rows of shards that are not cut as its own are",
+                advice: "make the variable in one piece, with a partitioner, or write to the shards",
+            });
+        }
+        let ids: Vec<i64> =
+            rows.to_rows().map_err(Error::tensor(operation))?.into_iter().map(|row| row as i64).collect();
+        let split = self.cut.split(operation, &ids)?;
+        if how == Write::Div {
+            // What no server would do with its rows, none may do.
+            let mut tried = HostTensor::zeros(rows.values.dtype(), rows.values.dims())?;
+            tried.write(how, &rows.values).map_err(Error::tensor(operation))?;
+        }
+        let mut asks = Vec::new();
+        for (number, shard) in
+            self.shards.iter().enumerate().filter(|(number, _)| !split.of(*number).is_empty())
+        {
+            let values = rows.values.take_rows(split.positions(number))?;
+            let (table, rows) = (shard.table.clone(), as_ids(split.of(number)));
+            let bytes = self.bytes(rows.len());
+            asks.push(Ask {
+                server: shard.server,
+                request: Request::WriteRows { table, how, rows, values },
+                bytes,
+            });
+        }
+        self.links.ask(operation, asks).map(drop)
+    }
+
+    /// Removes its tables.
+    pub fn remove(&self) -> Result<()> {
+        let remove = |shard: &Shard| Ask {
+            server: shard.server,
+            request: Request::Remove { table: shard.table.clone() },
+            bytes: 64,
+        };
+        self.links.ask("removing a variable", self.shards.iter().map(remove).collect()).map(drop)
+    }
+
+    /// What sets the rule of each shard.
+    pub fn set_rule(&self, rule: RuleSpec) -> Vec<Ask> {
+        let set = |shard: &Shard| Ask {
+            server: shard.server,
+            request: Request::SetRule { table: shard.table.clone(), rule },
+            bytes: 64,
+        };
+        self.shards.iter().map(set).collect()
+    }
+
+    /// What applies a gradient of all of it.
+    pub fn push(&self, push: Push, gradient: &HostTensor) -> Result<Vec<Ask>> {
+        let one = |(number, shard): (usize, &Shard)| {
+            let (table, gradient) = (shard.table.clone(), self.part(gradient, number)?);
+            let bytes = self.bytes(shard.rows);
+            Ok(Ask { server: shard.server, request: Request::Push { table, push, gradient }, bytes })
+        };
+        self.shards.iter().enumerate().map(one).collect()
+    }
+
+    /// What applies a gradient of rows, of which `gradient` gives those at some positions: at the shards that have them or, if the
+    /// rule moves rows without a gradient, at all.
+    pub fn push_rows(
+        &self,
+        push: Push,
+        rows: &[usize],
+        gradient: impl Fn(&[usize]) -> Result<HostTensor>,
+        at_all: bool,
+    ) -> Result<Vec<Ask>> {
+        let split = self.cut.split("push_rows", &as_ids(rows))?;
+        let mut asks = Vec::new();
+        for (number, shard) in self.shards.iter().enumerate() {
+            if !at_all && split.of(number).is_empty() {
+                continue;
+            }
+            let gradient = gradient(split.positions(number))?;
+            let (table, rows) = (shard.table.clone(), as_ids(split.of(number)));
+            let bytes = self.bytes(rows.len());
+            asks.push(Ask {
+                server: shard.server,
+                request: Request::PushRows { table, push, rows, gradient },
+                bytes,
+            });
+        }
+        Ok(asks)
+    }
+}

@@ -1,0 +1,17 @@
+//! The strategies whose replicas train in lock step: in one process, and on several workers.
+//!
+//! Programs use [`distribute`](https://docs.rs/distribute), which exports the public part of this crate.
+
+mod builder;
+mod kinds;
+mod multi_worker;
+
+pub use builder::MirroredBuilder;
+pub use kinds::{CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy};
+pub use multi_worker::{MultiWorkerBuilder, MultiWorkerMirroredStrategy};
+
+/// The interface for the other crates of `distribute`. It is not public: anything in it may change.
+#[doc(hidden)]
+pub mod internal {
+    pub use crate::kinds::{check_count, resolve};
+}

@@ -1,0 +1,259 @@
+//! TensorFlow's older names, for programs that are brought over as they are: what each does now has another one, which its documentation
+//! names.
+//!
+//! | here | now |
+//! |---|---|
+//! | [`make_dataset_iterator`](Legacy::make_dataset_iterator) | [`Strategy::distribute_dataset`] |
+//! | [`make_input_fn_iterator`](Legacy::make_input_fn_iterator) | [`Strategy::distribute_datasets_from_function`] |
+//! | [`make_numpy_dataset`](Legacy::make_numpy_dataset) | [`Dataset::from_slices`] |
+//! | [`experimental_run`](Legacy::experimental_run), [`call_for_each_replica`](Legacy::call_for_each_replica) | [`Strategy::run`] |
+//! | [`update_config_proto`](Legacy::update_config_proto), [`SessionConfig`] | nothing: there are no sessions |
+
+mod iterator;
+mod session;
+
+#[doc(alias = "tf.distribute.InputIterator")]
+pub use iterator::InputIterator;
+pub use iterator::{InputSource, Inputs};
+#[doc(alias = "tf.compat.v1.ConfigProto")]
+#[doc(alias = "ConfigProto")]
+pub use session::SessionConfig;
+
+use distribute_base::{Error, Result};
+use distribute_core::internal::require_outside_of_run;
+use distribute_core::{Distributed, PerReplica};
+use distribute_core::{InputOptions, InputReplicationMode, ReplicaContext, Strategy};
+use distribute_data::numpy::{read_npy, read_npz};
+use distribute_data::{Dataset, InputContext, Location};
+use distribute_tensor::Nest;
+
+/// The older methods of a [`Strategy`].
+pub trait Legacy {
+    /// An iterator over a dataset that is batched as the page of the strategy says: for *one replica* each, of which every replica takes the next,
+    /// by those that [work between graphs](crate::between_graph::ParameterServerStrategy), and workers take them in turn; else by the
+    /// *global* batch size, as for [`distribute_dataset`](Strategy::distribute_dataset), where each batch is cut.
+    ///
+    /// # Errors
+    /// Those of [`distribute_dataset`](Strategy::distribute_dataset).
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use distribute::legacy::Legacy;
+    /// use distribute::{between_graph, data::Dataset};
+    /// # let none = SimpleClusterResolver::new(ClusterSpec::new());
+    /// # let two = distribute::ParameterServerStrategy::builder().cluster_resolver(none).devices(["cpu:0", "cpu:1"]);
+    /// let ids = |piece: HostTensor| piece.to_vec::<i64>().unwrap();
+    ///
+    /// let mirrored = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let mut inputs = mirrored.make_dataset_iterator(Dataset::range(8).batch(4))?;
+    /// inputs.initialize();
+    /// assert_eq!(inputs.get_next()?.map(ids).values(), [[0, 1], [2, 3]]);
+    ///
+    /// let between = between_graph::ParameterServerStrategy::of(two)?;
+    /// let mut inputs = between.make_dataset_iterator(Dataset::range(8).batch(2))?;
+    /// assert_eq!(inputs.get_next()?.map(ids).values(), [[0, 1], [2, 3]]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.distribute.Strategy.make_dataset_iterator")]
+    fn make_dataset_iterator<T: Nest + 'static>(&self, dataset: Dataset<T>) -> Result<InputIterator<T>>;
+
+    /// [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function), as an iterator. The function
+    /// makes a dataset, or a callable that makes one element at a time.
+    ///
+    /// # Errors
+    /// Those of `distribute_datasets_from_function`; [`Error::InvalidArgument`] for a mode other than
+    /// [`PerWorker`](InputReplicationMode::PerWorker).
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use distribute::InputReplicationMode;
+    /// use distribute::legacy::{InputSource, Legacy};
+    /// use std::sync::atomic::{AtomicI64, Ordering};
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let mut inputs = strategy.make_input_fn_iterator(
+    ///     |_context| {
+    ///         let calls = AtomicI64::new(0);
+    ///         Ok(InputSource::callable(move || Ok(Some(calls.fetch_add(1, Ordering::Relaxed)))))
+    ///     },
+    ///     InputReplicationMode::PerWorker,
+    /// )?;
+    /// assert_eq!(inputs.get_next()?.values(), [0, 1]);
+    /// assert_eq!(inputs.get_next()?.values(), [2, 3]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.distribute.Strategy.make_input_fn_iterator")]
+    fn make_input_fn_iterator<T: Nest + 'static, S: Into<InputSource<T>>>(
+        &self,
+        input_fn: impl Fn(InputContext) -> Result<S> + Send + Sync + 'static,
+        replication_mode: InputReplicationMode,
+    ) -> Result<InputIterator<T>>;
+
+    /// A dataset of the rows of a nest of arrays: [`Dataset::from_slices`] under TensorFlow's name. The arrays are shared,
+    /// not copied. A `Vec` of arrays is a structure, as everywhere: each element is a `Vec` of rows.
+    ///
+    /// # Errors
+    /// [`Error::Data`] for a scalar, and for arrays with different numbers of rows; [`Error::WrongContext`] inside of
+    /// `run`.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use distribute::legacy::Legacy;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let (x, y) = (HostTensor::new(vec![0f32; 6], [3, 2])?, HostTensor::vector(vec![0i64, 1, 2]));
+    /// let data = strategy.make_numpy_dataset((x, y))?;
+    /// let batches = strategy.distribute_dataset(data.batch(2))?;
+    /// assert_eq!(batches.iter().count(), 2);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.distribute.Strategy.experimental_make_numpy_dataset")]
+    fn make_numpy_dataset<T: Nest>(&self, arrays: T) -> Result<Dataset<T>>;
+
+    /// [`make_numpy_dataset`](Legacy::make_numpy_dataset) of the arrays in a file. For a `.npy`, `T` is a tensor; for a
+    /// `.npz`, whose arrays have names, a map or a tree.
+    ///
+    /// # Errors
+    /// Those of `make_numpy_dataset`, and of [`read_npy`] and [`read_npz`], which name the file and the offset in it.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use distribute::data::numpy::write_npy;
+    /// use distribute::legacy::Legacy;
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let path = folder.path().join("x.npy");
+    /// write_npy(&path, &HostTensor::new(vec![0f32; 6], [3, 2])?)?;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let rows = strategy.make_numpy_dataset_from_file::<HostTensor>(&path)?;
+    /// assert_eq!(rows.batch(3).iter().next().unwrap()?.dims(), [3, 2]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    fn make_numpy_dataset_from_file<T: Nest>(&self, file: impl Into<Location>) -> Result<Dataset<T>>;
+
+    /// A step with the next inputs of an iterator, of which each call takes one for each replica; with `()` a step without.
+    ///
+    /// # Errors
+    /// Those of [`InputIterator::get_next`], [`Error::OutOfRange`] at the end among them, and of [`Strategy::run`].
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use distribute::legacy::Legacy;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let mut inputs = strategy.make_dataset_iterator(Dataset::range(4).batch(2))?;
+    /// let first = strategy.experimental_run(|_ctx, ids| Ok(ids.to_vec::<i64>()?), &mut inputs)?;
+    /// let second = strategy.experimental_run(|_ctx, ids| Ok(ids.to_vec::<i64>()?), &mut inputs)?;
+    /// assert_eq!([first.values(), second.values()], [[[0], [1]], [[2], [3]]]);
+    /// let ids = strategy.experimental_run(|ctx, ()| Ok(ctx.replica_id_in_sync_group()), ())?;
+    /// assert_eq!(ids.values(), [0, 1]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.distribute.Strategy.experimental_run")]
+    fn experimental_run<I: Inputs, R: Send>(
+        &self,
+        body: impl Fn(&ReplicaContext, I::Element) -> Result<R> + Sync,
+        inputs: I,
+    ) -> Result<PerReplica<R>>;
+
+    /// [`Strategy::run`] under its older name, with its arguments in their older order.
+    ///
+    /// # Errors
+    /// Those of [`Strategy::run`].
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use distribute::legacy::Legacy;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let ids = strategy.call_for_each_replica(|ctx, first| Ok(first + ctx.replica_id_in_sync_group()), 10usize)?;
+    /// assert_eq!(ids.values(), [10, 11]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    fn call_for_each_replica<A: Distributed, R: Send>(
+        &self,
+        body: impl Fn(&ReplicaContext, A::Local) -> Result<R> + Sync,
+        args: A,
+    ) -> Result<PerReplica<R>>;
+
+    /// The settings of a session as this strategy needs them: see [`SessionConfig`]. What is given stays as it is.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use distribute::legacy::{Legacy, SessionConfig};
+    /// let before = SessionConfig::default();
+    /// let after = MirroredStrategy::cpus(2)?.update_config_proto(&before)?;
+    /// assert!(after.isolate_session_state && !before.isolate_session_state);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Cluster`] where the cluster of the strategy cannot be found out.
+    #[doc(alias = "tf.distribute.Strategy.update_config_proto")]
+    fn update_config_proto(&self, config: &SessionConfig) -> Result<SessionConfig>;
+}
+
+impl Legacy for Strategy {
+    // LEG-1, PSV1-12
+    #[track_caller]
+    fn make_dataset_iterator<T: Nest + 'static>(&self, dataset: Dataset<T>) -> Result<InputIterator<T>> {
+        if self.extended().independent().is_none() {
+            return Ok(InputIterator::new(self.distribute_dataset(dataset)?));
+        }
+        let part = move |context: InputContext| match context.num_input_pipelines {
+            0 | 1 => Ok(dataset.clone()),
+            workers => Ok(dataset.shard(workers, context.input_pipeline_id)),
+        };
+        Ok(InputIterator::new(self.distribute_datasets_from_function(part)?))
+    }
+
+    #[track_caller]
+    fn make_input_fn_iterator<T: Nest + 'static, S: Into<InputSource<T>>>(
+        &self,
+        input_fn: impl Fn(InputContext) -> Result<S> + Send + Sync + 'static,
+        replication_mode: InputReplicationMode,
+    ) -> Result<InputIterator<T>> {
+        if replication_mode != InputReplicationMode::PerWorker {
+            return Err(Error::invalid(
+                "make_input_fn_iterator",
+                "the input replication mode has to be PerWorker; use distribute_datasets_from_function_with for PerReplica",
+            ));
+        }
+        // A callable is called when its element is wanted, not before.
+        let options = InputOptions { per_replica_buffer_size: 0, ..Default::default() };
+        let make = move |context| Ok(input_fn(context)?.into().into_dataset());
+        Ok(InputIterator::new(self.distribute_datasets_from_function_with(options, make)?))
+    }
+
+    fn make_numpy_dataset<T: Nest>(&self, arrays: T) -> Result<Dataset<T>> {
+        require_outside_of_run("make_numpy_dataset", "make datasets before run")?;
+        Ok(Dataset::from_slices(arrays)?)
+    }
+
+    fn make_numpy_dataset_from_file<T: Nest>(&self, file: impl Into<Location>) -> Result<Dataset<T>> {
+        let file = file.into();
+        let arrays = if file.to_string().ends_with(".npz") {
+            read_npz(file)?.into_tree()
+        } else {
+            read_npy(file)?.into_tree()
+        };
+        Ok(self.make_numpy_dataset(arrays)?.typed())
+    }
+
+    #[track_caller]
+    fn experimental_run<I: Inputs, R: Send>(
+        &self,
+        body: impl Fn(&ReplicaContext, I::Element) -> Result<R> + Sync,
+        inputs: I,
+    ) -> Result<PerReplica<R>> {
+        self.run(inputs.step()?, body)
+    }
+
+    #[track_caller]
+    fn call_for_each_replica<A: Distributed, R: Send>(
+        &self,
+        body: impl Fn(&ReplicaContext, A::Local) -> Result<R> + Sync,
+        args: A,
+    ) -> Result<PerReplica<R>> {
+        self.run(args, body)
+    }
+
+    fn update_config_proto(&self, config: &SessionConfig) -> Result<SessionConfig> {
+        session::updated(self, config)
+    }
+}

@@ -1,0 +1,151 @@
+//! The settings of a session, as strategies need them: pure functions, for those who keep such settings.
+
+use distribute_base::Result;
+use distribute_cluster::{ClusterError, ClusterSpec, Job, Task};
+use distribute_core::{Strategy, VariablePlacement};
+
+/// What of a session's settings a strategy has to say. There are no sessions here: programs that keep the settings of some, to hand them on, get what
+/// TensorFlow's strategies would make of them.
+///
+/// ```
+/// use distribute::legacy::SessionConfig;
+/// use distribute::{ClusterSpec, Job};
+/// let cluster: ClusterSpec = r#"{"worker": ["a:1", "b:1"], "ps": ["c:1"]}"#.parse()?;
+/// let config = SessionConfig::default().of_parameter_servers(Some((&cluster, &Job::Worker.task(1))));
+/// assert_eq!(config.device_filters, ["/job:worker/task:1", "/job:ps"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(alias = "tf.compat.v1.ConfigProto")]
+#[doc(alias = "ConfigProto")]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SessionConfig {
+    /// Whether sessions of one server have variables of their own.
+    pub isolate_session_state: bool,
+    /// Which devices a session sees: all, if there is none.
+    pub device_filters: Vec<String>,
+    /// Who leads the collectives of several workers.
+    pub collective_group_leader: String,
+    /// Of which operations the memory is allocated together.
+    pub scoped_allocator_ops: Vec<String>,
+}
+
+impl SessionConfig {
+    // STR-4
+    /// Those of a mirrored strategy: sessions do not see each other's variables.
+    pub fn of_mirrored(&self) -> Self {
+        Self { isolate_session_state: true, ..self.clone() }
+    }
+
+    // PSV1-7
+    /// Those of a task that trains against parameter servers, by itself: it sees its own devices and those of the servers, an evaluator its own;
+    /// variables are not its own alone. Without a cluster they are.
+    pub fn of_parameter_servers(&self, cluster: Option<(&ClusterSpec, &Task)>) -> Self {
+        let Some((_, task)) = cluster else { return self.of_mirrored() };
+        let mut device_filters = vec![filter(task)];
+        match task.job {
+            Job::Chief | Job::Worker => device_filters.push(format!("/job:{}", Job::Ps)),
+            Job::Evaluator => {}
+            _ => device_filters.clone_from(&self.device_filters),
+        }
+        Self { isolate_session_state: false, device_filters, ..self.clone() }
+    }
+
+    // MW-12
+    /// Those of a worker of several in lock step: memory of reductions is allocated together, the leader is named, and it sees its own
+    /// devices alone.
+    ///
+    /// # Errors
+    /// [`ClusterError`] where the task is none of the cluster.
+    pub fn of_collectives(&self, cluster: Option<(&ClusterSpec, &Task)>) -> Result<Self, ClusterError> {
+        let config = Self { scoped_allocator_ops: vec!["CollectiveReduce".into()], ..self.clone() };
+        let Some((spec, task)) = cluster else { return Ok(config) };
+        let leader = spec.collective_leader(task)?;
+        let leader = leader.map(|leader| format!("/job:{}/replica:0/task:{}", leader.job, leader.index));
+        let collective_group_leader = leader.unwrap_or_default();
+        Ok(Self { collective_group_leader, device_filters: vec![filter(task)], ..config })
+    }
+}
+
+/// The devices of a task.
+fn filter(task: &Task) -> String {
+    format!("/job:{}/task:{}", task.job, task.index)
+}
+
+/// The settings as a strategy needs them.
+pub(super) fn updated(strategy: &Strategy, config: &SessionConfig) -> Result<SessionConfig> {
+    let extended = strategy.extended();
+    // Other strategies don't ask which task this is: a coordinator need not be among the tasks of its cluster.
+    let (independent, in_lock_step) = (extended.independent().is_some(), extended.group().is_some());
+    let membership = match extended.cluster_resolver() {
+        Some(resolver) if independent || in_lock_step => resolver.membership()?,
+        _ => None,
+    };
+    let cluster = membership.as_ref().map(|(spec, task)| (spec, task));
+    Ok(if independent {
+        config.of_parameter_servers(cluster)
+    } else if in_lock_step {
+        config.of_collectives(cluster)?
+    } else if extended.variable_placement() == VariablePlacement::Mirrored {
+        config.of_mirrored()
+    } else {
+        config.clone()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: &str = r#"{"chief": ["z:1"], "worker": ["a:1", "b:1"], "ps": ["c:1"], "evaluator": ["e:1"]}"#;
+
+    /// Settings that somebody has made.
+    fn before() -> SessionConfig {
+        SessionConfig {
+            isolate_session_state: true,
+            device_filters: vec!["/job:old".into()],
+            collective_group_leader: "somebody".into(),
+            scoped_allocator_ops: vec!["Old".into()],
+        }
+    }
+
+    #[test]
+    fn psv1_7_a_task_sees_itself_and_the_servers_and_an_evaluator_itself() {
+        let spec: ClusterSpec = ALL.parse().unwrap();
+        for (task, filters) in [
+            (Job::Chief.task(0), &["/job:chief/task:0", "/job:ps"][..]),
+            (Job::Worker.task(1), &["/job:worker/task:1", "/job:ps"]),
+            (Job::Evaluator.task(0), &["/job:evaluator/task:0"]),
+        ] {
+            let after = before().of_parameter_servers(Some((&spec, &task)));
+            assert!(!after.isolate_session_state, "{task}");
+            assert_eq!(after.device_filters, filters);
+            // What it has nothing to say about stays.
+            assert_eq!(after.collective_group_leader, "somebody");
+        }
+        let alone = SessionConfig::default().of_parameter_servers(None);
+        assert_eq!(alone, SessionConfig { isolate_session_state: true, ..Default::default() });
+    }
+
+    #[test]
+    fn mw_12_workers_in_lock_step_see_themselves_and_know_who_leads() {
+        let spec: ClusterSpec = ALL.parse().unwrap();
+        let after = before().of_collectives(Some((&spec, &Job::Worker.task(1)))).unwrap();
+        assert_eq!(after.device_filters, ["/job:worker/task:1"]);
+        assert_eq!(after.collective_group_leader, "/job:chief/replica:0/task:0");
+        assert_eq!(after.scoped_allocator_ops, ["CollectiveReduce"]);
+        let evaluator = before().of_collectives(Some((&spec, &Job::Evaluator.task(0)))).unwrap();
+        assert_eq!((evaluator.collective_group_leader.as_str(), evaluator.device_filters.len()), ("", 1));
+        let alone = before().of_collectives(None).unwrap();
+        assert_eq!(
+            alone,
+            SessionConfig { scoped_allocator_ops: vec!["CollectiveReduce".into()], ..before() }
+        );
+        assert!(before().of_collectives(Some((&spec, &Job::Worker.task(7)))).is_err());
+    }
+
+    #[test]
+    fn str_4_a_mirrored_strategy_isolates_sessions_and_changes_a_copy() {
+        let given = SessionConfig::default();
+        assert!(given.of_mirrored().isolate_session_state && !given.isolate_session_state);
+    }
+}

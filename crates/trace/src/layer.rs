@@ -1,0 +1,286 @@
+//! The layer that listens to spans and turns them into slices: for a file, and for who watches.
+
+use super::activity;
+use super::file::{Events, text};
+use super::slices::{Kind, Slice, Stack};
+use distribute_base::internal::lock;
+use distribute_cluster::Stopwatch;
+use std::cell::RefCell;
+use std::fmt::Debug;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, Id};
+use tracing::subscriber::Interest;
+use tracing::{Level, Metadata, Subscriber};
+use tracing_subscriber::layer::{Context, Filter, Layer};
+use tracing_subscriber::registry::LookupSpan;
+
+/// Who listens.
+static LISTENERS: Mutex<Listeners> = Mutex::new(Listeners { file: None, watchers: 0 });
+/// Whether anybody does, and the how manieth file is written: counted, because threads keep their open spans.
+static LISTENS: AtomicBool = AtomicBool::new(false);
+static SESSION: AtomicU64 = AtomicU64::new(0);
+/// Whether somebody watches what replicas do.
+static WATCHED: AtomicBool = AtomicBool::new(false);
+
+struct Listeners {
+    /// The file that is being written.
+    file: Option<Events>,
+    watchers: usize,
+}
+
+impl Listeners {
+    /// To be called when they have changed.
+    fn tell(&self) {
+        WATCHED.store(self.watchers > 0, Ordering::Relaxed);
+        LISTENS.store(self.file.is_some() || self.watchers > 0, Ordering::Relaxed);
+        tracing::callsite::rebuild_interest_cache();
+    }
+}
+
+/// Begins to write, unless a file is already being written.
+pub(super) fn open(events: impl FnOnce() -> std::io::Result<Events>) -> std::io::Result<bool> {
+    let mut listeners = lock(&LISTENERS);
+    if listeners.file.is_some() {
+        return Ok(false);
+    }
+    listeners.file = Some(events()?);
+    SESSION.fetch_add(1, Ordering::Relaxed);
+    listeners.tell();
+    Ok(true)
+}
+
+/// Ends what [`open`] began.
+pub(super) fn close() -> std::io::Result<()> {
+    let mut listeners = lock(&LISTENERS);
+    let file = listeners.file.take();
+    listeners.tell();
+    drop(listeners);
+    file.map_or(Ok(()), Events::close)
+}
+
+/// What replicas do is recorded until this is dropped.
+pub(super) struct Watching;
+
+impl Watching {
+    pub(super) fn new() -> Self {
+        let mut listeners = lock(&LISTENERS);
+        listeners.watchers += 1;
+        listeners.tell();
+        Self
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        let mut listeners = lock(&LISTENERS);
+        listeners.watchers -= 1;
+        listeners.tell();
+        if listeners.watchers == 0 {
+            activity::forget();
+        }
+    }
+}
+
+/// Nanoseconds since the first trace of the process.
+pub(super) fn now() -> u64 {
+    static CLOCK: OnceLock<Stopwatch> = OnceLock::new();
+    CLOCK.get_or_init(Stopwatch::start).elapsed().as_nanos() as u64
+}
+
+thread_local! {
+    static THREAD: RefCell<Thread> = RefCell::default();
+}
+
+/// Does nothing while the thread ends.
+fn on_this_thread(change: impl FnOnce(&mut Thread)) {
+    let _ = THREAD.try_with(|thread| {
+        let mut thread = thread.borrow_mut();
+        thread.renew();
+        change(&mut thread);
+    });
+}
+
+#[derive(Default)]
+struct Thread {
+    session: u64,
+    /// The number of the track; 0 before the first slice.
+    track: u64,
+    stack: Stack,
+    /// The replica that this thread ran first, for its track.
+    replica: Option<u64>,
+    /// The strategy and replica that it ran last.
+    runs: Option<(u64, u64)>,
+}
+
+impl Thread {
+    /// Forgets what was begun for another file.
+    fn renew(&mut self) {
+        let session = SESSION.load(Ordering::Relaxed);
+        if self.session != session {
+            *self = Self { session, ..Self::default() };
+        }
+    }
+
+    fn write(&mut self, slice: Option<Slice>) {
+        static TRACKS: AtomicU64 = AtomicU64::new(1);
+        let Some(slice) = slice else { return };
+        if let Some(replica) = self.runs.filter(|_| WATCHED.load(Ordering::Relaxed)) {
+            activity::spent(replica, &slice);
+        }
+        let Some(events) = &mut lock(&LISTENERS).file else { return };
+        if self.track == 0 {
+            self.track = TRACKS.fetch_add(1, Ordering::Relaxed);
+            match self.replica {
+                Some(replica) => events.track(self.track, &format!("replica {replica}")),
+                None => events.track(self.track, std::thread::current().name().unwrap_or("a thread")),
+            }
+        }
+        events.slice(self.track, &slice);
+    }
+
+    /// Tells who watches what this thread's replica does from now on.
+    fn tell(&self) {
+        if let Some(replica) = self.runs.filter(|_| WATCHED.load(Ordering::Relaxed)) {
+            activity::does(replica, self.stack.part());
+        }
+    }
+
+    /// Records that this thread runs a replica: its track is the replica's, even if the thread has another name.
+    fn runs(&mut self, replica: u64, strategy: Option<u64>) {
+        self.runs = strategy.map(|strategy| (strategy, replica)).or(self.runs);
+        if self.replica.is_none()
+            && self.track != 0
+            && let Some(events) = &mut lock(&LISTENERS).file
+        {
+            events.track(self.track, &format!("replica {replica}"));
+        }
+        self.replica = self.replica.or(Some(replica));
+    }
+}
+
+/// Turns spans into slices.
+pub(super) struct Slices;
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Slices {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        if attributes.is_empty() {
+            return;
+        }
+        let mut fields = Fields::default();
+        attributes.record(&mut fields);
+        if let Some(span) = context.span(id) {
+            span.extensions_mut().replace(fields);
+        }
+    }
+
+    fn on_enter(&self, id: &Id, context: Context<'_, S>) {
+        let Some(span) = context.span(id) else { return };
+        let metadata = span.metadata();
+        let (args, replica, strategy) = match span.extensions().get::<Fields>() {
+            Some(fields) => (format!("{{{}}}", fields.json), fields.replica, fields.strategy),
+            None => (String::new(), None, None),
+        };
+        let kind = if is_part(metadata) { Kind::Part } else { Kind::Whole };
+        on_this_thread(|thread| {
+            if let Some(replica) = replica.filter(|_| kind == Kind::Part) {
+                thread.runs(replica, strategy);
+            }
+            let ended = thread.stack.enter(now(), id.into_u64(), kind, metadata.name(), args);
+            thread.write(ended);
+            thread.tell();
+        });
+    }
+
+    fn on_exit(&self, id: &Id, _: Context<'_, S>) {
+        on_this_thread(|thread| {
+            let ended = thread.stack.exit(now(), id.into_u64());
+            thread.write(ended);
+            thread.tell();
+        });
+    }
+}
+
+/// Whether a span is one of this project's crates.
+fn is_ours(metadata: &Metadata<'_>) -> bool {
+    let krate = metadata.target().split(':').next().unwrap_or_default();
+    matches!(
+        krate,
+        "distribute"
+            | "distribute_checkpoint"
+            | "distribute_collective"
+            | "distribute_data"
+            | "distribute_net"
+    )
+}
+
+/// Whether a span is one of the kinds into which a replica's time is divided.
+fn is_part(metadata: &Metadata<'_>) -> bool {
+    is_ours(metadata) && metadata.name() != super::STEP
+}
+
+/// The fields of a span, as the inside of a JSON object.
+#[derive(Default)]
+struct Fields {
+    json: String,
+    replica: Option<u64>,
+    strategy: Option<u64>,
+}
+
+impl Fields {
+    fn add(&mut self, field: &Field, value: impl Into<serde_json::Value>) {
+        let comma = if self.json.is_empty() { "" } else { "," };
+        self.json += &format!("{comma}{}:{}", text(field.name()), value.into());
+    }
+}
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.add(field, format!("{value:?}"));
+    }
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        match field.name() {
+            "replica" => self.replica = Some(value),
+            "strategy" => self.strategy = Some(value),
+            _ => {}
+        }
+        self.add(field, value);
+    }
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.add(field, value);
+    }
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.add(field, value);
+    }
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.add(field, value);
+    }
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.add(field, value);
+    }
+}
+
+/// A filter that wants nothing while no file is written, so that a span then costs a comparison.
+pub(super) struct WhileOpen;
+
+fn wanted(metadata: &Metadata<'_>) -> bool {
+    LISTENS.load(Ordering::Relaxed)
+        && metadata.is_span()
+        && (is_ours(metadata) || *metadata.level() <= Level::INFO)
+}
+
+impl<S> Filter<S> for WhileOpen {
+    fn enabled(&self, metadata: &Metadata<'_>, _: &Context<'_, S>) -> bool {
+        wanted(metadata)
+    }
+
+    fn callsite_enabled(&self, metadata: &'static Metadata<'static>) -> Interest {
+        if wanted(metadata) { Interest::always() } else { Interest::never() }
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(if LISTENS.load(Ordering::Relaxed) { LevelFilter::TRACE } else { LevelFilter::OFF })
+    }
+}

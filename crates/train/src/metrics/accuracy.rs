@@ -1,0 +1,69 @@
+//! How often the label has the largest logit.
+
+use super::counts::Counts;
+use candle_core::Tensor;
+use distribute_base::{Error, Result};
+use distribute_core::{Strategy, Variable};
+use distribute_nn::loss;
+
+/// The share of examples whose label has the largest logit or probability; 0 without examples.
+///
+/// Of equal ones the first counts as the largest. See [the module](super) for an example.
+#[doc(alias = "tf.keras.metrics.SparseCategoricalAccuracy")]
+#[doc(alias = "SparseCategoricalAccuracy")]
+#[derive(Clone, Debug)]
+pub struct Accuracy {
+    /// The number of correct examples, and of all.
+    counts: Counts,
+}
+
+impl Accuracy {
+    /// An empty metric, whose variable has this name.
+    ///
+    /// # Errors
+    /// Those of [`Mean::new`](super::Mean::new).
+    pub fn new(strategy: &Strategy, name: &str) -> Result<Self> {
+        Ok(Self { counts: Counts::new(strategy, name, &[2])? })
+    }
+
+    /// Adds examples: logits or probabilities `[n, classes]`, and labels `[n]` of integers.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for shapes that don't fit; those of writing a variable.
+    #[track_caller]
+    pub fn update(&self, logits: &Tensor, labels: &Tensor) -> Result<()> {
+        if logits.rank() != 2 || labels.dims() != &logits.dims()[..1] {
+            let reason = format!(
+                "logits are of shape {:?}, labels of {:?}; give [n, classes] and [n]",
+                logits.dims(),
+                labels.dims()
+            );
+            return Err(Error::invalid("Accuracy::update", reason));
+        }
+        let correct = loss::correct(logits, labels)?;
+        self.counts.add(vec![correct as f64, labels.elem_count() as f64])
+    }
+
+    /// The share of correct examples, over all replicas.
+    ///
+    /// # Errors
+    /// [`Error::WrongContext`](distribute_base::Error::WrongContext) inside of `run`.
+    pub fn result(&self) -> Result<f64> {
+        let counts = self.counts.total("Accuracy::result")?;
+        Ok(counts[0] / counts[1].max(1.))
+    }
+
+    /// Resets the counts, on all replicas.
+    ///
+    /// # Errors
+    /// [`Error::WrongContext`](distribute_base::Error::WrongContext) inside of `run`.
+    #[track_caller]
+    pub fn reset(&self) -> Result<()> {
+        self.counts.reset("Accuracy::reset")
+    }
+
+    /// The counts: correct examples and all, f64.
+    pub fn variable(&self) -> &Variable {
+        self.counts.variable()
+    }
+}

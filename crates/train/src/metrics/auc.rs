@@ -1,0 +1,150 @@
+//! The area under the receiver operating characteristic, from counts at fixed thresholds.
+
+use super::counts::{Counts, pairs};
+use candle_core::Tensor;
+use distribute_base::{Error, Result};
+use distribute_core::{Strategy, Variable};
+
+/// As in TensorFlow, thresholds begin just below 0, continue in even steps, and end just above 1.
+const EDGE: f64 = 1e-7;
+
+/// The area under the ROC curve: how likely a positive example has a larger prediction than a negative one.
+///
+/// Computed as in TensorFlow by default: from true and false positive rates at 200 even thresholds from 0 to 1, with linear
+/// interpolation. Predictions between the same thresholds count as equal, so the error is small unless predictions cluster.
+/// Without positive or without negative examples it is 0.
+///
+/// ```
+/// # use distribute::prelude::*;
+/// use candle_core::{Device, Tensor};
+/// use distribute::metrics::Auc;
+/// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+/// let auc = Auc::new(&strategy, "auc")?;
+/// strategy.run((), |_, ()| {
+///     let predictions = Tensor::new(&[0f32, 0.5, 0.3, 0.9], &Device::Cpu)?;
+///     auc.update(&predictions, &Tensor::new(&[0u8, 0, 1, 1], &Device::Cpu)?)
+/// })?;
+/// assert_eq!(auc.result()?, 0.75);
+/// # Ok::<(), distribute::Error>(())
+/// ```
+#[doc(alias = "tf.keras.metrics.AUC")]
+#[derive(Clone, Debug)]
+pub struct Auc {
+    thresholds: Vec<f64>,
+    /// For each threshold how many predictions are above it, and not above the next: of negative examples, then of
+    /// positive ones.
+    counts: Counts,
+}
+
+impl Auc {
+    /// An empty metric with 200 thresholds, whose variable has this name.
+    ///
+    /// # Errors
+    /// Those of [`Mean::new`](super::Mean::new).
+    pub fn new(strategy: &Strategy, name: &str) -> Result<Self> {
+        Self::with_thresholds(strategy, name, 200)
+    }
+
+    /// An empty metric with another number of thresholds.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for fewer than 2; and those of [`Auc::new`].
+    pub fn with_thresholds(strategy: &Strategy, name: &str, thresholds: usize) -> Result<Self> {
+        if thresholds < 2 {
+            let reason = format!("{thresholds} thresholds make no curve; give 2 or more");
+            return Err(Error::invalid("Auc::with_thresholds", reason));
+        }
+        Ok(Self {
+            thresholds: self::thresholds(thresholds),
+            counts: Counts::new(strategy, name, &[2, thresholds])?,
+        })
+    }
+
+    /// Adds examples: predictions from 0 to 1, and labels of the same shape, of which all but 0 are positive.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for shapes that differ, and for a prediction out of range: it names the first.
+    /// Nothing is counted then. Those of writing a variable.
+    #[track_caller]
+    pub fn update(&self, predictions: &Tensor, labels: &Tensor) -> Result<()> {
+        const OPERATION: &str = "Auc::update";
+        let mut counts = vec![0.; 2 * self.thresholds.len()];
+        let pairs = pairs(OPERATION, ["predictions", "labels"], predictions, labels)?;
+        for (place, (prediction, label)) in pairs.enumerate() {
+            if !(0. ..=1.).contains(&prediction) {
+                let reason = format!(
+                    "prediction {place} is {prediction}; give probabilities from 0 to 1, such as a sigmoid's"
+                );
+                return Err(Error::invalid(OPERATION, reason));
+            }
+            // The first is below every prediction.
+            let below = self.thresholds.partition_point(|threshold| *threshold < prediction) - 1;
+            counts[below + if label == 0. { 0 } else { self.thresholds.len() }] += 1.;
+        }
+        self.counts.add(counts)
+    }
+
+    /// The area, over the examples of all replicas.
+    ///
+    /// # Errors
+    /// [`Error::WrongContext`](distribute_base::Error::WrongContext) inside of `run`.
+    pub fn result(&self) -> Result<f64> {
+        let counts = self.counts.total("Auc::result")?;
+        let (negative, positive) = counts.split_at(self.thresholds.len());
+        Ok(area(negative, positive))
+    }
+
+    /// Resets the counts, on all replicas.
+    ///
+    /// # Errors
+    /// [`Error::WrongContext`](distribute_base::Error::WrongContext) inside of `run`.
+    #[track_caller]
+    pub fn reset(&self) -> Result<()> {
+        self.counts.reset("Auc::reset")
+    }
+
+    /// The counts, f64 `[2, thresholds]`: negative and positive examples between thresholds.
+    pub fn variable(&self) -> &Variable {
+        self.counts.variable()
+    }
+}
+
+fn thresholds(count: usize) -> Vec<f64> {
+    let between = (1..count - 1).map(|i| i as f64 / (count - 1) as f64);
+    // Predictions are mostly f32: one that equals a threshold is not above it.
+    std::iter::once(-EDGE).chain(between.map(|t| f64::from(t as f32))).chain([1. + EDGE]).collect()
+}
+
+/// The area under the curve, where of each class so many lie between thresholds: trapezoids from the last threshold to
+/// the first.
+fn area(negative: &[f64], positive: &[f64]) -> f64 {
+    let (negatives, positives) = (negative.iter().sum::<f64>(), positive.iter().sum::<f64>());
+    if negatives == 0. || positives == 0. {
+        return 0.;
+    }
+    let (mut above, mut area) = (0., 0.);
+    for (false_positives, true_positives) in negative.iter().zip(positive).rev() {
+        area += false_positives * (above + true_positives / 2.);
+        above += true_positives;
+    }
+    area / (negatives * positives)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thresholds_are_tensorflows() {
+        let thresholds = thresholds(5);
+        assert_eq!(thresholds, [-1e-7, 0.25, 0.5, 0.75, 1. + 1e-7]);
+    }
+
+    #[test]
+    fn area_of_few_counts_by_hand() {
+        assert_eq!(area(&[1., 0.], &[0., 1.]), 1., "all positives above");
+        assert_eq!(area(&[0., 1.], &[1., 0.]), 0.);
+        assert_eq!(area(&[1., 1.], &[1., 1.]), 0.5);
+        assert_eq!(area(&[3., 0.], &[0., 0.]), 0., "no positives");
+    }
+}

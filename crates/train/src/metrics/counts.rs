@@ -1,0 +1,94 @@
+//! The numbers that all metrics are made of, to which replicas add.
+
+use candle_core::{DType, Tensor};
+use distribute_base::internal::to_host;
+use distribute_base::{ContextKind, Error, Result, VariableAggregation, VariableSynchronization};
+use distribute_core::internal::{Here, here};
+use distribute_core::{Strategy, Variable};
+use distribute_tensor::HostTensor;
+
+/// Numbers that each replica adds to in its own copy, and that are read as the sum of the copies.
+#[derive(Clone, Debug)]
+pub(super) struct Counts {
+    variable: Variable,
+}
+
+impl Counts {
+    /// Zeros.
+    pub(super) fn new(strategy: &Strategy, name: &str, dims: &[usize]) -> Result<Self> {
+        let zeros = HostTensor::zeros(distribute_tensor::DType::F64, dims)?;
+        let create = || {
+            Variable::builder(name, zeros)
+                .synchronization(VariableSynchronization::OnRead)
+                .aggregation(VariableAggregation::Sum)
+                .trainable(false)
+                .create()
+        };
+        Ok(Self { variable: strategy.scope(create)? })
+    }
+
+    pub(super) fn variable(&self) -> &Variable {
+        &self.variable
+    }
+
+    #[track_caller]
+    pub(super) fn add(&self, counts: Vec<f64>) -> Result<()> {
+        let added = self.variable.assign_add(HostTensor::new(counts, self.variable.dims())?);
+        added.map_err(|error| match (error, here()) {
+            (Error::VariableAccess { .. }, Here::Default | Here::CrossReplica(..)) => Error::WrongContext {
+                operation: "update of a metric",
+                required: ContextKind::Replica,
+                found: ContextKind::CrossReplica,
+                advice: "each replica counts its own examples: call it in the closure of run",
+            },
+            (error, _) => error,
+        })
+    }
+
+    /// The sums over all replicas.
+    pub(super) fn total(&self, operation: &'static str) -> Result<Vec<f64>> {
+        outside(operation)?;
+        Ok(self.variable.read::<HostTensor>()?.to_vec()?)
+    }
+
+    #[track_caller]
+    pub(super) fn reset(&self, operation: &'static str) -> Result<()> {
+        outside(operation)?;
+        self.variable.assign(HostTensor::zeros(distribute_tensor::DType::F64, self.variable.dims())?)
+    }
+}
+
+/// Refuses reads in a replica, which has only its own copy.
+fn outside(operation: &'static str) -> Result<()> {
+    let found = match here() {
+        Here::Default | Here::CrossReplica(..) => return Ok(()),
+        Here::Replica(context) if context.strategy().is_default() => return Ok(()),
+        Here::Replica(_) => ContextKind::Replica,
+        Here::Update(_) => ContextKind::Update,
+    };
+    let advice = "call it after run, or in a merge function";
+    Err(Error::WrongContext { operation, required: ContextKind::CrossReplica, found, advice })
+}
+
+/// The elements, in order, whatever the shape.
+pub(super) fn numbers(tensor: &Tensor) -> Result<Vec<f64>> {
+    Ok(to_host(tensor)?.flatten_all()?.to_dtype(DType::F64)?.to_vec1()?)
+}
+
+/// Elements of two tensors of one shape.
+pub(super) fn pairs(
+    operation: &'static str,
+    [first, second]: [&str; 2],
+    a: &Tensor,
+    b: &Tensor,
+) -> Result<impl Iterator<Item = (f64, f64)> + use<>> {
+    if a.dims() != b.dims() {
+        let reason = format!(
+            "{first} are of shape {:?}, {second} of {:?}; give as many of the one as of the other",
+            a.dims(),
+            b.dims()
+        );
+        return Err(Error::invalid(operation, reason));
+    }
+    Ok(numbers(a)?.into_iter().zip(numbers(b)?))
+}

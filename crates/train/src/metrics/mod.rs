@@ -1,0 +1,42 @@
+//! Metrics over all replicas: counted in [`run`](distribute_core::Strategy::run) without communication, read outside of it.
+//!
+//! A metric is an ON_READ variable with aggregation SUM: each replica adds to its own copy, and
+//! [`result`](Mean::result) adds the copies up. So a metric costs a step only its own arithmetic, replicas may update it any
+//! number of times, and N replicas give the same result as one. Counts are f64: exact up to 2^53.
+//!
+//! `update` belongs into `run`; `result` and `reset` outside of it. A piece without rows changes nothing.
+//!
+//! ```
+//! # use distribute::prelude::*;
+//! use candle_core::{Device, Tensor};
+//! use distribute::{data::Dataset, metrics::{Accuracy, Mean}};
+//!
+//! let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+//! let (accuracy, mean) = (Accuracy::new(&strategy, "accuracy")?, Mean::new(&strategy, "logit")?);
+//! let logits = Tensor::new(&[[1f32, 0.], [0., 1.], [3., 1.]], &Device::Cpu)?;
+//! let labels = Tensor::new(&[0u32, 1, 1], &Device::Cpu)?;
+//! for batch in &strategy.distribute_dataset(Dataset::from_slices((logits, labels))?.batch(3))? {
+//!     strategy.run(batch?, |_, (logits, labels)| {
+//!         mean.update(&logits)?;
+//!         accuracy.update(&logits, &labels)
+//!     })?;
+//! }
+//! assert_eq!((accuracy.result()?, mean.result()?), (2. / 3., 1.));
+//! # Ok::<(), distribute::Error>(())
+//! ```
+
+mod accuracy;
+mod auc;
+mod confusion_matrix;
+mod counts;
+mod mean;
+
+#[doc(alias = "tf.keras.metrics.SparseCategoricalAccuracy")]
+#[doc(alias = "SparseCategoricalAccuracy")]
+pub use accuracy::Accuracy;
+#[doc(alias = "tf.keras.metrics.AUC")]
+pub use auc::Auc;
+#[doc(alias = "tf.math.confusion_matrix")]
+pub use confusion_matrix::ConfusionMatrix;
+#[doc(alias = "tf.keras.metrics.Mean")]
+pub use mean::Mean;

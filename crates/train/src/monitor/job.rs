@@ -1,0 +1,196 @@
+//! What a strategy and a coordinator say of themselves.
+
+use super::waits::{self, Awaited};
+use distribute_cluster::{RecordedCall, Stopwatch};
+use distribute_collective::group::Group;
+use distribute_coordinator::{Status, WorkerStatus};
+use distribute_core::Strategy;
+use distribute_core::internal::WeakStrategy;
+use distribute_monitor::{
+    Activity, Coordinator, ParameterServer, Progress, Replica, Report, Source, Worker, World,
+};
+use distribute_parameter_server::ClusterCoordinator;
+use distribute_parameter_server::internal::Scheduler;
+use distribute_params::Copies;
+use distribute_ps_client::ParameterServers;
+use distribute_trace::internal::Watch;
+use std::collections::BTreeMap;
+use std::sync::Weak;
+use std::time::Duration;
+
+/// How long a server has to say what it has. One that is slower is shown as the placement knows it.
+const SOON: Duration = Duration::from_millis(300);
+
+/// What is watched. It keeps neither alive.
+pub(super) struct Job {
+    strategy: WeakStrategy,
+    coordinator: Option<Weak<Scheduler>>,
+    watch: Watch,
+    /// Since when each worker of the coordinator has not been there, as far as this has seen it.
+    away: BTreeMap<String, Stopwatch>,
+    /// What the coordinator was, and how stale values were, when closures had last ended.
+    status: Option<Status>,
+    staleness: Option<f64>,
+    /// The last report, for when nothing is left of the job.
+    last: Report,
+}
+
+impl Job {
+    pub(super) fn new(strategy: &Strategy, coordinator: Option<&ClusterCoordinator>) -> Self {
+        Self {
+            strategy: strategy.downgrade(),
+            coordinator: coordinator.map(ClusterCoordinator::downgrade),
+            watch: Watch::begin(),
+            away: BTreeMap::new(),
+            status: None,
+            staleness: None,
+            last: Report::default(),
+        }
+    }
+
+    fn replicas(&self, strategy: &Strategy) -> Vec<Replica> {
+        let devices = strategy.devices();
+        let of = |(replica, device): (usize, _)| {
+            let doing = self.watch.replica(strategy.number(), replica).unwrap_or_default();
+            let now = doing.now.map(|(what, call, time)| Activity {
+                what: what.into(),
+                call,
+                seconds: time.as_secs_f64(),
+            });
+            let spent =
+                doing.spent.into_iter().map(|(what, time)| (what.into(), time.as_secs_f64())).collect();
+            Replica { replica, device, now, spent }
+        };
+        strategy.world().local_replicas().zip(devices.iter().map(ToString::to_string)).map(of).collect()
+    }
+
+    fn coordinator(&mut self) -> Option<Coordinator> {
+        let scheduler = self.coordinator.as_ref()?.upgrade()?;
+        let status = scheduler.status();
+        self.away.retain(|name, _| status.workers.iter().any(|it| it.name == *name && it.away.is_some()));
+        for worker in status.workers.iter().filter(|worker| worker.away.is_some()) {
+            self.away.entry(worker.name.clone()).or_insert_with(Stopwatch::start);
+        }
+        let worker = |worker: &WorkerStatus| self.worker(worker);
+        let workers = status.workers.iter().map(worker).collect();
+        let staleness = self.status.as_ref().and_then(|earlier| status.staleness_since(earlier));
+        let (queued, ended) = (status.queued as u64, status.ended);
+        // Of the time since the last look in which closures ended.
+        if staleness.is_some() || self.status.is_none() {
+            self.status = Some(status);
+            self.staleness = staleness;
+        }
+        Some(Coordinator { queued, ended, ended_per_second: 0., staleness: self.staleness, workers })
+    }
+
+    fn worker(&self, worker: &WorkerStatus) -> Worker {
+        let running = worker.running.as_ref();
+        let does = running.map(|(function, task, _)| format!("{} ({task})", function.name));
+        let makes = || worker.missing.first().map(|first| format!("has to make {first}"));
+        let since = || self.away.get(&worker.name).map(Stopwatch::seconds);
+        Worker {
+            name: worker.name.clone(),
+            address: None,
+            away: worker.away.clone(),
+            does: does.or_else(makes).or_else(|| Some("nothing to do".into())),
+            seconds: running.map(|(.., time)| time.as_secs_f64()).or_else(since),
+            closures: Some(worker.closures as u64),
+            losses: Some(worker.losses),
+        }
+    }
+}
+
+impl Source for Job {
+    fn look(&mut self) -> Report {
+        let Some(strategy) = self.strategy.upgrade() else {
+            // The training is over, and what it came to is still there to be seen.
+            self.last.replicas.iter_mut().for_each(|replica| replica.now = None);
+            self.last.waits.clear();
+            return self.last.clone();
+        };
+        let group = strategy.extended().group();
+        let awaited = group.and_then(Group::awaited);
+        let replicas = self.replicas(&strategy);
+        let coordinator = self.coordinator();
+        let servers = strategy.extended().parameter_servers().map(|servers| of_servers(servers));
+        let pulse = strategy.pulse();
+        let (examples, loss) = (pulse.examples(), pulse.loss());
+        let world = world(&strategy, group, awaited.as_ref());
+        let of_group = awaited.as_ref().map(|(call, workers)| Awaited {
+            me: world.worker,
+            workers,
+            call: call.call.to_string(),
+            seconds: call.began.as_secs_f64(),
+        });
+        let report = Report {
+            strategy: strategy.extended().kind().into(),
+            progress: Progress {
+                steps: strategy.steps().max(pulse.steps()),
+                examples,
+                loss: loss.filter(|loss| loss.is_finite()),
+                diverged: loss.is_some_and(|loss| !loss.is_finite()),
+                ..Progress::default()
+            },
+            waits: waits::all(&replicas, of_group.as_ref(), coordinator.as_ref()),
+            world,
+            replicas,
+            coordinator,
+            servers: servers.unwrap_or_default(),
+            ..Report::default()
+        };
+        self.last = report.clone();
+        report
+    }
+}
+
+/// Who trains.
+fn world(strategy: &Strategy, group: Option<&Group>, awaited: Option<&(RecordedCall, Vec<usize>)>) -> World {
+    let world = group.map_or_else(|| strategy.world(), Group::world);
+    let worker = |worker: usize| {
+        let awaited = awaited.filter(|(_, workers)| workers.contains(&worker));
+        let me = worker == world.worker();
+        let does = awaited.map(|_| "awaited").or(me.then_some("this process"));
+        let process = group.and_then(|group| group.process(worker));
+        Worker {
+            name: process.as_ref().map_or(format!("worker {worker}"), |process| process.task.to_string()),
+            address: process.map(|process| process.address.to_string()),
+            away: group.and_then(|group| group.lost(worker)),
+            does: does.map(Into::into),
+            seconds: awaited.map(|(call, _)| call.began.as_secs_f64()),
+            ..Worker::default()
+        }
+    };
+    World {
+        worker: world.worker(),
+        replicas: world.num_replicas_in_sync(),
+        workers: (0..world.workers()).map(worker).collect(),
+    }
+}
+
+/// What is on each server.
+fn of_servers(servers: &ParameterServers) -> Vec<ParameterServer> {
+    let placement = servers.placement();
+    let mut all: Vec<_> = (0..placement.servers())
+        .map(|server| ParameterServer { name: format!("ps {server}"), ..ParameterServer::default() })
+        .collect();
+    for placed in placement.placed() {
+        if let Some(server) = all.get_mut(placed.server) {
+            server.tables += 1;
+            server.rows += placed.shape.first().map_or(1, |rows| *rows as u64);
+            server.bytes += placed.bytes;
+        }
+    }
+    for (server, usage) in all.iter_mut().zip(servers.usage_within(SOON)) {
+        let Some(usage) = usage else { continue };
+        // Also of tables of ids, and of what other tasks have made.
+        (server.tables, server.rows, server.bytes) = (usage.tables, usage.rows, usage.bytes);
+        (server.rows_read, server.rows_pushed) = (Some(usage.rows_read), Some(usage.rows_pushed));
+        server.copies = match usage.copies {
+            Copies::Starting => Some(0),
+            Copies::Alone => Some(1),
+            Copies::Two => Some(2),
+            _ => None,
+        };
+    }
+    all
+}

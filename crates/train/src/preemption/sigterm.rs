@@ -1,0 +1,69 @@
+//! SIGTERM as a notice, as long as somebody wants it to be one.
+
+use distribute_base::internal::lock;
+use distribute_base::{Error, Result};
+use distribute_core::internal::Notice;
+use distribute_log::told;
+use signal_hook::consts::SIGTERM;
+use signal_hook::flag::register_conditional_default;
+use signal_hook::iterator::{Handle, Signals};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Gives a notice at SIGTERM, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Sigterm(Handle);
+
+/// How many there are in this process, and whether the signal ends it as by default, for want of one. A handler of the crate
+/// stays where it is, so that one is needed that ends the process then.
+struct Watches {
+    count: usize,
+    ends: Option<Arc<AtomicBool>>,
+}
+
+static WATCHES: Mutex<Watches> = Mutex::new(Watches { count: 0, ends: None });
+
+impl Sigterm {
+    /// With what this process does then, in words.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where the system refuses a handler or a thread.
+    pub(crate) fn watch(notice: Arc<Notice>, then: &'static str) -> Result<Self> {
+        let io = |source| Error::Io { operation: "listening for SIGTERM".into(), source };
+        let mut watches = lock(&WATCHES);
+        let ends = match &watches.ends {
+            Some(ends) => ends.clone(),
+            None => {
+                let ends = Arc::new(AtomicBool::new(true));
+                register_conditional_default(SIGTERM, ends.clone()).map_err(io)?;
+                watches.ends.insert(ends).clone()
+            }
+        };
+        let mut signals = Signals::new([SIGTERM]).map_err(io)?;
+        let watch = Self(signals.handle());
+        // From here on dropping it counts it out again.
+        watches.count += 1;
+        ends.store(false, Ordering::SeqCst);
+        drop(watches);
+        let listen = move || {
+            for _ in signals.forever() {
+                if notice.give() {
+                    told(|| tracing::info!("SIGTERM: {then}"));
+                }
+            }
+        };
+        std::thread::Builder::new().name("sigterm".into()).spawn(listen).map_err(io)?;
+        Ok(watch)
+    }
+}
+
+impl Drop for Sigterm {
+    fn drop(&mut self) {
+        self.0.close();
+        let mut watches = lock(&WATCHES);
+        watches.count -= 1;
+        if let (0, Some(ends)) = (watches.count, &watches.ends) {
+            ends.store(true, Ordering::SeqCst);
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! What a training saves: its state, from which a restart goes on, and its best weights.
+
+use super::{Epoch, Trainer};
+use distribute_base::Result;
+use distribute_checkpoint::CheckpointManager;
+use distribute_core::{Checkpoint, Replicated};
+use std::path::{Path, PathBuf};
+
+/// The key of `true` in the metadata of a checkpoint behind which its training makes no further one, so that an
+/// [`Evaluator`](super::Evaluator) ends there. [`run`](super::run) sets it; a loop of one's own does by
+/// [`metadata(runner::LAST, true)`](Checkpoint::metadata).
+pub const LAST: &str = "training:last";
+
+/// The key of the number of steps in the metadata of a checkpoint of a training, by which an [`Evaluator`](super::Evaluator) files what it
+/// finds. [`run`](super::run) sets it; a loop of one's own does by [`metadata(runner::STEP, step)`](Checkpoint::metadata).
+pub const STEP: &str = "training:step";
+
+/// Where backups go, and what is in them.
+pub(super) struct Backup<'a> {
+    pub manager: CheckpointManager,
+    pub parts: Checkpoint<'a>,
+}
+
+impl<'a> Backup<'a> {
+    pub fn new(trainer: &Trainer<'_>, parts: &Checkpoint<'a>) -> Result<Option<Self>> {
+        let Some(folder) = &trainer.backup else { return Ok(None) };
+        let manager = CheckpointManager::new(folder)?.keep(trainer.keep);
+        Ok(Some(Self { manager, parts: parts.clone() }))
+    }
+
+    /// Goes back to the latest backup, if there is one.
+    #[track_caller]
+    pub fn restore(&self) -> Result<()> {
+        self.parts.restore_latest(&self.manager).map(drop)
+    }
+
+    #[track_caller]
+    pub fn save(&self, last: bool) -> Result<()> {
+        self.parts.clone().metadata(LAST, last).save_to(&self.manager).map(drop)
+    }
+}
+
+/// Where the best weights go.
+pub(super) struct Best<'a> {
+    folder: &'a Path,
+    /// That before it is kept, too: a training that is interrupted may go back to where it was the best.
+    manager: CheckpointManager,
+    weights: Checkpoint<'a>,
+}
+
+impl<'a> Best<'a> {
+    pub fn new<M>(trainer: &'a Trainer<'_>, model: &'a Replicated<M>) -> Result<Option<Self>> {
+        let Some(folder) = &trainer.best else { return Ok(None) };
+        let manager = CheckpointManager::new(folder)?.keep(2);
+        Ok(Some(Self { folder, manager, weights: Checkpoint::new().part("model", &model.variables) }))
+    }
+
+    /// Saves the weights as those of this epoch. Returns the name of the checkpoint.
+    #[track_caller]
+    pub fn save(&self, epoch: &Epoch) -> Result<String> {
+        let weights = self.weights.clone().metadata("epoch", epoch.epoch);
+        let saved: PathBuf =
+            weights.metadata("validation_loss", epoch.validation_loss).save_to(&self.manager)?;
+        Ok(saved.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default())
+    }
+
+    /// Gives the model the weights of this checkpoint.
+    #[track_caller]
+    pub fn restore(&self, name: &str) -> Result<()> {
+        self.weights.restore(self.folder.join(name)).map(drop)
+    }
+}

@@ -1,0 +1,156 @@
+//! [`Datasets`]: functions that make each worker's examples, and how these are batched.
+
+use super::Trainer;
+use distribute_base::{Error, Result};
+use distribute_core::{DistributedDataset, Strategy};
+use distribute_data::{self as data, Cardinality, Dataset, InputContext};
+use distribute_tensor::Nest;
+use std::sync::Arc;
+
+type Provider<T> = Arc<dyn Fn(InputContext) -> Result<Dataset<T>> + Send + Sync>;
+type Batched<T, B> = Arc<dyn Fn(Dataset<T>, Batching) -> Result<Dataset<B>> + Send + Sync>;
+
+/// How a replica's batches are to be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Batching {
+    /// How many examples a replica gets in a step: its part of the trainer's global batch.
+    pub per_replica: usize,
+    /// Whether a batch that has fewer examples is left out.
+    pub drop_remainder: bool,
+}
+
+/// Functions that make the examples of each worker, not in batches: which files or rows are its own, it is told by the context.
+///
+/// [`run`](super::run) calls them on each worker, and batches what they give.
+#[doc(alias = "tfgnn.runner.DatasetProvider")]
+#[doc(alias = "DatasetProvider")]
+pub struct Datasets<T: Nest, B = <T as Nest>::Batch> {
+    training: Provider<T>,
+    validation: Option<Provider<T>>,
+    batched: Batched<T, B>,
+}
+
+impl<T: Nest + 'static> Datasets<T> {
+    /// Examples to train on, not in batches: [`run`](super::run) gives [`Error::InvalidArgument`] if the dataset is batched already.
+    pub fn new(training: impl Fn(InputContext) -> Result<Dataset<T>> + Send + Sync + 'static) -> Self {
+        let batched = |examples: Dataset<T>, Batching { per_replica, drop_remainder }| {
+            if let data::Batching::Batches(size) = examples.batching() {
+                let reason = format!(
+                    "the dataset gives batches of {size} already, and the runner makes those of {per_replica} for each replica: give it the \
+                     examples, without batch; where a batch is an example, batch these by Datasets::batched"
+                );
+                return Err(Error::invalid("runner::run", reason));
+            }
+            Ok(if drop_remainder { examples.batch_exact(per_replica) } else { examples.batch(per_replica) })
+        };
+        Self { training: Arc::new(training), validation: None, batched: Arc::new(batched) }
+    }
+}
+
+impl<T: Nest + 'static, B: Nest + 'static> Datasets<T, B> {
+    /// Examples to validate with.
+    #[doc(alias = "valid_ds_provider")]
+    pub fn validation(
+        self,
+        validation: impl Fn(InputContext) -> Result<Dataset<T>> + Send + Sync + 'static,
+    ) -> Self {
+        Self { validation: Some(Arc::new(validation)), ..self }
+    }
+
+    /// Makes batches of examples by this function, where stacking them is not enough: padded to the size of a replica's batch, or
+    /// graphs merged to one. It is told how many examples a batch has.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use candle_core::{DType, Device, Tensor};
+    /// use distribute::{data::Padding, runner::Datasets};
+    /// let rows = Dataset::from_slices(Tensor::zeros((4, 3), DType::F32, &Device::Cpu)?)?;
+    /// let datasets = Datasets::new(move |_| Ok(rows.clone())).batched(|rows, batching| {
+    ///     // Rows of 3 become rows of 8.
+    ///     Ok(rows.padded_batch(batching.per_replica, Padding::new().sizes([vec![Some(8)]])))
+    /// });
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    // GNN-5
+    #[doc(alias = "tfgnn.runner.GraphTensorPadding")]
+    #[doc(alias = "GraphTensorPadding")]
+    #[doc(alias = "train_padding")]
+    pub fn batched<B2: Nest + 'static>(
+        self,
+        batched: impl Fn(Dataset<T>, Batching) -> Result<Dataset<B2>> + Send + Sync + 'static,
+    ) -> Datasets<T, B2> {
+        Datasets { training: self.training, validation: self.validation, batched: Arc::new(batched) }
+    }
+
+    pub(super) fn has_validation(&self) -> bool {
+        self.validation.is_some()
+    }
+
+    /// The batches to train on: without end where the trainer says how many steps an epoch has.
+    #[track_caller]
+    pub(super) fn to_train(
+        &self,
+        strategy: &Strategy,
+        trainer: &Trainer<'_>,
+    ) -> Result<DistributedDataset<B>> {
+        let repeated = trainer.steps_per_epoch.is_some();
+        let batches = self.batches(strategy, trainer, &self.training, move |examples, _| {
+            if repeated { examples.repeat_forever() } else { examples }
+        })?;
+        ends(&batches, repeated, "say how many steps an epoch has, by Trainer::steps_per_epoch")?;
+        Ok(batches)
+    }
+
+    /// The batches of one validation, if there is any.
+    #[track_caller]
+    pub(super) fn to_validate(
+        &self,
+        strategy: &Strategy,
+        trainer: &Trainer<'_>,
+    ) -> Result<Option<DistributedDataset<B>>> {
+        let Some(validation) = &self.validation else { return Ok(None) };
+        let steps = trainer.validation_steps;
+        // A pass that ends by itself: the next one begins at the front.
+        let batches = self.batches(strategy, trainer, validation, move |examples, step| match steps {
+            Some(steps) => examples.repeat_forever().take(steps * step),
+            None => examples,
+        })?;
+        ends(&batches, false, "say how many steps a validation has, by Trainer::validation_steps")?;
+        Ok(Some(batches))
+    }
+
+    /// What a provider gives, in batches for each replica. `limit` is told how many examples a worker takes in a step.
+    #[track_caller]
+    fn batches(
+        &self,
+        strategy: &Strategy,
+        trainer: &Trainer<'_>,
+        provider: &Provider<T>,
+        limit: impl Fn(Dataset<T>, usize) -> Dataset<T> + Send + Sync + 'static,
+    ) -> Result<DistributedDataset<B>> {
+        let (global, drop_remainder) = (trainer.global_batch, trainer.drop_remainder);
+        let (provider, batched) = (provider.clone(), self.batched.clone());
+        let replicas = strategy.world().replicas();
+        // GNN-4
+        strategy.distribute_datasets_from_function(move |context| {
+            let per_replica = context.get_per_replica_batch_size(global)?;
+            let examples = limit(provider(context)?, per_replica * replicas);
+            batched(examples, Batching { per_replica, drop_remainder })
+        })
+    }
+}
+
+impl<T: Nest, B> Clone for Datasets<T, B> {
+    fn clone(&self) -> Self {
+        let Self { training, validation, batched } = self;
+        Self { training: training.clone(), validation: validation.clone(), batched: batched.clone() }
+    }
+}
+
+fn ends<T: Nest>(batches: &DistributedDataset<T>, may_be_infinite: bool, advice: &str) -> Result<()> {
+    if may_be_infinite || batches.cardinality() != Cardinality::Infinite {
+        return Ok(());
+    }
+    Err(Error::invalid("runner::run", format!("the dataset has no end, and so a pass over it; {advice}")))
+}

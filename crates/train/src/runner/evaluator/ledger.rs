@@ -1,0 +1,130 @@
+//! What was evaluated: a file of JSON lines, which is replaced as a whole, so that it never has half of one.
+
+use distribute_base::{Error, Result};
+use distribute_checkpoint::{Metadata, Value};
+use distribute_files::WholeFile;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// What a checkpoint was found to be worth: a line of an [`Evaluator`](super::Evaluator)'s results.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Evaluated {
+    /// The name of the checkpoint in its folder.
+    pub checkpoint: String,
+    /// Its checksum: one of the same name may be of another training.
+    pub checksum: u32,
+    /// How many steps the training had made.
+    pub step: u64,
+    /// Whether it is the last of the training.
+    pub last: bool,
+    /// Figures and their names, by name.
+    pub metrics: Vec<(String, f64)>,
+}
+
+impl Evaluated {
+    fn to_value(&self) -> Value {
+        let metrics = self.metrics.iter().map(|(name, value)| (name.clone(), (*value).into_value()));
+        serde_json::json!({
+            "checkpoint": self.checkpoint,
+            "checksum": self.checksum,
+            "step": self.step,
+            "last": self.last,
+            "metrics": metrics.collect::<serde_json::Map<_, _>>(),
+        })
+    }
+
+    fn from_value(value: &Value) -> Option<Self> {
+        let number = |value: &Value| match value {
+            // What JSON has no number for.
+            Value::String(text) => text.parse().ok(),
+            value => value.as_f64(),
+        };
+        let metrics = value.get("metrics")?.as_object()?.iter();
+        Some(Self {
+            checkpoint: value.get("checkpoint")?.as_str()?.into(),
+            checksum: value.get("checksum")?.as_u64()?.try_into().ok()?,
+            step: value.get("step")?.as_u64()?,
+            last: value.get("last")?.as_bool()?,
+            metrics: metrics
+                .map(|(name, value)| Some((name.clone(), number(value)?)))
+                .collect::<Option<_>>()?,
+        })
+    }
+}
+
+/// All evaluations, those of before first.
+pub(super) struct Ledger {
+    path: PathBuf,
+    pub entries: Vec<Evaluated>,
+}
+
+impl Ledger {
+    /// # Errors
+    /// [`Error::Io`] for a file that cannot be read, [`Error::InvalidArgument`] for one of something else.
+    pub fn open(path: &Path) -> Result<Self> {
+        let text = match distribute_files::open(path).and_then(io::read_to_string) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Err(source) => return Err(io_error("reading", path)(source)),
+        };
+        let mut entries = Vec::new();
+        for (number, line) in text.lines().enumerate() {
+            let entry = serde_json::from_str(line).ok().and_then(|value| Evaluated::from_value(&value));
+            entries.push(entry.ok_or_else(|| {
+                let (path, line) = (path.display(), number + 1);
+                let reason = format!("line {line} of {path} is no result of an evaluator; name another file");
+                Error::invalid("Evaluator::run", reason)
+            })?);
+        }
+        Ok(Self { path: path.to_path_buf(), entries })
+    }
+
+    pub fn has(&self, checkpoint: &str, checksum: u32) -> bool {
+        self.entries.iter().any(|entry| entry.checkpoint == checkpoint && entry.checksum == checksum)
+    }
+
+    /// # Errors
+    /// [`Error::Io`]; the file is as before then.
+    pub fn add(&mut self, mut entry: Evaluated) -> Result<()> {
+        entry.metrics.sort_by(|a, b| a.0.cmp(&b.0));
+        self.entries.push(entry);
+        let written = WholeFile::create(&self.path).and_then(|mut file| {
+            self.entries.iter().try_for_each(|entry| writeln!(file, "{}", entry.to_value()))?;
+            file.finish()
+        });
+        written.map_err(io_error("writing", &self.path))
+    }
+}
+
+fn io_error(doing: &str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let operation = format!("{doing} {}", path.display());
+    move |source| Error::Io { operation, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_evaluated_is_read_back_with_numbers_that_json_does_not_have() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("results.jsonl");
+        let entry = |name: &str, value| Evaluated {
+            checkpoint: name.into(),
+            checksum: u32::MAX,
+            step: 7,
+            last: false,
+            metrics: vec![("accuracy".into(), 0.1 + 0.2), ("loss".into(), value)],
+        };
+        let mut ledger = Ledger::open(&path).unwrap();
+        ledger.add(entry("ckpt-000001", f64::INFINITY)).unwrap();
+        ledger.add(entry("ckpt-000002", 1.5)).unwrap();
+        let again = Ledger::open(&path).unwrap();
+        assert_eq!(again.entries, ledger.entries);
+        assert!(again.has("ckpt-000001", u32::MAX) && !again.has("ckpt-000001", 1));
+        std::fs::write(&path, "{\"checkpoint\": 1}\n").unwrap();
+        let error = Ledger::open(&path).err().unwrap().to_string();
+        assert!(error.contains("line 1 of") && error.contains("results.jsonl"), "{error}");
+    }
+}
