@@ -6,6 +6,7 @@ pub mod checkpoint;
 pub mod context;
 mod init;
 mod input;
+mod ops;
 mod replicated;
 pub mod strategy;
 pub mod summary;
@@ -22,16 +23,17 @@ pub use context::{
 };
 pub use init::init;
 pub use input::{DistributedDataset, DistributedIterator, InputOptions, InputReplicationMode};
+pub use ops::{Contained, Destinations};
 pub use replicated::Replicated;
 pub use strategy::{
-    CommunicationImplementation, CommunicationOptions, CrossDeviceOps, Destinations,
-    HierarchicalCopyAllReduce, IndependentWorker, NcclAllReduce, ReductionToOneDevice, Replicas, Strategy,
-    StrategyExtended, Threads, ValueContext, VariablePlacement,
+    CommunicationImplementation, CommunicationOptions, CrossDeviceOps, HierarchicalCopyAllReduce,
+    IndependentWorker, NcclAllReduce, ReductionToOneDevice, Replicas, Strategy, StrategyExtended, Threads,
+    VariablePlacement,
 };
 pub use summary::SummaryWriter;
 #[doc(hidden)]
 pub use values::derived;
-pub use values::{Axes, Distributed, Mirrored, PerReplica, Reducible};
+pub use values::{Axes, Distributed, Mirrored, PerReplica, Reducible, ValueContext};
 pub use variables::{NewVariable, Shard, Variable, Variables, lookup};
 
 /// The interface for the other crates of `distribute`. It is not public: anything in it may change.

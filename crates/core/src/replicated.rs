@@ -2,8 +2,9 @@
 
 use crate::context::raised;
 use crate::strategy::Strategy;
-use crate::values::PerReplica;
+use crate::values::{Distributed, PerReplica, a_model, counted};
 use crate::variables::Variables;
+use candle_core::Var;
 use candle_nn::VarBuilder;
 use distribute_base::Result;
 use std::panic::Location;
@@ -107,5 +108,84 @@ impl<M> Replicated<M> {
 impl<M> std::fmt::Debug for Replicated<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Replicated({} replicas, {:?})", self.models.len(), self.variables)
+    }
+}
+
+impl Strategy {
+    /// Builds a model on every local replica. Variables are created once, mirrored: replicas of one memory share them.
+    ///
+    /// `build` is called once for each replica with a candle `VarBuilder`, so any model that takes one can be built. It
+    /// returns candle's `Result` or this crate's; if it ends in a bare `Ok`, use [`distribute::Ok`](distribute_base::Ok) to say which.
+    /// Initial values depend on the seed, here 0, and the variable's name.
+    ///
+    /// Two layers that ask for the same path share its variables, as with candle alone. This ties weights, perhaps by
+    /// mistake; it is logged at level `debug`.
+    ///
+    /// With several workers, all of them make this call, and their models are compared.
+    ///
+    /// # Errors
+    /// The error of `build`; [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument) if replicas ask for different
+    /// variables, or two layers for the same path with different shapes, or if workers' variables or initial values differ, which
+    /// it names; [`Error::Collective`](distribute_base::Error::Collective) if workers make other calls, or one is lost or late.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use candle_nn::linear;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let model = strategy.replicate(|vb| linear(4, 2, vb.pp("fc")))?;
+    /// assert_eq!(model.variables.names(), ["fc.bias", "fc.weight"]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn replicate<M, E>(
+        &self,
+        build: impl Fn(VarBuilder<'static>) -> Result<M, E> + Send + Sync + 'static,
+    ) -> Result<Replicated<M>>
+    where
+        distribute_base::Error: From<E>,
+    {
+        self.replicate_seeded(0, build)
+    }
+
+    /// Like [`Strategy::replicate`], with initial values that depend on `seed` and the variable's name.
+    ///
+    /// # Errors
+    /// Those of [`Strategy::replicate`].
+    #[track_caller]
+    pub fn replicate_seeded<M, E>(
+        &self,
+        seed: u64,
+        build: impl Fn(VarBuilder<'static>) -> Result<M, E> + Send + Sync + 'static,
+    ) -> Result<Replicated<M>>
+    where
+        distribute_base::Error: From<E>,
+    {
+        let _scope = self.enter("replicate", "build models before run")?;
+        Replicated::build(self, seed, Box::new(move |vb| Ok(build(vb)?)))
+    }
+}
+
+/// Each replica gets its model by mutable reference, for methods that take `&mut self`, as many of candle_transformers do.
+impl<'a, M: Send> Distributed for &'a mut Replicated<M> {
+    type Local = &'a mut M;
+    fn split(self, replicas: usize) -> Result<Vec<&'a mut M>> {
+        let strategy = self.variables.strategy().clone();
+        counted(self.models_mut().iter_mut().collect(), replicas, || a_model::<M>(&strategy))
+    }
+    fn own_variables(&self, replica: usize) -> Vec<Var> {
+        self.variables.own_variables(replica)
+    }
+}
+
+// Makes the compiler say what to do with a model that is not `Sync`.
+#[diagnostic::do_not_recommend]
+impl<'a, M: Sync> Distributed for &'a Replicated<M> {
+    type Local = &'a M;
+    fn split(self, replicas: usize) -> Result<Vec<&'a M>> {
+        let what = || a_model::<M>(self.variables.strategy());
+        counted(self.models().iter().collect(), replicas, what)
+    }
+    fn own_variables(&self, replica: usize) -> Vec<Var> {
+        self.variables.own_variables(replica)
     }
 }

@@ -203,6 +203,8 @@ pub mod strategy {
     pub use distribute_base::{DeviceKind, DeviceName};
     #[doc(inline)]
     pub use distribute_core::strategy::*;
+    #[doc(inline)]
+    pub use distribute_core::{Contained, Destinations, ValueContext};
     #[doc(alias = "tf.distribute.ParameterServerStrategy")]
     #[doc(alias = "tf.distribute.experimental.ParameterServerStrategy")]
     #[doc(inline)]

@@ -208,11 +208,19 @@ fn is_ours(metadata: &Metadata<'_>) -> bool {
     let krate = metadata.target().split(':').next().unwrap_or_default();
     matches!(
         krate,
-        "distribute"
+        "distribute_base"
             | "distribute_checkpoint"
             | "distribute_collective"
+            | "distribute_core"
             | "distribute_data"
             | "distribute_net"
+            | "distribute_nn"
+            | "distribute_optimizer"
+            | "distribute_parameter_server"
+            | "distribute_ps_client"
+            | "distribute_strategies"
+            | "distribute_tf1"
+            | "distribute_train"
     )
 }
 

@@ -1,6 +1,7 @@
 //! Checkpoints of a training: several parts, saved together and restored together.
 
 mod names;
+mod of_strategy;
 mod read;
 pub mod select;
 mod workers;

@@ -9,9 +9,10 @@ pub(crate) mod describe;
 mod expected;
 mod gradient;
 mod layers;
-mod merge;
 pub mod replica;
+mod scope;
 mod update;
+mod workers;
 
 pub use combine::failure;
 pub use distribute_base::ContextKind;

@@ -1,6 +1,6 @@
 //! Where a reduction puts its result.
 
-use super::Strategy;
+use crate::strategy::Strategy;
 use crate::variables::variable::Variable;
 use crate::{values::Mirrored, values::PerReplica};
 use distribute_base::DeviceName;

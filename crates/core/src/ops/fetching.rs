@@ -1,20 +1,18 @@
 //! Fetching the values of variables on parameter servers, for the steps that compute with them.
 
-use super::Strategy;
 use crate::context::merging;
-use crate::{variables::AllOnServers, variables::Variable};
-use distribute_base::internal::lock;
+use crate::strategy::Strategy;
+use crate::variables::AllOnServers;
 use distribute_base::{Error, Result};
 use distribute_optim::RuleSpec;
 use distribute_ps_client::ParameterServers;
 use distribute_ps_client::internal::{Ask, Pushed, Step};
-use std::collections::BTreeMap;
 
 impl Strategy {
     /// Begins a step, for which values are fetched unless it is made inside of another. Without parameter servers there is nothing to
     /// be done.
     pub(super) fn fetch_values(&self) -> Result<Option<Step<'_>>> {
-        if !self.0.has_servers {
+        if !self.has_servers() {
             return Ok(None);
         }
         let Some(servers) = self.extended().parameter_servers() else { return Ok(None) };
@@ -91,9 +89,6 @@ impl Strategy {
     }
 
     fn all_on_servers(&self) -> AllOnServers {
-        let containers = lock(&self.0.containers);
-        let alive = containers.values().filter_map(|variable| variable.upgrade());
-        let alive: BTreeMap<u64, Variable> = alive.map(|variable| (variable.id(), variable)).collect();
-        AllOnServers::among(alive.values())
+        AllOnServers::among(self.all_variables().iter())
     }
 }

@@ -1,6 +1,6 @@
 //! The call in which all replicas pause while one function runs once for all of them.
 
-use super::{Mode, ReplicaContext, enter};
+use crate::context::{Mode, ReplicaContext, enter};
 use crate::strategy::Strategy;
 use crate::{values::Distributed, values::PerReplica};
 use distribute_base::internal::lock;

@@ -1,7 +1,7 @@
 //! Combines the replicas' values outside of `run`.
 
-use super::Strategy;
 use super::reduce_to::{Call, Given};
+use crate::strategy::Strategy;
 use crate::{context::describe::describe, context::describe::describe_without};
 use crate::{values::Axes, values::Components, values::Reducible, values::parts_of};
 use distribute_base::DeviceName;

@@ -1,7 +1,7 @@
 //! Combines the replicas' values onto chosen devices, for algorithms that know about replicas.
 
-use super::cross_device::{DEFAULT, reduce_by};
-use super::{CrossDeviceOps, Destinations, Reduction, Strategy};
+use super::Destinations;
+use crate::strategy::{CrossDeviceOps, DEFAULT, Reduction, Strategy, reduce_by};
 use crate::{context::describe::describe, context::describe::describe_for_sum};
 use crate::{values::Components, values::Mirrored, values::Reducible, values::parts_of};
 use distribute_base::DeviceName;

@@ -1,9 +1,8 @@
 //! Runs a closure once for each local replica.
 
-use super::Strategy;
-use super::extended::Replicas;
-use super::workers::Begun;
+use super::begin::Begun;
 use crate::context::replica::ReplicaContext;
+use crate::strategy::{Replicas, Strategy};
 use crate::variables::Cached;
 use crate::{context::Mode, context::consecutive, context::enter, context::raised};
 use crate::{values::Distributed, values::PerReplica};
@@ -105,7 +104,8 @@ impl Strategy {
         let cells: Vec<_> = args.into_iter().map(|arg| Mutex::new(Cell::Argument(arg))).collect();
         let whole = tracing::trace_span!(STEP, step, replicas).entered();
 
-        let replica = |context: ReplicaContext| {
+        let replica = |member| {
+            let context = ReplicaContext::new(self.clone(), member);
             let local = context.local_replica();
             let Some(cell) = cells.get(local) else { return false };
             let Cell::Argument(arg) = std::mem::replace(&mut *lock(cell), Cell::Running) else {
@@ -115,7 +115,7 @@ impl Strategy {
                 context.set_rows(piece.clone());
             }
             let _forward =
-                tracing::trace_span!(parent: &*whole, "forward", replica = context.replica_id_in_sync_group(), strategy = self.0.number)
+                tracing::trace_span!(parent: &*whole, "forward", replica = context.replica_id_in_sync_group(), strategy = self.number())
                     .entered();
             let _replica = enter(Mode::Replica(context.clone()));
             let _cached = cached.clone().map(Cached::enter);

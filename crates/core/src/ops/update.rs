@@ -1,6 +1,7 @@
 //! Updates variables outside of `run`, once for each copy.
 
-use super::{Destinations, Strategy, VariablePlacement};
+use super::Destinations;
+use crate::strategy::{Strategy, VariablePlacement};
 use crate::variables::Variable;
 use crate::{
     context::Here, context::Mode, context::UpdateContext, context::enter, context::here, context::mixed,

@@ -1,9 +1,7 @@
 //! The trait that authors of strategies implement.
 
-use super::drift::CHECK_DRIFT_EVERY;
 use super::threads::unpinned;
 use super::{CommunicationOptions, CrossDeviceOps, Strategy, Threads, VariablePlacement};
-use crate::context::replica::ReplicaContext;
 use distribute_base::DeviceName;
 use distribute_base::{Error, Result};
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
@@ -16,6 +14,10 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+
+/// Within how many steps every variable has been compared, unless something else is asked for. While variables come and go, it may be
+/// twice as many.
+pub const CHECK_DRIFT_EVERY: u64 = 100;
 
 /// The part of a strategy that its author writes. Users call [`Strategy`], which builds everything else on it.
 ///
@@ -189,18 +191,18 @@ pub struct Replicas<'a> {
     step: u64,
     /// The same step on the other workers, if there are any.
     session: Option<Arc<Session>>,
-    body: &'a (dyn Fn(ReplicaContext) -> bool + Sync),
+    body: &'a (dyn Fn(Member) -> bool + Sync),
     /// Whether the replicas have run.
     ran: AtomicBool,
 }
 
 impl<'a> Replicas<'a> {
     /// `body` returns whether it succeeded.
-    pub(super) fn new(
+    pub(crate) fn new(
         strategy: &'a Strategy,
         step: u64,
         session: Option<Arc<Session>>,
-        body: &'a (dyn Fn(ReplicaContext) -> bool + Sync),
+        body: &'a (dyn Fn(Member) -> bool + Sync),
     ) -> Self {
         Self { strategy, step, session, body, ran: AtomicBool::new(false) }
     }
@@ -234,7 +236,7 @@ impl<'a> Replicas<'a> {
         }
         let replicas = self.count();
         let extended = self.strategy.extended();
-        let body = |member| (self.body)(ReplicaContext::new(self.strategy.clone(), member));
+        let body = self.body;
         let teams = extended.threads().map_or(Teams::shared(), Threads::teams);
         let _unpinned = unpinned();
         let done = match (replicas, &self.session) {
@@ -242,7 +244,7 @@ impl<'a> Replicas<'a> {
                 body(Member::alone(self.step));
             }),
             (_, session) => teams.borrow(replicas, |team| {
-                team.run_among(self.step, extended.timeout(), session.clone(), &body);
+                team.run_among(self.step, extended.timeout(), session.clone(), body);
             }),
         };
         done.map_err(|source| Error::Io { operation: format!("starting {replicas} replica threads"), source })

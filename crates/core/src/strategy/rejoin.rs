@@ -34,7 +34,7 @@ impl Strategy {
     }
 
     /// A step begins. It is made again after a loss alone, which there is among workers.
-    pub(super) fn begin_updates(&self) {
+    pub(crate) fn begin_updates(&self) {
         if !self.0.has_group {
             return;
         }
@@ -42,7 +42,7 @@ impl Strategy {
     }
 
     /// The step has ended well.
-    pub(super) fn end_updates(&self) {
+    pub(crate) fn end_updates(&self) {
         if !self.0.has_group {
             return;
         }
@@ -71,15 +71,12 @@ impl Strategy {
         Numbers { steps: self.steps(), variables, optimizers, ..lock(&self.0.updates).numbers() }
     }
 
-    /// Other numbers, on which all workers have agreed.
-    #[doc(hidden)]
-    pub fn set_numbers(&self, numbers: Numbers) {
+    /// Counts on from other numbers.
+    pub(crate) fn store_numbers(&self, numbers: Numbers) {
         *lock(&self.0.updates) = Updates::after(numbers);
         self.0.steps.store(numbers.steps, Ordering::Relaxed);
         self.0.created.store(numbers.variables, Ordering::Relaxed);
         self.0.optimizers.store(numbers.optimizers, Ordering::Relaxed);
-        // Of some only those who were there know that they are gone.
-        self.0.workers.mirrored.renew();
     }
 
     /// This process has taken a place in a training that goes on: from here until it is [settled](Self::settle), it builds what
@@ -119,7 +116,7 @@ impl Strategy {
     }
 
     /// With how many workers the training goes on when others leave; `None` if it needs all.
-    pub(super) fn least_that_go_on(&self) -> Option<usize> {
+    pub(crate) fn least_that_go_on(&self) -> Option<usize> {
         let range = self.extended().elastic().filter(|_| self.0.workers.survives())?;
         Some(*range.start())
     }

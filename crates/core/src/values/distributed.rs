@@ -1,7 +1,7 @@
 //! Values of which each replica gets its own part.
 
 use super::{Mirrored, PerReplica};
-use crate::{replicated::Replicated, strategy::Strategy};
+use crate::strategy::Strategy;
 use candle_core::{Tensor, Var};
 use distribute_base::{Error, Result};
 use distribute_tensor::{HostTensor, IndexedSlices};
@@ -73,7 +73,7 @@ pub trait Distributed: Sized {
 pub(super) const OPERATION: &str = "giving each replica its part";
 
 /// The values, if there is one for each replica; otherwise an error that describes them by `what`.
-fn counted<T>(values: Vec<T>, replicas: usize, what: impl FnOnce() -> String) -> Result<Vec<T>> {
+pub(crate) fn counted<T>(values: Vec<T>, replicas: usize, what: impl FnOnce() -> String) -> Result<Vec<T>> {
     let parts = match values.len() {
         n if n == replicas => return Ok(values),
         1 => "1 part".into(),
@@ -91,7 +91,7 @@ fn mirrored() -> String {
     "a Mirrored".into()
 }
 
-fn a_model<M>(strategy: &Strategy) -> String {
+pub(crate) fn a_model<M>(strategy: &Strategy) -> String {
     format!("a model {} of {strategy}", short_name::<M>())
 }
 
@@ -139,31 +139,6 @@ impl<'a, T: Send> Distributed for &'a mut PerReplica<T> {
     }
     fn rows(&self, replica: usize) -> Option<usize> {
         self.rows_of(replica)
-    }
-}
-
-/// Each replica gets its model by mutable reference, for methods that take `&mut self`, as many of candle_transformers do.
-impl<'a, M: Send> Distributed for &'a mut Replicated<M> {
-    type Local = &'a mut M;
-    fn split(self, replicas: usize) -> Result<Vec<&'a mut M>> {
-        let strategy = self.variables.strategy().clone();
-        counted(self.models_mut().iter_mut().collect(), replicas, || a_model::<M>(&strategy))
-    }
-    fn own_variables(&self, replica: usize) -> Vec<Var> {
-        self.variables.own_variables(replica)
-    }
-}
-
-// Makes the compiler say what to do with a model that is not `Sync`.
-#[diagnostic::do_not_recommend]
-impl<'a, M: Sync> Distributed for &'a Replicated<M> {
-    type Local = &'a M;
-    fn split(self, replicas: usize) -> Result<Vec<&'a M>> {
-        let what = || a_model::<M>(self.variables.strategy());
-        counted(self.models().iter().collect(), replicas, what)
-    }
-    fn own_variables(&self, replica: usize) -> Vec<Var> {
-        self.variables.own_variables(replica)
     }
 }
 

@@ -1,9 +1,7 @@
 //! The arguments of `reduce` and `gather`: values, and axes.
 
 use super::{Mirrored, PerReplica};
-use crate::variables::variable::Variable;
 use candle_core::Tensor;
-use distribute_base::ContextKind;
 use distribute_base::{Error, Result};
 use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Nest, Tree};
 
@@ -71,29 +69,6 @@ impl<N: Nest + Clone> Reducible for &Mirrored<N> {
     type Nest = N;
     fn into_parts(self, _: &'static str, _: usize) -> Result<Parts> {
         Ok(self.get().clone().into_tree().map(&mut Components::Mirrored))
-    }
-}
-
-/// In replica and update context, the value that is read there. Elsewhere, the copies of an ON_READ variable, whatever its
-/// own aggregation, and the value of any other variable, whose copies are equal.
-impl Reducible for &Variable {
-    type Nest = Leaf;
-    fn into_parts(self, operation: &'static str, replicas: usize) -> Result<Parts> {
-        match crate::context::current_kind() {
-            ContextKind::Replica | ContextKind::Update => Ok(plain(self.read_leaf()?)),
-            _ if self.has_own_copies() => {
-                PerReplica::from_values(self.copies::<Leaf>()?).into_parts(operation, replicas)
-            }
-            _ => Ok(Tree::Leaf(Components::Mirrored(self.read_leaf()?))),
-        }
-    }
-}
-
-/// Equivalent to a reference to it.
-impl Reducible for Variable {
-    type Nest = Leaf;
-    fn into_parts(self, operation: &'static str, replicas: usize) -> Result<Parts> {
-        (&self).into_parts(operation, replicas)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The checksum of a variable's elements, by which workers compare theirs: CRC-32C of the bytes in memory, which processors
 //! compute about as fast as they read.
 
-use super::about;
+use super::about::about;
 use super::variable::Variable;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, Storage, Tensor, bail};

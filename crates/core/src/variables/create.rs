@@ -1,6 +1,6 @@
 //! Creating variables.
 
-use super::about;
+use super::about::about;
 use super::access::VariableKind;
 use super::model::Drawn;
 use super::placement::{At, Placement, Policy, Purpose};

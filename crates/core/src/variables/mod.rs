@@ -18,10 +18,12 @@
 //! | `state` | it as a part of a checkpoint |
 //! | `model` | [`Variables`]: those of one model, made by `replicate` |
 
+mod about;
 mod access;
 mod cache;
 mod checksum;
 mod create;
+mod drift;
 mod dynamic;
 pub mod lookup;
 mod model;
@@ -29,6 +31,8 @@ mod on_servers;
 mod place;
 mod placement;
 mod read;
+mod reduced;
+mod registry;
 mod rows;
 mod shards;
 mod state;
@@ -39,6 +43,7 @@ pub use lookup::BagMode;
 
 pub(crate) use cache::Cached;
 pub use create::NewVariable;
+pub(crate) use drift::{Digest, Mirrored};
 pub use model::Evaluated;
 pub use model::Variables;
 pub use model::again;
@@ -50,14 +55,3 @@ pub use rows::for_rows;
 pub use rows::row_of_id;
 pub use shards::Shard;
 pub use variable::Variable;
-pub(crate) use variable::WeakVariable;
-
-/// An error of candle as one that says which variable it is about.
-fn about(name: &str) -> impl FnOnce(distribute_base::Error) -> distribute_base::Error {
-    move |error| match error {
-        distribute_base::Error::Candle(source) => {
-            distribute_base::Error::Candle(candle_core::Error::msg(format_args!("variable {name}: {source}")))
-        }
-        other => other,
-    }
-}

@@ -115,7 +115,7 @@ impl Variable {
         const OPERATION: &str = "gather";
         let place = self.place(OPERATION, false)?;
         self.strategy().await_updates()?;
-        self.nearest_or_first(&place)?.read_rows(OPERATION, ids).map_err(super::about(self.name()))
+        self.nearest_or_first(&place)?.read_rows(OPERATION, ids).map_err(super::about::about(self.name()))
     }
 
     /// What indices take of the value, by the rules of Python: `v[2:8:3, 0]` is `v.slice(&[Index::slice(Some(2), Some(8), 3),

@@ -60,7 +60,7 @@ use std::sync::{Arc, Mutex, Weak};
 #[derive(Clone)]
 pub struct Variable(pub(super) Arc<Inner>);
 
-pub(super) struct Inner {
+pub struct Inner {
     /// Its number among the strategy's: tells variables of one name apart.
     pub(super) id: u64,
     pub(super) name: String,
@@ -201,7 +201,7 @@ impl Variable {
 
     pub(super) fn of(inner: Inner) -> Self {
         let variable = Self(Arc::new(inner));
-        variable.0.strategy.contains(&variable);
+        variable.0.strategy.register(&variable);
         variable
     }
 

@@ -6,8 +6,8 @@ mod plan;
 
 use self::judge::{Sum, judge};
 use self::plan::Plan;
-use super::{Strategy, record};
-use crate::{variables::Variable, variables::WeakVariable};
+use super::variable::{Variable, WeakVariable};
+use crate::strategy::{Strategy, record};
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
@@ -17,13 +17,9 @@ use std::panic::Location;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Within how many steps every variable has been compared, unless something else is asked for. While variables come and go, it may be
-/// twice as many.
-pub const CHECK_DRIFT_EVERY: u64 = 100;
-
 /// The variables of a strategy that have to be the same on all workers.
 #[derive(Debug, Default)]
-pub(super) struct Mirrored {
+pub(crate) struct Mirrored {
     variables: Mutex<InOrder>,
     /// Whether it has been told that workers have different ones.
     told: AtomicBool,
@@ -47,14 +43,14 @@ struct Planned {
 
 /// What a worker has of the part that is compared in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Digest {
+pub(crate) struct Digest {
     variables: u32,
     elements: u32,
 }
 
 impl Mirrored {
     /// Compares `variable`, too, from now on.
-    pub(super) fn add(&self, variable: &Variable) {
+    pub(crate) fn add(&self, variable: &Variable) {
         let mut all = lock(&self.variables);
         // Forgets dropped variables, at an amortized cost.
         if all.variables.len() == all.variables.capacity() {
@@ -65,7 +61,7 @@ impl Mirrored {
     }
 
     /// Begins anew with those that are alive, for a world in which others don't know of the rest.
-    pub(super) fn renew(&self) {
+    pub(crate) fn renew(&self) {
         let mut all = lock(&self.variables);
         all.variables.retain(WeakVariable::is_alive);
         all.planned = None;
@@ -126,12 +122,12 @@ fn value(variable: &Variable) -> String {
 impl Strategy {
     /// What this worker tells the others of its variables where its next step begins; none if they are not compared. Nobody
     /// writes them then: no step is being made.
-    pub(super) fn drift_digest(&self) -> Result<Option<Digest>> {
+    pub(crate) fn drift_digest(&self) -> Result<Option<Digest>> {
         match self.extended().check_drift_every() {
             0 => Ok(None),
             every => {
                 let _compare = tracing::trace_span!("compare").entered();
-                self.0.workers.mirrored.digest(self.steps(), every).map(Some)
+                self.extension::<Mirrored>().digest(self.steps(), every).map(Some)
             }
         }
     }
@@ -140,7 +136,7 @@ impl Strategy {
     ///
     /// # Errors
     /// [`Error::Drift`], the same on all workers.
-    pub(super) fn require_no_drift(
+    pub(crate) fn require_no_drift(
         &self,
         all: &[Option<Digest>],
         at: &'static Location<'static>,
@@ -148,7 +144,7 @@ impl Strategy {
         let variables = |digest: &Option<Digest>| digest.map(|digest| digest.variables);
         let Some(first) = all.first() else { return Ok(()) };
         if let Some(other) = all.iter().position(|digest| variables(digest) != variables(first)) {
-            if !self.0.workers.mirrored.told.swap(true, Ordering::Relaxed) {
+            if !self.extension::<Mirrored>().told.swap(true, Ordering::Relaxed) {
                 heard(|| tracing::warn!("{}", not_compared(&self.named(other))));
             }
             return Ok(());
@@ -156,7 +152,7 @@ impl Strategy {
         if all.iter().all(|digest| digest == first) {
             return Ok(());
         }
-        let sums = self.or_tell_workers(self.0.workers.mirrored.sums())?;
+        let sums = self.or_tell_workers(self.extension::<Mirrored>().sums())?;
         let call =
             || Fingerprint::new(Operation::Run, "checksums of all variables, of which one differs", at);
         let said = self.among_workers("run", call, |mut calling| calling.records(record::encode(&sums)))?;

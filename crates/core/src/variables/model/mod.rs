@@ -18,7 +18,8 @@ mod running;
 mod same;
 mod state;
 
-use super::{Variable, about, rows};
+use super::about::about;
+use super::{Variable, rows};
 use crate::context::require_outside_of_run;
 use crate::strategy::Strategy;
 pub use again::again;

@@ -1,0 +1,60 @@
+//! The scope of a strategy.
+
+use super::{Entered, enter_cross_replica, enter_default};
+use crate::strategy::Strategy;
+use distribute_base::Result;
+
+impl Strategy {
+    /// Makes this strategy current on this thread while `body` runs, in cross-replica context.
+    ///
+    /// `run`, `reduce`, `gather` and `replicate` enter the scope by themselves, so they work the same inside and outside of
+    /// it.
+    ///
+    /// # Errors
+    /// [`Error::MixedStrategies`](distribute_base::Error::MixedStrategies) inside of another strategy's scope,
+    /// [`Error::WrongContext`](distribute_base::Error::WrongContext) inside of `run`; and the error of `body`.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// assert!(!distribute::has_strategy());
+    /// strategy.scope(|| {
+    ///     assert!(distribute::get_strategy() == *strategy && distribute::in_cross_replica_context());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// [`replicate`](Strategy::replicate) makes mirrored variables. A `Var` of candle is an ordinary tensor, even in a
+    /// scope:
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use candle_nn::Init;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let model = strategy.scope(|| {
+    ///     strategy.replicate(|vb| vb.get_with_hints((), "mirrored", Init::Const(1.)))
+    /// })?;
+    /// assert_eq!(model.models().to_string(), "\
+    /// PerReplica:{
+    ///   0: <Tensor: shape=(), dtype=float32, data=1.0>,
+    ///   1: <Tensor: shape=(), dtype=float32, data=1.0>
+    /// }");
+    /// assert!(model.variables.strategy() == &*strategy);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.distribute.Strategy.scope")]
+    pub fn scope<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _scope = if self.is_default() {
+            enter_default(self)?
+        } else {
+            enter_cross_replica(self, "scope", "use the replica context's merge_call to leave it")?
+        };
+        body()
+    }
+
+    /// Enters the cross-replica context for an operation that requires it.
+    pub(crate) fn enter(&self, operation: &'static str, advice: &'static str) -> Result<Entered> {
+        enter_cross_replica(self, operation, advice)
+    }
+}

@@ -1,0 +1,86 @@
+//! Calls among workers, which are made once for all local replicas: in the session of a step, or between steps.
+
+use super::{failure, merging};
+use crate::strategy::Strategy;
+use distribute_base::Result;
+use distribute_cluster::{Fingerprint, Standing};
+use distribute_collective::Failure;
+use distribute_collective::group::{Calling, Group, Session};
+use std::sync::Arc;
+
+impl Strategy {
+    /// Makes a call together with the other workers, once for all of this one's replicas; `None` if there is only one
+    /// worker. In a merge function, the call belongs to the session of its step.
+    ///
+    /// # Errors
+    /// The same on all workers, if they make other calls, or one is lost or late.
+    #[doc(hidden)]
+    pub fn among_workers<R>(
+        &self,
+        operation: &'static str,
+        call: impl FnOnce() -> Fingerprint,
+        make: impl FnOnce(Calling<'_>) -> Result<R, Failure>,
+    ) -> Result<Option<R>> {
+        if self.group().is_none() {
+            return Ok(None);
+        }
+        let call = call();
+        self.among_replicas(operation, |_| call.clone(), make)
+    }
+
+    /// Like [`among_workers`](Self::among_workers), for calls in which local replicas may differ: `call` gives the
+    /// fingerprint of each.
+    ///
+    /// # Errors
+    /// Those of [`among_workers`](Self::among_workers).
+    #[doc(hidden)]
+    pub fn among_replicas<R>(
+        &self,
+        operation: &'static str,
+        call: impl Fn(usize) -> Fingerprint,
+        make: impl FnOnce(Calling<'_>) -> Result<R, Failure>,
+    ) -> Result<Option<R>> {
+        let Some(group) = self.group() else { return Ok(None) };
+        if let Some(member) = merging(self) {
+            return member.speak(call, make).transpose().map_err(failure(operation));
+        }
+        let mut between = self.session_between_steps();
+        let session = self.between(group, &mut between);
+        let waiting = |local| {
+            Standing::waiting(self.world().global(local), Fingerprint { continues: false, ..call(local) })
+        };
+        let standings = (0..self.world().replicas()).map(waiting).collect();
+        let made = make(Calling::new(&session, standings, self.extended().timeout()));
+        made.map(Some).map_err(failure(operation))
+    }
+
+    /// If `prepared` is an error of this worker alone, tells the other workers, if there are any, that it does not make their
+    /// next call: they get an error that names it, once, and all go on after that. Returns `prepared`.
+    pub(crate) fn or_tell_workers<T>(&self, prepared: Result<T>) -> Result<T> {
+        // An error of a call in which all took part is known to all.
+        if prepared.as_ref().is_err_and(|error| error.blame().is_none())
+            && let Some(group) = self.group()
+        {
+            match merging(self) {
+                Some(member) => member.decline(),
+                None => {
+                    let mut between = self.session_between_steps();
+                    let standings = self.world().local_replicas().map(Standing::running).collect();
+                    self.between(group, &mut between).decline(standings, self.extended().timeout());
+                }
+            }
+        }
+        prepared
+    }
+
+    /// The session for calls between steps; a new one if a worker was late or lost in the previous one.
+    fn between(&self, group: &Group, open: &mut Option<Arc<Session>>) -> Arc<Session> {
+        match open {
+            Some(session) if !session.is_over() => {
+                session.set_step(self.steps());
+                session.clone()
+            }
+            _ => open.insert(Arc::new(group.open("between steps", self.steps()))).clone(),
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! The operations of a strategy: what programs call outside of a replica, and the call that takes a replica there.
+
+mod begin;
+mod destinations;
+mod fetching;
+mod handle;
+mod merge;
+mod reduce;
+mod reduce_to;
+mod rejoin;
+mod run;
+mod update;
+
+pub use destinations::Destinations;
+pub use update::Contained;

@@ -1,0 +1,82 @@
+//! Values of a strategy: made for each replica, and taken apart.
+
+use super::{Distributed, PerReplica};
+use crate::strategy::Strategy;
+use distribute_base::Result;
+use std::fmt;
+
+impl Strategy {
+    /// This process's parts of a value: the components of a [`PerReplica`], in order; one structure for each replica for a
+    /// nested structure; and the value itself for anything else.
+    ///
+    /// # Errors
+    /// [`Error::Parts`](distribute_base::Error::Parts) for a value made for another number of replicas.
+    #[doc(alias = "tf.distribute.Strategy.experimental_local_results")]
+    pub fn local_results<D: Distributed>(&self, value: D) -> Result<Vec<D::Local>> {
+        let replicas = self.world().replicas();
+        let results = value.local_results(replicas);
+        let mut parts = value.split(replicas).map_err(|error| error.of_argument("local_results", "value"))?;
+        parts.truncate(results);
+        Ok(parts)
+    }
+
+    /// Makes a value for each local replica by calling `value` for each, in order, on this thread.
+    ///
+    /// The same value for each; values from an array; values from the number of replicas:
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let ones = strategy.distribute_values_from_function(|_| Ok(1f32))?;
+    /// assert_eq!(strategy.local_results(ones)?, [1., 1.]);
+    /// let counts = strategy.distribute_values_from_function(|ctx| Ok(ctx.num_replicas_in_sync))?;
+    /// assert_eq!(strategy.local_results(counts)?, [2, 2]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let array = [3f32, 2., 1.];
+    /// let values = strategy.distribute_values_from_function(|ctx| Ok(array[ctx.replica_id_in_sync_group]))?;
+    /// assert_eq!(strategy.local_results(values)?, [3., 2.]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.distribute.Strategy.experimental_distribute_values_from_function")]
+    pub fn distribute_values_from_function<T>(
+        &self,
+        value: impl FnMut(ValueContext) -> Result<T>,
+    ) -> Result<PerReplica<T>> {
+        let context = |replica| ValueContext {
+            replica_id_in_sync_group: replica,
+            num_replicas_in_sync: self.num_replicas_in_sync(),
+        };
+        let values = self.world().local_replicas().map(context).map(value).collect::<Result<_>>()?;
+        Ok(PerReplica::from_values(values))
+    }
+}
+
+/// The replica for which a value is made.
+#[doc(alias = "tf.distribute.experimental.ValueContext")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ValueContext {
+    /// The global id of the replica.
+    #[doc(alias = "tf.distribute.experimental.ValueContext.replica_id_in_sync_group")]
+    pub replica_id_in_sync_group: usize,
+    /// How many replicas are in sync.
+    #[doc(alias = "tf.distribute.experimental.ValueContext.num_replicas_in_sync")]
+    pub num_replicas_in_sync: usize,
+}
+
+/// One replica of one.
+impl Default for ValueContext {
+    fn default() -> Self {
+        Self { replica_id_in_sync_group: 0, num_replicas_in_sync: 1 }
+    }
+}
+
+impl fmt::Display for ValueContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "replica {} of {}", self.replica_id_in_sync_group, self.num_replicas_in_sync)
+    }
+}

@@ -1,0 +1,63 @@
+//! The variables of a strategy.
+
+use super::drift::Mirrored;
+use super::variable::{Variable, WeakVariable};
+use crate::strategy::Strategy;
+use candle_core::TensorId;
+use distribute_base::internal::lock;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Mutex;
+
+/// The variables of one strategy that are still there.
+#[derive(Default)]
+struct Registry {
+    /// By the candle tensors of their copies.
+    containers: Mutex<HashMap<TensorId, WeakVariable>>,
+    /// The first variable of each name.
+    names: Mutex<HashMap<String, WeakVariable>>,
+}
+
+impl Strategy {
+    /// Registers a new variable, by the candle tensors of its copies and by its name.
+    pub(crate) fn register(&self, variable: &Variable) {
+        let registry = self.extension::<Registry>();
+        let mut containers = lock(&registry.containers);
+        // Forgets dropped variables, at an amortized cost.
+        if containers.len() + variable.copy_count() > containers.capacity() {
+            containers.retain(|_, variable| variable.upgrade().is_some());
+        }
+        containers.extend(variable.vars().map(|copy| (copy.id(), variable.downgrade())));
+        drop(containers);
+        let mut names = lock(&registry.names);
+        if names.len() == names.capacity() {
+            names.retain(|_, variable| variable.upgrade().is_some());
+        }
+        // A copy has the name of the first, which stays the one of that name.
+        if names.get(variable.name()).is_none_or(|known| !known.is_alive()) {
+            names.insert(variable.name().to_string(), variable.downgrade());
+        }
+        drop(names);
+        if self.extended().group().is_some() && variable.is_mirrored() {
+            self.extension::<Mirrored>().add(variable);
+        }
+    }
+
+    /// The variable that a candle tensor is a copy of.
+    #[doc(hidden)]
+    pub fn container(&self, id: TensorId) -> Option<Variable> {
+        lock(&self.extension::<Registry>().containers).get(&id)?.upgrade()
+    }
+
+    /// The first variable of this name that somebody keeps.
+    pub(crate) fn variable_named(&self, name: &str) -> Option<Variable> {
+        lock(&self.extension::<Registry>().names).get(name)?.upgrade()
+    }
+
+    /// All variables, in the order of creation.
+    pub(crate) fn all_variables(&self) -> Vec<Variable> {
+        let registry = self.extension::<Registry>();
+        let containers = lock(&registry.containers);
+        let alive = containers.values().filter_map(WeakVariable::upgrade);
+        alive.map(|variable| (variable.id(), variable)).collect::<BTreeMap<_, _>>().into_values().collect()
+    }
+}
