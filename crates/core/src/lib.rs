@@ -48,8 +48,7 @@ pub mod internal {
     #[cfg(feature = "cuda")]
     pub use crate::input::Carrier;
     pub use crate::strategy::{
-        CHECK_DRIFT_EVERY, Departure, Heard, Notice, Settings, WeakStrategy, differences, digest,
-        sum_on_gpus, uses_nccl, warn,
+        CHECK_DRIFT_EVERY, Departure, Heard, Notice, Settings, WeakStrategy, differences, digest, warn,
     };
     pub use crate::variables::{
         BagMode, Evaluated, RowSource, again, for_ids, for_rows, row_of_id, set_rules,

@@ -1,13 +1,12 @@
 //! Strategies of logical CPUs for the unit tests of this crate, which is below the strategies that programs use.
 
-use crate::strategy::{CrossDeviceOps, Strategy, StrategyExtended, VariablePlacement};
+use crate::strategy::{Strategy, StrategyExtended, VariablePlacement};
 use distribute_base::{DeviceName, Error, Result};
 use distribute_collective::group::{Group, Links, local};
 
 #[derive(Debug)]
 struct Cpus {
     devices: Vec<DeviceName>,
-    ops: Option<Box<dyn CrossDeviceOps>>,
     group: Option<Group>,
 }
 
@@ -24,24 +23,16 @@ impl StrategyExtended for Cpus {
     fn group(&self) -> Option<&Group> {
         self.group.as_ref()
     }
-    fn cross_device_ops(&self) -> Option<&dyn CrossDeviceOps> {
-        self.ops.as_deref()
-    }
 }
 
-fn cpus(replicas: usize, ops: Option<Box<dyn CrossDeviceOps>>, group: Option<Group>) -> Strategy {
+fn cpus(replicas: usize, group: Option<Group>) -> Strategy {
     let devices = (0..replicas).map(DeviceName::cpu).collect();
-    Strategy::new(Cpus { devices, ops, group }).unwrap()
+    Strategy::new(Cpus { devices, group }).unwrap()
 }
 
 /// A strategy of one worker.
 pub(crate) fn mirrored(replicas: usize) -> Strategy {
-    cpus(replicas, None, None)
-}
-
-/// A strategy of one worker, which reduces by `ops`.
-pub(crate) fn mirrored_with(replicas: usize, ops: impl CrossDeviceOps + 'static) -> Strategy {
-    cpus(replicas, Some(Box::new(ops)), None)
+    cpus(replicas, None)
 }
 
 /// Runs `body` on the thread of each worker. Returns the results by worker.
@@ -53,7 +44,7 @@ pub(crate) fn on_threads<R: Send>(
     let groups = local::groups(Links::Memory, workers, replicas)?;
     std::thread::scope(|scope| {
         let start = |group| {
-            let strategy = cpus(replicas, None, Some(group));
+            let strategy = cpus(replicas, Some(group));
             scope.spawn(|| {
                 let strategy = strategy;
                 let result = body(&strategy);

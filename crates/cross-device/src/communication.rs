@@ -52,7 +52,8 @@ impl CommunicationOptions {
     }
 
     /// What is wrong with these options: a timeout of zero, or an implementation that replicas of one process don't have.
-    pub(super) fn fault(&self) -> Option<String> {
+    #[doc(hidden)]
+    pub fn fault(&self) -> Option<String> {
         if self.timeout == Some(Duration::ZERO) {
             let reason = "a timeout of zero is over before any other replica can come; leave it out for the strategy's, or \
                           give Duration::MAX to wait for ever";

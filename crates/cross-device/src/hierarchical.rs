@@ -2,7 +2,7 @@
 
 use super::choice::{Algorithm, choose};
 use super::{CrossDeviceOps, Reduction, ReductionToOneDevice, on_device, sum};
-use crate::strategy::CommunicationOptions;
+use crate::CommunicationOptions;
 use distribute_base::DeviceName;
 use distribute_base::{Error, Result};
 use distribute_tensor::fold::Alone;

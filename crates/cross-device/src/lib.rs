@@ -1,5 +1,7 @@
 //! How values are combined across devices: the algorithms that users choose from, and the trait for others.
 //!
+//! Programs use [`distribute`](https://docs.rs/distribute), which exports the public part of this crate.
+//!
 //! | module | what it is |
 //! |---|---|
 //! | `one_device` | [`ReductionToOneDevice`]: everything is summed on one device |
@@ -8,21 +10,27 @@
 //! | `choice` | chooses the algorithm by the devices |
 //!
 //! All of them give the same bits, but for what NCCL sums: sums over replicas have one order, that of
-//! [`kernel::fold`](crate::tensor::kernel::fold).
+//! [`kernel::fold`](distribute_tensor::kernel::fold).
 
 mod choice;
+mod communication;
 mod hierarchical;
 mod nccl;
 mod one_device;
 
 use choice::{Algorithm, choose};
+#[doc(alias = "tf.distribute.experimental.CommunicationImplementation")]
+#[doc(alias = "tf.distribute.experimental.CollectiveCommunication")]
+#[doc(alias = "CollectiveCommunication")]
+pub use communication::CommunicationImplementation;
+#[doc(alias = "tf.distribute.experimental.CommunicationOptions")]
+#[doc(alias = "tf.distribute.experimental.CollectiveHints")]
+#[doc(alias = "CollectiveHints")]
+pub use communication::CommunicationOptions;
 pub use hierarchical::HierarchicalCopyAllReduce;
 pub use nccl::NcclAllReduce;
-pub use nccl::sum_on_gpus;
-pub use nccl::uses_nccl;
 pub use one_device::ReductionToOneDevice;
 
-use super::CommunicationOptions;
 use distribute_base::DeviceName;
 use distribute_base::internal::to_device;
 use distribute_base::{Error, Result};
@@ -44,8 +52,8 @@ pub struct Reduction<'a> {
 /// An algorithm that combines the replicas' values across devices.
 ///
 /// Given to `MirroredStrategy::builder`, it implements
-/// [`reduce`](crate::Strategy::reduce), [`reduce_to`](crate::Strategy::reduce_to),
-/// [`batch_reduce_to`](crate::Strategy::batch_reduce_to) and [`all_reduce`](crate::ReplicaContext::all_reduce). In an
+/// `reduce`, `reduce_to`,
+/// `batch_reduce_to` and `all_reduce`. In an
 /// `all_reduce`, replica 0 calls it while the others wait, at most for their timeout. Optimizers don't call it: they reduce
 /// and update in one pass, or, where it is [`NcclAllReduce`] and all weights are on GPUs, by NCCL.
 ///
@@ -131,10 +139,10 @@ pub trait CrossDeviceOps: Any + Debug + Send + Sync {
 }
 
 /// The algorithm of strategies that name none. Without an engine for GPUs, it is the same for all devices.
-pub(crate) const DEFAULT: &dyn CrossDeviceOps = &ReductionToOneDevice { reduce_to_device: None };
+pub const DEFAULT: &dyn CrossDeviceOps = &ReductionToOneDevice { reduce_to_device: None };
 
 /// Reduces a batch by `ops`, and checks the results that it returns.
-pub(crate) fn reduce_by(
+pub fn reduce_by(
     ops: &dyn CrossDeviceOps,
     operation: &'static str,
     op: ReduceOp,
@@ -193,4 +201,11 @@ fn on_device(value: &Leaf, device: DeviceName) -> Result<Leaf> {
         Leaf::Candle(tensor) => Ok(Leaf::Candle(to_device(tensor, &device.to_candle()?)?)),
         other => Ok(other.clone()),
     }
+}
+
+/// The interface for the other crates of `distribute`. It is not public: anything in it may change.
+#[doc(hidden)]
+pub mod internal {
+    pub use crate::nccl::{sum_on_gpus, uses_nccl};
+    pub use crate::{DEFAULT, reduce_by};
 }

@@ -1,7 +1,7 @@
 //! Sums everything on one device.
 
 use super::{CrossDeviceOps, Reduction, on_device, sum};
-use crate::strategy::CommunicationOptions;
+use crate::CommunicationOptions;
 use distribute_base::DeviceName;
 use distribute_base::Result;
 use distribute_tensor::{Leaf, ReduceOp};

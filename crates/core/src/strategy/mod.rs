@@ -2,8 +2,6 @@
 
 pub mod alone;
 mod claims;
-mod communication;
-mod cross_device;
 mod cross_worker;
 mod default;
 mod departure;
@@ -26,32 +24,18 @@ pub use differences::differences;
 pub use differences::digest;
 pub use notice::{Heard, Notice};
 
-#[doc(alias = "tf.distribute.experimental.CommunicationImplementation")]
-#[doc(alias = "tf.distribute.experimental.CollectiveCommunication")]
-#[doc(alias = "CollectiveCommunication")]
-pub use communication::CommunicationImplementation;
-#[doc(alias = "tf.distribute.experimental.CommunicationOptions")]
-#[doc(alias = "tf.distribute.experimental.CollectiveHints")]
-#[doc(alias = "CollectiveHints")]
-pub use communication::CommunicationOptions;
-#[doc(alias = "tf.distribute.CrossDeviceOps")]
-pub use cross_device::CrossDeviceOps;
-#[doc(alias = "tf.distribute.HierarchicalCopyAllReduce")]
-pub use cross_device::HierarchicalCopyAllReduce;
-#[doc(alias = "tf.distribute.NcclAllReduce")]
-pub use cross_device::NcclAllReduce;
-pub use cross_device::Reduction;
-#[doc(alias = "tf.distribute.ReductionToOneDevice")]
-pub use cross_device::ReductionToOneDevice;
-pub use cross_device::sum_on_gpus;
-pub use cross_device::uses_nccl;
-pub(crate) use cross_device::{DEFAULT, reduce_by};
 pub use distribute_base::DeviceKind;
 #[doc(alias = "tf.DeviceSpec")]
 #[doc(alias = "DeviceSpec")]
 pub use distribute_base::DeviceName;
 #[doc(inline)]
 pub use distribute_collective::group::{Group, Links};
+pub(crate) use distribute_cross_device::internal::{DEFAULT, reduce_by};
+#[doc(inline)]
+pub use distribute_cross_device::{
+    CommunicationImplementation, CommunicationOptions, CrossDeviceOps, HierarchicalCopyAllReduce,
+    NcclAllReduce, Reduction, ReductionToOneDevice,
+};
 pub use extended::CHECK_DRIFT_EVERY;
 #[doc(alias = "tf.distribute.StrategyExtended")]
 pub use extended::StrategyExtended;

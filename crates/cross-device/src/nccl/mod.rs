@@ -19,7 +19,7 @@ mod library;
 mod taken;
 
 use super::{CrossDeviceOps, Reduction, ReductionToOneDevice};
-use crate::{strategy::CommunicationOptions, strategy::Strategy};
+use crate::CommunicationOptions;
 use candle_core::Tensor;
 use distribute_base::DeviceName;
 use distribute_base::{Error, Result};
@@ -128,10 +128,8 @@ fn can_link(devices: &[DeviceName]) -> bool {
 }
 
 /// Whether the replicas of this strategy sum by NCCL: several, each on a GPU of its own, of one process.
-pub fn uses_nccl(strategy: &Strategy) -> bool {
-    let extended = strategy.extended();
-    let named = extended.cross_device_ops().is_some_and(|ops| (ops as &dyn Any).is::<NcclAllReduce>());
-    named && !strategy.world().is_multi_worker() && can_link(extended.worker_devices())
+pub fn uses_nccl(ops: Option<&dyn CrossDeviceOps>, devices: &[DeviceName]) -> bool {
+    ops.is_some_and(|ops| (ops as &dyn Any).is::<NcclAllReduce>()) && can_link(devices)
 }
 
 /// The sums over GPUs of `parts[replica][number]`, each on its replica's device, in the same order. They are tensors of no graph. When this

@@ -1,6 +1,6 @@
 //! What NCCL sums, by devices, shapes and types alone.
 
-use crate::strategy::Reduction;
+use crate::Reduction;
 use candle_core::{DType, DeviceLocation, Tensor};
 use distribute_base::{DeviceKind, DeviceName};
 use distribute_tensor::Leaf;

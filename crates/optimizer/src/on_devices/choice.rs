@@ -5,7 +5,7 @@ use crate::Optimizer;
 use crate::transform::Transform;
 use candle_core::Var;
 use distribute_base::DeviceName;
-use distribute_core::internal::uses_nccl;
+use distribute_cross_device::internal::uses_nccl;
 use distribute_optim::Rule;
 
 impl<R: Rule> Optimizer<R> {
@@ -37,8 +37,10 @@ impl<R: Rule> Optimizer<R> {
         // A norm is over all gradients, wherever they are.
         let torn = transforms().any(Transform::takes_norms) && all.iter().any(Option::is_none);
         let strategy = &self.trained.strategy;
-        let meet =
-            strategy.world().replicas() > 1 && !(uses_nccl(strategy) && all.iter().all(Option::is_some));
+        let (world, extended) = (strategy.world(), strategy.extended());
+        let by_nccl =
+            || !world.is_multi_worker() && uses_nccl(extended.cross_device_ops(), extended.worker_devices());
+        let meet = world.replicas() > 1 && !(by_nccl() && all.iter().all(Option::is_some));
         if meet || whole || torn {
             return Vec::new();
         }

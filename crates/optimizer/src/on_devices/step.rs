@@ -15,7 +15,7 @@ use crate::transform::Transform;
 use crate::updater::Updater;
 use distribute_base::Result;
 use distribute_base::internal::LocalGradient;
-use distribute_core::internal::sum_on_gpus;
+use distribute_cross_device::internal::sum_on_gpus;
 use distribute_optim::Rule;
 use std::sync::Arc;
 
