@@ -161,7 +161,7 @@ fn a_row_that_is_not_true_is_found() {
     let repository = Repository::of(&sources);
     let fault =
         |row: &str| table(row).iter().flat_map(|row| faults(row, &repository)).collect::<Vec<_>>().join("; ");
-    let file = "crates/core/src/strategy/run.rs";
+    let file = "crates/core/src/ops/run.rs";
     let item = format!("[`Strategy::run`](../{file})");
     let test = "`run_3_each_replica_gets_its_part_of_what_is_distributed_and_all_of_the_rest`";
     assert_eq!(fault(&format!("| run | calls | {item} | {test} | `tf.distribute.Strategy.run` |")), "");
