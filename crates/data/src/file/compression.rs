@@ -2,6 +2,7 @@
 
 use super::Location;
 use super::announced::announced;
+use super::skippable::{after_skippable, pass, skippable};
 use crate::{Error, Result};
 use flate2::bufread::{GzDecoder, ZlibDecoder};
 #[cfg(feature = "lz4")]
@@ -18,7 +19,7 @@ use zstd::stream::read::Decoder as ZstdDecoder;
 /// text, it has to be named. Zstd and lz4 announce themselves, and are read where the features `zstd` and `lz4` are enabled
 /// (`parquet` enables both). What is compressed in another way that announces itself, such as bzip2 and xz, is refused by name.
 ///
-/// Behind the end of a stream there may be zeros, with which some media fill their blocks, and behind gzip another gzip
+/// Frames that are to be skipped, before and between frames of zstd and lz4, are skipped. After the end of a stream there may be zeros, with which some media fill their blocks, and after gzip another gzip
 /// member. Anything else there is an error: it may be what is left of a member.
 ///
 /// ```
@@ -52,7 +53,7 @@ pub enum Compression {
 const BUFFER: usize = 256 * 1024;
 
 /// How many of the first bytes are looked at.
-const HEAD: usize = 16;
+pub(super) const HEAD: usize = 16;
 
 impl Compression {
     /// The unpacked bytes of a file, buffered. Zlib is unpacked only if it is named.
@@ -91,13 +92,21 @@ impl Compression {
     ) -> Result<(Box<dyn BufRead + Send>, bool)> {
         let mut raw = location.open()?;
         let mut head = Vec::with_capacity(HEAD);
-        if self == Compression::Auto {
+        if matches!(self, Compression::Auto | Compression::Lz4) {
             raw.by_ref().take(HEAD as u64).read_to_end(&mut head).map_err(|e| location.io_error(e))?;
         }
-        let found = match self {
+        let mut found = match self {
             Compression::Auto => announced(&head, plain(&head)).map_err(|name| refused(location, name))?,
             named => named,
         };
+        if matches!(found, Compression::Zstd | Compression::Lz4) && skippable(&head).is_some() {
+            head = after_skippable(head, &mut raw).map_err(|e| location.io_error(e))?;
+            found = match announced(&head, None) {
+                Ok(packed @ (Compression::Zstd | Compression::Lz4)) => packed,
+                _ if head.is_empty() => return Ok((Box::new(io::empty()), true)),
+                _ => return Err(location.io_error(io::Error::new(DAMAGED, NO_FRAME))),
+            };
+        }
         let packed = BufReader::with_capacity(BUFFER, Cursor::new(head).chain(raw));
         Ok(match found {
             Compression::Gzip => (unpacked(Decoder::Gzip(GzDecoder::new(packed))), true),
@@ -143,8 +152,12 @@ impl Compression {
 /// than anybody waits for.
 const MOST_LOOKED_AT: u64 = 4 << 30;
 
+/// The error for a file of nothing that is known after frames that are to be skipped.
+const NO_FRAME: &str =
+    "a frame that is to be skipped is at its beginning, and no frame of zstd or lz4 follows";
+
 /// The kind of all errors about a stream, other than those of reading it.
-const DAMAGED: ErrorKind = ErrorKind::InvalidData;
+pub(super) const DAMAGED: ErrorKind = ErrorKind::InvalidData;
 
 /// The bytes of a stream, buffered.
 fn unpacked(decoder: Decoder<impl BufRead + Send + 'static>) -> Box<dyn BufRead + Send> {
@@ -194,8 +207,12 @@ impl<R: BufRead> Decoder<R> {
         }
     }
 
-    /// The first byte behind the end that is not 0.
+    /// Returns the first byte after the end that is not 0, and of no frame that is to be skipped.
     fn following(&mut self) -> io::Result<Option<u8>> {
+        #[cfg(feature = "lz4")]
+        let skips = matches!(self, Decoder::Lz4(_));
+        #[cfg(not(feature = "lz4"))]
+        let skips = false;
         let raw = match self {
             Decoder::Gzip(member) => member.get_mut(),
             Decoder::Zlib(stream) => stream.get_mut(),
@@ -209,12 +226,21 @@ impl<R: BufRead> Decoder<R> {
             let (zeros, len) = (bytes.iter().take_while(|byte| **byte == 0).count(), bytes.len());
             let found = bytes.get(zeros).copied();
             raw.consume(zeros);
+            if skips && matches!(found, Some(0x50..=0x5f)) {
+                let mut head = [0; 8];
+                raw.read_exact(&mut head)?;
+                pass(raw, skippable(&head).ok_or_else(|| io::Error::new(DAMAGED, NO_PART))?)?;
+                continue;
+            }
             if found.is_some() || len == 0 {
                 return Ok(found);
             }
         }
     }
 }
+
+/// The error for anything else after the end of a stream.
+const NO_PART: &str = "it ends here, and what follows is no part of it";
 
 /// Bytes of which it is known whether more were asked for than there are.
 #[cfg(feature = "lz4")]
@@ -252,7 +278,7 @@ impl<R: BufRead> Unpacked<R> {
             (Some(0x04), Some(Decoder::Lz4(frame))) => Some(Decoder::lz4(frame.into_inner().bytes)),
             (Some(_), decoder) => {
                 self.decoder = decoder;
-                return Err(io::Error::new(DAMAGED, "it ends here, and what follows is no part of it"));
+                return Err(io::Error::new(DAMAGED, NO_PART));
             }
             (None, _) => None,
         };

@@ -10,6 +10,7 @@
 //! | `limit.rs` | how much memory one element may take |
 //! | `compression.rs` | [`Compression`]: what is taken off before a format sees the bytes |
 //! | `announced.rs` | which compression the first bytes announce |
+//! | `skippable.rs` | frames that zstd and lz4 skip |
 //! | `files.rs` | [`Files`]: an ordered list of locations, and a worker's part of it |
 //! | `pattern.rs` | local files whose paths match a pattern |
 //! | `braces.rs` | patterns that stand for several |
@@ -30,6 +31,7 @@ mod location;
 mod object_store;
 mod open;
 mod pattern;
+mod skippable;
 mod stamp;
 mod state;
 mod url;

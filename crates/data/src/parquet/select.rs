@@ -63,7 +63,7 @@ impl Selected {
             if let Some(other) = columns.insert(name.clone(), first)
                 && other != first
             {
-                return Err(twice(location, &roots, name));
+                return Err(twice(location, &roots, name, &[first, other]));
             }
         }
         Ok(Self { columns, leaves, schema: schema.clone() })
@@ -190,7 +190,10 @@ fn find<'a>(
             match paths.as_slice() {
                 [(field, first)] => flatten(name.clone(), field.data_type(), *first, found),
                 [] => return Err(missing(format!("'{name}'"))),
-                _ => return Err(twice(location, roots, name.clone())),
+                several => {
+                    let leaves: Vec<_> = several.iter().map(|(_, first)| *first).collect();
+                    return Err(twice(location, roots, name.clone(), &leaves));
+                }
             }
         }
     }
@@ -212,8 +215,16 @@ fn named<'a>(fields: &[(&'a Field, usize)], name: &str, paths: &mut Vec<(&'a Fie
     }
 }
 
-/// The error for a name that two columns have.
-fn twice(location: &Location, roots: &[(&Field, usize)], name: String) -> Error {
+/// The error for a name that two columns have, with these first leaves.
+fn twice(location: &Location, roots: &[(&Field, usize)], name: String, leaves: &[usize]) -> Error {
+    let at = |leaf: &usize| roots.partition_point(|(_, first)| first <= leaf);
+    if let [first, rest @ ..] = leaves
+        && rest.iter().all(|leaf| at(leaf) == at(first))
+    {
+        let what = "several fields of its structure have this name, and cannot be told apart: ask for others by \
+                    `Parquet::columns`, or write the file with a name for each field";
+        return Error::Column { path: location.to_string(), column: name, what: what.to_string() };
+    }
     let root = name.split('.').next().unwrap_or_default();
     let places =
         roots.iter().enumerate().filter(|(_, (field, _))| *field.name() == name || field.name() == root);

@@ -131,6 +131,28 @@ fn two_columns_of_one_name_are_refused_or_read_by_their_places() {
 }
 
 #[test]
+fn two_fields_of_one_name_in_a_structure_are_refused_and_the_others_are_read() {
+    let twice = || file("twice-field-pyarrow.parquet");
+    let refused = |parquet: Parquet| parquet.open().unwrap_err().to_string();
+    let fields = "several fields of its structure have this name, and cannot be told apart: ask for others by \
+                  `Parquet::columns`, or write the file with a name for each field";
+    for (parquet, name) in [
+        (twice(), "s.x"),
+        (twice().columns(["s"]), "s.x"),
+        (twice().columns(["s.x"]), "s.x"),
+        (twice().columns([1]), "1.x"),
+        (twice().columns(["deep.in.x"]), "deep.in.x"),
+        (twice().columns(["deep"]), "deep.in.x"),
+    ] {
+        assert_eq!(refused(parquet), format!("'twice-field-pyarrow.parquet', column '{name}': {fields}"));
+    }
+    let others = columns(&twice().columns(["s.y", "n", "deep.in.z"]));
+    assert_eq!(others["s.y"].to_vec::<i64>().unwrap(), [5, 6]);
+    assert_eq!(others["n"].to_vec::<i64>().unwrap(), [7, 8]);
+    assert_eq!(others["deep.in.z"].to_vec::<f64>().unwrap(), [2.5, 3.5]);
+}
+
+#[test]
 fn a_page_with_another_checksum_is_an_error_is_read_as_it_is_or_left_out() {
     let error = text(&file("crc.parquet"));
     assert!(
