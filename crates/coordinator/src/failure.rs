@@ -75,10 +75,22 @@ impl fmt::Display for Failure {
                 None => write!(f, "{function} on worker {worker}: ")?,
             }
         }
-        // It is from another process: what a terminal would obey is left out.
-        let shown = self.text.chars().filter(|c| *c == '\n' || !c.is_control());
-        shown.into_iter().try_for_each(|c| fmt::Write::write_char(f, c))
+        // It is from another process.
+        f.write_str(&distribute_log::plain_lines(&self.text))
     }
 }
 
 impl std::error::Error for Failure {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // INV-62
+    #[test]
+    fn what_a_terminal_obeys_is_written_out_and_lines_are_kept() {
+        let failure =
+            Failure { kind: FailureKind::Function, text: "one\ntwo\x1b[2J\u{9b}".to_owned(), place: None };
+        assert_eq!(failure.to_string(), "one\ntwo\\u{1b}[2J\\u{9b}");
+    }
+}

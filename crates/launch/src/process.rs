@@ -4,6 +4,7 @@ use crate::lines::Lines;
 use crate::printer::Printer;
 use crate::{End, Signal, Stream, Task, cores};
 use distribute_cluster::{Deadline, Stopwatch};
+use distribute_log::plain;
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::{Pid, WaitId, WaitIdOptions, kill_process_group, waitid};
 use std::io::{self, Read, Write};
@@ -291,8 +292,7 @@ fn read(mut pipe: impl Read, pace: &AtomicUsize, mut line: impl FnMut(&[u8])) ->
         }
     }
     lines.finish(&mut take);
-    let printable = |c: char| if c.is_control() { ' ' } else { c };
-    (!last.is_empty()).then(|| String::from_utf8_lossy(last.trim_ascii()).chars().map(printable).collect())
+    (!last.is_empty()).then(|| plain(&String::from_utf8_lossy(last.trim_ascii())).into_owned())
 }
 
 #[cfg(test)]
@@ -304,7 +304,7 @@ mod tests {
         let last = |text: &str| read(text.as_bytes(), &AtomicUsize::new(0), |_| ());
         let panic = "thread 'main' panicked at src/main.rs:2:5:\nno data\nnote: run with `RUST_BACKTRACE=1` for …\n\n";
         assert_eq!(last(panic).as_deref(), Some("no data"));
-        assert_eq!(last("\x1b[31mred").as_deref(), Some(" [31mred"));
+        assert_eq!(last("\x1b[31mred").as_deref(), Some(r"\u{1b}[31mred"));
         assert_eq!(last("\n \n"), None);
         assert_eq!(last(&"x".repeat(100_000)).map(|text| text.len()), Some(LAST_LINE));
     }

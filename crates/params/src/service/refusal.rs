@@ -57,8 +57,8 @@ impl Refusal {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // It may be from another process: what a terminal would obey is left out.
-        self.text.chars().filter(|c| !c.is_control()).try_for_each(|c| fmt::Write::write_char(f, c))
+        // It may be from another process.
+        f.write_str(&distribute_log::plain(&self.text))
     }
 }
 
@@ -78,5 +78,17 @@ impl From<Error> for Refusal {
             _ => RefusalKind::Argument,
         };
         Self::new(kind, error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // INV-62
+    #[test]
+    fn what_a_terminal_obeys_is_written_out() {
+        let refusal = Refusal::new(RefusalKind::Argument, "no\x1b[2J\u{9b}");
+        assert_eq!(refusal.to_string(), r"no\u{1b}[2J\u{9b}");
     }
 }
