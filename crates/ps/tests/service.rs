@@ -333,6 +333,26 @@ fn a_call_whose_answers_are_too_large_together_is_refused_the_rest() {
 
 // INV-28
 #[test]
+fn a_request_for_which_a_server_has_no_room_is_refused_as_busy() {
+    watched(|| {
+        let builder = Server::builder(cluster(0)).task(ps()).identity(Identity::None).settings(patient());
+        let builder = builder.max_waiting_bytes(10_000).service(SERVICE, ParameterServer::new());
+        let server = builder.start().unwrap();
+        let ps = connection(server.cluster(), 0);
+        let write = |value| Request::Write { table: "w".into(), how: Write::Assign, value };
+        let kind = |request| match ps.call(request, PATIENCE).unwrap_err() {
+            ChannelError::Refused { refusal, .. } => (refusal.kind, refusal.text),
+            other => panic!("{other}"),
+        };
+        let (busy, text) = kind(write(matrix(&[1.; 4096], 1)));
+        assert_eq!(busy, RefusalKind::Busy, "{text}");
+        assert!(text.contains("there is no memory for a call of 16"), "{text}");
+        assert_eq!(kind(write(HostTensor::scalar(1f32))).0, RefusalKind::NoSuchTable);
+    });
+}
+
+// INV-28
+#[test]
 fn what_is_no_request_is_refused_and_the_server_goes_on() {
     watched(|| {
         let server = server(cluster(0), ParameterServer::new(), Identity::None);

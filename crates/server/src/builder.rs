@@ -9,10 +9,12 @@ use crate::ending::Ending;
 use crate::error::ServerError;
 use crate::frame::LONGEST_NAME;
 use crate::own_task::{own_task, with_port};
+use crate::room::{Room, SHARE};
 use crate::server::{Ready, Server};
 use crate::service::Service;
 use distribute_cluster::resolver::ClusterResolver;
 use distribute_cluster::{Address, ClusterSpec, Job, Task, deadline};
+use distribute_files::memory;
 use distribute_net::{Acceptor, Identity, Settings};
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,6 +80,7 @@ pub struct ServerBuilder {
     settings: Settings,
     connections: usize,
     calls: usize,
+    waiting: Option<usize>,
     lease: Duration,
 }
 
@@ -94,6 +97,7 @@ impl ServerBuilder {
             settings: Settings::default(),
             connections: 1024,
             calls: 1024,
+            waiting: None,
             lease: Duration::MAX,
         }
     }
@@ -175,6 +179,14 @@ impl ServerBuilder {
         self
     }
 
+    /// How many bytes the calls of all connections may take that have no answer yet; half of the memory by default. A call for which there is
+    /// no room fails with [`FaultKind::NoRoom`](crate::FaultKind::NoRoom), and is not carried out. No connection gets more than it leaves
+    /// for others.
+    pub fn max_waiting_bytes(mut self, bytes: usize) -> Self {
+        self.waiting = Some(bytes);
+        self
+    }
+
     /// Ends the server when no task of another job has been connected for so long, since it was started or since the last one left:
     /// those that it serves have ended, or are lost. By default it waits for ever.
     pub fn lease(mut self, lease: Duration) -> Self {
@@ -213,7 +225,9 @@ impl ServerBuilder {
             }
         }
         let (connections, calls, lease) = (self.connections, self.calls, self.lease);
-        let ready = Ready { acceptor, services, connections, calls, lease };
+        let half = || memory().map_or(usize::MAX, |bytes| bytes / SHARE);
+        let room = Room::new(self.waiting.unwrap_or_else(half));
+        let ready = Ready { acceptor, services, connections, calls, room, lease };
         Ok(Server::ready(task, cluster, address, self.protocol, ending, ready))
     }
 

@@ -2,13 +2,14 @@
 
 use crate::fault::{Fault, FaultKind};
 use crate::frame::Frame;
+use crate::room::{Held, NoRoom, OpenCalls};
 use crate::service::{Call, Reply, Service};
 use distribute_cluster::{Deadline, Task};
 use distribute_log::heard;
 use distribute_net::{Drive, Endpoint, Message, Receiver};
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,6 +20,9 @@ pub(crate) type Services = BTreeMap<Arc<str>, Arc<dyn Service>>;
 /// are answered sooner.
 const EAGER: Duration = Duration::from_millis(2);
 
+/// The reason to end a connection that sends something else than calls.
+const NO_CALL: &str = "what it sent is no call";
+
 /// How long it sleeps at most.
 const SLEEP: Duration = Duration::from_millis(500);
 
@@ -27,26 +31,32 @@ const SLEEP: Duration = Duration::from_millis(500);
 pub(crate) struct Inbox {
     come: Mutex<Come>,
     changed: Condvar,
-    /// How many calls have no answer yet, and how many may have none.
-    open: Arc<AtomicUsize>,
-    most: usize,
+    /// Those that have no answer yet.
+    open: Arc<OpenCalls>,
     stopped: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct Come {
-    calls: VecDeque<Message>,
+    calls: VecDeque<(Arrived, Held)>,
     /// Why nothing more comes.
     over: Option<String>,
 }
 
+/// A call that has come.
+#[derive(Debug)]
+enum Arrived {
+    Call(Message),
+    /// Of a call for which there is no room nothing is kept but its number and what it is told.
+    Refused(u64, Fault),
+}
+
 impl Inbox {
-    pub fn new(most: usize) -> Arc<Self> {
+    pub fn new(open: Arc<OpenCalls>) -> Arc<Self> {
         Arc::new(Self {
             come: Mutex::default(),
             changed: Condvar::new(),
-            open: Arc::default(),
-            most,
+            open,
             stopped: AtomicBool::new(false),
         })
     }
@@ -63,8 +73,18 @@ impl Inbox {
         !come.calls.is_empty() || come.over.is_some()
     }
 
+    /// Forgets the calls that have come: none of them will be answered.
+    fn close(&self) {
+        let mut come = self.lock();
+        come.over.get_or_insert("the connection is over".to_owned());
+        let calls = std::mem::take(&mut come.calls);
+        drop(come);
+        // Without the lock: calls may hold large buffers.
+        drop(calls);
+    }
+
     /// The next call; `Err` with the reason if there will be none.
-    fn next(&self, endpoint: &Endpoint) -> Result<Message, String> {
+    fn next(&self, endpoint: &Endpoint) -> Result<(Arrived, Held), String> {
         let eager = Deadline::after(EAGER);
         loop {
             if self.stopped.load(Ordering::Acquire) {
@@ -95,6 +115,23 @@ impl Inbox {
     }
 }
 
+impl Inbox {
+    /// A call for which there is no room, to be refused when those before it have been answered; `Err` with the reason if the connection
+    /// is over.
+    fn refuse(&self, full: &NoRoom, message: Message) -> Result<(Arrived, Held), String> {
+        let too_many = |_| format!("it has more than {} calls without an answer", self.open.most());
+        let NoRoom::Bytes { own, taken, most } = *full else { return Err(too_many(NoRoom::Calls)) };
+        let bytes = message.head.len() + message.body.len();
+        let Ok(Frame::Call { id, .. }) = Frame::decode(message) else { return Err(NO_CALL.to_owned()) };
+        let text = format!(
+            "there is no memory for a call of {bytes} bytes now: those that wait for answers take {taken} of {most} bytes, those of \
+             this caller {own}, and no caller may take more than are left for others; call again when they are answered"
+        );
+        let held = self.open.enter_refused().map_err(too_many)?;
+        Ok((Arrived::Refused(id, Fault::new(FaultKind::NoRoom, text)), held))
+    }
+}
+
 impl Receiver for Inbox {
     fn deliver(&self, _from: usize, message: Message) {
         let mut come = self.lock();
@@ -102,10 +139,12 @@ impl Receiver for Inbox {
             return;
         }
         // It is one of the job's, and yet its calls are not kept without limit.
-        if self.open.fetch_add(1, Ordering::AcqRel) >= self.most {
-            come.over = Some(format!("it has more than {} calls without an answer", self.most));
-        } else {
-            come.calls.push_back(message);
+        match self.open.enter(message.head.len() + message.body.len()) {
+            Ok(held) => come.calls.push_back((Arrived::Call(message), held)),
+            Err(full) => match self.refuse(&full, message) {
+                Ok(refused) => come.calls.push_back(refused),
+                Err(reason) => come.over = Some(reason),
+            },
         }
         self.changed.notify_all();
     }
@@ -120,27 +159,34 @@ impl Receiver for Inbox {
 pub(crate) fn serve(endpoint: &Arc<Endpoint>, inbox: &Inbox, me: &Arc<Task>, services: &Services) {
     let caller = endpoint.peer().clone();
     let reason = loop {
-        let message = match inbox.next(endpoint) {
-            Ok(message) => message,
+        let (arrived, held) = match inbox.next(endpoint) {
+            Ok(arrived) => arrived,
             Err(reason) => break reason,
         };
-        let Ok(Frame::Call { id, service, message }) = Frame::decode(message) else {
-            break "what it sent is no call".to_owned();
+        let reply = |id, name: Arc<str>| Reply::new(id, name, me.clone(), Arc::downgrade(endpoint), held);
+        let message = match arrived {
+            Arrived::Call(message) => message,
+            Arrived::Refused(id, fault) => {
+                reply(id, "".into()).fault(fault);
+                continue;
+            }
         };
-        let reply =
-            |name: Arc<str>| Reply::new(id, name, me.clone(), Arc::downgrade(endpoint), inbox.open.clone());
+        let Ok(Frame::Call { id, service, message }) = Frame::decode(message) else {
+            break NO_CALL.to_owned();
+        };
         let Some((name, service)) = services.get_key_value(&*service) else {
             let known: Vec<_> = services.keys().map(|name| &**name).collect();
             let text = format!("{me} has no service {service:?}, it has {}", known.join(", "));
-            reply(service.into()).fault(Fault::new(FaultKind::NoSuchService, text));
+            reply(id, service.into()).fault(Fault::new(FaultKind::NoSuchService, text));
             continue;
         };
-        let (call, reply) = (Call { caller: caller.clone(), message }, reply(name.clone()));
+        let (call, reply) = (Call { caller: caller.clone(), message }, reply(id, name.clone()));
         // A reply that is dropped while the panic unwinds tells the caller.
         if catch_unwind(AssertUnwindSafe(|| service.call(call, reply))).is_err() {
             heard(|| tracing::error!(%caller, "{name} of {me} panicked in a call; the server goes on"));
         }
     };
     tracing::debug!(%caller, reason, "a connection is over");
+    inbox.close();
     endpoint.close();
 }

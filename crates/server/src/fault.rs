@@ -16,13 +16,15 @@ pub enum FaultKind {
     NoSuchService,
     /// The call is for others than this caller.
     NotAllowed,
+    /// The calls that wait for answers take all memory that they may. The call was not carried out, and may be made again later.
+    NoRoom,
     /// None that this version knows.
     Other,
 }
 
 impl FaultKind {
-    const ALL: [Self; 5] =
-        [Self::Failed, Self::Panicked, Self::Dropped, Self::NoSuchService, Self::NotAllowed];
+    const ALL: [Self; 6] =
+        [Self::Failed, Self::Panicked, Self::Dropped, Self::NoSuchService, Self::NotAllowed, Self::NoRoom];
 
     pub(crate) fn code(self) -> u8 {
         Self::ALL.iter().position(|kind| *kind == self).map_or(0, |at| at as u8 + 1)

@@ -104,6 +104,7 @@ mod tests {
             FaultKind::Dropped,
             FaultKind::NoSuchService,
             FaultKind::NotAllowed,
+            FaultKind::NoRoom,
             FaultKind::Other,
         ]);
         prop_oneof![

@@ -8,7 +8,7 @@
 //! | `fault`, `error` | [`Fault`]: why a service did not answer; [`ServerError`], [`CallError`] |
 //! | `ending` | [`End`]: who has ended a server |
 //! | [`doctor`] | how good the links between tasks are: what `distribute doctor` does |
-//! | `frame`, `pending`, `own_task` | calls as messages, those without an answer yet, which task a server is: pure |
+//! | `frame`, `pending`, `room`, `own_task` | calls as messages, those without an answer yet, the room that they take, which task a server is: pure |
 //! | `job` | [`job_name`]: the name of the job of this process |
 //! | `connection`, `control`, `credentials` | the calls of one connection; the end of a server by its chief; who is let in |
 //!
@@ -62,6 +62,7 @@ mod frame;
 mod job;
 mod own_task;
 mod pending;
+mod room;
 mod server;
 mod service;
 

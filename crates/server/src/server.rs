@@ -3,6 +3,7 @@
 use crate::connection::{Inbox, Services, serve};
 use crate::ending::{End, Ending};
 use crate::error::ServerError;
+use crate::room::{OpenCalls, Room};
 use distribute_cluster::places::{Seats, Source};
 use distribute_cluster::{Address, ClusterSpec, Deadline, Stopwatch, Task};
 use distribute_log::{Repeats, heard};
@@ -47,6 +48,8 @@ pub(crate) struct Ready {
     pub connections: usize,
     /// How many calls of each may have no answer yet.
     pub calls: usize,
+    /// The bytes that all calls without an answer may take.
+    pub room: Arc<Room>,
     /// After how long without a task of another job it ends.
     pub lease: Duration,
 }
@@ -243,7 +246,7 @@ fn connect(
     services: &Arc<Services>,
     ending: &Arc<Ending>,
 ) -> std::io::Result<()> {
-    let inbox = Inbox::new(ready.calls);
+    let inbox = Inbox::new(OpenCalls::new(ready.room.clone(), ready.calls));
     let source = Source::new(arrival.from().ip()).task(arrival.caller().clone());
     let endpoint = Arc::new(arrival.open(inbox.clone())?);
     let (me, services, ending) = (me.clone(), services.clone(), ending.clone());

@@ -2,10 +2,10 @@
 
 use crate::fault::{Fault, FaultKind};
 use crate::frame::Frame;
+use crate::room::Held;
 use distribute_cluster::Task;
 use distribute_net::{Endpoint, Message, Region};
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 /// What answers the calls of one name.
@@ -52,20 +52,13 @@ pub struct Reply {
     service: Arc<str>,
     me: Arc<Task>,
     to: Weak<Endpoint>,
-    /// How many calls of the connection have no answer yet.
-    open: Arc<AtomicUsize>,
-    answered: bool,
+    /// The room that the call takes, until it is answered.
+    held: Option<Held>,
 }
 
 impl Reply {
-    pub(crate) fn new(
-        id: u64,
-        service: Arc<str>,
-        me: Arc<Task>,
-        to: Weak<Endpoint>,
-        open: Arc<AtomicUsize>,
-    ) -> Self {
-        Self { id, service, me, to, open, answered: false }
+    pub(crate) fn new(id: u64, service: Arc<str>, me: Arc<Task>, to: Weak<Endpoint>, held: Held) -> Self {
+        Self { id, service, me, to, held: Some(held) }
     }
 
     /// Answers the call.
@@ -107,9 +100,8 @@ impl Reply {
     }
 
     fn finish(&mut self, frame: Frame) {
-        self.answered = true;
         // Before the answer, which lets the caller go on with the next call.
-        self.open.fetch_sub(1, Ordering::AcqRel);
+        self.held = None;
         if let Some(endpoint) = self.to.upgrade() {
             endpoint.send(frame.encode());
         }
@@ -118,7 +110,7 @@ impl Reply {
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        if self.answered {
+        if self.held.is_none() {
             return;
         }
         let (service, me) = (&self.service, &self.me);

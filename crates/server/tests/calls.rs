@@ -359,6 +359,67 @@ fn a_caller_with_too_many_open_calls_is_disconnected_and_others_are_not() {
     });
 }
 
+// INV-28
+#[test]
+fn calls_that_wait_take_no_more_memory_than_they_may_and_leave_some_for_other_callers() {
+    watched(|| {
+        let (keep, kept) = kept();
+        let server = server(|builder| builder.max_waiting_bytes(1_000_000).service("later", keep));
+        let (greedy, modest) = (client(&server, Job::Chief.task(0)), client(&server, Job::Worker.task(0)));
+        let large = || Message::new("", vec![1; 100_000]);
+        let mut calls: Vec<_> = (0..7).map(|_| greedy.start("later", large(), PATIENCE).unwrap()).collect();
+        for refused in calls.drain(5..) {
+            let error = refused.wait(PATIENCE).unwrap_err();
+            let CallError::Failed { fault, .. } = &error else { panic!("{error}") };
+            assert_eq!(fault.kind, FaultKind::NoRoom);
+            let text = error.to_string();
+            assert!(
+                text.contains("later of ps 0 at 127.0.0.1:") && text.contains("of 1000000 bytes"),
+                "{text}"
+            );
+            assert!(text.contains("no memory for a call of 1000"), "{text}");
+        }
+        // Calls of others are answered.
+        let echo = || Message::new("echo", vec![2; 400_000]);
+        assert_eq!(modest.call("doctor", echo(), PATIENCE).unwrap().body.len(), 400_000);
+        // An answer makes room.
+        for _ in 0..5 {
+            kept.recv_timeout(PATIENCE).unwrap().1.answer("", "");
+        }
+        calls.into_iter().for_each(|call| drop(call.wait(PATIENCE).unwrap()));
+        assert_eq!(greedy.call("doctor", echo(), PATIENCE).unwrap().body.len(), 400_000);
+    });
+}
+
+// INV-28
+#[test]
+fn calls_of_a_caller_that_has_gone_take_no_memory() {
+    watched(|| {
+        let (busy, begun) = mpsc::channel();
+        let (go, goes) = mpsc::channel::<()>();
+        let (busy, goes) = (Mutex::new(busy), Mutex::new(goes));
+        let wait = move |_call, reply: Reply| {
+            let _ = busy.lock().unwrap().send(());
+            let _ = goes.lock().unwrap().recv_timeout(PATIENCE);
+            reply.answer("", "");
+        };
+        let server = server(|builder| builder.max_waiting_bytes(1_000_000).service("wait", wait));
+        let first = client(&server, Job::Chief.task(0));
+        for _ in 0..4 {
+            drop(first.start("wait", Message::new("", vec![1; 100_000]), PATIENCE).unwrap());
+        }
+        begun.recv_timeout(PATIENCE).unwrap();
+        let second = client(&server, Job::Worker.task(0));
+        let all = || second.call("doctor", Message::new("echo", vec![2; 900_000]), PATIENCE);
+        support::until("room being taken", || all().is_err());
+        // Those that have not begun are forgotten with their connection.
+        drop(first);
+        drop(go);
+        support::until("the end of its connection", || server.connections() == 1);
+        all().unwrap();
+    });
+}
+
 #[test]
 fn a_server_takes_as_many_connections_as_it_is_told() {
     watched(|| {

@@ -7,8 +7,8 @@ use crate::SERVICE;
 use crate::codec::{acknowledge, decode_answer};
 use distribute_cluster::Deadline;
 use distribute_net::Message;
-use distribute_params::{ChannelError, Response, Waiting};
-use distribute_server::{CallError, Client, Started};
+use distribute_params::{ChannelError, Refusal, RefusalKind, Response, Waiting};
+use distribute_server::{CallError, Client, FaultKind, Started};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
@@ -227,6 +227,11 @@ impl Call {
                 ChannelError::TooLarge { server, request, what, found: length as u64, limit: limit as u64 }
             }
             CallError::Late { .. } | CallError::Room { .. } => self.late(error.to_string()),
+            // Nothing was carried out.
+            CallError::Failed { fault, .. } if fault.kind == FaultKind::NoRoom => {
+                let refusal = Refusal::new(RefusalKind::Busy, format!("{request}: {fault}"));
+                ChannelError::Refused { server, refusal }
+            }
             CallError::Failed { fault, .. } => {
                 ChannelError::Answer { server, request, found: fault.to_string() }
             }
