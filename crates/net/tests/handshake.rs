@@ -89,6 +89,21 @@ fn every_difference_is_refused_by_its_name() {
         let mut host = Host::new(hello(0), keys[1].clone(), [2; 32]);
         let (who, refusal) = talk(&mut caller(hello_1, keys[0].clone()), &mut host).unwrap_err();
         assert_eq!((who, refusal.reason), (side, reason), "{refusal}");
+        // Only a caller that has proved the secret can end the rendezvous of the others.
+        let has_dissented = matches!(reason, Reason::Job | Reason::Cluster);
+        assert_eq!(host.dissenter().is_some(), has_dissented, "{refusal}");
+    }
+    for (theirs, ours) in [(&a, &b), (&a, &None), (&None, &a)] {
+        let stranger = || other(|hello| (hello.job, hello.workers) = ("letters".into(), 4));
+        let mut host = Host::new(hello(0), ours.clone(), [2; 32]);
+        talk(&mut caller(stranger(), theirs.clone()), &mut host).unwrap_err();
+        assert_eq!(host.dissenter(), None);
+        let mut host = Host::new(hello(0), ours.clone(), [2; 32]);
+        let hello = Words::Hello(stranger(), ours.is_some(), [1; 32]);
+        if host.hear(hello).is_ok() && ours.is_some() {
+            assert_eq!(host.hear(Words::Proof(Some([7; 32]), None)).unwrap_err().reason, Reason::Secret);
+        }
+        assert_eq!(host.dissenter(), None);
     }
     let (_, refusal) =
         talk(&mut caller(hello(1), None), &mut Host::new(hello(2), None, [2; 32])).unwrap_err();

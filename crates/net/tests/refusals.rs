@@ -4,7 +4,7 @@
 
 mod support;
 
-use distribute_cluster::{Deadline, World};
+use distribute_cluster::{Deadline, Stopwatch, World};
 use distribute_net::handshake::{Hello, Purpose, Reason, Words, hearing};
 use distribute_net::{Identity, JoinError, Listener, Mesh, Message, Rendezvous, Secret, Transport};
 use distribute_testing::{SplitMix, watched};
@@ -118,26 +118,25 @@ fn who_does_not_belong_to_the_world_is_told_why_by_name() {
         let folder = tempfile::tempdir().unwrap();
         let pair = disturbed(|port| {
             let alike = || rendezvous(1, port);
-            let other_world = || {
-                let mut all = addresses(2, "127.0.0.1", port);
-                all.push("127.0.0.1:0".to_owned());
-                Rendezvous::new(World::new(3, 1, 1).unwrap(), all).job("digits").generation(5)
-            };
             let strange = certificates(folder.path(), "stranger");
             for (caller, reason, text) in [
                 (alike().identity(secret("b")), Reason::Secret, "the secrets of the two tasks differ"),
                 (alike().identity(Identity::None), Reason::Secret, "and the other one has none"),
-                (alike().job("letters"), Reason::Job, "another job than \"letters\" is at this address"),
+                // A stranger does not end the rendezvous of the others, whatever it says of itself.
+                (
+                    alike().identity(Identity::None).job("letters"),
+                    Reason::Job,
+                    "another job than \"letters\" is at this address",
+                ),
+                (
+                    alike().identity(secret("b")).job("letters").agree_on(b"other"),
+                    Reason::Secret,
+                    "see whether another job is at this address",
+                ),
                 (
                     alike().generation(4),
                     Reason::Generation,
                     "worker 1 is of generation 4, and worker 0 of generation 5",
-                ),
-                (alike().agree_on(b"other"), Reason::Cluster, "not of the same cluster or program"),
-                (
-                    other_world().identity(secret("a")),
-                    Reason::Cluster,
-                    "worker 1 knows 3 workers with 1 replicas each",
                 ),
                 (alike().identity(Identity::Certificates(strange)), Reason::Secret, "TLS"),
             ] {
@@ -147,6 +146,114 @@ fn who_does_not_belong_to_the_world_is_told_why_by_name() {
             }
         });
         works(&pair);
+    });
+}
+
+/// The third worker of a job of three, which may be set up in another way, after the second has joined. What all three are told.
+fn with_a_third(
+    identity: &Identity,
+    timeout: Duration,
+    third: impl FnOnce(u16) -> Rendezvous,
+) -> [JoinError; 3] {
+    let listener = Listener::bind("127.0.0.1:0").unwrap();
+    let port = listener.address().unwrap().port();
+    let (told, waits) = std::sync::mpsc::channel();
+    let leader = of_three(2, 0, port).identity(identity.clone()).timeout(timeout).listener(listener);
+    let leader = leader.on_progress(move |progress| {
+        if progress.missing.len() == 1 {
+            let _ = told.send(());
+        }
+    });
+    let second = of_three(2, 1, port).identity(identity.clone()).timeout(timeout);
+    std::thread::scope(|scope| {
+        let others = [leader, second].map(|other| scope.spawn(|| other.join(Kept::new()).unwrap_err()));
+        waits.recv_timeout(Duration::from_secs(30)).unwrap();
+        let third = third(port).join(Kept::new()).unwrap_err();
+        let [leader, second] = others.map(|other| other.join().unwrap());
+        [leader, second, third]
+    })
+}
+
+/// A worker of a job of three.
+fn of_three(replicas: usize, worker: usize, port: u16) -> Rendezvous {
+    Rendezvous::new(World::new(3, worker, replicas).unwrap(), addresses(3, "127.0.0.1", port))
+        .job("digits")
+        .agree_on(b"cluster")
+        .settings(patient())
+        .timeout(Duration::from_secs(300))
+}
+
+// INV-85
+#[test]
+fn a_worker_of_the_job_that_disagrees_ends_the_rendezvous_of_all_at_once() {
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let certificates = Identity::Certificates(certificates(folder.path(), "ours"));
+        let of_four = |port| {
+            let mut all = addresses(3, "127.0.0.1", port);
+            all.push("127.0.0.1:0".to_owned());
+            Rendezvous::new(World::new(4, 2, 2).unwrap(), all)
+                .job("digits")
+                .agree_on(b"cluster")
+                .settings(patient())
+        };
+        type Third<'a> = &'a dyn Fn(u16) -> Rendezvous;
+        let changes: [(&Identity, Reason, &str, Third<'_>); 6] = [
+            (&secret("a"), Reason::Job, "another job than \"letters\"", &|port| {
+                of_three(2, 2, port).job("letters")
+            }),
+            (&Identity::None, Reason::Job, "another job than \"letters\"", &|port| {
+                of_three(2, 2, port).job("letters")
+            }),
+            (&certificates, Reason::Job, "another job than \"letters\"", &|port| {
+                of_three(2, 2, port).job("letters")
+            }),
+            (&secret("a"), Reason::Cluster, "not of the same cluster", &|port| {
+                of_three(2, 2, port).agree_on(b"other")
+            }),
+            (&Identity::None, Reason::Cluster, "worker 2 knows 3 workers with 1 replicas each", &|port| {
+                of_three(1, 2, port)
+            }),
+            (&secret("a"), Reason::Cluster, "worker 2 knows 4 workers with 2 replicas each", &of_four),
+        ];
+        for (identity, reason, text, third) in changes {
+            let waited = Stopwatch::start();
+            let all = with_a_third(identity, Duration::from_secs(300), |port| {
+                third(port).identity(identity.clone())
+            });
+            assert!(waited.elapsed() < Duration::from_secs(60), "{:?}", waited.elapsed());
+            for other in &all[..2] {
+                let said = other.to_string();
+                let JoinError::OtherRefused { worker: 2, refusal, .. } = other else { panic!("{said}") };
+                assert_eq!(refusal.reason, reason, "{said}");
+                let start =
+                    "the world cannot be made, because worker 2 was refused, which connected from 127.0.0.1:";
+                assert!(said.starts_with(start) && said.contains(text), "{said}");
+            }
+            let JoinError::Refused { worker: 0, refusal, .. } = &all[2] else { panic!("{}", all[2]) };
+            assert_eq!(refusal.reason, reason);
+        }
+    });
+}
+
+// INV-85
+#[test]
+fn a_connection_of_another_secret_ends_nothing_and_is_named_in_the_error_at_the_deadline() {
+    watched(|| {
+        let timeout = Duration::from_secs(4);
+        let waited = Stopwatch::start();
+        let all = with_a_third(&secret("a"), timeout, |port| {
+            of_three(1, 2, port).job("letters").identity(secret("b"))
+        });
+        assert!(waited.elapsed() >= timeout);
+        for other in &all[..2] {
+            let said = other.to_string();
+            assert!(matches!(other, JoinError::Deadline { .. }), "{said}");
+            assert!(said.contains("; these connections were refused: 127.0.0.1:"), "{said}");
+            assert!(said.contains(" (the secrets of the two tasks differ: give all tasks"), "{said}");
+        }
+        let leader = all[0].to_string();
+        assert!(leader.contains("1 of 3 workers are missing: worker 2 at 127.0.0.1:0"), "{leader}");
     });
 }
 

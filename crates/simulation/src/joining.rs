@@ -313,6 +313,7 @@ impl Joining {
                 workers: self.world.workers(),
                 waited: now - self.began,
                 missing: missing.clone(),
+                refused: Vec::new(),
             };
             context.note(|| progress.to_string());
             if self.world.is_chief() {
@@ -321,7 +322,8 @@ impl Joining {
         }
         if self.deadline <= now {
             let (waited, workers) = (now - self.began, self.world.workers());
-            return Err(JoinError::Deadline { waited, workers, missing, loopback: false });
+            let refused = Vec::new();
+            return Err(JoinError::Deadline { waited, workers, missing, loopback: false, refused });
         }
         Ok(false)
     }

@@ -14,6 +14,8 @@ pub struct Host {
     nonce: [u8; 32],
     names: Names,
     machine: Option<[u8; 32]>,
+    /// The caller that has proved the secret, and disagrees on what all workers have in common.
+    dissenter: Option<Hello>,
     state: State,
 }
 
@@ -37,7 +39,8 @@ pub enum Answer {
 impl Host {
     /// A host that is the worker of this hello. The key is that of the job's secret, if it has one.
     pub fn new(mine: Hello, key: Option<hmac::Key>, nonce: [u8; 32]) -> Self {
-        Self { mine, key, nonce, names: Names::default(), machine: None, state: State::Start }
+        let (names, machine, dissenter) = Default::default();
+        Self { mine, key, nonce, names, machine, dissenter, state: State::Start }
     }
 
     /// What the workers are called in refusals.
@@ -52,6 +55,12 @@ impl Host {
         self
     }
 
+    /// Returns the hello of a caller that was refused although it has proved the secret, because it disagrees on the job or the cluster.
+    /// Where the job has no secret, its connection has still to show who it is.
+    pub fn dissenter(&self) -> Option<&Hello> {
+        self.dissenter.as_ref()
+    }
+
     /// What follows from the words of the other side.
     ///
     /// # Errors
@@ -62,16 +71,9 @@ impl Host {
             (State::Start, words @ Words::Hello(..)) => {
                 let said = words.encode();
                 let Words::Hello(hello, has_secret, _) = words else { return Err(Refusal::protocol()) };
-                // Who calls a worker of a world, or joins a server, is told that: they go by other names.
-                let calls = |hello: &Hello| matches!(hello.purpose, Purpose::Call { .. });
-                let is_any = calls(&hello) && hello.job.is_empty();
-                if calls(&hello) == calls(&self.mine) && hello.job != self.mine.job && !is_any {
-                    let text = format!(
-                        "another job than {:?} is at this address: does an earlier one still run, or do two use the same \
-                         port? Tasks of one job have one name for it: DISTRIBUTE_JOB, or else that of their program",
-                        hello.job
-                    );
-                    return Err(Refusal::new(Reason::Job, text));
+                // A worker of another job ends the rendezvous, so it proves the secret before it is refused.
+                if is_call(&hello) || has_secret != self.key.is_some() {
+                    self.compare_jobs(&hello)?;
                 }
                 if has_secret != self.key.is_some() {
                     return Err(only_one(has_secret));
@@ -87,12 +89,30 @@ impl Host {
             (State::Challenged { hello, said }, Words::Proof(theirs, offer)) => {
                 let said = [said, Offer::encode(offer.as_ref())].concat();
                 check(self.key.as_ref(), b"caller", &said, theirs)?;
-                self.compare(&hello)?;
+                if let Err(refusal) = self.compare_jobs(&hello).and_then(|()| self.compare(&hello)) {
+                    let is_dissent = matches!(refusal.reason, Reason::Job | Reason::Cluster);
+                    self.dissenter = is_dissent.then_some(hello);
+                    return Err(refusal);
+                }
                 // Nobody's memory is opened by a side that hasn't said it would share.
                 Ok(Answer::Applies(hello, offer.filter(|_| self.machine.is_some())))
             }
             _ => Err(Refusal::protocol()),
         }
+    }
+
+    /// Compares the names of the jobs. A caller of a worker and a worker that joins a server are refused for that, whatever their jobs are.
+    fn compare_jobs(&self, hello: &Hello) -> Result<(), Refusal> {
+        let is_any = is_call(hello) && hello.job.is_empty();
+        if is_call(hello) != is_call(&self.mine) || hello.job == self.mine.job || is_any {
+            return Ok(());
+        }
+        let text = format!(
+            "another job than {:?} is at this address: does an earlier one still run, or do two use the same port? Tasks of one \
+             job have one name for it: DISTRIBUTE_JOB, or else that of their program",
+            hello.job
+        );
+        Err(Refusal::new(Reason::Job, text))
     }
 
     /// What is compared only with those that know the secret.
@@ -156,6 +176,10 @@ impl Host {
     }
 }
 
+fn is_call(hello: &Hello) -> bool {
+    matches!(hello.purpose, Purpose::Call { .. })
+}
+
 pub(super) fn proof(key: &hmac::Key, side: &[u8], said: &[u8]) -> [u8; 32] {
     let mut context = hmac::Context::with_key(key);
     context.update(side);
@@ -177,7 +201,8 @@ pub(super) fn check(
         (Some(key), Some(theirs)) => hmac::verify(key, &[side, said].concat(), &theirs).map_err(|_| {
             Refusal::new(
                 Reason::Secret,
-                "the secrets of the two tasks differ: give all tasks of the job the same DISTRIBUTE_SECRET",
+                "the secrets of the two tasks differ: give all tasks of the job the same DISTRIBUTE_SECRET, and see whether \
+                 another job is at this address",
             )
         }),
         (None, Some(_)) => Err(only_one(true)),

@@ -33,4 +33,4 @@ pub use refusal::{Reason, Refusal};
 pub use words::{Hello, Offer, Purpose, Words};
 
 /// The version of the protocol. Both sides need the same.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;

@@ -65,11 +65,11 @@ impl Reason {
         Reason::User,
     ];
 
-    pub(super) fn code(self) -> u8 {
+    pub(crate) fn code(self) -> u8 {
         Self::ALL.iter().position(|reason| *reason == self).map_or(0, |at| at as u8 + 1)
     }
 
-    pub(super) fn of(code: u8) -> Self {
+    pub(crate) fn of(code: u8) -> Self {
         usize::from(code).checked_sub(1).and_then(|at| Self::ALL.get(at)).copied().unwrap_or(Reason::Other)
     }
 }

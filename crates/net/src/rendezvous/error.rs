@@ -47,6 +47,20 @@ pub enum JoinError {
         /// Why.
         refusal: Refusal,
     },
+    /// Another worker of the job was refused, because it disagrees on what all have in common. The world cannot be made without it.
+    #[error(
+        "the world cannot be made, because {task} was refused, which connected from {address}: {refusal}"
+    )]
+    OtherRefused {
+        /// The worker that was refused.
+        worker: usize,
+        /// Its task.
+        task: Task,
+        /// The address that it connected from.
+        address: String,
+        /// Why.
+        refusal: Refusal,
+    },
     /// A worker was lost before all had connected to each other.
     #[error("{task} at {address} was lost while the workers connected to each other: {reason}")]
     Lost {
@@ -62,11 +76,12 @@ pub enum JoinError {
     /// Not all workers have come in time.
     #[error(
         "the world is not complete after {} s: {} of {workers} workers are missing: {}; see whether they run, whether \
-         these are their addresses, and whether a firewall is between{}",
+         these are their addresses, and whether a firewall is between{}{}",
         waited.as_secs_f32().ceil(),
         missing.len(),
         super::progress::list(missing),
         if *loopback { " (loopback addresses reach this machine alone)" } else { "" },
+        super::progress::also_refused(refused),
     )]
     Deadline {
         /// How long this worker has waited.
@@ -77,6 +92,8 @@ pub enum JoinError {
         missing: Vec<Missing>,
         /// Whether all addresses are of this machine alone.
         loopback: bool,
+        /// Connections that were refused, each with its address and the reason: one may be that of a missing worker.
+        refused: Vec<String>,
     },
     /// The system refuses a socket or a thread.
     #[error("the links to the other workers cannot be made: {0}")]

@@ -5,7 +5,8 @@ use super::dial::{Dial, Failed};
 use super::door::{Door, WaitingRoom};
 use super::meeting::{Call, Meeting, Then};
 use super::note::Note;
-use super::reception::{HANDSHAKE, Reception};
+use super::parting::Parting;
+use super::reception::{Dissent, HANDSHAKE, Reception};
 use super::{JoinError, Missing, Progress};
 use crate::link::{Event, Link};
 use crate::mesh::Met;
@@ -97,6 +98,9 @@ impl Gathering {
         let mut beat = Deadline::after(self.settings.heartbeat);
         loop {
             self.attend()?;
+            if let Some(dissent) = self.dissent() {
+                return Err(self.part(dissent));
+            }
             if come != self.meeting.members().come() {
                 (come, quiet) = (self.meeting.members().come(), Quiet::default());
             }
@@ -118,21 +122,48 @@ impl Gathering {
             let workers = self.world.workers();
             if report.has_passed() {
                 report = Deadline::after(REPORT);
-                let progress = Progress { workers, waited: waited.elapsed(), missing: missing.clone() };
+                let progress = self.so_far(waited.elapsed(), &missing);
                 (self.progress)(&progress);
-                if self.world.is_chief() {
-                    self.tell(&Note::Waiting(progress));
-                }
+                self.tell_others(progress);
             }
             let slice = deadline.look();
             if slice.is_zero() {
                 let loopback =
                     self.meeting.members().addresses().iter().all(|address| address.host().is_loopback());
-                return Err(JoinError::Deadline { waited: waited.elapsed(), workers, missing, loopback });
+                let waited = waited.elapsed();
+                // The others have the same deadline, mostly, and know of no refusal but by the leader.
+                self.tell_others(self.so_far(waited, &missing));
+                let refused = self.meeting.refused_connections(self.reception.refused());
+                return Err(JoinError::Deadline { waited, workers, missing, loopback, refused });
             }
             self.wait(slice)?;
             deadline.look();
         }
+    }
+
+    /// Returns a worker of the job that was refused, if there can be no world without it.
+    fn dissent(&mut self) -> Option<Dissent> {
+        self.reception.take_dissents().into_iter().find(|dissent| self.meeting.needs(dissent.hello.rank))
+    }
+
+    /// Tells all others that there will be no world, because a worker was refused, and returns the error.
+    fn part(mut self, dissent: Dissent) -> JoinError {
+        let Dissent { hello, from, refusal } = dissent;
+        let note = Note::Refused(hello.rank, from.to_string(), refusal.clone());
+        let mut parting = Parting::new(self.world.workers(), hello.rank);
+        while !parting.is_over(&self.links, self.reception.is_refusing()) {
+            for link in &self.links {
+                if parting.tells(link.peer()) {
+                    link.send(Frame::Data(Message::new("", note.encode())));
+                }
+            }
+            // A worker that has been told ends its link.
+            if self.wait(parting.patience()).is_err() || self.attend().is_err() {
+                break;
+            }
+            self.reception.take_dissents().iter().for_each(|other| parting.leave_out(other.hello.rank));
+        }
+        self.meeting.other_refused(hello.rank, from.to_string(), refusal)
     }
 
     /// Gives up links over which nothing has come for too long, as from a machine that has vanished. All that are linked send
@@ -215,6 +246,18 @@ impl Gathering {
 
     fn missing(&self) -> Vec<Missing> {
         self.meeting.missing(self.dials.iter().map(|dial| (dial.call(), dial.last())))
+    }
+
+    fn so_far(&self, waited: Duration, missing: &[Missing]) -> Progress {
+        let (workers, refused) = (self.world.workers(), self.reception.refused());
+        Progress { workers, waited, missing: missing.to_vec(), refused }
+    }
+
+    /// Tells the others how far it is, as the leader does.
+    fn tell_others(&self, progress: Progress) {
+        if self.world.is_chief() {
+            self.tell(&Note::Waiting(progress));
+        }
     }
 
     /// Tells all that have joined.

@@ -20,6 +20,8 @@ pub struct Meeting {
     located: bool,
     /// What the leader has told last.
     told: Option<Progress>,
+    /// The connections that the leader has refused, also where it has gone since.
+    refused: Vec<String>,
 }
 
 /// A worker to connect to, again and again until it is there.
@@ -53,7 +55,7 @@ impl Meeting {
     /// Nobody has come yet. `members` are those of worker `world.worker()`.
     pub fn new(world: World, members: Membership) -> Self {
         let quorum = Quorum::all(world.workers());
-        Self { world, members, quorum, located: world.is_chief(), told: None }
+        Self { world, members, quorum, located: world.is_chief(), told: None, refused: Vec::new() }
     }
 
     /// How many workers make a world; all of them, by default. The leader goes by it.
@@ -65,6 +67,23 @@ impl Meeting {
     /// Whom to connect to first; the leader waits.
     pub fn begin(&self) -> Option<Call> {
         self.call_leader(None)
+    }
+
+    /// Whether there can be no world, because a worker of the job was refused: the world needs all workers, and this one has not come.
+    pub fn needs(&self, worker: usize) -> bool {
+        let is_awaited =
+            (1..self.world.workers()).contains(&worker) && !self.members.come().contains(&worker);
+        self.world.is_chief() && is_awaited && self.quorum.least >= self.world.workers()
+    }
+
+    /// Returns the connections that were refused: those of this worker, then those that the leader has told of.
+    pub fn refused_connections(&self, own: Vec<String>) -> Vec<String> {
+        own.into_iter().chain(self.refused.iter().cloned()).collect()
+    }
+
+    /// The error where another worker was refused.
+    pub fn other_refused(&self, worker: usize, address: String, refusal: Refusal) -> JoinError {
+        JoinError::OtherRefused { worker, task: self.members.task(worker), address, refusal }
     }
 
     fn call_leader(&self, before: Option<String>) -> Option<Call> {
@@ -102,7 +121,8 @@ impl Meeting {
     /// Something has come over the link to a worker.
     ///
     /// # Errors
-    /// [`JoinError::Lost`] where it is nothing that a worker sends.
+    /// - [`JoinError::Lost`]: it is nothing that a worker sends.
+    /// - [`JoinError::OtherRefused`]: there will be no world, because the leader has refused a worker.
     pub fn hear(&mut self, from: usize, body: &[u8]) -> Result<Then, JoinError> {
         if self.world.is_chief() {
             // Nobody knows yet that there is a world.
@@ -114,6 +134,7 @@ impl Meeting {
         }
         match Note::decode(body) {
             Ok(Note::Waiting(progress)) => {
+                self.refused.clone_from(&progress.refused);
                 self.told = Some(progress);
                 Ok(Then::Call(Vec::new()))
             }
@@ -129,6 +150,7 @@ impl Meeting {
                 };
                 Ok(Then::Call(below.map(call).collect()))
             }
+            Ok(Note::Refused(worker, address, refusal)) => Err(self.other_refused(worker, address, refusal)),
             _ => self.lose(0, "its list of workers cannot be read".to_owned()),
         }
     }
@@ -223,6 +245,27 @@ mod tests {
     use super::*;
     use crate::handshake::Names;
     use crate::{ENDED, LEFT};
+
+    #[test]
+    fn a_worker_that_was_refused_is_needed_where_it_has_not_come_and_all_have_to() {
+        let addresses: Vec<Address> =
+            (0..3).map(|worker| format!("10.0.0.{worker}:7").parse().unwrap()).collect();
+        let at = |me: usize| {
+            let members = Membership::new(me, Names::default(), addresses.clone());
+            Meeting::new(World::new(3, me, 1).unwrap(), members)
+        };
+        let needs = |meeting: &Meeting| [0, 1, 2, 3].map(|worker| meeting.needs(worker));
+        assert_eq!(needs(&at(0)), [false, true, true, false]);
+        assert_eq!(needs(&at(1)), [false; 4], "the leader decides");
+        let some = Quorum { least: 2, ..Quorum::all(3) };
+        assert_eq!(needs(&at(0).quorum(some)), [false; 4], "there may be a world without it");
+        let purpose = Purpose::Join { address: "10.0.0.1:7".to_owned() };
+        let (job, digest) = ("a".to_owned(), [0; 32]);
+        let hello = Hello { job, generation: 0, rank: 1, workers: 3, replicas: 1, digest, purpose };
+        let mut leader = at(0);
+        leader.decide(&hello).unwrap();
+        assert_eq!(needs(&leader), [false, false, true, false], "another one has its number");
+    }
 
     #[test]
     fn a_leader_that_has_ended_is_done_and_one_that_has_left_waits_for_all_to_come_again() {

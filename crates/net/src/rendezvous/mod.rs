@@ -13,6 +13,7 @@
 //! | [`claim`] | as whom a process comes, and whether it comes again: pure |
 //! | `gathering` | the meeting over sockets, from the first connection to the last |
 //! | [`latecomers`], [`waiting`] | what those are told that come when the world has been made, and who of them waits for the next one: pure |
+//! | `parting` | who is told that there will be no world |
 //! | `door` | the same over sockets |
 //! | `reception`, `dial`, `conversation` | connections that come, that are made, and the handshake on both |
 //! | `strangers` | words to the user about those who were not let in |
@@ -41,6 +42,7 @@ pub(crate) mod dial;
 pub(crate) mod door;
 mod gathering;
 pub(crate) mod lookup;
+mod parting;
 pub(crate) mod reception;
 mod strangers;
 
@@ -199,7 +201,8 @@ impl Rendezvous {
     /// `receiver`. [`Mesh::world`] tells how many they are, and which one this is. A cluster of one worker needs no socket.
     ///
     /// # Errors
-    /// [`JoinError`]. A worker that is missing at the deadline is named with its address.
+    /// [`JoinError`]. A worker that is missing at the deadline is named with its address. A worker that has shown that it is of the job,
+    /// and disagrees on its name, the cluster or the program, ends the rendezvous of all at once, unless there may be a world without it.
     pub fn join(mut self, receiver: Arc<dyn Receiver>) -> Result<Mesh, JoinError> {
         let world = self.world;
         if !world.is_multi_worker() {

@@ -2,12 +2,16 @@
 
 use super::{Missing, Progress};
 use crate::handshake::fields::{Malformed, Reader, Writer};
+use crate::handshake::{Reason, Refusal};
 use bytes::Bytes;
 use distribute_cluster::{Address, Job};
 use std::time::Duration;
 
 /// The longest address in a note.
 const LONGEST: usize = 255;
+
+/// The longest reason in a note.
+const LONGEST_REASON: usize = 1024;
 
 /// What the leader tells those that have joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +20,8 @@ pub enum Note {
     Waiting(Progress),
     /// There is a world: its generation, and where each of its workers is, by the worker's place in the cluster.
     Table(u64, Vec<(usize, Address)>),
+    /// There will be no world, because this worker, which has connected from this address, was refused.
+    Refused(usize, String, Refusal),
 }
 
 impl Note {
@@ -27,10 +33,12 @@ impl Note {
                 fields.fixed(&[0]);
                 fields.u64(progress.workers as u64);
                 fields.u64(progress.waited.as_millis() as u64);
+                fields.u64(progress.missing.len() as u64);
                 for missing in &progress.missing {
                     fields.u64(missing.worker as u64);
                     fields.text(&missing.address);
                 }
+                progress.refused.iter().for_each(|refused| fields.text(cut(refused)));
             }
             Note::Table(generation, members) => {
                 fields.fixed(&[1]);
@@ -39,6 +47,12 @@ impl Note {
                     fields.u64(*place as u64);
                     fields.text(&address.to_string());
                 }
+            }
+            Note::Refused(worker, address, refusal) => {
+                fields.fixed(&[2, refusal.reason.code()]);
+                fields.u64(*worker as u64);
+                fields.text(address);
+                fields.text(cut(&refusal.text));
             }
         }
         fields.0.into()
@@ -53,13 +67,16 @@ impl Note {
         match fields.fixed()? {
             [0] => {
                 let (workers, waited) = (fields.count()?, Duration::from_millis(fields.u64()?));
-                let mut missing = Vec::new();
-                while !fields.0.is_empty() {
+                let (mut missing, mut refused) = (Vec::new(), Vec::new());
+                for _ in 0..fields.count()? {
                     let (worker, address) = (fields.count()?, fields.text(LONGEST)?.to_owned());
                     // Who reads it knows better what the worker is called.
                     missing.push(Missing { worker, task: Job::Worker.task(worker), address, last: None });
                 }
-                Ok(Note::Waiting(Progress { workers, waited, missing }))
+                while !fields.0.is_empty() {
+                    refused.push(fields.text(LONGEST_REASON)?.to_owned());
+                }
+                Ok(Note::Waiting(Progress { workers, waited, missing, refused }))
             }
             [1] => {
                 let (generation, mut members) = (fields.u64()?, Vec::new());
@@ -68,9 +85,20 @@ impl Note {
                 }
                 Ok(Note::Table(generation, members))
             }
+            [2] => {
+                let [code] = fields.fixed()?;
+                let (worker, address) = (fields.count()?, fields.text(LONGEST)?.to_owned());
+                let refusal = Refusal::new(Reason::of(code), fields.text(LONGEST_REASON)?);
+                fields.end()?;
+                Ok(Note::Refused(worker, address, refusal))
+            }
             _ => Err(Malformed),
         }
     }
+}
+
+fn cut(text: &str) -> &str {
+    &text[..text.floor_char_boundary(LONGEST_REASON)]
 }
 
 #[cfg(test)]
@@ -82,10 +110,12 @@ mod tests {
     fn notes_come_back_from_their_bytes() {
         let task = Job::Worker.task(2);
         let missing = vec![Missing { worker: 2, task, address: "10.0.0.7:2222".into(), last: None }];
-        let waiting = Progress { workers: 4, waited: Duration::from_millis(1500), missing };
+        let (waited, refused) = (Duration::from_millis(1500), vec!["10.0.0.9:7 (another secret)".to_owned()]);
+        let waiting = Progress { workers: 4, waited, missing, refused };
         for note in [
             Note::Waiting(waiting),
             Note::Table(7, vec![(0, "a:1".parse().unwrap()), (3, "b:2".parse().unwrap())]),
+            Note::Refused(3, "10.0.0.9:7".to_owned(), Refusal::new(Reason::Cluster, "of another program")),
         ] {
             assert_eq!(Note::decode(&note.encode()), Ok(note));
         }

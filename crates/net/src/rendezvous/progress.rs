@@ -13,6 +13,8 @@ pub struct Progress {
     pub waited: Duration,
     /// The workers that have not come.
     pub missing: Vec<Missing>,
+    /// The latest connections that the leader has refused, each with its address and the reason.
+    pub refused: Vec<String>,
 }
 
 /// A worker that has not come.
@@ -52,6 +54,17 @@ pub(super) fn list(missing: &[Missing]) -> String {
     names.join(", ")
 }
 
+/// The connections that were refused, in words that follow those about the missing workers.
+pub(super) fn also_refused(refused: &[String]) -> String {
+    // The reasons of others are among them.
+    let refused: Vec<_> = refused.iter().map(|text| distribute_log::plain(text)).collect();
+    if refused.is_empty() {
+        String::new()
+    } else {
+        format!("; these connections were refused: {}", refused.join(", "))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -63,8 +76,8 @@ mod tests {
             let address = format!("10.0.0.{worker}:2222");
             Missing { worker, task: task(worker), address, last: None }
         };
-        let mut progress =
-            Progress { workers: 4, waited: Duration::from_millis(12_900), missing: vec![missing(2)] };
+        let waited = Duration::from_millis(12_900);
+        let mut progress = Progress { workers: 4, waited, missing: vec![missing(2)], refused: vec![] };
         let text = "3 of 4 workers joined after 12 s, missing worker 2 at 10.0.0.2:2222";
         assert_eq!(progress.to_string(), text);
         progress.missing[0].last = Some("connection refused".into());

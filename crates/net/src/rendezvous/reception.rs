@@ -42,6 +42,8 @@ pub(crate) struct Reception {
     guests: Vec<Guest>,
     places: Guests,
     strangers: Strangers,
+    /// The workers that were refused the last time, of which it is known that they are of the job.
+    dissents: Vec<Dissent>,
     /// Until when nobody is let in, because the system refused it.
     pause: Option<Deadline>,
 }
@@ -53,6 +55,8 @@ struct Guest {
     from: SocketAddr,
     /// The reason that it is not let in, until that has been told.
     trouble: Option<Trouble>,
+    /// The worker that it has shown to be, where it was refused because it disagrees on the job or the cluster.
+    dissenter: Option<Hello>,
     patience: Deadline,
     state: State,
 }
@@ -77,12 +81,20 @@ pub(crate) struct Arrival {
     pub stream: Stream,
 }
 
+/// A worker that has shown to be of the job, and was refused because it disagrees on the job or the cluster.
+#[derive(Clone, Debug)]
+pub(crate) struct Dissent {
+    pub hello: Hello,
+    pub from: SocketAddr,
+    pub refusal: Refusal,
+}
+
 impl Reception {
     pub fn new(listener: Listener, access: Access, mine: Hello, shared_memory: SharedMemory) -> Self {
         descriptors::raise();
-        let (names, guests, pause) = Default::default();
+        let (names, guests, dissents, pause) = Default::default();
         let (places, strangers) = (Guests::new(GUESTS), Strangers::default());
-        Self { listener, access, mine, names, shared_memory, guests, places, strangers, pause }
+        Self { listener, access, mine, names, shared_memory, guests, places, strangers, dissents, pause }
     }
 
     /// What the workers are called in refusals.
@@ -109,6 +121,7 @@ impl Reception {
 
     /// Talks to all who are here. `decide` says who may stay, and is told of each who does, once.
     pub fn attend(&mut self, decide: &mut Decide<'_>) -> Vec<Arrival> {
+        self.dissents.clear();
         self.let_in();
         for guest in &mut self.guests {
             guest.attend(decide, &self.access, &self.names);
@@ -133,6 +146,9 @@ impl Reception {
         for guest in &mut self.guests {
             if let Some(trouble) = guest.trouble.take() {
                 self.strangers.tell(guest.from, &trouble);
+                if let (Some(hello), Trouble::Refused(refusal)) = (guest.dissenter.take(), trouble) {
+                    self.dissents.push(Dissent { hello, from: guest.from, refusal });
+                }
             }
             match &guest.state {
                 State::Talking(_) if guest.conversation.has_begun() => {
@@ -144,6 +160,22 @@ impl Reception {
             }
         }
         self.strangers.look();
+    }
+
+    /// Takes the workers of the job that were refused when this [attended](Self::attend) last, because they disagree on what all have in
+    /// common.
+    pub fn take_dissents(&mut self) -> Vec<Dissent> {
+        std::mem::take(&mut self.dissents)
+    }
+
+    /// Returns the latest connections that were refused, with the reasons.
+    pub fn refused(&self) -> Vec<String> {
+        self.strangers.refused()
+    }
+
+    /// Whether a refusal is still on the way.
+    pub fn is_refusing(&self) -> bool {
+        self.guests.iter().any(|guest| matches!(guest.state, State::Leaving))
     }
 
     /// Whether somebody is here who has begun to say who it is.
@@ -215,6 +247,7 @@ impl Reception {
             place,
             from,
             trouble: None,
+            dissenter: None,
             patience: Deadline::after(HANDSHAKE),
             state: State::Talking(Box::new(host)),
         });
@@ -273,7 +306,17 @@ impl Guest {
                 State::Welcome(..) | State::Gone => return Ok(()),
             };
             let Some(words) = self.conversation.listen()? else { return Ok(()) };
-            match host.hear(words).map_err(Trouble::Refused)? {
+            let answer = match host.hear(words) {
+                Ok(answer) => answer,
+                Err(refusal) => {
+                    // Another user's process proves nothing where there is no secret, nor does a certificate of another task.
+                    let is_of_the_job =
+                        |hello: &&Hello| self.conversation.vouch(access, &hello.task(names)).is_ok();
+                    self.dissenter = host.dissenter().filter(is_of_the_job).cloned();
+                    return Err(Trouble::Refused(refusal));
+                }
+            };
+            match answer {
                 Answer::Say(words) => self.conversation.say(&words),
                 Answer::Applies(hello, offer) => {
                     self.conversation.vouch(access, &hello.task(names))?;

@@ -1,7 +1,7 @@
 //! Words to the user about those who were not let in.
 
 use super::conversation::Trouble;
-use crate::handshake::Reason;
+use crate::handshake::{Reason, Refusal};
 use distribute_cluster::Stopwatch;
 use distribute_log::{Repeats, heard};
 use std::fmt;
@@ -12,11 +12,16 @@ use std::time::Duration;
 /// The time between two counts of those of one kind.
 const EVERY: Duration = Duration::from_secs(10);
 
+/// The number of refused connections that are kept for the error at the deadline.
+const KEPT: usize = 4;
+
 /// Tells the user of those who were not let in: the first of each kind with the reason, then how many there were.
 #[derive(Debug)]
 pub(super) struct Strangers {
     repeats: Repeats<Kind>,
     began: Stopwatch,
+    /// The latest refusals, one of each kind and address.
+    refused: Vec<(SocketAddr, Refusal)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,7 +33,7 @@ enum Kind {
 
 impl Default for Strangers {
     fn default() -> Self {
-        Self { repeats: Repeats::new(EVERY), began: Stopwatch::start() }
+        Self { repeats: Repeats::new(EVERY), began: Stopwatch::start(), refused: Vec::new() }
     }
 }
 
@@ -40,13 +45,33 @@ impl Strangers {
             Trouble::Refused(refusal) if refusal.reason == Reason::Early => {
                 tracing::debug!(address = %from, "a connection was refused for now: {refusal}");
             }
-            Trouble::Refused(refusal) => self.warn(Kind::Refused(refusal.reason), || {
-                tracing::warn!(address = %from, "a connection was refused: {refusal}");
-            }),
+            Trouble::Refused(refusal) => {
+                self.keep(from, refusal);
+                self.warn(Kind::Refused(refusal.reason), || {
+                    tracing::warn!(address = %from, "a connection was refused: {refusal}");
+                });
+            }
             Trouble::Broken(reason) => self.warn(Kind::Broken, || {
                 tracing::warn!(address = %from, "a connection ended before its handshake: {reason}");
             }),
         }
+    }
+
+    /// Returns the latest connections that were refused, with the reasons: one of them may be that of a worker that is missing.
+    pub fn refused(&self) -> Vec<String> {
+        self.refused.iter().map(|(from, refusal)| format!("{from} ({refusal})")).collect()
+    }
+
+    fn keep(&mut self, from: SocketAddr, refusal: &Refusal) {
+        // These say nothing of who it is.
+        if matches!(refusal.reason, Reason::Crowded | Reason::Late | Reason::Replaced) {
+            return;
+        }
+        self.refused.retain(|(other, known)| (other.ip(), known.reason) != (from.ip(), refusal.reason));
+        if self.refused.len() == KEPT {
+            self.refused.remove(0);
+        }
+        self.refused.push((from, refusal.clone()));
     }
 
     /// The system gives no connection.
