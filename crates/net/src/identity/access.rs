@@ -91,9 +91,36 @@ impl Access {
         Ok(())
     }
 
+    /// Whether the other side of a connection was of the job for sure, for which this side has [vouched](Self::vouch) and which it then refused
+    /// for this reason. Where nothing but its user is known, another job of the same user is a stranger, and where not even that is, all are.
+    pub(crate) fn knows_members(&self, refused: Reason) -> bool {
+        self.key.is_some() || self.tls.is_some() || (self.by_user && refused != Reason::Job)
+    }
+
     /// Whether connections to or at this address are protected as they have to be. A name may mean another address than it
     /// says.
     pub(crate) fn allows(&self, ip: IpAddr) -> bool {
         self.tls.is_some() || self.plain_text_allowed || ip.to_canonical().is_loopback()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Secret;
+    use super::*;
+
+    // INV-85
+    #[test]
+    fn who_is_of_the_job_for_sure_has_the_secret_or_is_of_the_same_user_and_job() {
+        let near = ["127.0.0.1:1".parse().unwrap()];
+        let knows = |identity: Identity, plain: bool| {
+            let access = Access::new(&identity, &near, plain).unwrap();
+            [Reason::Job, Reason::Cluster].map(|reason| access.knows_members(reason))
+        };
+        for plain in [false, true] {
+            assert_eq!(knows(Identity::Secret(Secret::random().unwrap()), plain), [true, true]);
+        }
+        assert_eq!(knows(Identity::None, false), [false, user::is_told()]);
+        assert_eq!(knows(Identity::None, true), [false, false]);
     }
 }

@@ -310,8 +310,10 @@ impl Guest {
                 Ok(answer) => answer,
                 Err(refusal) => {
                     // Another user's process proves nothing where there is no secret, nor does a certificate of another task.
-                    let is_of_the_job =
-                        |hello: &&Hello| self.conversation.vouch(access, &hello.task(names)).is_ok();
+                    let is_of_the_job = |hello: &&Hello| {
+                        access.knows_members(refusal.reason)
+                            && self.conversation.vouch(access, &hello.task(names)).is_ok()
+                    };
                     self.dissenter = host.dissenter().filter(is_of_the_job).cloned();
                     return Err(Trouble::Refused(refusal));
                 }
