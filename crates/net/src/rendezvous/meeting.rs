@@ -246,6 +246,7 @@ mod tests {
     use crate::handshake::Names;
     use crate::{ENDED, LEFT};
 
+    // INV-85
     #[test]
     fn a_worker_that_was_refused_is_needed_where_it_has_not_come_and_all_have_to() {
         let addresses: Vec<Address> =
