@@ -3,7 +3,7 @@
 use super::Trained;
 use super::agreement;
 use super::contribution::Contribution;
-use super::finite;
+use super::not_finite;
 use super::operands::Operands;
 use super::over_workers::OverWorkers;
 use super::tally::{self, Tally};
@@ -84,8 +84,8 @@ impl Brought {
         trained: &Trained,
         step: u64,
         number: u64,
-    ) -> Result<Option<finite::Report>> {
-        let mine = self.on_host(trained).and_then(|mine| finite::report(trained, &mine, step, number));
+    ) -> Result<Option<not_finite::Report>> {
+        let mine = self.on_host(trained).and_then(|mine| not_finite::report(trained, &mine, step, number));
         let Some(mut calling) = calling else { return mine };
         let mine = mine.ok().flatten();
         let record = postcard::to_stdvec(&mine).unwrap_or_default();

@@ -1,6 +1,5 @@
 //! What one replica brings to a step.
 
-use super::conversion;
 use super::losses::{self, Losses};
 use super::on_devices::{self, DeviceGradient};
 use super::reduction;
@@ -74,7 +73,7 @@ impl Contribution {
             };
             match stay.get(number).copied().flatten() {
                 Some(copy) => {
-                    on_device.gradients[number] = Some(conversion::on_device(gradient, copy)?);
+                    on_device.gradients[number] = Some(DeviceGradient::of(gradient, copy)?);
                     found.push(None);
                 }
                 None => found.push(Some(gradient.into_local(variable)?)),

@@ -1,10 +1,8 @@
 //! Between a gradient as users see it and as it goes to the reduction.
 
 use super::gradients::Gradient;
-use super::on_devices::DeviceGradient;
 use candle_core::{DType, Var};
 use distribute_base::Result;
-use distribute_base::internal::to_device;
 use distribute_base::internal::to_host;
 use distribute_base::internal::{Any, Number};
 use distribute_base::internal::{LocalGradient, Rows};
@@ -43,14 +41,6 @@ impl Gradient {
         };
         let indices = HostTensor::vector(rows.into_iter().map(|row| row as i64).collect());
         Ok(Self::Rows(IndexedSlices::new(values, indices, whole)?))
-    }
-}
-
-/// On the device of a copy of the variable. Of rows that occur several times the sum.
-pub(super) fn on_device(gradient: Gradient, copy: &Var) -> Result<DeviceGradient> {
-    match gradient {
-        Gradient::Dense(tensor) => Ok(DeviceGradient::Dense(to_device(&tensor, copy.device())?)),
-        rows => DeviceGradient::new(rows.into_local(copy)?, copy),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::on_servers::{self, Remote};
 use super::progress::{Change, Progress};
+use super::rules_of_step::Rules;
 use super::shards::Shards;
 use super::slots::Slots;
 use super::{Optimizer, Trained, over_workers, sharding};
@@ -91,16 +92,7 @@ impl<R: Rule> Groups<R> {
             let rule: &dyn Rule = of.rule.and_then(|at| self.rules.get(at)).unwrap_or(rule);
             (rule, Step::after(finished, learning_rate * of.rate_factor))
         };
-        Rules(self.of_variables.iter().map(of).collect())
-    }
-}
-
-/// For each variable, by what it is updated in one step.
-pub(super) struct Rules<'r>(Vec<(&'r dyn Rule, Step)>);
-
-impl<'r> Rules<'r> {
-    pub(super) fn of(&self, variable: usize) -> (&'r dyn Rule, Step) {
-        self.0[variable]
+        Rules::new(self.of_variables.iter().map(of).collect())
     }
 }
 

@@ -2,13 +2,13 @@
 
 use super::Trained;
 use super::gradient_range::{GradientRange, Summands, blocks};
-use super::groups::Rules;
 use super::locked::{Locked, with_locked};
 use super::operands::Operands;
 use super::owners::{BLOCK, Cut, Owners};
 use super::progress::Change;
 use super::reduction::settle;
 use super::row_range::RowRange;
+use super::rules_of_step::Rules;
 use super::slots::{MOST_SLOTS, Slots};
 use super::threads::Threads;
 use super::together::Together;

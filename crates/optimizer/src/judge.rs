@@ -2,8 +2,8 @@
 //! to be said of it.
 
 use super::brought::Brought;
-use super::finite::{self, NotFinite};
 use super::missing::{self, MissingGradients};
+use super::not_finite::{self, NotFinite};
 use super::progress::busy;
 use super::stale;
 use super::tally::{Kind, Tally};
@@ -79,7 +79,7 @@ pub(super) struct Seen {
     examples: examples::Watch,
     /// The watch for tensors that are computed once, and not in each step.
     pub(super) stale: stale::Watch,
-    pub(super) not_finite: finite::Count,
+    pub(super) not_finite: not_finite::Count,
     pub(super) unread: Unread,
 }
 
@@ -244,7 +244,7 @@ impl<R: Rule> Optimizer<R> {
     fn not_finite(
         &self,
         call: &mut Call,
-        report: impl FnOnce() -> Result<Option<finite::Report>>,
+        report: impl FnOnce() -> Result<Option<not_finite::Report>>,
     ) -> Result<Verdict> {
         let (operation, step) = (call.operation, call.step);
         if self.not_finite == NotFinite::Ignore {
@@ -253,7 +253,7 @@ impl<R: Rule> Optimizer<R> {
         if self.not_finite == NotFinite::Error {
             return match report()? {
                 None => Ok(Verdict::Make),
-                Some(finite::Report { replica, variable, text }) => {
+                Some(not_finite::Report { replica, variable, text }) => {
                     Err(Error::NotFinite { operation, replica, step, variable, reason: text })
                 }
             };

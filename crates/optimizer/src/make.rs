@@ -2,21 +2,22 @@
 
 use super::brought::{self, Brought};
 use super::contribution::Contribution;
-use super::groups::Rules;
 use super::in_place::InPlace;
 use super::judge::{Call, Judged, Verdict};
 use super::losses::Losses;
 use super::on_copies::OnCopies;
-use super::on_devices::{Copies, OnDevicesToo};
+use super::on_devices::Copies;
+use super::on_devices_too::OnDevicesToo;
 use super::on_servers::OnServers;
 use super::operands::Operands;
 use super::progress::Change;
 use super::rate::Rate;
 use super::reduction;
+use super::rules_of_step::Rules;
 use super::sharded::Sharded;
 use super::tally::{Position, Tally};
 use super::threads::Threads;
-use super::together::Together;
+use super::together::{Together, or_decline};
 use super::updater::Updater;
 use super::{Optimizer, Transform, Weighting};
 use candle_core::Tensor;
@@ -24,7 +25,6 @@ use distribute_base::internal::LocalGradient;
 use distribute_base::internal::to_device;
 use distribute_base::{Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
-use distribute_collective::group::Calling;
 use distribute_collective::threads::Member;
 use distribute_core::ReplicaContext;
 use distribute_core::internal::{Mode, enter, failure};
@@ -283,11 +283,4 @@ fn behind(operation: &'static str, verdict: Verdict, what: &str, error: &Error) 
         Verdict::Leave => "left out",
     };
     Error::invalid(operation, format!("the step was {made}, but {what}: {error}"))
-}
-
-/// Tells the other workers of an error of this one's own, which ends their call. They know those of a call.
-pub(super) fn or_decline(calling: Option<Calling<'_>>, error: &Error) {
-    if !matches!(error, Error::Collective(_)) {
-        calling.into_iter().for_each(Calling::decline);
-    }
 }

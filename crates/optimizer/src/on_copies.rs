@@ -5,10 +5,10 @@
 
 use super::Trained;
 use super::conversion::row_len;
-use super::groups::Rules;
 use super::locked::{Locked, with_locked};
 use super::owners::{Cut, Owners};
 use super::progress::{Change, Progress};
+use super::rules_of_step::Rules;
 use super::slots::Slots;
 use super::together::Together;
 use super::updater::Updater;

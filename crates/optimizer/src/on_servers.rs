@@ -1,8 +1,8 @@
 //! The update of variables on parameter servers: gradients are sent there, and applied by the same rules where the variables are.
 
 use super::Trained;
-use super::groups::Rules;
 use super::progress::Change;
+use super::rules_of_step::Rules;
 use super::together::Together;
 use super::transform::Transform;
 use super::updater::Updater;

@@ -1,19 +1,18 @@
 //! The update of variables of which each worker owns a range: it updates that, and gets the new values of the others.
 
 use super::gradient_range::{GradientRange, Summands};
-use super::groups::Rules;
 use super::in_place::{InPlace, LOCKED, UpdateRange, update};
 use super::locked::{Locked, with_locked};
-use super::make::or_decline;
 use super::operands::{Operands, Variable};
 use super::owners::{Cut, Owners};
 use super::progress::Change;
 use super::reduction::settle;
 use super::row_shard::RowShard;
+use super::rules_of_step::Rules;
 use super::shards::Shards;
 use super::slots::Slots;
 use super::threads::Threads;
-use super::together::Together;
+use super::together::{Together, or_decline};
 use super::touched::Touched;
 use super::transform::Settled;
 use super::{conversion, norms, sharding};

@@ -59,3 +59,10 @@ impl Together<'_> {
 fn given<R: Clone>(made: &Result<R, Arc<Error>>) -> Result<R> {
     made.clone().map_err(Error::Shared)
 }
+
+/// Tells the other workers of an error of this one's own, which ends their call. They know those of a call.
+pub(super) fn or_decline(calling: Option<Calling<'_>>, error: &Error) {
+    if !matches!(error, Error::Collective(_)) {
+        calling.into_iter().for_each(Calling::decline);
+    }
+}

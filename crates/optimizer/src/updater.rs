@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// |---|---|---|
 /// | [`InPlace`](super::in_place::InPlace) | in the memory of this process | that only compute |
 /// | [`OnCopies`](super::on_copies::OnCopies) | in the memory of this process | that may do anything |
-/// | [`OnDevicesToo`](super::on_devices::OnDevicesToo) | in the memory of devices, all or some | that only compute, and have a program |
+/// | [`OnDevicesToo`](super::on_devices_too::OnDevicesToo) | in the memory of devices, all or some | that only compute, and have a program |
 /// | [`OnServers`](super::on_servers::OnServers) | on parameter servers | that can be sent there |
 ///
 /// Where no code of users is among the transforms and rules, [`InPlace`](super::in_place::InPlace) also reduces, in the same pass.

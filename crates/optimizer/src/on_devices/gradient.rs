@@ -1,6 +1,7 @@
 //! A replica's gradient of one variable, on the replica's device.
 
 use crate::conversion::row_len;
+use crate::gradients::Gradient;
 use crate::tally::Kind;
 use candle_core::{Tensor, Var};
 use distribute_base::internal::Any;
@@ -21,6 +22,14 @@ pub(crate) enum DeviceGradient {
 }
 
 impl DeviceGradient {
+    /// The gradient as users see it, on the device of a copy of the variable. Of rows that occur several times the sum.
+    pub(crate) fn of(gradient: Gradient, copy: &Var) -> Result<Self> {
+        match gradient {
+            Gradient::Dense(tensor) => Ok(Self::Dense(to_device(&tensor, copy.device())?)),
+            rows => Self::new(rows.into_local(copy)?, copy),
+        }
+    }
+
     /// One from the host, on the device of `copy`.
     pub(crate) fn new(gradient: LocalGradient, copy: &Var) -> Result<Self> {
         let device = copy.device();

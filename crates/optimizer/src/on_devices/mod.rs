@@ -4,7 +4,6 @@
 //! | module | what it is |
 //! |---|---|
 //! | `choice` | which variables are updated on devices |
-//! | `step` | a step of which some are |
 //! | `sums` | gradients of several replicas, added up where they are |
 //! | `gradient` | a gradient on a replica's device |
 //! | `transforms` | what is done to gradients before |
@@ -15,16 +14,15 @@ mod choice;
 mod fused;
 mod gradient;
 mod program;
-mod step;
 mod sums;
 mod transforms;
 
 pub(super) use gradient::DeviceGradient;
-pub(super) use step::OnDevicesToo;
+pub(crate) use sums::summed;
 pub(super) use transforms::{are_finite, transform, weigh};
 
 use super::Trained;
-use super::groups::Rules;
+use super::rules_of_step::Rules;
 use super::slots::Slots;
 use candle_core::{Tensor, Var};
 use distribute_base::{Error, Result};

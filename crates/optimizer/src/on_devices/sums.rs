@@ -7,7 +7,7 @@ use distribute_base::Result;
 
 /// For each replica the sums over all of them, on its own device, by `sum` of `parts[replica][number]`. Those of a lone replica are their own
 /// sums. `None` where one is by row: rows of replicas differ.
-pub(super) fn summed(
+pub(crate) fn summed(
     gradients: Vec<Vec<Option<DeviceGradient>>>,
     copies: &Copies<'_>,
     sum: impl FnOnce(&[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>>,

@@ -1,11 +1,10 @@
 //! A step of which some variables are updated on devices, and the others, such as tables there is no room for, on the host.
 
-use super::sums::summed;
-use super::{Copies, DeviceGradient, OnDevices, transform, weigh};
 use crate::Optimizer;
 use crate::brought::Brought;
 use crate::contribution::Contribution;
 use crate::judge::Judged;
+use crate::on_devices::{Copies, DeviceGradient, OnDevices, summed, transform, weigh};
 use crate::operands::Operands;
 use crate::progress::Change;
 use crate::reduction;
