@@ -1,7 +1,7 @@
 //! Which arguments fit which parameters, and how they travel.
 
-use super::executor::Kept;
 use super::handles::PerWorker;
+use super::kept::Kept;
 use bytes::Bytes;
 use distribute_base::{Error, Result};
 use distribute_coordinator::{Argument, Failure, FailureKind, ResourceId};

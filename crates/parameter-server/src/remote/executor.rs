@@ -1,8 +1,9 @@
 //! One worker at work: its calls, and what it keeps for them.
 
 use super::arguments::Lookup;
-use super::batches::{Positioned, Stand};
+use super::batches::Stand;
 use super::failure;
+use super::kept::Kept;
 use super::registry::{Given, Make, Registry};
 use super::worker::{Calling, WorkerContext};
 use crate::strategy::ParameterServerStrategy;
@@ -13,31 +14,9 @@ use distribute_base::internal::panicked;
 use distribute_coordinator::{Call, CallContext, Executor, Failure, FailureKind, Origin, ResourceId};
 use distribute_ps_client::RunningClosure;
 use distribute_ps_client::internal::Makes;
-use std::any::{Any, type_name};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
-
-/// A value that a worker keeps.
-#[doc(hidden)]
-#[derive(Clone)]
-pub struct Kept {
-    pub(super) value: Arc<dyn Any + Send + Sync>,
-    /// Its type.
-    pub(super) name: &'static str,
-    /// It as a dataset.
-    positioned: Option<Arc<dyn Positioned>>,
-}
-
-impl Kept {
-    pub(super) fn new<T: Any + Send + Sync>(value: Arc<T>) -> Self {
-        Self { value, name: type_name::<T>(), positioned: None }
-    }
-
-    pub(super) fn positioned<T: Any + Positioned>(value: Arc<T>) -> Self {
-        Self { value: value.clone(), name: type_name::<T>(), positioned: Some(value) }
-    }
-}
 
 /// What one worker keeps, and where its datasets stood when a coordinator was told last.
 #[derive(Default)]

@@ -62,6 +62,7 @@ mod executor;
 mod failure;
 mod function;
 mod handles;
+mod kept;
 mod program;
 mod registry;
 mod worker;

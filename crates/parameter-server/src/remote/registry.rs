@@ -2,9 +2,9 @@
 
 use super::arguments::{Lookup, Params};
 use super::batches::{IntoBatches, Positioned, Stand};
-use super::executor::Kept;
 use super::failure;
 use super::function::RemoteFunction;
+use super::kept::Kept;
 use super::worker::WorkerContext;
 use bytes::Bytes;
 use distribute_base::{Error, Result};

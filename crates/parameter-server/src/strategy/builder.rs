@@ -19,7 +19,7 @@ use distribute_ps_client::internal::Makes;
 use distribute_server::{ClientBuilder, Credentials};
 use distribute_strategies::internal::{check_count, resolve};
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 /// The settings of a [`ParameterServerStrategy`]; see [`ParameterServerStrategy::builder`].
@@ -163,7 +163,7 @@ impl ParameterServerBuilder {
         let members = Members::of(&*resolver)?;
         let role = Role { kind: OPERATION, makes: members.makes(), independent: None };
         let Assembled { strategy, servers, others } = self.assemble(devices, resolver, &members, role)?;
-        let behind = Behind { servers, others, settings, coordinator: Mutex::default() };
+        let behind = Behind { servers, others, settings, coordinator: Mutex::new(Weak::<()>::new()) };
         Ok(ParameterServerStrategy(strategy, Arc::new(behind)))
     }
 

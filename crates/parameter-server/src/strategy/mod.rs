@@ -15,7 +15,6 @@ pub use builder::ParameterServerBuilder;
 pub use local_cluster::{LocalCluster, LocalClusterResolver};
 pub use of_workers::SharedSettings;
 
-use crate::coordinator::Scheduler;
 use distribute_base::DeviceName;
 use distribute_base::Result;
 use distribute_base::internal::lock;
@@ -28,6 +27,7 @@ use distribute_params::{Partitioner, Placement, Usage};
 use distribute_ps_client::ParameterServers;
 use distribute_server::ClientBuilder;
 pub use ending::Servers;
+use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -77,7 +77,7 @@ struct Behind {
     /// What it was built of.
     settings: ParameterServerBuilder,
     /// Who schedules on its workers, if somebody does.
-    coordinator: Mutex<Weak<Scheduler>>,
+    coordinator: Mutex<Weak<dyn Any + Send + Sync>>,
 }
 
 impl ParameterServerStrategy {
@@ -154,16 +154,17 @@ impl ParameterServerStrategy {
 
     // CC-1
     /// Who schedules on its workers: one, which is made if there is none.
-    pub(crate) fn coordinator(
+    pub(crate) fn coordinator<C: Any + Send + Sync>(
         &self,
-        make: impl FnOnce() -> Result<Arc<Scheduler>>,
-    ) -> Result<Arc<Scheduler>> {
+        make: impl FnOnce() -> Result<Arc<C>>,
+    ) -> Result<Arc<C>> {
         let mut coordinator = lock(&self.1.coordinator);
-        if let Some(there) = coordinator.upgrade() {
+        if let Some(there) = coordinator.upgrade().and_then(|there| there.downcast().ok()) {
             return Ok(there);
         }
         let made = make()?;
-        *coordinator = Arc::downgrade(&made);
+        let there: Arc<dyn Any + Send + Sync> = made.clone();
+        *coordinator = Arc::downgrade(&there);
         Ok(made)
     }
 
