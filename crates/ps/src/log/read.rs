@@ -80,14 +80,17 @@ pub(crate) fn read(
 ) -> Result<Option<Tail>, ReadError> {
     let (then, damaged) = (&mut then, &mut damaged);
     let mut reading = Reading { number: known.start, chain: None, sealed: false, run: None, then, damaged };
-    let mut last = None;
+    let (mut last, mut was_begun) = (None, known.begun);
     for (i, first) in firsts.iter().copied().enumerate() {
         let next = firsts.get(i + 1).map(|next| path(folder, *next));
-        let was_begun = if i == 0 { known.begun } else { reading.sealed };
         let may_lack_begin = next.is_none() && !was_begun;
-        let file =
+        let mut file =
             LogPart { path: path(folder, first), first, next, may_lack_begin, begun: false, changed: false };
-        last = Some(reading.file(file)?);
+        last = Some(reading.file(&mut file)?);
+        // A file of which no record is left tells nothing of the next one.
+        if file.begun {
+            was_begun = reading.sealed;
+        }
     }
     if reading.sealed || last.is_none() && known.begun {
         reading.damage(&path(folder, reading.number), (0, 0), "is missing".to_owned(), None)?;
@@ -124,7 +127,7 @@ struct LogPart {
 }
 
 impl Reading<'_> {
-    fn file(&mut self, mut file: LogPart) -> Result<Tail, ReadError> {
+    fn file(&mut self, file: &mut LogPart) -> Result<Tail, ReadError> {
         let path = file.path.clone();
         let io = |error| ReadError::Io(path.clone(), error);
         let mut scan = Scan::open(&path).map_err(io)?;
@@ -135,7 +138,7 @@ impl Reading<'_> {
                 Found::Entry(entry) if self.sealed => {
                     self.damage(&path, (entry.at, scan.at()), "goes on after its end".to_owned(), None)?;
                 }
-                Found::Entry(entry) => self.entry(&mut file, entry, scan.at())?,
+                Found::Entry(entry) => self.entry(file, entry, scan.at())?,
                 Found::End if file.begun || file.may_lack_begin => break,
                 Found::End => {
                     self.damage(&path, (0, 0), "is empty".to_owned(), None)?;
@@ -149,7 +152,7 @@ impl Reading<'_> {
                         (self.number, self.chain) = (next.number, Some(next.chain));
                         continue;
                     }
-                    if self.is_torn(&file, &broken).map_err(io)? {
+                    if self.is_torn(file, &broken).map_err(io)? {
                         let Broken { what, at, is_prefix, .. } = broken;
                         torn = Some(Torn { what, bytes: end - at, is_prefix });
                         end = at;

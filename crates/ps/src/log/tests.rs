@@ -333,6 +333,19 @@ fn a_repaired_log_has_all_changes_that_can_be_read_and_what_it_was_is_kept() {
     }
 }
 
+// INV-54
+#[test]
+fn a_log_of_which_no_record_is_left_can_be_read_after_one_repair() {
+    for left in [0, 40, 127] {
+        let folder = tempfile::tempdir().unwrap();
+        log(folder.path(), &records(12), true);
+        for first in firsts(folder.path()).unwrap() {
+            fs::write(path(folder.path(), first), vec![5; left]).unwrap();
+        }
+        assert_eq!(repaired(folder.path()), []);
+    }
+}
+
 #[test]
 fn a_disk_that_is_full_has_no_half_records() {
     let folder = tempfile::tempdir().unwrap();
