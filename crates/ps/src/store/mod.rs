@@ -51,6 +51,8 @@ pub(crate) struct Core {
     log: Option<Kept>,
     follower: OnceLock<Arc<Follower>>,
     lost: Lost,
+    /// The job that had begun last when tables were found in the folder; `None` where none were.
+    found: Option<u64>,
     /// The number of servers of which this one has a complete copy.
     follows: Arc<AtomicU64>,
 }
@@ -130,6 +132,7 @@ impl Core {
             log,
             follower: OnceLock::new(),
             lost: Lost::default(),
+            found: None,
             follows: Arc::default(),
         }
     }
@@ -161,6 +164,9 @@ impl Core {
         if self.has_lost(call) {
             return (call.requests.iter().map(|sent| Err(self.lost.refusal(&sent.request))).collect(), false);
         }
+        if self.is_of_others(call) {
+            return (call.requests.iter().map(|sent| Err(self.other_folder(&sent.request))).collect(), false);
+        }
         let mut sequence = call.first;
         let mut changed = false;
         let mut bytes = 0usize;
@@ -188,6 +194,25 @@ impl Core {
             && self.follower.get().is_some()
             && self.tables.job() == 0
             && !self.ledger.may_know(call.client)
+    }
+
+    /// Whether a client has had a change acknowledged here, and the folder that this server began with has tables, but no change of that
+    /// client. A job that was begun since has restored what it needs.
+    fn is_of_others(&self, call: &Call) -> bool {
+        call.acknowledged
+            && self.found.is_some_and(|job| job == self.tables.job())
+            && !self.ledger.may_know(call.client)
+    }
+
+    fn other_folder(&self, request: &Request) -> Refusal {
+        let folder =
+            self.log.as_ref().map_or_else(String::new, |log| log.journal.folder().display().to_string());
+        let text = format!(
+            "{}: this server had acknowledged changes of this program, and its folder {folder} has none of them: it is another training's, or \
+             another server's. Put its own folder back, and start the server again; or start the chief again, from a checkpoint",
+            request.describe()
+        );
+        Refusal::new(RefusalKind::Lost, text)
     }
 
     fn read(&self, request: &Request) -> Result<Response, Refusal> {

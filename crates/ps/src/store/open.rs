@@ -58,6 +58,7 @@ impl Core {
         }
         core.tables.set_memory(memory);
         let journal = Journal::new(folder, opens, options.durability, file);
+        core.found = (!core.tables.names().is_empty()).then(|| core.tables.job());
         core.log = Some(Kept { journal, saving: Mutex::default(), options, _lock: held });
         Ok(core)
     }

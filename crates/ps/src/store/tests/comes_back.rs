@@ -334,3 +334,38 @@ fn a_state_that_another_takes_the_place_of_is_set_aside() {
     assert!(names(folder.path()).contains(&"replaced-3".to_owned()));
     assert!(contents(&open(&aside)) == was);
 }
+
+// INV-57
+#[test]
+fn a_folder_of_another_training_is_refused_to_those_whose_changes_it_lacks() {
+    let [own, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let call = |core: &Core, client: u64, acknowledged: bool, request: Request| {
+        let encoded = Encoded::new(request, false).unwrap().acknowledged(acknowledged);
+        core.answer(&Call::decode(encoded.message(client, 50).unwrap()).unwrap()).remove(0)
+    };
+    for (folder, client) in [(&own, 5), (&other, 6)] {
+        call(&open(folder.path()), client, false, tables()).unwrap();
+    }
+    let read = || Request::Read { table: "count".into(), known: None };
+    let add = || Request::Write { table: "count".into(), how: Write::Add, value: HostTensor::scalar(1i64) };
+    assert!(call(&open(own.path()), 5, true, read()).is_ok());
+
+    let core = open(other.path());
+    let was = contents(&core);
+    for request in [read(), add()] {
+        let refusal = call(&core, 5, true, request).unwrap_err();
+        assert!(
+            refusal.kind == RefusalKind::Lost && refusal.text.contains("another training's"),
+            "{refusal}"
+        );
+    }
+    assert_eq!(contents(&core), was);
+    // Its own client, and one that is new.
+    assert!(call(&core, 6, true, add()).is_ok() && call(&core, 7, false, read()).is_ok());
+    // A coordinator that begins a job restores what it needs, and its workers go on.
+    call(&core, 8, false, Request::BeginJob { job: 1 }).unwrap();
+    assert!(call(&core, 5, true, read()).is_ok());
+    // Where there are no tables at all, the error names the one that is missing.
+    let empty = tempfile::tempdir().unwrap();
+    assert_eq!(call(&open(empty.path()), 5, true, read()).unwrap_err().kind, RefusalKind::NoSuchTable);
+}
