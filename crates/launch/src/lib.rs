@@ -20,6 +20,7 @@
 
 mod duration;
 mod error;
+mod event;
 mod host;
 pub mod layout;
 pub mod print;
@@ -48,6 +49,7 @@ pub mod plan;
 mod printer;
 #[cfg(unix)]
 mod process;
+mod processes;
 #[cfg(unix)]
 pub mod running;
 #[cfg(unix)]
