@@ -1,7 +1,7 @@
 """What the peers' scripts share: inputs by formula, rounds, and the lines they print.
 
 A script lists its entries with --list, measures them by itself (--rounds, --seconds, --threads, --only), or is led by
-`distribute bench --peers`, which starts it with --serve for one entry and asks for one round at a time: so ours and
+`distribute-bench --peers`, which starts it with --serve for one entry and asks for one round at a time: so ours and
 theirs are measured in turn. Between its rounds it is stopped, with all that it has started.
 """
 
@@ -16,7 +16,7 @@ import time
 
 import numpy as np
 
-# The work. crates/cli/src/bench/work/ has the same figures.
+# The work. bench/src/work/ has the same figures.
 MLP = [(784, 512), (512, 256), (256, 10)]
 MLP_BATCH = 128
 ROWS, WIDTH, IDS = 100_000, 32, 8
@@ -186,9 +186,9 @@ class Fresh(Entry):
         return (first * 1e3 if self.unit == "ms" else float(line)), {}
 
 
-# ---- Two hosts, which are network namespaces of this machine: `distribute bench --link` starts rank 0 on the first.
+# ---- Two hosts, which are network namespaces of this machine: `distribute-bench --link` starts rank 0 on the first.
 
-DEVICE = "link0"  # crates/cli/src/bench/workers/link/commands.rs has the same name
+DEVICE = "link0"  # bench/src/workers/link/commands.rs has the same name
 
 
 def addresses(given):

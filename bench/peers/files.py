@@ -1,4 +1,4 @@
-"""Files by formula, written where they are absent. crates/cli/src/bench/work/ can write the same bytes without Python.
+"""Files by formula, written where they are absent. bench/src/work/ can write the same bytes without Python.
 
 They are in the folder that DISTRIBUTE_BENCH_FILES names, else in `distribute-bench` of the folder for temporary files.
 A file is written under another name and renamed, so one that has its name is whole. By itself this script writes all of

@@ -13,7 +13,7 @@ from common import Entry
 
 GIVEN = common.arguments()
 
-# The work, as in crates/cli/src/bench/coordinator.rs.
+# The work, as in bench/src/coordinator.rs.
 WORKERS = 2
 CLOSURES = 1000
 SHARD_BYTES = 256 << 10

@@ -16,7 +16,7 @@ from common import Entry
 GIVEN = common.arguments()
 CLIENTS = 2
 
-# The work, as in crates/cli/src/bench/servers/.
+# The work, as in bench/src/servers.rs.
 ELEMENTS = 4 << 20
 ROWS, WIDTH = 1_000_000, 32
 BATCH, FEW = 8192, 1024

@@ -1,7 +1,7 @@
 //! What it costs to sum one tensor over replicas of one process.
 
 use super::figure::{About, Beside, Better, Effort, Figure, Target};
-use super::form::size;
+use super::numbers::size;
 use super::sample::Sample;
 use super::traffic;
 use candle_core::{Device, Tensor};

@@ -213,7 +213,7 @@ fn start(cluster: &ClusterSpec, task: &Task) -> Result<Program> {
     let io = |source| Error::Io { operation: format!("starting {task}"), source };
     let path = std::env::current_exe().map_err(io)?;
     let name = format!("{CHILD}{} {} {cluster}", task.job, task.index);
-    Program::start(Command::new(&path).args(["bench", "--child", &name])).map_err(io)
+    Program::start(Command::new(&path).args(["--child", &name])).map_err(io)
 }
 
 /// In the child: one task, until the process is killed.

@@ -2,7 +2,7 @@
 
 use distribute::Error;
 
-/// An error of `distribute bench` for this reason.
+/// An error of `distribute-bench` for this reason.
 pub fn invalid(reason: String) -> Error {
     Error::InvalidArgument { operation: "bench", reason }
 }

@@ -4,7 +4,7 @@ use super::hosts::Hosts;
 use super::sample::Sample;
 use distribute::Result;
 
-/// Something that `distribute bench` measures. One kind a file; [`figures`](super::figures) lists them.
+/// Something that `distribute-bench` measures. One kind a file; [`figures`](crate::figures::figures) lists them.
 pub trait Figure {
     /// What it is called, what it means, and what is to be reached.
     fn about(&self) -> About;

@@ -1,9 +1,10 @@
-//! One figure as a row of a table, a plain line or a line of JSON, and how numbers and sizes are written.
+//! One figure as a row of a table, a plain line or a line of JSON.
 
 use super::figure::{Better, Role};
+use super::numbers::number;
+use super::output::coloured;
 use super::report::{Report, Rival};
 use super::statistics::Summary;
-use crate::output::coloured;
 use serde_json::{Value, json};
 
 /// How results are printed.
@@ -151,28 +152,9 @@ fn times(ratio: Option<f64>) -> String {
     ratio.map(|r| format!("{} ×", number(r))).unwrap_or_default()
 }
 
-/// Three digits that mean something.
-pub fn number(x: f64) -> String {
-    match x.abs() {
-        a if a >= 100. => format!("{x:.0}"),
-        a if a >= 10. => format!("{x:.1}"),
-        a if a >= 1. => format!("{x:.2}"),
-        _ => format!("{x:.3}"),
-    }
-}
-
-/// `4KiB`, of 4096.
-pub fn size(bytes: usize) -> String {
-    match bytes {
-        b if b >= 1 << 20 => format!("{}MiB", b >> 20),
-        b if b >= 1 << 10 => format!("{}KiB", b >> 10),
-        b => format!("{b}B"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::report::tests::report;
+    use crate::report::tests::report;
 
     #[test]
     fn json_has_the_fields_that_programs_read() {

@@ -1,9 +1,15 @@
 //! A program and all that it starts, stopped and continued as one: so nothing of it runs while others are measured. And
 //! nothing of it runs on when who measures has ended.
 
+#[cfg(unix)]
 use distribute::cluster::Deadline;
+#[cfg(unix)]
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use std::io::Result;
+#[cfg(unix)]
+use std::io::{Error, ErrorKind};
 use std::process::Command;
+#[cfg(unix)]
 use std::time::Duration;
 
 /// The group of processes that a program leads.
@@ -20,7 +26,7 @@ const PARENT: &str = "DISTRIBUTE_BENCH_PARENT";
 pub fn end_with_parent() -> Result<()> {
     #[cfg(target_os = "linux")]
     {
-        use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+        use rustix::process::{getppid, set_parent_process_death_signal};
         set_parent_process_death_signal(Some(Signal::KILL))?;
         // It may have ended before that.
         let parent = getppid().map(|parent| parent.to_string());
@@ -51,57 +57,49 @@ impl Group {
 }
 
 #[cfg(unix)]
-mod signals {
-    use super::{ARRIVES_WITHIN, Deadline, Group, Result};
-    use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
-    use std::io::{Error, ErrorKind};
-
-    impl Group {
-        /// Stops all of them, and returns when the leader has stopped or ended.
-        ///
-        /// # Errors
-        /// When that takes too long.
-        pub fn stop(&self) -> Result<()> {
-            let leader = self.send(Signal::STOP)?;
-            let deadline = Deadline::after(ARRIVES_WITHIN);
-            // It stays a child that has stopped or ended: the thread that waits for its end finds it so.
-            let options = WaitIdOptions::STOPPED
-                | WaitIdOptions::EXITED
-                | WaitIdOptions::NOHANG
-                | WaitIdOptions::NOWAIT;
-            while waitid(WaitId::Pid(leader), options)?.is_none() {
-                if deadline.has_passed() {
-                    let reason =
-                        format!("process {} has not stopped within {} s", self.0, ARRIVES_WITHIN.as_secs());
-                    return Err(Error::new(ErrorKind::TimedOut, reason));
-                }
-                std::thread::yield_now();
+impl Group {
+    /// Stops all of them, and returns when the leader has stopped or ended.
+    ///
+    /// # Errors
+    /// When that takes too long.
+    pub fn stop(&self) -> Result<()> {
+        let leader = self.send(Signal::STOP)?;
+        let deadline = Deadline::after(ARRIVES_WITHIN);
+        // It stays a child that has stopped or ended: the thread that waits for its end finds it so.
+        let options =
+            WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        while waitid(WaitId::Pid(leader), options)?.is_none() {
+            if deadline.has_passed() {
+                let reason =
+                    format!("process {} has not stopped within {} s", self.0, ARRIVES_WITHIN.as_secs());
+                return Err(Error::new(ErrorKind::TimedOut, reason));
             }
-            Ok(())
+            std::thread::yield_now();
         }
+        Ok(())
+    }
 
-        /// Has them go on where they were stopped.
-        ///
-        /// # Errors
-        /// When there are none.
-        pub fn resume(&self) -> Result<()> {
-            self.send(Signal::CONT).map(drop)
-        }
+    /// Has them go on where they were stopped.
+    ///
+    /// # Errors
+    /// When there are none.
+    pub fn resume(&self) -> Result<()> {
+        self.send(Signal::CONT).map(drop)
+    }
 
-        /// Ends all of them, stopped or not.
-        ///
-        /// # Errors
-        /// When there are none.
-        pub fn kill(&self) -> Result<()> {
-            self.send(Signal::KILL).map(drop)
-        }
+    /// Ends all of them, stopped or not.
+    ///
+    /// # Errors
+    /// When there are none.
+    pub fn kill(&self) -> Result<()> {
+        self.send(Signal::KILL).map(drop)
+    }
 
-        fn send(&self, signal: Signal) -> Result<Pid> {
-            let leader = i32::try_from(self.0).ok().and_then(Pid::from_raw);
-            let leader = leader.ok_or_else(|| Error::other(format!("{} is no process", self.0)))?;
-            kill_process_group(leader, signal)?;
-            Ok(leader)
-        }
+    fn send(&self, signal: Signal) -> Result<Pid> {
+        let leader = i32::try_from(self.0).ok().and_then(Pid::from_raw);
+        let leader = leader.ok_or_else(|| Error::other(format!("{} is no process", self.0)))?;
+        kill_process_group(leader, signal)?;
+        Ok(leader)
     }
 }
 

@@ -1,9 +1,10 @@
-//! `distribute bench --growth`: how a step's time and memory grow, beside what the bytes it moves allow.
+//! `distribute-bench --growth`: how a step's time and memory grow, beside what the bytes it moves allow.
 //!
 //! Each point is a process of its own, so that its peak of memory is its own, too.
 
 use super::error::invalid;
-use super::form::{Form, number};
+use super::form::Form;
+use super::numbers::number;
 use super::plot::{Panel, Series, panels};
 use super::program::PATIENCE;
 use super::spawned::{peak_mib, spawned};

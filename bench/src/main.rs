@@ -1,12 +1,13 @@
-//! `distribute bench`: figures of this machine, beside what is to be reached and what peers reach.
+//! The benchmark of `distribute`: figures of this machine, beside what is to be reached and what peers reach.
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`figure`] | [`Figure`](figure): what is measured, and what it is compared with |
+//! | [`options`], [`output`] | the command line; lines to standard output |
+//! | [`figure`], [`figures`] | what is measured, and what it is compared with; the list of all |
 //! | [`turns`], [`sample`], [`statistics`] | ours and theirs in turn; what a round gave; median and spread |
 //! | [`program`], [`group`], [`spawned`] | a program that is measured from outside; stopping it with all that it starts; this one once more |
 //! | [`peers`], [`serve`], [`recorded`] | peers and ourselves in processes that are led; what peers reached before |
-//! | [`report`], [`form`], [`plot`] | what a figure's values mean; table, plain lines, JSON; SVG |
+//! | [`report`], [`form`], [`numbers`], [`plot`] | what a figure's values mean; table, plain lines, JSON; numbers as text; SVG |
 //! | [`work`] | models, inputs and weights, as the peers have them |
 //! | [`empty_step`], [`all_reduce`], [`traffic`], [`training`], [`products`], [`scaling`], [`input`], [`losses`], [`child`] | the figures, one kind a file |
 //! | [`servers`] | parameter servers that are processes: variables pulled and pushed, rows looked up and scattered |
@@ -23,12 +24,16 @@ mod drift;
 mod empty_step;
 mod error;
 mod figure;
+mod figures;
 mod form;
 mod group;
 mod growth;
 mod hosts;
 mod input;
 mod losses;
+mod numbers;
+mod options;
+mod output;
 mod peers;
 mod plot;
 mod products;
@@ -48,116 +53,28 @@ mod turns;
 mod work;
 mod workers;
 
-use crate::output;
+use clap::Parser;
 use distribute::{Error, Result};
 use error::invalid;
 use figure::{Effort, Figure};
+use figures::figures;
 use form::Form;
-use hosts::Hosts;
+use options::Arguments;
 use plot::Bars;
 use report::Report;
-use std::path::PathBuf;
-pub use traffic::memory_bandwidth;
 use workers::link;
 
-/// The options of `distribute bench`.
-#[derive(clap::Args)]
-pub struct Arguments {
-    /// Measure only figures whose name contains this
-    #[arg(long)]
-    filter: Option<String>,
-    /// How often to measure each figure; the median is given
-    #[arg(long, default_value_t = 9)]
-    rounds: usize,
-    /// Short rounds: to see that it works, not to compare
-    #[arg(long)]
-    quick: bool,
-    /// How long a round measures each figure, in seconds: short rounds have a least value that is undisturbed also on a
-    /// busy machine
-    #[arg(long)]
-    seconds: Option<f64>,
-    /// Measure the peers, too, in turn with ours; FOLDER has their scripts, as bench/peers of the repository. Without, what
-    /// they reached before is shown
-    #[arg(long, value_name = "FOLDER", num_args = 0..=1, default_missing_value = "bench/peers")]
-    peers: Option<PathBuf>,
-    /// The Python that has the peers' libraries (bench/peers/README.md says how to make one)
-    #[arg(long, default_value = "python3", requires = "peers")]
-    python: PathBuf,
-    /// How a step grows with replicas, parameters, rows of a table and batch, instead of the figures
-    #[arg(long)]
-    growth: bool,
-    /// What an all-reduce takes among 2 to 16 processes of this machine, and what a model that is fitted to that says of
-    /// 1,000 machines, instead of the figures
-    #[arg(long, conflicts_with = "growth")]
-    worlds: bool,
-    /// Training by two processes on two hosts, network namespaces of this machine, with a link of this rate between them (1gbit,
-    /// 100mbit, unlimited; several separated by commas), instead of the figures. As root, with ip and tc of iproute2
-    #[arg(long, value_name = "RATE", value_delimiter = ',')]
-    #[arg(conflicts_with_all = ["growth", "worlds", "list", "plot", "record"])]
-    link: Vec<link::Rate>,
-    /// Draw the ratios, or the growth, as SVG into this file
-    #[arg(long)]
-    plot: Option<PathBuf>,
-    /// One line of JSON for each figure
-    #[arg(long)]
-    json: bool,
-    /// The tables of docs/performance.md
-    #[arg(long, conflicts_with = "json")]
-    markdown: bool,
-    /// Name the figures and what they measure, and measure nothing
-    #[arg(long)]
-    list: bool,
-    /// Make so many steps of what --filter names, and measure and print nothing: to count their instructions
-    #[arg(long)]
-    steps: Option<u64>,
-    /// Write what the peers reach into this file, for machines without them
-    #[arg(long, requires = "peers", requires = "machine")]
-    record: Option<PathBuf>,
-    /// What is written beside it: the machine and the day
-    #[arg(long)]
-    machine: Option<String>,
-    /// What a figure has done in a process of its own
-    #[arg(long, hide = true)]
-    child: Option<String>,
-    /// Measure this figure, a round for each line of standard input
-    #[arg(long, hide = true)]
-    serve: Option<String>,
-    /// Between these hosts
-    #[arg(long, hide = true, requires = "serve")]
-    hosts: Option<Hosts>,
+// candle allocates for every operation: glibc gives large blocks back to the kernel and faults them in again.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+#[distribute::main]
+fn main() -> Result<()> {
+    run(&Arguments::parse())
 }
 
-impl Arguments {
-    fn form(&self) -> Form {
-        match (self.json, self.markdown) {
-            (true, _) => Form::Json,
-            (_, true) => Form::Markdown,
-            _ => Form::Text,
-        }
-    }
-}
-
-/// All figures, in the order in which they are printed.
-fn figures() -> Vec<Box<dyn Figure>> {
-    let mut all: Vec<Box<dyn Figure>> = Vec::new();
-    all.extend(empty_step::figures());
-    all.extend(all_reduce::figures());
-    all.extend(traffic::figures());
-    all.extend(training::figures());
-    all.extend(products::figures());
-    all.extend(scaling::figures());
-    all.extend(input::figures());
-    all.extend(child::figures());
-    all.extend(losses::figures());
-    all.extend(workers::figures());
-    all.extend(drift::figures());
-    all.extend(servers::figures());
-    all.extend(coordinator::figures());
-    all
-}
-
-/// Measures and prints.
-pub fn run(arguments: &Arguments) -> Result<()> {
+/// Does what the options say: measures and prints.
+fn run(arguments: &Arguments) -> Result<()> {
     if let Some(steps) = arguments.steps {
         return steps::run(arguments.filter.as_deref().unwrap_or_default(), steps);
     }
@@ -199,7 +116,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let figures: Vec<_> = figures().into_iter().filter(|figure| wanted(&**figure)).collect();
     if figures.is_empty() {
         return Err(invalid(format!(
-            "no figure's name contains {filter:?}; `distribute bench --list` names all"
+            "no figure's name contains {filter:?}; `distribute-bench --list` names all"
         )));
     }
     if arguments.list {
@@ -230,47 +147,4 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     arguments.record.as_ref().map_or(Ok(()), |path| output::file(path, &kept))?;
     drawn.retain(|group| !group.bars.is_empty());
     plot.map_or(Ok(()), |path| output::file(path, &plot::bars(&drawn)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::collections::BTreeSet;
-
-    #[test]
-    fn names_are_unique_and_fit_the_table() {
-        let names: Vec<_> = figures().iter().map(|f| f.about().name).collect();
-        assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
-        assert!(names.iter().all(|name| name.len() <= 26), "{names:?}");
-    }
-
-    #[test]
-    fn a_round_gives_a_positive_number() {
-        for figure in figures() {
-            let name = figure.about().name;
-            // Larger ones take minutes without optimisation; a test's binary has no `bench --child`.
-            let left_out = [
-                "64MiB",
-                "replicas",
-                "scaling",
-                "losses",
-                "start",
-                "memory",
-                "tfrecord",
-                "csv",
-                "shuffle",
-                "map",
-                "2p",
-                "processes",
-                "drift",
-                "servers",
-                "coordinator",
-            ];
-            if left_out.iter().any(|part| name.contains(part)) {
-                continue;
-            }
-            let value = figure.round(Effort { seconds: 1e-4 }).unwrap().value;
-            assert!(value > 0. && value.is_finite(), "{}: {value}", figure.about().name);
-        }
-    }
 }

@@ -99,7 +99,7 @@ impl Entry {
 /// Starts this program again to measure a figure, between these hosts if there are any.
 pub fn ours(figure: &str, hosts: Option<&Hosts>) -> Result<Process> {
     let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-    command.args(["bench", "--serve", figure]);
+    command.args(["--serve", figure]);
     if let Some(hosts) = hosts {
         command.args(["--hosts", &hosts.to_string()]);
     }

@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn what_is_kept_of_a_run_is_what_its_peers_reached() {
-        let about = super::super::figures()[0].about();
+        let about = crate::figures::figures()[0].about();
         let rival = |name: &str, role, in_process| Rival {
             name: name.into(),
             version: "1".into(),
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn every_line_can_be_read_and_names_a_figure() {
-        let names: Vec<_> = super::super::figures().iter().map(|f| f.about().name).collect();
+        let names: Vec<_> = crate::figures::figures().iter().map(|f| f.about().name).collect();
         for line in LINES.lines() {
             let value: Value = serde_json::from_str(line).unwrap();
             assert!(rival(&value).is_some(), "{line}");

@@ -1,7 +1,7 @@
 //! What was measured of one figure, and what is reached by it.
 
 use super::figure::{About, Better, Role, Target};
-use super::form::number;
+use super::numbers::number;
 use super::statistics::Summary;
 
 /// What was measured of one figure.

@@ -147,9 +147,8 @@ impl Servers {
     fn start() -> Result<Self> {
         let io = |source| Error::Io { operation: "starting a parameter server".into(), source };
         let path = std::env::current_exe().map_err(io)?;
-        let start = |index: usize| {
-            Program::start(Command::new(&path).args(["bench", "--child", &format!("{CHILD}{index}")]))
-        };
+        let start =
+            |index: usize| Program::start(Command::new(&path).args(["--child", &format!("{CHILD}{index}")]));
         let mut programs = (0..SERVERS).map(start).collect::<std::io::Result<Vec<_>>>().map_err(io)?;
         let deadline = Deadline::after(PATIENCE);
         let mut addresses = Vec::new();

@@ -1,4 +1,4 @@
-//! This program once more, as a process that measures something and prints a line: `bench --child NAME`.
+//! This program once more, as a process that measures something and prints a line: `--child NAME`.
 
 use super::program::Program;
 use distribute::cluster::{Deadline, Stopwatch};
@@ -7,13 +7,13 @@ use std::io::Error as IoError;
 use std::process::Command;
 use std::time::Duration;
 
-/// Starts this program again for `bench --child NAME`: the line that it prints, and the seconds until it came.
+/// Starts this program again for `--child NAME`: the line that it prints, and the seconds until it came.
 pub fn spawned(name: &str, patience: Duration) -> Result<(String, f64)> {
     let watch = Stopwatch::start();
     let io = |source| Error::Io { operation: format!("bench --child {name}"), source };
     let deadline = Deadline::after(patience);
     let path = std::env::current_exe().map_err(io)?;
-    let mut program = Program::start(Command::new(path).args(["bench", "--child", name])).map_err(io)?;
+    let mut program = Program::start(Command::new(path).args(["--child", name])).map_err(io)?;
     let line = program.line(deadline).map_err(io)?;
     let seconds = watch.seconds();
     program.rest(deadline).map_err(io)?;

@@ -1,4 +1,4 @@
-//! `distribute bench --steps N`: a certain number of steps and nothing else, for those who count instructions
+//! `distribute-bench --steps N`: a certain number of steps and nothing else, for those who count instructions
 //! (`.ci/instructions`): what two runs of different N differ by is what the steps cost.
 
 use super::error::invalid;

@@ -1,7 +1,7 @@
 //! What the same bytes cost without any meeting: the bound of every figure that moves bytes.
 
 use super::figure::{About, Beside, Better, Effort, Figure, Role};
-use super::form::size;
+use super::numbers::size;
 use super::sample::Sample;
 use distribute::cluster::Stopwatch;
 use distribute::{MirroredStrategy, Result};

@@ -1,4 +1,4 @@
-//! `distribute bench` as users start it.
+//! `distribute-bench` as users start it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -10,13 +10,13 @@ use std::process::Command;
 use std::time::Duration;
 
 /// The peers' scripts.
-const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/peers");
+const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peers");
 /// Longer than any of these takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 fn command(options: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_distribute"));
-    command.arg("bench").args(options);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_distribute-bench"));
+    command.args(options);
     command
 }
 

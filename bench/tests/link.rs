@@ -1,9 +1,9 @@
-//! `distribute bench --link` as users start it.
+//! `distribute-bench --link` as users start it.
 //!
 //! Making network namespaces takes root (or `unshare --user --map-root-user`), so those tests have to be asked for:
 //!
 //! ```text
-//! DISTRIBUTE_TEST_NAMESPACES=1 cargo test -p distribute-cli --test link
+//! DISTRIBUTE_TEST_NAMESPACES=1 cargo test -p distribute-bench --test link
 //! ```
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -22,8 +22,8 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(300);
 
 fn bench(options: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_distribute"));
-    command.args(["bench", "--quick", "--json"]).args(options);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_distribute-bench"));
+    command.args(["--quick", "--json"]).args(options);
     command
 }
 

@@ -1,11 +1,11 @@
 //! The process of a worker.
 
-use super::super::error::invalid;
-use super::super::figure::Effort;
-use super::super::work::{Mlp, Model, Recommender};
 use super::place::{Order, Work};
 use super::{sum, train};
+use crate::error::invalid;
+use crate::figure::Effort;
 use crate::output;
+use crate::work::{Mlp, Model, Recommender};
 use distribute::Result;
 
 /// Does its work. Worker 0 prints what it measured.

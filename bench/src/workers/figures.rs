@@ -1,11 +1,11 @@
 //! Rows of two processes: all-reduces over both kinds of links, and training.
 
-use super::super::figure::{About, Better, Effort, Figure, Target};
-use super::super::form::size;
-use super::super::sample::Sample;
-use super::super::work::{Mlp, Model, Recommender};
 use super::place::{Communication, Links, Work};
 use super::start::measured;
+use crate::figure::{About, Better, Effort, Figure, Target};
+use crate::numbers::size;
+use crate::sample::Sample;
+use crate::work::{Mlp, Model, Recommender};
 use distribute::Result;
 use std::marker::PhantomData;
 

@@ -1,6 +1,6 @@
-//! What a worker's process is told by `bench --child workers/…`.
+//! What a worker's process is told by `--child workers/…`.
 
-use super::super::error::invalid;
+use crate::error::invalid;
 use distribute::Result;
 use distribute::cluster::World;
 use distribute_net::SharedMemory;

@@ -1,9 +1,9 @@
 //! The processes of one round: all are started, all have to end well, and worker 0 says what it measured.
 
-use super::super::hosts::Hosts;
-use super::super::program::{PATIENCE, Program};
-use super::super::sample::Sample;
 use super::place::{Order, Place, Work};
+use crate::hosts::Hosts;
+use crate::program::{PATIENCE, Program};
+use crate::sample::Sample;
 use distribute::cluster::{Deadline, World};
 use distribute::{Error, Result};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
@@ -49,7 +49,7 @@ fn round(addresses: &[String], commands: Vec<Command>, work: &Work) -> std::io::
     let start = |(worker, mut command): (usize, Command)| {
         let world = World::new(addresses.len(), worker, 1).map_err(IoError::other)?;
         let order = Order { place: Place { world, addresses: addresses.to_vec() }, work: work.clone() };
-        command.args(["bench", "--child", &order.to_string()]).stderr(Stdio::piped());
+        command.args(["--child", &order.to_string()]).stderr(Stdio::piped());
         Program::start(&mut command)
     };
     let all = commands.into_iter().enumerate().map(start).collect::<std::io::Result<Vec<_>>>()?;

@@ -1,8 +1,8 @@
 //! All-reduces of vectors in a worker's process.
 
-use super::super::figure::Effort;
 use super::model::Algorithm;
 use super::place::{Links, Place};
+use crate::figure::Effort;
 use bytes::Bytes;
 use distribute::cluster::{Fingerprint, Operation, Standing, Stopwatch};
 use distribute::tensor::kernel::fold_scaled;

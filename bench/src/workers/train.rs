@@ -1,11 +1,11 @@
 //! Training in a worker's process, one replica in each.
 
-use super::super::figure::Effort;
-use super::super::sample::Sample;
-use super::super::training::{steps_per_second, timed, warmed_up};
-use super::super::work::{Model, RATE, Training};
 use super::place::{Communication, Place};
 use super::sent::sent;
+use crate::figure::Effort;
+use crate::sample::Sample;
+use crate::training::{steps_per_second, timed, warmed_up};
+use crate::work::{Model, RATE, Training};
 use distribute::{
     ClusterSpec, CommunicationImplementation, CommunicationOptions, Job, MultiWorkerMirroredStrategy, Result,
     SimpleClusterResolver,

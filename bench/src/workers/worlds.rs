@@ -1,14 +1,15 @@
-//! `distribute bench --worlds`: all-reduces of 2 to 16 processes of this machine, and what they say of 1,000 machines.
+//! `distribute-bench --worlds`: all-reduces of 2 to 16 processes of this machine, and what they say of 1,000 machines.
 
-use super::super::error::invalid;
-use super::super::form::{Form, number, size};
-use super::super::plot::{Panel, Series, panels};
-use super::super::statistics::Summary;
 use super::model::{Algorithm, Link, Network, Point};
 use super::place::{Links, Work};
 use super::start::measured;
 use super::sum::algorithm;
+use crate::error::invalid;
+use crate::form::Form;
+use crate::numbers::{number, size};
 use crate::output;
+use crate::plot::{Panel, Series, panels};
+use crate::statistics::Summary;
 use distribute::Result;
 use serde_json::json;
 use std::path::Path;

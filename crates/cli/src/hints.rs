@@ -10,10 +10,19 @@ const WORKERS: [&str; 8] =
 pub fn exit(error: &Error) -> ! {
     let _ = error.print();
     let is_launch = std::env::args_os().nth(1).is_some_and(|command| command == "launch");
-    if let Some(hint) = of(error).filter(|_| is_launch) {
+    if let Some(hint) = if is_launch { of(error) } else { of_another_program(error) } {
         crate::output::remark(format!("\n{hint}"));
     }
     std::process::exit(error.exit_code())
+}
+
+/// Returns the hint for a command that is a program of its own.
+fn of_another_program(error: &Error) -> Option<String> {
+    let is_bench = matches!(error.get(ContextKind::InvalidSubcommand), Some(ContextValue::String(command)) if command == "bench");
+    is_bench.then(|| {
+        "hint: the benchmark is a program of its own: cargo run --release -p distribute-bench -- --help"
+            .into()
+    })
 }
 
 /// The hint for an error of `distribute launch`.
@@ -56,5 +65,15 @@ mod tests {
         assert!(hint("--workers 2 --epochs 3 -- ./train").unwrap().contains("options of the command"));
         // clap says what it is.
         assert_eq!(hint("--workers two -- ./train"), None);
+    }
+
+    #[test]
+    fn bench_names_the_program_that_it_has_become() {
+        let hint = |command| {
+            let error = crate::Arguments::try_parse_from(["distribute", command, "--list"]).err().unwrap();
+            super::of_another_program(&error)
+        };
+        assert!(hint("bench").unwrap().contains("cargo run --release -p distribute-bench"));
+        assert_eq!(hint("benhc"), None);
     }
 }

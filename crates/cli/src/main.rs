@@ -1,8 +1,6 @@
-//! The command `distribute`: `bench` measures this machine against the figures of docs/performance.md, `doctor` looks
-//! for what makes training slow on it and between the tasks of a cluster, `launch` starts the tasks of a job, `repair` looks for damage in the folders of parameter
-//! servers, `status` tells what a running job does.
+//! The command `distribute`: `doctor` looks for what makes training slow on this machine and between the tasks of a cluster, `launch`
+//! starts the tasks of a job, `repair` looks for damage in the folders of parameter servers, `status` tells what a running job does.
 
-mod bench;
 mod doctor;
 mod hints;
 #[cfg(unix)]
@@ -13,15 +11,11 @@ mod status;
 
 use clap::{Parser, Subcommand};
 
-// candle allocates for every operation: glibc gives large blocks back to the kernel and faults them in again.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 #[derive(Parser)]
 #[command(
     name = "distribute",
     version,
-    about = "Measures and checks machines for distributed training, and starts it"
+    about = "Checks machines for distributed training, starts it, and tells how it goes"
 )]
 struct Arguments {
     #[command(subcommand)]
@@ -30,8 +24,6 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Measures this library on this machine, beside recorded figures of its peers
-    Bench(Box<bench::Arguments>),
     /// Looks for what makes training slow, on this machine and between the tasks of a cluster
     Doctor(doctor::Arguments),
     /// Starts workers and other tasks of a job, here or over ssh, and ends them together
@@ -47,7 +39,6 @@ enum Command {
 fn main() -> distribute::Result<()> {
     let arguments = Arguments::try_parse().unwrap_or_else(|error| hints::exit(&error));
     match arguments.command {
-        Command::Bench(arguments) => bench::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         #[cfg(unix)]
         Command::Launch(arguments) => launch::run(&arguments),

@@ -1,4 +1,4 @@
-//! The matrix products of a linear layer's step and nothing else: what `distribute bench` shows to be the limit of a step.
+//! The matrix products of a linear layer's step and nothing else: what `distribute-bench` shows to be the limit of a step.
 
 use super::gemm::{Matrix, by_columns, product};
 

@@ -1,7 +1,7 @@
 //! What makes a link between two hosts, as commands. Pure.
 
-use super::super::super::hosts::{Host, Hosts};
 use super::rate::Rate;
+use crate::hosts::{Host, Hosts};
 
 /// The device on each host. `bench/peers/common.py` has the same name.
 const DEVICE: &str = "link0";

@@ -20,7 +20,7 @@ pub enum LinkError {
     /// This process may not make a namespace.
     #[error(
         "--link makes two network namespaces, and this process may not ({source}): run it as root, or, where users may have \
-         namespaces of their own, as `unshare --user --map-root-user distribute bench --link …`"
+         namespaces of their own, as `unshare --user --map-root-user distribute-bench --link …`"
     )]
     NotAllowed {
         /// What unshare says.

@@ -1,4 +1,4 @@
-//! `distribute bench --link RATE`: training by two processes on two hosts, with a link of a certain rate between them.
+//! `distribute-bench --link RATE`: training by two processes on two hosts, with a link of a certain rate between them.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -20,12 +20,12 @@ mod training;
 pub use rate::Rate;
 pub use training::named;
 
-use super::super::error::invalid;
-use super::super::figure::Effort;
-use super::super::form::Form;
-use super::super::peers::Entry;
-use super::super::turns::measure;
+use crate::error::invalid;
+use crate::figure::Effort;
+use crate::form::Form;
 use crate::output;
+use crate::peers::Entry;
+use crate::turns::measure;
 use distribute::{Error, Result};
 use network::Network;
 

@@ -1,10 +1,10 @@
 //! Two hosts and the link between them, for as long as somebody holds them.
 
-use super::super::super::hosts::{Host, Hosts};
-use super::super::super::program::Program;
 use super::commands::commands;
 use super::error::LinkError;
 use super::rate::Rate;
+use crate::hosts::{Host, Hosts};
+use crate::program::Program;
 use distribute::cluster::Deadline;
 use std::io;
 use std::process::{ChildStdin, Command, Stdio};

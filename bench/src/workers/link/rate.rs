@@ -1,6 +1,6 @@
 //! How fast a link is, as users say it.
 
-use super::super::super::error::invalid;
+use crate::error::invalid;
 use distribute::Error;
 use std::fmt;
 use std::str::FromStr;

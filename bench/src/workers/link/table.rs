@@ -1,11 +1,11 @@
 //! What was measured over a link: who makes how many steps, what they send, and what a step takes beside its parts.
 
-use super::super::super::figure::Role;
-use super::super::super::form::Form;
-use super::super::super::form::number;
-use super::super::super::report::Report;
-use super::super::super::statistics::Summary;
 use super::training::{COMPUTING, SENDING};
+use crate::figure::Role;
+use crate::form::Form;
+use crate::numbers::number;
+use crate::report::Report;
+use crate::statistics::Summary;
 use serde_json::Value;
 
 /// The heads of the columns for docs/performance.md.
@@ -101,9 +101,9 @@ fn millis(steps: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::super::figure::{About, Better};
-    use super::super::super::super::report::Rival;
     use super::*;
+    use crate::figure::{About, Better};
+    use crate::report::Rival;
 
     fn report() -> Report {
         let about = About {

@@ -1,12 +1,12 @@
 //! Training by two processes on two hosts, as a figure.
 
-use super::super::super::figure::{About, Beside, Better, Effort, Figure, Role, Target};
-use super::super::super::hosts::Hosts;
-use super::super::super::sample::Sample;
-use super::super::super::work::{Mlp, Model, Recommender};
 use super::super::place::{Communication, Work};
 use super::super::start::{measured, measured_between};
 use super::rate::Rate;
+use crate::figure::{About, Beside, Better, Effort, Figure, Role, Target};
+use crate::hosts::Hosts;
+use crate::sample::Sample;
+use crate::work::{Mlp, Model, Recommender};
 use distribute::Result;
 use std::cell::Cell;
 use std::marker::PhantomData;

@@ -1,14 +1,14 @@
 //! What makes training slow on this machine.
 
-use crate::bench::memory_bandwidth;
+use super::memory;
 use distribute::Result;
 
 impl Machine {
     /// Looks at this machine, and copies memory for some seconds.
     pub fn look() -> Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let alone = memory_bandwidth(1)?;
-        let together = if cores > 1 { memory_bandwidth(cores)? } else { alone };
+        let alone = memory::bandwidth(1)?;
+        let together = if cores > 1 { memory::bandwidth(cores)? } else { alone };
         let threads = THREADS.map(|name| (name, given(name)));
         Ok(Self { cores, load: load(), quota: quota(), threads, alone, together })
     }

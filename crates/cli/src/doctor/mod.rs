@@ -2,6 +2,7 @@
 
 mod links;
 mod machine;
+mod memory;
 
 pub(crate) use machine::{THREADS, given};
 

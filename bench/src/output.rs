@@ -1,0 +1,38 @@
+//! Lines to standard output that fail with an error, not a panic, when nobody reads on.
+
+use distribute::{Error, Result};
+use distribute_files::WholeFile;
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+
+/// Writes a line.
+pub fn line(text: impl AsRef<str>) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    match writeln!(out, "{}", text.as_ref()).and_then(|()| out.flush()) {
+        // `distribute-bench | head` has read what it wanted.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(source) => Err(Error::Io { operation: "writing to standard output".into(), source }),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// Writes a line to standard error. If nobody reads it, the command goes on.
+pub fn remark(text: impl AsRef<str>) {
+    let _ = writeln!(std::io::stderr().lock(), "{}", text.as_ref());
+}
+
+/// Writes a file, whole or not at all.
+pub fn file(path: &Path, text: &str) -> Result<()> {
+    WholeFile::write(path, text.as_bytes())
+        .map_err(|source| Error::Io { operation: format!("writing {}", path.display()), source })
+}
+
+/// Whether a person is looking.
+pub fn is_terminal() -> bool {
+    std::io::stdout().is_terminal()
+}
+
+/// Writes a word in a colour of the terminal (31 red, 32 green, 33 yellow), in a pipe plain.
+pub fn coloured(text: &str, colour: u8) -> String {
+    if is_terminal() { format!("\x1b[{colour}m{text}\x1b[0m") } else { text.to_string() }
+}

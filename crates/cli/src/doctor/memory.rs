@@ -1,0 +1,38 @@
+//! The bandwidth of memory.
+
+use distribute::cluster::Stopwatch;
+use distribute::{MirroredStrategy, ReduceOp, Result};
+use std::hint::black_box;
+
+/// The bytes that all threads copy at a time: more than a cache holds.
+const BYTES: usize = 64 << 20;
+/// How often they are copied in a round.
+const COPIES: usize = 10;
+/// The rounds, of which the fastest counts: other programs disturb some.
+const ROUNDS: usize = 5;
+
+/// Returns the gigabytes per second that so many threads copy together, where no cache holds them.
+pub fn bandwidth(threads: usize) -> Result<f64> {
+    let strategy = MirroredStrategy::cpus(threads)?;
+    let each = BYTES / size_of::<f32>() / threads;
+    let mut fastest = f64::INFINITY;
+    for _ in 0..ROUNDS {
+        let seconds = strategy.run((), |ctx, ()| {
+            let (from, mut to) = (vec![1f32; each], vec![3f32; each]);
+            let mut seconds = 0.;
+            // The first time warms up; all threads begin the second one together.
+            for _ in 0..2 {
+                ctx.all_reduce(ReduceOp::Sum, 0f32)?;
+                let watch = Stopwatch::start();
+                for _ in 0..COPIES {
+                    to.copy_from_slice(black_box(&from));
+                    black_box(&mut to);
+                }
+                seconds = watch.seconds();
+            }
+            Ok(seconds)
+        })?;
+        fastest = seconds.values().iter().copied().fold(0., f64::max).min(fastest);
+    }
+    Ok((BYTES * COPIES) as f64 / fastest / 1e9)
+}
