@@ -4,7 +4,6 @@ use crate::address::Address;
 use crate::shown::shown;
 use crate::{ClusterError, Malformed};
 use serde_json::{Map, Value};
-use std::fmt;
 
 /// A part of a JSON text, and the way to it.
 #[derive(Clone)]

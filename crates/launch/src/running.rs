@@ -1,14 +1,13 @@
 //! A job whose tasks run.
 
 use crate::event::Event;
-use crate::process::Process;
 use crate::processes::Shared;
 use crate::starter::Starter;
 use crate::supervisor::{Action, Happened, Supervisor, Timer};
 use crate::{End, Error, Outcome, Result, Signal, Task, TaskOutcome, last_words};
 use distribute_cluster::{Deadline, Stopwatch};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// How long to wait for a job that is dropped: its tasks are killed.
