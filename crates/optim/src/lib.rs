@@ -45,44 +45,22 @@
 
 #![forbid(unsafe_code)]
 
-mod adagrad;
-mod adam;
-mod adamw;
 mod error;
 mod float;
-mod ftrl;
 mod kernel;
-mod momentum;
 mod program;
-mod rmsprop;
 mod rows;
 mod rule;
+mod rules;
 pub mod schedules;
-mod sgd;
 mod spec;
 mod sweep;
 mod traced;
 
-#[doc(alias = "tf.keras.optimizers.Adagrad")]
-pub use adagrad::Adagrad;
-#[doc(alias = "tf.keras.optimizers.Adam")]
-#[doc(alias = "LazyAdam")]
-pub use adam::Adam;
-#[doc(alias = "tf.keras.optimizers.AdamW")]
-pub use adamw::AdamW;
 pub use error::{InvalidHyperparameter, UpdateError};
 pub use float::Float;
-#[doc(alias = "tf.keras.optimizers.Ftrl")]
-pub use ftrl::Ftrl;
 pub use kernel::Kernel;
-#[doc(alias = "tf.keras.optimizers.SGD")]
-#[doc(alias = "SGD")]
-#[doc(alias = "tf.compat.v1.train.MomentumOptimizer")]
-#[doc(alias = "MomentumOptimizer")]
-pub use momentum::Momentum;
 pub use program::{Operation, Precision, Program};
-#[doc(alias = "tf.keras.optimizers.RMSprop")]
-pub use rmsprop::RmsProp;
 #[doc(alias = "tf.IndexedSlices")]
 #[doc(alias = "IndexedSlices")]
 pub use rows::merge_rows;
@@ -90,9 +68,25 @@ pub use rows::merge_rows;
 #[doc(alias = "Optimizer")]
 pub use rule::Rule;
 pub use rule::{Formula, RuleExt, SlotSpec, Step};
-pub use schedules::Schedule;
+#[doc(alias = "tf.keras.optimizers.Adagrad")]
+pub use rules::Adagrad;
+#[doc(alias = "tf.keras.optimizers.Adam")]
+#[doc(alias = "LazyAdam")]
+pub use rules::Adam;
+#[doc(alias = "tf.keras.optimizers.AdamW")]
+pub use rules::AdamW;
+#[doc(alias = "tf.keras.optimizers.Ftrl")]
+pub use rules::Ftrl;
 #[doc(alias = "tf.keras.optimizers.SGD")]
 #[doc(alias = "SGD")]
-pub use sgd::Sgd;
+#[doc(alias = "tf.compat.v1.train.MomentumOptimizer")]
+#[doc(alias = "MomentumOptimizer")]
+pub use rules::Momentum;
+#[doc(alias = "tf.keras.optimizers.RMSprop")]
+pub use rules::RmsProp;
+#[doc(alias = "tf.keras.optimizers.SGD")]
+#[doc(alias = "SGD")]
+pub use rules::Sgd;
+pub use schedules::Schedule;
 pub use spec::RuleSpec;
 pub use sweep::Slots;
