@@ -59,6 +59,11 @@ pub struct InvalidHyperparameter {
     pub range: &'static str,
 }
 
+/// Checks a length.
+pub(crate) fn same_length(what: &'static str, expected: usize, found: usize) -> Result<(), UpdateError> {
+    if expected == found { Ok(()) } else { Err(UpdateError::LengthMismatch { what, expected, found }) }
+}
+
 /// Checks the parameters of one rule.
 pub(crate) struct Check(pub(crate) &'static str);
 

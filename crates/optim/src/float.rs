@@ -5,7 +5,7 @@ use std::ops::{Add, AddAssign, Div, Mul, Sub};
 
 use distribute_tensor::kernel::Sum;
 
-use crate::{Rule, Step, UpdateError};
+use crate::UpdateError;
 
 mod sealed {
     pub trait Sealed {}
@@ -17,9 +17,9 @@ pub(crate) use sealed::Sealed;
 /// `f32` or `f64`: what a [`Formula`](crate::Formula) may do with an element.
 ///
 /// A formula is also applied to a number that only writes down what is done with it, to be done with tensors on a GPU: see
-/// [`Rule::program`]. One that compares elements stays on the CPU; [`select_at_most`](Float::select_at_most) goes everywhere.
+/// [`Rule::program`](crate::Rule::program). One that compares elements stays on the CPU; [`select_at_most`](Float::select_at_most) goes everywhere.
 ///
-/// Sealed, since [`Rule`] has one method for each of them.
+/// Sealed, since [`Rule`](crate::Rule) has one method for each of them.
 pub trait Float:
     sealed::Sealed
     + Sum
@@ -44,29 +44,21 @@ pub trait Float:
     /// `then` where self ≤ `bound`, else `otherwise`, also for NaN.
     fn select_at_most(self, bound: Self, then: Self, otherwise: Self) -> Self;
 
+    /// Calls `on_f32` or `on_f64`, whichever takes slices of this type.
     #[doc(hidden)]
-    fn update<R: Rule + ?Sized>(
-        rule: &R,
-        at: Step,
-        var: &mut [Self],
-        grad: &[Self],
-        slots: &mut [&mut [Self]],
-    ) -> Result<(), UpdateError>;
-
-    #[doc(hidden)]
-    fn update_rows<R: Rule + ?Sized>(
-        rule: &R,
-        at: Step,
-        var: &mut [Self],
-        row_len: usize,
-        rows: &[usize],
-        grads: &[Self],
-        slots: &mut [&mut [Self]],
+    fn by_type(
+        slices: Slices<'_, '_, Self>,
+        on_f32: impl FnOnce(Slices<'_, '_, f32>) -> Result<(), UpdateError>,
+        on_f64: impl FnOnce(Slices<'_, '_, f64>) -> Result<(), UpdateError>,
     ) -> Result<(), UpdateError>;
 }
 
+/// The slices of an update: a variable, a gradient and the slots.
+#[doc(hidden)]
+pub type Slices<'a, 'b, F> = (&'a mut [F], &'a [F], &'a mut [&'b mut [F]]);
+
 macro_rules! float {
-    ($float:ident, $update:ident, $update_rows:ident) => {
+    ($float:ident, |$on_f32:ident, $on_f64:ident| $chosen:ident) => {
         impl Float for $float {
             #[inline]
             fn from_f64(value: f64) -> Self {
@@ -93,29 +85,15 @@ macro_rules! float {
                 if self <= bound { then } else { otherwise }
             }
 
-            fn update<R: Rule + ?Sized>(
-                rule: &R,
-                at: Step,
-                var: &mut [Self],
-                grad: &[Self],
-                slots: &mut [&mut [Self]],
+            fn by_type(
+                slices: Slices<'_, '_, Self>,
+                $on_f32: impl FnOnce(Slices<'_, '_, f32>) -> Result<(), UpdateError>,
+                $on_f64: impl FnOnce(Slices<'_, '_, f64>) -> Result<(), UpdateError>,
             ) -> Result<(), UpdateError> {
-                rule.$update(at, var, grad, slots)
-            }
-
-            fn update_rows<R: Rule + ?Sized>(
-                rule: &R,
-                at: Step,
-                var: &mut [Self],
-                row_len: usize,
-                rows: &[usize],
-                grads: &[Self],
-                slots: &mut [&mut [Self]],
-            ) -> Result<(), UpdateError> {
-                rule.$update_rows(at, var, row_len, rows, grads, slots)
+                $chosen(slices)
             }
         }
     };
 }
-float!(f32, update_f32, update_rows_f32);
-float!(f64, update_f64, update_rows_f64);
+float!(f32, |on_f32, _on_f64| on_f32);
+float!(f64, |_on_f32, on_f64| on_f64);

@@ -30,16 +30,17 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `rule` | [`Rule`], what callers use, and [`Step`]; [`Formula`], what authors of rules write |
+//! | `rule` | [`Rule`], what callers use, and [`Step`] |
+//! | `formula` | [`Formula`], what authors of rules write, and the [`Rule`] that comes with it |
+//! | `spec` | [`Sgd`], [`Momentum`], [`Adam`], [`AdamW`], [`Adagrad`], [`RmsProp`], [`Ftrl`]: the hyper-parameters of each rule, as data; [`RuleSpec`]: any of them |
+//! | `rules` | the [`Formula`] of each, in a file |
 //! | `rows` | [`merge_rows`], and which stretches of a table a row update visits |
 //! | `sweep` | the one loop that all rules run in, for each number of slots |
-//! | `spec` | [`RuleSpec`]: a rule as data |
-//! | `program`, `traced` | [`Program`]: a rule's step as operations on whole tensors, and how a formula tells it |
+//! | `program`, `traced` | [`Program`]: a rule's step as operations on whole tensors, and how it is recorded from a formula |
 //! | `kernel` | [`Kernel`]: the same as the text of one function for a GPU |
 //! | `float` | [`Float`]: `f32` and `f64` |
 //! | `error` | [`UpdateError`] and [`InvalidHyperparameter`] |
 //! | [`schedules`] | [`Schedule`]: the learning rate as a function of the step |
-//! | one for each rule | [`Sgd`], [`Momentum`], [`Adam`], [`AdamW`], [`Adagrad`], [`RmsProp`], [`Ftrl`] |
 //!
 //! The learning rate comes with each [`Step`]; [`schedules`] are functions that give one. Half-precision callers widen first.
 
@@ -47,6 +48,7 @@
 
 mod error;
 mod float;
+mod formula;
 mod kernel;
 mod program;
 mod rows;
@@ -59,6 +61,7 @@ mod traced;
 
 pub use error::{InvalidHyperparameter, UpdateError};
 pub use float::Float;
+pub use formula::Formula;
 pub use kernel::Kernel;
 pub use program::{Operation, Precision, Program};
 #[doc(alias = "tf.IndexedSlices")]
@@ -67,26 +70,26 @@ pub use rows::merge_rows;
 #[doc(alias = "tf.keras.optimizers.Optimizer")]
 #[doc(alias = "Optimizer")]
 pub use rule::Rule;
-pub use rule::{Formula, RuleExt, SlotSpec, Step};
+pub use rule::{RuleExt, SlotSpec, Step};
+pub use schedules::Schedule;
 #[doc(alias = "tf.keras.optimizers.Adagrad")]
-pub use rules::Adagrad;
+pub use spec::Adagrad;
 #[doc(alias = "tf.keras.optimizers.Adam")]
 #[doc(alias = "LazyAdam")]
-pub use rules::Adam;
+pub use spec::Adam;
 #[doc(alias = "tf.keras.optimizers.AdamW")]
-pub use rules::AdamW;
+pub use spec::AdamW;
 #[doc(alias = "tf.keras.optimizers.Ftrl")]
-pub use rules::Ftrl;
+pub use spec::Ftrl;
 #[doc(alias = "tf.keras.optimizers.SGD")]
 #[doc(alias = "SGD")]
 #[doc(alias = "tf.compat.v1.train.MomentumOptimizer")]
 #[doc(alias = "MomentumOptimizer")]
-pub use rules::Momentum;
+pub use spec::Momentum;
 #[doc(alias = "tf.keras.optimizers.RMSprop")]
-pub use rules::RmsProp;
+pub use spec::RmsProp;
+pub use spec::RuleSpec;
 #[doc(alias = "tf.keras.optimizers.SGD")]
 #[doc(alias = "SGD")]
-pub use rules::Sgd;
-pub use schedules::Schedule;
-pub use spec::RuleSpec;
+pub use spec::Sgd;
 pub use sweep::Slots;

@@ -2,7 +2,7 @@
 
 use distribute_tensor::kernel::RowMerge;
 
-use crate::rule::same_length;
+use crate::error::same_length;
 use crate::sweep::Span;
 use crate::{Float, UpdateError};
 

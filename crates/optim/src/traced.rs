@@ -1,4 +1,4 @@
-//! A number that writes down what is done with it: applied to it once, a formula tells its [`Program`].
+//! A number that records the operations on it: one call of a formula with it gives the [`Program`].
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Ordering;
@@ -6,10 +6,10 @@ use std::ops::{Add, AddAssign, Div, Mul, Sub};
 
 use distribute_tensor::kernel::Sum;
 
-use crate::float::Sealed;
+use crate::float::{Sealed, Slices};
 use crate::program::{Operation, Program};
 use crate::sweep::Slots;
-use crate::{Float, Formula, Rule, Step, UpdateError};
+use crate::{Float, UpdateError};
 
 thread_local! {
     /// What has been done so far.
@@ -18,14 +18,17 @@ thread_local! {
     static LOST: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What a formula does in one step. `None` where it goes one way or another by the value of an element.
-pub(crate) fn trace<R: Formula>(rule: &R, at: Step) -> Option<Program> {
+/// Returns the operations of a kernel, (variable, gradient, slots) → (variable, slots), and of the coefficients that `kernel` computes
+/// first. `None` if a branch depends on the value of an element.
+pub(crate) fn trace<S: Slots<Traced>>(
+    kernel: impl FnOnce(Traced, Traced, S) -> (Traced, S),
+) -> Option<Program> {
     TAPE.take();
     LOST.set(false);
     let input = |number| write(Operation::Input(number));
     let (var, grad) = (input(0), input(1));
-    let slots = R::Slots::<Traced>::of(|slot| input(2 + slot));
-    let (var, slots) = rule.kernel::<Traced>(at)(var, grad, slots);
+    let slots = S::of(|slot| input(2 + slot));
+    let (var, slots) = kernel(var, grad, slots);
     let outputs = std::iter::once(var).chain(slots.into_vec()).map(Traced::at).collect();
     let operations = TAPE.take();
     (!LOST.get()).then_some(Program { operations, outputs })
@@ -127,24 +130,10 @@ impl Float for Traced {
         write(Operation::Select { value, bound, then, otherwise })
     }
 
-    fn update<R: Rule + ?Sized>(
-        _: &R,
-        _: Step,
-        _: &mut [Self],
-        _: &[Self],
-        _: &mut [&mut [Self]],
-    ) -> Result<(), UpdateError> {
-        Ok(())
-    }
-
-    fn update_rows<R: Rule + ?Sized>(
-        _: &R,
-        _: Step,
-        _: &mut [Self],
-        _: usize,
-        _: &[usize],
-        _: &[Self],
-        _: &mut [&mut [Self]],
+    fn by_type(
+        _: Slices<'_, '_, Self>,
+        _: impl FnOnce(Slices<'_, '_, f32>) -> Result<(), UpdateError>,
+        _: impl FnOnce(Slices<'_, '_, f64>) -> Result<(), UpdateError>,
     ) -> Result<(), UpdateError> {
         Ok(())
     }
@@ -153,7 +142,7 @@ impl Float for Traced {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp, RuleExt, Sgd, SlotSpec};
+    use crate::{Adagrad, Adam, AdamW, Formula, Ftrl, Momentum, RmsProp, Rule, RuleExt, Sgd, SlotSpec, Step};
 
     fn same_as_on_slices(rule: &dyn Rule) {
         for grad in [0., 0.25, -3., 1e-9, 1e9, f64::NAN] {

@@ -1,26 +1,7 @@
 //! Adagrad: a rate for each element that falls with its gradients.
 
 use crate::error::Check;
-use crate::{Float, Formula, InvalidHyperparameter, RuleSpec, SlotSpec, Step};
-use serde::{Deserialize, Serialize};
-
-/// Adagrad: accum ← accum + g², var ← var − lr · g / (√accum + ε).
-///
-/// TensorFlow's default learning rate is 0.001. By row, absent rows stay: so they would for a gradient of 0.
-#[doc(alias = "tf.keras.optimizers.Adagrad")]
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Adagrad {
-    /// What accum starts at, at least 0. 0.1 by default.
-    pub initial_accumulator_value: f64,
-    /// ε, at least 0, and above if accum starts at 0. 1e-7 by default.
-    pub epsilon: f64,
-}
-
-impl Default for Adagrad {
-    fn default() -> Self {
-        Adagrad { initial_accumulator_value: 0.1, epsilon: 1e-7 }
-    }
-}
+use crate::{Adagrad, Float, Formula, InvalidHyperparameter, RuleSpec, SlotSpec, Step};
 
 impl Formula for Adagrad {
     type Slots<T: Copy> = [T; 1];

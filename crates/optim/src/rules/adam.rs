@@ -1,51 +1,7 @@
 //! Adam in TensorFlow's form, and its lazy variant.
 
 use crate::error::Check;
-use crate::{Float, Formula, InvalidHyperparameter, RuleSpec, SlotSpec, Step};
-use serde::{Deserialize, Serialize};
-
-/// Adam: steps by the ratio of running averages of the gradient and of its square.
-///
-/// m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g², var ← var − lrₜ · m / (√v + ε)
-/// with lrₜ = lr · √(1 − β₂ᵗ) / (1 − β₁ᵗ).
-///
-/// So ε is added before the bias of v is corrected, as TensorFlow does; PyTorch and candle_nn add it after, as
-/// [`AdamW`](crate::AdamW) does here. TensorFlow's default learning rate is 0.001.
-///
-/// By row, it acts as if the gradient of absent rows were 0: m and v decay and the rows move, all of them in every
-/// step. With `lazy`, absent rows stay as they are: far cheaper for large tables, but other numbers.
-///
-/// ```
-/// use distribute_optim::{Adam, Rule};
-/// assert!(Adam::default().moves_absent_rows());
-/// assert_eq!(Adam::lazy().name(), "adam_lazy");
-/// ```
-#[doc(alias = "tf.keras.optimizers.Adam")]
-#[doc(alias = "LazyAdam")]
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Adam {
-    /// How much of m remains, in [0, 1). 0.9 by default.
-    pub beta1: f64,
-    /// How much of v remains, in [0, 1). 0.999 by default.
-    pub beta2: f64,
-    /// ε, above 0. 1e-7 by default.
-    pub epsilon: f64,
-    /// Whether an update by row leaves absent rows alone. `false` by default.
-    pub lazy: bool,
-}
-
-impl Adam {
-    /// The lazy variant with default hyper-parameters.
-    pub fn lazy() -> Self {
-        Adam { lazy: true, ..Adam::default() }
-    }
-}
-
-impl Default for Adam {
-    fn default() -> Self {
-        Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-7, lazy: false }
-    }
-}
+use crate::{Adam, Float, Formula, InvalidHyperparameter, RuleSpec, SlotSpec, Step};
 
 impl Formula for Adam {
     type Slots<T: Copy> = [T; 2];

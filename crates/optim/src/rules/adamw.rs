@@ -1,39 +1,7 @@
 //! Adam with decoupled weight decay, in the form of PyTorch and candle_nn.
 
 use crate::error::Check;
-use crate::{Float, Formula, InvalidHyperparameter, RuleSpec, SlotSpec, Step};
-use serde::{Deserialize, Serialize};
-
-/// Adam with weight decay that doesn't go through the averages; the same to the bit as `candle_nn::AdamW` on a CPU.
-///
-/// m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g²,
-/// var ← var · (1 − lr · λ) − lr · m̂ / (√v̂ + ε) with m̂ = m / (1 − β₁ᵗ), v̂ = v / (1 − β₂ᵗ).
-///
-/// ε is added after the correction of v's bias, unlike in [`Adam`](crate::Adam). Defaults are those of candle_nn and
-/// PyTorch, too, with a learning rate of 0.001; Keras has ε = 1e-7 and λ = 0.004.
-///
-/// By row, it acts as if the gradient of absent rows were 0, so all rows decay and move; with `lazy`, absent rows
-/// stay as they are.
-#[doc(alias = "tf.keras.optimizers.AdamW")]
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct AdamW {
-    /// How much of m remains, in [0, 1). 0.9 by default.
-    pub beta1: f64,
-    /// How much of v remains, in [0, 1). 0.999 by default.
-    pub beta2: f64,
-    /// ε, above 0. 1e-8 by default.
-    pub epsilon: f64,
-    /// λ, at least 0. 0.01 by default.
-    pub weight_decay: f64,
-    /// Whether an update by row leaves absent rows alone. `false` by default.
-    pub lazy: bool,
-}
-
-impl Default for AdamW {
-    fn default() -> Self {
-        AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.01, lazy: false }
-    }
-}
+use crate::{AdamW, Float, Formula, InvalidHyperparameter, RuleSpec, SlotSpec, Step};
 
 impl Formula for AdamW {
     type Slots<T: Copy> = [T; 2];

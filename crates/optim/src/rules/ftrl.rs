@@ -1,48 +1,7 @@
 //! FTRL-proximal: sparse weights for linear models.
 
 use crate::error::Check;
-use crate::{Float, Formula, InvalidHyperparameter, RuleSpec, SlotSpec, Step};
-use serde::{Deserialize, Serialize};
-
-/// Follow the regularized leader.
-///
-/// With p = −lr_power and new = accum + g²:
-/// linear ← linear + g + 2 · l2_shrinkage · var − (newᵖ − accumᵖ) / lr · var;
-/// var ← (sign(linear) · l1 − linear) / ((newᵖ + beta) / lr + 2 · l2) if |linear| > l1, else 0; accum ← new.
-///
-/// The weights are a function of the slots: where linear is 0, as before the first gradient, a weight becomes 0
-/// whatever it was. The learning rate divides, so it must be above 0; TensorFlow's default is 0.001.
-///
-/// By row, absent rows stay.
-#[doc(alias = "tf.keras.optimizers.Ftrl")]
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Ftrl {
-    /// What accum starts at, at least 0. 0.1 by default.
-    pub initial_accumulator_value: f64,
-    /// The power of accum by which rates fall, at most 0. −0.5 by default, a square root; others are slower.
-    pub lr_power: f64,
-    /// What |linear| must exceed for a weight other than 0, at least 0. 0 by default.
-    pub l1: f64,
-    /// How much weights are held down, at least 0. 0 by default.
-    pub l2: f64,
-    /// As `l2`, but as part of the gradient that accum doesn't see, at least 0. 0 by default.
-    pub l2_shrinkage: f64,
-    /// Lowers the rate of the first steps, at least 0. 0 by default.
-    pub beta: f64,
-}
-
-impl Default for Ftrl {
-    fn default() -> Self {
-        Ftrl {
-            initial_accumulator_value: 0.1,
-            lr_power: -0.5,
-            l1: 0.0,
-            l2: 0.0,
-            l2_shrinkage: 0.0,
-            beta: 0.0,
-        }
-    }
-}
+use crate::{Float, Formula, Ftrl, InvalidHyperparameter, RuleSpec, SlotSpec, Step};
 
 impl Formula for Ftrl {
     type Slots<T: Copy> = [T; 2];

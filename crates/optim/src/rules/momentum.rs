@@ -1,51 +1,7 @@
 //! Gradient descent with momentum, Nesterov's too.
 
 use crate::error::Check;
-use crate::{Float, Formula, InvalidHyperparameter, RuleSpec, SlotSpec, Step};
-use serde::{Deserialize, Serialize};
-
-/// Gradient descent with momentum.
-///
-/// accum ← momentum · accum + g, then var ← var − lr · accum, or with `nesterov`
-/// var ← var − lr · (g + momentum · accum).
-///
-/// The learning rate isn't part of `accum`: after it changes, what was accumulated counts with the new one. (In
-/// Keras it counts with the old one. As long as the rate stays the two are the same.)
-///
-/// By row, `accum` of absent rows neither decays nor moves them.
-///
-/// ```
-/// use distribute_optim::{Momentum, Rule};
-/// assert_eq!(Momentum::nesterov(0.9).slots()[0].name, "accum");
-/// ```
-#[doc(alias = "tf.keras.optimizers.SGD")]
-#[doc(alias = "tf.compat.v1.train.MomentumOptimizer")]
-#[doc(alias = "MomentumOptimizer")]
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Momentum {
-    /// How much of the past remains, in [0, 1). 0.9 by default; TensorFlow has no default for it but 0.
-    pub momentum: f64,
-    /// Whether to look ahead by Nesterov's formula. `false` by default.
-    pub nesterov: bool,
-}
-
-impl Momentum {
-    /// The plain form.
-    pub fn new(momentum: f64) -> Self {
-        Momentum { momentum, nesterov: false }
-    }
-
-    /// Nesterov's form.
-    pub fn nesterov(momentum: f64) -> Self {
-        Momentum { momentum, nesterov: true }
-    }
-}
-
-impl Default for Momentum {
-    fn default() -> Self {
-        Momentum::new(0.9)
-    }
-}
+use crate::{Float, Formula, InvalidHyperparameter, Momentum, RuleSpec, SlotSpec, Step};
 
 impl Formula for Momentum {
     type Slots<T: Copy> = [T; 1];

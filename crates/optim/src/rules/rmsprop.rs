@@ -1,29 +1,7 @@
 //! RMSprop, with momentum.
 
 use crate::error::Check;
-use crate::{Float, Formula, InvalidHyperparameter, RuleSpec, SlotSpec, Step};
-use serde::{Deserialize, Serialize};
-
-/// RMSprop: ms ← ρ ms + (1 − ρ) g², mom ← momentum · mom + lr · g / √(ms + ε), var ← var − mom.
-///
-/// ε is inside the root and the learning rate inside `mom`. TensorFlow's default learning rate is 0.001; its
-/// centered form isn't here. By row, ms and mom of absent rows neither decay nor move them.
-#[doc(alias = "tf.keras.optimizers.RMSprop")]
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RmsProp {
-    /// ρ: how much of ms remains, in [0, 1). 0.9 by default.
-    pub rho: f64,
-    /// How much of mom remains, in [0, 1). 0 by default.
-    pub momentum: f64,
-    /// ε, above 0. 1e-7 by default.
-    pub epsilon: f64,
-}
-
-impl Default for RmsProp {
-    fn default() -> Self {
-        RmsProp { rho: 0.9, momentum: 0.0, epsilon: 1e-7 }
-    }
-}
+use crate::{Float, Formula, InvalidHyperparameter, RmsProp, RuleSpec, SlotSpec, Step};
 
 impl Formula for RmsProp {
     type Slots<T: Copy> = [T; 2];

@@ -1,15 +1,6 @@
 //! Plain gradient descent.
 
-use crate::{Float, Formula, RuleSpec, SlotSpec, Step};
-use serde::{Deserialize, Serialize};
-
-/// Gradient descent: var ← var − lr · g.
-///
-/// TensorFlow's default learning rate for it is 0.01. With momentum, it is [`Momentum`](crate::Momentum).
-#[doc(alias = "tf.keras.optimizers.SGD")]
-#[doc(alias = "SGD")]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Sgd;
+use crate::{Float, Formula, RuleSpec, Sgd, SlotSpec, Step};
 
 impl Formula for Sgd {
     type Slots<T: Copy> = [T; 0];
