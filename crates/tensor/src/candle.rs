@@ -1,5 +1,5 @@
-//! [`Nest`] for candle's `Tensor`. Below the crate `distribute`, only this file and a variant each in `leaf.rs` and
-//! `error.rs` know candle.
+//! What leaves do with candle's tensors. Below the crate `distribute`, only this file, a variant each in `leaf.rs` and `error.rs`, and
+//! `nest/` know candle.
 //!
 //! On the CPU the kernels read candle's storage in place, so that order and types of sums are those of host tensors.
 //! Tensors on other devices are brought there and back where several are put together, since these may be on several devices, and where
@@ -8,24 +8,9 @@
 use crate::fold::{Folder, mean};
 use crate::host::{axis_of, check_axes, check_pieces, check_range, check_rows, check_same, sum_over};
 use crate::kernel;
-use crate::nest::{leaf, mismatch};
-use crate::{DType, Error, HostTensor, Leaf, Nest, ReduceOp, Result, Tree};
+use crate::{DType, Error, HostTensor, ReduceOp, Result};
 use candle_core::{DType as CandleDType, Device, Storage, Tensor, WithDType};
 use std::collections::BTreeMap;
-
-impl Nest for Tensor {
-    type Batch = Self;
-
-    fn into_tree(self) -> Tree<Leaf> {
-        Tree::Leaf(Leaf::Candle(self))
-    }
-    fn from_tree(tree: Tree<Leaf>) -> Result<Self> {
-        match leaf("a candle tensor", tree)? {
-            Leaf::Candle(tensor) => Ok(tensor),
-            other => Err(mismatch("a candle tensor", other.kind())),
-        }
-    }
-}
 
 /// Runs an expression with `$t` as the Rust type of candle's dtype.
 macro_rules! with_type {
@@ -356,7 +341,7 @@ pub(crate) fn joined(tensors: &[&Tensor]) -> Result<HostTensor> {
     if !all_on_host(tensors) {
         let host =
             tensors.iter().map(|tensor| HostTensor::from_candle(tensor)).collect::<Result<Vec<_>>>()?;
-        return crate::flat::joined(&host.iter().collect::<Vec<_>>());
+        return crate::host::joined(&host.iter().collect::<Vec<_>>());
     }
     with_type!("join", first.dtype(), T => Ok(HostTensor::vector(slices::<T, _>(tensors, |all| all.concat())?)))
 }

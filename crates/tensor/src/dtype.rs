@@ -183,14 +183,3 @@ impl std::fmt::Display for DType {
         f.write_str(self.name())
     }
 }
-
-impl std::str::FromStr for DType {
-    type Err = crate::Error;
-
-    fn from_str(text: &str) -> crate::Result<Self> {
-        DType::ALL
-            .into_iter()
-            .find(|d| d.name() == text)
-            .ok_or_else(|| crate::Error::UnknownDType { found: text.to_string() })
-    }
-}

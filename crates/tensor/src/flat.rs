@@ -1,5 +1,6 @@
 //! Dense leaves, one after another in one vector, and back: many small ones move like one large one.
 
+use crate::host::joined;
 use crate::{DType, Element, Error, HostTensor, Leaf, Result, with_buffer};
 
 /// The elements of dense leaves of one dtype, one leaf after another, in row-major order.
@@ -27,15 +28,6 @@ fn dense(leaf: &Leaf) -> Result<&Leaf> {
         }
         dense => Ok(dense),
     }
-}
-
-pub(crate) fn joined(tensors: &[&HostTensor]) -> Result<HostTensor> {
-    fn all<T: Element>(_: &[T], tensors: &[&HostTensor]) -> Result<HostTensor> {
-        let parts = tensors.iter().map(|tensor| tensor.typed::<T>("join")).collect::<Result<Vec<_>>>()?;
-        Ok(HostTensor::vector(parts.concat()))
-    }
-    let first = tensors.first().ok_or(Error::Empty { operation: "join" })?;
-    with_buffer!(first.buffer(), v => all(v, tensors))
 }
 
 /// The leaves whose elements are in these pieces, one piece after another. They have the shapes, kinds and devices of `like`,

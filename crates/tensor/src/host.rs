@@ -9,9 +9,10 @@ mod write;
 
 pub(crate) use display::shape as write_shape;
 pub use index::{Index, Selection};
+pub(crate) use reduce::summable;
 #[cfg(feature = "candle")]
 pub(crate) use reduce::{check_axes, sum_over};
-pub(crate) use shape::{axis_of, check_pieces, check_same, count, sizes};
+pub(crate) use shape::{axis_of, check_pieces, check_same, count, joined, sizes};
 #[cfg(feature = "candle")]
 pub(crate) use shape::{check_range, check_rows};
 
@@ -100,6 +101,11 @@ impl HostTensor {
         &self.buffer
     }
 
+    /// The elements, whatever their type, to be changed. Copies them first if a clone shares them.
+    pub(crate) fn buffer_mut(&mut self) -> &mut Buffer {
+        Arc::make_mut(&mut self.buffer)
+    }
+
     /// Returns the number of bytes that the elements take in memory, with what strings hold.
     pub fn memory(&self) -> usize {
         match &*self.buffer {
@@ -113,7 +119,7 @@ impl HostTensor {
         if self.dtype() != T::DTYPE {
             return None;
         }
-        T::vec_mut(Arc::make_mut(&mut self.buffer)).map(Vec::as_mut_slice)
+        T::vec_mut(self.buffer_mut()).map(Vec::as_mut_slice)
     }
 
     /// A copy of the elements. An error names both dtypes where they are not of type `T`.
@@ -124,7 +130,7 @@ impl HostTensor {
     /// The elements themselves, copied only if a clone shares them.
     pub fn into_vec<T: Element>(mut self) -> Result<Vec<T>> {
         self.typed::<T>("into_vec")?;
-        Ok(T::vec_mut(Arc::make_mut(&mut self.buffer)).map(std::mem::take).unwrap_or_default())
+        Ok(T::vec_mut(self.buffer_mut()).map(std::mem::take).unwrap_or_default())
     }
 
     /// The one element, whatever the rank. An error where there is not exactly one, or it is of another type.

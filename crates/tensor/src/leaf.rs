@@ -3,6 +3,7 @@
 #[cfg(feature = "candle")]
 use crate::candle;
 use crate::fold::{Alone, Folder};
+use crate::host::summable;
 use crate::{DType, Error, HostTensor, IndexedSlices, ReduceOp, Result};
 use std::borrow::Borrow;
 
@@ -318,14 +319,6 @@ impl Leaf {
             #[cfg(feature = "candle")]
             Leaf::Candle(_) => all!(Candle),
         })
-    }
-}
-
-/// The dtype, if its values can be added up.
-pub(crate) fn summable(dtype: DType) -> Result<DType> {
-    match dtype.mean() {
-        Some(_) => Ok(dtype),
-        None => Err(Error::UnsupportedDType { operation: "reduce", dtype }),
     }
 }
 

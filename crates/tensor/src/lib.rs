@@ -16,6 +16,7 @@
 //! | [`tree`] | [`Tree`]: a nest whose structure is known at run time |
 //! | [`nest`] | [`Nest`]: any Rust structure that turns into a tree and back |
 //! | [`op`] | [`ReduceOp`] |
+//! | `parse` | dtypes and reduce operations from text |
 //! | [`random`] | random numbers by position |
 //! | [`kernel`] | sums, concatenations and cuts of plain slices |
 
@@ -32,6 +33,7 @@ pub mod leaf;
 pub mod nest;
 pub mod op;
 pub mod pack;
+mod parse;
 pub mod random;
 pub mod slices;
 pub mod tree;

@@ -1,7 +1,5 @@
 //! How values of several replicas become one.
 
-use crate::{Error, Result};
-
 /// How values of several replicas are combined. Always given by the caller, never defaulted.
 #[doc(alias = "tf.distribute.ReduceOp")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,18 +18,5 @@ impl std::fmt::Display for ReduceOp {
             ReduceOp::Sum => "SUM",
             ReduceOp::Mean => "MEAN",
         })
-    }
-}
-
-impl std::str::FromStr for ReduceOp {
-    type Err = Error;
-
-    /// Reads `"SUM"` or `"MEAN"` in any case.
-    fn from_str(text: &str) -> Result<Self> {
-        match text.to_ascii_uppercase().as_str() {
-            "SUM" => Ok(ReduceOp::Sum),
-            "MEAN" => Ok(ReduceOp::Mean),
-            _ => Err(Error::UnknownReduceOp { found: text.to_string() }),
-        }
     }
 }

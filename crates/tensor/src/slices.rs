@@ -2,9 +2,8 @@
 
 use crate::dtype::with_summable;
 use crate::fold::{Alone, Folder};
-use crate::host::{check_pieces, check_same};
-use crate::kernel::{RowMerge, RowSum, Sum};
-use crate::leaf::summable;
+use crate::host::{check_pieces, check_same, summable};
+use crate::kernel::{RowMerge, RowSum, Sum, Write};
 use crate::{DType, Element, Error, HostTensor, ReduceOp, Result};
 
 const REDUCE: &str = "reduce";
@@ -278,6 +277,21 @@ impl IndexedSlices {
             Some(whole) => format!("IndexedSlices({} of {whole:?})", self.values.describe()),
             None => format!("IndexedSlices({})", self.values.describe()),
         }
+    }
+}
+
+impl HostTensor {
+    /// Writes rows into this tensor, one after another: a row that occurs twice is written twice.
+    ///
+    /// Errors as for [`HostTensor::write`], and for an index that is no row of this tensor.
+    pub fn write_rows(&mut self, how: Write, rows: &IndexedSlices) -> Result<()> {
+        let rows = IndexedSlices { dense_shape: Some(self.dims().to_vec()), ..rows.clone() };
+        let indices = rows.to_rows()?;
+        let (expected, found) = (self.dtype(), rows.values.dtype());
+        if expected != found {
+            return Err(Error::DTypeMismatch { operation: how.name(), expected, found });
+        }
+        self.buffer_mut().write_rows(how, &indices, rows.values.buffer())
     }
 }
 

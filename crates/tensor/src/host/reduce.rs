@@ -4,8 +4,7 @@ use super::{axis_of, check_same, sizes};
 use crate::dtype::{Buffer, with_summable};
 use crate::fold::{Alone, Folder, mean};
 use crate::kernel::{self, Sum, Summand};
-use crate::leaf::summable;
-use crate::{Element, Error, HostTensor, ReduceOp, Result};
+use crate::{DType, Element, Error, HostTensor, ReduceOp, Result};
 use half::{bf16, f16};
 use num_complex::Complex;
 
@@ -124,6 +123,14 @@ impl HostTensor {
             }
         };
         HostTensor::from_buffer(buffer, self.dims())
+    }
+}
+
+/// The dtype, if its values can be added up.
+pub(crate) fn summable(dtype: DType) -> Result<DType> {
+    match dtype.mean() {
+        Some(_) => Ok(dtype),
+        None => Err(Error::UnsupportedDType { operation: REDUCE, dtype }),
     }
 }
 

@@ -185,3 +185,13 @@ impl HostTensor {
         Ok(HostTensor { shape, ..self.clone() })
     }
 }
+
+/// The elements of tensors of one dtype, one tensor after another.
+pub(crate) fn joined(tensors: &[&HostTensor]) -> Result<HostTensor> {
+    fn all<T: Element>(_: &[T], tensors: &[&HostTensor]) -> Result<HostTensor> {
+        let parts = tensors.iter().map(|tensor| tensor.typed::<T>("join")).collect::<Result<Vec<_>>>()?;
+        Ok(HostTensor::vector(parts.concat()))
+    }
+    let first = tensors.first().ok_or(Error::Empty { operation: "join" })?;
+    with_buffer!(first.buffer(), v => all(v, tensors))
+}

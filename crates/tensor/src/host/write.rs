@@ -4,8 +4,7 @@ use super::check_same;
 use crate::dtype::Buffer;
 use crate::kernel::{self, Arithmetic, Write};
 use crate::with_buffer;
-use crate::{Element, Error, HostTensor, IndexedSlices, Result};
-use std::sync::Arc;
+use crate::{Element, Error, HostTensor, Result};
 
 impl HostTensor {
     /// Writes another tensor of the same dtype and shape into this one, element by element.
@@ -14,20 +13,7 @@ impl HostTensor {
     /// 0. Nothing has changed after an error.
     pub fn write(&mut self, how: Write, value: &HostTensor) -> Result<()> {
         check_same(how.name(), (self.dtype(), self.dims()), (value.dtype(), value.dims()))?;
-        Arc::make_mut(&mut self.buffer).write(how, value.buffer())
-    }
-
-    /// Writes rows into this tensor, one after another: a row that occurs twice is written twice.
-    ///
-    /// Errors as for [`HostTensor::write`], and for an index that is no row of this tensor.
-    pub fn write_rows(&mut self, how: Write, rows: &IndexedSlices) -> Result<()> {
-        let rows = IndexedSlices { dense_shape: Some(self.dims().to_vec()), ..rows.clone() };
-        let indices = rows.to_rows()?;
-        let (expected, found) = (self.dtype(), rows.values.dtype());
-        if expected != found {
-            return Err(Error::DTypeMismatch { operation: how.name(), expected, found });
-        }
-        Arc::make_mut(&mut self.buffer).write_rows(how, &indices, rows.values.buffer())
+        self.buffer_mut().write(how, value.buffer())
     }
 }
 
@@ -180,7 +166,7 @@ fn assign<T: Element>(to: &mut [T], from: &Buffer, rows: Option<&[usize]>) -> Op
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DType;
+    use crate::{DType, IndexedSlices};
 
     #[test]
     fn bool_and_string_are_assigned_and_not_added() {

@@ -93,6 +93,21 @@ impl Nest for IndexedSlices {
     }
 }
 
+#[cfg(feature = "candle")]
+impl Nest for candle_core::Tensor {
+    type Batch = Self;
+
+    fn into_tree(self) -> Tree<Leaf> {
+        Tree::Leaf(Leaf::Candle(self))
+    }
+    fn from_tree(tree: Tree<Leaf>) -> Result<Self> {
+        match leaf("a candle tensor", tree)? {
+            Leaf::Candle(tensor) => Ok(tensor),
+            other => Err(mismatch("a candle tensor", other.kind())),
+        }
+    }
+}
+
 pub(crate) fn leaf(expected: &str, tree: Tree<Leaf>) -> Result<Leaf> {
     match tree {
         Tree::Leaf(leaf) => Ok(leaf),

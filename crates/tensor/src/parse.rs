@@ -1,0 +1,29 @@
+//! Dtypes and reduce operations from text.
+
+use crate::{DType, Error, ReduceOp, Result};
+use std::str::FromStr;
+
+impl FromStr for DType {
+    type Err = Error;
+
+    /// Reads a name such as `"float32"`, as [`DType::name`] gives it.
+    fn from_str(text: &str) -> Result<Self> {
+        DType::ALL
+            .into_iter()
+            .find(|d| d.name() == text)
+            .ok_or_else(|| Error::UnknownDType { found: text.to_string() })
+    }
+}
+
+impl FromStr for ReduceOp {
+    type Err = Error;
+
+    /// Reads `"SUM"` or `"MEAN"` in any case.
+    fn from_str(text: &str) -> Result<Self> {
+        match text.to_ascii_uppercase().as_str() {
+            "SUM" => Ok(ReduceOp::Sum),
+            "MEAN" => Ok(ReduceOp::Mean),
+            _ => Err(Error::UnknownReduceOp { found: text.to_string() }),
+        }
+    }
+}
