@@ -1,10 +1,7 @@
 //! The servers on which the tables of a training are, as each of them keeps it: so that a training is not resumed on some of them, or on others.
 
-use crate::TableSpec;
+use crate::{LAYOUT_TABLE, TableSpec};
 use distribute_tensor::HostTensor;
-
-/// The table in which a server keeps its [`Layout`]. It is a table as others, so that it is in logs, snapshots and on followers.
-pub const LAYOUT_TABLE: &str = "~layout";
 
 /// A record that a server keeps of the training whose tables it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -53,6 +53,7 @@
 //! | `placement` | [`Placement`]: which server has which shard, and a table of it to print |
 //! | `initializer` | [`Initializer`]: first values by (seed, name, position) |
 //! | `table` | [`Table`]: the values of a shard and the slots beside them, read, written and updated |
+//! | `steps` | [`Push`]: the step in which a gradient is applied, and how the steps of several workers are counted |
 //! | `dynamic` | [`DynamicTable`]: the same for ids of 64 bits, whose rows come and go |
 //! | `service` | [`Request`], [`Response`]: what is asked of a server, as data; [`Tables`]: all tables of one, which answer; [`Channel`]: the way to it |
 //! | `layout` | [`Layout`]: which servers a training is on, as each keeps it; [`decide_layout`]: whether it can be resumed |
@@ -82,7 +83,7 @@ pub use dynamic::DynamicTable;
 pub use dynamic::{DynamicOptions, DynamicState, Pushed, WaitingCounts};
 pub use error::{Error, Result};
 pub use initializer::Initializer;
-pub use layout::{LAYOUT_TABLE, Layout, LayoutDecision, ServerState, decide_layout};
+pub use layout::{Layout, LayoutDecision, ServerState, decide_layout};
 pub use partition::{HashPartition, Move, Moves, PartitionStrategy, Place, RowPartition, Split, UniqueIds};
 #[doc(alias = "tf.distribute.experimental.partitioners.FixedShardsPartitioner")]
 pub use partitioner::FixedShardsPartitioner;
@@ -96,8 +97,9 @@ pub use partitioner::{PartitionerSpec, partition};
 pub use placement::{Mark, Placed, Placement, PlacementPolicy, shard_name};
 pub use push_window::{Admission, ClientPushes, PushWindows};
 pub use service::{
-    Channel, ChannelError, Contents, Copies, ImageContents, LocalChannel, Refusal, RefusalKind, Request,
-    Response, Started, State, TableImage, TableInfo, TableKind, TableSpec, Tables, Usage, Version,
+    Channel, ChannelError, Contents, Copies, ImageContents, LAYOUT_TABLE, LocalChannel, Refusal, RefusalKind,
+    Request, Response, Started, State, TableImage, TableInfo, TableKind, TableSpec, Tables, Usage, Version,
     VersionedValue, Waiting,
 };
-pub use table::{Push, Table, TableState, Versioned};
+pub use steps::Push;
+pub use table::{Table, TableState, Versioned};

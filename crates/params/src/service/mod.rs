@@ -22,6 +22,6 @@ pub use local::LocalChannel;
 pub use refusal::{Refusal, RefusalKind};
 pub use request::{Request, State};
 pub use response::{Response, TableInfo, TableKind, Version, VersionedValue};
-pub use spec::{Contents, TableSpec};
+pub use spec::{Contents, LAYOUT_TABLE, TableSpec};
 pub use tables::Tables;
 pub use usage::{Copies, Usage};

@@ -7,6 +7,9 @@ use distribute_tensor::{DType, HostTensor, codec, random::mix};
 /// The longest name of a table, in bytes.
 const LONGEST_NAME: usize = 4096;
 
+/// The table in which a server keeps its [`Layout`](crate::Layout). It is a table as others, so that it is in logs, snapshots and on followers.
+pub const LAYOUT_TABLE: &str = "~layout";
+
 /// How a table of a server is made. To make it again by the same is nothing new; by another one it is refused.
 ///
 /// ```

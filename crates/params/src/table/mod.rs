@@ -12,7 +12,6 @@ mod write;
 
 pub use read::Versioned;
 pub use state::TableState;
-pub use update::Push;
 
 use crate::steps::Steps;
 use crate::{Error, Initializer, Place, Result, RowPartition};

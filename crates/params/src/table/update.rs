@@ -2,63 +2,11 @@
 
 use super::Table;
 use super::stripes::Stripe;
-use crate::{Error, Result};
-use distribute_optim::{Float, Rule, RuleExt, SlotSpec, Step, UpdateError};
+use crate::{Error, Push, Result};
+use distribute_optim::{Float, Rule, RuleExt, SlotSpec, UpdateError};
 use distribute_tensor::kernel::RowMerge;
 use distribute_tensor::{DType, Element, HostTensor};
 use std::sync::Arc;
-
-/// How a gradient is applied.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Push {
-    step: Step,
-    finite: bool,
-    counted: bool,
-}
-
-impl Push {
-    /// At this step and learning rate, whatever the values are.
-    pub fn at(step: Step) -> Self {
-        Self { step, finite: false, counted: false }
-    }
-
-    /// Refuses gradients that are NaN or infinite.
-    pub fn finite(self) -> Self {
-        Self { finite: true, ..self }
-    }
-
-    /// Counts it among the steps of the table, as one of several workers that train it: it is applied at the step after the last
-    /// that was counted, or at its own where that is later. So of one worker each is applied at its own.
-    pub fn counted(self) -> Self {
-        Self { counted: true, ..self }
-    }
-
-    /// Whether it is counted.
-    pub fn is_counted(&self) -> bool {
-        self.counted
-    }
-
-    /// The step, with its learning rate.
-    pub fn step(&self) -> Step {
-        self.step
-    }
-
-    /// Whether gradients that are NaN or infinite are refused.
-    pub fn is_finite(&self) -> bool {
-        self.finite
-    }
-
-    /// The first element that is refused, and what it is.
-    pub(crate) fn refused<F: Float + Into<f64>>(&self, gradient: &[F]) -> Option<(usize, f64)> {
-        // 0 times what is finite is 0, and else NaN. All of them are looked at, since that makes vector instructions.
-        let finite = || gradient.iter().fold(true, |all, x| all & (*x * F::ZERO == F::ZERO));
-        if !self.finite || finite() {
-            return None;
-        }
-        let mut wide = gradient.iter().map(|x| (*x).into()).enumerate();
-        wide.find(|(_, x): &(usize, f64)| !x.is_finite())
-    }
-}
 
 /// The rule of a table, and the slots that it has.
 #[derive(Debug)]
