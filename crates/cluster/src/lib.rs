@@ -50,7 +50,6 @@ pub mod places;
 mod process;
 pub mod resolver;
 mod roles;
-mod shown;
 mod spec;
 pub mod standing;
 mod task;
@@ -68,10 +67,10 @@ pub use malformed::Malformed;
 pub use process::{Process, located};
 #[doc(alias = "tf.train.ClusterSpec")]
 pub use spec::ClusterSpec;
+pub use spec::MAX_TASK_INDEX;
 pub use standing::{Presence, Standing};
 #[doc(alias = "task_type")]
 pub use task::Job;
-pub use task::MAX_TASK_INDEX;
 pub use task::{OtherJob, Task};
 pub use tf_config::{OwnTask, TF_CONFIG, TfConfig};
 pub use world::{World, WorldError};

@@ -20,7 +20,6 @@
 
 mod duration;
 mod error;
-mod event;
 mod host;
 pub mod layout;
 pub mod print;
@@ -49,7 +48,6 @@ pub mod plan;
 mod printer;
 #[cfg(unix)]
 mod process;
-mod processes;
 #[cfg(unix)]
 pub mod running;
 #[cfg(unix)]

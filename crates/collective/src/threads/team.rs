@@ -1,36 +1,34 @@
 //! A rendezvous and the threads that one `run` borrows, one for each local replica.
 
+use super::member::Member;
 use super::worker::{self, Kind, Worker};
 use super::{Crew, Payload, Rendezvous};
-use crate::Failure;
-use crate::group::{Calling, Session};
-use crate::sync::{AtomicBool, Mutex, Ordering, lock};
-use distribute_cluster::{Blame, Fingerprint, Presence, Standing};
+use crate::group::Session;
+use crate::sync::{AtomicBool, Mutex, Ordering};
+use distribute_cluster::Standing;
 use distribute_log::heard;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use std::io;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// N members that run one closure at once: member 0 on the caller's thread, the others on threads of the team.
 pub struct Team {
-    size: usize,
+    pub(super) size: usize,
     /// The number of threads of each member.
-    threads: usize,
+    pub(super) threads: usize,
     /// The members' threads, which serve as long as the team lives.
-    crew: Arc<Crew>,
-    rendezvous: Rendezvous,
+    pub(super) crew: Arc<Crew>,
+    pub(super) rendezvous: Rendezvous,
     /// Parked members lend their cores to member 0 here.
-    helpers: Crew,
+    pub(super) helpers: Crew,
     /// The result of the last [`Member::lead`], which the other members read.
-    result: Mutex<Option<Payload>>,
-    workers: Vec<Worker>,
+    pub(super) result: Mutex<Option<Payload>>,
+    pub(super) workers: Vec<Worker>,
     /// The thread for runs that must not use their caller's thread; started on first use.
     #[cfg(not(shuttle))]
-    host: OnceLock<super::host::Host>,
+    pub(super) host: OnceLock<super::host::Host>,
     /// Whether a run is in progress.
-    busy: AtomicBool,
+    pub(super) busy: AtomicBool,
 }
 
 impl Team {
@@ -59,7 +57,7 @@ impl Team {
         Ok(team)
     }
 
-    fn without_workers(size: usize, threads: usize) -> Self {
+    pub(super) fn without_workers(size: usize, threads: usize) -> Self {
         Self {
             size,
             threads,
@@ -186,357 +184,5 @@ struct Leave<'a> {
 impl Drop for Leave<'_> {
     fn drop(&mut self) {
         self.team.rendezvous.leave(self.rank, self.failed);
-    }
-}
-
-/// One member of a [`Team`] during a run.
-#[derive(Clone)]
-pub struct Member {
-    team: Arc<Team>,
-    step: u64,
-    rank: usize,
-    /// The global id of member 0.
-    first: usize,
-    /// The traffic with the other processes, if there are any.
-    session: Option<Arc<Session>>,
-    timeout: Duration,
-}
-
-impl Member {
-    /// The only member of a world of one. It waits for nobody, and a call fails only by what it does itself.
-    pub fn alone(step: u64) -> Self {
-        static ALONE: OnceLock<Arc<Team>> = OnceLock::new();
-        let team = ALONE.get_or_init(|| Arc::new(Team::without_workers(1, 1)));
-        Self { team: team.clone(), step, rank: 0, first: 0, session: None, timeout: Duration::MAX }
-    }
-
-    /// Whether this is the only member of its world.
-    pub fn is_alone(&self) -> bool {
-        self.team.size == 1 && self.session.is_none()
-    }
-
-    /// The traffic with the other processes of this run, if there are any.
-    pub fn session(&self) -> Option<&Arc<Session>> {
-        self.session.as_ref()
-    }
-
-    /// Makes a call to the other processes on behalf of all members of this one; `None` if there are no other processes. To
-    /// be called when the members have agreed on it and wait for this one. `call` gives the fingerprint of each, by rank.
-    ///
-    /// The other members wait past their own timeouts, because `make` has deadlines of its own.
-    pub fn speak<R>(
-        &self,
-        call: impl Fn(usize) -> Fingerprint,
-        make: impl FnOnce(Calling<'_>) -> R,
-    ) -> Option<R> {
-        let _speaking = self.session.as_ref().map(|_| self.team.rendezvous.speaking());
-        Some(make(self.calls(self.session.as_ref()?, call)))
-    }
-
-    /// Like [`Member::speak`], for use inside of [`Member::lead`], where the others wait without a deadline.
-    pub fn calling(&self, call: impl FnOnce() -> Fingerprint) -> Option<Calling<'_>> {
-        let session = self.session.as_ref()?;
-        let call = call();
-        Some(self.calls(session, |_| call.clone()))
-    }
-
-    fn calls<'a>(&'a self, session: &'a Session, call: impl Fn(usize) -> Fingerprint) -> Calling<'a> {
-        let mut standings = self.team.rendezvous.standings();
-        for (rank, standing) in standings.iter_mut().enumerate() {
-            standing.presence = Presence::Waiting(Fingerprint { continues: true, ..call(rank) });
-        }
-        Calling::new(session, standings, self.timeout)
-    }
-
-    /// Tells the other processes that this one has failed outside of a call, on behalf of all members, which wait for this one:
-    /// see [`Session::decline`].
-    pub fn decline(&self) {
-        let Some(session) = &self.session else { return };
-        let _speaking = self.team.rendezvous.speaking();
-        session.decline(self.team.rendezvous.standings(), self.timeout);
-    }
-
-    /// Exchanges serializable payloads with the members of all processes: each gets all payloads, in the order of global
-    /// ids.
-    ///
-    /// # Errors
-    /// Those of [`Member::together`].
-    pub fn share<T>(&self, call: Fingerprint, payload: T) -> Result<Vec<Arc<T>>, Failure>
-    where
-        T: Serialize + DeserializeOwned + Send + Sync + 'static,
-    {
-        let (local, all) = self.together(call, payload, |local, mut calling| {
-            let shared = share(local, &mut calling);
-            calling.end(shared)
-        })?;
-        Ok(all.map_or(local, |all| Vec::clone(&all)))
-    }
-
-    /// Which member this is, from 0.
-    pub fn rank(&self) -> usize {
-        self.rank
-    }
-
-    /// The global id of this member's replica.
-    pub fn replica(&self) -> usize {
-        self.first + self.rank
-    }
-
-    /// How many members there are.
-    pub fn size(&self) -> usize {
-        self.team.size
-    }
-
-    /// The number of the step that this member takes part in.
-    pub fn step(&self) -> u64 {
-        self.step
-    }
-
-    /// The same member, but each of its calls waits at most `timeout` for the others.
-    pub fn with_timeout(&self, timeout: Duration) -> Self {
-        Self { timeout, ..self.clone() }
-    }
-
-    /// Exchanges payloads with the members of this process: each gets all payloads, in the order of ranks.
-    ///
-    /// # Errors
-    /// Those of [`Rendezvous::arrive`], and if members bring values of different types.
-    pub fn exchange<T: Send + Sync + 'static>(
-        &self,
-        call: Fingerprint,
-        payload: T,
-    ) -> Result<Vec<Arc<T>>, Arc<Blame>> {
-        if self.is_alone() {
-            return Ok(vec![Arc::new(payload)]);
-        }
-        let met =
-            self.team.rendezvous.arrive(self.rank, call.clone(), Arc::new(payload), self.timeout, None)?;
-        self.typed(&call, &met.payloads)
-    }
-
-    /// Exchanges payloads with the members of this process, and lets one of them combine these with the other processes, if
-    /// there are any: `make` is called on the last member to arrive, and all members get its result.
-    ///
-    /// # Errors
-    /// The same on the members of all processes: those of [`Member::exchange`], and if a process is lost.
-    #[allow(clippy::type_complexity)]
-    pub fn together<T: Send + Sync + 'static, M: Send + Sync + 'static>(
-        &self,
-        call: Fingerprint,
-        payload: T,
-        make: impl Fn(&[Arc<T>], Calling<'_>) -> Result<M, Failure>,
-    ) -> Result<(Vec<Arc<T>>, Option<Arc<M>>), Failure> {
-        if self.is_alone() {
-            return Ok((vec![Arc::new(payload)], None));
-        }
-        let delegate = |payloads: &[Payload], session: &Session, standings, timeout| {
-            let typed = self.typed(&call, payloads);
-            let calling = Calling::new(session, standings, timeout);
-            match typed {
-                Ok(typed) => match make(&typed, calling) {
-                    Ok(made) => Ok(Arc::new(Made(Ok(Arc::new(made)))) as Payload),
-                    Err(Failure::Blame(blame)) => Err(blame),
-                    Err(other) => Ok(Arc::new(Made::<M>(Err(Arc::new(other)))) as Payload),
-                },
-                // Tell the other processes, so that they don't wait in vain.
-                Err(blame) => Err(calling.refuse(blame)),
-            }
-        };
-        let payload = Arc::new(payload);
-        let met =
-            self.team.rendezvous.arrive(self.rank, call.clone(), payload, self.timeout, Some(&delegate))?;
-        let payloads = self.typed(&call, &met.payloads)?;
-        let Some(made) = met.made else { return Ok((payloads, None)) };
-        match made.downcast_ref::<Made<M>>() {
-            Some(Made(Ok(made))) => Ok((payloads, Some(made.clone()))),
-            Some(Made(Err(failure))) => Err(Failure::Shared(failure.clone())),
-            None => Err(self.other_result(&call).into()),
-        }
-    }
-
-    fn typed<T: Send + Sync + 'static>(
-        &self,
-        call: &Fingerprint,
-        payloads: &[Payload],
-    ) -> Result<Vec<Arc<T>>, Arc<Blame>> {
-        let typed: Option<Vec<_>> = payloads.iter().map(|payload| payload.clone().downcast().ok()).collect();
-        let others = || {
-            let other = |r: &usize| (*payloads[*r]).type_id() != (*payloads[0]).type_id();
-            (0..payloads.len()).filter(other).map(|rank| self.first + rank).collect()
-        };
-        typed.ok_or_else(|| Arc::new(Blame::other_types(self.step, call, others())))
-    }
-
-    /// Exchanges payloads, then runs `lead` on member 0 alone while the others wait, at most for the timeout. All members
-    /// get the same result.
-    ///
-    /// # Errors
-    /// Those of [`Member::exchange`]. If `lead` panics, so does member 0, and the others get an error that it failed.
-    pub fn merge<T: Send + Sync + 'static, R: Send + Sync + 'static>(
-        &self,
-        call: Fingerprint,
-        payload: T,
-        lead: impl FnOnce(Vec<Arc<T>>) -> R,
-    ) -> Result<Arc<R>, Arc<Blame>> {
-        let payloads = self.exchange(call.clone(), payload)?;
-        self.hand_out(&call, "its outcome on replica 0", || lead(payloads))
-    }
-
-    /// The second half of [`Member::merge`], for callers that decide by the payloads whether to go on. To be called after
-    /// a successful exchange, on all members or none. `part` names what member 0 is doing, in the error of members that
-    /// waited in vain.
-    ///
-    /// # Errors
-    /// Those of [`Member::merge`].
-    pub fn hand_out<R: Send + Sync + 'static>(
-        &self,
-        call: &Fingerprint,
-        part: &str,
-        make: impl FnOnce() -> R,
-    ) -> Result<Arc<R>, Arc<Blame>> {
-        if self.is_alone() {
-            return Ok(Arc::new(make()));
-        }
-        let outcome = call.part(part);
-        let made: Payload = match self.rank {
-            0 => Arc::new(make()),
-            _ => {
-                // Dropped here, so that what it holds has a single owner again when member 0 is done.
-                drop(make);
-                Arc::new(())
-            }
-        };
-        let made = self.team.rendezvous.arrive(self.rank, outcome.clone(), made, self.timeout, None)?;
-        made.payloads[0].clone().downcast().map_err(|_| self.other_result(&outcome))
-    }
-
-    /// Runs `make` on every member at the same time, after a successful exchange; each gets all results, in the order of
-    /// ranks. No member waits for the others longer than its timeout. `part` is as in [`Member::hand_out`].
-    ///
-    /// # Errors
-    /// Those of [`Member::exchange`].
-    pub fn each<T: Send + Sync + 'static>(
-        &self,
-        call: &Fingerprint,
-        part: &str,
-        make: impl FnOnce(usize) -> T,
-    ) -> Result<Vec<Arc<T>>, Arc<Blame>> {
-        self.exchange(call.part(part), make(self.rank))
-    }
-
-    /// Runs `lead` on member 0 while the others lend it their threads: each closure that `lead` broadcasts runs once on
-    /// every member. All members get the same result. To be called after a successful exchange, on all members or none.
-    ///
-    /// The others wait without a deadline, because `lead` borrows from them. So `lead` and what it broadcasts must end by
-    /// themselves, which is true of this project's own code; user code belongs into [`Member::hand_out`] and
-    /// [`Member::each`]. A `lead` that takes longer than this member's timeout is logged, repeatedly.
-    ///
-    /// # Errors
-    /// If `lead` panics, so does member 0, and the others get an error that it failed.
-    pub fn lead<R: Send + Sync + 'static>(
-        &self,
-        call: &Fingerprint,
-        lead: impl FnOnce(&Helpers<'_>) -> R,
-    ) -> Result<Arc<R>, Arc<Blame>> {
-        if self.is_alone() {
-            return Ok(Arc::new(lead(&Helpers { team: &self.team })));
-        }
-        if self.rank > 0 {
-            // Dropped here, so that what it holds, such as payloads, has a single owner again when member 0 is done.
-            drop(lead);
-            let (step, timeout) = (self.step, self.timeout);
-            let overdue = || {
-                // Reported once, not by every member that waits.
-                if self.rank == 1 {
-                    heard(
-                        || tracing::error!(replica = 0, step, %call, "{timeout:?} after all had come, still in its own part of the call; the others wait"),
-                    );
-                }
-            };
-            let waiting = tracing::trace_span!("waiting", %call).entered();
-            self.team.helpers.serve_watching(self.rank, timeout, &overdue);
-            drop(waiting);
-            let made = lock(&self.team.result).clone();
-            return made
-                .ok_or_else(|| Arc::new(Blame::failed(self.step, self.first, call)))?
-                .downcast()
-                .map_err(|_| self.other_result(call));
-        }
-        lock(&self.team.result).take();
-        let dismiss = Dismiss(&self.team.helpers);
-        let made = Arc::new(lead(&Helpers { team: &self.team }));
-        *lock(&self.team.result) = Some(made.clone());
-        drop(dismiss);
-        Ok(made)
-    }
-
-    /// The error of a member that asks for another type of result than member 0 made.
-    fn other_result(&self, call: &Fingerprint) -> Arc<Blame> {
-        Arc::new(Blame::other_types(self.step, call, vec![self.replica()]))
-    }
-}
-
-/// The payloads of the members of all processes, in the order of global ids; `local` are those of this one.
-fn share<T: Serialize + DeserializeOwned>(
-    local: &[Arc<T>],
-    calling: &mut Calling<'_>,
-) -> Result<Vec<Arc<T>>, Failure> {
-    let record = |error: postcard::Error| Failure::Record(error.to_string());
-    let mine: Vec<&T> = local.iter().map(|payload| &**payload).collect();
-    let bodies = calling.records(postcard::to_allocvec(&mine).map_err(record)?.into())?;
-    let world = calling.world();
-    let mut all = Vec::with_capacity(world.num_replicas_in_sync());
-    for (worker, body) in bodies.iter().enumerate() {
-        if worker == world.worker() {
-            all.extend_from_slice(local);
-            continue;
-        }
-        let theirs: Vec<T> = postcard::from_bytes(body).map_err(record)?;
-        if theirs.len() != world.replicas() {
-            let reason = format!("{} payloads of worker {worker}, {world}", theirs.len());
-            return Err(Failure::Record(reason));
-        }
-        all.extend(theirs.into_iter().map(Arc::new));
-    }
-    Ok(all)
-}
-
-/// The result of a delegate, for all members of its process.
-struct Made<M>(Result<Arc<M>, Arc<Failure>>);
-
-/// Dismisses the helpers, even if the leader panics.
-struct Dismiss<'a>(&'a Crew);
-
-impl Drop for Dismiss<'_> {
-    fn drop(&mut self) {
-        self.0.dismiss();
-    }
-}
-
-/// The members of a team while member 0 leads.
-pub struct Helpers<'a> {
-    team: &'a Team,
-}
-
-impl Helpers<'_> {
-    /// How many members run a broadcast closure, including member 0.
-    pub fn size(&self) -> usize {
-        self.team.size
-    }
-
-    /// Runs `work(rank)` once on every member, and returns when all have finished.
-    pub fn broadcast(&self, work: &(dyn Fn(usize) + Sync)) {
-        if self.team.size == 1 {
-            return work(0);
-        }
-        // The others' work is a part of member 0's span.
-        let span = tracing::Span::current();
-        let work = &|rank| {
-            let _theirs = (rank > 0).then(|| span.enter());
-            work(rank);
-        };
-        self.team.helpers.broadcast(work, Duration::from_secs(60), &|| {
-            heard(|| tracing::error!("a kernel has been running for a minute"));
-        });
     }
 }
