@@ -17,7 +17,6 @@
 //! | `ready`, `poll` | waiting for several of them |
 //! | [`polling`] | waiting for what has to be asked whether it is done |
 //! | `descriptors` | how many sockets this process may have |
-//! | `background` | the thread that moves bytes while nobody waits, and notices who has died |
 //!
 //! What a message is about is the business of those who send it: nothing here knows of tensors or calls.
 //!
@@ -72,10 +71,8 @@
 // But for one file, `shm/map.rs`.
 #![deny(unsafe_code)]
 
-mod background;
 mod descriptors;
 pub mod endpoint;
-mod farewell;
 pub mod handshake;
 pub mod identity;
 mod link;

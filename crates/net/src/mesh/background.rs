@@ -1,12 +1,12 @@
 //! The thread that moves bytes while nobody waits for them, sends heartbeats, and notices who has died.
 
-use crate::farewell::Farewell;
+use super::farewell::Farewell;
+use super::latecomers::Latecomers;
+use super::shared::Shared;
 use crate::link::Link;
-use crate::mesh::Shared;
 use crate::poll;
 use crate::ready::{self, Ready};
 use distribute_cluster::Deadline;
-use rustix::event::PollFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -15,15 +15,6 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// How long this thread stays out of the way of those that drive.
 const BACK_OFF: Duration = Duration::from_millis(1);
-
-/// Who comes when the world is complete: they are told so.
-pub(crate) trait Latecomers: Send {
-    /// What to wait for.
-    fn interests(&self) -> Vec<PollFd<'_>>;
-
-    /// Talks to those who have come. `lost` says which workers are, `over` whether the world takes nobody in their place.
-    fn attend(&mut self, lost: &dyn Fn(usize) -> bool, over: bool);
-}
 
 /// Moves bytes until all links are over, or the farewell is over.
 pub(crate) fn run(shared: &Shared, mut latecomers: Option<Box<dyn Latecomers>>) {
@@ -159,11 +150,11 @@ impl Pulse {
     }
 }
 
-#[cfg(test)]
 #[cfg(target_os = "linux")]
+#[cfg(test)]
 mod tests {
+    use super::super::shared::Met;
     use super::*;
-    use crate::mesh::Met;
     use crate::shm::played::tests::{link, say};
     use crate::wire::Frame;
     use crate::{Drive, Message, Receiver, Settings};

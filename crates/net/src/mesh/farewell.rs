@@ -1,7 +1,7 @@
 //! The end of a mesh: it stays until the others have received what it has sent.
 
+use super::shared::Shared;
 use crate::link::Link;
-use crate::mesh::Shared;
 use distribute_cluster::Deadline;
 use distribute_log::heard;
 use std::time::Duration;

@@ -3,8 +3,8 @@
 use super::latecomers::Latecomers;
 use super::reception::Reception;
 use super::waiting::Knocks;
-use crate::background;
 use crate::handshake::Names;
+use crate::mesh::{self, Waiting};
 use distribute_cluster::Stopwatch;
 use rustix::event::PollFd;
 use std::collections::BTreeSet;
@@ -27,7 +27,7 @@ impl Door {
     }
 }
 
-impl background::Latecomers for Door {
+impl mesh::Latecomers for Door {
     fn interests(&self) -> Vec<PollFd<'_>> {
         self.reception.interests()
     }
@@ -65,22 +65,21 @@ impl WaitingRoom {
         changed
     }
 
-    /// How many wait.
-    pub fn count(&self) -> usize {
+    fn knocks(&self) -> MutexGuard<'_, Knocks> {
+        self.knocks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Waiting for WaitingRoom {
+    fn count(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Their places.
-    pub fn places(&self) -> BTreeSet<usize> {
+    fn places(&self) -> BTreeSet<usize> {
         self.knocks().places()
     }
 
-    /// Whether one of them was a member of a world as late as this generation, and not of that.
-    pub fn supplants(&self, generation: u64) -> bool {
+    fn supplants(&self, generation: u64) -> bool {
         self.knocks().supplant(generation)
-    }
-
-    fn knocks(&self) -> MutexGuard<'_, Knocks> {
-        self.knocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

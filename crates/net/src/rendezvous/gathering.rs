@@ -304,6 +304,6 @@ impl Gathering {
         let early = early.collect();
         let settings = self.settings;
         let met = Met { world, places: members, addresses, generation, links, early, settings, crowded };
-        Ok(Mesh::open(met, receiver, Some(Box::new(door)), waiting)?)
+        Ok(Mesh::open(met, receiver, Some((Box::new(door), waiting)))?)
     }
 }

@@ -110,8 +110,8 @@ impl Drop for Lease {
     }
 }
 
-#[cfg(test)]
 #[cfg(target_os = "linux")]
+#[cfg(test)]
 mod tests {
     use super::super::arena::Arena;
     use super::super::layout::SLOTS;

@@ -24,8 +24,8 @@ pub(crate) fn identity(_nonce: &[u8; 32]) -> Option<[u8; 32]> {
     None
 }
 
-#[cfg(test)]
 #[cfg(target_os = "linux")]
+#[cfg(test)]
 mod tests {
     use super::*;
 

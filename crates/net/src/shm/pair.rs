@@ -245,8 +245,8 @@ impl Pair {
     }
 }
 
-#[cfg(test)]
 #[cfg(target_os = "linux")]
+#[cfg(test)]
 pub(crate) mod tests {
     use super::*;
 

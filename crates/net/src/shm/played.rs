@@ -1,7 +1,7 @@
 //! What this worker does where the other side, which the tests play, does not do what it should.
 
-#[cfg(test)]
 #[cfg(target_os = "linux")]
+#[cfg(test)]
 pub(crate) mod tests {
     use super::super::arena::Arena;
     use super::super::layout::TOTAL;
