@@ -3,6 +3,7 @@
 use crate::codec::{self, Malformed};
 use crate::log::open_disk;
 use crate::outgoing::Outgoing;
+use crate::replica::Replicated;
 use crate::store::Store;
 use crate::{OpenError, Replicas, ServerOptions, SnapshotError};
 use distribute_cluster::{Job, Task};
@@ -37,7 +38,7 @@ use std::sync::Arc;
 /// ```
 #[derive(Clone, Debug)]
 pub struct ParameterServer {
-    store: Arc<Store>,
+    store: Arc<Replicated>,
     outgoing: Arc<Outgoing>,
 }
 
@@ -48,7 +49,7 @@ impl ParameterServer {
     }
 
     pub(crate) fn of(store: Store) -> Self {
-        Self { store: Arc::new(store), outgoing: Arc::default() }
+        Self { store: Arc::new(Replicated::new(store)), outgoing: Arc::default() }
     }
 
     /// A server that loses nothing: it is what it was at the last change that was acknowledged, or new where the folder is.
@@ -98,7 +99,7 @@ impl ParameterServer {
 
     /// Its tables. What is changed in them directly is not in the log.
     pub fn tables(&self) -> &Tables {
-        self.store.tables()
+        self.store.core().tables()
     }
 }
 

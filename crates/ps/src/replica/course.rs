@@ -1,9 +1,7 @@
 //! The course of a server and its follower, as a state machine: one question to the follower at a time, without a thread or a clock.
 
-use super::follower::Follower;
-use super::message::{Answer, Ask, Known, Of, Position};
-use super::names::listed;
-use crate::store::Core;
+use super::message::{Answer, Ask, Of, Position};
+use crate::store::{Core, Follower, Known, listed};
 use distribute_params::TableImage;
 
 /// The connection of a server to its follower.

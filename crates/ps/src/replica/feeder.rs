@@ -1,11 +1,9 @@
 //! The thread that keeps the follower of a server up to date.
 
 use super::course::{Course, Way};
-use super::follower::Follower;
 use super::message::{Answer, Ask};
-use super::names::listed;
 use crate::REPLICAS;
-use crate::store::Core;
+use crate::store::{Core, Follower, listed};
 use distribute_cluster::{Stopwatch, Task};
 use distribute_log::{heard, told};
 use distribute_server::{Client, ClientBuilder};

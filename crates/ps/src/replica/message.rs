@@ -2,10 +2,11 @@
 
 use crate::codec::{Body, ImageHead, Malformed, Rest, TensorHead, put_clients, take_clients};
 use crate::log::Record;
+use crate::store::{Change, Known};
 use bytes::Bytes;
 use distribute_cluster::bounded::Budget;
 use distribute_net::Message;
-use distribute_params::{ClientPushes, TableImage};
+use distribute_params::TableImage;
 use serde::{Deserialize, Serialize};
 
 /// The version of this format.
@@ -16,26 +17,6 @@ const VERSION: u8 = 2;
 pub(crate) struct Of {
     pub server: u64,
     pub life: u64,
-}
-
-/// A change, and the number that it has in the log of its server; 0 where it has none.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Change {
-    pub record: Record,
-    pub log: u64,
-}
-
-/// The parts of a server's state that are no tables.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Known {
-    /// The changes that clients have made.
-    pub clients: Vec<ClientPushes>,
-    /// The greatest job that has begun.
-    pub job: u64,
-    /// The names of all tables of the state.
-    pub tables: Vec<String>,
-    /// The names of tables that were lost before, for errors.
-    pub lost: Vec<String>,
 }
 
 /// A question of a server to the one that follows it; [`Copy`](Ask::Copy) is one of a follower.

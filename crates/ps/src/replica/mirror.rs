@@ -1,9 +1,10 @@
 //! What a server has of those that it follows: their tables, in memory.
 
-use super::message::{Answer, Ask, Change, Known, Of, Position};
+use super::message::{Answer, Ask, Of, Position};
+use super::replicated::Replicated;
 use crate::codec::Sent;
 use crate::ledger::Ledger;
-use crate::store::Store;
+use crate::store::{Change, Known};
 use distribute_cluster::{Job, Task};
 use distribute_params::{TableImage, Tables};
 use distribute_server::{Call, Reply, Service};
@@ -27,7 +28,7 @@ pub struct Replicas {
     /// The number of complete copies.
     complete: Arc<AtomicU64>,
     /// The server of this process, whose follower may ask for its copy.
-    own: Option<Arc<Store>>,
+    own: Option<Arc<Replicated>>,
 }
 
 /// The copy of one server.
@@ -67,7 +68,7 @@ impl Replicas {
     }
 
     /// Returns the service next to a server of this process.
-    pub(crate) fn beside(own: Arc<Store>, complete: Arc<AtomicU64>) -> Self {
+    pub(crate) fn beside(own: Arc<Replicated>, complete: Arc<AtomicU64>) -> Self {
         Self { own: Some(own), complete, ..Self::default() }
     }
 

@@ -14,33 +14,24 @@
 //! | file | what it is |
 //! |---|---|
 //! | `message` | what the two say to each other: pure |
-//! | `follower` | changes that are on their way, and who waits for them |
 //! | `course` | which question comes next, and what follows from its answer: without a thread |
 //! | `feeder` | the thread that asks |
 //! | `mirror` | what the follower has |
 //! | `asking` | the follower that starts asks for its copy |
-//! | `lost` | requests about tables that were lost |
-//! | `life` | the number of a life, in a folder |
-//! | `names` | names of tables, for people |
+//! | `replicated` | a server between the one that follows it and the one that it follows |
+//!
+//! What a follower takes and gives, and the changes on their way to it, are in `store`.
 
 mod asking;
 mod course;
 mod feeder;
-mod follower;
-mod life;
-mod lost;
 mod message;
 mod mirror;
 #[cfg(test)]
 mod model;
-mod names;
+mod replicated;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use asking::Asking;
-pub(crate) use feeder::Feeder;
-pub(crate) use follower::Follower;
-pub(crate) use life::{read_life, write_life};
-pub(crate) use lost::Lost;
-pub(crate) use message::{Change, Known};
 pub use mirror::Replicas;
+pub(crate) use replicated::Replicated;

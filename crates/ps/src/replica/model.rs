@@ -4,10 +4,9 @@
 
 use super::Replicas;
 use super::course::{Course, Start, Way, start};
-use super::follower::Follower;
 use super::message::{Answer, Ask, Position};
 use crate::codec::{Call, Encoded};
-use crate::store::Core;
+use crate::store::{Core, Follower};
 use distribute_cluster::Job;
 use distribute_params::{Copies, RefusalKind, Request, Response, TableSpec};
 use distribute_tensor::{HostTensor, Write};

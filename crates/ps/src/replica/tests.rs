@@ -1,9 +1,10 @@
 //! Messages there and back, and what a follower takes from whom.
 
 use super::Replicas;
-use super::message::{Answer, Ask, Change, Known, Of, Position};
+use super::message::{Answer, Ask, Of, Position};
 use crate::codec::Encoded;
 use crate::log::Record;
+use crate::store::{Change, Known};
 use distribute_cluster::Job;
 use distribute_net::Message;
 use distribute_optim::{Adam, RuleSpec, Step};

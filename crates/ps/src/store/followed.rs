@@ -1,13 +1,28 @@
 //! A server as the one that follows it takes and gives it: all at once.
 
 use super::aside::set_aside;
+use super::follower::Follower;
+use super::life::{read_life, write_life};
 use super::{Core, lock};
 use crate::OpenError;
 use crate::log::{Record, path};
-use crate::replica::{Follower, Known, read_life, write_life};
 use distribute_log::heard;
-use distribute_params::{Result, TableImage};
+use distribute_params::{ClientPushes, Result, TableImage};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, MutexGuard};
+
+/// The parts of a server's state that are no tables.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Known {
+    /// The changes that clients have made.
+    pub clients: Vec<ClientPushes>,
+    /// The greatest job that has begun.
+    pub job: u64,
+    /// The names of all tables of the state.
+    pub tables: Vec<String>,
+    /// The names of tables that were lost before, for errors.
+    pub lost: Vec<String>,
+}
 
 impl Core {
     /// From now on changes are made for a follower, too.
@@ -19,6 +34,11 @@ impl Core {
     /// Nothing is changed until these are dropped.
     pub(crate) fn orders(&self) -> Vec<MutexGuard<'_, ()>> {
         self.orders.iter().map(lock).collect()
+    }
+
+    /// The number of servers of which this one has a complete copy, counted by what keeps the copies.
+    pub(crate) fn follows(&self) -> &Arc<AtomicU64> {
+        &self.follows
     }
 
     pub(crate) fn names(&self) -> Vec<String> {

@@ -1,6 +1,6 @@
 //! The changes of a server on their way to the one that follows it.
 
-use super::message::Change;
+use crate::log::Record;
 use distribute_cluster::Deadline;
 use distribute_params::{Copies, Refusal, RefusalKind};
 use std::collections::VecDeque;
@@ -13,6 +13,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// About so many bytes of changes are sent at once.
 const AT_ONCE: usize = 16 << 20;
 
+/// A change, and the number that it has in the log of its server; 0 where it has none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Change {
+    pub record: Record,
+    pub log: u64,
+}
+
 /// What has not arrived at the follower yet, and those that wait for it.
 #[derive(Debug, Default)]
 pub(crate) struct Follower {
@@ -22,7 +29,7 @@ pub(crate) struct Follower {
 
 /// Changes that were made, and which the follower is not known to have.
 #[derive(Debug, Default)]
-pub(super) struct Underway {
+pub(crate) struct Underway {
     /// The life of this server; 0 until its state is that of the newer one of itself and its follower.
     pub life: u64,
     /// The number of the first of the changes: all before have arrived.
@@ -121,20 +128,20 @@ impl Follower {
     }
 
     /// Waits for changes, or until the connection is lost, or for a while.
-    pub(super) fn await_changes(&self, patience: Duration) -> MutexGuard<'_, Underway> {
+    pub(crate) fn await_changes(&self, patience: Duration) -> MutexGuard<'_, Underway> {
         let idle = |state: &mut Underway| state.changes.is_empty() && state.lost.is_none() && !state.over;
         let waited = self.changed.wait_timeout_while(self.lock(), patience, idle);
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// Waits for a while, and says whether the server ends.
-    pub(super) fn pause(&self, patience: Duration) -> bool {
+    pub(crate) fn pause(&self, patience: Duration) -> bool {
         let waited = self.changed.wait_timeout_while(self.lock(), patience, |state| !state.over);
         waited.unwrap_or_else(PoisonError::into_inner).0.over
     }
 
     /// Notes that there is another connection to the follower, and returns its number.
-    pub(super) fn connected(&self) -> u64 {
+    pub(crate) fn connected(&self) -> u64 {
         let mut state = self.lock();
         state.connection += 1;
         state.lost = None;
@@ -142,7 +149,7 @@ impl Follower {
     }
 
     /// Notes that a connection is lost: what the follower had may be gone with it.
-    pub(super) fn disconnected(&self, connection: u64, reason: &str) {
+    pub(crate) fn disconnected(&self, connection: u64, reason: &str) {
         self.update(|state| {
             if state.connection == connection {
                 state.is_copied = false;
@@ -151,7 +158,7 @@ impl Follower {
         });
     }
 
-    pub(super) fn update(&self, update: impl FnOnce(&mut Underway)) {
+    pub(crate) fn update(&self, update: impl FnOnce(&mut Underway)) {
         update(&mut self.lock());
         self.changed.notify_all();
     }
@@ -160,7 +167,7 @@ impl Follower {
         self.update(|state| state.over = true);
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Underway> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Underway> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

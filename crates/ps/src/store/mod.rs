@@ -1,8 +1,23 @@
 //! The tables of one server, and the order in which they are changed.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `open` | a server that comes back: the snapshot, and the changes after it |
+//! | `keeper` | the threads that save tables, and the log to the disk |
+//! | `follower` | changes that are on their way to the server that follows this one, and who waits for them |
+//! | `followed` | all of a server's state, as the one that follows it takes and gives it |
+//! | `aside` | the files of a state that is replaced |
+//! | `life` | the number of a life, in a folder |
+//! | `lost` | requests about tables that were lost |
+//! | `names` | names of tables, for people |
 
 mod aside;
 mod followed;
+mod follower;
 mod keeper;
+mod life;
+mod lost;
+mod names;
 mod open;
 #[cfg(test)]
 mod tests;
@@ -10,15 +25,16 @@ mod tests;
 use crate::codec::{Call, Sent};
 use crate::ledger::{Ledger, Turn};
 use crate::log::{Journal, Opens, Record};
-use crate::replica::{Asking, Change, Feeder, Follower, Lost, Replicas};
 use crate::{OpenError, ServerOptions};
-use distribute_cluster::Task;
 use distribute_files::LockFile;
 use distribute_params::{Refusal, RefusalKind, Request, Response, State, Tables, Usage};
-use distribute_server::ClientBuilder;
 use distribute_tensor::HostTensor;
+pub(crate) use followed::Known;
+pub(crate) use follower::{Change, Follower};
 pub(crate) use keeper::End;
 use keeper::Keeper;
+use lost::Lost;
+pub(crate) use names::listed;
 pub(crate) use open::{files, hold};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
@@ -36,8 +52,6 @@ const ORDERS: usize = 64;
 pub(crate) struct Store {
     core: Arc<Core>,
     _keeper: Option<Keeper>,
-    feeder: OnceLock<Feeder>,
-    asking: OnceLock<Asking>,
 }
 
 /// What requests are carried out on.
@@ -70,48 +84,17 @@ pub(crate) struct Kept {
 impl Store {
     /// Tables that are gone with the process.
     pub fn in_memory() -> Self {
-        Self {
-            core: Arc::new(Core::in_memory()),
-            _keeper: None,
-            feeder: OnceLock::new(),
-            asking: OnceLock::new(),
-        }
+        Self { core: Arc::new(Core::in_memory()), _keeper: None }
     }
 
     /// Tables that are kept in a folder.
     pub fn open(options: ServerOptions, opens: Opens) -> Result<Self, OpenError> {
         let core = Arc::new(Core::open(options, opens)?);
         let keeper = Keeper::start(&core).map_err(|source| OpenError::Thread { source })?;
-        Ok(Self { core, _keeper: Some(keeper), feeder: OnceLock::new(), asking: OnceLock::new() })
+        Ok(Self { core, _keeper: Some(keeper) })
     }
 
-    /// Has another server follow this one, if none does yet.
-    pub fn follow(&self, by: (ClientBuilder, Task, u64)) -> io::Result<()> {
-        if self.feeder.get().is_none() {
-            let _ = self.feeder.set(Feeder::start(&self.core, by)?);
-        }
-        Ok(())
-    }
-
-    /// Returns the copies of servers that this one follows, and begins to ask `of`, one of these, for its copy.
-    pub fn replicas(self: &Arc<Self>, clients: ClientBuilder, of: Task) -> io::Result<Replicas> {
-        let replicas = Replicas::beside(self.clone(), self.core.follows.clone());
-        if self.asking.get().is_none() {
-            let _ = self.asking.set(Asking::start(clients, of, replicas.run())?);
-        }
-        Ok(replicas)
-    }
-
-    /// Notes that a task asks for its copy of server `number`, and returns whether it follows it.
-    pub fn asked(&self, by: (&Task, u64), run: u64) -> bool {
-        self.feeder.get().is_some_and(|feeder| feeder.asked(by, run))
-    }
-
-    pub fn tables(&self) -> &Tables {
-        &self.core.tables
-    }
-
-    pub fn core(&self) -> &Core {
+    pub fn core(&self) -> &Arc<Core> {
         &self.core
     }
 }
@@ -135,6 +118,10 @@ impl Core {
             found: None,
             follows: Arc::default(),
         }
+    }
+
+    pub(crate) fn tables(&self) -> &Tables {
+        &self.tables
     }
 
     /// Answers each request of a call, when all that it has changed is as safe as was asked for.

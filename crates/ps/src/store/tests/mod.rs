@@ -5,10 +5,9 @@ mod comes_back;
 mod disks;
 mod fuzz;
 
-use super::Core;
+use super::{Core, Known};
 use crate::codec::{Call, Encoded};
 use crate::log::{self, open_disk};
-use crate::replica::Known;
 use crate::{Durability, OpenError, ServerOptions, inspect};
 use distribute_optim::{Momentum, RuleSpec, Step};
 use distribute_params::{
