@@ -2,11 +2,11 @@
 
 use crate::agenda::Agenda;
 use crate::checks::Checks;
+use crate::event::Event;
 use crate::history::History;
 use crate::network::{Arrival, Conn, Network, Pid};
 use crate::plan::Plan;
 use crate::planted::Planted;
-use crate::world::Event;
 use std::fmt;
 use std::time::Duration;
 

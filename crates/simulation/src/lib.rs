@@ -15,7 +15,7 @@
 //! | `program` | what it runs: `scripted`, or a `training` of a `course` |
 //! | `coordinator` | another cluster: a coordinator, its workers, and servers that they change |
 //! | `guests` | those who connect to it |
-//! | `network`, `agenda` | connections; events in the order of time |
+//! | `network`, `event`, `agenda` | connections; what happens; events in the order of time |
 //! | `checks` | what has to hold after every event and at the end |
 //! | `planted` | [`Planted`]: bugs that have to be found |
 //! | `history` | what has happened, to be read |
@@ -33,6 +33,7 @@ mod checks;
 mod context;
 mod coordinator;
 mod course;
+mod event;
 mod guests;
 mod history;
 mod joining;

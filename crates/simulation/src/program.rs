@@ -3,7 +3,7 @@
 use crate::context::Context;
 use crate::scripted::Scripted;
 use crate::training::Training;
-use crate::working::{Go, Working};
+use crate::working::{Acts, Go, Working};
 use bytes::Bytes;
 use distribute_cluster::Blame;
 use std::sync::Arc;
@@ -25,17 +25,17 @@ impl Program {
             Program::Training(training) => training.joined(working, context),
         }
     }
+}
 
-    /// It has computed.
-    pub fn act(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
+impl Acts for Program {
+    fn act(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
         match self {
             Program::Scripted(scripted) => scripted.act(working, context),
             Program::Training(training) => training.act(working, context),
         }
     }
 
-    /// A call has come to this.
-    pub fn decided(
+    fn decided(
         &mut self,
         working: &mut Working,
         context: &mut Context<'_>,

@@ -5,7 +5,6 @@ use crate::guests::Guests;
 use crate::joining::{Early, Joined};
 use crate::network::{Arrival, Conn};
 use crate::planted::Planted;
-use crate::program::Program;
 use bytes::Bytes;
 use distribute_cluster::{Blame, Fingerprint, Standing, World, fnv1a};
 use distribute_collective::group::inbox::Event as Come;
@@ -18,6 +17,20 @@ use distribute_net::{Message, Receiver};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// A program that decides what a worker does next.
+pub trait Acts {
+    /// The worker has computed.
+    fn act(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go;
+
+    /// A call has come to this.
+    fn decided(
+        &mut self,
+        working: &mut Working,
+        context: &mut Context<'_>,
+        made: Result<Vec<Bytes>, Arc<Blame>>,
+    ) -> Go;
+}
 
 /// A worker that works.
 #[derive(Debug)]
@@ -260,7 +273,7 @@ impl Working {
     }
 
     /// Does what is due. Gives what comes when it doesn't go on in this world.
-    pub fn go_on(&mut self, context: &mut Context<'_>, program: &mut Program) -> Option<Go> {
+    pub fn go_on(&mut self, context: &mut Context<'_>, program: &mut impl Acts) -> Option<Go> {
         self.guests.wake(context);
         loop {
             let go = match self.doing {

@@ -1,7 +1,8 @@
 //! What happens to processes and the network, and how it is noticed.
 
-use super::{Event, Simulation};
+use super::Simulation;
 use crate::context::Surroundings;
+use crate::event::Event;
 use crate::joining::address;
 use crate::network::{Arrival, Conn, Pid, SILENCE};
 use crate::plan::Fault;

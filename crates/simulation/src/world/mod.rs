@@ -6,15 +6,16 @@ use crate::agenda::Agenda;
 use crate::checks::{Certain, Checks};
 use crate::context::{Context, Name, Surroundings};
 use crate::course::Weights;
+use crate::event::Event;
 use crate::history::History;
-use crate::network::{Arrival, Carries, Conn, Network, Pid};
+use crate::network::{Conn, Network, Pid};
 use crate::plan::{Plan, When};
 use crate::planted::Planted;
 use crate::process::{LEADER, Process};
 use crate::program::Program;
 use crate::working::{Ending, Working};
 use distribute_cluster::World;
-use distribute_net::{Claim, Message};
+use distribute_net::Claim;
 use distribute_testing::SplitMix;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -27,37 +28,6 @@ const STARTS: usize = 1_000;
 
 /// A simulation with more events than this does not end.
 const EVENTS: usize = 2_000_000;
-
-/// What happens.
-#[derive(Clone, Debug)]
-pub enum Event {
-    /// A process starts, maybe by mistake, which claims to have been a member of this generation.
-    Start { rank: usize, claim: Claim, mistaken: bool },
-    /// An attempt to connect reaches a host.
-    Reach { conn: Conn, port: u16 },
-    /// Something arrives at one end of a connection.
-    Arrive { conn: Conn, side: usize, what: Arrival },
-    /// A process has something to do, if this is its last order.
-    Wake { pid: Pid, number: u64 },
-    /// A fault of the plan begins.
-    Fault(usize),
-    /// A process goes on.
-    Resume(Pid),
-    /// All look whether others are silent.
-    Look,
-}
-
-impl Carries for Event {
-    type Message = Message;
-
-    fn reach(conn: Conn, port: u16) -> Self {
-        Self::Reach { conn, port }
-    }
-
-    fn arrive(conn: Conn, side: usize, what: Arrival) -> Self {
-        Self::Arrive { conn, side, what }
-    }
-}
 
 /// How a simulation has ended.
 #[derive(Debug)]

@@ -1,0 +1,35 @@
+//! What happens in a simulated cluster.
+
+use crate::network::{Arrival, Carries, Conn, Pid};
+use distribute_net::{Claim, Message};
+
+/// An event of a simulation.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A process starts, maybe by mistake, which claims to have been a member of this generation.
+    Start { rank: usize, claim: Claim, mistaken: bool },
+    /// An attempt to connect reaches a host.
+    Reach { conn: Conn, port: u16 },
+    /// Something arrives at one end of a connection.
+    Arrive { conn: Conn, side: usize, what: Arrival },
+    /// A process has something to do, if this is its last order.
+    Wake { pid: Pid, number: u64 },
+    /// A fault of the plan begins.
+    Fault(usize),
+    /// A process goes on.
+    Resume(Pid),
+    /// All look whether others are silent.
+    Look,
+}
+
+impl Carries for Event {
+    type Message = Message;
+
+    fn reach(conn: Conn, port: u16) -> Self {
+        Self::Reach { conn, port }
+    }
+
+    fn arrive(conn: Conn, side: usize, what: Arrival) -> Self {
+        Self::Arrive { conn, side, what }
+    }
+}
