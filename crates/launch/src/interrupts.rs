@@ -1,7 +1,7 @@
 //! Signals to the launcher.
 
 use crate::Signal;
-use crate::running::Event;
+use crate::event::Event;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 use std::io;

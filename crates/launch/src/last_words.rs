@@ -1,7 +1,7 @@
 //! The end of a job's output: waits for its reader within bounds, says what has been dropped, and how the job has ended.
 
+use crate::event::Event;
 use crate::printer::Printer;
-use crate::running::Event;
 use crate::{Notice, Outcome, Stream};
 use distribute_cluster::Deadline;
 use std::sync::mpsc::Receiver;

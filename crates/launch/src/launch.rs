@@ -2,7 +2,8 @@
 
 use crate::output::Sink;
 use crate::printer::Printer;
-use crate::running::{Shared, supervise};
+use crate::processes::Shared;
+use crate::running::supervise;
 use crate::starter::{Starter, one_core_each};
 use crate::supervisor::{Policy, Supervisor};
 use crate::terminal::Style;

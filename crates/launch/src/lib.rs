@@ -29,6 +29,8 @@ mod command;
 #[cfg(unix)]
 mod cores;
 #[cfg(unix)]
+mod event;
+#[cfg(unix)]
 mod guard;
 #[cfg(unix)]
 mod interrupts;
@@ -48,6 +50,8 @@ pub mod plan;
 mod printer;
 #[cfg(unix)]
 mod process;
+#[cfg(unix)]
+mod processes;
 #[cfg(unix)]
 pub mod running;
 #[cfg(unix)]

@@ -1,7 +1,6 @@
 //! What a job says: the lines of its tasks, and the launcher's own.
 
 use crate::outcome::seconds;
-use crate::supervisor::restart_text;
 use crate::{End, Outcome, Signal, Task};
 use std::fmt;
 use std::io;
@@ -177,4 +176,9 @@ impl fmt::Display for Notice {
             Notice::Ended(outcome) => outcome.fmt(f),
         }
     }
+}
+
+/// The text of a restart.
+fn restart_text(end: &End, after: Duration, restart: u32, of: u32, wait: Duration) -> String {
+    format!("{end} after {}; restart {restart} of {of} in {}", seconds(after), seconds(wait))
 }

@@ -1,8 +1,8 @@
 //! Hands on what a job says: a bounded queue and a thread for each of two streams, so that a reader that takes nothing holds up
 //! the tasks that write, and neither the supervisor nor the end of the job.
 
+use crate::event::Event;
 use crate::output::Sink;
-use crate::running::Event;
 use crate::{Notice, Output, Stream, Task};
 use std::collections::VecDeque;
 use std::io;

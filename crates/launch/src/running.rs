@@ -1,57 +1,17 @@
 //! A job whose tasks run.
 
-use crate::process::Process;
+use crate::event::Event;
+use crate::processes::Shared;
 use crate::starter::Starter;
 use crate::supervisor::{Action, Happened, Supervisor, Timer};
 use crate::{End, Error, Outcome, Result, Signal, Task, TaskOutcome, last_words};
 use distribute_cluster::{Deadline, Stopwatch};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-
-/// What the supervisor is told.
-pub(crate) enum Event {
-    Ended {
-        task: usize,
-        end: End,
-        after: Duration,
-    },
-    Drained {
-        task: usize,
-        last_error_line: Option<String>,
-    },
-    Asked(Signal),
-    /// All that the job has said has been written.
-    Written,
-}
 
 /// How long to wait for a job that is dropped: its tasks are killed.
 const DROPPED: Duration = Duration::from_secs(10);
-
-/// The processes of a job, each with the number of its restart.
-pub(crate) struct Shared {
-    pub names: Vec<Task>,
-    pub processes: Vec<Mutex<(Option<Arc<Process>>, u32)>>,
-}
-
-impl Shared {
-    fn process(&self, index: usize) -> (Option<Arc<Process>>, u32) {
-        self.processes[index].lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn find(&self, task: &Task) -> Result<(Arc<Process>, u32)> {
-        let not_running = || Error::NotRunning { task: task.clone() };
-        let index = self.names.iter().position(|name| name == task).ok_or_else(not_running)?;
-        let (process, restart) = self.process(index);
-        Ok((process.ok_or_else(not_running)?, restart))
-    }
-
-    pub(crate) fn kill_all(&self) {
-        (0..self.names.len()).filter_map(|index| self.process(index).0).for_each(|process| {
-            process.send(Signal::Kill);
-        });
-    }
-}
 
 /// A job whose tasks run. When it is dropped, they are killed.
 pub struct Running {

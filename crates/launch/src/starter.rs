@@ -1,8 +1,9 @@
 //! What a task is started with: its command, its environment, and where it goes.
 
+use crate::event::Event;
 use crate::printer::Printer;
 use crate::process::{Process, Report, Start};
-use crate::running::{Event, Shared};
+use crate::processes::Shared;
 use crate::{PlannedTask, RemoteHost, guard};
 use distribute_cluster::TF_CONFIG;
 use std::collections::BTreeMap;

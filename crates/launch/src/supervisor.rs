@@ -1,7 +1,6 @@
 //! What to do when a task ends: pure decisions, without processes and clocks.
 
 use crate::layout::trains;
-use crate::outcome::seconds;
 use crate::{Cause, End, Job, Notice, Signal, Task};
 use std::time::Duration;
 
@@ -370,11 +369,6 @@ impl Supervisor {
         }
         actions.push(Action::Set(Timer::Killed, KILLED));
     }
-}
-
-/// The text of a restart.
-pub(crate) fn restart_text(end: &End, after: Duration, restart: u32, of: u32, wait: Duration) -> String {
-    format!("{end} after {}; restart {restart} of {of} in {}", seconds(after), seconds(wait))
 }
 
 #[cfg(test)]

@@ -1,0 +1,20 @@
+//! What happens to a job while its tasks run.
+
+use crate::{End, Signal};
+use std::time::Duration;
+
+/// An event that the supervisor of a job waits for.
+pub(crate) enum Event {
+    Ended {
+        task: usize,
+        end: End,
+        after: Duration,
+    },
+    Drained {
+        task: usize,
+        last_error_line: Option<String>,
+    },
+    Asked(Signal),
+    /// All that the job has said has been written.
+    Written,
+}
