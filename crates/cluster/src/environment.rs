@@ -1,6 +1,6 @@
 //! What a process was started with: environment variables, from wherever they come.
 
-use crate::json::shown;
+use crate::malformed::shown;
 use crate::{ClusterError, Malformed};
 use std::collections::{BTreeMap, HashMap};
 

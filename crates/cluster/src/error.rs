@@ -56,7 +56,7 @@ pub enum ClusterError {
         addresses: String,
     },
     /// The number of a task is too large to be one.
-    #[error("{task} is there, but tasks are numbered from 0 to {}", crate::MAX_TASK_INDEX)]
+    #[error("{task} is there, but tasks are numbered from 0 to {}", crate::task::MAX_TASK_INDEX)]
     TooLarge {
         /// The task.
         task: Task,

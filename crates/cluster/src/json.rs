@@ -1,9 +1,9 @@
 //! JSON that others wrote, read so that an error says where it is.
 
 use crate::address::Address;
+use crate::malformed::shown;
 use crate::{ClusterError, Malformed};
 use serde_json::{Map, Value};
-use std::fmt;
 
 /// A part of a JSON text, and the way to it.
 #[derive(Clone)]
@@ -25,19 +25,6 @@ pub(crate) fn parse(origin: &str, text: &str) -> Result<Value, Malformed> {
         },
         help: "",
     })
-}
-
-/// At most so much of a value is shown in an error.
-const SHOWN: usize = 60;
-
-/// A value for an error, cut where it is long.
-pub(crate) fn shown(value: &dyn fmt::Display) -> String {
-    let mut text = value.to_string();
-    if let Some((end, _)) = text.char_indices().nth(SHOWN) {
-        text.truncate(end);
-        text.push('…');
-    }
-    text
 }
 
 impl<'a> Json<'a> {

@@ -67,10 +67,9 @@ pub use malformed::Malformed;
 pub use process::{Process, located};
 #[doc(alias = "tf.train.ClusterSpec")]
 pub use spec::ClusterSpec;
-pub use spec::MAX_TASK_INDEX;
 pub use standing::{Presence, Standing};
 #[doc(alias = "task_type")]
 pub use task::Job;
-pub use task::{OtherJob, Task};
+pub use task::{MAX_TASK_INDEX, OtherJob, Task};
 pub use tf_config::{OwnTask, TF_CONFIG, TfConfig};
 pub use world::{World, WorldError};

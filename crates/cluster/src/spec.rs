@@ -4,15 +4,13 @@ use crate::Malformed;
 use crate::address::Address;
 use crate::error::ClusterError;
 use crate::json::{self, Json};
-use crate::task::{Job, Task};
+use crate::malformed::shown;
+use crate::task::{Job, MAX_TASK_INDEX, Task};
 use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
-
-/// The largest number of a task in its job. Lists of tasks with gaps have an entry for each gap: a typo must not fill memory.
-pub const MAX_TASK_INDEX: usize = 65_535;
 
 /// The jobs of a cluster, and the addresses of the tasks of each.
 ///
@@ -187,7 +185,7 @@ impl ClusterSpec {
                     let index = index.ok_or_else(|| {
                         tasks.wrong(
                             format!("numbers of tasks from 0 to {MAX_TASK_INDEX} as keys"),
-                            json::shown(&format_args!("{key:?}")),
+                            shown(&format_args!("{key:?}")),
                         )
                     })?;
                     add(&mut spec, index, &at)?;

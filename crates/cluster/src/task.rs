@@ -5,6 +5,9 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
+/// The largest number of a task in its job. Lists of tasks with gaps have an entry for each gap: a typo must not fill memory.
+pub const MAX_TASK_INDEX: usize = 65_535;
+
 /// What the tasks of one name do.
 ///
 /// A cluster spec may have jobs of any name; strategies take part with the four that have a variant. Two jobs are equal

@@ -1,9 +1,9 @@
 //! The environment variable `TF_CONFIG`.
 
 use crate::json::{self, Json};
-use crate::resolver::missing;
 use crate::spec::ClusterSpec;
 use crate::task::{Job, Task};
+use crate::words::missing;
 use crate::{ClusterError, Malformed};
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -37,6 +37,15 @@ pub(crate) fn here(local: &Option<usize>) -> String {
     local.map_or(String::new(), |local| format!("{local} of them here, "))
 }
 
+/// The part of a task that is missing.
+pub(crate) fn missing(job: Option<&Job>, index: Option<usize>) -> &'static str {
+    match (job, index) {
+        (None, None) => "the task",
+        (None, Some(_)) => "the type of the task",
+        _ => "the index of the task",
+    }
+}
+
 /// `a, b and c`
 fn list<T: AsRef<str>>(items: &[T]) -> String {
     match items {

@@ -8,7 +8,7 @@ pub use client::Client;
 #[cfg(feature = "kubernetes")]
 pub(crate) use client::read;
 
-use crate::json::shown;
+use crate::malformed::shown;
 use std::fmt;
 
 /// A request for a document.

@@ -58,6 +58,7 @@ pub use union::UnionResolver;
 use crate::error::ClusterError;
 use crate::spec::ClusterSpec;
 use crate::task::{Job, Task};
+use crate::words::missing;
 use crate::world::World;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -169,15 +170,6 @@ fn master_url(address: impl fmt::Display, rpc_layer: Option<&str>) -> String {
     match rpc_layer {
         None | Some("") => address.to_string(),
         Some(layer) => format!("{layer}://{address}"),
-    }
-}
-
-/// Which part of a task is missing.
-pub(crate) fn missing(job: Option<&Job>, index: Option<usize>) -> &'static str {
-    match (job, index) {
-        (None, None) => "the task",
-        (None, Some(_)) => "the type of the task",
-        _ => "the index of the task",
     }
 }
 
