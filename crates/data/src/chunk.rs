@@ -5,7 +5,7 @@
 //! elements until somebody looks at it, so a batch that is split over replicas is assembled piece by piece, and no row is
 //! copied twice.
 
-use crate::operations::room::reserve;
+use crate::room::reserve;
 use crate::rows::Rows;
 use crate::{Error, Result};
 use distribute_tensor::{Leaf, Tree};

@@ -38,7 +38,8 @@
 //!
 //! Internally, a dataset is a `pipeline`, which is data: `operations` and their parameters. Iterating starts a chain of
 //! `stage`s that pass on `chunk`s of elements. In these, `rows` of a source stay indices until a batch is cut out in one
-//! piece. Each operation has one file: what users call, what it is as data, and how it runs.
+//! piece. Each operation has one file: what users call, what it is as data, and how it runs. All formats of files are read by
+//! one operation, in `file_source`.
 //!
 //! A user function that fails or panics results in an error that names the element; it never takes the process down.
 
@@ -62,17 +63,20 @@ pub mod webdataset;
 
 mod broken;
 mod chunk;
+mod file_source;
 mod guard;
 mod missing;
 mod operations;
 mod pipeline;
 mod random;
+mod room;
 mod rows;
 mod spec;
 mod stage;
 #[cfg(test)]
 mod testing;
 mod text;
+mod worker_pool;
 
 #[doc(alias = "tf.data.Dataset.ignore_errors")]
 #[doc(alias = "tf.data.experimental.ignore_errors")]

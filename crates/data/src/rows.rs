@@ -1,7 +1,7 @@
 //! Where rows come from: tensors in memory, the numbers of a range, or two of them side by side.
 
 use crate::Result;
-use crate::operations::room::reserve;
+use crate::room::reserve;
 use distribute_tensor::{HostTensor, Leaf, Tree};
 use std::ops::Range;
 use std::sync::Arc;

@@ -2,8 +2,7 @@
 
 use crate::broken::{Broken, SkippedRecords};
 use crate::chunk::Chunk;
-use crate::operations::file_stage::Reading;
-use crate::operations::files::Format;
+use crate::file_source::{Format, Reading};
 use crate::stage::Stage;
 use crate::{Compression, Dataset, ElementSpec, Error, Files, Location, Result, TensorSpec};
 use distribute_tensor::{DType, HostTensor, Leaf, Tree};

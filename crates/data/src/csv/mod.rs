@@ -9,7 +9,7 @@ mod source;
 
 pub use block::ColumnType;
 
-use crate::operations::file_stage::threads;
+use crate::file_source::threads;
 use crate::{Dataset, DefaultValue, Files, Location, Result, SkippedRecords};
 use block::Layout;
 use distribute_tensor::{HostTensor, Nest};

@@ -5,7 +5,7 @@ use super::file::{CsvFormat, failure, line, reader};
 use super::plain::{self, Stop};
 use crate::broken::Broken;
 use crate::chunk::Chunk;
-use crate::operations::file_stage::Made;
+use crate::file_source::Made;
 use crate::{Error, Location, Result};
 use std::io::Read;
 use std::sync::Arc;

@@ -1,19 +1,14 @@
 //! [`Dataset`]: a pipeline of nests, and iterating it.
 
 mod iter;
-#[cfg(test)]
-mod model;
-#[cfg(test)]
-mod walk;
+mod parameters;
 
-pub use crate::operations::interleave::Interleave;
-pub use crate::operations::memory::Numbers;
-pub use crate::operations::padded_batch::Padding;
 pub use iter::Iter;
+pub use parameters::{Interleave, Numbers, Padding};
 
 use crate::chunk::Assembly;
-use crate::operations::room::fits;
 use crate::pipeline::{self, Batching, Look, Operation, Pipeline};
+use crate::room::fits;
 use crate::{Cardinality, ElementSpec, Error, Result};
 use distribute_tensor::Nest;
 use std::marker::PhantomData;

@@ -2,6 +2,7 @@
 
 mod context;
 mod cut;
+mod decide;
 mod explain;
 mod file_list;
 mod function;
@@ -26,8 +27,9 @@ pub use position::{Origin, Position};
 use crate::pipeline::{self, Pipeline};
 use crate::plan::ends::UnevenEnds;
 use crate::plan::layout::Layout;
-use crate::plan::policy::{AutoShardPolicy, Decision, decide};
+use crate::plan::policy::{AutoShardPolicy, Decision};
 use crate::{Batching, Cause, Dataset, Error, Result, SplitRule};
+use decide::decide;
 use distribute_log::heard;
 use distribute_tensor::{Leaf, Nest, Tree};
 use function::Function;

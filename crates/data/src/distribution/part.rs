@@ -1,8 +1,9 @@
 //! The part of one of several workers that don't wait for each other: each makes whole batches its own steps.
 
 use super::DistributeOptions;
+use super::decide::decide;
 use crate::pipeline::{self, WorkerShard};
-use crate::plan::policy::{AutoShardPolicy, Decision, decide};
+use crate::plan::policy::{AutoShardPolicy, Decision};
 use crate::{Dataset, Error, Result};
 use distribute_log::heard;
 use distribute_tensor::Nest;

@@ -1,5 +1,6 @@
 //! Continues a pass at a position, on the same layout or another.
 
+use super::decide::decide;
 use super::lockstep::Gathered;
 use super::parts::Parted;
 use super::pass::WorkerPass;
@@ -8,7 +9,7 @@ use super::steps::{Pieces, Steps};
 use super::{Distribution, FileDifference, FileList, Source};
 use crate::pipeline::{self, Pipeline};
 use crate::plan::ends::UnevenEnds;
-use crate::plan::policy::{Decision, decide};
+use crate::plan::policy::Decision;
 use crate::{Error, Result};
 use distribute_tensor::Nest;
 use std::sync::Arc;

@@ -3,7 +3,6 @@
 use super::column::Column;
 use super::features::Features;
 use super::message;
-use crate::tfrecord::Records;
 use crate::{Error, Result};
 use distribute_tensor::HostTensor;
 use std::borrow::Cow;
@@ -46,21 +45,6 @@ impl Features {
             tensors.extend(wanted.lengths().map(str::to_string).zip(lengths));
         }
         Ok(tensors)
-    }
-
-    /// The columns of records read from a file; errors name it.
-    ///
-    /// # Errors
-    ///
-    /// As [`parse`](Features::parse).
-    pub fn parse_records(&self, records: &Records) -> Result<BTreeMap<String, HostTensor>> {
-        self.parse(records.iter()).map_err(|error| match error {
-            Error::Example { record, feature, what, .. } => {
-                let path = Some(records.path().to_string());
-                Error::Example { path, record: records.first() + record, feature, what }
-            }
-            other => other,
-        })
     }
 
     /// The features of one record, without an axis of records.
@@ -242,23 +226,5 @@ mod tests {
             text(broken.to_vec()),
             "record 1, feature 'x': broken at byte 13 of its 14: the bytes end within a float"
         );
-    }
-
-    #[test]
-    fn records_of_a_file_are_counted_within_it() {
-        let mut file = Vec::new();
-        let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
-        let mut writer = crate::TfRecordWriter::create(&path, crate::Compression::None).unwrap();
-        for record in [record([("x", 1.into())]), record([("x", 2.into())]), record([])] {
-            writer.write(&record).unwrap();
-        }
-        writer.finish().unwrap();
-        std::io::Read::read_to_end(&mut std::fs::File::open(&path).unwrap(), &mut file).unwrap();
-        let features = Features::new().with("x", FixedLen::ints([])).unwrap();
-        let mut reader = crate::TfRecordReader::new("f", &file[..]);
-        let first = features.parse_records(&reader.read(1).unwrap()).unwrap();
-        assert_eq!(first["x"], tensor(vec![1i64], [1]));
-        let error = features.parse_records(&reader.read(9).unwrap()).unwrap_err();
-        assert!(error.to_string().starts_with("'f', record 2, feature 'x': missing"), "{error}");
     }
 }

@@ -1,49 +1,12 @@
 //! Elements of files, one file after the other.
 
-use super::file_stage::{FilesStage, Reading};
-use crate::broken::{Broken, SkippedRecords};
+use super::format::Format;
+use super::stage::FilesStage;
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, WorkerShard};
 use crate::stage::Stage;
-use crate::{Cardinality, Compression, Dataset, ElementSpec, Error, Files, Location, Result};
+use crate::{Cardinality, Dataset, ElementSpec, Files, Result};
 use distribute_tensor::Nest;
 use std::sync::Arc;
-
-/// How a file becomes elements.
-pub(crate) trait Format: Send + Sync + 'static {
-    /// The name of the format and its parameters: `TFRecord`.
-    fn describe(&self) -> String;
-
-    /// Dtypes and shapes of the elements.
-    fn spec(&self) -> Option<ElementSpec>;
-
-    /// Whether elements are batches.
-    fn batching(&self) -> Batching {
-        Batching::Elements
-    }
-
-    /// Starts to read one file, of which `broken` is the policy for broken records.
-    fn open(&self, file: &Location, broken: &Broken) -> Result<Reading>;
-
-    /// The count for broken records, if they are skipped.
-    fn skipped(&self) -> Option<&SkippedRecords> {
-        None
-    }
-
-    /// Why a file cannot be parsed: because its compressed stream is damaged, if it is, otherwise `error`.
-    fn blame(&self, file: &Location, error: Error) -> Error {
-        Compression::Auto.blame(file, |_| None, error)
-    }
-
-    /// The number of threads that parse sections of files.
-    fn threads(&self) -> usize {
-        1
-    }
-
-    /// Checks that its parameters are in their ranges.
-    fn check(&self) -> Result<()> {
-        Ok(())
-    }
-}
 
 impl<T: Nest> Dataset<T> {
     /// A dataset of the contents of files.
@@ -107,7 +70,7 @@ impl Operation for FilesSource {
 }
 
 /// The files of a worker's shard.
-pub(super) fn own(files: &Files, worker: &WorkerShard) -> Option<Files> {
+pub(crate) fn own(files: &Files, worker: &WorkerShard) -> Option<Files> {
     match *worker {
         WorkerShard::Files { workers, index } => files.shard(workers, index).ok(),
         WorkerShard::Hint { .. } => None,
@@ -115,7 +78,7 @@ pub(super) fn own(files: &Files, worker: &WorkerShard) -> Option<Files> {
 }
 
 /// Files by name, or how many there are.
-pub(super) fn names(files: &Files) -> String {
+pub(crate) fn names(files: &Files) -> String {
     let names: Vec<_> = files.iter().map(|file| format!("'{file}'")).collect();
     match names.as_slice() {
         [] => "no files".into(),

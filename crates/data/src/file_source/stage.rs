@@ -1,67 +1,16 @@
 //! One pass over files, several sections of which are parsed at the same time.
 
-use super::files::Format;
-use super::worker_pool::WorkerPool;
+use super::format::{Format, Made, Reading, Work};
 use crate::broken::Broken;
 use crate::chunk::Chunk;
 use crate::stage::Stage;
+use crate::worker_pool::WorkerPool;
 use crate::{Error, Files, Result};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// How one file is read.
-pub(crate) enum Reading {
-    /// Element by element, on the thread that asks for them.
-    Elements(Box<dyn Stage>),
-    /// In sections, which become elements on any thread.
-    Sections(Box<dyn Sections>),
-}
-
-/// The sections of a file, one after the other. Reading them only finds where they end.
-pub(crate) trait Sections: Send {
-    /// The work that parses the next section; `None` at the end. Must not be called again after an error.
-    fn next(&mut self) -> Option<Result<Work>>;
-
-    /// Skips `count` elements and returns how many there were, if that is cheaper than making them.
-    fn skip(&mut self, _count: usize) -> Result<Option<usize>> {
-        Ok(None)
-    }
-}
-
-/// Parses a section into elements.
-pub(crate) struct Work {
-    /// How many bytes of the file it holds.
-    pub(crate) bytes: usize,
-    pub(crate) make: Box<dyn FnOnce() -> Made + Send>,
-}
-
 /// The most bytes of all sections in progress; one section may have more.
 const MOST_BYTES: usize = 64 << 20;
-
-/// The elements of a section, up to the first that is broken.
-#[derive(Default)]
-pub(crate) struct Made {
-    pub(crate) chunk: Option<Chunk>,
-    pub(crate) failed: Option<Error>,
-}
-
-impl Made {
-    /// The next elements, then the error.
-    fn take(&mut self, max: usize) -> Result<Option<Chunk>> {
-        match self.chunk.take() {
-            Some(chunk) if chunk.len() > max => {
-                self.chunk = Some(chunk.slice(max..chunk.len()));
-                Ok(Some(chunk.slice(0..max)))
-            }
-            Some(chunk) => Ok(Some(chunk)),
-            None => self.failed.take().map_or(Ok(None), Err),
-        }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.chunk.is_none() && self.failed.is_none()
-    }
-}
 
 /// The elements of files, one file after the other and in the order within them, whichever threads make them.
 pub(crate) struct FilesStage {
@@ -266,15 +215,10 @@ impl Stage for FilesStage {
     }
 }
 
-/// As many threads as the machine has cores, but no more than one reading thread can keep busy.
-pub(crate) fn threads() -> usize {
-    const MOST: usize = 8;
-    std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::file_source::Sections;
     use crate::testing::values;
     use crate::{Dataset, ElementSpec, Location};
     use distribute_tensor::{HostTensor, Leaf, Tree};

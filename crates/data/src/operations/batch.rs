@@ -1,9 +1,9 @@
 //! Several elements as one, with a new axis 0.
 
-use super::room::fits;
 use crate::chunk::{Assembly, Chunk};
 use crate::error::at_least_one;
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, one_input};
+use crate::room::fits;
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Result};
 use distribute_tensor::Nest;

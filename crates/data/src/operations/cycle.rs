@@ -1,11 +1,10 @@
 //! A cycle of datasets that are read in turn.
 
 use super::ahead::AheadStage;
-use super::interleave::Interleave;
 use crate::chunk::Chunk;
 use crate::pipeline::Pipeline;
 use crate::stage::Stage;
-use crate::{Error, Result};
+use crate::{Error, Interleave, Result};
 use distribute_tensor::{Leaf, Tree};
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! The names of files as elements.
 
-use super::files::{names, own};
 use crate::chunk::Chunk;
+use crate::file_source::{names, own};
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, WorkerShard};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Files, Location, Result, TensorSpec};

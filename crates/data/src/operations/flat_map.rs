@@ -1,7 +1,6 @@
 //! Datasets made of elements, one after the other.
 
-use super::interleave::Interleave;
-use crate::{Cause, Dataset, Result};
+use crate::{Cause, Dataset, Interleave, Result};
 use distribute_tensor::Nest;
 
 /// One dataset at a time, to its end.

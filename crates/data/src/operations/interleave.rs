@@ -1,45 +1,14 @@
 //! Several datasets made of elements, read in turn.
 
 use super::cycle::{Cycle, InnerFn};
-use super::worker_pool::most_threads;
 use crate::error::at_least_one;
 use crate::guard::guarded;
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, one_input};
 use crate::stage::Stage;
-use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result, pipeline};
+use crate::worker_pool::most_threads;
+use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Interleave, Result, pipeline};
 use distribute_tensor::Nest;
 use std::sync::Arc;
-
-/// How datasets are read in turn.
-///
-/// ```
-/// # use distribute_data::{Dataset, Interleave};
-/// let files = Dataset::range(3);
-/// let lines = files.interleave(
-///     |file| Dataset::range(10 * file..10 * file + 3),
-///     Interleave { cycle_length: 2, block_length: 2, ..Interleave::default() },
-/// );
-/// let lines = lines.iter().collect::<Result<Vec<_>, _>>()?;
-/// assert_eq!(lines, [0, 1, 10, 11, 2, 12, 20, 21, 22]);
-/// # Ok::<(), distribute_data::Error>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Interleave {
-    /// How many datasets are open at once. At least 1; 4 by default.
-    pub cycle_length: usize,
-    /// How many elements are taken of one dataset before the next one's turn. At least 1, the default.
-    pub block_length: usize,
-    /// How many elements of each open dataset are prepared ahead, on a thread of its own, of which there are at most 1024.
-    /// The order stays the same. 0, the default, starts no thread.
-    #[doc(alias = "num_parallel_calls")]
-    pub ahead: usize,
-}
-
-impl Default for Interleave {
-    fn default() -> Self {
-        Self { cycle_length: 4, block_length: 1, ahead: 0 }
-    }
-}
 
 impl<T: Nest> Dataset<T> {
     /// Maps each element to a dataset, and reads several of these datasets in turn, for example files side by side.

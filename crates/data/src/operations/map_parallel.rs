@@ -1,11 +1,11 @@
 //! A function applied to several elements at once, on threads.
 
 use super::map::{Map, MapFn, on_trees};
-use super::worker_pool::{JOBS, WorkerPool, most_threads};
 use crate::chunk::Chunk;
 use crate::error::at_least_one;
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, one_input};
 use crate::stage::{Stage, read_over};
+use crate::worker_pool::{JOBS, WorkerPool, most_threads};
 use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::convert::Infallible;

@@ -1,6 +1,7 @@
 //! Elements out of memory: rows of tensors, numbers of a range, items one by one.
 
 use crate::chunk::{Chunk, Picks};
+use crate::dataset::Numbers;
 use crate::pipeline::{Batching, Look, Operation, Sharding};
 use crate::rows::Rows;
 use crate::stage::Stage;
@@ -8,47 +9,6 @@ use crate::{Cardinality, Dataset, ElementSpec, Result, TensorSpec, spec};
 use distribute_tensor::{DType, Leaf, Nest, Tree};
 use std::ops::Range;
 use std::sync::Arc;
-
-/// The numbers of [`Dataset::range`]: `10` for 0 to 9, or `3..10`.
-#[derive(Clone, Debug)]
-pub struct Numbers(Range<i64>);
-
-impl From<i64> for Numbers {
-    fn from(end: i64) -> Self {
-        Numbers(0..end)
-    }
-}
-/// The type of literals, where nothing else says it.
-impl From<i32> for Numbers {
-    fn from(end: i32) -> Self {
-        Numbers(0..i64::from(end))
-    }
-}
-/// A size, such as the length of a `Vec`. One beyond `i64::MAX` ends there.
-impl From<usize> for Numbers {
-    fn from(end: usize) -> Self {
-        Numbers(0..number(end))
-    }
-}
-impl From<Range<i32>> for Numbers {
-    fn from(Range { start, end }: Range<i32>) -> Self {
-        Numbers(i64::from(start)..i64::from(end))
-    }
-}
-impl From<Range<usize>> for Numbers {
-    fn from(Range { start, end }: Range<usize>) -> Self {
-        Numbers(number(start)..number(end))
-    }
-}
-impl From<Range<i64>> for Numbers {
-    fn from(range: Range<i64>) -> Self {
-        Numbers(range)
-    }
-}
-
-fn number(size: usize) -> i64 {
-    i64::try_from(size).unwrap_or(i64::MAX)
-}
 
 impl Dataset<i64> {
     /// The numbers from 0 to `n - 1`, or those of a range, as scalars of `int64`. Sizes of `usize` are taken too. Batches are tensors of shape `[n]`.

@@ -1,8 +1,9 @@
 //! The operations, one in each file: what users call, what it is as data, and how it runs.
 //!
-//! Building blocks have files of their own: `ahead` (a stage on a thread), `worker_pool` (jobs on several threads), `cycle`
-//! (datasets read in turn), `cache_contents` (which pipeline a cache belongs to), `pairing` (chunks side by side), `pad`
-//! (tensors of different sizes in one), `room` (limits of memory), `encoding` (elements as bytes).
+//! Building blocks have files of their own: `ahead` (a stage on a thread), `cycle` (datasets read in turn),
+//! `cache_contents` (which pipeline a cache belongs to), `pairing` (chunks side by side), `pad` (tensors of different
+//! sizes in one), `encoding` (elements as bytes). Tests of all operations: `model` compares them with the same on a `Vec`,
+//! `walk` reads and skips in any order.
 
 pub(crate) mod ahead;
 pub(crate) mod assert_cardinality;
@@ -16,8 +17,6 @@ mod cycle;
 mod encoding;
 pub(crate) mod enumerate;
 mod file_names;
-pub(crate) mod file_stage;
-pub(crate) mod files;
 pub(crate) mod filter;
 pub(crate) mod flat_map;
 pub(crate) mod generator;
@@ -25,6 +24,8 @@ pub(crate) mod interleave;
 pub(crate) mod map;
 pub(crate) mod map_parallel;
 pub(crate) mod memory;
+#[cfg(test)]
+mod model;
 mod pad;
 pub(crate) mod padded_batch;
 mod pairing;
@@ -32,11 +33,11 @@ pub(crate) mod parse_examples;
 pub(crate) mod prefetch;
 pub(crate) mod rebatch;
 pub(crate) mod repeat;
-pub(crate) mod room;
 pub(crate) mod shard;
 pub(crate) mod shuffle;
 pub(crate) mod take;
 pub(crate) mod take_while;
 pub(crate) mod unbatch;
-pub(crate) mod worker_pool;
+#[cfg(test)]
+mod walk;
 pub(crate) mod zip;

@@ -1,8 +1,7 @@
 //! Tensors of different sizes in one, the gaps filled.
 
-use super::padded_batch::Padding;
 use crate::chunk::Assembly;
-use crate::{Error, Result};
+use crate::{Error, Padding, Result};
 use distribute_tensor::{Element, HostTensor, Leaf, Tree};
 
 /// Puts elements together to a batch. `first` is the index of the first of them.

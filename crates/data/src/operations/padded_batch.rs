@@ -2,52 +2,13 @@
 
 use super::batch::{BatchStage, batch_rows, batches, remainder};
 use super::pad::pad;
-use super::room::fits;
 use crate::chunk::{Assembly, Chunk};
 use crate::error::at_least_one;
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, one_input};
+use crate::room::fits;
 use crate::stage::Stage;
-use crate::{Cardinality, Dataset, ElementSpec, Result};
-use distribute_tensor::{Leaf, Nest};
-use std::sync::Arc;
-
-/// To which size elements are padded, and with what values. By default to the longest of the batch along each axis, with
-/// zeros.
-///
-/// ```
-/// use distribute_data::{Dataset, Padding};
-/// use distribute_tensor::HostTensor;
-///
-/// let words = Dataset::range(1..4).map(|n| HostTensor::vector(vec![n; n as usize]));
-/// let batch = words.padded_batch(3, Padding::new().values(-1i64)).iter().next().unwrap()?;
-/// assert_eq!(batch, HostTensor::new(vec![1i64, -1, -1, 2, 2, -1, 3, 3, 3], [3, 3])?);
-/// # Ok::<(), distribute_data::Error>(())
-/// ```
-#[derive(Clone, Debug, Default)]
-pub struct Padding {
-    pub(super) sizes: Option<Arc<[Vec<Option<usize>>]>>,
-    pub(super) values: Option<Arc<[Leaf]>>,
-}
-
-impl Padding {
-    /// To the longest element of the batch, with zeros, false or empty strings.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// The sizes to pad to: for each tensor of an element, in order, one for each axis. `None` is the longest of the
-    /// batch.
-    #[doc(alias = "padded_shapes")]
-    pub fn sizes(self, sizes: impl IntoIterator<Item = Vec<Option<usize>>>) -> Self {
-        Self { sizes: Some(sizes.into_iter().collect()), ..self }
-    }
-
-    /// What to pad with: a nest with a scalar for each tensor of an element, of the tensor's dtype.
-    #[doc(alias = "padding_values")]
-    pub fn values(self, values: impl Nest) -> Self {
-        Self { values: Some(values.into_tree().flatten().0.into()), ..self }
-    }
-}
+use crate::{Cardinality, Dataset, ElementSpec, Padding, Result};
+use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
     /// [`batch`](Dataset::batch) of elements whose tensors may differ in size: each is padded at the end of its axes.

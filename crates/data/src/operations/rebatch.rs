@@ -1,9 +1,9 @@
 //! Cuts batches into other sizes, across their borders.
 
-use super::room::fits;
 use crate::chunk::Chunk;
 use crate::error::at_least_one;
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, one_input};
+use crate::room::fits;
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};

@@ -1,10 +1,10 @@
 //! Elements in random order.
 
-use super::room::fits;
 use crate::chunk::{Chunk, Picks};
 use crate::error::at_least_one;
 use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
 use crate::random::EpochRng;
+use crate::room::fits;
 use crate::rows::Rows;
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, Error, Result};

@@ -1,8 +1,5 @@
 //! How a pipeline is sharded over workers.
 
-use super::split::SplitRule;
-use crate::pipeline::{Pipeline, Sharding, visit};
-use crate::{Error, Result};
 use std::fmt;
 
 /// How elements are sharded over workers that each have a pipeline of their own.
@@ -43,80 +40,4 @@ pub struct Decision {
     pub why: String,
     /// Whether every worker has to read all files although the sources are files, which may be more work than expected.
     pub fell_back: bool,
-}
-
-/// Decides for a pipeline and a number of workers.
-///
-/// `Auto` shards by files if every source has at least as many files as there are workers, and no operation would behave
-/// differently on a shard (`take`, `zip`, …). Otherwise it shards by elements. Under [`SplitRule::TensorFlow`] it shards by
-/// files whenever all sources are files.
-pub(crate) fn decide(
-    pipeline: &Pipeline,
-    policy: AutoShardPolicy,
-    rule: SplitRule,
-    workers: usize,
-) -> Result<Decision> {
-    let decided = |taken, why: String| Ok(Decision { taken, why, fell_back: false });
-    let sources = Sources::of(pipeline);
-    let tensorflow = rule == SplitRule::TensorFlow;
-    let fall_back = |why| Ok(Decision { taken: AutoShardPolicy::Data, why, fell_back: true });
-    match policy {
-        AutoShardPolicy::Off => decided(policy, "as asked: every worker reads everything".into()),
-        AutoShardPolicy::Data => decided(policy, "as asked".into()),
-        AutoShardPolicy::Hint => decided(policy, "as asked: where shard_hint stands".into()),
-        // One worker needs no sharding, so nothing can be in its way (AS-3).
-        AutoShardPolicy::File if workers == 1 && sources.other.is_some() => {
-            decided(AutoShardPolicy::Off, "one worker reads everything".into())
-        }
-        AutoShardPolicy::File => match sources.refusal(workers) {
-            Some(refusal) => Err(refusal),
-            None => decided(policy, "as asked".into()),
-        },
-        AutoShardPolicy::Auto => match (sources.refusal(workers), &sources.whole) {
-            (Some(refusal @ Error::TooFewFiles { .. }), _) if tensorflow => Err(refusal),
-            _ if workers == 1 && !tensorflow => {
-                decided(AutoShardPolicy::Data, "one worker reads everything".into())
-            }
-            (Some(refusal @ Error::TooFewFiles { .. }), _) => fall_back(refusal.to_string()),
-            (Some(refusal), _) => decided(AutoShardPolicy::Data, refusal.to_string()),
-            (None, Some(operation)) if !tensorflow => {
-                fall_back(format!("\"{operation}\" does something else on part of the files than on all"))
-            }
-            (None, _) => decided(AutoShardPolicy::File, "every worker gets files of its own".into()),
-        },
-    }
-}
-
-/// What a pipeline reads, as far as it matters for sharding.
-#[derive(Default)]
-struct Sources {
-    /// The smallest number of files of a source.
-    files: Option<usize>,
-    /// A source that isn't files.
-    other: Option<String>,
-    /// An operation that behaves differently on a shard.
-    whole: Option<String>,
-}
-
-impl Sources {
-    fn of(pipeline: &Pipeline) -> Self {
-        let mut sources = Sources::default();
-        visit(pipeline, &mut |operation| match operation.sharding() {
-            Sharding::Files(n) => sources.files = Some(sources.files.map_or(n, |files| files.min(n))),
-            Sharding::Source => sources.other = Some(operation.describe()),
-            Sharding::Whole => sources.whole = Some(operation.describe()),
-            Sharding::Through => {}
-        });
-        sources
-    }
-
-    /// Why the files cannot be sharded over this many workers.
-    fn refusal(&self, workers: usize) -> Option<Error> {
-        match (&self.other, self.files) {
-            (Some(source), _) => Some(Error::Unshardable { reader: source.clone() }),
-            (None, None) => Some(Error::Unshardable { reader: "a dataset without a source".into() }),
-            (None, Some(files)) if files < workers => Some(Error::TooFewFiles { files, workers }),
-            _ => None,
-        }
-    }
 }

@@ -1,6 +1,9 @@
 //! Records that were read together.
 
+use crate::example::Features;
+use crate::{Error, Result};
 use distribute_tensor::HostTensor;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -59,5 +62,48 @@ impl Records {
     /// A copy of them as a vector of strings: `[records]`.
     pub fn to_tensor(&self) -> HostTensor {
         HostTensor::vector(self.iter().map(<[u8]>::to_vec).collect())
+    }
+}
+
+impl Features {
+    /// The columns of records read from a file; errors name it.
+    ///
+    /// # Errors
+    ///
+    /// As [`parse`](Features::parse).
+    pub fn parse_records(&self, records: &Records) -> Result<BTreeMap<String, HostTensor>> {
+        self.parse(records.iter()).map_err(|error| match error {
+            Error::Example { record, feature, what, .. } => {
+                let path = Some(records.path().to_string());
+                Error::Example { path, record: records.first() + record, feature, what }
+            }
+            other => other,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::example::{Example, FixedLen};
+
+    #[test]
+    fn records_of_a_file_are_counted_within_it() {
+        let mut file = Vec::new();
+        let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+        let mut writer = crate::TfRecordWriter::create(&path, crate::Compression::None).unwrap();
+        for example in
+            [Example::from([("x", 1.into())]), Example::from([("x", 2.into())]), Example::default()]
+        {
+            writer.write(&example.encode()).unwrap();
+        }
+        writer.finish().unwrap();
+        std::io::Read::read_to_end(&mut std::fs::File::open(&path).unwrap(), &mut file).unwrap();
+        let features = Features::new().with("x", FixedLen::ints([])).unwrap();
+        let mut reader = crate::TfRecordReader::new("f", &file[..]);
+        let first = features.parse_records(&reader.read(1).unwrap()).unwrap();
+        assert_eq!(first["x"], HostTensor::vector(vec![1i64]));
+        let error = features.parse_records(&reader.read(9).unwrap()).unwrap_err();
+        assert!(error.to_string().starts_with("'f', record 2, feature 'x': missing"), "{error}");
     }
 }

@@ -3,8 +3,7 @@
 use super::Samples;
 use crate::broken::{Broken, SkippedRecords};
 use crate::chunk::Chunk;
-use crate::operations::file_stage::Reading;
-use crate::operations::files::Format;
+use crate::file_source::{Format, Reading};
 use crate::stage::Stage;
 use crate::{Dataset, ElementSpec, Files, Location, Result};
 use distribute_tensor::{HostTensor, Leaf, Tree};

@@ -1,0 +1,120 @@
+//! Parameters of operations: [`Numbers`] of a range, [`Padding`] of batches, [`Interleave`] for turns.
+
+use distribute_tensor::{Leaf, Nest};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The numbers of [`Dataset::range`](super::Dataset::range): `10` for 0 to 9, or `3..10`.
+#[derive(Clone, Debug)]
+pub struct Numbers(pub(crate) Range<i64>);
+
+impl From<i64> for Numbers {
+    fn from(end: i64) -> Self {
+        Numbers(0..end)
+    }
+}
+
+/// The type of literals, where nothing else says it.
+impl From<i32> for Numbers {
+    fn from(end: i32) -> Self {
+        Numbers(0..i64::from(end))
+    }
+}
+
+/// A size, such as the length of a `Vec`. One beyond `i64::MAX` ends there.
+impl From<usize> for Numbers {
+    fn from(end: usize) -> Self {
+        Numbers(0..number(end))
+    }
+}
+
+impl From<Range<i32>> for Numbers {
+    fn from(Range { start, end }: Range<i32>) -> Self {
+        Numbers(i64::from(start)..i64::from(end))
+    }
+}
+
+impl From<Range<usize>> for Numbers {
+    fn from(Range { start, end }: Range<usize>) -> Self {
+        Numbers(number(start)..number(end))
+    }
+}
+
+impl From<Range<i64>> for Numbers {
+    fn from(range: Range<i64>) -> Self {
+        Numbers(range)
+    }
+}
+
+fn number(size: usize) -> i64 {
+    i64::try_from(size).unwrap_or(i64::MAX)
+}
+
+/// To which size elements are padded, and with what values. By default to the longest of the batch along each axis, with
+/// zeros.
+///
+/// ```
+/// use distribute_data::{Dataset, Padding};
+/// use distribute_tensor::HostTensor;
+///
+/// let words = Dataset::range(1..4).map(|n| HostTensor::vector(vec![n; n as usize]));
+/// let batch = words.padded_batch(3, Padding::new().values(-1i64)).iter().next().unwrap()?;
+/// assert_eq!(batch, HostTensor::new(vec![1i64, -1, -1, 2, 2, -1, 3, 3, 3], [3, 3])?);
+/// # Ok::<(), distribute_data::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Padding {
+    pub(crate) sizes: Option<Arc<[Vec<Option<usize>>]>>,
+    pub(crate) values: Option<Arc<[Leaf]>>,
+}
+
+impl Padding {
+    /// To the longest element of the batch, with zeros, false or empty strings.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The sizes to pad to: for each tensor of an element, in order, one for each axis. `None` is the longest of the
+    /// batch.
+    #[doc(alias = "padded_shapes")]
+    pub fn sizes(self, sizes: impl IntoIterator<Item = Vec<Option<usize>>>) -> Self {
+        Self { sizes: Some(sizes.into_iter().collect()), ..self }
+    }
+
+    /// What to pad with: a nest with a scalar for each tensor of an element, of the tensor's dtype.
+    #[doc(alias = "padding_values")]
+    pub fn values(self, values: impl Nest) -> Self {
+        Self { values: Some(values.into_tree().flatten().0.into()), ..self }
+    }
+}
+
+/// How datasets are read in turn.
+///
+/// ```
+/// # use distribute_data::{Dataset, Interleave};
+/// let files = Dataset::range(3);
+/// let lines = files.interleave(
+///     |file| Dataset::range(10 * file..10 * file + 3),
+///     Interleave { cycle_length: 2, block_length: 2, ..Interleave::default() },
+/// );
+/// let lines = lines.iter().collect::<Result<Vec<_>, _>>()?;
+/// assert_eq!(lines, [0, 1, 10, 11, 2, 12, 20, 21, 22]);
+/// # Ok::<(), distribute_data::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interleave {
+    /// How many datasets are open at once. At least 1; 4 by default.
+    pub cycle_length: usize,
+    /// How many elements are taken of one dataset before the next one's turn. At least 1, the default.
+    pub block_length: usize,
+    /// How many elements of each open dataset are prepared ahead, on a thread of its own, of which there are at most 1024.
+    /// The order stays the same. 0, the default, starts no thread.
+    #[doc(alias = "num_parallel_calls")]
+    pub ahead: usize,
+}
+
+impl Default for Interleave {
+    fn default() -> Self {
+        Self { cycle_length: 4, block_length: 1, ahead: 0 }
+    }
+}
