@@ -1,9 +1,10 @@
 //! What has to hold, whatever is lost.
 
+use super::calls::{Doing, number};
 use super::chief::Follow;
 use super::plan::{End, Step};
 use super::server::Change;
-use super::worker::{Doing, Session, number};
+use super::worker::Session;
 use super::world::{Push, World};
 use crate::network::Conn;
 use distribute_coordinator::dispatch::{Outcome, Task};

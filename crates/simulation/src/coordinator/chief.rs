@@ -1,7 +1,7 @@
 //! Coordinators: what their program does, and the threads that follow their workers.
 
+use super::calls::bytes;
 use super::plan::{CANCEL, CLOSURE, ms};
-use super::worker::bytes;
 use super::world::{Event, Who, Words, World};
 use crate::network::{Arrival, Conn, Pid};
 use crate::planted::Planted;

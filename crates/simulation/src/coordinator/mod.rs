@@ -4,6 +4,7 @@
 //! [`Queue`](distribute_coordinator::queue::Queue) in each worker. Played are the threads around them (`follow`, `Session`), what closures
 //! do, and the servers.
 
+mod calls;
 mod checks;
 mod chief;
 mod plan;

@@ -1,16 +1,14 @@
 //! Workers: what a session with a coordinator runs, and what becomes of that when it is over.
 
+use super::calls::{Doing, bytes, number, which};
 use super::plan::{End, Resource, Step, ms};
 use super::server::Change;
 use super::world::{Event, Push, Who, Words, World};
 use crate::network::{Arrival, Conn, Pid};
 use crate::planted::Planted;
-use bytes::Bytes;
 use distribute_coordinator::dispatch::Task;
 use distribute_coordinator::queue::{self, Queue};
-use distribute_coordinator::{
-    Argument, Call, Cancellation, Done, Failure, FailureKind, Hello, Origin, ResourceId, Work,
-};
+use distribute_coordinator::{Cancellation, Done, Failure, FailureKind, Hello, Origin, ResourceId, Work};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -87,30 +85,6 @@ pub struct Execution {
     /// Elements that it took.
     pub took: Vec<(ResourceId, u64, u64)>,
     pub is_over: bool,
-}
-
-/// What is done.
-#[derive(Clone, Debug)]
-pub enum Doing {
-    Closure { origin: Origin, which: usize, resources: Vec<ResourceId> },
-    Resource { id: ResourceId, which: usize, position: u64 },
-}
-
-/// A call of the program: which of its closures or resources it is.
-pub fn which(call: &Call) -> usize {
-    match call.arguments.first() {
-        Some(Argument::Value(bytes)) => number(bytes) as usize,
-        _ => usize::MAX,
-    }
-}
-
-/// A number, as bytes.
-pub fn bytes(number: u64) -> Bytes {
-    Bytes::copy_from_slice(&number.to_le_bytes())
-}
-
-pub fn number(bytes: &Bytes) -> u64 {
-    bytes.first_chunk().map_or(u64::MAX, |first| u64::from_le_bytes(*first))
 }
 
 impl World {
@@ -507,16 +481,6 @@ impl Session {
     /// Whether it is over.
     pub fn is_over(&self) -> bool {
         self.is_over
-    }
-}
-
-impl Doing {
-    /// As the coordinator names it.
-    pub fn task(&self) -> Task {
-        match self {
-            Self::Closure { origin, .. } => Task::Closure(origin.closure),
-            Self::Resource { id, .. } => Task::Resource(*id),
-        }
     }
 }
 

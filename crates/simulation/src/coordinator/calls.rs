@@ -1,0 +1,39 @@
+//! What a coordinator asks of a worker, as bytes and as the worker has it.
+
+use bytes::Bytes;
+use distribute_coordinator::dispatch::Task;
+use distribute_coordinator::{Argument, Call, Origin, ResourceId};
+
+/// What is done.
+#[derive(Clone, Debug)]
+pub enum Doing {
+    Closure { origin: Origin, which: usize, resources: Vec<ResourceId> },
+    Resource { id: ResourceId, which: usize, position: u64 },
+}
+
+impl Doing {
+    /// As the coordinator names it.
+    pub fn task(&self) -> Task {
+        match self {
+            Self::Closure { origin, .. } => Task::Closure(origin.closure),
+            Self::Resource { id, .. } => Task::Resource(*id),
+        }
+    }
+}
+
+/// A call of the program: which of its closures or resources it is.
+pub fn which(call: &Call) -> usize {
+    match call.arguments.first() {
+        Some(Argument::Value(bytes)) => number(bytes) as usize,
+        _ => usize::MAX,
+    }
+}
+
+/// A number, as bytes.
+pub fn bytes(number: u64) -> Bytes {
+    Bytes::copy_from_slice(&number.to_le_bytes())
+}
+
+pub fn number(bytes: &Bytes) -> u64 {
+    bytes.first_chunk().map_or(u64::MAX, |first| u64::from_le_bytes(*first))
+}
