@@ -12,7 +12,7 @@ use distribute_coordinator::{
 };
 use distribute_net::Message;
 use distribute_server::{ClientBuilder, Server};
-use distribute_testing::{Port, SplitMix, fuzz_inputs, watched};
+use distribute_testing::{Port, SplitMix, fuzz_inputs, watched, watched_for};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -251,7 +251,8 @@ fn bad_closures_fail_alone_and_their_worker_goes_on() {
 
 #[test]
 fn strangers_bytes_are_refused_and_the_worker_goes_on() {
-    watched(|| {
+    // As many as are asked for take their time.
+    watched_for(MINUTE + Duration::from_millis(fuzz_inputs()), || {
         let cluster = Cluster::new(1);
         let clients = ClientBuilder::new(cluster.spec.clone(), Job::Chief.task(0));
         let client = clients.connect(&Job::Worker.task(0), MINUTE).unwrap();

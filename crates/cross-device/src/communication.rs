@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 /// How the replicas' collectives communicate: those of a strategy, or the calls made on one view of a context
-/// ([`ReplicaContext::with_options`](crate::ReplicaContext::with_options)). No option changes a bit of a result.
+/// (`ReplicaContext::with_options`). No option changes a bit of a result.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -83,8 +83,8 @@ impl CommunicationOptions {
 /// `MultiWorkerBuilder::communication_options` says
 /// [`Ring`](Self::Ring). Where something else is asked for, that is [`Error::InvalidArgument`], from
 /// `MirroredBuilder::build`,
-/// `on_threads_with`, [`Strategy::new`](crate::Strategy::new) and
-/// [`with_options`](crate::ReplicaContext::with_options).
+/// `on_threads_with`, `Strategy::new` and
+/// `ReplicaContext::with_options`.
 #[doc(alias = "tf.distribute.experimental.CommunicationImplementation")]
 #[doc(alias = "tf.distribute.experimental.CollectiveCommunication")]
 #[doc(alias = "CollectiveCommunication")]

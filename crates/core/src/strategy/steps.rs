@@ -14,7 +14,7 @@ impl Strategy {
     /// of `Dropout`, as without an interruption.
     ///
     /// # Errors
-    /// [`Error::WrongContext`] inside of `run`.
+    /// [`Error::WrongContext`](distribute_base::Error::WrongContext) inside of `run`.
     ///
     /// ```
     /// # use distribute::prelude::*;

@@ -33,7 +33,7 @@ use std::time::Duration;
 /// Sums by NVIDIA's NCCL between the GPUs of one process, in a build with the feature `cuda`.
 ///
 /// NCCL adds up dense tensors of f32, f64, f16, bf16, u8, u32 and i64, of which each replica has one on its GPU, where the result stays. The parts of
-/// an [`all_reduce`](crate::ReplicaContext::all_reduce) then don't go by the host, and nothing waits for the sums. Everything else is
+/// an `all_reduce` then don't go by the host, and nothing waits for the sums. Everything else is
 /// reduced to one device: values on CPUs, sparse ones, those of mixed devices, and for other destinations. Programs that name it
 /// run everywhere.
 ///
