@@ -123,7 +123,7 @@ impl Member {
     /// Exchanges payloads with the members of this process: each gets all payloads, in the order of ranks.
     ///
     /// # Errors
-    /// Those of [`Rendezvous::arrive`], and if members bring values of different types.
+    /// Those of [`Rendezvous::arrive`](super::Rendezvous::arrive), and if members bring values of different types.
     pub fn exchange<T: Send + Sync + 'static>(
         &self,
         call: Fingerprint,

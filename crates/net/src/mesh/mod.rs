@@ -29,7 +29,7 @@ use std::time::Duration;
 ///
 /// Threads that wait for messages [drive](Transport::drive) the sockets themselves. A thread in the background does while
 /// nobody waits, and notices workers that have died. A mesh that is dropped says goodbye, and waits until the others have
-/// what it has sent: as long as bytes move, within [`Settings::longest_farewell`].
+/// what it has sent: as long as bytes move, within [`Settings::longest_farewell`](crate::Settings::longest_farewell).
 pub struct Mesh {
     shared: Arc<Shared>,
     background: Option<JoinHandle<()>>,
