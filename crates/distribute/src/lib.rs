@@ -201,6 +201,15 @@ pub use distribute_train::Training;
 pub mod strategy {
     #[doc(inline)]
     pub use distribute_base::{DeviceKind, DeviceName};
+    #[doc(alias = "tf.distribute.HierarchicalCopyAllReduce")]
+    #[doc(inline)]
+    pub use distribute_core::strategy::HierarchicalCopyAllReduce;
+    #[doc(alias = "tf.distribute.NcclAllReduce")]
+    #[doc(inline)]
+    pub use distribute_core::strategy::NcclAllReduce;
+    #[doc(alias = "tf.distribute.ReductionToOneDevice")]
+    #[doc(inline)]
+    pub use distribute_core::strategy::ReductionToOneDevice;
     #[doc(inline)]
     pub use distribute_core::strategy::*;
     #[doc(inline)]
