@@ -1,6 +1,17 @@
 //! What all of `distribute` stands on: errors, devices and copies between them, the buckets of gradients.
 //!
 //! Programs use [`distribute`](https://docs.rs/distribute), which exports the public part of this crate.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `error` | what went wrong, who did it, what to do; the cause under the layers of a run |
+//! | `device` | names of devices, GPUs, the copies that replicas on them compute with |
+//! | `transfer` | tensors between the host and devices, without a wait |
+//! | `deposit` | the bucket in which the layers of a replica leave their gradients |
+//! | `number`, `scalars`, `known` | f32 and f64; operations of scalars; operations whose result is there |
+//! | `random` | numbers drawn by name and position |
+//! | `context_kind`, `variable_kinds` | names that errors use |
+//! | `lock` | mutexes after a panic |
 
 mod context_kind;
 mod deposit;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Operation {
+    // Workers compare the numbers of these: a new one comes last.
     /// Every member contributes, every member gets the reduction.
     AllReduce,
     /// Every member contributes, every member gets the concatenation.

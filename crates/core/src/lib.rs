@@ -1,6 +1,18 @@
 //! The core of `distribute`: the handle of a strategy, contexts, values, variables, input and checkpoints.
 //!
 //! Programs use [`distribute`](https://docs.rs/distribute), which exports the public part of this crate.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`strategy`] | the handle, what authors of strategies write, what all workers count alike |
+//! | [`context`] | where a thread is; a replica and its collectives; calls among workers |
+//! | [`values`] | values for each replica, and which can be split and reduced |
+//! | [`checkpoint`] | what is saved, and how a training is restored |
+//! | `variables` | a variable, its memory, those of a model |
+//! | `replicated` | a model on every replica |
+//! | `input` | a dataset over the replicas |
+//! | `ops` | the operations of a strategy: `run`, `reduce`, `gather`, `update`, `merge_call` |
+//! | [`summary`], `init` | who writes summaries; the threads of candle |
 
 pub mod checkpoint;
 pub mod context;

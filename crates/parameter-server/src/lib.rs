@@ -1,6 +1,13 @@
 //! Training against parameter servers: the strategy, the coordinator, the functions that workers run, the processes that serve.
 //!
 //! Programs use [`distribute`](https://docs.rs/distribute), which exports the public part of this crate.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `strategy` | the strategy whose variables are on servers, and clusters in one process |
+//! | [`remote`] | functions that workers run for a coordinator |
+//! | `coordinator` | the coordinator that a program calls |
+//! | `serve` | the tasks that serve others |
 
 mod coordinator;
 pub mod remote;
