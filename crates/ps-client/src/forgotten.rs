@@ -58,8 +58,8 @@ pub(super) fn explained(error: ChannelError) -> ChannelError {
     match error {
         ChannelError::Refused { server, refusal } if refusal.kind == RefusalKind::NoSuchTable => {
             let text = format!(
-                "{}; it came back without its tables: give each server a folder, in which it keeps them, and start the chief again \
-                 from a checkpoint",
+                "{}; it came back without its tables: it has no folder, or what was in it is gone. Give each server a folder, in which it \
+                 keeps them, and start the chief again from a checkpoint",
                 refusal.text
             );
             ChannelError::Refused { server, refusal: Refusal::new(refusal.kind, text) }
