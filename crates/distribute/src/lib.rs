@@ -84,8 +84,11 @@
 //! again. A replica that is stuck in its closure is logged with its last call; `run` returns when the closure does.
 //! docs/errors.md has a row for each kind of error.
 
+#[cfg(doctest)]
+mod guides;
+
 #[doc(inline)]
-pub use distribute_core::{checkpoint, context, summary, values};
+pub use distribute_core::summary;
 #[doc(inline)]
 pub use distribute_nn as nn;
 #[doc(inline)]
@@ -197,6 +200,34 @@ pub use distribute_tensor::{HostTensor, Leaf};
 pub use distribute_train::Preemption;
 pub use distribute_train::Training;
 
+/// Where code is running: the current strategy, the replica, the update.
+pub mod context {
+    #[doc(inline)]
+    pub use distribute_core::context::{
+        ContextKind, ReplicaContext, UpdateContext, get_replica_context, get_strategy, get_update_context,
+        has_strategy, in_cross_replica_context, set_strategy,
+    };
+}
+
+/// Checkpoints of a training: several parts, saved together and restored together.
+pub mod checkpoint {
+    #[doc(inline)]
+    pub use distribute_core::checkpoint::{
+        Checkpoint, CheckpointError, CheckpointManager, Checkpointed, Description, Kept, Metadata, Reader,
+        Restore, Restored, Select, Value, Writer,
+    };
+}
+
+/// Values that live on replicas: one for each, or the same on all.
+pub mod values {
+    #[doc(hidden)]
+    pub use distribute_core::values::derived;
+    #[doc(inline)]
+    pub use distribute_core::values::{
+        Axes, Components, Distributed, Mirrored, Parts, PerReplica, Reducible,
+    };
+}
+
 /// The handle that users call, and the strategies behind it.
 pub mod strategy {
     #[doc(inline)]
@@ -211,7 +242,10 @@ pub mod strategy {
     #[doc(inline)]
     pub use distribute_core::strategy::ReductionToOneDevice;
     #[doc(inline)]
-    pub use distribute_core::strategy::*;
+    pub use distribute_core::strategy::{
+        CommunicationImplementation, CommunicationOptions, CrossDeviceOps, Group, IndependentWorker, Links,
+        Reduction, Replicas, Strategy, StrategyExtended, Threads, VariablePlacement,
+    };
     #[doc(inline)]
     pub use distribute_core::{Contained, Destinations, ValueContext};
     #[doc(alias = "tf.distribute.ParameterServerStrategy")]
@@ -341,45 +375,4 @@ pub mod prelude {
         ReduceOp, ReplicaContext, Replicated, Sgd, SimpleClusterResolver, Strategy, TfConfigClusterResolver,
         Variables,
     };
-}
-
-/// The Rust blocks of the guides, compiled and run as tests.
-#[cfg(doctest)]
-mod guides {
-    #[doc = include_str!("../../../README.md")]
-    struct Readme;
-    #[doc = include_str!("../../../docs/from-candle.md")]
-    struct FromCandle;
-    #[doc = include_str!("../../../docs/transformers.md")]
-    struct Transformers;
-    #[doc = include_str!("../../../docs/input.md")]
-    struct Input;
-    #[doc = include_str!("../../../docs/optimizers.md")]
-    struct Optimizers;
-    #[doc = include_str!("../../../docs/variables.md")]
-    struct Variables;
-    #[doc = include_str!("../../../docs/extending.md")]
-    struct Extending;
-    #[doc = include_str!("../../../docs/errors.md")]
-    struct Errors;
-    #[doc = include_str!("../../../docs/multi-worker.md")]
-    struct MultiWorker;
-    #[doc = include_str!("../../../docs/recovery.md")]
-    struct Recovery;
-    #[doc = include_str!("../../../docs/elastic.md")]
-    struct Elastic;
-    #[doc = include_str!("../../../docs/clusters.md")]
-    struct Clusters;
-    #[doc = include_str!("../../../docs/coordinator.md")]
-    struct Coordinator;
-    #[doc = include_str!("../../../docs/between-graph.md")]
-    struct BetweenGraph;
-    #[doc = include_str!("../../../docs/sharded-variables.md")]
-    struct ShardedVariables;
-    #[doc = include_str!("../../../docs/watching.md")]
-    struct Watching;
-    #[doc = include_str!("../../../docs/devices.md")]
-    struct Devices;
-    #[doc = include_str!("../../../docs/runner.md")]
-    struct Runner;
 }

@@ -74,7 +74,7 @@ pub(super) fn does(replica: (u64, u64), part: Option<(&'static str, &str, u64)>)
 
 /// A replica has spent time.
 pub(super) fn spent(replica: (u64, u64), slice: &Slice) {
-    if slice.name != super::STEP {
+    if slice.name != super::internal::STEP {
         let nanos = slice.end.saturating_sub(slice.start);
         *lock(&REPLICAS).entry(replica).or_default().spent.entry(slice.name).or_default() += nanos;
     }

@@ -212,6 +212,7 @@ fn is_ours(metadata: &Metadata<'_>) -> bool {
             | "distribute_checkpoint"
             | "distribute_collective"
             | "distribute_core"
+            | "distribute_cross_device"
             | "distribute_data"
             | "distribute_net"
             | "distribute_nn"
@@ -226,7 +227,7 @@ fn is_ours(metadata: &Metadata<'_>) -> bool {
 
 /// Whether a span is one of the kinds into which a replica's time is divided.
 fn is_part(metadata: &Metadata<'_>) -> bool {
-    is_ours(metadata) && metadata.name() != super::STEP
+    is_ours(metadata) && metadata.name() != super::internal::STEP
 }
 
 /// The fields of a span, as the inside of a JSON object.

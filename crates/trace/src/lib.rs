@@ -37,9 +37,6 @@ use tracing::Subscriber;
 use tracing_subscriber::Layer;
 use tracing_subscriber::registry::LookupSpan;
 
-/// The name of the span of a `run`.
-pub const STEP: &str = "step";
-
 /// Whether a subscriber of this process has the layer.
 static LAYERED: AtomicBool = AtomicBool::new(false);
 
@@ -144,7 +141,8 @@ pub(crate) fn proposed_layer<S: Subscriber + for<'a> LookupSpan<'a>>() -> impl L
 /// The interface for the other crates of `distribute`. It is not public: anything in it may change.
 #[doc(hidden)]
 pub mod internal {
-    pub use crate::STEP;
+    /// The name of the span of a `run`.
+    pub const STEP: &str = "step";
     pub use crate::activity::Watch;
     pub use crate::subscriber::subscribe;
 }

@@ -60,7 +60,7 @@ use std::sync::{Arc, Mutex, Weak};
 #[derive(Clone)]
 pub struct Variable(pub(super) Arc<Inner>);
 
-pub struct Inner {
+pub(crate) struct Inner {
     /// Its number among the strategy's: tells variables of one name apart.
     pub(super) id: u64,
     pub(super) name: String,
