@@ -232,6 +232,9 @@ pub mod values {
 pub mod strategy {
     #[doc(inline)]
     pub use distribute_base::{DeviceKind, DeviceName};
+    #[doc(alias = "tf.distribute.experimental.ValueContext")]
+    #[doc(inline)]
+    pub use distribute_core::ValueContext;
     #[doc(alias = "tf.distribute.HierarchicalCopyAllReduce")]
     #[doc(inline)]
     pub use distribute_core::strategy::HierarchicalCopyAllReduce;
@@ -247,7 +250,7 @@ pub mod strategy {
         Reduction, Replicas, Strategy, StrategyExtended, Threads, VariablePlacement,
     };
     #[doc(inline)]
-    pub use distribute_core::{Contained, Destinations, ValueContext};
+    pub use distribute_core::{Contained, Destinations};
     #[doc(alias = "tf.distribute.ParameterServerStrategy")]
     #[doc(alias = "tf.distribute.experimental.ParameterServerStrategy")]
     #[doc(inline)]
