@@ -11,6 +11,7 @@ pub struct Carrier {
 }
 
 impl Carrier {
+    /// Copies to this device.
     pub fn new(device: Device) -> Self {
         Self { device, twins: HostTwins::new() }
     }
