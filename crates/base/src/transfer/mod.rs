@@ -106,7 +106,7 @@ pub static WAITS: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsiz
 #[cfg(all(test, feature = "cuda"))]
 mod tests {
     use super::*;
-    use crate::device::name::DeviceName;
+    use crate::device::DeviceName;
     use distribute_testing::skipped;
 
     // INV-72

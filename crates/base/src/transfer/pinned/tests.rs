@@ -1,7 +1,7 @@
 //! Numbers that are brought while a GPU has other work, and used at once. Without a GPU of CUDA each test says so, and passes.
 
 use super::*;
-use crate::device::name::DeviceName;
+use crate::device::DeviceName;
 use crate::transfer::held;
 use crate::transfer::to_device;
 use candle_core::{DType, Device};
