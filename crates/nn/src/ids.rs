@@ -58,6 +58,7 @@ pub(super) fn numbers(
 }
 
 #[cfg(all(test, feature = "cuda"))]
+#[allow(clippy::panic)]
 mod tests {
     use super::*;
     use crate::{Embedding, loss};
