@@ -4,14 +4,14 @@
 
 use super::error::invalid;
 use super::form::Form;
+use super::memory;
 use super::numbers::number;
 use super::plot::{Panel, Series, panels};
 use super::program::PATIENCE;
 use super::spawned::{peak_mib, spawned};
 use super::statistics::Summary;
-use super::traffic::memory_bandwidth;
 use super::work::{Mlp, Recommender, Training};
-use crate::output;
+use crate::{files, output};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Module, VarBuilder};
 use distribute::cluster::Stopwatch;
@@ -68,7 +68,7 @@ pub fn run(
     plot: Option<&std::path::Path>,
 ) -> Result<()> {
     // A copy reads and writes each byte.
-    let bandwidth = 2. * memory_bandwidth(2)?;
+    let bandwidth = 2. * memory::bandwidth(2)?;
     let axes: Vec<_> = AXES.iter().filter(|axis| axis.name.contains(filter)).collect();
     if axes.is_empty() {
         let names = AXES.map(|axis| axis.name).join(", ");
@@ -103,7 +103,7 @@ pub fn run(
             ],
         });
     }
-    plot.map_or(Ok(()), |path| output::file(path, &panels(&drawn)))
+    plot.map_or(Ok(()), |path| files::write(path, &panels(&drawn)))
 }
 
 fn point(axis: &'static Axis, at: usize, rounds: usize, seconds: f64, bandwidth: f64) -> Result<Point> {

@@ -2,7 +2,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`options`], [`output`] | the command line; lines to standard output |
+//! | [`options`], [`output`], [`files`] | the command line; lines to standard output, as the command `distribute` writes them; files |
 //! | [`figure`], [`figures`] | what is measured, and what it is compared with; the list of all |
 //! | [`turns`], [`sample`], [`statistics`] | ours and theirs in turn; what a round gave; median and spread |
 //! | [`program`], [`group`], [`spawned`] | a program that is measured from outside; stopping it with all that it starts; this one once more |
@@ -25,14 +25,18 @@ mod empty_step;
 mod error;
 mod figure;
 mod figures;
+mod files;
 mod form;
 mod group;
 mod growth;
 mod hosts;
 mod input;
 mod losses;
+#[path = "../../crates/cli/src/doctor/memory.rs"]
+mod memory;
 mod numbers;
 mod options;
+#[path = "../../crates/cli/src/output.rs"]
 mod output;
 mod peers;
 mod plot;
@@ -144,7 +148,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         let bars = report.ratios().into_iter().map(|(rival, ratio)| (rival.name.clone(), ratio)).collect();
         drawn.push(Bars { label: report.about.name.clone(), bars });
     }
-    arguments.record.as_ref().map_or(Ok(()), |path| output::file(path, &kept))?;
+    arguments.record.as_ref().map_or(Ok(()), |path| files::write(path, &kept))?;
     drawn.retain(|group| !group.bars.is_empty());
-    plot.map_or(Ok(()), |path| output::file(path, &plot::bars(&drawn)))
+    plot.map_or(Ok(()), |path| files::write(path, &plot::bars(&drawn)))
 }

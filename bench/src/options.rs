@@ -12,13 +12,13 @@ pub struct Arguments {
     /// Measure only figures whose name contains this
     #[arg(long)]
     pub filter: Option<String>,
-    /// How often to measure each figure; the median is given
+    /// The number of times that each figure is measured; the median is given
     #[arg(long, default_value_t = 9)]
     pub rounds: usize,
     /// Short rounds: to see that it works, not to compare
     #[arg(long)]
     pub quick: bool,
-    /// How long a round measures each figure, in seconds: short rounds have a least value that is undisturbed also on a
+    /// The length of a round of each figure, in seconds: short rounds have a least value that is undisturbed also on a
     /// busy machine
     #[arg(long)]
     pub seconds: Option<f64>,
@@ -29,10 +29,10 @@ pub struct Arguments {
     /// The Python that has the peers' libraries (bench/peers/README.md says how to make one)
     #[arg(long, default_value = "python3", requires = "peers")]
     pub python: PathBuf,
-    /// How a step grows with replicas, parameters, rows of a table and batch, instead of the figures
+    /// The growth of a step with replicas, parameters, rows of a table and batch, instead of the figures
     #[arg(long)]
     pub growth: bool,
-    /// What an all-reduce takes among 2 to 16 processes of this machine, and what a model that is fitted to that says of
+    /// The time of an all-reduce among 2 to 16 processes of this machine, and the time that a model fitted to that has for
     /// 1,000 machines, instead of the figures
     #[arg(long, conflicts_with = "growth")]
     pub worlds: bool,
@@ -59,10 +59,10 @@ pub struct Arguments {
     /// Write what the peers reach into this file, for machines without them
     #[arg(long, requires = "peers", requires = "machine")]
     pub record: Option<PathBuf>,
-    /// What is written beside it: the machine and the day
+    /// The note that is written beside it: the machine and the day
     #[arg(long)]
     pub machine: Option<String>,
-    /// What a figure has done in a process of its own
+    /// The part of a figure that is a process of its own
     #[arg(long, hide = true)]
     pub child: Option<String>,
     /// Measure this figure, a round for each line of standard input

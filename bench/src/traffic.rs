@@ -47,17 +47,6 @@ pub fn of_a_sum(bytes: usize, estimate: f64) -> Beside {
     }
 }
 
-/// Gigabytes per second that so many threads copy together, where no cache holds them. One short round of several.
-pub fn memory_bandwidth(threads: usize) -> Result<f64> {
-    let bytes = 64 << 20;
-    let copy = Traffic { kind: Kind::Copy, bytes, threads, estimate: 10e-3 };
-    let mut best = f64::INFINITY;
-    for _ in 0..5 {
-        best = best.min(copy.round(Effort { seconds: 0.1 })?.value);
-    }
-    Ok(bytes as f64 / best / 1e3)
-}
-
 impl Figure for Traffic {
     fn about(&self) -> About {
         let (name, what) = match self.kind {

@@ -1,4 +1,4 @@
-//! What a worker's process is told by `--child workers/…`.
+//! The order that a worker's process gets by `--child workers/…`.
 
 use crate::error::invalid;
 use distribute::Result;

@@ -7,9 +7,9 @@ use super::sum::algorithm;
 use crate::error::invalid;
 use crate::form::Form;
 use crate::numbers::{number, size};
-use crate::output;
 use crate::plot::{Panel, Series, panels};
 use crate::statistics::Summary;
+use crate::{files, output};
 use distribute::Result;
 use serde_json::json;
 use std::path::Path;
@@ -63,7 +63,7 @@ pub fn run(filter: &str, rounds: usize, seconds: f64, form: Form, plot: Option<&
     if form != Form::Json {
         output::line(assumptions(cores))?;
     }
-    plot.map_or(Ok(()), |path| output::file(path, &panels(&drawn)))
+    plot.map_or(Ok(()), |path| files::write(path, &panels(&drawn)))
 }
 
 fn measure(links: Links, rounds: usize, seconds: f64) -> Result<Vec<Measured>> {

@@ -1,4 +1,4 @@
-//! What all of `distribute` stands on: errors, devices and copies between them, the buckets of gradients.
+//! The ground of `distribute`: errors, devices and copies between them, the buckets of gradients.
 //!
 //! Programs use [`distribute`](https://docs.rs/distribute), which exports the public part of this crate.
 //!

@@ -8,9 +8,9 @@ use distribute_tensor::kernel::Scale;
 /// Something of one of the two dtypes.
 #[derive(Clone, Debug)]
 pub enum Any<A, B> {
-    /// Of f32.
+    /// The one of f32.
     F32(A),
-    /// Of f64.
+    /// The one of f64.
     F64(B),
 }
 

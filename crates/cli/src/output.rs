@@ -7,7 +7,7 @@ use std::io::{IsTerminal, Write};
 pub fn line(text: impl AsRef<str>) -> Result<()> {
     let mut out = std::io::stdout().lock();
     match writeln!(out, "{}", text.as_ref()).and_then(|()| out.flush()) {
-        // `distribute status | head` has read what it wanted.
+        // The program behind the pipe, such as head, has read what it wanted.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
         Err(source) => Err(Error::Io { operation: "writing to standard output".into(), source }),
         Ok(()) => Ok(()),

@@ -60,7 +60,8 @@ pub mod internal {
     #[cfg(feature = "cuda")]
     pub use crate::input::Carrier;
     pub use crate::strategy::{
-        CHECK_DRIFT_EVERY, Departure, Heard, Notice, Settings, WeakStrategy, differences, digest, warn,
+        CHECK_DRIFT_EVERY, Departure, Heard, Notice, Settings, WeakStrategy, check_count, differences,
+        digest, resolve,
     };
     pub use crate::variables::{
         BagMode, Evaluated, RowSource, again, for_ids, for_rows, row_of_id, set_rules,

@@ -150,7 +150,7 @@ impl Strategy {
     /// Like [`Strategy::replicate`], with initial values that depend on `seed` and the variable's name.
     ///
     /// # Errors
-    /// Those of [`Strategy::replicate`].
+    /// The errors of [`Strategy::replicate`].
     #[track_caller]
     pub fn replicate_seeded<M, E>(
         &self,

@@ -3,7 +3,8 @@
 #[doc(inline)]
 pub use distribute_summary::{Error, SummaryWriter};
 
-use crate::{context::get_replica_context, strategy::Strategy};
+use crate::context::get_replica_context;
+use crate::strategy::Strategy;
 use distribute_base::Result;
 use std::path::Path;
 

@@ -41,12 +41,12 @@ pub(crate) fn on_threads<R: Send>(
     replicas: usize,
     body: impl Fn(&Strategy) -> Result<R> + Sync,
 ) -> Result<Vec<R>> {
+    let body = &body;
     let groups = local::groups(Links::Memory, workers, replicas)?;
     std::thread::scope(|scope| {
         let start = |group| {
             let strategy = cpus(replicas, Some(group));
-            scope.spawn(|| {
-                let strategy = strategy;
+            scope.spawn(move || {
                 let result = body(&strategy);
                 strategy.extended().group().into_iter().for_each(Group::end);
                 result

@@ -3,8 +3,7 @@
 use super::choice::{Algorithm, choose};
 use super::{CrossDeviceOps, Reduction, ReductionToOneDevice, on_device, sum};
 use crate::CommunicationOptions;
-use distribute_base::DeviceName;
-use distribute_base::{Error, Result};
+use distribute_base::{DeviceName, Error, Result};
 use distribute_tensor::fold::Alone;
 use distribute_tensor::{Leaf, Packing, ReduceOp, pack::reduce_packed};
 

@@ -31,9 +31,8 @@ pub use hierarchical::HierarchicalCopyAllReduce;
 pub use nccl::NcclAllReduce;
 pub use one_device::ReductionToOneDevice;
 
-use distribute_base::DeviceName;
 use distribute_base::internal::to_device;
-use distribute_base::{Error, Result};
+use distribute_base::{DeviceName, Error, Result};
 use distribute_tensor::{Leaf, ReduceOp};
 use std::any::Any;
 use std::fmt::Debug;

@@ -2,8 +2,7 @@
 
 use super::{CrossDeviceOps, Reduction, on_device, sum};
 use crate::CommunicationOptions;
-use distribute_base::DeviceName;
-use distribute_base::Result;
+use distribute_base::{DeviceName, Result};
 use distribute_tensor::{Leaf, ReduceOp};
 
 /// Copies all parts to one device, sums them there, and copies the sum to the destinations.

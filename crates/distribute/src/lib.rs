@@ -200,7 +200,7 @@ pub use distribute_tensor::{HostTensor, Leaf};
 pub use distribute_train::Preemption;
 pub use distribute_train::Training;
 
-/// Where code is running: the current strategy, the replica, the update.
+/// The context of running code: the current strategy, the replica, the update.
 pub mod context {
     #[doc(inline)]
     pub use distribute_core::context::{

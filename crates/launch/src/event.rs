@@ -1,4 +1,4 @@
-//! What happens to a job while its tasks run.
+//! The events of a job while its tasks run.
 
 use crate::{End, Signal};
 use std::time::Duration;

@@ -2,8 +2,7 @@
 
 use candle_core::{Result, Tensor};
 use candle_nn::Activation;
-use distribute_base::internal::Number;
-use distribute_base::internal::choose;
+use distribute_base::internal::{Number, choose};
 
 /// An activation whose derivative is known from its output, so that its input need not be kept.
 #[derive(Clone, Copy, Debug)]

@@ -5,9 +5,7 @@ use super::gemm::{Matrix, product};
 use super::operation;
 use super::softmax::{gradient_rows, softmax_last_dim, softmax_rows};
 use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Tensor, bail};
-use distribute_base::internal::is_native;
-use distribute_base::internal::to_device;
-use distribute_base::internal::{Number, operand, with_elements};
+use distribute_base::internal::{Number, is_native, operand, to_device, with_elements};
 use distribute_tensor::without_elements;
 use std::sync::OnceLock;
 

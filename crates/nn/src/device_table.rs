@@ -2,9 +2,7 @@
 
 use super::table::Combine;
 use candle_core::{Result, Tensor};
-use distribute_base::internal::Known;
-use distribute_base::internal::deposit;
-use distribute_base::internal::from_vec;
+use distribute_base::internal::{Known, deposit, from_vec};
 
 /// What `combine` makes of these rows, each below the table's height: a tensor of this shape, where the table is. There is a row at least.
 pub(super) fn look_up<C: Combine>(

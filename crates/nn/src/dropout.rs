@@ -1,11 +1,7 @@
 //! Dropout whose masks are functions of positions in the global batch.
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, WithDType, bail};
-use distribute_base::internal::choose;
-use distribute_base::internal::from_vec;
-use distribute_base::internal::is_native;
-use distribute_base::internal::operand;
-use distribute_base::internal::random;
+use distribute_base::internal::{choose, from_vec, is_native, operand, random};
 use distribute_core::internal::default_context;
 use distribute_core::{ReplicaContext, get_replica_context};
 use distribute_tensor::random::Draws;

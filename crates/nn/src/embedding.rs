@@ -4,8 +4,7 @@ use super::ids;
 use super::table::{self, Combine};
 use candle_core::{D, Device, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
-use distribute_base::internal::Number;
-use distribute_base::internal::to_device;
+use distribute_base::internal::{Number, to_device};
 use distribute_core::internal::{RowSource, for_rows};
 use distribute_tensor::kernel::RowMerge;
 

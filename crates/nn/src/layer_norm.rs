@@ -4,8 +4,7 @@ use super::lanes::sum;
 use super::operation::{self, Operand, Operation};
 use candle_core::{Module, Result, Shape, Tensor};
 use candle_nn::{LayerNormConfig, VarBuilder};
-use distribute_base::internal::deposit;
-use distribute_base::internal::{Number, with_elements};
+use distribute_base::internal::{Number, deposit, with_elements};
 
 /// Each row of the last dimension, moved to mean 0 and scaled to variance 1, times a weight, plus a bias: candle_nn's
 /// `LayerNorm`, which can be trained: candle_nn's fused one, for contiguous inputs and with a bias, has no gradient.

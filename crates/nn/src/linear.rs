@@ -5,9 +5,7 @@ use super::gemm::{Matrix, new_product, product, product_then};
 use super::operation::{self, Operand, Operation};
 use candle_core::{D, Module, Result, Shape, Tensor};
 use candle_nn::{Activation, VarBuilder};
-use distribute_base::internal::Known;
-use distribute_base::internal::deposit;
-use distribute_base::internal::{Number, with_elements};
+use distribute_base::internal::{Known, Number, deposit, with_elements};
 use distribute_tensor::without_elements;
 
 /// `activation(x wᵀ + b)`: candle_nn's `Linear`, with the bias and most activations in the same operation, and a backward

@@ -1,8 +1,7 @@
 //! Operations of an input, a weight and mostly a bias: what candle asks of them, once for all layers.
 
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
-use distribute_base::internal::is_native;
-use distribute_base::internal::{Number, operand};
+use distribute_base::internal::{Number, is_native, operand};
 use std::marker::PhantomData;
 
 /// What a layer does in one operation, forward and backward.

@@ -22,8 +22,7 @@
 use super::operation;
 use candle_core::{CpuStorage, CustomOp3, D, DType, Layout, Result, Shape, Tensor, bail};
 pub use candle_nn::rotary_emb::{rope_i_slow, rope_slow};
-use distribute_base::internal::deposit;
-use distribute_base::internal::{Number, operand, with_elements};
+use distribute_base::internal::{Number, deposit, operand, with_elements};
 use std::marker::PhantomData;
 
 /// Turns the halves of each head: element i with element i + width / 2. `xs` is `[batch, heads, positions, width]`.

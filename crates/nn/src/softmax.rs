@@ -3,8 +3,7 @@
 use super::exp::Exp;
 use super::lanes;
 use candle_core::{CpuStorage, CustomOp1, D, DType, Layout, Result, Shape, Tensor, bail};
-use distribute_base::internal::is_native;
-use distribute_base::internal::{Number, operand, with_elements};
+use distribute_base::internal::{Number, is_native, operand, with_elements};
 use std::marker::PhantomData;
 
 /// So many numbers, or one row, are taken at a time: they stay in the nearest cache, and narrow rows fill registers together.

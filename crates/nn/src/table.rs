@@ -2,11 +2,8 @@
 
 use super::device_table;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
-use distribute_base::internal::deposit;
-use distribute_base::internal::is_native;
-use distribute_base::internal::{Number, operand, with_elements};
-use distribute_core::internal::RowSource;
-use distribute_core::internal::raise;
+use distribute_base::internal::{Number, deposit, is_native, operand, with_elements};
+use distribute_core::internal::{RowSource, raise};
 use distribute_ps_client::internal::EachOnce;
 use distribute_tensor::kernel::RowMerge;
 use distribute_tensor::without_elements;

@@ -1,10 +1,7 @@
 //! Axes of images that are pooled or upsampled: the elements of the input that each element of the output is made of.
 
 use candle_core::{DType, Device, Result, Tensor};
-use distribute_base::internal::attach;
-use distribute_base::internal::is_native;
-use distribute_base::internal::to_device;
-use distribute_base::internal::{Number, computed_in, with_elements};
+use distribute_base::internal::{Number, attach, computed_in, is_native, to_device, with_elements};
 use distribute_tensor::without_elements;
 use std::ops::Range;
 

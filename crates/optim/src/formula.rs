@@ -48,13 +48,13 @@ pub trait Formula: Debug + Send + Sync + 'static {
     /// One `T` for each slot: `[T; 2]` for a rule with two. There may be up to three.
     type Slots<T: Copy>: Slots<T>;
 
-    /// What [`Rule::name`] gives.
+    /// The result of [`Rule::name`].
     fn label(&self) -> &'static str;
 
-    /// What [`Rule::slots`] gives.
+    /// The result of [`Rule::slots`].
     fn layout(&self) -> Self::Slots<SlotSpec>;
 
-    /// What [`Rule::validate`] does. By default any hyper-parameters will do.
+    /// The check of [`Rule::validate`]. By default any hyper-parameters will do.
     fn check(&self) -> Result<(), InvalidHyperparameter> {
         Ok(())
     }
@@ -64,7 +64,7 @@ pub trait Formula: Debug + Send + Sync + 'static {
         Check(self.label()).that(learning_rate.is_finite(), "learning_rate", learning_rate, "finite")
     }
 
-    /// What [`Rule::moves_absent_rows`] gives. By default absent rows stay.
+    /// The result of [`Rule::moves_absent_rows`]. By default absent rows stay.
     fn every_row(&self) -> bool {
         false
     }

@@ -60,7 +60,7 @@ pub struct Sgd;
 #[doc(alias = "MomentumOptimizer")]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Momentum {
-    /// How much of the past remains, in [0, 1). 0.9 by default; TensorFlow has no default for it but 0.
+    /// The share of the past that remains, in [0, 1). 0.9 by default; TensorFlow has no default for it but 0.
     pub momentum: f64,
     /// Whether to look ahead by Nesterov's formula. `false` by default.
     pub nesterov: bool,
@@ -104,9 +104,9 @@ impl Default for Momentum {
 #[doc(alias = "LazyAdam")]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Adam {
-    /// How much of m remains, in [0, 1). 0.9 by default.
+    /// The share of m that remains, in [0, 1). 0.9 by default.
     pub beta1: f64,
-    /// How much of v remains, in [0, 1). 0.999 by default.
+    /// The share of v that remains, in [0, 1). 0.999 by default.
     pub beta2: f64,
     /// ε, above 0. 1e-7 by default.
     pub epsilon: f64,
@@ -140,9 +140,9 @@ impl Default for Adam {
 #[doc(alias = "tf.keras.optimizers.AdamW")]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamW {
-    /// How much of m remains, in [0, 1). 0.9 by default.
+    /// The share of m that remains, in [0, 1). 0.9 by default.
     pub beta1: f64,
-    /// How much of v remains, in [0, 1). 0.999 by default.
+    /// The share of v that remains, in [0, 1). 0.999 by default.
     pub beta2: f64,
     /// ε, above 0. 1e-8 by default.
     pub epsilon: f64,
@@ -164,7 +164,7 @@ impl Default for AdamW {
 #[doc(alias = "tf.keras.optimizers.Adagrad")]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Adagrad {
-    /// What accum starts at, at least 0. 0.1 by default.
+    /// The initial value of accum, at least 0. 0.1 by default.
     pub initial_accumulator_value: f64,
     /// ε, at least 0, and above if accum starts at 0. 1e-7 by default.
     pub epsilon: f64,
@@ -185,7 +185,7 @@ impl Default for Adagrad {
 pub struct RmsProp {
     /// ρ: how much of ms remains, in [0, 1). 0.9 by default.
     pub rho: f64,
-    /// How much of mom remains, in [0, 1). 0 by default.
+    /// The share of mom that remains, in [0, 1). 0 by default.
     pub momentum: f64,
     /// ε, above 0. 1e-7 by default.
     pub epsilon: f64,
@@ -210,15 +210,15 @@ impl Default for RmsProp {
 #[doc(alias = "tf.keras.optimizers.Ftrl")]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ftrl {
-    /// What accum starts at, at least 0. 0.1 by default.
+    /// The initial value of accum, at least 0. 0.1 by default.
     pub initial_accumulator_value: f64,
     /// The power of accum by which rates fall, at most 0. −0.5 by default, a square root; others are slower.
     pub lr_power: f64,
-    /// What |linear| must exceed for a weight other than 0, at least 0. 0 by default.
+    /// The bound that |linear| must exceed for a weight other than 0, at least 0. 0 by default.
     pub l1: f64,
-    /// How much weights are held down, at least 0. 0 by default.
+    /// The decay of weights, at least 0. 0 by default.
     pub l2: f64,
-    /// As `l2`, but as part of the gradient that accum doesn't see, at least 0. 0 by default.
+    /// Like `l2`, but as part of the gradient that accum doesn't see, at least 0. 0 by default.
     pub l2_shrinkage: f64,
     /// Lowers the rate of the first steps, at least 0. 0 by default.
     pub beta: f64,

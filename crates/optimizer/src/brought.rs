@@ -11,8 +11,7 @@ use super::threads::Threads;
 use distribute_base::Result;
 use distribute_collective::Failure;
 use distribute_collective::group::Calling;
-use distribute_core::internal::Settings;
-use distribute_core::internal::failure;
+use distribute_core::internal::{Settings, failure};
 use std::sync::Arc;
 
 /// What all replicas bring to a step.

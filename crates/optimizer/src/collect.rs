@@ -8,8 +8,7 @@ use super::threads::Threads;
 use super::transform::Settled;
 use candle_core::{Tensor, Var};
 use distribute_base::Result;
-use distribute_base::internal::{Any, Elements, Number};
-use distribute_base::internal::{LocalGradient, Rows};
+use distribute_base::internal::{Any, Elements, LocalGradient, Number, Rows};
 
 /// The gradient of a range of a variable, or of all of it: with the numbers of its rows, if it is by row.
 struct Part {

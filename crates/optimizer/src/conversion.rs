@@ -3,9 +3,7 @@
 use super::gradients::Gradient;
 use candle_core::{DType, Var};
 use distribute_base::Result;
-use distribute_base::internal::to_host;
-use distribute_base::internal::{Any, Number};
-use distribute_base::internal::{LocalGradient, Rows};
+use distribute_base::internal::{Any, LocalGradient, Number, Rows, to_host};
 use distribute_optim::merge_rows;
 use distribute_tensor::{HostTensor, IndexedSlices};
 

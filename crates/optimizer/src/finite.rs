@@ -54,7 +54,7 @@ fn first<F: Number>(values: &[F]) -> Option<(usize, f64)> {
     Some((at, value(values[at])))
 }
 
-/// Which of the three it is.
+/// Infinity, negative infinity or NaN: whichever it is.
 fn value<F: Number>(x: F) -> f64 {
     let zero = F::of(0.);
     match (x > zero, x < zero) {

@@ -83,12 +83,10 @@ pub use not_finite::NotFinite;
 pub use transform::Transform;
 
 use candle_core::{Tensor, Var};
-use distribute_base::internal::DeviceCopies;
-use distribute_base::internal::Pool;
+use distribute_base::internal::{DeviceCopies, Pool};
 use distribute_base::{Error, Result};
-use distribute_core::Strategy;
 use distribute_core::internal::require_outside_of_run;
-use distribute_core::{Variable, Variables};
+use distribute_core::{Strategy, Variable, Variables};
 use distribute_optim::Rule;
 use groups::Groups;
 use judge::Seen;

@@ -3,9 +3,7 @@
 use super::gradients::require_scalar;
 use super::{Gradients, Optimizer, Weighting};
 use candle_core::{DType, Tensor};
-use distribute_base::internal::to_device;
-use distribute_base::internal::to_host;
-use distribute_base::internal::{Bucket, deposit};
+use distribute_base::internal::{Bucket, deposit, to_device, to_host};
 use distribute_base::{Error, Result};
 use distribute_core::ReplicaContext;
 use std::panic::Location;

@@ -1,17 +1,16 @@
 //! A step of which some variables are updated on devices, and the others, such as tables there is no room for, on the host.
 
-use crate::Optimizer;
 use crate::brought::Brought;
 use crate::contribution::Contribution;
 use crate::judge::Judged;
 use crate::on_devices::{Copies, DeviceGradient, OnDevices, summed, transform, weigh};
 use crate::operands::Operands;
 use crate::progress::Change;
-use crate::reduction;
 use crate::threads::Threads;
 use crate::together::Together;
 use crate::transform::Transform;
 use crate::updater::Updater;
+use crate::{Optimizer, reduction};
 use distribute_base::Result;
 use distribute_base::internal::LocalGradient;
 use distribute_cross_device::internal::sum_on_gpus;

@@ -7,10 +7,10 @@ use super::together::Together;
 use super::transform::Transform;
 use super::updater::Updater;
 use candle_core::Var;
-use distribute_base::internal::LocalGradient;
-use distribute_base::internal::lock;
+use distribute_base::internal::{LocalGradient, lock};
 use distribute_base::{Error, Result};
 use distribute_core::Variable;
+use distribute_core::internal::set_rules;
 use distribute_optim::{Rule, RuleSpec};
 use distribute_params::Push;
 use distribute_ps_client::internal::Ask;
@@ -61,10 +61,7 @@ impl Remote {
             Some((number, rule))
         };
         let new: Vec<(usize, RuleSpec)> = rules.iter().enumerate().filter_map(new).collect();
-        distribute_core::internal::set_rules(
-            OPERATION,
-            new.iter().map(|(number, rule)| (&self.variables[*number], *rule)),
-        )?;
+        set_rules(OPERATION, new.iter().map(|(number, rule)| (&self.variables[*number], *rule)))?;
         new.into_iter().for_each(|(number, rule)| ruled[number] = Some(rule));
         Ok(())
     }

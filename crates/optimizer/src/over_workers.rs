@@ -14,8 +14,9 @@ use super::tally::{Kind, Tally};
 use super::threads::Threads;
 use bytes::Bytes;
 use candle_core::DType;
-use distribute_base::internal::{Deposited, Filling, Flat, Layout, LocalGradient, Pack};
-use distribute_base::internal::{Number, with_elements};
+use distribute_base::internal::{
+    Deposited, Filling, Flat, Layout, LocalGradient, Number, Pack, with_elements,
+};
 use distribute_base::{Error, Result};
 use distribute_cluster::World;
 use distribute_collective::Failure;

@@ -2,9 +2,7 @@
 
 use super::threads::Threads;
 use distribute_base::Result;
-use distribute_base::internal::Any;
-use distribute_base::internal::lock;
-use distribute_base::internal::panicked;
+use distribute_base::internal::{Any, lock, panicked};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 

@@ -7,9 +7,7 @@ use super::operands::{Operands, Values, Variable, Whole};
 use super::owners::Owners;
 use super::threads::Threads;
 use super::transform::{Each, Settled, Transform};
-use distribute_base::internal::Any;
-use distribute_base::internal::LocalGradient;
-use distribute_base::internal::panicked;
+use distribute_base::internal::{Any, LocalGradient, panicked};
 use distribute_base::{Error, Result};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

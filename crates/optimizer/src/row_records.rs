@@ -6,8 +6,7 @@
 use super::conversion::row_len;
 use bytes::Bytes;
 use candle_core::{DType, Var};
-use distribute_base::internal::{Any, Elements};
-use distribute_base::internal::{LocalGradient, Rows};
+use distribute_base::internal::{Any, Elements, LocalGradient, Rows};
 use distribute_collective::group::{Buffers, numbers};
 use distribute_tensor::Error;
 

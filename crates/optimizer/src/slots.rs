@@ -1,8 +1,7 @@
 //! What a rule keeps beside one variable.
 
 use candle_core::{DType, Tensor, Var};
-use distribute_base::internal::to_device;
-use distribute_base::internal::to_host;
+use distribute_base::internal::{to_device, to_host};
 use distribute_base::{Error, Result};
 use distribute_optim::SlotSpec;
 use std::any::Any;

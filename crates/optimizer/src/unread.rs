@@ -2,9 +2,7 @@
 
 use candle_core::{DType, Tensor};
 use distribute_base::Result;
-use distribute_base::internal::lock;
-use distribute_base::internal::to_device;
-use distribute_base::internal::to_host;
+use distribute_base::internal::{lock, to_device, to_host};
 use std::sync::Mutex;
 
 /// How many are read at once, at most: a device is waited for once in so many steps.

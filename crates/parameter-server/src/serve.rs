@@ -112,7 +112,7 @@ impl Serve {
     }
 
     /// Lets connections between machines go without encryption: see
-    /// [`MultiWorkerBuilder::allow_plain_text_on_the_network`](distribute_strategies::MultiWorkerBuilder::allow_plain_text_on_the_network).
+    /// `MultiWorkerBuilder::allow_plain_text_on_the_network`.
     pub fn allow_plain_text_on_the_network(self) -> Self {
         Self { credentials: self.credentials.allow_plain_text_on_the_network(), ..self }
     }

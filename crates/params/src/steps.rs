@@ -3,7 +3,7 @@
 use distribute_optim::{Float, Step};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How a gradient is applied.
+/// The way in which a gradient is applied.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Push {
     step: Step,

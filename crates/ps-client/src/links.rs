@@ -356,7 +356,7 @@ mod tests {
         }
 
         fn start(&self, request: Request, timeout: Duration) -> Result<Started, ChannelError> {
-            distribute_base::internal::lock(&self.0).push(timeout);
+            lock(&self.0).push(timeout);
             let (server, request) = (self.server().to_string(), request.describe());
             Err(ChannelError::Unreachable { server, request, reason: "it is away".into() })
         }
@@ -372,7 +372,7 @@ mod tests {
         let asks = vec![large(0, "a"), large(0, "b"), large(1, "c"), large(0, "d"), large(1, "e")];
         let error = links.ask("create", asks).unwrap_err().to_string();
         assert!(error.contains("ps 0") && error.contains("table a"), "{error}");
-        let attempts = distribute_base::internal::lock(&away.0).clone();
+        let attempts = lock(&away.0).clone();
         assert!(attempts.len() == 1 && attempts[0] <= timeout, "{attempts:?}");
         assert_eq!(here.names(), ["c", "e"]);
     }

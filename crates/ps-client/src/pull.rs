@@ -3,8 +3,7 @@
 use super::links::{Ask, unexpected};
 use super::{Sharded, Staged, Underway};
 use distribute_base::Result;
-use distribute_base::internal::lock;
-use distribute_base::internal::put;
+use distribute_base::internal::{lock, put};
 use distribute_params::Response;
 
 /// A variable on servers, and where candle computes with it.

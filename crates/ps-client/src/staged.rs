@@ -1,8 +1,7 @@
 //! What of a variable on servers is in the memory of this process, for candle to compute with.
 
 use candle_core::Var;
-use distribute_base::internal::DeviceCopies;
-use distribute_base::internal::lock;
+use distribute_base::internal::{DeviceCopies, lock};
 use distribute_base::{Error, Result};
 use distribute_params::Version;
 use std::fmt;

@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// What ends an update that is under way: its gradients are acknowledged, and the values behind it have been fetched.
+/// The end of an update that is under way: its gradients are acknowledged, and the values behind it have been fetched.
 pub type Finish = Box<dyn FnOnce() -> Result<Fetched> + Send>;
 
 /// Whether values could be fetched behind gradients that were acknowledged. Their step counts in any case.

@@ -179,7 +179,7 @@ impl ServerBuilder {
         self
     }
 
-    /// How many bytes the calls of all connections may take that have no answer yet; half of the memory by default. A call for which there is
+    /// Sets the most bytes that the calls of all connections may take while they have no answer; half of the memory by default. A call for which there is
     /// no room fails with [`FaultKind::NoRoom`](crate::FaultKind::NoRoom), and is not carried out. No connection gets more than it leaves
     /// for others.
     pub fn max_waiting_bytes(mut self, bytes: usize) -> Self {

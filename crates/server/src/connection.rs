@@ -31,7 +31,7 @@ const SLEEP: Duration = Duration::from_millis(500);
 pub(crate) struct Inbox {
     come: Mutex<Come>,
     changed: Condvar,
-    /// Those that have no answer yet.
+    /// The calls that have no answer yet.
     open: Arc<OpenCalls>,
     stopped: AtomicBool,
 }
@@ -47,7 +47,7 @@ struct Come {
 #[derive(Debug)]
 enum Arrived {
     Call(Message),
-    /// Of a call for which there is no room nothing is kept but its number and what it is told.
+    /// A call for which there is no room: its number and the error for it.
     Refused(u64, Fault),
 }
 

@@ -1,4 +1,4 @@
-//! What happens in a simulated cluster.
+//! The events of a simulated cluster.
 
 use crate::network::{Arrival, Carries, Conn, Pid};
 use distribute_net::{Claim, Message};

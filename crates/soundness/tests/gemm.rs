@@ -8,7 +8,7 @@ extern crate self as candle_core;
 // The trait of elements is in `internal` below.
 extern crate self as distribute_base;
 
-/// As `candle_core::utils`.
+/// Stands in for `candle_core::utils`.
 pub mod utils {
     /// Products are made on this thread and, in tests that say so, on others.
     pub fn get_num_threads() -> usize {
@@ -16,7 +16,7 @@ pub mod utils {
     }
 }
 
-/// As `distribute_base::internal`.
+/// Stands in for `distribute_base::internal`.
 pub mod internal {
     /// What products and their tests need of an element.
     pub trait Number: Copy + PartialEq + Send + Sync + 'static {

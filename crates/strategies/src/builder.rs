@@ -1,8 +1,7 @@
 //! Builds a mirrored strategy with settings beyond its devices.
 
 use crate::kinds::MirroredStrategy;
-use distribute_base::DeviceName;
-use distribute_base::Result;
+use distribute_base::{DeviceName, Result};
 use distribute_collective::threads::MOST_THREADS;
 use distribute_core::{CommunicationOptions, CrossDeviceOps, Threads};
 use std::time::Duration;

@@ -15,9 +15,3 @@ mod multi_worker;
 pub use builder::MirroredBuilder;
 pub use kinds::{CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy};
 pub use multi_worker::{MultiWorkerBuilder, MultiWorkerMirroredStrategy};
-
-/// The interface for the other crates of `distribute`. It is not public: anything in it may change.
-#[doc(hidden)]
-pub mod internal {
-    pub use crate::kinds::{check_count, resolve};
-}

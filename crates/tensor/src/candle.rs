@@ -1,4 +1,4 @@
-//! What leaves do with candle's tensors. Below the crate `distribute`, only this file, a variant each in `leaf.rs` and `error.rs`, and
+//! Leaves that are candle's tensors. Below the crate `distribute`, only this file, a variant each in `leaf.rs` and `error.rs`, and
 //! `nest/` know candle.
 //!
 //! On the CPU the kernels read candle's storage in place, so that order and types of sums are those of host tensors.

@@ -1,4 +1,4 @@
-//! What is around training steps: the runner, recovery, preemption, metrics, and what is watched of a job.
+//! The surroundings of training steps: the runner, recovery, preemption, metrics, the monitor of a job.
 //!
 //! Programs use [`distribute`](https://docs.rs/distribute), which exports the public part of this crate.
 //!

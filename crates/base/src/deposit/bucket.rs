@@ -4,7 +4,7 @@ use super::departures::Departures;
 use super::deposits::Deposits;
 use super::{DeviceRows, Filling, Flat, Layout, Ranges, Rows};
 use crate::lock::lock;
-use crate::{number::Elements, number::Number, number::with_elements};
+use crate::number::{Elements, Number, with_elements};
 use candle_core::{DType, Result, Tensor, TensorId, Var};
 use distribute_collective::group::{Ahead, Buffers};
 use std::collections::{HashMap, HashSet};

@@ -1,8 +1,8 @@
 //! Rows of a table's gradient.
 
 use crate::error::Result;
-use crate::{number::Any, number::Elements, number::Number};
-use crate::{transfer::from_vec, transfer::to_host};
+use crate::number::{Any, Elements, Number};
+use crate::transfer::{from_vec, to_host};
 use candle_core::{DType, Shape, Tensor};
 use distribute_tensor::HostTensor;
 use distribute_tensor::kernel::RowMerge;

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::lock::lock;
-use crate::{transfer::to_device, transfer::to_host};
+use crate::transfer::{to_device, to_host};
 use candle_core::{Device, Var};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};

@@ -1,6 +1,6 @@
 //! Writing into candle's variables.
 
-use crate::{error::Error, error::Result};
+use crate::error::{Error, Result};
 use candle_core::{CpuStorage, InplaceOp1, Layout, Var};
 use distribute_tensor::dtype::Buffer;
 use distribute_tensor::kernel;

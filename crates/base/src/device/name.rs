@@ -1,7 +1,7 @@
 //! Names of devices, in TensorFlow's form and in short form.
 
 use crate::device::gpu;
-use crate::{error::Error, error::Result};
+use crate::error::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::OnceLock;

@@ -3,6 +3,7 @@
 use super::Error;
 use distribute_cluster::Blame;
 use distribute_params::{ChannelError, RefusalKind};
+use std::error::Error as StdError;
 
 impl Error {
     /// The error that the closure itself returned, without the layers that `run` has added.
@@ -17,18 +18,14 @@ impl Error {
         }
     }
 
-    /// Which worker has failed by itself, if that is the cause; it is also found in the sources of a user error.
+    /// The worker that has failed by itself, if that is the cause; it is also found in the sources of a user error.
     #[doc(hidden)]
     pub fn worker(&self) -> Option<usize> {
         match self {
             Error::Worker { worker, .. } => Some(*worker),
             Error::Replica { source, .. } | Error::EmptyPiece { source, .. } => source.worker(),
             Error::Shared(source) => source.worker(),
-            Error::Other(other) => {
-                let other: &(dyn std::error::Error + 'static) = &**other;
-                let mut chain = std::iter::successors(Some(other), |error| error.source());
-                chain.find_map(|error| error.downcast_ref::<Error>()?.worker())
-            }
+            Error::Other(other) => ours(&**other).find_map(Error::worker),
             _ => None,
         }
     }
@@ -38,25 +35,17 @@ impl Error {
     pub fn is_waiting(&self) -> bool {
         match self.root_cause() {
             Error::WorkersWaiting { .. } => true,
-            Error::Other(other) => {
-                let other: &(dyn std::error::Error + 'static) = &**other;
-                let mut chain = std::iter::successors(Some(other), |error| error.source());
-                chain.any(|error| error.downcast_ref::<Error>().is_some_and(Error::is_waiting))
-            }
+            Error::Other(other) => ours(&**other).any(Error::is_waiting),
             _ => false,
         }
     }
 
-    /// Why replicas did not agree on a call, if that is the cause; it is also found in the sources of a user error.
+    /// The reason that replicas did not agree on a call, if that is the cause; it is also found in the sources of a user error.
     pub fn blame(&self) -> Option<&Blame> {
         match self.root_cause() {
             Error::Collective(blame) => Some(blame),
             // The closure may have wrapped it in an error of its own.
-            Error::Other(other) => {
-                let other: &(dyn std::error::Error + 'static) = &**other;
-                let mut chain = std::iter::successors(Some(other), |error| error.source());
-                chain.find_map(|error| error.downcast_ref::<Error>()?.blame())
-            }
+            Error::Other(other) => ours(&**other).find_map(Error::blame),
             _ => None,
         }
     }
@@ -68,11 +57,7 @@ impl Error {
             Error::Server { source, .. } => {
                 matches!(&**source, ChannelError::Refused { refusal, .. } if refusal.kind == RefusalKind::Stale)
             }
-            Error::Other(other) => {
-                let other: &(dyn std::error::Error + 'static) = &**other;
-                let mut chain = std::iter::successors(Some(other), |error| error.source());
-                chain.any(|error| error.downcast_ref::<Error>().is_some_and(Error::is_stale))
-            }
+            Error::Other(other) => ours(&**other).any(Error::is_stale),
             _ => false,
         }
     }
@@ -83,4 +68,10 @@ impl Error {
         let Self::Server { source, .. } = self else { return false };
         matches!(&**source, ChannelError::Refused { refusal, .. } if refusal.kind == RefusalKind::Rule)
     }
+}
+
+/// The errors of this type among a user error and its sources.
+fn ours<'e>(error: &'e (dyn StdError + 'static)) -> impl Iterator<Item = &'e Error> {
+    let chain = std::iter::successors(Some(error), |error: &&'e (dyn StdError + 'static)| (**error).source());
+    chain.filter_map(|error| error.downcast_ref())
 }

@@ -3,7 +3,7 @@
 mod cause;
 
 use crate::context_kind::ContextKind;
-use crate::{variable_kinds::VariableAggregation, variable_kinds::VariableSynchronization};
+use crate::variable_kinds::{VariableAggregation, VariableSynchronization};
 use distribute_cluster::{Blame, ClusterError, Process};
 use distribute_net::JoinError;
 use std::fmt;

@@ -6,7 +6,7 @@ use std::hint::black_box;
 
 /// The bytes that all threads copy at a time: more than a cache holds.
 const BYTES: usize = 64 << 20;
-/// How often they are copied in a round.
+/// The number of copies in a round.
 const COPIES: usize = 10;
 /// The rounds, of which the fastest counts: other programs disturb some.
 const ROUNDS: usize = 5;

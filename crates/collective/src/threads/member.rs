@@ -1,4 +1,4 @@
-//! What a member of a team calls.
+//! A member of a team, and its calls.
 
 use super::team::Team;
 use super::{Crew, Payload};
@@ -83,7 +83,7 @@ impl Member {
     /// ids.
     ///
     /// # Errors
-    /// Those of [`Member::together`].
+    /// The errors of [`Member::together`].
     pub fn share<T>(&self, call: Fingerprint, payload: T) -> Result<Vec<Arc<T>>, Failure>
     where
         T: Serialize + DeserializeOwned + Send + Sync + 'static,
@@ -95,7 +95,7 @@ impl Member {
         Ok(all.map_or(local, |all| Vec::clone(&all)))
     }
 
-    /// Which member this is, from 0.
+    /// The number of this member, from 0.
     pub fn rank(&self) -> usize {
         self.rank
     }
@@ -105,7 +105,7 @@ impl Member {
         self.first + self.rank
     }
 
-    /// How many members there are.
+    /// The number of members.
     pub fn size(&self) -> usize {
         self.team.size
     }
@@ -123,7 +123,7 @@ impl Member {
     /// Exchanges payloads with the members of this process: each gets all payloads, in the order of ranks.
     ///
     /// # Errors
-    /// Those of [`Rendezvous::arrive`](super::Rendezvous::arrive), and if members bring values of different types.
+    /// The errors of [`Rendezvous::arrive`](super::Rendezvous::arrive), and if members bring values of different types.
     pub fn exchange<T: Send + Sync + 'static>(
         &self,
         call: Fingerprint,
@@ -194,7 +194,7 @@ impl Member {
     /// get the same result.
     ///
     /// # Errors
-    /// Those of [`Member::exchange`]. If `lead` panics, so does member 0, and the others get an error that it failed.
+    /// The errors of [`Member::exchange`]. If `lead` panics, so does member 0, and the others get an error that it failed.
     pub fn merge<T: Send + Sync + 'static, R: Send + Sync + 'static>(
         &self,
         call: Fingerprint,
@@ -210,7 +210,7 @@ impl Member {
     /// waited in vain.
     ///
     /// # Errors
-    /// Those of [`Member::merge`].
+    /// The errors of [`Member::merge`].
     pub fn hand_out<R: Send + Sync + 'static>(
         &self,
         call: &Fingerprint,
@@ -237,7 +237,7 @@ impl Member {
     /// ranks. No member waits for the others longer than its timeout. `part` is as in [`Member::hand_out`].
     ///
     /// # Errors
-    /// Those of [`Member::exchange`].
+    /// The errors of [`Member::exchange`].
     pub fn each<T: Send + Sync + 'static>(
         &self,
         call: &Fingerprint,
@@ -342,7 +342,7 @@ pub struct Helpers<'a> {
 }
 
 impl Helpers<'_> {
-    /// How many members run a broadcast closure, including member 0.
+    /// The number of members that run a broadcast closure, including member 0.
     pub fn size(&self) -> usize {
         self.team.size
     }

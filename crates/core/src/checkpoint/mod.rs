@@ -3,10 +3,11 @@
 mod names;
 mod of_strategy;
 mod read;
-pub mod select;
+mod select;
 mod workers;
 
 pub use select::{Kept, Restored, Select};
+pub(crate) use select::{names_there, some};
 
 pub(crate) use names::{in_common, of_replicas};
 pub use read::read_as;
@@ -14,11 +15,10 @@ pub use read::read_elements;
 pub use read::require_names;
 pub(crate) use {read::decide, read::read_cast};
 
+use crate::context::{Here, here};
 use crate::strategy::Strategy;
-use crate::{context::Here, context::here};
 use bytes::Bytes;
-use distribute_base::ContextKind;
-use distribute_base::{Error, Result};
+use distribute_base::{ContextKind, Error, Result};
 pub use distribute_checkpoint::{
     CheckpointManager, Description, Error as CheckpointError, Metadata, Reader, Value, Writer,
 };

@@ -1,7 +1,7 @@
 //! Reads tensors of a checkpoint for its parts, with errors if one is missing or does not match.
 
 use super::{Reader, SOME};
-use crate::{checkpoint::select::Restored, checkpoint::select::Select};
+use crate::checkpoint::{Restored, Select};
 use distribute_base::{Error, Result};
 use distribute_tensor::{DType, Element, HostTensor};
 use std::ops::Range;

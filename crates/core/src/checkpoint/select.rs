@@ -1,6 +1,6 @@
 //! Selects which tensors are restored, and reports what happened to the others.
 
-use crate::{checkpoint::in_common, checkpoint::of_replicas};
+use crate::checkpoint::{in_common, of_replicas};
 use distribute_base::{Error, Result};
 use distribute_tensor::DType;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,7 +1,8 @@
 //! How the workers of a strategy save and restore together: the chief writes, all read, and all get the same result.
 
 use super::{Checkpoint, CheckpointManager, RESTORE, Reader, Restore, SAVE, Writer};
-use crate::{context::get_strategy, strategy::Strategy};
+use crate::context::get_strategy;
+use crate::strategy::Strategy;
 use bytes::Bytes;
 use distribute_base::{Error, Result};
 use distribute_cluster::{Fingerprint, Operation};

@@ -1,7 +1,7 @@
 //! How replicas reduce leaves together.
 
 use super::ReplicaContext;
-use crate::{strategy::CrossDeviceOps, strategy::Reduction, strategy::reduce_by};
+use crate::strategy::{CrossDeviceOps, Reduction, reduce_by};
 use candle_core::Device;
 use distribute_base::internal::to_device;
 use distribute_base::{Error, Result};

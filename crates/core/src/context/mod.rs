@@ -9,7 +9,7 @@ pub(crate) mod describe;
 mod expected;
 mod gradient;
 mod layers;
-pub mod replica;
+mod replica;
 mod scope;
 mod update;
 mod workers;
@@ -25,8 +25,7 @@ pub use replica::default_context;
 pub use update::UpdateContext;
 
 use crate::strategy::Strategy;
-use distribute_base::DeviceName;
-use distribute_base::{Error, Result};
+use distribute_base::{DeviceName, Error, Result};
 use distribute_collective::threads::Member;
 use std::cell::RefCell;
 

@@ -2,12 +2,10 @@
 
 use super::expected::Expectations;
 use super::layers::LayerState;
-use super::top;
-use crate::strategy::CommunicationOptions;
-use crate::strategy::Strategy;
-use distribute_base::ContextKind;
+use super::{current_kind, top};
+use crate::strategy::{CommunicationOptions, Strategy};
 use distribute_base::internal::lock;
-use distribute_base::{Error, Result};
+use distribute_base::{ContextKind, Error, Result};
 use distribute_collective::threads::Member;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -213,7 +211,7 @@ impl ReplicaContext {
             super::Current::None => Err(Error::WrongContext {
                 operation,
                 required: ContextKind::Replica,
-                found: crate::context::current_kind(),
+                found: current_kind(),
                 advice: "call it inside of the closure given to run, on the context given there",
             }),
             // No strategy is entered, so none are mixed: the run is over, or this is a thread of the user.

@@ -32,7 +32,7 @@ impl Strategy {
     /// fingerprint of each.
     ///
     /// # Errors
-    /// Those of [`among_workers`](Self::among_workers).
+    /// The errors of [`among_workers`](Self::among_workers).
     #[doc(hidden)]
     pub fn among_replicas<R>(
         &self,

@@ -1,7 +1,6 @@
 //! What workers tell each other about a dataset: how they shard it, and how much they have for the next step.
 
-use crate::strategy::Strategy;
-use crate::strategy::record;
+use crate::strategy::{Strategy, record};
 use distribute_base::{Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_data::{Distribution, FileList, UnevenEnds};

@@ -1,8 +1,8 @@
 //! A distributed dataset as a part of a checkpoint.
 
 use super::DistributedDataset;
+use crate::checkpoint::{Checkpointed, Reader, Restore, Writer};
 use crate::strategy::Strategy;
-use crate::{checkpoint::Checkpointed, checkpoint::Reader, checkpoint::Restore, checkpoint::Writer};
 use distribute_base::{Error, Result};
 use distribute_data::Position;
 use distribute_tensor::Nest;

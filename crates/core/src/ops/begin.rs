@@ -74,7 +74,7 @@ impl Strategy {
 }
 
 impl Begun {
-    /// What the replicas talk to the others in.
+    /// The session in which the replicas talk to the others.
     pub(super) fn session(&self) -> Arc<Session> {
         self.session.clone()
     }
@@ -93,20 +93,20 @@ impl Drop for Begun {
     }
 }
 
-/// What a worker says of itself when a step begins.
+/// The header that a worker sends when a step begins.
 #[derive(Serialize, Deserialize)]
 struct Start {
     /// The number of the step before.
     step: u64,
     /// The number that the step's session has, unless another worker has opened more of them.
     session: u64,
-    /// How many rows it has, if that is known.
+    /// The number of its rows, if that is known.
     rows: Option<usize>,
     /// A part of its variables, where they are compared.
     variables: Option<Digest>,
     /// Whether it has been told to end.
     noticed: bool,
-    /// How many workers have come to it that take part when all meet again.
+    /// The number of workers that have come to it, and take part when all meet again.
     waiting: usize,
 }
 

@@ -1,10 +1,9 @@
 //! Where a reduction puts its result.
 
 use crate::strategy::Strategy;
-use crate::variables::variable::Variable;
-use crate::{values::Mirrored, values::PerReplica};
-use distribute_base::DeviceName;
-use distribute_base::{Error, Result};
+use crate::values::{Mirrored, PerReplica};
+use crate::variables::Variable;
+use distribute_base::{DeviceName, Error, Result};
 use distribute_cluster::Job;
 use distribute_cluster::resolver::ClusterResolver;
 

@@ -2,7 +2,7 @@
 
 use crate::context::{Mode, ReplicaContext, enter};
 use crate::strategy::Strategy;
-use crate::{values::Distributed, values::PerReplica};
+use crate::values::{Distributed, PerReplica};
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use distribute_cluster::{Blame, Fingerprint, Operation};

@@ -1,11 +1,10 @@
 //! Combines the replicas' values outside of `run`.
 
 use super::reduce_to::{Call, Given};
+use crate::context::describe::{describe, describe_without};
 use crate::strategy::Strategy;
-use crate::{context::describe::describe, context::describe::describe_without};
-use crate::{values::Axes, values::Components, values::Reducible, values::parts_of};
-use distribute_base::DeviceName;
-use distribute_base::{Error, Result};
+use crate::values::{Axes, Components, Reducible, parts_of};
+use distribute_base::{DeviceName, Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_tensor::{DType, HostTensor, Leaf, Nest, ReduceOp, Tree};
 use std::panic::Location;

@@ -1,11 +1,10 @@
 //! Combines the replicas' values onto chosen devices, for algorithms that know about replicas.
 
 use super::Destinations;
+use crate::context::describe::{describe, describe_for_sum};
 use crate::strategy::{CrossDeviceOps, DEFAULT, Reduction, Strategy, reduce_by};
-use crate::{context::describe::describe, context::describe::describe_for_sum};
-use crate::{values::Components, values::Mirrored, values::Reducible, values::parts_of};
-use distribute_base::DeviceName;
-use distribute_base::{Error, Result};
+use crate::values::{Components, Mirrored, Reducible, parts_of};
+use distribute_base::{DeviceName, Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_tensor::{Leaf, Nest, ReduceOp, Tree};
 use std::panic::Location;

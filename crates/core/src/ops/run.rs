@@ -1,14 +1,12 @@
 //! Runs a closure once for each local replica.
 
 use super::begin::Begun;
-use crate::context::replica::ReplicaContext;
+use crate::context::{Mode, ReplicaContext, consecutive, enter, raised};
 use crate::strategy::{Replicas, Strategy};
+use crate::values::{Distributed, PerReplica};
 use crate::variables::Cached;
-use crate::{context::Mode, context::consecutive, context::enter, context::raised};
-use crate::{values::Distributed, values::PerReplica};
 use candle_core::{Tensor, Var};
-use distribute_base::internal::lock;
-use distribute_base::internal::panicked;
+use distribute_base::internal::{lock, panicked};
 use distribute_base::{Error, Result};
 use distribute_cluster::Fault;
 use distribute_collective::group::Session;

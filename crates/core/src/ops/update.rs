@@ -1,16 +1,12 @@
 //! Updates variables outside of `run`, once for each copy.
 
 use super::Destinations;
+use crate::context::{Here, Mode, UpdateContext, current_kind, enter, has_strategy, here, mixed};
 use crate::strategy::{Strategy, VariablePlacement};
+use crate::values::{Distributed, Mirrored};
 use crate::variables::Variable;
-use crate::{
-    context::Here, context::Mode, context::UpdateContext, context::enter, context::here, context::mixed,
-};
-use crate::{values::Distributed, values::Mirrored};
 use candle_core::{Tensor, Var};
-use distribute_base::ContextKind;
-use distribute_base::DeviceName;
-use distribute_base::{Error, Result};
+use distribute_base::{ContextKind, DeviceName, Error, Result};
 use std::sync::Arc;
 
 const ADVICE: &str = "use merge_call to leave it first, and there reduce_to what the replicas have";
@@ -219,7 +215,7 @@ impl Strategy {
         body: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
         const OPERATION: &str = "colocate_vars_with";
-        if self.is_default() && !crate::context::has_strategy() {
+        if self.is_default() && !has_strategy() {
             // There is only one device.
             with.into().resolve(OPERATION, self)?;
             return body();
@@ -230,7 +226,7 @@ impl Strategy {
             _ => {
                 let (required, advice) =
                     (ContextKind::CrossReplica, "call it inside of this strategy's scope");
-                let found = crate::context::current_kind();
+                let found = current_kind();
                 return Err(Error::WrongContext { operation: OPERATION, required, found, advice });
             }
         }

@@ -1,8 +1,7 @@
 //! Checks what a strategy says about itself, once, when it is made.
 
 use super::{CommunicationOptions, StrategyExtended, VariablePlacement};
-use distribute_base::DeviceName;
-use distribute_base::{Error, Result};
+use distribute_base::{DeviceName, Error, Result};
 use distribute_cluster::World;
 use distribute_collective::group::Group;
 use std::time::Duration;
@@ -81,7 +80,7 @@ impl Claims<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{strategy::CommunicationImplementation::Nccl, strategy::CommunicationImplementation::Ring};
+    use crate::strategy::CommunicationImplementation::{Nccl, Ring};
 
     const TWO: &[DeviceName] = &[DeviceName::cpu(0), DeviceName::cpu(1)];
 

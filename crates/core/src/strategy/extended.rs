@@ -2,8 +2,7 @@
 
 use super::threads::unpinned;
 use super::{CommunicationOptions, CrossDeviceOps, Strategy, Threads, VariablePlacement};
-use distribute_base::DeviceName;
-use distribute_base::{Error, Result};
+use distribute_base::{DeviceName, Error, Result};
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_cluster::resolver::ClusterResolver;
 use distribute_collective::group::{Group, Session};

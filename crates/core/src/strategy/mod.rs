@@ -1,24 +1,25 @@
 //! The handle that users call, and the strategies behind it.
 
-pub mod alone;
+pub(crate) mod alone;
 mod claims;
 mod cross_worker;
 mod default;
 mod departure;
-pub(crate) mod differences;
-pub mod extended;
+mod devices;
+mod differences;
+mod extended;
 mod extensions;
 mod notice;
 mod outcome;
 mod pulse;
-pub mod record;
+pub(crate) mod record;
 mod rejoin;
 mod steps;
 mod threads;
 mod variable_placement;
 mod workers;
-pub use alone::warn;
 pub use departure::Departure;
+pub use devices::{check_count, resolve};
 pub use differences::Settings;
 pub use differences::differences;
 pub use differences::digest;
@@ -47,8 +48,7 @@ use self::extensions::Extensions;
 use self::pulse::Pulse;
 use self::workers::Workers;
 use distribute_base::Result;
-use distribute_base::internal::DeviceCopies;
-use distribute_base::internal::lock;
+use distribute_base::internal::{DeviceCopies, lock};
 use distribute_cluster::World;
 use distribute_collective::recovery::Updates;
 use std::fmt;
@@ -258,7 +258,7 @@ impl Strategy {
         &self.0.pulse
     }
 
-    /// What a module above the handle keeps with this strategy: made when it is first asked for.
+    /// The state that a module above the handle keeps with this strategy. It is made when it is first asked for.
     pub(crate) fn extension<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
         self.0.extensions.get()
     }

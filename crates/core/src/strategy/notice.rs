@@ -67,7 +67,7 @@ impl Notice {
         lock(&self.0).heard = None;
     }
 
-    /// What the workers have agreed on, if a notice was given.
+    /// The decision on which the workers have agreed, if a notice was given.
     pub fn heard(&self) -> Option<Heard> {
         lock(&self.0).heard.clone()
     }

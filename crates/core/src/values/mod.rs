@@ -3,7 +3,7 @@
 mod containers;
 #[doc(hidden)]
 pub mod derived;
-pub mod distributed;
+mod distributed;
 mod of_strategy;
 mod per_replica;
 mod reducible;

@@ -63,7 +63,7 @@ pub struct ValueContext {
     /// The global id of the replica.
     #[doc(alias = "tf.distribute.experimental.ValueContext.replica_id_in_sync_group")]
     pub replica_id_in_sync_group: usize,
-    /// How many replicas are in sync.
+    /// The number of replicas in sync.
     #[doc(alias = "tf.distribute.experimental.ValueContext.num_replicas_in_sync")]
     pub num_replicas_in_sync: usize,
 }

@@ -1,7 +1,6 @@
 //! What may be done with a variable where, and how: the tables of the documents, as one pure function.
 
-use distribute_base::ContextKind;
-use distribute_base::VariableAggregation as Aggregation;
+use distribute_base::{ContextKind, VariableAggregation as Aggregation};
 use distribute_tensor::{ReduceOp, Write};
 
 /// What a strategy makes of the synchronization that was asked for.

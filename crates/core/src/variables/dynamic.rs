@@ -1,7 +1,7 @@
 //! Variables whose rows are ids of 64 bits, on parameter servers.
 
 use super::variable::Variable;
-use crate::{checkpoint::Reader, checkpoint::Restore, checkpoint::Writer, checkpoint::require_names};
+use crate::checkpoint::{Reader, Restore, Writer, require_names};
 use distribute_base::{Error, Result};
 use distribute_params::{DynamicOptions, DynamicState};
 use distribute_ps_client::internal::Dynamic;

@@ -5,7 +5,7 @@ use distribute_base::{Error, Result};
 use distribute_params::PartitionStrategy;
 use distribute_tensor::{DType, HostTensor};
 
-/// What a bag's rows become.
+/// The way in which the rows of a bag are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BagMode {
     /// Their sum.

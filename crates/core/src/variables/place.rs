@@ -3,11 +3,8 @@
 use super::access::{Access, AccessPlan, VariableKind};
 use super::storage::Storage;
 use super::variable::Variable;
-use crate::context::replica::ReplicaContext;
-use crate::{context::Here, context::here, context::mixed};
-use distribute_base::ContextKind;
-use distribute_base::DeviceName;
-use distribute_base::{Error, Result};
+use crate::context::{Here, ReplicaContext, here, mixed};
+use distribute_base::{ContextKind, DeviceName, Error, Result};
 
 /// Where a variable is being used.
 pub(super) struct Place {

@@ -2,8 +2,7 @@
 
 use super::access::VariableKind;
 use crate::strategy::VariablePlacement;
-use distribute_base::VariableSynchronization;
-use distribute_base::{DeviceKind, DeviceName};
+use distribute_base::{DeviceKind, DeviceName, VariableSynchronization};
 
 /// The storages of a new variable.
 #[derive(Debug, PartialEq, Eq)]

@@ -3,8 +3,7 @@
 use super::access::{Access, AccessPlan, Combine};
 use super::variable::Variable;
 use candle_core::Tensor;
-use distribute_base::ContextKind;
-use distribute_base::{Error, Result};
+use distribute_base::{ContextKind, Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::panic::Location;

@@ -1,9 +1,10 @@
 //! The shards of a variable; its rows by their ids, and slices of it, wherever they are.
 
+use super::about::about;
 use super::variable::Variable;
-use distribute_base::DeviceName;
-use distribute_base::{Error, Result};
+use distribute_base::{DeviceName, Error, Result};
 use distribute_params::PartitionStrategy;
+use distribute_ps_client::internal::Sharded;
 use distribute_tensor::{HostTensor, Index, Selection};
 use std::ops::Range;
 
@@ -100,7 +101,7 @@ impl Variable {
             }
         });
         let parts = parts.collect::<Result<Vec<_>>>()?;
-        first.over(distribute_ps_client::internal::Sharded::joined(&name, dealt, &parts)?, name)
+        first.over(Sharded::joined(&name, dealt, &parts)?, name)
     }
 
     /// The rows of some ids, in their order; one may be asked for more than once. Of a variable on parameter servers only these rows
@@ -115,7 +116,7 @@ impl Variable {
         const OPERATION: &str = "gather";
         let place = self.place(OPERATION, false)?;
         self.strategy().await_updates()?;
-        self.nearest_or_first(&place)?.read_rows(OPERATION, ids).map_err(super::about::about(self.name()))
+        self.nearest_or_first(&place)?.read_rows(OPERATION, ids).map_err(about(self.name()))
     }
 
     /// What indices take of the value, by the rules of Python: `v[2:8:3, 0]` is `v.slice(&[Index::slice(Some(2), Some(8), 3),

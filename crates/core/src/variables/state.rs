@@ -2,12 +2,11 @@
 
 use super::access::{Access, AccessPlan, VariableKind};
 use super::variable::Variable;
-use crate::{
-    checkpoint::Checkpointed, checkpoint::Reader, checkpoint::Restore, checkpoint::SOME, checkpoint::Writer,
-    checkpoint::decide, checkpoint::of_replicas, checkpoint::read_as, checkpoint::read_cast,
-    checkpoint::require_names,
+use crate::checkpoint::{
+    Checkpointed, Reader, Restore, Restored, SOME, Select, Writer, decide, of_replicas, read_as, read_cast,
+    require_names,
 };
-use crate::{checkpoint::select::Restored, checkpoint::select::Select, strategy::Strategy};
+use crate::strategy::Strategy;
 use distribute_base::Result;
 use distribute_tensor::{HostTensor, Leaf, Write};
 use std::panic::Location;

@@ -3,9 +3,7 @@
 use super::{cache, checksum, dynamic};
 use crate::strategy::Strategy;
 use candle_core::{Device, Tensor, Var};
-use distribute_base::internal::DeviceCopies;
-use distribute_base::internal::in_candle;
-use distribute_base::internal::to_device;
+use distribute_base::internal::{DeviceCopies, in_candle, to_device};
 use distribute_base::{DeviceName, Error, Result};
 use distribute_params::RowPartition;
 use distribute_ps_client as servers;

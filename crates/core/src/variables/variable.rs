@@ -3,15 +3,13 @@
 use super::access::VariableKind;
 use super::create::NewVariable;
 use super::storage::{OnServers, Storage};
+use crate::context::current_kind;
 use crate::strategy::Strategy;
+use crate::values::Distributed;
 use candle_core::Var;
-use distribute_base::ContextKind;
-use distribute_base::DeviceName;
 use distribute_base::internal::DeviceCopies;
-use distribute_base::{Error, Result};
-use distribute_base::{VariableAggregation, VariableSynchronization};
-use distribute_ps_client::internal::Sharded;
-use distribute_ps_client::internal::Where;
+use distribute_base::{ContextKind, DeviceName, Error, Result, VariableAggregation, VariableSynchronization};
+use distribute_ps_client::internal::{Sharded, Where};
 use distribute_tensor::{DType, Leaf, Nest};
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
@@ -170,7 +168,7 @@ impl Variable {
     /// memory for it.
     #[doc(alias = "__deepcopy__")]
     pub fn deep_copy(&self) -> Result<Variable> {
-        if crate::context::current_kind() == ContextKind::Replica {
+        if current_kind() == ContextKind::Replica {
             return Err(Error::WrongContext {
                 operation: "deep_copy",
                 required: ContextKind::CrossReplica,
@@ -314,7 +312,7 @@ impl fmt::Debug for WeakVariable {
 }
 
 /// Each replica gets the variable itself: what it reads and writes depends on where it does.
-impl<'a> crate::values::distributed::Distributed for &'a Variable {
+impl<'a> Distributed for &'a Variable {
     type Local = &'a Variable;
     fn split(self, replicas: usize) -> Result<Vec<&'a Variable>> {
         Ok(vec![self; replicas])
@@ -322,7 +320,7 @@ impl<'a> crate::values::distributed::Distributed for &'a Variable {
 }
 
 /// Equivalent to a reference to it.
-impl crate::values::distributed::Distributed for Variable {
+impl Distributed for Variable {
     type Local = Variable;
     fn split(self, replicas: usize) -> Result<Vec<Variable>> {
         Ok(vec![self; replicas])

@@ -3,9 +3,8 @@
 use super::access::{Access, AccessPlan, Combine};
 use super::storage::Storage;
 use super::variable::Variable;
-use crate::context::replica::ReplicaContext;
-use crate::{context::Here, context::here};
-use crate::{values::Components, values::PerReplica, values::Reducible};
+use crate::context::{Here, ReplicaContext, here};
+use crate::values::{Components, PerReplica, Reducible};
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use distribute_cluster::{Fingerprint, Operation};

@@ -1,7 +1,6 @@
 //! Why NCCL cannot sum.
 
-use distribute_base::DeviceName;
-use distribute_base::Error;
+use distribute_base::{DeviceName, Error};
 use std::time::Duration;
 
 /// The file of NCCL, by which the system's loader finds it.

@@ -81,14 +81,14 @@ impl Padding {
         Self { sizes: Some(sizes.into_iter().collect()), ..self }
     }
 
-    /// What to pad with: a nest with a scalar for each tensor of an element, of the tensor's dtype.
+    /// The padding: a nest with a scalar for each tensor of an element, of the tensor's dtype.
     #[doc(alias = "padding_values")]
     pub fn values(self, values: impl Nest) -> Self {
         Self { values: Some(values.into_tree().flatten().0.into()), ..self }
     }
 }
 
-/// How datasets are read in turn.
+/// The order in which datasets are read in turn.
 ///
 /// ```
 /// # use distribute_data::{Dataset, Interleave};
@@ -103,11 +103,11 @@ impl Padding {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interleave {
-    /// How many datasets are open at once. At least 1; 4 by default.
+    /// The number of datasets that are open at once. At least 1; 4 by default.
     pub cycle_length: usize,
-    /// How many elements are taken of one dataset before the next one's turn. At least 1, the default.
+    /// The number of elements of one dataset before the next one's turn. At least 1, the default.
     pub block_length: usize,
-    /// How many elements of each open dataset are prepared ahead, on a thread of its own, of which there are at most 1024.
+    /// The number of elements of each open dataset that are prepared ahead, on a thread of its own, of which there are at most 1024.
     /// The order stays the same. 0, the default, starts no thread.
     #[doc(alias = "num_parallel_calls")]
     pub ahead: usize,

@@ -46,7 +46,7 @@ pub(super) fn decide(
     }
 }
 
-/// What a pipeline reads, as far as it matters for sharding.
+/// The sources of a pipeline, as far as it matters for sharding.
 #[derive(Default)]
 struct Sources {
     /// The smallest number of files of a source.
@@ -69,7 +69,7 @@ impl Sources {
         sources
     }
 
-    /// Why the files cannot be sharded over this many workers.
+    /// The reason that the files cannot be sharded over this many workers.
     fn refusal(&self, workers: usize) -> Option<Error> {
         match (&self.other, self.files) {
             (Some(source), _) => Some(Error::Unshardable { reader: source.clone() }),

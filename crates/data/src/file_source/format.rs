@@ -6,7 +6,7 @@ use crate::pipeline::Batching;
 use crate::stage::Stage;
 use crate::{Compression, ElementSpec, Error, Location, Result};
 
-/// How a file becomes elements.
+/// A format of files: it makes elements of a file.
 pub(crate) trait Format: Send + Sync + 'static {
     /// The name of the format and its parameters: `TFRecord`.
     fn describe(&self) -> String;
@@ -27,7 +27,7 @@ pub(crate) trait Format: Send + Sync + 'static {
         None
     }
 
-    /// Why a file cannot be parsed: because its compressed stream is damaged, if it is, otherwise `error`.
+    /// The reason that a file cannot be parsed: because its compressed stream is damaged, if it is, otherwise `error`.
     fn blame(&self, file: &Location, error: Error) -> Error {
         Compression::Auto.blame(file, |_| None, error)
     }
@@ -43,7 +43,7 @@ pub(crate) trait Format: Send + Sync + 'static {
     }
 }
 
-/// How one file is read.
+/// The way in which one file is read.
 pub(crate) enum Reading {
     /// Element by element, on the thread that asks for them.
     Elements(Box<dyn Stage>),
@@ -64,7 +64,7 @@ pub(crate) trait Sections: Send {
 
 /// Parses a section into elements.
 pub(crate) struct Work {
-    /// How many bytes of the file it holds.
+    /// The number of bytes of the file that it holds.
     pub(crate) bytes: usize,
     pub(crate) make: Box<dyn FnOnce() -> Made + Send>,
 }
@@ -94,7 +94,7 @@ impl Made {
     }
 }
 
-/// As many threads as the machine has cores, but no more than one reading thread can keep busy.
+/// The number of threads: as many as the machine has cores, but no more than one reading thread can keep busy.
 pub(crate) fn threads() -> usize {
     const MOST: usize = 8;
     std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST))

@@ -70,7 +70,7 @@ impl Features {
     ///
     /// # Errors
     ///
-    /// As [`parse`](Features::parse).
+    /// Equivalent to [`parse`](Features::parse).
     pub fn parse_records(&self, records: &Records) -> Result<BTreeMap<String, HostTensor>> {
         self.parse(records.iter()).map_err(|error| match error {
             Error::Example { record, feature, what, .. } => {

@@ -37,7 +37,7 @@ pub struct Mesh {
     /// The places of the workers in the cluster, and where they are.
     places: Vec<usize>,
     addresses: Vec<Address>,
-    /// Those who wait for the next world, if this worker talks to those who come.
+    /// The workers that wait for the next world, if this worker talks to those who come.
     waiting: Option<Arc<dyn Waiting>>,
 }
 
@@ -66,7 +66,7 @@ impl Mesh {
         Ok(Self { shared, background, generation, places, addresses, waiting })
     }
 
-    /// How many workers have come since the world was made, and wait until it is made again: of clusters in which not all have
+    /// The number of workers that have come since the world was made, and wait until it is made again: of clusters in which not all have
     /// to be there. The leader knows.
     pub fn waiting(&self) -> usize {
         self.waiting.as_ref().map_or(0, |waiting| waiting.count())
@@ -82,7 +82,7 @@ impl Mesh {
         &self.places
     }
 
-    /// Where each worker can be reached, as all of them have been told alike; nothing where they met in no rendezvous.
+    /// The address of each worker, as all of them have been told alike; nothing where they met in no rendezvous.
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
     }
@@ -93,7 +93,7 @@ impl Mesh {
         self.waiting.as_ref().is_some_and(|waiting| waiting.supplants(self.generation))
     }
 
-    /// How often the world has been made: 1 at first, and one more each time its workers have met again.
+    /// The number of times that the world has been made: 1 at first, and one more each time its workers have met again.
     pub fn generation(&self) -> u64 {
         self.generation
     }

@@ -1,4 +1,4 @@
-//! What a mesh and its thread in the background have in common: the links, and the turn to move their bytes.
+//! The state that a mesh shares with its thread in the background: the links, and the turn to move their bytes.
 
 use super::latecomers::Latecomers;
 use crate::link::{Event, Link};

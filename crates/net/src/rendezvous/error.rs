@@ -32,7 +32,7 @@ pub enum JoinError {
         task: Task,
         /// The address.
         address: String,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
     /// A worker does not let this one in, or this one doesn't trust it.
@@ -44,7 +44,7 @@ pub enum JoinError {
         task: Task,
         /// Its address.
         address: String,
-        /// Why.
+        /// The reason.
         refusal: Refusal,
     },
     /// Another worker of the job was refused, because it disagrees on what all have in common. The world cannot be made without it.
@@ -58,7 +58,7 @@ pub enum JoinError {
         task: Task,
         /// The address that it connected from.
         address: String,
-        /// Why.
+        /// The reason.
         refusal: Refusal,
     },
     /// A worker was lost before all had connected to each other.

@@ -8,8 +8,7 @@
 use super::moments;
 use super::normalize::{self, Gradient};
 use candle_core::{DType, Device, Result, Tensor};
-use distribute_base::internal::Known;
-use distribute_base::internal::{to_device, to_host};
+use distribute_base::internal::{Known, to_device, to_host};
 
 /// Count, means and squared deviations from the means, of each channel, in the shape that broadcasts to `x`.
 pub(super) struct Moments {

@@ -6,9 +6,7 @@ mod normalize;
 
 use candle_core::{DType, Device, Result, Tensor, Var, bail};
 use candle_nn::{BatchNormConfig, ModuleT, VarBuilder};
-use distribute_base::internal::computed_in;
-use distribute_base::internal::is_native;
-use distribute_base::internal::to_device;
+use distribute_base::internal::{computed_in, is_native, to_device};
 use distribute_core::internal::raise;
 use distribute_core::{ReplicaContext, get_replica_context, get_strategy};
 use distribute_tensor::HostTensor;

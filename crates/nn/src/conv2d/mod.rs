@@ -4,8 +4,7 @@ use super::gemm::product;
 use super::operation::{self, Operand, Operation};
 use candle_core::{Module, Result, Shape, Tensor, bail};
 use candle_nn::{Conv2dConfig, VarBuilder};
-use distribute_base::internal::deposit;
-use distribute_base::internal::{Number, with_elements};
+use distribute_base::internal::{Number, deposit, with_elements};
 use distribute_tensor::without_elements;
 use patches::Patches;
 

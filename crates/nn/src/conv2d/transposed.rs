@@ -2,7 +2,8 @@
 
 use super::patches::Patches;
 use super::{Fused, Operation};
-use crate::{operation, operation::Operand};
+use crate::operation;
+use crate::operation::Operand;
 use candle_core::{DType, Result, Shape, Tensor};
 use candle_nn::Conv2dConfig;
 use distribute_base::internal::{Number, with_elements};

@@ -2,9 +2,7 @@
 
 use super::cross_entropy::read;
 use candle_core::{Result, Tensor};
-use distribute_base::internal::Known;
-use distribute_base::internal::computed_in;
-use distribute_base::internal::from_vec;
+use distribute_base::internal::{Known, computed_in, from_vec};
 
 /// The mean cross-entropy of logits `[n, classes]`, with the gradient behind it.
 pub(super) fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {

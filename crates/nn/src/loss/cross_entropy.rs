@@ -3,8 +3,7 @@
 use crate::exp::Exp;
 use crate::lanes;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
-use distribute_base::internal::known_on_host;
-use distribute_base::internal::with_elements;
+use distribute_base::internal::{known_on_host, with_elements};
 
 /// The loss of logits `[n, classes]` that lie on the CPU, with the gradient behind it.
 pub(super) fn cross_entropy<T: Exp>(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {

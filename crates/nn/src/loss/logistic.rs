@@ -1,8 +1,7 @@
 //! Binary cross-entropy of logits by operations of candle's, on any device, with a gradient that is as exact.
 
 use candle_core::{Result, Tensor};
-use distribute_base::internal::Known;
-use distribute_base::internal::{choose, sum};
+use distribute_base::internal::{Known, choose, sum};
 
 /// The mean over the pairs of logits and targets of one shape and dtype.
 pub(super) fn composed(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {

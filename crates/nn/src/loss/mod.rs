@@ -9,8 +9,7 @@ mod logistic;
 mod pairs;
 
 use candle_core::{DType, Result, Tensor};
-use distribute_base::internal::is_native;
-use distribute_base::internal::to_device;
+use distribute_base::internal::{is_native, to_device};
 use pairs::{Kind, mean};
 
 /// Mean cross-entropy of logits `[n, classes]` and labels `[n]` (u8, u32 or i64).

@@ -4,10 +4,7 @@ use crate::conversion::row_len;
 use crate::gradients::Gradient;
 use crate::tally::Kind;
 use candle_core::{Tensor, Var};
-use distribute_base::internal::Any;
-use distribute_base::internal::to_device;
-use distribute_base::internal::{DeviceRows, LocalGradient, Rows};
-use distribute_base::internal::{from_vec, to_host};
+use distribute_base::internal::{Any, DeviceRows, LocalGradient, Rows, from_vec, to_device, to_host};
 use distribute_base::{Error, Result};
 
 /// A replica's gradient of one variable, on the replica's device: contiguous, of the variable's dtype.

@@ -48,8 +48,7 @@ pub(crate) fn summed(
 mod tests {
     use super::*;
     use candle_core::{Device, Var};
-    use distribute_base::internal::Any;
-    use distribute_base::internal::{LocalGradient, Rows};
+    use distribute_base::internal::{Any, LocalGradient, Rows};
 
     fn dense(value: f32) -> Option<DeviceGradient> {
         Some(DeviceGradient::Dense(Tensor::new(&[value], &Device::Cpu).unwrap()))

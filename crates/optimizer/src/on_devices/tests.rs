@@ -1,8 +1,7 @@
 //! Where a step is made, in a process that treats CPUs as devices with memory of their own.
 
-use crate::Transform;
 use crate::slots::Slots;
-use crate::{Adagrad, Adam};
+use crate::{Adagrad, Adam, Transform};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::VarBuilder;
 use distribute_base::internal::WAITS;

@@ -2,11 +2,10 @@
 
 use super::gradient::{DeviceGradient, part_of};
 use super::program::full;
-use crate::{transform::Kind, transform::Transform};
+use crate::transform::{Kind, Transform};
 use candle_core::{DType, Tensor, Var};
 use distribute_base::Result;
-use distribute_base::internal::choose;
-use distribute_base::internal::to_host;
+use distribute_base::internal::{choose, to_host};
 
 /// A replica's gradients, transformed: `copies` are the variables that it computes with. Closures are left out.
 pub(crate) fn transform(

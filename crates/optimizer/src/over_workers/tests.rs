@@ -1,5 +1,4 @@
-use crate::Momentum;
-use crate::Transform;
+use crate::{Momentum, Transform};
 use candle_core::{Device, Module, Tensor, Var};
 use candle_nn::VarBuilder;
 use distribute_base::Result;

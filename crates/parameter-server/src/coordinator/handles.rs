@@ -1,6 +1,6 @@
 //! What stands behind the handles of resources and results.
 
-use crate::{remote::ResourceHandle, remote::Sender, remote::ValueHandle};
+use crate::remote::{ResourceHandle, Sender, ValueHandle};
 use bytes::Bytes;
 use distribute_base::Result;
 use distribute_coordinator::{Coordinator, Remote, ResourceId};

@@ -16,11 +16,8 @@ pub use builder::ClusterCoordinatorBuilder;
 pub use distribute_coordinator::{Status, WorkerStatus};
 pub use fetch::Fetch;
 
+use crate::remote::{Args, Batches, IntoBatches, PerWorker, RemoteFunction, RemoteValue, Sender};
 use crate::strategy::ParameterServerStrategy;
-use crate::{
-    remote::Args, remote::Batches, remote::IntoBatches, remote::PerWorker, remote::RemoteFunction,
-    remote::RemoteValue, remote::Sender,
-};
 use distribute_base::Result;
 use distribute_coordinator::{Call, Coordinator, FunctionId};
 use handles::{ResourceOf, ResultOf};

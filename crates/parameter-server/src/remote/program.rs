@@ -2,8 +2,7 @@
 
 use super::executor::WorkerExecutor;
 use super::registry::Registry;
-use crate::strategy::of_workers::SharedSettings;
-use crate::{strategy::ParameterServerStrategy, strategy::builder::ParameterServerBuilder};
+use crate::strategy::{ParameterServerStrategy, builder::ParameterServerBuilder, of_workers::SharedSettings};
 use bytes::Bytes;
 use distribute_base::Result;
 use distribute_cluster::resolver::ClusterResolver;

@@ -6,7 +6,7 @@ use distribute_base::{Error, Result};
 use distribute_cluster::Job;
 use distribute_coordinator::Cancellation;
 use distribute_core::Variables;
-use distribute_core::internal::current_strategy;
+use distribute_core::internal::{current_kind, current_strategy};
 use distribute_data::InputContext;
 use std::cell::Cell;
 use std::fmt;
@@ -145,7 +145,7 @@ pub fn current_worker_index() -> Result<usize> {
     // Replicas run on threads of their own, in a context of the worker's strategy.
     let of_strategy = || current_strategy()?.extended().parameter_servers()?.worker();
     CURRENT.get().or_else(of_strategy).ok_or_else(|| {
-        let found = distribute_core::internal::current_kind();
+        let found = current_kind();
         let reason = format!(
             "there is no current worker in {found} outside of a remote function, which a coordinator has scheduled; worker.index() \
              is the number in there"

@@ -4,20 +4,18 @@ use super::connect::connect;
 use super::ending::Servers;
 use super::members::Members;
 use super::{Behind, OPERATION, OfServers, ParameterServerStrategy};
-use distribute_base::DeviceName;
-use distribute_base::{Error, Result};
+use distribute_base::{DeviceName, Error, Result};
 use distribute_cluster::Job;
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_cluster::resolver::{self, ClusterResolver};
 use distribute_collective::threads::MOST_THREADS;
-use distribute_core::internal::alone;
+use distribute_core::internal::{alone, check_count, prepare, resolve};
 use distribute_core::{CommunicationOptions, IndependentWorker, Strategy};
 use distribute_net::{Certificates, Secret};
 use distribute_params::{Channel, Partitioner, PlacementPolicy};
 use distribute_ps_client::ParameterServers;
 use distribute_ps_client::internal::Makes;
 use distribute_server::{ClientBuilder, Credentials};
-use distribute_strategies::internal::{check_count, resolve};
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -231,7 +229,7 @@ impl ParameterServerBuilder {
                 connect(members, &clients, patience, role.makes)?
             }
         };
-        distribute_core::internal::prepare(devices.len());
+        prepare(devices.len());
         alone::joined();
         let servers = Arc::new(ParameterServers::new(
             channels,
@@ -259,7 +257,7 @@ impl ParameterServerBuilder {
 pub struct Role {
     /// The strategy's name.
     pub kind: &'static str,
-    /// Which variables it makes.
+    /// The variables that it makes.
     pub makes: Makes,
     /// Its number among the workers that train by themselves, if it is one.
     pub independent: Option<IndependentWorker>,

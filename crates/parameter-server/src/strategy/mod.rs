@@ -15,13 +15,11 @@ pub use builder::ParameterServerBuilder;
 pub use local_cluster::{LocalCluster, LocalClusterResolver};
 pub use of_workers::SharedSettings;
 
-use distribute_base::DeviceName;
-use distribute_base::Result;
 use distribute_base::internal::lock;
+use distribute_base::{DeviceName, Result};
 use distribute_cluster::resolver::ClusterResolver;
-use distribute_core::handle;
 use distribute_core::{
-    CommunicationOptions, IndependentWorker, Strategy, StrategyExtended, VariablePlacement,
+    CommunicationOptions, IndependentWorker, Strategy, StrategyExtended, VariablePlacement, handle,
 };
 use distribute_params::{Partitioner, Placement, Usage};
 use distribute_ps_client::ParameterServers;

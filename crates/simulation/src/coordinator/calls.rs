@@ -1,10 +1,10 @@
-//! What a coordinator asks of a worker, as bytes and as the worker has it.
+//! Calls of a coordinator, as bytes and as a worker has them.
 
 use bytes::Bytes;
 use distribute_coordinator::dispatch::Task;
 use distribute_coordinator::{Argument, Call, Origin, ResourceId};
 
-/// What is done.
+/// The work of an execution.
 #[derive(Clone, Debug)]
 pub enum Doing {
     Closure { origin: Origin, which: usize, resources: Vec<ResourceId> },
@@ -12,7 +12,7 @@ pub enum Doing {
 }
 
 impl Doing {
-    /// As the coordinator names it.
+    /// Its name for the coordinator.
     pub fn task(&self) -> Task {
         match self {
             Self::Closure { origin, .. } => Task::Closure(origin.closure),

@@ -3,15 +3,12 @@
 use super::elastic::Elastic;
 use super::joining::Joining;
 use super::{MultiWorker, MultiWorkerMirroredStrategy, cpus};
-use crate::{kinds::check_count, kinds::resolve};
 use distribute_base::{Error, Result};
 use distribute_cluster::resolver::{self, ClusterResolver};
 use distribute_cluster::{ClusterError, World};
 use distribute_collective::group::Group;
-use distribute_core::CommunicationImplementation;
-use distribute_core::CommunicationOptions;
-use distribute_core::internal::CHECK_DRIFT_EVERY;
-use distribute_core::internal::alone;
+use distribute_core::internal::{CHECK_DRIFT_EVERY, alone, check_count, prepare, resolve};
+use distribute_core::{CommunicationImplementation, CommunicationOptions};
 use distribute_net::{Certificates, JoinError, Secret, SharedMemory};
 use distribute_server::Credentials;
 use std::time::Duration;
@@ -258,7 +255,7 @@ impl MultiWorkerBuilder {
                               cluster_resolver and replicas";
                 return Err(Error::invalid(OPERATION, reason));
             }
-            distribute_core::internal::prepare(replicas);
+            prepare(replicas);
             alone::joined();
             let worker = MultiWorker::new(devices, Some(group), options)?;
             return MultiWorkerMirroredStrategy::of(MultiWorker { check_drift_every, ..worker });
@@ -274,7 +271,7 @@ impl MultiWorkerBuilder {
         };
         let elastic = Elastic::new(self.min_workers, self.shrink_after, world.workers())?;
         // Before threads are started.
-        distribute_core::internal::prepare(replicas);
+        prepare(replicas);
         let joining = match &membership {
             Some((cluster, task)) if world.is_multi_worker() => {
                 let identity = self.credentials.identity().map_err(JoinError::from)?;

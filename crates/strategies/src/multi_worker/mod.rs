@@ -7,13 +7,11 @@ mod on_threads;
 
 pub use builder::MultiWorkerBuilder;
 
-use distribute_base::DeviceName;
-use distribute_base::Result;
+use distribute_base::{DeviceName, Result};
 use distribute_cluster::resolver::ClusterResolver;
 use distribute_collective::group::Group;
-use distribute_core::handle;
 use distribute_core::internal::CHECK_DRIFT_EVERY;
-use distribute_core::{CommunicationOptions, Strategy, StrategyExtended, Threads, VariablePlacement};
+use distribute_core::{CommunicationOptions, Strategy, StrategyExtended, Threads, VariablePlacement, handle};
 use joining::Joining;
 use std::fmt;
 use std::ops::RangeInclusive;

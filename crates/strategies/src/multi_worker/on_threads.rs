@@ -1,11 +1,11 @@
 //! Workers that are threads of one process.
 
 use super::{MultiWorker, MultiWorkerMirroredStrategy, cpus};
-use crate::kinds::check_count;
 use distribute_base::internal::panicked;
 use distribute_base::{Error, Result};
 use distribute_collective::group::{Group, Links, local};
 use distribute_core::CommunicationOptions;
+use distribute_core::internal::check_count;
 use distribute_net::JoinError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;

@@ -10,18 +10,12 @@ mod local;
 mod progress;
 mod roles;
 
-use distribute_base::Result;
-use distribute_base::VariableAggregation;
+use distribute_base::{Result, VariableAggregation};
 use distribute_cluster::resolver::ClusterResolver;
-use distribute_core::Variable;
-use distribute_core::handle;
-use distribute_core::internal::alone;
-use distribute_core::{IndependentWorker, Strategy};
-use distribute_parameter_server::ParameterServerBuilder;
-use distribute_parameter_server::Serve;
-use distribute_parameter_server::internal::Members;
-use distribute_parameter_server::internal::Servers;
-use distribute_parameter_server::internal::{Assembled, Role as Task};
+use distribute_core::internal::{alone, prepare};
+use distribute_core::{IndependentWorker, Strategy, Variable, handle};
+use distribute_parameter_server::internal::{Assembled, Members, Role as Task, Servers};
+use distribute_parameter_server::{ParameterServerBuilder, Serve};
 use distribute_params::Placement;
 use distribute_ps_client::ParameterServers;
 use distribute_ps_client::internal::Makes;
@@ -116,7 +110,7 @@ impl ParameterServerStrategy {
         match Role::of(&spec, resolver.task())? {
             Role::Local => {
                 alone::warn(KIND);
-                distribute_core::internal::prepare(devices.len());
+                prepare(devices.len());
                 let strategy = Strategy::new(Local { devices, options })?;
                 Ok(Self(strategy, Arc::new(Behind { settings, worker: None })))
             }

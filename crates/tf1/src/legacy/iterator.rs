@@ -1,8 +1,7 @@
 //! Iterators that are initialized, and what input functions give.
 
 use distribute_base::Result;
-use distribute_core::{Distributed, PerReplica};
-use distribute_core::{DistributedDataset, DistributedIterator};
+use distribute_core::{Distributed, DistributedDataset, DistributedIterator, PerReplica};
 use distribute_data::{Dataset, ElementSpec};
 use distribute_tensor::Nest;
 use std::sync::Arc;

@@ -21,8 +21,9 @@ pub use session::SessionConfig;
 
 use distribute_base::{Error, Result};
 use distribute_core::internal::require_outside_of_run;
-use distribute_core::{Distributed, PerReplica};
-use distribute_core::{InputOptions, InputReplicationMode, ReplicaContext, Strategy};
+use distribute_core::{
+    Distributed, InputOptions, InputReplicationMode, PerReplica, ReplicaContext, Strategy,
+};
 use distribute_data::numpy::{read_npy, read_npz};
 use distribute_data::{Dataset, InputContext, Location};
 use distribute_tensor::Nest;

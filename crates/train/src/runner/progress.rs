@@ -5,8 +5,7 @@ use super::history::{self, End, Epoch, History};
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use distribute_checkpoint::{Reader, Value, Writer};
-use distribute_core::Strategy;
-use distribute_core::{Checkpointed, Restore};
+use distribute_core::{Checkpointed, Restore, Strategy};
 use std::sync::Mutex;
 
 /// How far a training has come, the same on all workers between two steps.

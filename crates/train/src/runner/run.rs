@@ -4,7 +4,8 @@ use super::backup::{Backup, Best};
 use super::evaluate::{evaluate, scalar};
 use super::progress::Progress;
 use super::{Datasets, End, Epoch, History, Step, Trainer};
-use crate::{preemption::Preemption, training::Training};
+use crate::preemption::Preemption;
+use crate::training::Training;
 use candle_core::Tensor;
 use distribute_base::{Error, Result};
 use distribute_core::{

@@ -2,8 +2,7 @@
 
 use super::*;
 use crate::device::DeviceName;
-use crate::transfer::held;
-use crate::transfer::to_device;
+use crate::transfer::{held, to_device};
 use candle_core::{DType, Device};
 use distribute_testing::{child, skipped, watched};
 use std::time::Duration;

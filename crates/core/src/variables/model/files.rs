@@ -1,9 +1,8 @@
 //! Variables in and out of safetensors files, and their checksum.
 
 use super::Variables;
+use crate::checkpoint::{Restored, Select, names_there, some};
 use crate::context::require_outside_of_run;
-use crate::{checkpoint::select::Restored, checkpoint::select::Select};
-use crate::{checkpoint::select::names_there, checkpoint::select::some};
 use bytes::Bytes;
 use candle_core::safetensors::BufferedSafetensors;
 use candle_core::{Device, Tensor};

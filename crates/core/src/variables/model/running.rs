@@ -3,8 +3,7 @@
 use crate::strategy::Strategy;
 use crate::variables::Variable;
 use candle_core::Tensor;
-use distribute_base::internal::lock;
-use distribute_base::internal::to_device;
+use distribute_base::internal::{lock, to_device};
 use distribute_base::{Error, Result};
 use distribute_tensor::{Leaf, ReduceOp};
 use std::panic::Location;

@@ -2,10 +2,7 @@
 
 use super::Variables;
 use super::files::{absorb, hex};
-use crate::strategy::record;
-use crate::{
-    strategy::differences::Settings, strategy::differences::differences, strategy::differences::digest,
-};
+use crate::strategy::{Settings, differences, digest, record};
 use distribute_base::{Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_tensor::Leaf;

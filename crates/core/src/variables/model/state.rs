@@ -1,12 +1,11 @@
 //! A model's variables as a part of a checkpoint.
 
 use super::{Kind, Variables};
-use crate::{
-    checkpoint::Checkpointed, checkpoint::Reader, checkpoint::Restore, checkpoint::Writer,
-    checkpoint::decide, checkpoint::read_as, checkpoint::read_cast, checkpoint::require_names,
+use crate::checkpoint::{
+    Checkpointed, Reader, Restore, Restored, Select, Writer, decide, in_common, of_replicas, read_as,
+    read_cast, require_names,
 };
-use crate::{checkpoint::in_common, checkpoint::of_replicas};
-use crate::{checkpoint::select::Restored, checkpoint::select::Select, strategy::Strategy};
+use crate::strategy::Strategy;
 use candle_core::Device;
 use distribute_base::{Error, Result};
 use distribute_tensor::{DType, HostTensor};
