@@ -1,14 +1,9 @@
 //! Sums in all orders and on all wires.
 
-use super::tree;
-use crate::{call, on_workers, several_workers, vector};
+use crate::{on_workers, several_workers, vector};
 use bytes::Bytes;
-use distribute_cluster::Operation;
-use distribute_collective::group::{Calling, Order, Real, SumOptions, Wire, numbers};
-use distribute_tensor::fold::Alone;
+use distribute_collective::group::{Order, Real, SumOptions, Wire, numbers};
 use distribute_tensor::kernel::fold_scaled;
-use distribute_tensor::wire;
-use distribute_testing::watched;
 use half::{bf16, f16};
 use std::collections::HashSet;
 
