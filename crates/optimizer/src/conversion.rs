@@ -1,6 +1,6 @@
 //! Between a gradient as users see it and as it goes to the reduction.
 
-use super::gradients::Gradient;
+use crate::gradients::Gradient;
 use candle_core::{DType, Var};
 use distribute_base::Result;
 use distribute_base::internal::{Any, LocalGradient, Number, Rows, to_host};
@@ -9,7 +9,7 @@ use distribute_tensor::{HostTensor, IndexedSlices};
 
 impl Gradient {
     /// On the host, as it goes to the reduction. Of rows that occur several times the sum.
-    pub(super) fn into_local(self, variable: &Var) -> Result<LocalGradient> {
+    pub(crate) fn into_local(self, variable: &Var) -> Result<LocalGradient> {
         fn merged<F: Number>(slices: &IndexedSlices, row_len: usize) -> Result<Rows> {
             let values = slices.values.as_slice::<F>().unwrap_or_default();
             let (rows, values) = merge_rows(slices.indices.as_slice().unwrap_or_default(), values, row_len)?;
@@ -24,7 +24,7 @@ impl Gradient {
     }
 
     /// As users see it.
-    pub(super) fn from_local(local: LocalGradient, variable: &Var) -> Result<Self> {
+    pub(crate) fn from_local(local: LocalGradient, variable: &Var) -> Result<Self> {
         let Rows { rows, values } = match local {
             LocalGradient::Dense(tensor) => return Ok(Self::Dense(tensor)),
             LocalGradient::Deposited(dense) => return Ok(Self::Dense(dense.tensor(variable)?)),
@@ -43,6 +43,6 @@ impl Gradient {
 }
 
 /// The elements of a row: of everything but the first axis.
-pub(super) fn row_len(variable: &Var) -> usize {
+pub(crate) fn row_len(variable: &Var) -> usize {
     variable.dims().get(1..).map_or(0, |rest| rest.iter().product())
 }

@@ -1,6 +1,6 @@
 //! The gradients of a model's variables on one replica, and what they are of.
 
-use super::{Optimizer, Trained};
+use crate::{Optimizer, Trained};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use distribute_base::internal::to_device;
@@ -63,7 +63,7 @@ impl From<ReduceOp> for Weighting {
 
 impl Weighting {
     /// The examples of this replica, where they count.
-    pub(super) fn examples(self) -> Option<usize> {
+    pub(crate) fn examples(self) -> Option<usize> {
         match self {
             Weighting::MeanOver(examples) | Weighting::SumOver(examples) => Some(examples),
             Weighting::Replicas(_) => None,
@@ -182,7 +182,7 @@ impl Gradients {
     }
 
     /// Multiplies all of them.
-    pub(super) fn scale(&mut self, factor: f64) -> Result<()> {
+    pub(crate) fn scale(&mut self, factor: f64) -> Result<()> {
         for gradient in self.all.iter_mut().flatten() {
             *gradient = match gradient {
                 Gradient::Dense(tensor) => Gradient::Dense((&*tensor * factor)?),
@@ -192,7 +192,7 @@ impl Gradients {
         Ok(())
     }
 
-    pub(super) fn of_optimizer(self, trained: &Trained) -> Result<Vec<Option<Gradient>>> {
+    pub(crate) fn of_optimizer(self, trained: &Trained) -> Result<Vec<Option<Gradient>>> {
         trained.require_same("apply_gradients", &self)?;
         Ok(self.all)
     }
@@ -220,7 +220,7 @@ impl Gradient {
 
 impl Trained {
     /// What replicas compute with in place of a variable: the variable itself, and its copies on devices.
-    pub(super) fn computed_with<'a>(
+    pub(crate) fn computed_with<'a>(
         &'a self,
         number: usize,
         variable: &'a Var,
@@ -244,7 +244,7 @@ impl Trained {
     }
 
     /// Which variable has this name.
-    pub(super) fn position(&self, operation: &'static str, name: &str) -> Result<usize> {
+    pub(crate) fn position(&self, operation: &'static str, name: &str) -> Result<usize> {
         let unknown = || {
             let all: Vec<_> = self.variables.iter().map(|(name, _)| name).take(20).collect();
             let why = if self.frozen.iter().any(|(frozen, _)| frozen == name) {
@@ -264,7 +264,7 @@ impl Trained {
 
     /// A gradient that fits its variable: a contiguous tensor of its own without a graph, rows with the shape of the whole and int64
     /// indices.
-    pub(super) fn check(&self, index: usize, gradient: Gradient) -> Result<Gradient> {
+    pub(crate) fn check(&self, index: usize, gradient: Gradient) -> Result<Gradient> {
         let (name, variable) = &self.variables[index];
         let unfit = |what: String| {
             let reason = format!(
@@ -347,7 +347,7 @@ pub fn backward(loss: &Tensor) -> Result<GradStore> {
     crate::backward::backward(loss).map_err(|error| raised(error.into()))
 }
 
-pub(super) fn require_scalar(operation: &'static str, loss: &Tensor) -> Result<()> {
+pub(crate) fn require_scalar(operation: &'static str, loss: &Tensor) -> Result<()> {
     match loss.rank() {
         0 => Ok(()),
         _ => {

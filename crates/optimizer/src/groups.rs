@@ -1,11 +1,13 @@
 //! Variables that are trained otherwise than the others, or not at all: chosen by name.
 
-use super::on_servers::{self, Remote};
-use super::progress::{Change, Progress};
-use super::rules_of_step::Rules;
-use super::shards::Shards;
-use super::slots::Slots;
-use super::{Optimizer, Trained, over_workers, sharding};
+use crate::progress::{Change, Progress};
+use crate::reduce::workers;
+use crate::rules_of_step::Rules;
+use crate::slots::Slots;
+use crate::update::servers::{self, Remote};
+use crate::update::sharded::cuts::Shards;
+use crate::update::sharded::settings;
+use crate::{Optimizer, Trained};
 use candle_core::{DType, Var};
 use distribute_base::internal::{Pool, Writing};
 use distribute_base::{Error, Result};
@@ -15,7 +17,7 @@ use std::sync::Arc;
 
 /// Rules of groups of variables, and which variable has what of its own.
 #[derive(Debug)]
-pub(super) struct Groups<R> {
+pub(crate) struct Groups<R> {
     /// Besides that of the optimizer.
     rules: Vec<R>,
     of_variables: Vec<Of>,
@@ -32,36 +34,36 @@ struct Of {
 }
 
 impl<R: Rule> Groups<R> {
-    pub(super) fn new(variables: usize) -> Self {
+    pub(crate) fn new(variables: usize) -> Self {
         let of_variables = vec![Of { rule: None, rate_factor: 1. }; variables];
         Self { rules: Vec::new(), of_variables, largest_factor: 1. }
     }
 
     /// Returns the factor of a variable's rate, and its rule, if that is not the optimizer's.
-    pub(super) fn of(&self, variable: usize) -> (f64, Option<&R>) {
+    pub(crate) fn of(&self, variable: usize) -> (f64, Option<&R>) {
         let Of { rule, rate_factor } = self.of_variables[variable];
         (rate_factor, rule.and_then(|at| self.rules.get(at)))
     }
 
     /// Whether all rules of groups only compute.
-    pub(super) fn only_compute(&self) -> bool {
+    pub(crate) fn only_compute(&self) -> bool {
         self.all().all(Rule::only_computes)
     }
 
     /// All rules of groups.
-    pub(super) fn all(&self) -> impl Iterator<Item = &R> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &R> {
         self.rules.iter()
     }
 
     /// Of each variable, whether its rule can be told as a program for devices.
-    pub(super) fn have_programs(&self, rule: &R) -> impl Iterator<Item = bool> {
+    pub(crate) fn have_programs(&self, rule: &R) -> impl Iterator<Item = bool> {
         let has = |rule: &R| matches!(rule.program(Step::after(0, 1.)), Ok(Some(_)));
         let (own, others) = (has(rule), self.rules.iter().map(has).collect::<Vec<_>>());
         self.of_variables.iter().map(move |of| of.rule.map_or(own, |at| others[at]))
     }
 
     /// Refuses a step in which a variable's rate is more than numbers of its dtype can be: the update would be infinite.
-    pub(super) fn require_rates(
+    pub(crate) fn require_rates(
         &self,
         operation: &'static str,
         trained: &Trained,
@@ -86,7 +88,7 @@ impl<R: Rule> Groups<R> {
     }
 
     /// What each variable is updated with in the step after `finished` others.
-    pub(super) fn rules<'r>(&'r self, rule: &'r R, finished: u64, learning_rate: f64) -> Rules<'r> {
+    pub(crate) fn rules<'r>(&'r self, rule: &'r R, finished: u64, learning_rate: f64) -> Rules<'r> {
         let of = |of: &Of| {
             let rule: &dyn Rule = of.rule.and_then(|at| self.rules.get(at)).unwrap_or(rule);
             (rule, Step::after(finished, learning_rate * of.rate_factor))
@@ -206,10 +208,10 @@ impl<R: Rule> Optimizer<R> {
     pub fn with_rule_for(mut self, names: impl Fn(&str) -> bool, rule: R) -> Result<Self> {
         rule.validate()?;
         if self.trained.shards.is_some() {
-            sharding::require_rule("with_rule_for", &rule)?;
+            settings::require_rule("with_rule_for", &rule)?;
         }
         if self.trained.remote.is_some() {
-            on_servers::require_rule("with_rule_for", &rule)?;
+            servers::require_rule("with_rule_for", &rule)?;
         }
         if rule.slots() != self.rule.slots() {
             let reason = format!("{rule:?} keeps other slots than the optimizer's {:?}", self.rule);
@@ -251,7 +253,7 @@ impl<R: Rule> Optimizer<R> {
 }
 
 impl Trained {
-    pub(super) fn new(
+    pub(crate) fn new(
         strategy: distribute_core::Strategy,
         variables: Vec<(String, Var)>,
         frozen: Vec<(String, Var)>,
@@ -275,7 +277,7 @@ impl Trained {
             variables.iter().map(|(_, variable)| variable),
             on_devices,
             frozen.iter().map(|(_, variable)| variable).chain(frozen_copies),
-            over_workers::packs(&strategy),
+            workers::packs(&strategy),
             shards.as_ref().map(Shards::by_worker),
         );
         let remote = Remote::new(&strategy, &variables)?;
@@ -289,7 +291,7 @@ impl Trained {
     ///
     /// # Errors
     /// candle's, of a device.
-    pub(super) fn end_step(&self, change: &Change<'_>) -> Result<()> {
+    pub(crate) fn end_step(&self, change: &Change<'_>) -> Result<()> {
         self.followed.iter().try_for_each(Variable::follow)?;
         change.step_made();
         Ok(())
@@ -299,7 +301,7 @@ impl Trained {
     ///
     /// # Errors
     /// candle's, of a device.
-    pub(super) fn bring_back(&self, on_devices: &[Option<Vec<&Var>>]) -> Result<()> {
+    pub(crate) fn bring_back(&self, on_devices: &[Option<Vec<&Var>>]) -> Result<()> {
         for (number, copies) in self.device_copies.iter().enumerate() {
             let stays = on_devices.get(number).is_some_and(Option::is_some);
             if let (Some(copies), false) = (copies, stays) {
@@ -310,13 +312,13 @@ impl Trained {
     }
 
     /// To be kept while some variables are written: replicas bring their copies up to date behind it.
-    pub(super) fn writing(&self, variables: impl Iterator<Item = usize>) -> Writing<'_> {
+    pub(crate) fn writing(&self, variables: impl Iterator<Item = usize>) -> Writing<'_> {
         Writing(variables.filter_map(|variable| self.device_copies.get(variable)?.as_deref()).collect())
     }
 
     /// The slots of each variable before the first step, as far as this process keeps them: where workers share them, those of the
     /// elements that it owns; of variables on servers none.
-    pub(super) fn new_slots(&self, layout: &[SlotSpec]) -> Result<Vec<Slots>> {
+    pub(crate) fn new_slots(&self, layout: &[SlotSpec]) -> Result<Vec<Slots>> {
         let of = |(number, (name, variable)): (usize, &(String, Var))| {
             let kept = match (&self.remote, &self.shards) {
                 (Some(_), _) => 0,

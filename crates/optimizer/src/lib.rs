@@ -24,64 +24,34 @@
 //! On this way a replica's gradient of a variable is a `LocalGradient`; `Operands` has those of all replicas, open for
 //! reading, of which each replica takes `GradientRange`s, and with values and slots beside them `UpdateRange`s.
 
-mod agreement;
 mod backward;
-mod batch_norm;
-mod brought;
-mod collect;
-mod contribution;
+mod checks;
 mod conversion;
-mod examples;
-mod finite;
-mod gradient_range;
 mod gradients;
 mod groups;
-mod in_place;
-mod judge;
-mod locked;
-mod losses;
-mod make;
-mod missing;
-mod norms;
-mod not_finite;
-mod on_copies;
-mod on_devices;
-mod on_devices_too;
-mod on_servers;
-mod operands;
-mod over_workers;
-mod owners;
+mod header;
+mod minimize;
 mod progress;
 mod rate;
-mod reduction;
-mod row_range;
-mod row_records;
-mod row_shard;
+mod reduce;
 mod rules_of_step;
 mod settings;
-mod sharded;
-mod sharding;
-mod shards;
 mod slots;
-mod slots_of_all;
-mod slots_on_servers;
-mod stale;
 mod state;
 mod step;
-mod tally;
-mod threads;
-mod together;
-mod touched;
+mod sync;
 mod transform;
 mod unfit;
-mod unread;
-mod updater;
+mod update;
 
+pub use crate::checks::missing::MissingGradients;
+pub use crate::checks::not_finite::NotFinite;
 pub use gradients::{Gradient, Gradients, Weighting, backward};
-pub use missing::MissingGradients;
-pub use not_finite::NotFinite;
 pub use transform::Transform;
 
+use crate::step::decide::Seen;
+use crate::update::servers::Remote;
+use crate::update::sharded::cuts::Shards;
 use candle_core::{Tensor, Var};
 use distribute_base::internal::{DeviceCopies, Pool};
 use distribute_base::{Error, Result};
@@ -89,11 +59,8 @@ use distribute_core::internal::require_outside_of_run;
 use distribute_core::{Strategy, Variable, Variables};
 use distribute_optim::Rule;
 use groups::Groups;
-use judge::Seen;
-use on_servers::Remote;
 use progress::Progress;
 use rate::Rate;
-use shards::Shards;
 use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -237,7 +204,7 @@ impl<R: Rule> Optimizer<R> {
         rate::require(learning_rate, "Optimizer::with_rule")?;
         let trained = Trained::new(strategy.clone(), variables, Vec::new(), unfit, false)?;
         if trained.remote.is_some() {
-            on_servers::require_rule("Optimizer::with_rule", &rule)?;
+            crate::update::servers::require_rule("Optimizer::with_rule", &rule)?;
         }
         let slots = trained.new_slots(&layout)?;
         Ok(Self {

@@ -1,6 +1,6 @@
 //! How far a training is: what changes from step to step, and who may look at it or change it.
 
-use super::slots::Slots;
+use crate::slots::Slots;
 use distribute_base::{Error, Result};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{
@@ -9,7 +9,7 @@ use std::sync::{
 
 /// Finished steps, and slots. A step calls code of users, which may ask for either: nobody waits for a step to end.
 #[derive(Debug)]
-pub(super) struct Progress {
+pub(crate) struct Progress {
     /// A closure that makes steps, and has to be run again, takes them back.
     finished: Arc<AtomicU64>,
     /// Whether slots are those of a step that has been begun, and variables are not.
@@ -21,22 +21,22 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    pub(super) fn new(slots: Vec<Slots>) -> Self {
+    pub(crate) fn new(slots: Vec<Slots>) -> Self {
         let (finished, incomplete) = Default::default();
         Self { finished, incomplete, slots: RwLock::new(slots), changing: Mutex::new(()) }
     }
 
-    pub(super) fn finished(&self) -> u64 {
+    pub(crate) fn finished(&self) -> u64 {
         self.finished.load(Ordering::Relaxed)
     }
 
     /// Whether slots are those of the step after the finished ones, and variables are not. They are of no use any more.
-    pub(super) fn is_incomplete(&self) -> bool {
+    pub(crate) fn is_incomplete(&self) -> bool {
         self.incomplete.load(Ordering::Relaxed)
     }
 
     /// To read the slots.
-    pub(super) fn read(&self, operation: &'static str) -> Result<RwLockReadGuard<'_, Vec<Slots>>> {
+    pub(crate) fn read(&self, operation: &'static str) -> Result<RwLockReadGuard<'_, Vec<Slots>>> {
         match self.slots.try_read() {
             Ok(slots) => Ok(slots),
             Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
@@ -45,7 +45,7 @@ impl Progress {
     }
 
     /// To make a step, or to restore one.
-    pub(super) fn change(&self, operation: &'static str) -> Result<Change<'_>> {
+    pub(crate) fn change(&self, operation: &'static str) -> Result<Change<'_>> {
         let changing = match self.changing.try_lock() {
             Ok(changing) => changing,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -55,62 +55,62 @@ impl Progress {
     }
 
     /// To copy slots in a step that somebody has the right to make, and does not write yet.
-    pub(super) fn copying(&self) -> RwLockReadGuard<'_, Vec<Slots>> {
+    pub(crate) fn copying(&self) -> RwLockReadGuard<'_, Vec<Slots>> {
         self.slots.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// To change which there are, before anybody else knows of them.
-    pub(super) fn slots_mut(&mut self) -> &mut Vec<Slots> {
+    pub(crate) fn slots_mut(&mut self) -> &mut Vec<Slots> {
         self.slots.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The right to change a [`Progress`].
-pub(super) struct Change<'a> {
+pub(crate) struct Change<'a> {
     progress: &'a Progress,
     _changing: MutexGuard<'a, ()>,
 }
 
 impl<'a> Change<'a> {
     /// The slots, which nobody else can look at meanwhile.
-    pub(super) fn slots(&self) -> RwLockWriteGuard<'a, Vec<Slots>> {
+    pub(crate) fn slots(&self) -> RwLockWriteGuard<'a, Vec<Slots>> {
         // Readers only copy: this wait is short.
         self.progress.slots.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// From now on slots are those of the next step, until it is made.
-    pub(super) fn begin_step(&self) {
+    pub(crate) fn begin_step(&self) {
         self.progress.incomplete.store(true, Ordering::Relaxed);
     }
 
     /// Whether that is so.
-    pub(super) fn is_incomplete(&self) -> bool {
+    pub(crate) fn is_incomplete(&self) -> bool {
         self.progress.is_incomplete()
     }
 
     /// The number of the step that is being made.
-    pub(super) fn number(&self) -> u64 {
+    pub(crate) fn number(&self) -> u64 {
         self.progress.finished() + 1
     }
 
     /// Counts a step.
-    pub(super) fn step_made(&self) {
+    pub(crate) fn step_made(&self) {
         self.set_finished(self.progress.finished() + 1);
     }
 
     /// What counts the steps.
-    pub(super) fn counter(&self) -> &Arc<AtomicU64> {
+    pub(crate) fn counter(&self) -> &Arc<AtomicU64> {
         &self.progress.finished
     }
 
     /// Slots and variables are those after so many steps.
-    pub(super) fn set_finished(&self, finished: u64) {
+    pub(crate) fn set_finished(&self, finished: u64) {
         self.progress.incomplete.store(false, Ordering::Relaxed);
         self.progress.finished.store(finished, Ordering::Relaxed);
     }
 }
 
-pub(super) fn busy(operation: &'static str) -> Error {
+pub(crate) fn busy(operation: &'static str) -> Error {
     let reason = "a step of this optimizer is being made; do this before or after it, neither beside it nor in a \
                   closure or a schedule that it calls";
     Error::invalid(operation, reason)

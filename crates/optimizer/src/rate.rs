@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A number that was set, or a schedule.
-pub(super) enum Rate {
+pub(crate) enum Rate {
     /// The bits of an f64.
     Set(AtomicU64),
     Schedule(Box<dyn Schedule>),
@@ -16,7 +16,7 @@ pub(super) enum Rate {
 
 impl Rate {
     /// That of the step after so many finished ones.
-    pub(super) fn after(&self, finished: u64) -> f64 {
+    pub(crate) fn after(&self, finished: u64) -> f64 {
         match self {
             Rate::Set(bits) => f64::from_bits(bits.load(Ordering::Relaxed)),
             Rate::Schedule(schedule) => schedule.rate(finished),
@@ -24,7 +24,7 @@ impl Rate {
     }
 
     /// That of a step: as [`after`](Rate::after), where a schedule may panic.
-    pub(super) fn of_step(&self, finished: u64, operation: &'static str) -> Result<f64> {
+    pub(crate) fn of_step(&self, finished: u64, operation: &'static str) -> Result<f64> {
         let learning_rate =
             catch_unwind(AssertUnwindSafe(|| self.after(finished))).map_err(|panic| panicked(&*panic))?;
         require(learning_rate, operation)?;
@@ -32,14 +32,14 @@ impl Rate {
     }
 
     /// The number that was set, where there is no schedule: all of it that a checkpoint has to hold.
-    pub(super) fn by_hand(&self) -> Option<f64> {
+    pub(crate) fn by_hand(&self) -> Option<f64> {
         match self {
             Rate::Set(_) => Some(self.after(0)),
             Rate::Schedule(_) => None,
         }
     }
 
-    pub(super) fn set(&self, learning_rate: f64) -> Result<()> {
+    pub(crate) fn set(&self, learning_rate: f64) -> Result<()> {
         let Rate::Set(bits) = self else {
             let reason =
                 "this optimizer's learning rate follows a schedule; make one without to set it by hand";
@@ -60,7 +60,7 @@ impl fmt::Debug for Rate {
     }
 }
 
-pub(super) fn require(learning_rate: f64, operation: &'static str) -> Result<()> {
+pub(crate) fn require(learning_rate: f64, operation: &'static str) -> Result<()> {
     if learning_rate.is_finite() && learning_rate >= 0. {
         return Ok(());
     }

@@ -3,14 +3,14 @@
 use distribute_optim::{Rule, Step};
 
 /// For each variable, by what it is updated in one step.
-pub(super) struct Rules<'r>(Vec<(&'r dyn Rule, Step)>);
+pub(crate) struct Rules<'r>(Vec<(&'r dyn Rule, Step)>);
 
 impl<'r> Rules<'r> {
-    pub(super) fn new(of_variables: Vec<(&'r dyn Rule, Step)>) -> Self {
+    pub(crate) fn new(of_variables: Vec<(&'r dyn Rule, Step)>) -> Self {
         Self(of_variables)
     }
 
-    pub(super) fn of(&self, variable: usize) -> (&'r dyn Rule, Step) {
+    pub(crate) fn of(&self, variable: usize) -> (&'r dyn Rule, Step) {
         self.0[variable]
     }
 }

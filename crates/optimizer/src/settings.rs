@@ -1,7 +1,9 @@
 //! What can be asked of an optimizer before it is used.
 
-use super::rate::Rate;
-use super::{MissingGradients, NotFinite, Optimizer, Transform, on_servers, sharding};
+use crate::rate::Rate;
+use crate::update::servers;
+use crate::update::sharded::settings;
+use crate::{MissingGradients, NotFinite, Optimizer, Transform};
 use distribute_base::Result;
 use distribute_optim::{Rule, Schedule};
 
@@ -50,7 +52,7 @@ impl<R: Rule> Optimizer<R> {
     pub fn before_reduce(mut self, transform: Transform) -> Result<Self> {
         transform.validate("before_reduce")?;
         if transform.reads_values() || transform.closure().is_some() {
-            on_servers::require_transform("before_reduce", &transform, &self.trained)?;
+            servers::require_transform("before_reduce", &transform, &self.trained)?;
         }
         self.before_reduce.push(transform);
         self.compare_again();
@@ -66,9 +68,9 @@ impl<R: Rule> Optimizer<R> {
     /// of variables on parameter servers, and for weight decay of a table there of which only rows are fetched.
     pub fn after_reduce(mut self, transform: Transform) -> Result<Self> {
         transform.validate("after_reduce")?;
-        on_servers::require_transform("after_reduce", &transform, &self.trained)?;
+        servers::require_transform("after_reduce", &transform, &self.trained)?;
         if self.trained.shards.is_some() {
-            sharding::require_transform("after_reduce", &transform)?;
+            settings::require_transform("after_reduce", &transform)?;
         }
         self.after_reduce.push(transform);
         self.compare_again();

@@ -7,12 +7,12 @@ use distribute_optim::SlotSpec;
 use std::any::Any;
 
 /// How many values a rule may keep beside each element.
-pub(super) const MOST_SLOTS: usize = 4;
+pub(crate) const MOST_SLOTS: usize = 4;
 
 /// What a rule keeps beside one variable: a vector for each slot, of the variable's length, or of the range of it that this worker
 /// owns. Beside a variable that is updated on devices, tensors there.
 #[derive(Debug)]
-pub(super) enum Slots {
+pub(crate) enum Slots {
     F32(Vec<Vec<f32>>),
     F64(Vec<Vec<f64>>),
     /// For each local replica its own, of the variable's shape. All replicas have the same.
@@ -21,7 +21,7 @@ pub(super) enum Slots {
 
 impl Slots {
     /// Those before the first step, of so many elements.
-    pub(super) fn new(name: &str, variable: &Var, layout: &[SlotSpec], n: usize) -> Result<Self> {
+    pub(crate) fn new(name: &str, variable: &Var, layout: &[SlotSpec], n: usize) -> Result<Self> {
         match (variable.dtype(), variable.device().is_cpu()) {
             (DType::F32, true) => {
                 Ok(Slots::F32(layout.iter().map(|slot| vec![slot.initial as f32; n]).collect()))
@@ -38,7 +38,7 @@ impl Slots {
     }
 
     /// Those of a certain element type, if these are, and on the host.
-    pub(super) fn of<F: 'static>(&self) -> Option<&Vec<Vec<F>>> {
+    pub(crate) fn of<F: 'static>(&self) -> Option<&Vec<Vec<F>>> {
         match self {
             Slots::F32(slots) => (slots as &dyn Any).downcast_ref(),
             Slots::F64(slots) => (slots as &dyn Any).downcast_ref(),
@@ -47,7 +47,7 @@ impl Slots {
     }
 
     /// The elements of one slot, on the host.
-    pub(super) fn elements(&self, index: usize) -> Option<&[u8]> {
+    pub(crate) fn elements(&self, index: usize) -> Option<&[u8]> {
         match self {
             Slots::F32(slots) => Some(bytemuck::cast_slice(slots.get(index)?)),
             Slots::F64(slots) => Some(bytemuck::cast_slice(slots.get(index)?)),
@@ -56,7 +56,7 @@ impl Slots {
     }
 
     /// The memory that they take in this process.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         match self {
             Slots::F32(slots) => slots.iter().map(|slot| size_of_val(slot.as_slice())).sum(),
             Slots::F64(slots) => slots.iter().map(|slot| size_of_val(slot.as_slice())).sum(),
@@ -67,7 +67,7 @@ impl Slots {
     }
 
     /// A copy of one slot, of the shape of its variable and where that is.
-    pub(super) fn tensor(&self, index: usize, variable: &Var) -> Result<Tensor> {
+    pub(crate) fn tensor(&self, index: usize, variable: &Var) -> Result<Tensor> {
         let (shape, device) = (variable.shape(), variable.device());
         Ok(match self {
             Slots::F32(slots) => Tensor::from_slice(&slots[index], shape, device)?,
@@ -77,7 +77,7 @@ impl Slots {
     }
 
     /// Those of each replica, on the devices of the variable's copies: brought there, if they are on the host.
-    pub(super) fn on_devices(&mut self, copies: &[&Var]) -> Result<&mut [Vec<Tensor>]> {
+    pub(crate) fn on_devices(&mut self, copies: &[&Var]) -> Result<&mut [Vec<Tensor>]> {
         let count = match self {
             Slots::F32(slots) => Some(slots.len()),
             Slots::F64(slots) => Some(slots.len()),
@@ -94,7 +94,7 @@ impl Slots {
     }
 
     /// Brings them to the host, if they are on devices. Waits for one.
-    pub(super) fn bring_back(&mut self, variable: &Var) -> Result<()> {
+    pub(crate) fn bring_back(&mut self, variable: &Var) -> Result<()> {
         let Slots::OnDevices(all) = self else { return Ok(()) };
         let first = all.first().map_or(&[][..], Vec::as_slice);
         let flat = first.iter().map(|slot| Ok(to_host(slot)?.flatten_all()?));

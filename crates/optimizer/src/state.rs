@@ -1,8 +1,8 @@
 //! An optimizer as a part of a checkpoint.
 
-use super::shards::Shards;
-use super::slots::Slots;
-use super::{Optimizer, rate};
+use crate::slots::Slots;
+use crate::update::sharded::cuts::Shards;
+use crate::{Optimizer, rate};
 use candle_core::Var;
 use distribute_base::{Error, Result};
 use distribute_checkpoint::{Reader, Writer};

@@ -1,17 +1,17 @@
 //! What is done to gradients before or after they are reduced.
 
-use super::gradients::Gradient;
+use crate::gradients::Gradient;
 use distribute_base::internal::Number;
 use distribute_base::{Error, Result};
 use std::fmt;
 use std::sync::Arc;
 
-pub(super) type Each = dyn Fn(&str, Gradient) -> Result<Gradient> + Send + Sync;
+pub(crate) type Each = dyn Fn(&str, Gradient) -> Result<Gradient> + Send + Sync;
 
 /// A change of gradients, before or after they are reduced.
 ///
-/// *When* makes a difference: clipped [before](super::Optimizer::before_reduce), each replica's own gradient is bounded
-/// and their average changes with the number of replicas; clipped [after](super::Optimizer::after_reduce), the gradient
+/// *When* makes a difference: clipped [before](crate::Optimizer::before_reduce), each replica's own gradient is bounded
+/// and their average changes with the number of replicas; clipped [after](crate::Optimizer::after_reduce), the gradient
 /// of the global batch is, so that N replicas train like one device. Several are applied in the order they were given.
 ///
 /// After the reduction, all but [`each`](Transform::each) are done in the pass that reduces and updates; norms need
@@ -32,7 +32,7 @@ pub struct Transform(Kind);
 
 /// What a transform does.
 #[derive(Clone)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     ClipByValue { min: f64, max: f64 },
     ClipByNorm(f64),
     ClipByGlobalNorm(f64),
@@ -64,7 +64,7 @@ impl Transform {
 
     /// `rate` times the variable is added to its gradient: the gradient of `rate / 2 · ‖w‖²` in the loss.
     ///
-    /// Rules that scale gradients scale this with them; [`AdamW`](super::AdamW) decays apart from them.
+    /// Rules that scale gradients scale this with them; [`AdamW`](crate::AdamW) decays apart from them.
     pub fn weight_decay(rate: f64) -> Self {
         Self(Kind::WeightDecay(rate))
     }
@@ -73,14 +73,14 @@ impl Transform {
     ///
     /// Before the reduction it is called on each replica, at once. After it, once for all replicas, on replica 0 and in
     /// cross-replica context, where collectives are refused; the others wait for it as long as the strategy's timeout.
-    /// While it runs, [`finished_steps`](super::Optimizer::finished_steps) and [`learning_rate`](super::Optimizer::learning_rate) can be
-    /// asked, but not [`slot`](super::Optimizer::slot). The same input has to give the same output, for results that can
+    /// While it runs, [`finished_steps`](crate::Optimizer::finished_steps) and [`learning_rate`](crate::Optimizer::learning_rate) can be
+    /// asked, but not [`slot`](crate::Optimizer::slot). The same input has to give the same output, for results that can
     /// be repeated.
     pub fn each(change: impl Fn(&str, Gradient) -> Result<Gradient> + Send + Sync + 'static) -> Self {
         Self(Kind::Each(Arc::new(change)))
     }
 
-    pub(super) fn validate(&self, operation: &'static str) -> Result<()> {
+    pub(crate) fn validate(&self, operation: &'static str) -> Result<()> {
         let refuse = |reason: String| Err(Error::invalid(operation, reason));
         match self.0 {
             Kind::ClipByValue { min, max } if min.is_nan() || max.is_nan() || min > max => {
@@ -96,27 +96,27 @@ impl Transform {
         }
     }
 
-    pub(super) fn kind(&self) -> &Kind {
+    pub(crate) fn kind(&self) -> &Kind {
         &self.0
     }
 
     /// Whether it depends on the norms of gradients.
-    pub(super) fn takes_norms(&self) -> bool {
+    pub(crate) fn takes_norms(&self) -> bool {
         matches!(self.0, Kind::ClipByNorm(_) | Kind::ClipByGlobalNorm(_))
     }
 
     /// Whether it depends on the gradients of all variables of all workers.
-    pub(super) fn needs_all_gradients(&self) -> bool {
+    pub(crate) fn needs_all_gradients(&self) -> bool {
         matches!(self.0, Kind::ClipByGlobalNorm(_))
     }
 
     /// Whether it reads variables beside their gradients.
-    pub(super) fn reads_values(&self) -> bool {
+    pub(crate) fn reads_values(&self) -> bool {
         matches!(self.0, Kind::WeightDecay(_))
     }
 
     /// The closure, where this is one: it needs whole gradients, the others see element after element.
-    pub(super) fn closure(&self) -> Option<&Each> {
+    pub(crate) fn closure(&self) -> Option<&Each> {
         match &self.0 {
             Kind::Each(change) => Some(&**change),
             _ => None,
@@ -138,7 +138,7 @@ impl fmt::Debug for Transform {
 
 /// Transforms without closures, made ready to be applied to one element after another.
 #[derive(Default)]
-pub(super) struct Settled(Vec<Change>);
+pub(crate) struct Settled(Vec<Change>);
 
 enum Change {
     Clamp(f64, f64),
@@ -150,7 +150,7 @@ enum Change {
 impl Settled {
     /// Settles norms by `squares`: for each range of a variable in turn, its number and the sum of squares of its
     /// gradient after the transforms that are already settled.
-    pub(super) fn new(
+    pub(crate) fn new(
         transforms: &[Transform],
         variables: usize,
         mut squares: impl FnMut(&Settled) -> Result<Vec<(usize, f64)>>,
@@ -180,17 +180,17 @@ impl Settled {
     }
 
     /// Whether a variable's gradient stays as it is.
-    pub(super) fn leaves(&self, variable: usize) -> bool {
+    pub(crate) fn leaves(&self, variable: usize) -> bool {
         self.0.iter().all(|change| matches!(change, Change::Scale(factors) if factors[variable] == 1.))
     }
 
     /// Whether the values of variables are needed.
-    pub(super) fn reads_values(&self) -> bool {
+    pub(crate) fn reads_values(&self) -> bool {
         self.0.iter().any(|change| matches!(change, Change::Decay(_)))
     }
 
     /// Changes a range of a variable's gradient. `values` are those of the variable, if they are needed.
-    pub(super) fn apply<F: Number>(&self, variable: usize, gradient: &mut [F], values: &[F]) {
+    pub(crate) fn apply<F: Number>(&self, variable: usize, gradient: &mut [F], values: &[F]) {
         for change in &self.0 {
             match change {
                 Change::Clamp(min, max) => {

@@ -1,17 +1,17 @@
 //! Variables of dtypes that no optimizer trains: they have to be frozen.
 
-use super::Trained;
-use super::missing::listed;
+use crate::Trained;
+use crate::checks::missing::listed;
 use candle_core::{DType, Var};
 use distribute_base::{Error, Result};
 
 /// Whether optimizers train variables of this one's dtype.
-pub(super) fn is_trained(variable: &Var) -> bool {
+pub(crate) fn is_trained(variable: &Var) -> bool {
     matches!(variable.dtype(), DType::F32 | DType::F64)
 }
 
 /// The error of an optimizer whose model has only these variables.
-pub(super) fn none_to_train(unfit: &[(String, Var)]) -> Error {
+pub(crate) fn none_to_train(unfit: &[(String, Var)]) -> Error {
     let reason = if unfit.is_empty() {
         "the model has no variables to train; build it with replicate".to_owned()
     } else {
@@ -28,7 +28,7 @@ impl Trained {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] with their names.
-    pub(super) fn require_fit(&self, operation: &'static str) -> Result<()> {
+    pub(crate) fn require_fit(&self, operation: &'static str) -> Result<()> {
         if self.unfit.is_empty() {
             return Ok(());
         }

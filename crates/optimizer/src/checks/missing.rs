@@ -1,0 +1,229 @@
+//! Variables that got no gradient: which, what has probably cut them off, and what to change.
+//!
+//! What is cut off leaves no trace in candle's graph, so the cause is a guess, made from names alone.
+
+use std::collections::BTreeSet;
+
+/// What becomes of variables that have no gradient on any replica in an optimizer's first step:
+/// [`on_missing_gradients`](crate::Optimizer::on_missing_gradients).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MissingGradients {
+    /// A warning in the log.
+    #[default]
+    Warn,
+    /// [`Error::MissingGradients`](crate::Error::MissingGradients) on every replica; nothing has changed.
+    Error,
+    /// Nothing is said: some variables have a gradient in some steps only, such as those of experts.
+    Quiet,
+}
+
+/// The most names that a text lists.
+const NAMES: usize = 10;
+
+/// What can be said of the variables without gradient.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Report {
+    pub(crate) missing: Vec<String>,
+    pub(crate) text: String,
+}
+
+/// What may have cut off variables.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Cause {
+    /// All but the last layers, which alone have gradients.
+    Behind(Vec<String>),
+    /// Those by which attention finds its weights.
+    Attention,
+    /// Those of norms.
+    Norms,
+    /// Tables of constants.
+    Tables,
+    Unknown,
+}
+
+/// The report of a step after which each variable, by name, has a gradient or none. None where all have one.
+pub(crate) fn report(variables: &[(&str, bool)]) -> Option<Report> {
+    let of = |with: bool| -> Vec<&str> {
+        variables.iter().filter(|(_, has)| *has == with).map(|(name, _)| *name).collect()
+    };
+    let (missing, present) = (of(false), of(true));
+    if missing.is_empty() {
+        return None;
+    }
+    let (count, all) = (missing.len(), variables.len());
+    let text = format!(
+        "{count} of {all} variables got no gradient in the first step: {}; {}; what is not to be trained is best taken \
+         out by freeze; where variables have a gradient in some steps only, say so by \
+         on_missing_gradients(MissingGradients::Quiet)",
+        listed(&missing),
+        cause(&missing, &present).advice(),
+    );
+    Some(Report { missing: missing.into_iter().map(String::from).collect(), text })
+}
+
+/// The first names, and how many more there are.
+pub(crate) fn listed(names: &[&str]) -> String {
+    match names.get(..NAMES).filter(|_| names.len() > NAMES) {
+        Some(first) => format!("{} and {} more", first.join(", "), names.len() - NAMES),
+        None => names.join(", "),
+    }
+}
+
+fn cause(missing: &[&str], present: &[&str]) -> Cause {
+    let trained: Vec<&str> = missing.iter().copied().filter(|name| !is_table(name)).collect();
+    let modules: BTreeSet<&str> = present.iter().map(|name| module(name)).collect();
+    if trained.is_empty() {
+        Cause::Tables
+    } else if trained.iter().all(|name| is_norm(name)) {
+        Cause::Norms
+    } else if trained.iter().all(|name| is_query_or_key(name) || is_norm(name)) {
+        Cause::Attention
+    } else if (1..=2).contains(&modules.len()) && trained.len() > present.len() {
+        Cause::Behind(modules.into_iter().map(String::from).collect())
+    } else {
+        Cause::Unknown
+    }
+}
+
+impl Cause {
+    fn advice(&self) -> String {
+        const FUSED: &str = "candle's fused rms_norm, layer_norm, softmax_last_dim and rope have no backward: use those of \
+                             distribute::nn (rms_norm, layer_norm, ops::softmax_last_dim, rotary_emb::rope) instead, see \
+                             docs/transformers.md";
+        match self {
+            Cause::Behind(modules) => format!(
+                "only {} got one, so an operation without backward lies before that and cuts off everything behind it; \
+                 {FUSED}",
+                modules.join(" and ")
+            ),
+            Cause::Attention => format!(
+                "these are behind the weights of attention, so the softmax or the rotary embedding has no backward; {FUSED}"
+            ),
+            Cause::Norms => format!(
+                "these are of norms that have no backward, and what lies before such a norm gets a gradient only past it, \
+                 through residual connections, which is wrong; {FUSED}"
+            ),
+            Cause::Tables => "by their names they are tables of constants".to_string(),
+            Cause::Unknown => format!(
+                "the loss does not depend on them, or they are cut off from it: by detach, by going through numbers \
+                 (to_vec, to_scalar), or by an operation without backward; {FUSED}"
+            ),
+        }
+    }
+}
+
+/// What a variable is a part of.
+fn module(name: &str) -> &str {
+    name.rsplit_once('.').map_or(name, |(module, _)| module)
+}
+
+fn is_norm(name: &str) -> bool {
+    name.split('.').any(|part| {
+        let part = part.to_ascii_lowercase();
+        part.contains("norm") || part == "ln" || part.starts_with("ln_") || part.ends_with("_ln") || {
+            part.strip_prefix("ln").is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()))
+        }
+    })
+}
+
+fn is_query_or_key(name: &str) -> bool {
+    const NAMES: [&str; 14] = [
+        "q", "k", "wq", "wk", "query", "key", "q_proj", "k_proj", "q_lin", "k_lin", "to_q", "to_k", "q_norm",
+        "k_norm",
+    ];
+    name.split('.').any(|part| NAMES.contains(&part.to_ascii_lowercase().as_str()))
+}
+
+/// Sines and cosines, which some models keep among their variables.
+fn is_table(name: &str) -> bool {
+    let last = name.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
+    ["freqs", "freq_cis", "freqs_cis", "inv_freq", "cos_cached", "sin_cached"]
+        .iter()
+        .any(|part| last.contains(part))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of<'n>(missing: &[&'n str], present: &[&'n str]) -> (Cause, String) {
+        let all: Vec<_> = missing
+            .iter()
+            .map(|name| (*name, false))
+            .chain(present.iter().map(|name| (*name, true)))
+            .collect();
+        let report = report(&all).unwrap();
+        assert_eq!(report.missing, missing);
+        (cause(missing, present), report.text)
+    }
+
+    #[test]
+    fn where_all_have_one_nothing_is_said() {
+        assert_eq!(report(&[("a", true), ("b", true)]), None);
+        assert_eq!(report(&[]), None);
+    }
+
+    #[test]
+    fn a_model_that_trains_only_its_head_is_cut_off_before_it() {
+        let names: Vec<String> = (0..4)
+            .flat_map(|layer| {
+                ["attn.wq", "attn.wk", "attn.wv", "ffn.w1", "norm"]
+                    .map(|part| format!("layers.{layer}.{part}.weight"))
+            })
+            .collect();
+        let mut missing: Vec<&str> = names.iter().map(String::as_str).collect();
+        missing.extend(["norm.weight", "tok_embeddings.weight", "freq_cis_real"]);
+        let (cause, text) = of(&missing, &["output.weight"]);
+        assert_eq!(cause, Cause::Behind(vec!["output".into()]));
+        for part in [
+            "23 of 24 variables got no gradient in the first step: layers.0.attn.wq.weight, ",
+            "layers.1.norm.weight and 13 more; only output got one",
+            "rms_norm, layer_norm, softmax_last_dim and rope have no backward",
+            "distribute::nn",
+            "docs/transformers.md",
+            "freeze",
+            "MissingGradients::Quiet",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in {text}");
+        }
+        // A head of two layers, with biases.
+        let head = ["classifier.bias", "classifier.weight", "pre.bias", "pre.weight"];
+        assert!(matches!(of(&missing, &head).0, Cause::Behind(modules) if modules == ["classifier", "pre"]));
+    }
+
+    #[test]
+    fn queries_and_keys_are_behind_the_softmax() {
+        let missing = ["h.0.attn.q_proj.weight", "h.0.attn.k_proj.bias", "h.1.attention.self.query.weight"];
+        let present = ["h.0.attn.v_proj.weight", "h.0.mlp.weight", "wte.weight", "head.weight"];
+        let (cause, text) = of(&missing, &present);
+        assert_eq!(cause, Cause::Attention);
+        assert!(text.contains("softmax") && text.contains("3 of 7"), "{text}");
+    }
+
+    #[test]
+    fn norms_alone_warn_of_wrong_gradients_before_them() {
+        let present = ["a.fc.weight", "b.fc.weight", "c.fc.weight", "emb.weight"];
+        for norm in [
+            "a.norm.weight",
+            "h.0.ln_1.bias",
+            "ln.weight",
+            "x.LayerNorm.weight",
+            "final_layernorm.weight",
+            "ln2.weight",
+        ] {
+            let (cause, text) = of(&[norm], &present);
+            assert_eq!(cause, Cause::Norms, "{norm}");
+            assert!(text.contains("residual"), "{text}");
+        }
+        assert!(!is_norm("lnear.weight") && !is_norm("plane.weight") && is_norm("ln.weight"));
+    }
+
+    #[test]
+    fn tables_of_constants_and_what_nobody_can_guess() {
+        assert_eq!(of(&["freq_cis_imag", "freq_cis_real"], &["a.weight"]).0, Cause::Tables);
+        assert_eq!(of(&["pooler.weight"], &["a.weight", "b.weight", "c.weight"]).0, Cause::Unknown);
+        let (cause, text) = of(&["a", "b"], &[]);
+        assert_eq!(cause, Cause::Unknown);
+        assert!(text.starts_with("2 of 2 variables got no gradient in the first step: a, b;"), "{text}");
+    }
+}

@@ -1,0 +1,18 @@
+//! What an optimizer looks for in its steps, and warns of.
+//!
+//! | module | what it finds |
+//! |---|---|
+//! | `missing` | variables without a gradient |
+//! | `not_finite`, `finite` | NaN and infinity in losses and gradients |
+//! | `examples` | numbers of examples that do not fit the rows of the pieces |
+//! | `stale` | tensors that are computed once, and not in each step |
+//! | `batch_norm` | layers that are trained, but normalise as in evaluation |
+//! | `unread` | losses on a device that nobody has waited for |
+
+pub(crate) mod batch_norm;
+pub(crate) mod examples;
+pub(crate) mod finite;
+pub(crate) mod missing;
+pub(crate) mod not_finite;
+pub(crate) mod stale;
+pub(crate) mod unread;

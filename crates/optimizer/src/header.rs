@@ -1,0 +1,283 @@
+//! What a replica tells of its part of a step before any gradient moves.
+
+use crate::Weighting;
+use candle_core::DType;
+use distribute_base::Error;
+use distribute_base::internal::LocalGradient;
+use distribute_tensor::Error as Unreadable;
+use distribute_tensor::ReduceOp;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// What a replica tells of its part of a step: what is decided of the step for all replicas is a function of these.
+#[derive(Clone, Debug)]
+pub(crate) struct Tally {
+    pub(crate) weighting: Weighting,
+    /// Operands over the examples.
+    pub(crate) loss: f64,
+    /// That of the loss.
+    pub(crate) dtype: DType,
+    /// The rows of this replica's piece of the batch, where they are known.
+    pub(crate) rows: Option<usize>,
+    /// Whether the loss is, and the gradients where they are looked at.
+    pub(crate) finite: bool,
+    /// On the first replica of a process, where processes are compared or a schedule is asked.
+    pub(crate) position: Option<Position>,
+    /// What there is of each variable, in the optimizer's order.
+    pub(crate) kinds: Vec<Kind>,
+    /// How its dense gradients have been sent to the other workers already, if they have.
+    pub(crate) sent: Option<SentAhead>,
+    /// Of the first replica of a process, where they could have been and were not: in which order they were complete.
+    pub(crate) order: Option<Vec<u32>>,
+}
+
+/// How a replica's dense gradients have been sent before its tally.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SentAhead {
+    /// Ahead of which call.
+    pub(crate) call: u64,
+    /// The digest of their layout.
+    pub(crate) layout: u64,
+}
+
+/// Where a process is in its training: the same on all of them.
+#[derive(Clone, Debug)]
+pub(crate) struct Position {
+    /// Steps made with this optimizer.
+    pub(crate) finished: u64,
+    /// Whether its part of the optimizer's state is that of another step than the variables.
+    pub(crate) incomplete: bool,
+    /// The digest of the optimizer's settings, until all workers have compared them.
+    pub(crate) settings: Option<u64>,
+    /// That of the step to come, or why a schedule gives none.
+    pub(crate) learning_rate: Result<f64, Arc<Error>>,
+}
+
+impl Tally {
+    /// How the dense gradients of all replicas have been sent ahead, if they have, in one way.
+    pub(crate) fn sent_ahead(all: &[&Tally]) -> Option<SentAhead> {
+        let first = all.first()?.sent;
+        first.filter(|_| all.iter().all(|tally| tally.sent == first))
+    }
+
+    /// How many examples the losses of all replicas are over.
+    pub(crate) fn examples(all: &[&Tally]) -> f64 {
+        all.iter().filter_map(|tally| tally.weighting.examples()).map(|n| n as f64).sum()
+    }
+
+    /// What this replica's gradients are multiplied by, before they are added to the others'.
+    pub(crate) fn weight(&self, examples: f64, replicas: usize) -> f64 {
+        match self.weighting {
+            Weighting::MeanOver(mine) => mine as f64 / examples,
+            Weighting::SumOver(_) => 1. / examples,
+            Weighting::Replicas(ReduceOp::Sum) => 1.,
+            Weighting::Replicas(ReduceOp::Mean) => 1. / replicas as f64,
+        }
+    }
+}
+
+/// What a replica has of a variable's gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Kind {
+    Nothing,
+    Dense,
+    Rows,
+}
+
+impl Kind {
+    pub(crate) fn of(ready: &Option<LocalGradient>) -> Self {
+        match ready {
+            None => Kind::Nothing,
+            Some(LocalGradient::Dense(_) | LocalGradient::Deposited(_)) => Kind::Dense,
+            Some(LocalGradient::Rows(_)) => Kind::Rows,
+        }
+    }
+
+    /// That of the sum of two: dense where either is.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        match (self, other) {
+            (Kind::Nothing, kind) | (kind, Kind::Nothing) => kind,
+            (Kind::Rows, Kind::Rows) => Kind::Rows,
+            _ => Kind::Dense,
+        }
+    }
+}
+
+/// A tally as it is sent.
+#[derive(Serialize, Deserialize)]
+struct Sent {
+    weighting: SentWeighting,
+    loss: f64,
+    dtype: String,
+    rows: Option<usize>,
+    finite: bool,
+    position: Option<(u64, SentState, Result<f64, String>)>,
+    kinds: Vec<Kind>,
+    sent: Option<SentAhead>,
+    order: Option<Vec<u32>>,
+}
+
+/// The state of an optimizer: one byte, but in the steps in which settings are compared.
+#[derive(Serialize, Deserialize)]
+enum SentState {
+    Complete,
+    Incomplete,
+    Compared { incomplete: bool, settings: u64 },
+}
+
+#[derive(Serialize, Deserialize)]
+enum SentWeighting {
+    MeanOver(usize),
+    SumOver(usize),
+    Sum,
+    Mean,
+}
+
+/// The tallies of a process, for the others.
+pub(crate) fn encode<'t>(tallies: impl Iterator<Item = &'t Tally>) -> Result<Vec<u8>, Unreadable> {
+    let sent = tallies.map(|tally| Sent {
+        weighting: match tally.weighting {
+            Weighting::MeanOver(n) => SentWeighting::MeanOver(n),
+            Weighting::SumOver(n) => SentWeighting::SumOver(n),
+            Weighting::Replicas(ReduceOp::Sum) => SentWeighting::Sum,
+            Weighting::Replicas(ReduceOp::Mean) => SentWeighting::Mean,
+        },
+        loss: tally.loss,
+        dtype: tally.dtype.as_str().into(),
+        rows: tally.rows,
+        finite: tally.finite,
+        position: tally.position.as_ref().map(
+            |Position { finished, incomplete, settings, learning_rate }| {
+                let rate = learning_rate.as_ref().map(|rate| *rate).map_err(ToString::to_string);
+                let state = match (*settings, *incomplete) {
+                    (None, false) => SentState::Complete,
+                    (None, true) => SentState::Incomplete,
+                    (Some(settings), incomplete) => SentState::Compared { incomplete, settings },
+                };
+                (*finished, state, rate)
+            },
+        ),
+        kinds: tally.kinds.clone(),
+        sent: tally.sent,
+        order: tally.order.clone(),
+    });
+    postcard::to_stdvec(&sent.collect::<Vec<_>>()).map_err(|_| unreadable("tallies that cannot be written"))
+}
+
+/// The tallies of another process. It may have set its optimizer differently, with another number of variables: see
+/// [`require_fit`].
+pub(crate) fn decode(bytes: &[u8], replicas: usize) -> Result<Vec<Tally>, Unreadable> {
+    let sent: Vec<Sent> = postcard::from_bytes(bytes).map_err(|_| unreadable("no tallies of a step"))?;
+    if sent.len() != replicas {
+        return Err(unreadable("tallies of another number of replicas"));
+    }
+    let tally = |sent: Sent| {
+        Ok(Tally {
+            weighting: match sent.weighting {
+                SentWeighting::MeanOver(n) => Weighting::MeanOver(n),
+                SentWeighting::SumOver(n) => Weighting::SumOver(n),
+                SentWeighting::Sum => Weighting::Replicas(ReduceOp::Sum),
+                SentWeighting::Mean => Weighting::Replicas(ReduceOp::Mean),
+            },
+            loss: sent.loss,
+            dtype: sent.dtype.parse().map_err(|_| unreadable("a loss of no dtype"))?,
+            rows: sent.rows,
+            finite: sent.finite,
+            position: sent.position.map(|(finished, state, rate)| {
+                let learning_rate = rate.map_err(|text| Arc::new(Error::other(text)));
+                let (incomplete, settings) = match state {
+                    SentState::Complete => (false, None),
+                    SentState::Incomplete => (true, None),
+                    SentState::Compared { incomplete, settings } => (incomplete, Some(settings)),
+                };
+                Position { finished, incomplete, settings, learning_rate }
+            }),
+            kinds: sent.kinds,
+            sent: sent.sent,
+            order: sent.order,
+        })
+    };
+    sent.into_iter().map(tally).collect()
+}
+
+/// Refuses tallies that are not of so many variables.
+pub(crate) fn require_fit(all: &[Tally], variables: usize) -> Result<(), Unreadable> {
+    let fits = |tally: &Tally| {
+        tally.kinds.len() == variables && tally.order.as_ref().is_none_or(|order| order.len() == variables)
+    };
+    if all.iter().all(fits) { Ok(()) } else { Err(unreadable("tallies of another number of variables")) }
+}
+
+fn unreadable(what: &'static str) -> Unreadable {
+    Unreadable::Bytes { operation: "minimize", offset: 0, what }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sent_is_what_is_read_and_what_does_not_fit_is_refused() {
+        let tally = |weighting, dtype, position, rows: Option<u64>| Tally {
+            weighting,
+            loss: 0.1,
+            dtype,
+            rows: Some(3),
+            finite: true,
+            position,
+            kinds: vec![Kind::Nothing, Kind::Dense, Kind::Rows],
+            sent: rows.map(|rows| SentAhead { call: 3, layout: rows }),
+            order: rows.is_none().then(|| vec![2, 0, 1]),
+        };
+        let at = |finished, learning_rate| {
+            let settings = (finished == 7).then_some(u64::MAX);
+            Some(Position { finished, incomplete: finished == 1, settings, learning_rate })
+        };
+        let all = [
+            tally(Weighting::MeanOver(3), DType::F32, at(7, Ok(0.3)), None),
+            tally(Weighting::SumOver(0), DType::BF16, at(0, Ok(f64::MIN_POSITIVE)), Some(1)),
+            tally(Weighting::Replicas(ReduceOp::Sum), DType::F64, None, Some(1)),
+            tally(
+                Weighting::Replicas(ReduceOp::Mean),
+                DType::F16,
+                at(1, Err(Arc::new(Error::other("no")))),
+                Some(2),
+            ),
+        ];
+        let bytes = encode(all.iter()).unwrap();
+        let read = decode(&bytes, 4).unwrap();
+        assert_eq!(
+            format!("{read:?}").replace("Other(\"no\")", "…"),
+            format!("{all:?}").replace("Other(\"no\")", "…")
+        );
+        assert!(decode(&bytes, 3).is_err());
+        assert!(require_fit(&read, 3).is_ok() && require_fit(&read, 2).is_err());
+        for len in 0..bytes.len() {
+            assert!(decode(&bytes[..len], 4).is_err(), "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn settings_that_have_been_compared_take_no_byte() {
+        let of = |settings| {
+            let position =
+                Some(Position { finished: 7, incomplete: false, settings, learning_rate: Ok(0.1) });
+            let tally = Tally {
+                weighting: Weighting::SumOver(1),
+                loss: 0.1,
+                dtype: DType::F32,
+                rows: None,
+                finite: true,
+                position,
+                kinds: vec![Kind::Dense; 3],
+                sent: None,
+                order: None,
+            };
+            encode([&tally].into_iter()).unwrap().len()
+        };
+        // One tally, its weighting, loss, dtype, rows, finite, position (7, the state, the rate), kinds, sent and order.
+        assert_eq!(of(None), 1 + 2 + 8 + 4 + 1 + 1 + (1 + 1 + 1 + 1 + 8) + 4 + 1 + 1);
+        // The digest, and whether the state is complete.
+        assert_eq!(of(Some(u64::MAX)), of(None) + 1 + 10);
+    }
+}

@@ -1,0 +1,196 @@
+//! The calls that make a step: backward, reduce, update.
+
+use crate::step::backward::Losses;
+use crate::{Gradients, Optimizer, Weighting};
+use candle_core::{DType, Tensor};
+use distribute_base::{Error, Result};
+use distribute_core::ReplicaContext;
+use distribute_core::internal::mixed;
+use distribute_optim::Rule;
+use std::panic::Location;
+
+impl<R: Rule> Optimizer<R> {
+    /// One training step: backward from `loss`, which is the mean over `n` examples of this replica; reduction of the
+    /// gradients over all replicas, weighted by `n`; update of the variables. Gives the mean loss over all examples of all
+    /// replicas, detached. The loss is taken by value: its graph is freed here. Of a lone replica on a GPU nobody waits for it: what this gives is a
+    /// tensor there, and reading it waits.
+    ///
+    /// `n` is the number over which this replica's `loss` is a mean: nearly always the rows of its piece of the batch,
+    /// `labels.dim(0)?`. It is not the size of the global batch, and pieces may differ in size: 9 rows in batches of 4 end
+    /// with pieces of 1 row and of none. Where the loss is a mean over tokens with padding left out, `n` is the number of
+    /// tokens that it counts. Only the proportions between the replicas of a step matter.
+    ///
+    /// One number on pieces of different sizes is warned of once, unless it is more than any batch has rows. An `n` above
+    /// the rows of its piece is not, by itself: a row may have many tokens.
+    ///
+    /// All replicas have to call this, or [`skip`](Optimizer::skip) or [`minimize_each`](Optimizer::minimize_each), the
+    /// same number of times. With 0 examples the loss has no weight; what this replica gave to collectives in the model
+    /// still counts in the others' losses.
+    ///
+    /// # Errors
+    /// [`Error::Collective`] on every replica where one does not come or fails; [`Error::InvalidArgument`] for a loss
+    /// that is not a scalar or depends on none of the variables, where no replica has examples, or while another step of
+    /// this optimizer is being made, or for an `n` above 0 where this replica's piece of the batch is empty;
+    /// [`Error::MissingGradients`] and [`Error::NotFinite`] where they were asked for; [`Error::Candle`] where backward
+    /// fails; [`Error::Panicked`] where a closure, a schedule or a rule of your own panics. The variables have not changed
+    /// then. An error of a GPU behind the step says that it was made.
+    #[doc(alias = "tf.keras.optimizers.Optimizer.minimize")]
+    #[track_caller]
+    pub fn minimize(&self, ctx: &ReplicaContext, loss: Tensor, n: usize) -> Result<Tensor> {
+        self.minimize_at(ctx, loss, n, Location::caller())
+    }
+
+    /// As [`minimize`](Optimizer::minimize), for closures of this crate: errors name the caller's line `at`, and not theirs.
+    #[doc(hidden)]
+    pub fn minimize_at(
+        &self,
+        ctx: &ReplicaContext,
+        loss: Tensor,
+        n: usize,
+        at: &'static Location<'static>,
+    ) -> Result<Tensor> {
+        self.require(ctx, "minimize")?;
+        require_rows(ctx, "minimize", n)?;
+        let mut sum = Losses::new(self, ctx);
+        // A replica that is alone has the same bits as without a strategy; others may be in each other's graphs.
+        let weighting = match ctx.num_replicas_in_sync() {
+            1 => Weighting::MeanOver(n),
+            _ => Weighting::SumOver(n),
+        };
+        sum.add(self, ctx, loss, weighting, at)?;
+        sum.weighting = weighting;
+        self.step(ctx, "minimize", sum, at)
+    }
+
+    /// One training step over several micro-batches: as [`minimize`](Optimizer::minimize), with the gradients of all
+    /// of them accumulated before the one reduction. Each item is a loss and its number `n` of examples; they are asked for
+    /// one after another, and the graph of each is freed before the next.
+    ///
+    /// Replicas may have different numbers of micro-batches, as long as no graph of this run holds collectives. Where one
+    /// may, since the model has some or something with a graph went into `all_reduce`, all replicas go backward together,
+    /// and need the same number: a replica with fewer gives losses over 0 examples in place of those it lacks. What is
+    /// only logged is best detached before it is reduced.
+    ///
+    /// # Errors
+    /// As [`minimize`](Optimizer::minimize), and those of the items.
+    #[track_caller]
+    pub fn minimize_each(
+        &self,
+        ctx: &ReplicaContext,
+        losses: impl IntoIterator<Item = Result<(Tensor, usize)>>,
+    ) -> Result<Tensor> {
+        let at = Location::caller();
+        self.require(ctx, "minimize_each")?;
+        let (mut sum, mut all) = (Losses::new(self, ctx), 0usize);
+        for item in losses {
+            let (loss, examples) = item?;
+            require_rows(ctx, "minimize_each", examples)?;
+            sum.add(self, ctx, loss, Weighting::SumOver(examples), at)?;
+            let too_many =
+                || Error::invalid("minimize_each", format!("{all} and {examples} examples are too many"));
+            all = all.checked_add(examples).ok_or_else(too_many)?;
+        }
+        sum.weighting = Weighting::SumOver(all);
+        self.step(ctx, "minimize_each", sum, at)
+    }
+
+    /// Takes part in a step without an example: for a replica whose piece of the batch is empty.
+    ///
+    /// # Errors
+    /// As [`minimize`](Optimizer::minimize); [`Error::InvalidArgument`] where the others' losses depend, through a
+    /// collective, on what this replica gave: that takes `minimize` with 0 examples.
+    #[track_caller]
+    pub fn skip(&self, ctx: &ReplicaContext) -> Result<Tensor> {
+        let at = Location::caller();
+        self.require(ctx, "skip")?;
+        let mut sum = Losses::new(self, ctx);
+        sum.join(self, ctx, None, at)?;
+        self.step(ctx, "skip", sum, at)
+    }
+
+    /// One training step by gradients that are there: their reduction over all replicas, as `weighting` says, and the
+    /// update of the variables. [`minimize`](Optimizer::minimize) does this with the gradients of a loss.
+    ///
+    /// A number of examples as `weighting` says that the gradients are of the mean loss over them; a [`ReduceOp`] that
+    /// they are to be added up, or averaged, over the replicas as they are. All replicas have to call this, with the
+    /// same `ReduceOp` or all of them with examples. With 0 examples the gradients have no weight.
+    ///
+    /// [`ReduceOp`]: distribute_tensor::ReduceOp
+    ///
+    /// # Errors
+    /// As [`minimize`](Optimizer::minimize); [`Error::InvalidArgument`] for gradients of another optimizer, or where no
+    /// replica has any.
+    ///
+    /// ```
+    /// # use distribute::{optimizer::Gradients, prelude::*};
+    /// # use candle_core::Tensor;
+    /// # use candle_nn::Init;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let model = strategy.replicate(|vb| vb.get_with_hints(1, "w", Init::Const(0.)))?;
+    /// let optimizer = Sgd::new(&model.variables, 1.)?;
+    /// strategy.run(&model, |ctx, w| {
+    ///     // 8 examples and 2, whose losses have the gradients 1 and 6: the mean over all 10 has (8 · 1 + 2 · 6) / 10.
+    ///     let (slope, examples) = [(1., 8), (6., 2)][ctx.replica_id_in_sync_group()];
+    ///     let gradients = Gradients::of(&optimizer, &(w.sum_all()? * slope)?)?;
+    ///     optimizer.apply_gradients(ctx, gradients, examples)
+    /// })?;
+    /// assert_eq!(model.variables.get("w")?.to_vec1::<f32>()?, [-2.]);
+    ///
+    /// // As TensorFlow does: the sum, whatever the gradients are of.
+    /// strategy.run(&model, |ctx, w| {
+    ///     let gradients = Gradients::of(&optimizer, &w.sum_all()?)?;
+    ///     optimizer.apply_gradients(ctx, gradients, ReduceOp::Sum)
+    /// })?;
+    /// assert_eq!(model.variables.get("w")?.to_vec1::<f32>()?, [-4.]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.keras.optimizers.Optimizer.apply_gradients")]
+    #[track_caller]
+    pub fn apply_gradients(
+        &self,
+        ctx: &ReplicaContext,
+        gradients: Gradients,
+        weighting: impl Into<Weighting>,
+    ) -> Result<()> {
+        let at = Location::caller();
+        self.require(ctx, "apply_gradients")?;
+        let weighting = weighting.into();
+        require_rows(ctx, "apply_gradients", weighting.examples().unwrap_or(0))?;
+        let weighting = match weighting {
+            // Given over no examples, they have no weight; only `minimize` knows those that are the others' losses'.
+            Weighting::SumOver(0) => Weighting::MeanOver(0),
+            weighting => weighting,
+        };
+        let losses = Vec::new();
+        let (dtype, ahead, stale) = (DType::F32, false, None);
+        let given = Losses { gradients, bucket: None, weighting, losses, dtype, ahead, stale };
+        self.step(ctx, "apply_gradients", given, at).map(drop)
+    }
+
+    /// Whether this is the place for a step.
+    fn require(&self, ctx: &ReplicaContext, operation: &'static str) -> Result<()> {
+        ctx.require_current(operation)?;
+        if ctx.strategy() != &self.trained.strategy {
+            let mut names = self.trained.variables.iter().map(|(name, _)| name.as_str());
+            let first = names.next().unwrap_or_default();
+            let what = match names.count() {
+                0 => format!("the {} optimizer of {first}", self.rule.name()),
+                more => format!("the {} optimizer of {first} and {more} more", self.rule.name()),
+            };
+            return Err(mixed(operation, Some(what), &self.trained.strategy));
+        }
+        self.trained.require_fit(operation)
+    }
+}
+
+/// Of an empty piece there are no examples.
+fn require_rows(ctx: &ReplicaContext, operation: &'static str, n: usize) -> Result<()> {
+    if n == 0 || ctx.rows().is_none_or(|rows| !rows.is_empty()) {
+        return Ok(());
+    }
+    let reason = format!(
+        "n is {n}, but this replica's piece of the batch has no rows; n is the number of examples of this piece: give \
+         labels.dim(0)?, which is 0 here, or call skip in place of it"
+    );
+    Err(Error::invalid(operation, reason))
+}

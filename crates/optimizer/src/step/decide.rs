@@ -1,0 +1,278 @@
+//! What is decided of a step where all replicas have met, for all of them: whether it is made, by what numbers, and what is
+//! to be said of it.
+
+use crate::Optimizer;
+use crate::checks::batch_norm;
+use crate::checks::examples;
+use crate::checks::missing::{self, MissingGradients};
+use crate::checks::not_finite::{self, NotFinite};
+use crate::checks::stale;
+use crate::checks::unread::{Loss, Unread};
+use crate::header::{Kind, Tally};
+use crate::progress::busy;
+use crate::step::agreement;
+use crate::step::exchange::Brought;
+use crate::sync::Together;
+use crate::update::sharded::settings;
+use candle_core::{DType, Tensor};
+use distribute_base::{Error, Result};
+use distribute_core::ReplicaContext;
+use distribute_log::heard;
+use distribute_optim::Rule;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What is decided of a step.
+#[derive(Clone, Copy)]
+pub(crate) struct Judged {
+    pub(crate) verdict: Verdict,
+    /// The mean over all examples.
+    pub(crate) loss: f64,
+    pub(crate) dtype: DType,
+    /// Of all replicas.
+    examples: f64,
+    pub(crate) finished: u64,
+    pub(crate) learning_rate: f64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Make,
+    /// Nothing changes.
+    Leave,
+}
+
+impl Judged {
+    /// What the gradients of one of so many replicas are multiplied by.
+    pub(crate) fn weight(&self, tally: &Tally, replicas: usize) -> f64 {
+        tally.weight(self.examples, replicas)
+    }
+}
+
+/// A replica's call that makes a step.
+pub(crate) struct Call {
+    pub(crate) operation: &'static str,
+    /// The number of the `run`.
+    pub(crate) step: u64,
+    /// What is to be said on replica 0.
+    warnings: Vec<String>,
+}
+
+impl Call {
+    pub(crate) fn new(ctx: &ReplicaContext, operation: &'static str) -> Self {
+        Self { operation, step: ctx.step(), warnings: Vec::new() }
+    }
+
+    /// Adds what is to be said.
+    pub(crate) fn warn(&mut self, warning: Option<String>) {
+        self.warnings.extend(warning);
+    }
+
+    /// Says it, once the others don't wait for this replica any more: who writes a log may take long.
+    pub(crate) fn tell(self) {
+        for warning in self.warnings {
+            heard(|| tracing::warn!(step = self.step, "{}: {warning}", self.operation));
+        }
+    }
+}
+
+/// What has been seen of an optimizer's steps, for what is said once.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    /// Which variables have gradients in the first step.
+    gradients: AtomicBool,
+    examples: examples::Watch,
+    /// The watch for tensors that are computed once, and not in each step.
+    pub(crate) stale: stale::Watch,
+    pub(crate) not_finite: not_finite::Count,
+    pub(crate) unread: Unread,
+}
+
+impl<R: Rule> Optimizer<R> {
+    /// On replica 0, for all.
+    pub(crate) fn judge(
+        &self,
+        call: &mut Call,
+        together: &Together<'_>,
+        brought: &Brought,
+    ) -> Result<Judged> {
+        let operation = call.operation;
+        if let Some(differences) = brought.differences() {
+            return Err(agreement::refused(operation, differences));
+        }
+        if !self.agreed.load(Ordering::Relaxed) {
+            self.agreed.store(true, Ordering::Relaxed);
+        }
+        let all = &*brought.tallies();
+        let examples = Tally::examples(all);
+        let Some(first) = all.iter().find(|c| c.weighting.examples() != Some(0)) else {
+            return Err(Error::invalid(
+                operation,
+                "no replica has an example; a global batch has at least one",
+            ));
+        };
+        if all.iter().all(|c| c.kinds.iter().all(|kind| *kind == Kind::Nothing)) {
+            return Err(Error::invalid(
+                operation,
+                "no replica has a gradient for any of this optimizer's variables; compute the loss with the model whose \
+                 variables were given to the optimizer, do not detach it, and leave out what has no backward, such as \
+                 candle's fused softmax_last_dim, layer_norm, rms_norm and rope: distribute::nn has them",
+            ));
+        }
+        let (finished, learning_rate) = self.rate_of(operation, all)?;
+        self.groups.require_rates(operation, &self.trained, learning_rate)?;
+        if !self.seen.gradients.load(Ordering::Relaxed) {
+            self.look_for_gradients(call, all)?;
+            self.look_at_batch_norm(call, brought, all);
+        }
+        let pieces = all.iter().filter_map(|c| Some((c.weighting.examples()?, c.rows?)));
+        call.warnings.extend(self.seen.examples.warning(pieces));
+        let is_read = !brought.is_unread();
+        let verdict = if all.iter().all(|c| c.finite) {
+            if is_read {
+                self.seen.not_finite.end();
+            }
+            Verdict::Make
+        } else {
+            let (step, number) = (call.step, finished + 1);
+            self.not_finite(call, || {
+                brought.not_finite(
+                    together.calling("the report of numbers that are not finite"),
+                    &self.trained,
+                    step,
+                    number,
+                )
+            })?
+        };
+        let loss = all.iter().map(|c| c.loss).sum::<f64>() / examples;
+        self.trained.strategy.pulse().beat(examples, is_read.then_some(loss));
+        Ok(Judged { verdict, loss, dtype: first.dtype, examples, finished, learning_rate })
+    }
+
+    /// A step was made whose loss nobody has waited for. Some are read now, and told of as the others are.
+    ///
+    /// # Errors
+    /// candle's, of the device: the step was made.
+    pub(crate) fn made_unread(&self, call: &mut Call, number: u64, loss: Tensor) -> Result<()> {
+        let step = call.step;
+        for Loss { step, number, loss } in self.seen.unread.push(Loss { step, number, loss })? {
+            self.trained.strategy.pulse().had(loss);
+            let count = &self.seen.not_finite;
+            if loss.is_finite() || self.not_finite == NotFinite::Ignore {
+                count.end();
+            } else if count.one() {
+                call.warnings.push(format!(
+                    "in step {step} (number {number} of this optimizer), the loss was {loss}; the step was made, number {} in a row. \
+                     Losses on a device are looked at later, many at once: with on_not_finite each step is, and waits for the device",
+                    count.in_a_row()
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// How many steps come before this one, and its learning rate.
+    fn rate_of(&self, operation: &'static str, all: &[&Tally]) -> Result<(u64, f64)> {
+        let finished = self.finished_steps();
+        let workers: Vec<_> = all.iter().filter_map(|tally| tally.position.as_ref()).collect();
+        let Some(first) = workers.first() else {
+            return Ok((finished, self.rate.of_step(finished, operation)?));
+        };
+        let incomplete: Vec<_> = (0..workers.len()).filter(|worker| workers[*worker].incomplete).collect();
+        if let Some(worker) = incomplete.first() {
+            return Err(settings::incomplete(operation, workers[*worker].finished + 1, &incomplete));
+        }
+        if workers.iter().any(|worker| worker.finished != first.finished) {
+            let steps: Vec<_> = workers.iter().map(|worker| worker.finished.to_string()).collect();
+            let reason = format!(
+                "the workers have made different numbers of steps with this optimizer ({}, by worker): start them all from \
+                 the beginning, or restore the same checkpoint on all",
+                steps.join(", ")
+            );
+            return Err(Error::invalid(operation, reason));
+        }
+        let rates: Vec<f64> = workers
+            .iter()
+            .map(|worker| worker.learning_rate.clone().map_err(Error::Shared))
+            .collect::<Result<_>>()?;
+        if rates.iter().any(|rate| rate.to_bits() != rates[0].to_bits()) {
+            let rates: Vec<_> = rates.iter().map(ToString::to_string).collect();
+            let reason = format!(
+                "the workers have different learning rates ({}, by worker): set the same on all, or give all of them the same \
+                 schedule",
+                rates.join(", ")
+            );
+            return Err(Error::invalid(operation, reason));
+        }
+        // Beside this one another was made.
+        if first.finished != finished {
+            return Err(busy(operation));
+        }
+        Ok((finished, rates[0]))
+    }
+
+    /// In the first step, tells of variables that have no gradient on any replica.
+    fn look_for_gradients(&self, call: &mut Call, all: &[&Tally]) -> Result<()> {
+        if self.missing_gradients != MissingGradients::Quiet {
+            let names = self.variable_names().enumerate();
+            let with: Vec<_> = names
+                .map(|(index, name)| (name, all.iter().any(|c| c.kinds[index] != Kind::Nothing)))
+                .collect();
+            match (missing::report(&with), self.missing_gradients) {
+                (None, _) => {}
+                (Some(missing::Report { missing, text }), MissingGradients::Error) => {
+                    let operation = call.operation;
+                    return Err(Error::MissingGradients { operation, variables: missing, reason: text });
+                }
+                (Some(report), _) => call.warnings.push(report.text),
+            }
+        }
+        self.seen.gradients.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// In the first step, tells of layers of batch-norm that are trained, but normalise as new ones do.
+    fn look_at_batch_norm(&self, call: &mut Call, brought: &Brought, all: &[&Tally]) {
+        if brought.mine.iter().all(|c| c.tally.weighting.examples() == Some(0)) {
+            return;
+        }
+        // All replicas wait here, so their statistics stay as they are. An error of a device comes again where it matters.
+        let evaluated = self.model.evaluated().unwrap_or_default();
+        if !evaluated.is_empty() {
+            let with = |index: usize| all.iter().any(|c| c.kinds[index] != Kind::Nothing);
+            let trained = self.variable_names().enumerate().filter(|(index, _)| with(*index));
+            call.warn(batch_norm::warning(evaluated, &trained.map(|(_, name)| name).collect()));
+        }
+    }
+
+    /// What becomes of a step that is not finite, as far as that was looked at.
+    fn not_finite(
+        &self,
+        call: &mut Call,
+        report: impl FnOnce() -> Result<Option<not_finite::Report>>,
+    ) -> Result<Verdict> {
+        let (operation, step) = (call.operation, call.step);
+        if self.not_finite == NotFinite::Ignore {
+            return Ok(Verdict::Make);
+        }
+        if self.not_finite == NotFinite::Error {
+            return match report()? {
+                None => Ok(Verdict::Make),
+                Some(not_finite::Report { replica, variable, text }) => {
+                    Err(Error::NotFinite { operation, replica, step, variable, reason: text })
+                }
+            };
+        }
+        let (count, skips) = (&self.seen.not_finite, self.not_finite == NotFinite::Skip);
+        if count.one()
+            && let Some(report) = report()?
+        {
+            let what = if skips { "the step is left out" } else { "the step is made" };
+            call.warnings.push(format!("{}; {what}, number {} in a row", report.text, count.in_a_row()));
+        }
+        if !skips {
+            return Ok(Verdict::Make);
+        }
+        count.skip();
+        Ok(Verdict::Leave)
+    }
+}

@@ -1,0 +1,200 @@
+//! Kernels on GPUs of CUDA: compiled by its NVRTC, loaded and launched by candle's way to it.
+
+use super::super::program::precision;
+use super::fault::Fault;
+use super::trial::first_line;
+use super::trusted::{Compiler, Trusted};
+use candle_core::cuda_backend::cudarc::driver::{
+    CudaFunction, CudaSlice, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg,
+};
+use candle_core::cuda_backend::cudarc::nvrtc::{CompileError, CompileOptions, compile_ptx_with_opts};
+use candle_core::cuda_backend::{CudaDType, DeviceId, WrapErr};
+use candle_core::op::BackpropOp;
+use candle_core::{CudaDevice, CudaStorage, Device, Result, Storage, Tensor, WithDType, bail};
+use distribute_log::heard;
+use distribute_optim::{Kernel, Precision, Program};
+use std::panic::catch_unwind;
+use std::sync::Arc;
+
+static KERNELS: Trusted<Gpu> = Trusted::new();
+
+/// A program of one step with its kernel, on one device.
+pub(crate) struct Prepared {
+    program: Program,
+    kernel: Kernel,
+    gpu: Gpu,
+    /// `None` where candle's operations are to be made.
+    function: Option<Arc<CudaFunction>>,
+}
+
+impl Prepared {
+    /// For tensors like this one. `None` where there are no kernels for these.
+    pub(crate) fn new(rule: &str, program: &Program, like: &Tensor) -> Option<Self> {
+        let (gpu, precision) = (Gpu::of(like)?, precision(like)?);
+        let kernel = Kernel::new(program, precision)?;
+        let function = KERNELS.get(&gpu, program, &kernel, |fault| {
+            let gpu = gpu.cuda.cuda_stream().context().ordinal();
+            heard(|| {
+                tracing::warn!(
+                    "optimizer step: the kernel of {rule} is not used on gpu:{gpu}: {fault}. The same update is made of candle's operations, by \
+                     several launches for each weight"
+                )
+            });
+        });
+        Some(Self { program: program.clone(), kernel, gpu, function })
+    }
+
+    /// Whether it is what [`new`](Self::new) would make of these.
+    pub(crate) fn is_of(&self, program: &Program, like: &Tensor) -> bool {
+        self.program == *program
+            && Some(self.kernel.precision) == precision(like)
+            && matches!(like.device(), Device::Cuda(cuda) if cuda.id() == self.gpu.id())
+    }
+
+    /// Whether the kernel may be used.
+    pub(crate) fn is_trusted(&self) -> bool {
+        self.function.is_some()
+    }
+
+    /// The results of a kernel that may be used.
+    pub(crate) fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        match &self.function {
+            Some(function) => self.gpu.launch(function, &self.kernel, inputs),
+            None => bail!("the kernel is not to be used"),
+        }
+    }
+}
+
+struct Gpu {
+    device: Device,
+    cuda: CudaDevice,
+}
+
+impl Gpu {
+    fn of(tensor: &Tensor) -> Option<Self> {
+        match tensor.device() {
+            Device::Cuda(cuda) => Some(Self { device: tensor.device().clone(), cuda: cuda.clone() }),
+            _ => None,
+        }
+    }
+}
+
+impl Compiler for Gpu {
+    type Id = DeviceId;
+    type Function = CudaFunction;
+
+    fn id(&self) -> DeviceId {
+        self.cuda.id()
+    }
+
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn compile(&self, kernel: &Kernel) -> std::result::Result<CudaFunction, Fault> {
+        let options = Kernel::OPTIONS.map(String::from).to_vec();
+        let compile = || {
+            let options = CompileOptions { options, ..CompileOptions::default() };
+            compile_ptx_with_opts(&kernel.source, options).map(|ptx| ptx.to_src())
+        };
+        // cudarc panics where NVRTC does not even say what it refuses.
+        let compiled =
+            catch_unwind(compile).map_err(|_| Fault::Compile("it fails without saying why".into()))?;
+        let ptx = compiled.map_err(|error| match error {
+            CompileError::CompileError { nvrtc, log, .. } => {
+                Fault::Compile(format!("{nvrtc}: {}", log.to_string_lossy().trim()))
+            }
+            error => Fault::Compile(error.to_string()),
+        })?;
+        // Texts are different functions of one name: candle knows their modules by the text.
+        let loaded = self.cuda.get_or_load_custom_func(Kernel::NAME, &kernel.source, &ptx);
+        loaded.map(|function| function.into_cuda_function()).map_err(|error| Fault::Run(first_line(&error)))
+    }
+
+    fn launch(&self, function: &CudaFunction, kernel: &Kernel, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        match kernel.precision {
+            Precision::F32 => launch::<f32>(&self.cuda, function, kernel, inputs),
+            Precision::F64 => launch::<f64>(&self.cuda, function, kernel, inputs),
+        }
+    }
+}
+
+fn launch<T: CudaDType + DeviceRepr + WithDType>(
+    device: &CudaDevice,
+    function: &CudaFunction,
+    kernel: &Kernel,
+    inputs: &[Tensor],
+) -> Result<Vec<Tensor>> {
+    const THREADS: u32 = 256;
+    // Far more than a GPU has threads at once; each goes on where the grid ends.
+    const MOST_BLOCKS: usize = 1 << 20;
+    let Some(like) = inputs.first() else { return Ok(Vec::new()) };
+    let (shape, count) = (like.shape(), like.elem_count());
+    if count == 0 {
+        // CUDA refuses work of no size, and what has no element shares none.
+        return Ok(vec![like.clone(); kernel.outputs]);
+    }
+    let read = |input: &usize| match inputs.get(*input) {
+        Some(input) if input.shape() == shape => input.contiguous(),
+        Some(input) => bail!("a rule's inputs have the shapes {shape:?} and {:?}", input.shape()),
+        None => bail!("the program asks for input {input} of {}", inputs.len()),
+    };
+    let read = kernel.inputs.iter().map(read).collect::<Result<Vec<_>>>()?;
+    let addresses = read.iter().map(|input| address::<T>(device, input)).collect::<Result<Vec<_>>>()?;
+    // SAFETY: any bits are numbers, and all are written before anything reads them: by this launch, which is before that in the queue.
+    let room = |_| unsafe { device.alloc::<T>(count) };
+    let mut results: Vec<CudaSlice<T>> = (0..kernel.outputs).map(room).collect::<Result<_>>()?;
+    let constants: Vec<T> = kernel.constants.iter().map(|number| T::from_f64(*number)).collect();
+    let elements = count as u64;
+    let stream = device.cuda_stream();
+    let mut call = stream.launch_builder(function);
+    call.arg(&elements);
+    for address in &addresses {
+        call.arg(address);
+    }
+    for result in &mut results {
+        call.arg(result);
+    }
+    for constant in &constants {
+        call.arg(constant);
+    }
+    let grid = LaunchConfig {
+        grid_dim: (count.div_ceil(THREADS as usize).min(MOST_BLOCKS) as u32, 1, 1),
+        block_dim: (THREADS, 1, 1),
+        shared_mem_bytes: 0,
+    };
+    // SAFETY: the function was compiled from this kernel's text, whose parameters are these, in this order and of these types; `T` is that of its
+    // elements. It reads below `count` alone, of inputs that `address` has found to have as many elements, of this type, on this device, and
+    // writes below `count` alone, to memory that was made for as many and that nobody else has. Inputs live until the call is in the queue, and
+    // candle frees what they have in the order of its stream, which is that of the call.
+    unsafe { call.launch(grid) }.w()?;
+    // Asked again, cudarc takes note that the queue, as far as it is now, reads them.
+    read.iter().try_for_each(|input| address::<T>(device, input).map(drop))?;
+    let tensor = |result| {
+        let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(result, device.clone()));
+        Tensor::from_storage(storage, shape, BackpropOp::none(), false)
+    };
+    Ok(results.into_iter().map(tensor).collect())
+}
+
+/// Where the elements of a contiguous tensor begin in the memory of the device.
+///
+/// The storage is locked no longer than that: one tensor may be several inputs, and whoever waits to write it must not stand between two readings of one thread.
+fn address<T: CudaDType>(device: &CudaDevice, input: &Tensor) -> Result<u64> {
+    let (storage, layout) = input.storage_and_layout();
+    let (Storage::Cuda(storage), Some((start, end))) = (&*storage, layout.contiguous_offsets()) else {
+        bail!("a rule's inputs have to be contiguous, on a GPU")
+    };
+    if storage.device.id() != device.id() {
+        bail!("a rule's inputs are on different GPUs")
+    }
+    let Some(elements) = storage.as_cuda_slice::<T>()?.try_slice(start..end) else {
+        bail!("a rule's input ends behind its memory")
+    };
+    let stream = device.cuda_stream();
+    let (address, _reads) = elements.device_ptr(&stream);
+    Ok(address)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,215 @@
+//! The update of variables in the memory of this process: reduced, transformed and updated block by block, in one pass.
+
+use crate::Trained;
+use crate::progress::Change;
+use crate::reduce::operands::Operands;
+use crate::reduce::range::{GradientRange, Summands, blocks};
+use crate::reduce::rows::RowRange;
+use crate::reduce::settle;
+use crate::reduce::split::{BLOCK, Cut, Owners};
+use crate::rules_of_step::Rules;
+use crate::slots::{MOST_SLOTS, Slots};
+use crate::sync::Threads;
+use crate::sync::Together;
+use crate::transform::Settled;
+use crate::transform::Transform;
+use crate::update::Updater;
+use crate::update::locked::{Locked, with_locked};
+use candle_core::Var;
+use distribute_base::internal::{Any, LocalGradient, Number};
+use distribute_base::{Error, Result};
+use distribute_optim::{Rule, RuleExt, Step, UpdateError};
+use distribute_tensor::kernel::fold_scaled;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Variables that are locked at a time: candle's calls nest, and each takes stack.
+pub(crate) const LOCKED: usize = 64;
+
+/// Updates variables where they lie, by rules that do nothing but compute. While a replica waits for the others, none of the code that
+/// runs is the user's.
+pub(crate) struct InPlace<'a> {
+    pub(crate) rules: Rules<'a>,
+    /// What is done to sums before they are applied; no closures.
+    pub(crate) transforms: &'a [Transform],
+    pub(crate) trained: &'a Trained,
+}
+
+impl InPlace<'_> {
+    /// Reduces the gradients, transforms them, and applies the rules, to all variables that have a gradient on some replica.
+    pub(crate) fn reduce_and_apply(
+        &self,
+        change: &Change<'_>,
+        all: &Operands<'_>,
+        threads: &Threads<'_>,
+    ) -> Result<()> {
+        let Self { rules, transforms, trained } = self;
+        let mut variables = all.variables();
+        let settled = settle(transforms, trained, &variables, threads, Ok)?;
+
+        let _writing = trained.writing(variables.iter().map(|variable| variable.index));
+        let mut slots = change.slots();
+        let mut slots: Vec<Option<&mut Slots>> = slots.iter_mut().map(Some).collect();
+        for variables in variables.chunks_mut(LOCKED) {
+            let tensors: Vec<&Var> = variables.iter().map(|variable| variable.variable).collect();
+            with_locked(&tensors, |elements| {
+                let ranges = elements.into_iter().zip(variables).map(|(values, variable)| {
+                    let slots = slots[variable.index].take();
+                    let every_row = rules.of(variable.index).0.moves_absent_rows();
+                    match (values, slots, variable.range(every_row, None)?) {
+                        (Locked::F32(values), Some(Slots::F32(slots)), Any::F32(gradient)) => {
+                            Ok(Any::F32(UpdateRange::new(values, slots, gradient)))
+                        }
+                        (Locked::F64(values), Some(Slots::F64(slots)), Any::F64(gradient)) => {
+                            Ok(Any::F64(UpdateRange::new(values, slots, gradient)))
+                        }
+                        _ => Err(Error::invalid(
+                            "optimizer step",
+                            format!("variable {} has changed its dtype", variable.name),
+                        )),
+                    }
+                });
+                let owners = Owners::partition(threads.count, ranges.collect::<Result<Vec<_>>>()?);
+                owners.each(threads, |ranges| {
+                    ranges.into_iter().try_for_each(|range| match range {
+                        Any::F32(range) => Ok(update(range, rules, &settled)?),
+                        Any::F64(range) => Ok(update(range, rules, &settled)?),
+                    })
+                })?;
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl Updater for InPlace<'_> {
+    fn apply(
+        &self,
+        together: &Together<'_>,
+        gradients: &Arc<Vec<Option<LocalGradient>>>,
+        change: Option<&Change<'_>>,
+    ) -> Result<()> {
+        together.lead(|threads| match change {
+            Some(change) => {
+                let all = Operands::new(self.trained, &[(1., gradients.as_slice())], 1)?;
+                self.reduce_and_apply(change, &all, threads)?;
+                self.trained.end_step(change)
+            }
+            None => Ok(()),
+        })
+    }
+}
+
+/// A range of a variable, what is kept beside it, and its gradients.
+pub(crate) struct UpdateRange<'a, F> {
+    values: &'a mut [F],
+    /// The values before, where the new ones are put elsewhere.
+    old: Option<&'a [F]>,
+    slots: Vec<&'a mut [F]>,
+    gradients: GradientRange<'a, F>,
+}
+
+impl<'a, F> UpdateRange<'a, F> {
+    /// A whole variable.
+    pub(crate) fn new(values: &'a mut [F], slots: &'a mut [Vec<F>], gradients: GradientRange<'a, F>) -> Self {
+        Self { values, old: None, slots: slots.iter_mut().map(Vec::as_mut_slice).collect(), gradients }
+    }
+
+    /// The same, where the values are put into other memory and were these before.
+    pub(crate) fn from(self, old: &'a [F]) -> Self {
+        Self { old: Some(old), ..self }
+    }
+}
+
+impl<F> Cut for UpdateRange<'_, F> {
+    fn len(&self) -> usize {
+        self.gradients.len()
+    }
+    fn cut(&mut self, len: usize) -> Self {
+        let gradients = self.gradients.cut(len);
+        let len = gradients.elements();
+        Self {
+            values: self.values.split_off_mut(..len).unwrap_or_default(),
+            old: self.old.as_mut().map(|old| old.split_off(..len).unwrap_or_default()),
+            slots: self.slots.iter_mut().map(|slot| slot.split_off_mut(..len).unwrap_or_default()).collect(),
+            gradients,
+        }
+    }
+}
+
+/// Reduces and transforms the gradient and applies the rule, block by block.
+pub(crate) fn update<F: Number>(
+    range: UpdateRange<'_, F>,
+    rules: &Rules<'_>,
+    settled: &Settled,
+) -> Result<(), UpdateError> {
+    let UpdateRange { values, old, mut slots, gradients } = range;
+    let (rule, step) = rules.of(gradients.variable);
+    let of_replicas = match &gradients.summands {
+        Summands::Dense(of_replicas) => of_replicas,
+        Summands::Rows(rows) => {
+            return update_rows(rows, &gradients, values, &mut slots, rule, step, settled);
+        }
+    };
+    let mut scratch = [F::of(0.); BLOCK];
+    let kept = slots.len().min(MOST_SLOTS);
+    for at in blocks(values.len()) {
+        if let Some(old) = old {
+            values[at.clone()].copy_from_slice(&old[at.clone()]);
+        }
+        let gradient = gradients.block(of_replicas, settled, at.clone(), &values[at.clone()], &mut scratch);
+        let mut of_block = cut_all(&mut slots, &at);
+        rule.update(step, &mut values[at], gradient, &mut of_block[..kept])?;
+    }
+    Ok(())
+}
+
+/// The same of rows: so many at a time that their sums stay in the cache until the rule has used them.
+fn update_rows<F: Number>(
+    range: &RowRange<'_, F>,
+    gradients: &GradientRange<'_, F>,
+    values: &mut [F],
+    slots: &mut [&mut [F]],
+    rule: &dyn Rule,
+    step: Step,
+    settled: &Settled,
+) -> Result<(), UpdateError> {
+    let (row_len, stays) = (range.row_len, settled.leaves(gradients.variable));
+    if let (true, Some((rows, sums))) = (stays, range.only(&gradients.weights)) {
+        return rule.update_rows(step, values, row_len, &rows, sums, slots);
+    }
+    let (kept, most) = (slots.len().min(MOST_SLOTS), (BLOCK / row_len.max(1)).max(1));
+    let (mut rows, mut sums) = (Vec::with_capacity(most), vec![F::of(0.); most * row_len]);
+    // A block also has the rows without a gradient, up to the next one's first: some rules move them, too.
+    let mut start = 0;
+    let mut apply = |values: &mut [F], start: usize, end: usize, rows: &[usize], sums: &[F]| {
+        let at = start * row_len..end * row_len;
+        let mut of_block = cut_all(slots, &at);
+        rule.update_rows(step, &mut values[at], row_len, rows, sums, &mut of_block[..kept])
+    };
+    range.each(|row, inputs| {
+        if rows.len() == most {
+            apply(values, start, row, &rows, &sums)?;
+            start = row;
+            rows.clear();
+        }
+        let sum = &mut sums[rows.len() * row_len..][..row_len];
+        fold_scaled(inputs, &gradients.weights, sum);
+        if !stays {
+            settled.apply(gradients.variable, sum, &values[row * row_len..][..row_len]);
+        }
+        rows.push(row - start);
+        Ok::<_, UpdateError>(())
+    })?;
+    apply(values, start, range.height(), &rows, &sums[..rows.len() * row_len])
+}
+
+/// The same range of each. `MOST_SLOTS` at most; an array spares an allocation for each block.
+fn cut_all<'s, F>(slots: &'s mut [&mut [F]], at: &Range<usize>) -> [&'s mut [F]; MOST_SLOTS] {
+    let mut of_block: [&mut [F]; MOST_SLOTS] = Default::default();
+    for (block, slot) in of_block.iter_mut().zip(slots) {
+        *block = &mut slot[at.clone()];
+    }
+    of_block
+}

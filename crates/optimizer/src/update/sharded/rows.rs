@@ -1,0 +1,196 @@
+//! The rows of a table that a worker owns, with the gradients of all replicas: their new values are put elsewhere.
+
+use crate::reduce::rows::RowRange;
+use crate::reduce::split::{BLOCK, Cut};
+use crate::transform::Settled;
+use crate::update::sharded::touched::{Touched, clipped, rows_of};
+use distribute_base::internal::Number;
+use distribute_optim::{Rule, RuleExt, Step, UpdateError};
+use distribute_tensor::kernel::fold_scaled;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A range of a table's elements, which may begin and end within a row, and the gradients of its rows.
+pub(crate) struct RowShard<'a, F> {
+    pub(crate) variable: usize,
+    /// Which elements.
+    pub(crate) at: Range<usize>,
+    /// Which of the table's elements change.
+    pub(crate) touched: &'a Touched,
+    /// The values that they have.
+    pub(crate) old: &'a [F],
+    /// Where those go that have changed, one after another.
+    pub(crate) new: &'a mut [F],
+    pub(crate) slots: Vec<&'a mut [F]>,
+    /// Those with an element in the range.
+    pub(crate) rows: RowRange<'a, F>,
+    pub(crate) weights: Arc<[F]>,
+}
+
+impl<F> Cut for RowShard<'_, F> {
+    fn len(&self) -> usize {
+        self.rows.work()
+    }
+
+    fn cut(&mut self, len: usize) -> Self {
+        let rows = self.rows.cut(len);
+        let end = ((rows.first() + rows.height()) * rows.row_len).clamp(self.at.start, self.at.end);
+        let at = self.at.start..end;
+        self.at.start = end;
+        let count = self.touched.count(&at);
+        Self {
+            variable: self.variable,
+            touched: self.touched,
+            old: self.old.split_off(..at.len()).unwrap_or_default(),
+            new: self.new.split_off_mut(..count).unwrap_or_default(),
+            slots: self
+                .slots
+                .iter_mut()
+                .map(|slot| slot.split_off_mut(..at.len()).unwrap_or_default())
+                .collect(),
+            at,
+            rows,
+            weights: self.weights.clone(),
+        }
+    }
+}
+
+impl<'a, F: Number> RowShard<'a, F> {
+    /// Of the rows of a whole table those that have an element in the range `at`.
+    pub(crate) fn new(
+        variable: usize,
+        (rows, weights): (RowRange<'a, F>, Arc<[F]>),
+        at: Range<usize>,
+        touched: &'a Touched,
+        (old, new): (&'a [F], &'a mut [F]),
+        slots: &'a mut [Vec<F>],
+    ) -> Self {
+        let there = rows_of(&at, rows.row_len);
+        let rows = rows.between(there);
+        let slots = slots.iter_mut().map(Vec::as_mut_slice).collect();
+        Self { variable, at, touched, old, new, slots, rows, weights }
+    }
+
+    /// Reduces and transforms the gradients and applies the rule.
+    pub(crate) fn update(
+        mut self,
+        rule: &dyn Rule,
+        step: Step,
+        settled: &Settled,
+    ) -> Result<(), UpdateError> {
+        match self.touched {
+            Touched::All => self.update_all(rule, step, settled),
+            Touched::Rows(..) => self.update_rows(rule, step, settled),
+        }
+    }
+
+    /// Where the rule moves rows without a gradient, too.
+    fn update_all(&mut self, rule: &dyn Rule, step: Step, settled: &Settled) -> Result<(), UpdateError> {
+        let mut gradient = vec![F::of(0.); self.at.len()];
+        self.each(settled, |at, sum| {
+            gradient[at].copy_from_slice(sum);
+            Ok(())
+        })?;
+        self.new.copy_from_slice(self.old);
+        rule.update(step, self.new, &gradient, &mut self.slots)
+    }
+
+    /// Where it moves no others: so many rows at a time that they stay in the cache, put together.
+    fn update_rows(&mut self, rule: &dyn Rule, step: Step, settled: &Settled) -> Result<(), UpdateError> {
+        let mut new = std::mem::take(&mut self.new);
+        let mut slots = std::mem::take(&mut self.slots);
+        let (old, mut together) = (self.old, Together::new(slots.len()));
+        self.each(settled, |at, sum| {
+            together.add(at, sum);
+            if together.gradient.len() >= BLOCK {
+                together.apply(rule, step, old, &mut new, &mut slots)?;
+            }
+            Ok(())
+        })?;
+        together.apply(rule, step, old, &mut new, &mut slots)
+    }
+
+    /// Calls `then` with the elements of each row that are in the range, counted from its first, and their gradient.
+    fn each(
+        &self,
+        settled: &Settled,
+        mut then: impl FnMut(Range<usize>, &[F]) -> Result<(), UpdateError>,
+    ) -> Result<(), UpdateError> {
+        let (width, first) = (self.rows.row_len, self.rows.first());
+        let mut sum = vec![F::of(0.); width];
+        self.rows.each(|row, inputs| {
+            let begins = (first + row) * width;
+            let elements = clipped(first + row, width, &self.at);
+            let sum = &mut sum[..elements.len()];
+            if elements.len() == width {
+                fold_scaled(inputs, &self.weights, sum);
+            } else {
+                // The first or the last.
+                let here = elements.start - begins..elements.end - begins;
+                let inputs: Vec<&[F]> = inputs.iter().map(|input| &input[here.clone()]).collect();
+                fold_scaled(&inputs, &self.weights, sum);
+            }
+            let at = elements.start - self.at.start..elements.end - self.at.start;
+            settled.apply(self.variable, sum, &self.old[at.clone()]);
+            then(at, sum)
+        })
+    }
+}
+
+/// Rows that are updated at once, put together.
+struct Together<F> {
+    /// Which elements of the range they have.
+    spans: Vec<Range<usize>>,
+    gradient: Vec<F>,
+    /// Of each slot the elements.
+    slots: Vec<Vec<F>>,
+}
+
+impl<F: Number> Together<F> {
+    fn new(slots: usize) -> Self {
+        Self { spans: Vec::new(), gradient: Vec::new(), slots: vec![Vec::new(); slots] }
+    }
+
+    fn add(&mut self, at: Range<usize>, gradient: &[F]) {
+        self.spans.push(at);
+        self.gradient.extend_from_slice(gradient);
+    }
+
+    /// Updates them, puts their values where `new` begins, and begins anew behind that.
+    fn apply(
+        &mut self,
+        rule: &dyn Rule,
+        step: Step,
+        old: &[F],
+        new: &mut &mut [F],
+        slots: &mut [&mut [F]],
+    ) -> Result<(), UpdateError> {
+        let values = new.split_off_mut(..self.gradient.len()).unwrap_or_default();
+        gather(&self.spans, old, values);
+        for (together, slot) in self.slots.iter_mut().zip(slots.iter()) {
+            together.clear();
+            self.spans.iter().for_each(|span| together.extend_from_slice(&slot[span.clone()]));
+        }
+        let mut of_rule: Vec<&mut [F]> = self.slots.iter_mut().map(Vec::as_mut_slice).collect();
+        rule.update(step, values, &self.gradient, &mut of_rule)?;
+        for (together, slot) in self.slots.iter().zip(slots) {
+            let mut rest = together.as_slice();
+            for span in &self.spans {
+                let (here, after) = rest.split_at(span.len());
+                slot[span.clone()].copy_from_slice(here);
+                rest = after;
+            }
+        }
+        self.spans.clear();
+        self.gradient.clear();
+        Ok(())
+    }
+}
+
+fn gather<F: Copy>(spans: &[Range<usize>], from: &[F], mut to: &mut [F]) {
+    for span in spans {
+        if let Some(place) = to.split_off_mut(..span.len()) {
+            place.copy_from_slice(&from[span.clone()]);
+        }
+    }
+}
