@@ -33,9 +33,7 @@ pub use variable_kinds::{VariableAggregation, VariableSynchronization};
 /// The interface for the other crates of `distribute`. It is not public: anything in it may change.
 #[doc(hidden)]
 pub mod internal {
-    pub use crate::deposit::{
-        Bucket, Deposited, DeviceRows, Filling, Flat, Layout, LocalGradient, Pack, Pool, Rows,
-    };
+    pub use crate::deposit::{Bucket, Dense, Filling, Flat, Gradient, Layout, Pack, Pool, RowValues, Rows};
     pub use crate::device::{DeviceCopies, Writing, is_native, put};
     pub use crate::error::panicked;
     pub use crate::known::{Known, attach};

@@ -1,11 +1,13 @@
 //! The gradients of a model's variables on one replica, and what they are of.
 
-use crate::{Optimizer, Trained};
+use crate::Optimizer;
+use crate::parameters::Parameters;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
-use distribute_base::internal::to_device;
+use distribute_base::internal::{Dense, Gradient as Reduced, Number, Rows, to_device, to_host};
 use distribute_base::{Error, Result};
 use distribute_core::internal::raised;
+use distribute_optim::merge_rows;
 use distribute_tensor::{HostTensor, IndexedSlices, ReduceOp};
 use std::sync::Arc;
 
@@ -94,7 +96,7 @@ impl Weighting {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Gradients {
-    trained: Arc<Trained>,
+    parameters: Arc<Parameters>,
     /// For each variable its gradient, if it has one: checked, and contiguous.
     all: Vec<Option<Gradient>>,
 }
@@ -102,8 +104,11 @@ pub struct Gradients {
 impl Gradients {
     /// None yet: for [`insert`](Gradients::insert), or to take part in a step without any.
     pub fn new<R>(optimizer: &Optimizer<R>) -> Self {
-        let trained = optimizer.trained.clone();
-        Self { all: vec![None; trained.variables.len()], trained }
+        Self::none(&optimizer.inner.parameters)
+    }
+
+    pub(crate) fn none(parameters: &Arc<Parameters>) -> Self {
+        Self { all: vec![None; parameters.variables.len()], parameters: parameters.clone() }
     }
 
     /// Computes the gradients of a loss, which is a scalar, by [`backward`].
@@ -114,12 +119,16 @@ impl Gradients {
     #[doc(alias = "tf.keras.optimizers.Optimizer.compute_gradients")]
     #[doc(alias = "tf.GradientTape.gradient")]
     pub fn of<R>(optimizer: &Optimizer<R>, loss: &Tensor) -> Result<Self> {
+        Self::found(&optimizer.inner.parameters, loss)
+    }
+
+    pub(crate) fn found(parameters: &Arc<Parameters>, loss: &Tensor) -> Result<Self> {
         let _backward = tracing::trace_span!("backward").entered();
         require_scalar("Gradients::of", loss)?;
         let mut store = backward(loss)?;
-        let trained = optimizer.trained.clone();
-        let of = |number| Ok(trained.found(number, &mut store)?.map(Gradient::Dense));
-        Ok(Self { all: (0..trained.variables.len()).map(of).collect::<Result<_>>()?, trained })
+        let parameters = parameters.clone();
+        let of = |number| Ok(parameters.found(number, &mut store)?.map(Gradient::Dense));
+        Ok(Self { all: (0..parameters.variables.len()).map(of).collect::<Result<_>>()?, parameters })
     }
 
     /// Takes the gradients of the optimizer's variables from a store: [`backward`]'s, or that of candle's own backward, some of
@@ -129,10 +138,10 @@ impl Gradients {
     /// As [`insert`](Gradients::insert).
     pub fn from_store<R>(optimizer: &Optimizer<R>, store: &GradStore) -> Result<Self> {
         let mut gradients = Self::new(optimizer);
-        for (index, (_, variable)) in optimizer.trained.variables.iter().enumerate() {
-            for computed_with in gradients.trained.clone().computed_with(index, variable) {
+        for (index, (_, variable)) in optimizer.inner.parameters.variables.iter().enumerate() {
+            for computed_with in gradients.parameters.clone().computed_with(index, variable) {
                 if let Some(gradient) = store.get(computed_with) {
-                    let found = gradients.trained.check(index, gradient.clone().into())?;
+                    let found = gradients.parameters.check(index, gradient.clone().into())?;
                     let before = gradients.all[index].take();
                     gradients.all[index] = Some(match before {
                         Some(before) => before.plus(found, variable)?,
@@ -149,8 +158,8 @@ impl Gradients {
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown variable, another shape or dtype, or a row outside of the variable.
     pub fn insert(&mut self, variable: &str, gradient: impl Into<Gradient>) -> Result<()> {
-        let index = self.trained.position("Gradients::insert", variable)?;
-        self.all[index] = Some(self.trained.check(index, gradient.into())?);
+        let index = self.parameters.position("Gradients::insert", variable)?;
+        self.all[index] = Some(self.parameters.check(index, gradient.into())?);
         Ok(())
     }
 
@@ -161,7 +170,7 @@ impl Gradients {
 
     /// All there are, with the names of their variables.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Gradient)> {
-        let names = self.trained.variables.iter().map(|(name, _)| name.as_str());
+        let names = self.parameters.variables.iter().map(|(name, _)| name.as_str());
         names.zip(&self.all).filter_map(|(name, gradient)| Some((name, gradient.as_ref()?)))
     }
 
@@ -170,8 +179,9 @@ impl Gradients {
     /// # Errors
     /// [`Error::InvalidArgument`] for those of another optimizer.
     pub fn add(&mut self, other: Gradients) -> Result<()> {
-        self.trained.require_same("Gradients::add", &other)?;
-        for ((mine, other), (_, variable)) in self.all.iter_mut().zip(other.all).zip(&self.trained.variables)
+        self.parameters.require_same("Gradients::add", &other)?;
+        for ((mine, other), (_, variable)) in
+            self.all.iter_mut().zip(other.all).zip(&self.parameters.variables)
         {
             *mine = match (mine.take(), other) {
                 (Some(mine), Some(other)) => Some(mine.plus(other, variable)?),
@@ -192,8 +202,8 @@ impl Gradients {
         Ok(())
     }
 
-    pub(crate) fn of_optimizer(self, trained: &Trained) -> Result<Vec<Option<Gradient>>> {
-        trained.require_same("apply_gradients", &self)?;
+    pub(crate) fn of_optimizer(self, parameters: &Parameters) -> Result<Vec<Option<Gradient>>> {
+        parameters.require_same("apply_gradients", &self)?;
         Ok(self.all)
     }
 }
@@ -216,19 +226,50 @@ impl Gradient {
             (mine, other) => Ok(Gradient::Dense(sum(dense(mine)?, dense(other)?)?)),
         }
     }
-}
 
-impl Trained {
-    /// What replicas compute with in place of a variable: the variable itself, and its copies on devices.
-    pub(crate) fn computed_with<'a>(
-        &'a self,
-        number: usize,
-        variable: &'a Var,
-    ) -> impl Iterator<Item = &'a Var> {
-        let copies = self.device_copies.get(number).and_then(Option::as_ref);
-        std::iter::once(variable).chain(copies.into_iter().flat_map(|copies| copies.made()))
+    /// On the host, as it goes to the reduction. Of rows that occur several times the sum.
+    pub(crate) fn on_host(self, variable: &Var) -> Result<Reduced> {
+        fn merged<F: Number>(slices: &IndexedSlices, row_len: usize) -> Result<Rows> {
+            let values = slices.values.as_slice::<F>().unwrap_or_default();
+            let (rows, values) = merge_rows(slices.indices.as_slice().unwrap_or_default(), values, row_len)?;
+            Ok(Rows::new(rows, F::vector(values)))
+        }
+        let row_len = row_len(variable);
+        Ok(match (self, variable.dtype()) {
+            (Gradient::Dense(tensor), _) => Reduced::Dense(Dense::Host(to_host(&tensor)?)),
+            (Gradient::Rows(slices), DType::F32) => Reduced::Rows(merged::<f32>(&slices, row_len)?),
+            (Gradient::Rows(slices), _) => Reduced::Rows(merged::<f64>(&slices, row_len)?),
+        })
     }
 
+    /// On the device of a copy of the variable, as it goes to the update there. Of rows that occur several times the sum.
+    pub(crate) fn on_device(self, copy: &Var) -> Result<Reduced> {
+        match self {
+            Gradient::Dense(tensor) => Ok(Reduced::Dense(Dense::Device(to_device(&tensor, copy.device())?))),
+            rows => Ok(rows.on_host(copy)?.to_device(copy)?),
+        }
+    }
+
+    /// As users see it, from one on the host.
+    pub(crate) fn from_reduced(gradient: Reduced, variable: &Var) -> Result<Self> {
+        let rows = match gradient {
+            Reduced::Dense(dense) => return Ok(Self::Dense(dense.tensor(variable)?)),
+            Reduced::Rows(rows) => rows,
+        };
+        let dims = variable.dims();
+        let all: Vec<usize> = (0..rows.rows.len()).collect();
+        let values = rows.take(&all, dims.get(1..).unwrap_or_default())?;
+        let indices = HostTensor::vector(rows.rows.into_iter().map(|row| row as i64).collect());
+        Ok(Self::Rows(IndexedSlices::new(values, indices, Some(dims.to_vec()))?))
+    }
+}
+
+/// The elements of a row: of everything but the first axis.
+pub(crate) fn row_len(variable: &Var) -> usize {
+    variable.dims().get(1..).map_or(0, |rest| rest.iter().product())
+}
+
+impl Parameters {
     /// Takes the gradient of a variable from the store, on the device where it was found: its own and those of its copies, added up.
     fn found(&self, number: usize, store: &mut GradStore) -> Result<Option<Tensor>> {
         let mut sum: Option<Tensor> = None;
@@ -243,25 +284,6 @@ impl Trained {
         Ok(sum)
     }
 
-    /// Which variable has this name.
-    pub(crate) fn position(&self, operation: &'static str, name: &str) -> Result<usize> {
-        let unknown = || {
-            let all: Vec<_> = self.variables.iter().map(|(name, _)| name).take(20).collect();
-            let why = if self.frozen.iter().any(|(frozen, _)| frozen == name) {
-                format!("variable {name:?} is frozen; those that are trained")
-            } else if let Some((_, unfit)) = self.unfit.iter().find(|(unfit, _)| unfit == name) {
-                format!(
-                    "variable {name:?} is {:?}, which optimizers don't train; those that are trained",
-                    unfit.dtype()
-                )
-            } else {
-                format!("no variable is named {name:?}; there")
-            };
-            Error::invalid(operation, format!("{why} are {all:?}"))
-        };
-        self.variables.iter().position(|(all, _)| all == name).ok_or_else(unknown)
-    }
-
     /// A gradient that fits its variable: a contiguous tensor of its own without a graph, rows with the shape of the whole and int64
     /// indices.
     pub(crate) fn check(&self, index: usize, gradient: Gradient) -> Result<Gradient> {
@@ -274,14 +296,7 @@ impl Trained {
             );
             Error::invalid("gradients", reason)
         };
-        if self.remote.as_ref().is_some_and(|remote| remote.is_dynamic(index)) {
-            return Err(Error::NotSupported {
-                operation: "gradients",
-                strategy: "ParameterServerStrategy",
-                what: "gradients of one's own of a table of ids",
-                advice: "train it by minimize, with a nn::DynamicEmbedding",
-            });
-        }
+        self.backend.require_gradient(index)?;
         match gradient {
             Gradient::Dense(tensor) => {
                 if tensor.dims() != variable.dims() || tensor.dtype() != variable.dtype() {
@@ -312,7 +327,7 @@ impl Trained {
     }
 
     fn require_same(&self, operation: &'static str, gradients: &Gradients) -> Result<()> {
-        if std::ptr::eq(self, &*gradients.trained) {
+        if std::ptr::eq(self, &*gradients.parameters) {
             return Ok(());
         }
         Err(Error::invalid(

@@ -1,21 +1,21 @@
-//! What a replica tells of its part of a step before any gradient moves.
+//! The header of a replica's part of a step: what all replicas must know before any gradient moves.
 
 use crate::Weighting;
 use candle_core::DType;
 use distribute_base::Error;
-use distribute_base::internal::LocalGradient;
+use distribute_base::internal::Gradient;
 use distribute_tensor::Error as Unreadable;
 use distribute_tensor::ReduceOp;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// What a replica tells of its part of a step: what is decided of the step for all replicas is a function of these.
+/// The header of a replica's part of a step. The decision about the step is a function of the headers of all replicas.
 #[derive(Clone, Debug)]
-pub(crate) struct Tally {
+pub(crate) struct StepHeader {
     pub(crate) weighting: Weighting,
-    /// Operands over the examples.
+    /// The sum over the examples.
     pub(crate) loss: f64,
-    /// That of the loss.
+    /// The dtype of the loss.
     pub(crate) dtype: DType,
     /// The rows of this replica's piece of the batch, where they are known.
     pub(crate) rows: Option<usize>,
@@ -24,14 +24,14 @@ pub(crate) struct Tally {
     /// On the first replica of a process, where processes are compared or a schedule is asked.
     pub(crate) position: Option<Position>,
     /// What there is of each variable, in the optimizer's order.
-    pub(crate) kinds: Vec<Kind>,
+    pub(crate) kinds: Vec<GradientKind>,
     /// How its dense gradients have been sent to the other workers already, if they have.
     pub(crate) sent: Option<SentAhead>,
     /// Of the first replica of a process, where they could have been and were not: in which order they were complete.
     pub(crate) order: Option<Vec<u32>>,
 }
 
-/// How a replica's dense gradients have been sent before its tally.
+/// How a replica's dense gradients have been sent before its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SentAhead {
     /// Ahead of which call.
@@ -53,16 +53,37 @@ pub(crate) struct Position {
     pub(crate) learning_rate: Result<f64, Arc<Error>>,
 }
 
-impl Tally {
+impl StepHeader {
+    /// The header of a replica of which no loss and no gradient is known yet.
+    pub(crate) fn new(weighting: Weighting, dtype: DType, variables: usize) -> Self {
+        Self {
+            weighting,
+            loss: 0.,
+            dtype,
+            rows: None,
+            finite: true,
+            position: None,
+            kinds: vec![GradientKind::Nothing; variables],
+            sent: None,
+            order: None,
+        }
+    }
+
+    /// Adds the loss, summed over the examples.
+    pub(crate) fn set_loss(&mut self, loss: f64) {
+        self.loss = loss;
+        self.finite &= loss.is_finite();
+    }
+
     /// How the dense gradients of all replicas have been sent ahead, if they have, in one way.
-    pub(crate) fn sent_ahead(all: &[&Tally]) -> Option<SentAhead> {
+    pub(crate) fn sent_ahead(all: &[&StepHeader]) -> Option<SentAhead> {
         let first = all.first()?.sent;
-        first.filter(|_| all.iter().all(|tally| tally.sent == first))
+        first.filter(|_| all.iter().all(|header| header.sent == first))
     }
 
     /// How many examples the losses of all replicas are over.
-    pub(crate) fn examples(all: &[&Tally]) -> f64 {
-        all.iter().filter_map(|tally| tally.weighting.examples()).map(|n| n as f64).sum()
+    pub(crate) fn examples(all: &[&StepHeader]) -> f64 {
+        all.iter().filter_map(|header| header.weighting.examples()).map(|n| n as f64).sum()
     }
 
     /// What this replica's gradients are multiplied by, before they are added to the others'.
@@ -76,34 +97,34 @@ impl Tally {
     }
 }
 
-/// What a replica has of a variable's gradient.
+/// The gradient that a replica has of a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Kind {
+pub(crate) enum GradientKind {
     Nothing,
     Dense,
     Rows,
 }
 
-impl Kind {
-    pub(crate) fn of(ready: &Option<LocalGradient>) -> Self {
-        match ready {
-            None => Kind::Nothing,
-            Some(LocalGradient::Dense(_) | LocalGradient::Deposited(_)) => Kind::Dense,
-            Some(LocalGradient::Rows(_)) => Kind::Rows,
+impl GradientKind {
+    pub(crate) fn of(gradient: &Option<Gradient>) -> Self {
+        match gradient {
+            None => GradientKind::Nothing,
+            Some(Gradient::Dense(_)) => GradientKind::Dense,
+            Some(Gradient::Rows(_)) => GradientKind::Rows,
         }
     }
 
-    /// That of the sum of two: dense where either is.
+    /// The kind of the sum of two: dense where either is.
     pub(crate) fn plus(self, other: Self) -> Self {
         match (self, other) {
-            (Kind::Nothing, kind) | (kind, Kind::Nothing) => kind,
-            (Kind::Rows, Kind::Rows) => Kind::Rows,
-            _ => Kind::Dense,
+            (GradientKind::Nothing, kind) | (kind, GradientKind::Nothing) => kind,
+            (GradientKind::Rows, GradientKind::Rows) => GradientKind::Rows,
+            _ => GradientKind::Dense,
         }
     }
 }
 
-/// A tally as it is sent.
+/// A header as it is sent.
 #[derive(Serialize, Deserialize)]
 struct Sent {
     weighting: SentWeighting,
@@ -112,7 +133,7 @@ struct Sent {
     rows: Option<usize>,
     finite: bool,
     position: Option<(u64, SentState, Result<f64, String>)>,
-    kinds: Vec<Kind>,
+    kinds: Vec<GradientKind>,
     sent: Option<SentAhead>,
     order: Option<Vec<u32>>,
 }
@@ -133,20 +154,20 @@ enum SentWeighting {
     Mean,
 }
 
-/// The tallies of a process, for the others.
-pub(crate) fn encode<'t>(tallies: impl Iterator<Item = &'t Tally>) -> Result<Vec<u8>, Unreadable> {
-    let sent = tallies.map(|tally| Sent {
-        weighting: match tally.weighting {
+/// The headers of a process, for the others.
+pub(crate) fn encode<'t>(headers: impl Iterator<Item = &'t StepHeader>) -> Result<Vec<u8>, Unreadable> {
+    let sent = headers.map(|header| Sent {
+        weighting: match header.weighting {
             Weighting::MeanOver(n) => SentWeighting::MeanOver(n),
             Weighting::SumOver(n) => SentWeighting::SumOver(n),
             Weighting::Replicas(ReduceOp::Sum) => SentWeighting::Sum,
             Weighting::Replicas(ReduceOp::Mean) => SentWeighting::Mean,
         },
-        loss: tally.loss,
-        dtype: tally.dtype.as_str().into(),
-        rows: tally.rows,
-        finite: tally.finite,
-        position: tally.position.as_ref().map(
+        loss: header.loss,
+        dtype: header.dtype.as_str().into(),
+        rows: header.rows,
+        finite: header.finite,
+        position: header.position.as_ref().map(
             |Position { finished, incomplete, settings, learning_rate }| {
                 let rate = learning_rate.as_ref().map(|rate| *rate).map_err(ToString::to_string);
                 let state = match (*settings, *incomplete) {
@@ -157,22 +178,22 @@ pub(crate) fn encode<'t>(tallies: impl Iterator<Item = &'t Tally>) -> Result<Vec
                 (*finished, state, rate)
             },
         ),
-        kinds: tally.kinds.clone(),
-        sent: tally.sent,
-        order: tally.order.clone(),
+        kinds: header.kinds.clone(),
+        sent: header.sent,
+        order: header.order.clone(),
     });
     postcard::to_stdvec(&sent.collect::<Vec<_>>()).map_err(|_| unreadable("tallies that cannot be written"))
 }
 
-/// The tallies of another process. It may have set its optimizer differently, with another number of variables: see
+/// The headers of another process. It may have set its optimizer differently, with another number of variables: see
 /// [`require_fit`].
-pub(crate) fn decode(bytes: &[u8], replicas: usize) -> Result<Vec<Tally>, Unreadable> {
+pub(crate) fn decode(bytes: &[u8], replicas: usize) -> Result<Vec<StepHeader>, Unreadable> {
     let sent: Vec<Sent> = postcard::from_bytes(bytes).map_err(|_| unreadable("no tallies of a step"))?;
     if sent.len() != replicas {
         return Err(unreadable("tallies of another number of replicas"));
     }
-    let tally = |sent: Sent| {
-        Ok(Tally {
+    let header = |sent: Sent| {
+        Ok(StepHeader {
             weighting: match sent.weighting {
                 SentWeighting::MeanOver(n) => Weighting::MeanOver(n),
                 SentWeighting::SumOver(n) => Weighting::SumOver(n),
@@ -197,13 +218,13 @@ pub(crate) fn decode(bytes: &[u8], replicas: usize) -> Result<Vec<Tally>, Unread
             order: sent.order,
         })
     };
-    sent.into_iter().map(tally).collect()
+    sent.into_iter().map(header).collect()
 }
 
-/// Refuses tallies that are not of so many variables.
-pub(crate) fn require_fit(all: &[Tally], variables: usize) -> Result<(), Unreadable> {
-    let fits = |tally: &Tally| {
-        tally.kinds.len() == variables && tally.order.as_ref().is_none_or(|order| order.len() == variables)
+/// Refuses headers that are not of so many variables.
+pub(crate) fn require_fit(all: &[StepHeader], variables: usize) -> Result<(), Unreadable> {
+    let fits = |header: &StepHeader| {
+        header.kinds.len() == variables && header.order.as_ref().is_none_or(|order| order.len() == variables)
     };
     if all.iter().all(fits) { Ok(()) } else { Err(unreadable("tallies of another number of variables")) }
 }
@@ -218,14 +239,14 @@ mod tests {
 
     #[test]
     fn what_is_sent_is_what_is_read_and_what_does_not_fit_is_refused() {
-        let tally = |weighting, dtype, position, rows: Option<u64>| Tally {
+        let header = |weighting, dtype, position, rows: Option<u64>| StepHeader {
             weighting,
             loss: 0.1,
             dtype,
             rows: Some(3),
             finite: true,
             position,
-            kinds: vec![Kind::Nothing, Kind::Dense, Kind::Rows],
+            kinds: vec![GradientKind::Nothing, GradientKind::Dense, GradientKind::Rows],
             sent: rows.map(|rows| SentAhead { call: 3, layout: rows }),
             order: rows.is_none().then(|| vec![2, 0, 1]),
         };
@@ -234,10 +255,10 @@ mod tests {
             Some(Position { finished, incomplete: finished == 1, settings, learning_rate })
         };
         let all = [
-            tally(Weighting::MeanOver(3), DType::F32, at(7, Ok(0.3)), None),
-            tally(Weighting::SumOver(0), DType::BF16, at(0, Ok(f64::MIN_POSITIVE)), Some(1)),
-            tally(Weighting::Replicas(ReduceOp::Sum), DType::F64, None, Some(1)),
-            tally(
+            header(Weighting::MeanOver(3), DType::F32, at(7, Ok(0.3)), None),
+            header(Weighting::SumOver(0), DType::BF16, at(0, Ok(f64::MIN_POSITIVE)), Some(1)),
+            header(Weighting::Replicas(ReduceOp::Sum), DType::F64, None, Some(1)),
+            header(
                 Weighting::Replicas(ReduceOp::Mean),
                 DType::F16,
                 at(1, Err(Arc::new(Error::other("no")))),
@@ -262,18 +283,18 @@ mod tests {
         let of = |settings| {
             let position =
                 Some(Position { finished: 7, incomplete: false, settings, learning_rate: Ok(0.1) });
-            let tally = Tally {
+            let header = StepHeader {
                 weighting: Weighting::SumOver(1),
                 loss: 0.1,
                 dtype: DType::F32,
                 rows: None,
                 finite: true,
                 position,
-                kinds: vec![Kind::Dense; 3],
+                kinds: vec![GradientKind::Dense; 3],
                 sent: None,
                 order: None,
             };
-            encode([&tally].into_iter()).unwrap().len()
+            encode([&header].into_iter()).unwrap().len()
         };
         // One tally, its weighting, loss, dtype, rows, finite, position (7, the state, the rate), kinds, sent and order.
         assert_eq!(of(None), 1 + 2 + 8 + 4 + 1 + 1 + (1 + 1 + 1 + 1 + 8) + 4 + 1 + 1);

@@ -12,55 +12,57 @@
 //! | divide slots among workers | [`Optimizer::sharded_state`] |
 //! | update a table of one's own | [`rules`] |
 //!
-//! A step goes this way: each replica's gradients are checked and changed on its own thread (`contribution.rs`), then all
-//! meet and tell each other what they have (`tally.rs`), workers whether they have set the optimizer alike (`agreement.rs`), what becomes of the step is decided for all (`judge.rs`), gradients
-//! are exchanged with the other workers of a group (`over_workers.rs`), added up and over the replicas of this process (`reduction.rs`, each replica
-//! the range that it owns), and an `Updater` applies them: `in_place.rs` in the same pass, or `on_copies.rs`, where a rule is the user's.
-//! What replicas compute with on devices of their own is updated there (`on_devices/`): a single replica's gradients and loss never
-//! leave its device, and the losses are read later, many at once (`unread.rs`).
-//! Where workers share the state, each applies them to the elements that it owns (`shards.rs`), and gets the others' (`sharded.rs`).
-//! What calls code of users is done in parts (`together.rs`), so that nobody waits for such code beyond the deadline.
+//! # Where things are
 //!
-//! On this way a replica's gradient of a variable is a `LocalGradient`; `Operands` has those of all replicas, open for
-//! reading, of which each replica takes `GradientRange`s, and with values and slots beside them `UpdateRange`s.
+//! | module | what it is |
+//! |---|---|
+//! | `minimize` | the calls that make a step |
+//! | `step` | the step: backward, headers, decision, exchange, update |
+//! | `reduce` | sums of gradients, over the replicas of this process and over workers |
+//! | `update` | what applies them: in memory, on devices, in ranges shared by workers, on parameter servers |
+//! | `checks` | what a step is warned of or refused for |
+//! | `parameters`, `groups`, `settings`, `transform`, `rate` | what is trained, by what rules, and how it is asked for |
+//! | `progress`, `slots`, `state` | steps and slots, also in checkpoints |
+//! | `gradients`, `backward` | gradients as users see them, and how they are found in candle's graph |
+//!
+//! A gradient is one enum on its way, [`Gradient`](distribute_base::internal::Gradient): dense or by row, on the host, in a bucket, in
+//! packs or on a device. What reads it borrows a `GradientRange` of it.
 
 mod backward;
 mod checks;
-mod conversion;
 mod gradients;
 mod groups;
 mod header;
 mod minimize;
+mod parameters;
 mod progress;
 mod rate;
 mod reduce;
-mod rules_of_step;
 mod settings;
 mod slots;
 mod state;
 mod step;
 mod sync;
 mod transform;
-mod unfit;
 mod update;
 
-pub use crate::checks::missing::MissingGradients;
-pub use crate::checks::not_finite::NotFinite;
+pub use checks::missing::MissingGradients;
+pub use checks::not_finite::NotFinite;
 pub use gradients::{Gradient, Gradients, Weighting, backward};
 pub use transform::Transform;
 
-use crate::step::decide::Seen;
-use crate::update::servers::Remote;
-use crate::update::sharded::cuts::Shards;
-use candle_core::{Tensor, Var};
-use distribute_base::internal::{DeviceCopies, Pool};
+use candle_core::Tensor;
+use checks::Seen;
 use distribute_base::{Error, Result};
+use distribute_core::Variables;
 use distribute_core::internal::require_outside_of_run;
-use distribute_core::{Strategy, Variable, Variables};
 use distribute_optim::Rule;
 use groups::Groups;
+use parameters::Parameters;
 use progress::Progress;
 use rate::Rate;
+use slots::Slots;
+use std::marker::PhantomData;
 use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -114,11 +116,17 @@ pub type Ftrl = Optimizer<rules::Ftrl>;
 #[doc(alias = "tf.keras.optimizers.Optimizer")]
 #[derive(Debug)]
 pub struct Optimizer<R> {
-    rule: R,
-    groups: Groups<R>,
-    /// Which of its strategy's optimizers this is, from 1: the same on all workers.
+    inner: Inner,
+    rule: PhantomData<fn() -> R>,
+}
+
+/// An optimizer, whatever its rule: a step is compiled once for all rules.
+#[derive(Debug)]
+struct Inner {
+    groups: Groups,
+    /// The number of this optimizer among those of its strategy, from 1: the same on all workers.
     number: u64,
-    trained: Arc<Trained>,
+    parameters: Arc<Parameters>,
     /// All variables of the model.
     model: Variables,
     rate: Rate,
@@ -130,28 +138,6 @@ pub struct Optimizer<R> {
     /// Whether the workers have compared these settings in a step.
     agreed: AtomicBool,
     seen: Seen,
-}
-
-/// What is trained.
-#[derive(Debug)]
-struct Trained {
-    strategy: Strategy,
-    /// By name.
-    variables: Vec<(String, Var)>,
-    /// Those of the model's that are not, by name.
-    frozen: Vec<(String, Var)>,
-    /// The variables that no optimizer can train, and that have to be frozen before the first step, by name.
-    unfit: Vec<(String, Var)>,
-    /// Which worker updates which elements, where not every one updates all.
-    shards: Option<Shards>,
-    /// The variables on parameter servers, if they are there.
-    remote: Option<Remote>,
-    /// For each variable its copies on devices with memory of their own, if there are any; none at all where no replica has such a device.
-    device_copies: Vec<Option<Arc<DeviceCopies>>>,
-    /// The variables with several copies, of which a step writes the first.
-    followed: Vec<Variable>,
-    /// Where layers put gradients.
-    buckets: Arc<Pool>,
 }
 
 impl<R: Rule + Default> Optimizer<R> {
@@ -179,60 +165,19 @@ impl<R: Rule> Optimizer<R> {
     ///   unless these are [frozen](Optimizer::freeze).
     /// - [`Error::WrongContext`]: the call is inside `run`, where each replica would make an optimizer of its own.
     pub fn with_rule(rule: R, variables: &Variables, learning_rate: f64) -> Result<Self> {
-        require_outside_of_run(
-            "Optimizer::new",
-            "create it outside of run, beside the model, and use it inside: all replicas share one optimizer",
-        )?;
-        rule.validate()?;
-        let (model, strategy) = (variables.clone(), variables.strategy().clone());
-        let all = variables.trained().into_iter();
-        let all = all.filter_map(|(name, variable)| Some((name, variable.vars().next()?.clone())));
-        let (variables, unfit): (Vec<_>, Vec<_>) = all.partition(|(_, variable)| unfit::is_trained(variable));
-        if variables.is_empty() {
-            return Err(unfit::none_to_train(&unfit));
-        }
-        let layout = rule.slots();
-        if layout.len() > slots::MOST_SLOTS {
-            let reason = format!(
-                "rule {} keeps {} slots, of {} at most",
-                rule.name(),
-                layout.len(),
-                slots::MOST_SLOTS
-            );
-            return Err(Error::invalid("Optimizer::with_rule", reason));
-        }
-        rate::require(learning_rate, "Optimizer::with_rule")?;
-        let trained = Trained::new(strategy.clone(), variables, Vec::new(), unfit, false)?;
-        if trained.remote.is_some() {
-            crate::update::servers::require_rule("Optimizer::with_rule", &rule)?;
-        }
-        let slots = trained.new_slots(&layout)?;
-        Ok(Self {
-            rule,
-            groups: Groups::new(trained.variables.len()),
-            number: strategy.next_optimizer(),
-            trained: Arc::new(trained),
-            model,
-            rate: Rate::Set(AtomicU64::new(learning_rate.to_bits())),
-            before_reduce: Vec::new(),
-            after_reduce: Vec::new(),
-            missing_gradients: MissingGradients::default(),
-            not_finite: NotFinite::default(),
-            progress: Progress::new(slots),
-            agreed: AtomicBool::new(false),
-            seen: Seen::default(),
-        })
+        let inner = Inner::new(Box::new(rule), variables, learning_rate)?;
+        Ok(Self { inner, rule: PhantomData })
     }
 
     /// How many steps have been left out since this optimizer was made, by [`NotFinite::Skip`].
     pub fn skipped_steps(&self) -> u64 {
-        self.seen.not_finite.skipped()
+        self.inner.seen.not_finite.skipped()
     }
 
     /// The learning rate of the next step.
     #[doc(alias = "tf.keras.optimizers.Optimizer.learning_rate")]
     pub fn learning_rate(&self) -> f64 {
-        self.rate.after(self.finished_steps())
+        self.inner.rate.after(self.finished_steps())
     }
 
     /// Sets the learning rate of the next step. Between runs: within one, replicas would race for it.
@@ -246,23 +191,23 @@ impl<R: Rule> Optimizer<R> {
             "all replicas share it: set it between runs, or once for all of them in ctx.merge_call; or give the optimizer a \
              schedule",
         )?;
-        self.rate.set(learning_rate)
+        self.inner.rate.set(learning_rate)
     }
 
     /// How many steps have been made.
     #[doc(alias = "tf.keras.optimizers.Optimizer.iterations")]
     pub fn finished_steps(&self) -> u64 {
-        self.progress.finished()
+        self.inner.finished_steps()
     }
 
     /// The names of the variables that are trained.
     pub fn variable_names(&self) -> impl Iterator<Item = &str> {
-        self.trained.variables.iter().map(|(name, _)| name.as_str())
+        self.inner.variable_names()
     }
 
     /// The names of what the rule keeps beside each variable: of Adam `m` and `v`.
     pub fn slot_names(&self) -> impl Iterator<Item = &'static str> + use<R> {
-        self.rule.slots().into_iter().map(|slot| slot.name)
+        self.inner.slot_names().into_iter()
     }
 
     /// A copy of what the rule keeps beside a variable, such as Adam's `m` and `v`, of the variable's shape and dtype.
@@ -288,59 +233,72 @@ impl<R: Rule> Optimizer<R> {
     #[doc(alias = "get_slot")]
     #[track_caller]
     pub fn slot(&self, variable: &str, slot: &str) -> Result<Tensor> {
-        let position = self.trained.position("slot", variable)?;
-        let unknown = || {
-            let all: Vec<_> = self.slot_names().collect();
-            Error::invalid("slot", format!("no slot is named {slot:?}; there are {all:?}"))
-        };
-        let index = self.slot_names().position(|name| name == slot).ok_or_else(unknown)?;
-        if let Some(shards) = &self.trained.shards {
-            return self.slot_of_all(shards, position, index, Location::caller());
-        }
-        if let Some(remote) = &self.trained.remote {
-            if remote.is_dynamic(position) {
-                return Err(Error::NotSupported {
-                    operation: "slot",
-                    strategy: "ParameterServerStrategy",
-                    what: "slots of a table of ids as one tensor",
-                    advice: "take them from Variable::dynamic_rows",
-                });
-            }
-            let slots = self.slots_on_servers(remote, position)?;
-            let value = slots.get(index).ok_or_else(unknown)?;
-            return Ok(value.to_candle(&candle_core::Device::Cpu)?);
-        }
-        self.progress.read("slot")?[position].tensor(index, &self.trained.variables[position].1)
+        self.inner.slot(variable, slot, Location::caller())
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use crate::Sgd;
-    use candle_core::{DType, Device, Module, Tensor};
-    use candle_nn::VarBuilder;
-    use distribute_core::ReplicaContext;
-    use distribute_nn::{Linear, linear};
-    use distribute_strategies::MirroredStrategy;
-    use distribute_testing::watched;
+impl Inner {
+    fn new(rule: Box<dyn Rule>, variables: &Variables, learning_rate: f64) -> Result<Self> {
+        require_outside_of_run(
+            "Optimizer::new",
+            "create it outside of run, beside the model, and use it inside: all replicas share one optimizer",
+        )?;
+        rule.validate()?;
+        let (model, strategy) = (variables.clone(), variables.strategy().clone());
+        let all = variables.trained().into_iter();
+        let all = all.filter_map(|(name, variable)| Some((name, variable.vars().next()?.clone())));
+        let (variables, unfit): (Vec<_>, Vec<_>) =
+            all.partition(|(_, variable)| parameters::is_trained(variable));
+        if variables.is_empty() {
+            return Err(parameters::none_to_train(&unfit));
+        }
+        let layout = rule.slots();
+        if layout.len() > slots::MOST_SLOTS {
+            let reason = format!(
+                "rule {} keeps {} slots, of {} at most",
+                rule.name(),
+                layout.len(),
+                slots::MOST_SLOTS
+            );
+            return Err(Error::invalid("Optimizer::with_rule", reason));
+        }
+        rate::require(learning_rate, "Optimizer::with_rule")?;
+        let parameters = Parameters::new(strategy.clone(), variables, Vec::new(), unfit, false)?;
+        parameters.backend.require_rule("Optimizer::with_rule", &*rule)?;
+        Ok(Self {
+            progress: Progress::new(Slots::of_all(&parameters, &layout)?),
+            groups: Groups::new(rule, parameters.variables.len()),
+            number: strategy.next_optimizer(),
+            parameters: Arc::new(parameters),
+            model,
+            rate: Rate::Set(AtomicU64::new(learning_rate.to_bits())),
+            before_reduce: Vec::new(),
+            after_reduce: Vec::new(),
+            missing_gradients: MissingGradients::default(),
+            not_finite: NotFinite::default(),
+            agreed: AtomicBool::new(false),
+            seen: Seen::default(),
+        })
+    }
 
-    #[test]
-    fn all_steps_take_one_bucket_for_each_replica() {
-        watched(|| {
-            let strategy = MirroredStrategy::cpus(3).unwrap();
-            let model = strategy.replicate(|vb: VarBuilder| linear(3, 2, vb)).unwrap();
-            let optimizer = Sgd::new(&model.variables, 0.1).unwrap();
-            let x = Tensor::ones((4, 3), DType::F32, &Device::Cpu).unwrap();
-            let step = |ctx: &ReplicaContext, model: &Linear| {
-                optimizer.minimize(ctx, model.forward(&x)?.mean_all()?, 4)
-            };
-            for _ in 0..4 {
-                strategy.run(&model, step).unwrap();
-            }
-            assert_eq!(optimizer.trained.buckets.counts(), [1; 3]);
-            // Nor does a replica that is late in leaving a step hold what another needs in the next.
-            strategy.run(&model, |ctx, model| (0..50).try_for_each(|_| step(ctx, model).map(drop))).unwrap();
-            assert_eq!(optimizer.trained.buckets.counts(), [1; 3]);
-        });
+    fn finished_steps(&self) -> u64 {
+        self.progress.finished()
+    }
+
+    fn variable_names(&self) -> impl Iterator<Item = &str> {
+        self.parameters.variables.iter().map(|(name, _)| name.as_str())
+    }
+
+    fn slot_names(&self) -> Vec<&'static str> {
+        self.groups.rule().slots().into_iter().map(|slot| slot.name).collect()
+    }
+
+    fn slot(&self, variable: &str, slot: &str, at: &'static Location<'static>) -> Result<Tensor> {
+        let number = self.parameters.position("slot", variable)?;
+        let names = self.slot_names();
+        let Some(index) = names.iter().position(|name| *name == slot) else {
+            return Err(Error::invalid("slot", format!("no slot is named {slot:?}; there are {names:?}")));
+        };
+        self.parameters.backend.slot(self, number, index, at)
     }
 }

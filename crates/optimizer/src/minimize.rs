@@ -1,7 +1,7 @@
-//! The calls that make a step: backward, reduce, update.
+//! The calls that make a step.
 
 use crate::step::backward::Losses;
-use crate::{Gradients, Optimizer, Weighting};
+use crate::{Gradients, Inner, Optimizer, Weighting};
 use candle_core::{DType, Tensor};
 use distribute_base::{Error, Result};
 use distribute_core::ReplicaContext;
@@ -49,17 +49,17 @@ impl<R: Rule> Optimizer<R> {
         n: usize,
         at: &'static Location<'static>,
     ) -> Result<Tensor> {
-        self.require(ctx, "minimize")?;
+        self.inner.require(ctx, "minimize")?;
         require_rows(ctx, "minimize", n)?;
-        let mut sum = Losses::new(self, ctx);
+        let mut sum = Losses::new(&self.inner, ctx);
         // A replica that is alone has the same bits as without a strategy; others may be in each other's graphs.
         let weighting = match ctx.num_replicas_in_sync() {
             1 => Weighting::MeanOver(n),
             _ => Weighting::SumOver(n),
         };
-        sum.add(self, ctx, loss, weighting, at)?;
+        sum.add(&self.inner, ctx, loss, weighting, at)?;
         sum.weighting = weighting;
-        self.step(ctx, "minimize", sum, at)
+        self.inner.step(ctx, "minimize", sum, at)
     }
 
     /// One training step over several micro-batches: as [`minimize`](Optimizer::minimize), with the gradients of all
@@ -80,18 +80,18 @@ impl<R: Rule> Optimizer<R> {
         losses: impl IntoIterator<Item = Result<(Tensor, usize)>>,
     ) -> Result<Tensor> {
         let at = Location::caller();
-        self.require(ctx, "minimize_each")?;
-        let (mut sum, mut all) = (Losses::new(self, ctx), 0usize);
+        self.inner.require(ctx, "minimize_each")?;
+        let (mut sum, mut all) = (Losses::new(&self.inner, ctx), 0usize);
         for item in losses {
             let (loss, examples) = item?;
             require_rows(ctx, "minimize_each", examples)?;
-            sum.add(self, ctx, loss, Weighting::SumOver(examples), at)?;
+            sum.add(&self.inner, ctx, loss, Weighting::SumOver(examples), at)?;
             let too_many =
                 || Error::invalid("minimize_each", format!("{all} and {examples} examples are too many"));
             all = all.checked_add(examples).ok_or_else(too_many)?;
         }
         sum.weighting = Weighting::SumOver(all);
-        self.step(ctx, "minimize_each", sum, at)
+        self.inner.step(ctx, "minimize_each", sum, at)
     }
 
     /// Takes part in a step without an example: for a replica whose piece of the batch is empty.
@@ -102,10 +102,10 @@ impl<R: Rule> Optimizer<R> {
     #[track_caller]
     pub fn skip(&self, ctx: &ReplicaContext) -> Result<Tensor> {
         let at = Location::caller();
-        self.require(ctx, "skip")?;
-        let mut sum = Losses::new(self, ctx);
-        sum.join(self, ctx, None, at)?;
-        self.step(ctx, "skip", sum, at)
+        self.inner.require(ctx, "skip")?;
+        let mut sum = Losses::new(&self.inner, ctx);
+        sum.join(&self.inner, ctx, None, at)?;
+        self.inner.step(ctx, "skip", sum, at)
     }
 
     /// One training step by gradients that are there: their reduction over all replicas, as `weighting` says, and the
@@ -153,7 +153,7 @@ impl<R: Rule> Optimizer<R> {
         weighting: impl Into<Weighting>,
     ) -> Result<()> {
         let at = Location::caller();
-        self.require(ctx, "apply_gradients")?;
+        self.inner.require(ctx, "apply_gradients")?;
         let weighting = weighting.into();
         require_rows(ctx, "apply_gradients", weighting.examples().unwrap_or(0))?;
         let weighting = match weighting {
@@ -164,22 +164,24 @@ impl<R: Rule> Optimizer<R> {
         let losses = Vec::new();
         let (dtype, ahead, stale) = (DType::F32, false, None);
         let given = Losses { gradients, bucket: None, weighting, losses, dtype, ahead, stale };
-        self.step(ctx, "apply_gradients", given, at).map(drop)
+        self.inner.step(ctx, "apply_gradients", given, at).map(drop)
     }
+}
 
-    /// Whether this is the place for a step.
+impl Inner {
+    /// Refuses a step outside of a replica of this optimizer's strategy, and of variables that can't be trained.
     fn require(&self, ctx: &ReplicaContext, operation: &'static str) -> Result<()> {
         ctx.require_current(operation)?;
-        if ctx.strategy() != &self.trained.strategy {
-            let mut names = self.trained.variables.iter().map(|(name, _)| name.as_str());
+        if ctx.strategy() != &self.parameters.strategy {
+            let mut names = self.variable_names();
             let first = names.next().unwrap_or_default();
             let what = match names.count() {
-                0 => format!("the {} optimizer of {first}", self.rule.name()),
-                more => format!("the {} optimizer of {first} and {more} more", self.rule.name()),
+                0 => format!("the {} optimizer of {first}", self.groups.rule().name()),
+                more => format!("the {} optimizer of {first} and {more} more", self.groups.rule().name()),
             };
-            return Err(mixed(operation, Some(what), &self.trained.strategy));
+            return Err(mixed(operation, Some(what), &self.parameters.strategy));
         }
-        self.trained.require_fit(operation)
+        self.parameters.require_fit(operation)
     }
 }
 

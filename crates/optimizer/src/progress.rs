@@ -59,6 +59,12 @@ impl Progress {
         self.slots.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Forgets the slots of all variables but some.
+    pub(crate) fn keep(&mut self, stays: impl Fn(usize) -> bool) {
+        let mut index = 0..;
+        self.slots_mut().retain(|_| index.next().is_some_and(&stays));
+    }
+
     /// To change which there are, before anybody else knows of them.
     pub(crate) fn slots_mut(&mut self) -> &mut Vec<Slots> {
         self.slots.get_mut().unwrap_or_else(PoisonError::into_inner)
@@ -94,7 +100,7 @@ impl<'a> Change<'a> {
     }
 
     /// Counts a step.
-    pub(crate) fn step_made(&self) {
+    pub(crate) fn commit(&self) {
         self.set_finished(self.progress.finished() + 1);
     }
 

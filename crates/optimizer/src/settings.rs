@@ -1,11 +1,15 @@
-//! What can be asked of an optimizer before it is used.
+//! The settings of an optimizer, before it is used.
 
+use crate::checks::{missing::MissingGradients, not_finite::NotFinite};
+use crate::parameters::Parameters;
 use crate::rate::Rate;
-use crate::update::servers;
-use crate::update::sharded::settings;
-use crate::{MissingGradients, NotFinite, Optimizer, Transform};
-use distribute_base::Result;
+use crate::slots::Slots;
+use crate::update::{When, sharded};
+use crate::{Inner, Optimizer, Transform};
+use candle_core::Var;
+use distribute_base::{Error, Result};
 use distribute_optim::{Rule, Schedule};
+use std::sync::Arc;
 
 impl<R: Rule> Optimizer<R> {
     /// Takes the learning rate of each step from a schedule, in place of the number given at first: a function of the
@@ -36,8 +40,8 @@ impl<R: Rule> Optimizer<R> {
     #[doc(alias = "LearningRateSchedule")]
     pub fn with_schedule(mut self, schedule: impl Schedule) -> Result<Self> {
         schedule.validate()?;
-        self.rate = Rate::Schedule(Box::new(schedule));
-        self.compare_again();
+        self.inner.rate = Rate::Schedule(Box::new(schedule));
+        self.inner.compare_again();
         Ok(self)
     }
 
@@ -51,11 +55,9 @@ impl<R: Rule> Optimizer<R> {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for numbers out of range.
     pub fn before_reduce(mut self, transform: Transform) -> Result<Self> {
         transform.validate("before_reduce")?;
-        if transform.reads_values() || transform.closure().is_some() {
-            servers::require_transform("before_reduce", &transform, &self.trained)?;
-        }
-        self.before_reduce.push(transform);
-        self.compare_again();
+        self.inner.require_transform("before_reduce", When::BeforeReduce, &transform)?;
+        self.inner.before_reduce.push(transform);
+        self.inner.compare_again();
         Ok(self)
     }
 
@@ -68,12 +70,9 @@ impl<R: Rule> Optimizer<R> {
     /// of variables on parameter servers, and for weight decay of a table there of which only rows are fetched.
     pub fn after_reduce(mut self, transform: Transform) -> Result<Self> {
         transform.validate("after_reduce")?;
-        servers::require_transform("after_reduce", &transform, &self.trained)?;
-        if self.trained.shards.is_some() {
-            settings::require_transform("after_reduce", &transform)?;
-        }
-        self.after_reduce.push(transform);
-        self.compare_again();
+        self.inner.require_transform("after_reduce", When::AfterReduce, &transform)?;
+        self.inner.after_reduce.push(transform);
+        self.inner.compare_again();
         Ok(self)
     }
 
@@ -81,8 +80,8 @@ impl<R: Rule> Optimizer<R> {
     /// warning, which names them and what has probably cut them off. It is looked at once, in the first step that this
     /// optimizer makes.
     pub fn on_missing_gradients(mut self, then: MissingGradients) -> Self {
-        self.missing_gradients = then;
-        self.compare_again();
+        self.inner.missing_gradients = then;
+        self.inner.compare_again();
         self
     }
 
@@ -108,8 +107,252 @@ impl<R: Rule> Optimizer<R> {
     #[doc(alias = "tf.debugging.check_numerics")]
     #[doc(alias = "LossScaleOptimizer")]
     pub fn on_not_finite(mut self, then: NotFinite) -> Self {
-        self.not_finite = then;
-        self.compare_again();
+        self.inner.not_finite = then;
+        self.inner.compare_again();
         self
+    }
+
+    /// Trains the variables of some names no more: they stay as they are, are neither reduced nor counted in norms, and have
+    /// no slots, also not in checkpoints. In `minimize`, layers of [`nn`](distribute_nn) don't even compute their gradients.
+    ///
+    /// Variables that are neither f32 nor f64, such as bf16 weights below an adapter, have to be frozen before the first step.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: no variable has such a name that is not frozen already, or no other is left to train.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// # use candle_nn::{Linear, VarBuilder, linear};
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let model = strategy.replicate(|vb: VarBuilder| -> candle_core::Result<(Linear, Linear)> {
+    ///     Ok((linear(4, 8, vb.pp("bert"))?, linear(8, 2, vb.pp("head"))?))
+    /// })?;
+    /// // The head trains, biases at a tenth of the rate.
+    /// let optimizer = Adam::new(&model.variables, 1e-3)?
+    ///     .freeze(|name| name.starts_with("bert."))?
+    ///     .rate_factor(|name| name.ends_with(".bias"), 0.1)?;
+    /// assert!(optimizer.variable_names().eq(["head.bias", "head.weight"]));
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "trainable")]
+    #[doc(alias = "requires_grad")]
+    pub fn freeze(mut self, names: impl Fn(&str) -> bool) -> Result<Self> {
+        self.inner.freeze(&names)?;
+        Ok(self)
+    }
+
+    /// Multiplies the learning rate of the variables of some names, in each step, whatever sets or schedules it. Factors
+    /// of several calls multiply. A step in which the product is more than the variable's dtype can hold is refused.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where no variable that is trained has such a name, with the names there are, and for a
+    /// factor that is not finite and positive, by itself or times earlier ones: with 0, [`freeze`](Optimizer::freeze) is
+    /// meant.
+    #[doc(alias = "param_groups")]
+    pub fn rate_factor(mut self, names: impl Fn(&str) -> bool, factor: f64) -> Result<Self> {
+        self.inner.rate_factor(&names, factor)?;
+        Ok(self)
+    }
+
+    /// Updates the variables of some names by other hyper-parameters: without weight decay, say. Of several calls the last
+    /// one counts that names a variable.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where no variable that is trained has such a name, with the names there are, or the rule
+    /// keeps other slots, or may do more than compute where [state is sharded](Optimizer::sharded_state); [`Error::Hyperparameter`] for one out of range.
+    ///
+    /// ```
+    /// # use distribute::{optimizer::rules, prelude::*};
+    /// # use candle_nn::{VarBuilder, linear};
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let model = strategy.replicate(|vb: VarBuilder| linear(4, 2, vb.pp("fc")))?;
+    /// // Neither biases nor norms decay, as is usual for transformers.
+    /// let still = rules::AdamW { weight_decay: 0., ..Default::default() };
+    /// let optimizer = AdamW::new(&model.variables, 1e-3)?
+    ///     .with_rule_for(|name| name.ends_with("bias") || name.contains("norm"), still)?;
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "exclude_from_weight_decay")]
+    #[doc(alias = "param_groups")]
+    pub fn with_rule_for(mut self, names: impl Fn(&str) -> bool, rule: R) -> Result<Self> {
+        self.inner.with_rule_for(&names, Box::new(rule))?;
+        Ok(self)
+    }
+
+    /// Divides the optimizer's state among the workers: each keeps slots for its range of every variable, updates that, and gets
+    /// the new values of the other ranges from those who own them. The weights have the bits that they have without it.
+    ///
+    /// With N workers the slots, such as Adam's two, take one Nth of the memory on each, those of tables that are trained by row
+    /// included, and the update is computed once in all and not on every worker. As many bytes are sent; but where without it two
+    /// workers send all gradients while backward runs, with it they send half of them then and half of the weights after the
+    /// update, during which nobody computes. So it saves time where links are fast or workers are more than two, and memory
+    /// everywhere. Of tables with gradients by row, the new values of these rows are sent in addition; by rules that move all rows,
+    /// such as [`Adam`](crate::Adam) unless it is lazy, all values. With one worker nothing changes. It is off by default.
+    ///
+    /// Checkpoints are the same files as without it: the chief gathers the slots, one after another. What was saved with any
+    /// number of workers, sharded or not, can be restored with any other. What a worker that is lost has kept is lost with it, and
+    /// no other has a copy: training goes on from the last checkpoint.
+    ///
+    /// All workers set it alike, before the first step. Clipping by norms takes one more message. What needs whole gradients or
+    /// copies of variables on each worker is refused: [`Transform::each`] after the reduction, and rules that may do more than
+    /// [compute](crate::rules::Formula::only_computes).
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use candle_nn::linear;
+    /// let bytes = MultiWorkerMirroredStrategy::on_threads(2, 1, |strategy| {
+    ///     let model = strategy.replicate(|vb| linear(1024, 16, vb.pp("fc")))?;
+    ///     let optimizer = Adam::new(&model.variables, 1e-3)?.sharded_state(true)?;
+    ///     // As on one worker.
+    ///     assert_eq!(optimizer.slot("fc.weight", "m")?.dims(), [16, 1024]);
+    ///     optimizer.state_bytes()
+    /// })?;
+    /// // Two numbers of four bytes beside each of 1024 · 16 weights and 16 biases, all of which are one worker's.
+    /// assert_eq!(bytes.iter().sum::<usize>(), 2 * 4 * (1024 + 1) * 16);
+    /// assert_eq!(*bytes.iter().min().unwrap(), 2 * 4 * 1024 * 8);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] after the first step, for transforms and rules that cannot be applied to ranges, and where workers
+    /// come and go.
+    #[doc(alias = "ZeroRedundancyOptimizer")]
+    #[doc(alias = "ZeRO")]
+    pub fn sharded_state(mut self, sharded: bool) -> Result<Self> {
+        self.inner.share_state(sharded)?;
+        Ok(self)
+    }
+
+    /// How many bytes the slots take that this process keeps: on devices with memory of their own, those of each replica. Where [state is sharded](Self::sharded_state), they are those of the
+    /// ranges that this worker owns.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] while a step is being made.
+    pub fn state_bytes(&self) -> Result<usize> {
+        Ok(self.inner.progress.read("state_bytes")?.iter().map(Slots::bytes).sum())
+    }
+}
+
+impl Inner {
+    /// Notes that a setting has changed: the workers compare all of them in the next step.
+    fn compare_again(&mut self) {
+        *self.agreed.get_mut() = false;
+    }
+
+    fn require_transform(&self, operation: &'static str, when: When, transform: &Transform) -> Result<()> {
+        self.parameters.backend.require_transform(operation, when, transform)
+    }
+
+    fn freeze(&mut self, names: &dyn Fn(&str) -> bool) -> Result<()> {
+        let Parameters { strategy, variables, frozen, unfit, backend, .. } = &*self.parameters;
+        let (chosen_unfit, unfit): (Vec<_>, Vec<_>) =
+            unfit.iter().cloned().partition(|(name, _)| names(name));
+        let chosen = match self.choose("freeze", names) {
+            Err(_) if !chosen_unfit.is_empty() => Vec::new(),
+            chosen => chosen?,
+        };
+        let stays = |index: usize| chosen.binary_search(&index).is_err();
+        if chosen.len() == variables.len() {
+            return Err(Error::invalid("freeze", "these are all variables, and none is left to train"));
+        }
+        let (stay, go): (Vec<_>, Vec<_>) =
+            variables.iter().cloned().enumerate().partition(|(index, _)| stays(*index));
+        let of = |all: Vec<(usize, (String, Var))>| all.into_iter().map(|(_, variable)| variable);
+        let frozen = frozen.iter().cloned().chain(chosen_unfit).chain(of(go)).collect();
+        let share = backend.partition().is_some();
+        let parameters = Parameters::new(strategy.clone(), of(stay).collect(), frozen, unfit, share)?;
+        self.progress.keep(stays);
+        self.groups.keep(stays);
+        self.parameters = Arc::new(parameters);
+        self.compare_again();
+        Ok(())
+    }
+
+    fn rate_factor(&mut self, names: &dyn Fn(&str) -> bool, factor: f64) -> Result<()> {
+        if !(factor.is_finite() && factor > 0.) {
+            let reason = format!(
+                "the factor must be finite and positive, not {factor}; to leave variables as they are, freeze them"
+            );
+            return Err(Error::invalid("rate_factor", reason));
+        }
+        for index in self.choose("rate_factor", names)? {
+            self.groups.multiply_rate(index, factor).map_err(|(product, before)| {
+                let reason = format!(
+                    "the factors of variable {} multiply to {product}, with {factor:e} after {before:e}; they must stay \
+                     finite and positive",
+                    self.parameters.variables[index].0
+                );
+                Error::invalid("rate_factor", reason)
+            })?;
+        }
+        self.compare_again();
+        Ok(())
+    }
+
+    fn with_rule_for(&mut self, names: &dyn Fn(&str) -> bool, rule: Box<dyn Rule>) -> Result<()> {
+        rule.validate()?;
+        self.parameters.backend.require_rule("with_rule_for", &*rule)?;
+        let own = self.groups.rule();
+        if rule.slots() != own.slots() {
+            let reason = format!("{rule:?} keeps other slots than the optimizer's {own:?}");
+            return Err(Error::invalid("with_rule_for", reason));
+        }
+        let chosen = self.choose("with_rule_for", names)?;
+        self.groups.set_rule(&chosen, rule);
+        self.compare_again();
+        Ok(())
+    }
+
+    fn share_state(&mut self, share: bool) -> Result<()> {
+        const OPERATION: &str = "sharded_state";
+        if self.finished_steps() > 0 {
+            let reason = "steps have been made with this optimizer; ask for it when the optimizer is made, and restore a \
+                          checkpoint after that";
+            return Err(Error::invalid(OPERATION, reason));
+        }
+        let Parameters { strategy, variables, frozen, unfit, .. } = &*self.parameters;
+        if share && strategy.extended().elastic().is_some() {
+            let reason = "workers come and go, each with its part of the state: leave it whole, or let all workers be needed \
+                          (min_workers)";
+            return Err(Error::invalid(OPERATION, reason));
+        }
+        if share {
+            // Also of one worker: the same program shall do for several.
+            self.groups.rules().try_for_each(|rule| sharded::require_rule(OPERATION, rule))?;
+            self.after_reduce
+                .iter()
+                .try_for_each(|transform| sharded::require_transform(OPERATION, transform))?;
+        }
+        let parameters =
+            Parameters::new(strategy.clone(), variables.clone(), frozen.clone(), unfit.clone(), share)?;
+        *self.progress.slots_mut() = Slots::of_all(&parameters, &self.groups.rule().slots())?;
+        self.parameters = Arc::new(parameters);
+        self.compare_again();
+        Ok(())
+    }
+
+    /// The numbers of the variables that have such names, ascending: one at least.
+    fn choose(&self, operation: &'static str, names: &dyn Fn(&str) -> bool) -> Result<Vec<usize>> {
+        let all = self.parameters.variables.iter().enumerate();
+        let chosen: Vec<usize> = all.filter(|(_, (name, _))| names(name)).map(|(index, _)| index).collect();
+        if !chosen.is_empty() {
+            return Ok(chosen);
+        }
+        let of = |all: &[(String, Var)]| -> Vec<String> {
+            all.iter().map(|(name, _)| name).filter(|name| names(name)).take(20).cloned().collect()
+        };
+        let (frozen, unfit) = (of(&self.parameters.frozen), of(&self.parameters.unfit));
+        let why = if !unfit.is_empty() {
+            format!(
+                "only variables that are neither f32 nor f64, and so not trained, have such names: {unfit:?}"
+            )
+        } else if frozen.is_empty() {
+            "no variable that is trained has such a name".to_string()
+        } else {
+            format!("only variables that are frozen already have such names: {frozen:?}")
+        };
+        let (count, there) =
+            (self.parameters.variables.len(), self.variable_names().take(20).collect::<Vec<_>>());
+        Err(Error::invalid(operation, format!("{why}; the {count} that are trained: {there:?}")))
     }
 }

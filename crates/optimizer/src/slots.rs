@@ -1,10 +1,15 @@
 //! What a rule keeps beside one variable.
 
+use crate::parameters::Parameters;
 use candle_core::{DType, Tensor, Var};
 use distribute_base::internal::{to_device, to_host};
 use distribute_base::{Error, Result};
+use distribute_checkpoint::Reader;
+use distribute_core::internal::{read_as, read_elements};
 use distribute_optim::SlotSpec;
+use distribute_tensor::Element;
 use std::any::Any;
+use std::ops::Range;
 
 /// How many values a rule may keep beside each element.
 pub(crate) const MOST_SLOTS: usize = 4;
@@ -20,8 +25,16 @@ pub(crate) enum Slots {
 }
 
 impl Slots {
+    /// The slots of all variables before the first step, as far as this process keeps them.
+    pub(crate) fn of_all(parameters: &Parameters, layout: &[SlotSpec]) -> Result<Vec<Self>> {
+        let of = |(number, (name, variable)): (usize, &(String, Var))| {
+            Self::new(name, variable, layout, parameters.backend.kept(number, variable.elem_count()))
+        };
+        parameters.variables.iter().enumerate().map(of).collect()
+    }
+
     /// Those before the first step, of so many elements.
-    pub(crate) fn new(name: &str, variable: &Var, layout: &[SlotSpec], n: usize) -> Result<Self> {
+    fn new(name: &str, variable: &Var, layout: &[SlotSpec], n: usize) -> Result<Self> {
         match (variable.dtype(), variable.device().is_cpu()) {
             (DType::F32, true) => {
                 Ok(Slots::F32(layout.iter().map(|slot| vec![slot.initial as f32; n]).collect()))
@@ -35,6 +48,19 @@ impl Slots {
                 ),
             )),
         }
+    }
+
+    /// The slots that a checkpoint has of a variable under these names, or those of its elements that are `mine`.
+    pub(crate) fn saved(
+        from: &Reader,
+        names: &[String],
+        variable: &Var,
+        mine: Option<Range<usize>>,
+    ) -> Result<Self> {
+        Ok(match variable.dtype() {
+            DType::F64 => Slots::F64(read(from, names, variable, &mine)?),
+            _ => Slots::F32(read(from, names, variable, &mine)?),
+        })
     }
 
     /// Those of a certain element type, if these are, and on the host.
@@ -105,4 +131,17 @@ impl Slots {
         };
         Ok(())
     }
+}
+
+fn read<F: Element>(
+    from: &Reader,
+    names: &[String],
+    variable: &Var,
+    mine: &Option<Range<usize>>,
+) -> Result<Vec<Vec<F>>> {
+    let one = |name: &String| match mine {
+        None => Ok(read_as(from, name, F::DTYPE, variable.dims())?.into_vec()?),
+        Some(mine) => read_elements(from, name, F::DTYPE, variable.dims(), mine),
+    };
+    names.iter().map(one).collect()
 }

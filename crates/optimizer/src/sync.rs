@@ -7,20 +7,20 @@ use distribute_collective::threads::Member;
 use std::sync::Arc;
 
 /// The replicas of one step, after they have met. Each of its calls is made by all of them, and gives all the same result or error.
-pub(crate) struct Together<'a> {
+pub(crate) struct StepSync<'a> {
     pub(crate) member: &'a Member,
     /// The call in which they have met.
     pub(crate) call: &'a Fingerprint,
 }
 
-impl Together<'_> {
+impl StepSync<'_> {
     /// A further part of the call with the other workers, where there are any: by replica 0, where it leads.
     pub(crate) fn calling(&self, part: &str) -> Option<Calling<'_>> {
         self.member.calling(|| self.call.part(part))
     }
 
     /// Replica 0 leads, and the others lend it their cores. They wait without a deadline: code of users has no place here.
-    pub(crate) fn lead<R: Clone + Send + Sync + 'static>(
+    pub(crate) fn run_on_leader<R: Clone + Send + Sync + 'static>(
         &self,
         lead: impl FnOnce(&Threads<'_>) -> Result<R>,
     ) -> Result<R> {
@@ -32,7 +32,7 @@ impl Together<'_> {
     }
 
     /// Replica 0 calls code of users, once for all. The others wait as long as the timeout; `part` tells them for what.
-    pub(crate) fn once<R: Clone + Send + Sync + 'static>(
+    pub(crate) fn call_on_leader<R: Clone + Send + Sync + 'static>(
         &self,
         part: &str,
         make: impl FnOnce() -> Result<R>,
@@ -41,7 +41,7 @@ impl Together<'_> {
     }
 
     /// Each replica does its part of what calls code of users, `make((which, of how many))`. Everybody gets everybody's.
-    pub(crate) fn each<T: Send + Sync + 'static>(
+    pub(crate) fn run_on_each<T: Send + Sync + 'static>(
         &self,
         part: &str,
         make: impl FnOnce((usize, usize)) -> Result<T>,
@@ -60,7 +60,7 @@ fn given<R: Clone>(made: &Result<R, Arc<Error>>) -> Result<R> {
 }
 
 /// Tells the other workers of an error of this one's own, which ends their call. They know those of a call.
-pub(crate) fn or_decline(calling: Option<Calling<'_>>, error: &Error) {
+pub(crate) fn abort_on(calling: Option<Calling<'_>>, error: &Error) {
     if !matches!(error, Error::Collective(_)) {
         calling.into_iter().for_each(Calling::decline);
     }

@@ -138,7 +138,7 @@ impl fmt::Debug for Transform {
 
 /// Transforms without closures, made ready to be applied to one element after another.
 #[derive(Default)]
-pub(crate) struct Settled(Vec<Change>);
+pub(crate) struct ResolvedTransforms(Vec<Change>);
 
 enum Change {
     Clamp(f64, f64),
@@ -147,15 +147,15 @@ enum Change {
     Scale(Vec<f64>),
 }
 
-impl Settled {
+impl ResolvedTransforms {
     /// Settles norms by `squares`: for each range of a variable in turn, its number and the sum of squares of its
     /// gradient after the transforms that are already settled.
     pub(crate) fn new(
         transforms: &[Transform],
         variables: usize,
-        mut squares: impl FnMut(&Settled) -> Result<Vec<(usize, f64)>>,
+        mut squares: impl FnMut(&ResolvedTransforms) -> Result<Vec<(usize, f64)>>,
     ) -> Result<Self> {
-        let mut settled = Settled::default();
+        let mut resolved = ResolvedTransforms::default();
         // A norm that is NaN clips nothing: the NaN shall be seen.
         let factor = |norm: f64, max: f64| if norm > max { max / norm } else { 1. };
         for transform in transforms {
@@ -163,20 +163,20 @@ impl Settled {
                 Kind::ClipByValue { min, max } => Change::Clamp(min, max),
                 Kind::WeightDecay(rate) => Change::Decay(rate),
                 Kind::ClipByGlobalNorm(max) => {
-                    let norm = squares(&settled)?.into_iter().map(|(_, square)| square).sum::<f64>().sqrt();
+                    let norm = squares(&resolved)?.into_iter().map(|(_, square)| square).sum::<f64>().sqrt();
                     Change::Scale(vec![factor(norm, max); variables])
                 }
                 Kind::ClipByNorm(max) => {
                     let mut sums = vec![0.; variables];
-                    squares(&settled)?.into_iter().for_each(|(variable, square)| sums[variable] += square);
+                    squares(&resolved)?.into_iter().for_each(|(variable, square)| sums[variable] += square);
                     Change::Scale(sums.into_iter().map(|sum| factor(sum.sqrt(), max)).collect())
                 }
                 // Between the parts that are settled.
                 Kind::Each(_) => continue,
             };
-            settled.0.push(change);
+            resolved.0.push(change);
         }
-        Ok(settled)
+        Ok(resolved)
     }
 
     /// Whether a variable's gradient stays as it is.

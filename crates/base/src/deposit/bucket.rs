@@ -2,7 +2,7 @@
 
 use super::departures::Departures;
 use super::deposits::Deposits;
-use super::{DeviceRows, Filling, Flat, Layout, Ranges, Rows};
+use super::{Dense, Filling, Flat, Gradient, Layout, Ranges, Rows};
 use crate::lock::lock;
 use crate::number::{Elements, Number, with_elements};
 use candle_core::{DType, Result, Tensor, TensorId, Var};
@@ -72,7 +72,7 @@ impl Pool {
             loose.places = self.sizes.iter().map(|(dtype, _)| Elements::none(*dtype)).collect();
         }
         loose.filled.clear();
-        loose.filled.resize_with(self.sizes.len(), Deposit::default);
+        loose.filled.resize_with(self.sizes.len(), Slot::default);
         if self.packs.is_some() {
             loose.deposits.begin(self.sizes.len());
         }
@@ -115,15 +115,15 @@ struct Loose {
     /// of which only rows come.
     places: Vec<Elements>,
     /// For each variable.
-    filled: Vec<Deposit>,
+    filled: Vec<Slot>,
     deposits: Deposits,
 }
 
-/// What a bucket has of a variable.
+/// The gradient that a bucket has of a variable.
 #[derive(Debug, Default)]
-pub(super) enum Deposit {
+enum Slot {
     #[default]
-    Nothing,
+    Empty,
     /// Elements of the whole variable, in the bucket's memory.
     Dense,
     Rows(Rows),
@@ -140,7 +140,7 @@ pub struct Bucket {
     /// Those that leave before the others are complete.
     departures: Option<Departures>,
     /// Rows of tables on the replica's device, by variable, in the order in which they came.
-    on_device: Vec<(usize, DeviceRows)>,
+    on_device: Vec<(usize, Rows)>,
 }
 
 impl Bucket {
@@ -155,18 +155,18 @@ impl Bucket {
     }
 
     /// Whether there is something of a variable.
-    pub(super) fn has(&self, number: usize) -> bool {
-        !matches!(self.loose.filled[number], Deposit::Nothing)
+    fn has(&self, number: usize) -> bool {
+        !matches!(self.loose.filled[number], Slot::Empty)
     }
 
     /// Whether a dense gradient of a variable goes into the packs for other workers.
-    pub(super) fn is_in_packs(&self, number: usize) -> bool {
+    fn is_in_packs(&self, number: usize) -> bool {
         self.packs.as_ref().is_some_and(|packs| packs.layout().has(number))
     }
 
     /// The packs for other workers, where there are any. Variables in them that are not among the `filled`, which ascend, are set
     /// to zero. To the `joined` ones has been added what no layer deposits.
-    pub(super) fn take_packs(&mut self, filled: &[usize], joined: Vec<usize>) -> Option<Arc<Flat>> {
+    fn take_packs(&mut self, filled: &[usize], joined: Vec<usize>) -> Option<Arc<Flat>> {
         self.pool.packs.as_ref()?;
         self.loose.deposits.end(joined);
         if self.replica == 0 {
@@ -209,10 +209,10 @@ impl Bucket {
                 place
             }
         };
-        let add = match std::mem::replace(&mut filled[number], Deposit::Dense) {
-            Deposit::Nothing => false,
-            Deposit::Dense => true,
-            Deposit::Rows(rows) => {
+        let add = match std::mem::replace(&mut filled[number], Slot::Dense) {
+            Slot::Empty => false,
+            Slot::Dense => true,
+            Slot::Rows(rows) => {
                 place.fill(T::of(0.));
                 rows.add_to(place);
                 true
@@ -230,22 +230,22 @@ impl Bucket {
     }
 
     /// Adds rows of a table on the replica's device.
-    pub(super) fn add_device_rows(&mut self, number: usize, rows: DeviceRows) {
+    pub(super) fn add_device_rows(&mut self, number: usize, rows: Rows) {
         self.on_device.push((number, rows));
     }
 
     /// Takes those out.
-    pub fn take_device_rows(&mut self) -> Vec<(usize, DeviceRows)> {
+    pub fn take_device_rows(&mut self) -> Vec<(usize, Rows)> {
         std::mem::take(&mut self.on_device)
     }
 
     fn add_rows_of<T: Number>(&mut self, number: usize, rows: Rows) {
         let filled = &mut self.loose.filled[number];
         match std::mem::take(filled) {
-            Deposit::Nothing => *filled = Deposit::Rows(rows),
-            Deposit::Rows(before) => *filled = Deposit::Rows(before.plus::<T>(rows)),
-            Deposit::Dense => {
-                *filled = Deposit::Dense;
+            Slot::Empty => *filled = Slot::Rows(rows),
+            Slot::Rows(before) => *filled = Slot::Rows(before.plus::<T>(rows)),
+            Slot::Dense => {
+                *filled = Slot::Dense;
                 if let Some((place, _)) = self.place::<T>(number) {
                     rows.add_to(place);
                     self.deposited(number);
@@ -255,7 +255,7 @@ impl Bucket {
     }
 
     /// Adds a variable's dense gradient.
-    pub(super) fn add(&mut self, number: usize, gradient: &Tensor) -> Result<()> {
+    fn add(&mut self, number: usize, gradient: &Tensor) -> Result<()> {
         match gradient.dtype() {
             DType::F32 => self.add_of::<f32>(number, gradient),
             _ => self.add_of::<f64>(number, gradient),
@@ -273,9 +273,42 @@ impl Bucket {
         })
     }
 
-    /// Takes what is there of a variable: rows are given away, dense elements stay for [`dense`](Self::dense).
-    pub(super) fn take(&mut self, number: usize) -> Deposit {
-        std::mem::take(&mut self.loose.filled[number])
+    /// The gradients of all variables: those that layers have put here, and those that candle has `found`, which are on the host. Of a
+    /// variable that is used by layers and by other operations, the sum.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn into_gradients(mut self, found: Vec<Option<Gradient>>) -> Result<Vec<Option<Gradient>>> {
+        let (mut all, mut dense, mut joined) = (found, Vec::new(), Vec::new());
+        for (number, gradient) in all.iter_mut().enumerate() {
+            if gradient.is_some() {
+                joined.push(number);
+            }
+            let joins = self.is_in_packs(number) && matches!(gradient, Some(Gradient::Dense(_)));
+            if joins || self.has(number) {
+                match gradient.take() {
+                    Some(Gradient::Dense(Dense::Host(tensor))) => self.add(number, &tensor)?,
+                    Some(Gradient::Rows(rows)) => self.add_rows(number, rows),
+                    Some(Gradient::Dense(_)) | None => {}
+                }
+            }
+            match std::mem::take(&mut self.loose.filled[number]) {
+                Slot::Empty => {}
+                Slot::Rows(rows) => *gradient = Some(Gradient::Rows(rows)),
+                Slot::Dense => dense.push(number),
+            }
+        }
+        let packs = self.take_packs(&dense, joined);
+        let bucket = Arc::new(self);
+        for number in dense {
+            all[number] = Some(Gradient::Dense(match &packs {
+                Some(packs) if packs.layout().has(number) => {
+                    Dense::Packed { packs: packs.clone(), number, range: None }
+                }
+                _ => Dense::Bucket(bucket.clone(), number),
+            }));
+        }
+        Ok(all)
     }
 
     /// The elements of a dense gradient that is there, and in no pack.
@@ -296,7 +329,6 @@ impl Drop for Bucket {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Deposited, LocalGradient};
     use super::*;
     use candle_core::Device;
     use distribute_collective::group::local;
@@ -306,11 +338,15 @@ mod tests {
     }
 
     fn rows(rows: &[usize], values: &[f64]) -> Rows {
-        Rows { rows: rows.to_vec(), values: f64::vector(values.to_vec()) }
+        Rows::new(rows.to_vec(), f64::vector(values.to_vec()))
     }
 
     fn dense(values: &[f64]) -> Tensor {
         Tensor::from_slice(values, (3, 2), &Device::Cpu).unwrap()
+    }
+
+    fn take(bucket: &mut Bucket) -> Slot {
+        std::mem::take(&mut bucket.loose.filled[0])
     }
 
     #[test]
@@ -326,17 +362,17 @@ mod tests {
         for steps in steps {
             let mut bucket = pool.take(0, 1, None);
             // What an earlier step left in the buffer is gone.
-            assert!(!bucket.has(0) && matches!(bucket.take(0), Deposit::Nothing));
+            assert!(!bucket.has(0) && matches!(take(&mut bucket), Slot::Empty));
             steps.iter().for_each(|step| step(&mut bucket));
-            assert!(matches!(bucket.take(0), Deposit::Dense));
+            assert!(matches!(take(&mut bucket), Slot::Dense));
             assert_eq!(bucket.dense::<f64>(0).unwrap(), [101., 102., 110., 120., 133., 144.]);
         }
         let mut bucket = pool.take(0, 1, None);
         one(&mut bucket);
         other(&mut bucket);
-        let Deposit::Rows(Rows { rows, values }) = bucket.take(0) else { panic!("not by row") };
-        assert_eq!(rows, [0, 1, 2]);
-        assert_eq!(f64::in_vector(&values).unwrap(), [1., 2., 10., 20., 33., 44.]);
+        let Slot::Rows(rows) = take(&mut bucket) else { panic!("not by row") };
+        assert_eq!(rows.rows, [0, 1, 2]);
+        assert_eq!(rows.elements::<f64>().unwrap(), [1., 2., 10., 20., 33., 44.]);
         assert!(!bucket.has(0));
     }
 
@@ -350,8 +386,7 @@ mod tests {
         }
         let bucket = Arc::new(bucket);
         for (number, variable) in all.iter().enumerate() {
-            let bucket = &Deposited::in_bucket(&bucket, number);
-            let there = bucket.tensor(variable).unwrap();
+            let there = Dense::Bucket(bucket.clone(), number).tensor(variable).unwrap();
             assert_eq!((there.dims(), there.dtype()), (variable.dims(), variable.dtype()));
             let there = there.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1::<f64>().unwrap();
             assert_eq!(there, vec![number as f64; variable.elem_count()]);
@@ -378,29 +413,26 @@ mod tests {
         let all = [variable((1, 2), DType::F64), variable((3, 2), DType::F64), variable((2, 2), DType::F64)];
         let buffers = local::groups(Default::default(), 1, 1).unwrap()[0].buffers().clone();
         let pool = Pool::new(all.iter(), [].into_iter(), [].into_iter(), Some(buffers), None);
-        let found = || vec![None, Some(LocalGradient::Dense(dense(&[5.; 6]))), None];
+        let found = || vec![None, Some(Gradient::Dense(Dense::Host(dense(&[5.; 6])))), None];
         let step = |pool: &Arc<Pool>| {
             let mut bucket = pool.take(0, 1, None);
             bucket.place::<f64>(0).unwrap().0.copy_from_slice(&[1., 2.]);
-            LocalGradient::collected(bucket, found()).unwrap()
+            bucket.into_gradients(found()).unwrap()
         };
         // Nobody knows yet which those are.
-        assert!(
-            matches!(&step(&pool)[..], [Some(LocalGradient::Deposited(one)), Some(LocalGradient::Dense(_)), None]
-            if one.flat().is_none())
-        );
+        let first = step(&pool);
+        assert!(matches!(&first[0], Some(Gradient::Dense(Dense::Bucket(_, 0)))), "{first:?}");
+        assert!(matches!(&first[1..], [Some(Gradient::Dense(Dense::Host(_))), None]), "{first:?}");
         let layout = pool.layout(&[true, true, true], None);
         for _ in 0..2 {
             let gradients = step(&pool);
-            let [Some(LocalGradient::Deposited(one)), Some(LocalGradient::Deposited(other)), None] =
-                &gradients[..]
-            else {
+            let [Some(Gradient::Dense(one)), Some(Gradient::Dense(other)), None] = &gradients[..] else {
                 panic!("{gradients:?}");
             };
-            assert!(Arc::ptr_eq(one.flat().unwrap(), other.flat().unwrap()));
-            assert!(Arc::ptr_eq(one.flat().unwrap().layout(), &layout));
-            assert_eq!((one.elements().unwrap(), other.elements().unwrap()), (&[1., 2.][..], &[5.; 6][..]));
-            assert_eq!(one.flat().unwrap().dense::<f64>(2).unwrap(), [0.; 4]);
+            assert_eq!((one.placed().unwrap(), other.placed().unwrap()), (&[1., 2.][..], &[5.; 6][..]));
+            let packs = |at: usize| gradients[at].as_ref().and_then(Gradient::packs).unwrap();
+            assert!(Arc::ptr_eq(packs(0), packs(1)) && Arc::ptr_eq(packs(0).layout(), &layout));
+            assert_eq!(packs(0).dense::<f64>(2).unwrap(), [0.; 4]);
         }
         assert!(Arc::ptr_eq(&pool.layout(&[true, true, true], None), &layout));
         assert!(!pool.layout(&[true, false, true], None).has(1));

@@ -9,26 +9,20 @@
 
 mod bucket;
 mod departures;
-mod deposited;
 mod deposits;
 mod flat;
+mod gradient;
 mod layout;
-mod local;
 mod part;
 mod rows;
 
-pub use bucket::Bucket;
-pub use bucket::Pool;
-pub use deposited::Deposited;
-pub use flat::Filling;
-pub use flat::Flat;
-pub use layout::Layout;
-pub use layout::Pack;
+pub use bucket::{Bucket, Pool};
+pub use flat::{Filling, Flat};
+pub use gradient::{Dense, Gradient};
 pub(crate) use layout::Ranges;
-pub use local::LocalGradient;
+pub use layout::{Layout, Pack};
 pub(crate) use part::Part;
-pub use rows::DeviceRows;
-pub use rows::Rows;
+pub use rows::{RowValues, Rows};
 
 use crate::number::Number;
 use candle_core::{Result, Tensor, bail};
@@ -95,7 +89,7 @@ pub fn row_gradient<T: Number>(table: &Tensor, rows: Vec<usize>, values: Vec<T>)
     if !table.track_op() {
         return Ok(None);
     }
-    let rows = Rows { rows, values: T::vector(values) };
+    let rows = Rows::new(rows, T::vector(values));
     OPEN.with_borrow_mut(|open| {
         if let Some(bucket) = open
             && let Some(number) = bucket.number(table)
@@ -126,13 +120,13 @@ pub fn device_row_gradient(table: &Tensor, rows: &[usize], values: &Tensor) -> R
         if open.as_ref().is_some_and(|bucket| bucket.is_frozen(table)) {
             return Ok(None);
         }
-        let rows = DeviceRows::merged(rows, &values.detach())?;
+        let rows = Rows::merged(rows, &values.detach())?;
         if let Some(bucket) = open
             && let Some(number) = bucket.number(table)
         {
             bucket.add_device_rows(number, rows);
             return Ok(None);
         }
-        rows.spread(table.shape()).map(Some)
+        rows.spread_on_device(table.shape())
     })
 }

@@ -32,7 +32,7 @@ fn verdict(pieces: impl Iterator<Item = (usize, usize)>) -> Verdict {
 /// Watches the steps of an optimizer until something is certain.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
-    settled: AtomicBool,
+    done: AtomicBool,
     /// The most rows of any step so far.
     most_rows: AtomicUsize,
 }
@@ -44,7 +44,7 @@ impl Watch {
     /// different sizes counts neither, unless there are more of it than a batch has rows: then batches are filled up to a
     /// number of tokens.
     pub(crate) fn warning(&self, pieces: impl Iterator<Item = (usize, usize)> + Clone) -> Option<String> {
-        if self.settled.load(Ordering::Relaxed) {
+        if self.done.load(Ordering::Relaxed) {
             return None;
         }
         let rows = pieces.clone().fold(0, |sum: usize, (_, rows)| sum.saturating_add(rows));
@@ -53,7 +53,7 @@ impl Watch {
         if verdict == Verdict::Proportional {
             return None;
         }
-        self.settled.store(true, Ordering::Relaxed);
+        self.done.store(true, Ordering::Relaxed);
         let examples = pieces.clone().map(|(examples, _)| examples).find(|examples| *examples > 0)?;
         if verdict == Verdict::Other || examples > most {
             return None;

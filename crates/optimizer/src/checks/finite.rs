@@ -1,15 +1,16 @@
 //! The first element that is NaN or infinite.
 
-use crate::Trained;
+use crate::Parameters;
 use candle_core::{DType, Tensor, Var};
 use distribute_base::Result;
-use distribute_base::internal::{Any, LocalGradient, Number, with_elements};
+use distribute_base::internal::{Gradient, Number, with_elements};
 
-/// Whether all gradients of a replica are finite.
-pub(crate) fn all_finite(trained: &Trained, gradients: &[Option<LocalGradient>]) -> Result<bool> {
-    for ((_, variable), ready) in trained.variables.iter().zip(gradients) {
-        if let Some(ready) = ready
-            && first_of(ready, variable)?.is_some()
+/// Returns whether all gradients of a replica that are on the host are finite.
+pub(crate) fn all_finite(parameters: &Parameters, gradients: &[Option<Gradient>]) -> Result<bool> {
+    for ((_, variable), gradient) in parameters.variables.iter().zip(gradients) {
+        if let Some(gradient) = gradient
+            && !gradient.is_on_device()
+            && first_of(gradient, variable)?.is_some()
         {
             return Ok(false);
         }
@@ -17,16 +18,15 @@ pub(crate) fn all_finite(trained: &Trained, gradients: &[Option<LocalGradient>])
     Ok(true)
 }
 
-/// The first element of a gradient that is not finite.
-pub(crate) fn first_of(ready: &LocalGradient, variable: &Var) -> Result<Option<(usize, f64)>> {
-    Ok(match (ready, variable.dtype()) {
-        (LocalGradient::Dense(tensor), _) => first_in(tensor)?,
-        (LocalGradient::Deposited(dense), DType::F32) => dense.elements().and_then(first::<f32>),
-        (LocalGradient::Deposited(dense), _) => dense.elements().and_then(first::<f64>),
-        (LocalGradient::Rows(rows), _) => {
-            let found = match &rows.values {
-                Any::F32(values) => first(values),
-                Any::F64(values) => first(values),
+/// The first element of a gradient on the host that is not finite.
+pub(crate) fn first_of(gradient: &Gradient, variable: &Var) -> Result<Option<(usize, f64)>> {
+    Ok(match (gradient, variable.dtype()) {
+        (Gradient::Dense(dense), DType::F32) => dense.with_elements(first::<f32>)?,
+        (Gradient::Dense(dense), _) => dense.with_elements(first::<f64>)?,
+        (Gradient::Rows(rows), dtype) => {
+            let found = match dtype {
+                DType::F32 => rows.elements().and_then(first::<f32>),
+                _ => rows.elements().and_then(first::<f64>),
             };
             let width = variable.dims().get(1..).map_or(1, |rest| rest.iter().product::<usize>()).max(1);
             found.map(|(at, value)| {

@@ -70,15 +70,15 @@ pub(crate) fn listed(names: &[&str]) -> String {
 }
 
 fn cause(missing: &[&str], present: &[&str]) -> Cause {
-    let trained: Vec<&str> = missing.iter().copied().filter(|name| !is_table(name)).collect();
+    let parameters: Vec<&str> = missing.iter().copied().filter(|name| !is_table(name)).collect();
     let modules: BTreeSet<&str> = present.iter().map(|name| module(name)).collect();
-    if trained.is_empty() {
+    if parameters.is_empty() {
         Cause::Tables
-    } else if trained.iter().all(|name| is_norm(name)) {
+    } else if parameters.iter().all(|name| is_norm(name)) {
         Cause::Norms
-    } else if trained.iter().all(|name| is_query_or_key(name) || is_norm(name)) {
+    } else if parameters.iter().all(|name| is_query_or_key(name) || is_norm(name)) {
         Cause::Attention
-    } else if (1..=2).contains(&modules.len()) && trained.len() > present.len() {
+    } else if (1..=2).contains(&modules.len()) && parameters.len() > present.len() {
         Cause::Behind(modules.into_iter().map(String::from).collect())
     } else {
         Cause::Unknown

@@ -16,3 +16,16 @@ pub(crate) mod missing;
 pub(crate) mod not_finite;
 pub(crate) mod stale;
 pub(crate) mod unread;
+
+use std::sync::atomic::AtomicBool;
+
+/// What has been seen of an optimizer's steps, for what is told once.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    /// Whether the variables that have gradients have been looked at, which is in the first step.
+    pub(crate) gradients: AtomicBool,
+    pub(crate) examples: examples::Watch,
+    pub(crate) stale: stale::Watch,
+    pub(crate) not_finite: not_finite::Count,
+    pub(crate) unread: unread::Unread,
+}

@@ -1,11 +1,10 @@
 //! NaN and infinity in losses and gradients: who had them first.
 
-use crate::Trained;
+use crate::Parameters;
 use crate::checks::finite::{first_in, first_of};
-use crate::step::replica::Contribution;
 use distribute_base::Result;
+use distribute_base::internal::Gradient;
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What becomes of a step in which a loss or a gradient is NaN or infinite:
@@ -80,18 +79,18 @@ pub(crate) struct Report {
     pub(crate) text: String,
 }
 
-/// The report of the first replica whose loss or gradients are not finite. Reads all gradients, and all variables.
+/// The report of the first of this process's replicas whose loss, summed over its examples, or gradients on the host are not finite. Reads all
+/// of them, and all variables.
 pub(crate) fn report(
-    trained: &Trained,
-    all: &[Arc<Contribution>],
+    parameters: &Parameters,
+    all: &[(f64, &[Option<Gradient>])],
     step: u64,
     number: u64,
 ) -> Result<Option<Report>> {
-    for (replica, contribution) in trained.strategy.world().local_replicas().zip(all) {
-        let loss = contribution.tally.loss;
+    for (replica, (loss, gradients)) in parameters.strategy.world().local_replicas().zip(all) {
         let loss = (!loss.is_finite()).then_some(loss);
         let mut found = Vec::new();
-        for ((name, variable), ready) in trained.variables.iter().zip(&contribution.gradients) {
+        for ((name, variable), ready) in parameters.variables.iter().zip(*gradients) {
             if let Some(ready) = ready
                 && let Some((at, value)) = first_of(ready, variable)?
             {
@@ -106,14 +105,14 @@ pub(crate) fn report(
             format!(
                 "the gradients of {} of {} variables are not finite, first by name {name}: {value} at element {at}",
                 found.len(),
-                trained.variables.len()
+                parameters.variables.len()
             )
         });
         let what: Vec<String> = loss.into_iter().chain(gradients).collect();
         let text = format!(
             "on replica {replica}, in step {step} (number {number} of this optimizer), {}; {}",
             what.join(", and "),
-            origin(trained)?
+            origin(parameters)?
         );
         return Ok(Some(Report {
             replica,
@@ -125,9 +124,9 @@ pub(crate) fn report(
 }
 
 /// Where it comes from: from a variable that is not finite itself, or from this step.
-fn origin(trained: &Trained) -> Result<String> {
-    trained.bring_back(&[])?;
-    for (name, variable) in &trained.variables {
+fn origin(parameters: &Parameters) -> Result<String> {
+    parameters.bring_back(&Vec::new())?;
+    for (name, variable) in &parameters.variables {
         if let Some((at, value)) = first_in(variable.as_tensor())? {
             return Ok(format!(
                 "variable {name} itself is {value} at element {at}: an earlier step, or whoever set it, has made it so; lower \

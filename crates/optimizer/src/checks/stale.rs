@@ -4,7 +4,7 @@
 //! A node of the graph of one `run` that is a node of a later one was not computed again. This costs a pass over the graphs of the first
 //! two.
 
-use crate::Trained;
+use crate::Parameters;
 use crate::checks::missing::listed;
 use candle_core::{Tensor, TensorId};
 use distribute_base::internal::lock;
@@ -16,15 +16,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Watches the graphs of an optimizer's losses, in two runs.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
-    settled: AtomicBool,
+    done: AtomicBool,
     /// The number of the first run, and the nodes of its graph that are no variables.
     first: Mutex<Option<(u64, HashSet<TensorId>)>>,
 }
 
 impl Watch {
     /// Returns what to warn of before going backward from `loss`: once at most, by local replica 0, for all.
-    pub(crate) fn look(&self, loss: &Tensor, ctx: &ReplicaContext, trained: &Trained) -> Option<String> {
-        if self.settled.load(Ordering::Relaxed) || ctx.local_replica() != 0 {
+    pub(crate) fn look(
+        &self,
+        loss: &Tensor,
+        ctx: &ReplicaContext,
+        parameters: &Parameters,
+    ) -> Option<String> {
+        if self.done.load(Ordering::Relaxed) || ctx.local_replica() != 0 {
             return None;
         }
         let mut first = lock(&self.first);
@@ -36,20 +41,20 @@ impl Watch {
         if *step == ctx.step() {
             return None;
         }
-        self.settled.store(true, Ordering::Relaxed);
+        self.done.store(true, Ordering::Relaxed);
         let old = loss.sorted_nodes().into_iter().filter(|node| nodes.contains(&node.id()));
-        let warning = warning(&old.collect::<Vec<_>>(), trained);
+        let warning = warning(&old.collect::<Vec<_>>(), parameters);
         *first = None;
         warning
     }
 }
 
 /// Returns the warning of nodes that are older than their step.
-fn warning(old: &[&Tensor], trained: &Trained) -> Option<String> {
-    let all = trained.variables.iter().enumerate();
+fn warning(old: &[&Tensor], parameters: &Parameters) -> Option<String> {
+    let all = parameters.variables.iter().enumerate();
     let name_of: HashMap<TensorId, &str> = all
         .flat_map(|(number, (name, variable))| {
-            trained.computed_with(number, variable).map(|variable| (variable.id(), name.as_str()))
+            parameters.computed_with(number, variable).map(|variable| (variable.id(), name.as_str()))
         })
         .collect();
     let (mut names, mut below) = (BTreeSet::new(), HashSet::new());

@@ -1,117 +1,116 @@
-//! What is added up for each variable, opened for reading.
+//! The gradients that are added up for each variable, opened for reading.
 
-use crate::Trained;
-use crate::conversion::row_len;
+use crate::gradients::row_len;
+use crate::parameters::Parameters;
+use crate::reduce::Weighted;
+use crate::reduce::partition::Partition;
 use crate::reduce::range::{GradientRange, Summands};
 use crate::reduce::rows::RowRange;
-use crate::transform::Settled;
-use crate::update::sharded::cuts::Shards;
+use crate::transform::ResolvedTransforms;
 use candle_core::{DType, Layout, Storage, StorageRef, Var};
-use distribute_base::internal::{Any, Deposited, LocalGradient, Number, Rows, operand};
+use distribute_base::internal::{Any, Dense, Gradient, Number, Rows, operand};
 use distribute_base::{Error, Result};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// The gradients that replicas bring, one for each variable, with the weight of each replica.
-pub(crate) type Weighted<'r> = [(f64, &'r [Option<LocalGradient>])];
-
-/// What is added up for a variable: weights and gradients, none of a replica without one.
-pub(crate) type Parts<'r> = Vec<(f64, Option<Cow<'r, LocalGradient>>)>;
+/// The gradients that are added up for a variable, with their weights; `None` for a replica without one.
+pub(crate) type Summed<'r> = Vec<(f64, Option<Cow<'r, Gradient>>)>;
 
 /// All of a variable's gradients.
 pub(crate) type Whole<'a> = Any<GradientRange<'a, f32>, GradientRange<'a, f64>>;
 
-/// For each variable, what is added up: on some replicas dense and on others by row counts as dense.
+/// For each variable, the gradients that are added up. If they are dense on some replicas and by row on others, all are dense.
 pub(crate) struct Operands<'r> {
-    trained: &'r Trained,
-    /// Of dense ones only the elements that this worker owns, if they are shared out.
-    shards: Option<&'r Shards>,
-    of_variables: Vec<Vec<(f64, Cow<'r, LocalGradient>)>>,
+    parameters: &'r Parameters,
+    /// The elements that dense ones have, if they are not all: those that this worker updates.
+    partition: Option<&'r Partition>,
+    of_variables: Vec<Vec<(f64, Cow<'r, Gradient>)>>,
 }
 
 impl<'r> Operands<'r> {
-    /// What replicas have brought, of `replicas` there are in all.
-    pub(crate) fn new(trained: &'r Trained, all: &Weighted<'r>, replicas: usize) -> Result<Self> {
-        let of = |index: usize| -> Parts<'r> {
-            let part = |(weight, of_replica): &(f64, &'r [Option<LocalGradient>])| {
-                (*weight, of_replica[index].as_ref().map(Cow::Borrowed))
+    /// Those of these replicas that are on the host, of `replicas` there are in all.
+    pub(crate) fn new(parameters: &'r Parameters, all: &[Weighted<'r>], replicas: usize) -> Result<Self> {
+        let of = |index: usize| -> Summed<'r> {
+            let one = |(weight, of_replica): &Weighted<'r>| {
+                let gradient = of_replica[index].as_ref().filter(|gradient| !gradient.is_on_device());
+                (*weight, gradient.map(Cow::Borrowed))
             };
-            all.iter().map(part).collect()
+            all.iter().map(one).collect()
         };
-        Self::of_parts(trained, (0..trained.variables.len()).map(of), replicas)
+        Self::of_variables(parameters, (0..parameters.variables.len()).map(of), replicas)
     }
 
-    /// For each variable its parts, with the weight of each; `None` for a replica that has no gradient of it.
-    pub(crate) fn of_parts(
-        trained: &'r Trained,
-        parts: impl Iterator<Item = Parts<'r>>,
+    /// Those of each variable.
+    pub(crate) fn of_variables(
+        parameters: &'r Parameters,
+        all: impl Iterator<Item = Summed<'r>>,
         replicas: usize,
     ) -> Result<Self> {
-        let of = |(parts, (_, variable)): (Parts<'r>, &(String, Var))| {
-            let any = parts.iter().any(|(_, ready)| ready.is_some());
-            let part = |(weight, ready): (f64, Option<Cow<'r, LocalGradient>>)| match ready {
-                Some(ready) => Some((weight, ready)),
+        let of = |(all, (_, variable)): (Summed<'r>, &(String, Var))| {
+            let any = all.iter().any(|(_, gradient)| gradient.is_some());
+            let one = |(weight, gradient): (f64, Option<Cow<'r, Gradient>>)| match gradient {
+                Some(gradient) => Some((weight, gradient)),
                 // Of two, one alone is the sum. Of more, each keeps its place in the tree of sums (INV-7).
-                None => (any && replicas > 2).then(|| (weight, Cow::Owned(LocalGradient::no_rows(variable)))),
+                None => (any && replicas > 2).then(|| (weight, Cow::Owned(Gradient::none(variable)))),
             };
-            let mut parts: Vec<_> = parts.into_iter().filter_map(part).collect();
-            let rows = parts.iter().filter(|(_, ready)| matches!(**ready, LocalGradient::Rows(_))).count();
-            if (1..parts.len()).contains(&rows) {
-                for (_, ready) in &mut parts {
-                    *ready = Cow::Owned(ready.to_dense(variable)?);
+            let mut all: Vec<_> = all.into_iter().filter_map(one).collect();
+            let rows = all.iter().filter(|(_, gradient)| matches!(**gradient, Gradient::Rows(_))).count();
+            if (1..all.len()).contains(&rows) {
+                for (_, gradient) in &mut all {
+                    *gradient = Cow::Owned(gradient.to_dense(variable)?);
                 }
             }
-            Ok(parts)
+            Ok(all)
         };
-        let of_variables = parts.zip(&trained.variables).map(of).collect::<Result<_>>()?;
-        Ok(Self { trained, shards: None, of_variables })
+        let of_variables = all.zip(&parameters.variables).map(of).collect::<Result<_>>()?;
+        Ok(Self { parameters, partition: None, of_variables })
     }
 
-    /// The same, where dense gradients have only the elements that this worker owns.
-    pub(crate) fn of_shards(self, shards: Option<&'r Shards>) -> Self {
-        Self { shards, ..self }
+    /// The same, where dense gradients have only the elements that this worker updates.
+    pub(crate) fn of_partition(self, partition: Option<&'r Partition>) -> Self {
+        Self { partition, ..self }
     }
 
     /// Those with a gradient on some replica, opened for reading.
     pub(crate) fn variables(&self) -> Vec<Variable<'_>> {
-        let all = self.trained.variables.iter().zip(&self.of_variables).enumerate();
-        let active = all.filter(|(_, (_, parts))| !parts.is_empty());
+        let all = self.parameters.variables.iter().zip(&self.of_variables).enumerate();
+        let active = all.filter(|(_, (_, gradients))| !gradients.is_empty());
         active
-            .map(|(index, ((name, variable), parts))| {
-                let parts = parts.iter().map(|(weight, ready)| (*weight, ReadGuard::new(ready))).collect();
-                let owned = self.shards.map(|shards| shards.mine(index));
-                Variable { index, name, variable, owned, parts }
+            .map(|(index, ((name, variable), gradients))| {
+                let opened = gradients.iter().map(|(weight, gradient)| (*weight, Opened::new(gradient)));
+                let owned = self.partition.map(|partition| partition.mine(index));
+                Variable { index, name, variable, owned, opened: opened.collect() }
             })
             .collect()
     }
 }
 
-/// A variable with a gradient on some replica, and what is added up for it.
+/// A variable with a gradient on some replica, and the gradients that are added up for it.
 pub(crate) struct Variable<'r> {
     pub(crate) index: usize,
     pub(crate) name: &'r str,
     pub(crate) variable: &'r Var,
     /// The elements that there are of a dense gradient, if not all.
     owned: Option<Range<usize>>,
-    parts: Vec<(f64, ReadGuard<'r>)>,
+    opened: Vec<(f64, Opened<'r>)>,
 }
 
-/// A gradient to be read, for as long as it is borrowed.
-enum ReadGuard<'r> {
-    Dense(StorageRef<'r>, &'r Layout),
-    Deposited(&'r Deposited),
+/// A gradient that is open for reading, for as long as it is borrowed.
+enum Opened<'r> {
+    Tensor(StorageRef<'r>, &'r Layout),
+    Placed(&'r Dense),
     Rows(&'r Rows),
 }
 
-impl<'r> ReadGuard<'r> {
-    fn new(ready: &'r LocalGradient) -> Self {
-        match ready {
-            LocalGradient::Dense(tensor) => {
+impl<'r> Opened<'r> {
+    fn new(gradient: &'r Gradient) -> Self {
+        match gradient {
+            Gradient::Dense(Dense::Host(tensor) | Dense::Device(tensor)) => {
                 let (storage, layout) = tensor.storage_and_layout();
-                ReadGuard::Dense(storage, layout)
+                Opened::Tensor(storage, layout)
             }
-            LocalGradient::Deposited(dense) => ReadGuard::Deposited(dense),
-            LocalGradient::Rows(rows) => ReadGuard::Rows(rows),
+            Gradient::Dense(dense) => Opened::Placed(dense),
+            Gradient::Rows(rows) => Opened::Rows(rows),
         }
     }
 }
@@ -119,7 +118,7 @@ impl<'r> ReadGuard<'r> {
 impl Variable<'_> {
     /// Whether its gradient is by row.
     pub(crate) fn by_row(&self) -> bool {
-        matches!(self.parts.first(), Some((_, ReadGuard::Rows(_))))
+        matches!(self.opened.first(), Some((_, Opened::Rows(_))))
     }
 
     /// The rows that any replica has, ascending, if the gradient is by row.
@@ -127,9 +126,9 @@ impl Variable<'_> {
         if !self.by_row() {
             return None;
         }
-        let rows = self.parts.iter().filter_map(|(_, opened)| match opened {
-            ReadGuard::Rows(rows) => Some(rows.rows.as_slice()),
-            ReadGuard::Dense(..) | ReadGuard::Deposited(_) => None,
+        let rows = self.opened.iter().filter_map(|(_, opened)| match opened {
+            Opened::Rows(rows) => Some(rows.rows.as_slice()),
+            Opened::Tensor(..) | Opened::Placed(_) => None,
         });
         let mut all: Vec<_> = rows.flatten().copied().collect();
         all.sort_unstable();
@@ -154,31 +153,31 @@ impl Variable<'_> {
         every_row: bool,
         values: Option<&'a (StorageRef<'_>, &Layout)>,
     ) -> Result<GradientRange<'a, F>> {
-        let weights = self.parts.iter().map(|(weight, _)| F::of(*weight)).collect();
+        let weights = self.opened.iter().map(|(weight, _)| F::of(*weight)).collect();
         let other =
             || Error::invalid("optimizer step", "a gradient is of another dtype or device than its variable");
-        let summands = match self.parts.first() {
-            Some((_, ReadGuard::Rows(_))) => {
+        let summands = match self.opened.first() {
+            Some((_, Opened::Rows(_))) => {
                 let (row_len, height) =
                     (row_len(self.variable), self.variable.dims().first().copied().unwrap_or(0));
-                let rows = self.parts.iter().filter_map(|(_, opened)| match opened {
-                    ReadGuard::Rows(rows) => Some((rows.rows.as_slice(), F::in_vector(&rows.values)?)),
-                    ReadGuard::Dense(..) | ReadGuard::Deposited(_) => None,
+                let rows = self.opened.iter().filter_map(|(_, opened)| match opened {
+                    Opened::Rows(rows) => Some((rows.rows.as_slice(), rows.elements()?)),
+                    Opened::Tensor(..) | Opened::Placed(_) => None,
                 });
                 let rows: Vec<_> = rows.collect();
                 // Those of ids are numbered by them, and their variable is no table of so many.
                 let last = rows.iter().filter_map(|(rows, _): &(&[usize], _)| rows.last()).max();
                 let height = last.map_or(height, |last| height.max(last + 1));
-                if rows.len() != self.parts.len() {
+                if rows.len() != self.opened.len() {
                     return Err(other());
                 }
                 Summands::Rows(RowRange::new(row_len, height, every_row, rows))
             }
             _ => {
-                let dense = self.parts.iter().map(|(_, opened)| match opened {
-                    ReadGuard::Dense(storage, layout) => elements::<F>(storage, layout),
-                    ReadGuard::Deposited(dense) => dense.elements::<F>().ok_or_else(other),
-                    ReadGuard::Rows(_) => Err(other()),
+                let dense = self.opened.iter().map(|(_, opened)| match opened {
+                    Opened::Tensor(storage, layout) => elements::<F>(storage, layout),
+                    Opened::Placed(dense) => dense.placed::<F>().ok_or_else(other),
+                    Opened::Rows(_) => Err(other()),
                 });
                 Summands::Dense(dense.collect::<Result<_>>()?)
             }
@@ -202,9 +201,9 @@ fn elements<'a, F: Number>(storage: &'a Storage, layout: &Layout) -> Result<&'a 
 pub(crate) struct Values<'r>(Option<Vec<(StorageRef<'r>, &'r Layout)>>);
 
 impl<'r> Values<'r> {
-    pub(crate) fn open(variables: &[Variable<'r>], settled: &Settled) -> Self {
+    pub(crate) fn open(variables: &[Variable<'r>], resolved: &ResolvedTransforms) -> Self {
         let all = || variables.iter().map(|variable| variable.variable.storage_and_layout()).collect();
-        Self(settled.reads_values().then(all))
+        Self(resolved.reads_values().then(all))
     }
 
     /// All ranges of all variables.

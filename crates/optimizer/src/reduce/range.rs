@@ -1,8 +1,8 @@
 //! A range of a variable's gradient on all replicas: what can be cut, reduced and transformed.
 
 use crate::reduce::rows::RowRange;
-use crate::reduce::split::{BLOCK, Cut};
-use crate::transform::Settled;
+use crate::reduce::split::{BLOCK, Splittable};
+use crate::transform::ResolvedTransforms;
 use distribute_base::internal::Number;
 use distribute_tensor::kernel::fold_scaled;
 use std::borrow::Cow;
@@ -26,7 +26,7 @@ pub(crate) enum Summands<'a, F> {
 }
 
 impl<F> GradientRange<'_, F> {
-    /// How many elements of the variable it covers. [`Cut::len`] counts work, which of rows is less.
+    /// How many elements of the variable it covers. [`Splittable::len`] counts work, which of rows is less.
     pub(crate) fn elements(&self) -> usize {
         match &self.summands {
             Summands::Dense(of_replicas) => of_replicas.first().map_or(0, |gradient| gradient.len()),
@@ -35,7 +35,7 @@ impl<F> GradientRange<'_, F> {
     }
 }
 
-impl<F> Cut for GradientRange<'_, F> {
+impl<F> Splittable for GradientRange<'_, F> {
     fn len(&self) -> usize {
         match &self.summands {
             Summands::Dense(_) => self.elements(),
@@ -61,12 +61,12 @@ impl<F: Number> GradientRange<'_, F> {
     pub(crate) fn block<'s>(
         &'s self,
         of_replicas: &'s [&'s [F]],
-        settled: &Settled,
+        resolved: &ResolvedTransforms,
         at: Range<usize>,
         values: &[F],
         scratch: &'s mut [F; BLOCK],
     ) -> &'s [F] {
-        let stays = settled.leaves(self.variable);
+        let stays = resolved.leaves(self.variable);
         match of_replicas {
             // Nothing to reduce.
             [only] if stays && self.weights[0] == F::of(1.) => &only[at],
@@ -74,7 +74,7 @@ impl<F: Number> GradientRange<'_, F> {
                 let block = &mut scratch[..at.len()];
                 self.fold(of_replicas, at, block);
                 if !stays {
-                    settled.apply(self.variable, block, values);
+                    resolved.apply(self.variable, block, values);
                 }
                 block
             }
@@ -98,34 +98,34 @@ impl<F: Number> GradientRange<'_, F> {
     pub(crate) fn rows<'s>(
         &self,
         range: &'s RowRange<'_, F>,
-        settled: &Settled,
+        resolved: &ResolvedTransforms,
         values: &[F],
     ) -> (Vec<usize>, Cow<'s, [F]>) {
         let (rows, mut sums) = range.reduce(&self.weights);
-        if !settled.leaves(self.variable) {
+        if !resolved.leaves(self.variable) {
             let len = range.row_len;
             for (row, gradient) in rows.iter().zip(sums.to_mut().chunks_exact_mut(len.max(1))) {
                 // None where nothing reads them.
                 let values = values.get(row * len..(row + 1) * len).unwrap_or_default();
-                settled.apply(self.variable, gradient, values);
+                resolved.apply(self.variable, gradient, values);
             }
         }
         (rows, sums)
     }
 
     /// The reduced and transformed gradient as a vector: of rows with their numbers in the whole table.
-    pub(crate) fn whole(&self, settled: &Settled) -> (Option<Vec<usize>>, Vec<F>) {
+    pub(crate) fn whole(&self, resolved: &ResolvedTransforms) -> (Option<Vec<usize>>, Vec<F>) {
         match &self.summands {
             Summands::Dense(of_replicas) => {
                 let (mut scratch, mut all) = ([F::of(0.); BLOCK], Vec::with_capacity(self.elements()));
                 for at in blocks(self.elements()) {
                     let values = self.values.get(at.clone()).unwrap_or_default();
-                    all.extend_from_slice(self.block(of_replicas, settled, at, values, &mut scratch));
+                    all.extend_from_slice(self.block(of_replicas, resolved, at, values, &mut scratch));
                 }
                 (None, all)
             }
             Summands::Rows(range) => {
-                let (rows, sums) = self.rows(range, settled, self.values);
+                let (rows, sums) = self.rows(range, resolved, self.values);
                 (Some(rows.into_iter().map(|row| row + range.first()).collect()), sums.into_owned())
             }
         }
@@ -133,7 +133,7 @@ impl<F: Number> GradientRange<'_, F> {
 
     /// The sum of squares of the reduced and transformed gradient: of each block, or each row, so that further sums are
     /// in the same order whoever owns what.
-    pub(crate) fn squares(&self, settled: &Settled) -> Vec<(usize, f64)> {
+    pub(crate) fn squares(&self, resolved: &ResolvedTransforms) -> Vec<(usize, f64)> {
         let square = |part: &[F]| (self.variable, part.iter().map(|x| x.square()).sum());
         match &self.summands {
             Summands::Dense(of_replicas) => {
@@ -141,12 +141,12 @@ impl<F: Number> GradientRange<'_, F> {
                 let blocks = blocks(self.elements());
                 let of = |at: Range<usize>| {
                     let values = self.values.get(at.clone()).unwrap_or_default();
-                    square(self.block(of_replicas, settled, at, values, &mut scratch))
+                    square(self.block(of_replicas, resolved, at, values, &mut scratch))
                 };
                 blocks.map(of).collect()
             }
             Summands::Rows(range) => {
-                let (_, sums) = self.rows(range, settled, self.values);
+                let (_, sums) = self.rows(range, resolved, self.values);
                 sums.chunks_exact(range.row_len.max(1)).map(square).collect()
             }
         }

@@ -3,10 +3,10 @@
 //! For each replica and variable the number of rows, or [`NONE`]; then, for each that has some, the numbers of the rows and
 //! their values, each filled up to 8 bytes.
 
-use crate::conversion::row_len;
+use crate::gradients::row_len;
 use bytes::Bytes;
 use candle_core::{DType, Var};
-use distribute_base::internal::{Any, Elements, LocalGradient, Rows};
+use distribute_base::internal::{Any, Gradient, RowValues, Rows};
 use distribute_collective::group::{Buffers, numbers};
 use distribute_tensor::Error;
 
@@ -16,11 +16,7 @@ const NONE: u64 = u64::MAX;
 const WORD: usize = size_of::<u64>();
 
 /// The rows that replicas have of some variables, which have rows or nothing on all replicas.
-pub(crate) fn encode(
-    gradients: &[&[Option<LocalGradient>]],
-    variables: &[usize],
-    buffers: &Buffers,
-) -> Bytes {
+pub(crate) fn encode(gradients: &[&[Option<Gradient>]], variables: &[usize], buffers: &Buffers) -> Bytes {
     let all =
         || gradients.iter().flat_map(|of_replica| variables.iter().map(|number| rows(&of_replica[*number])));
     let size: usize = all()
@@ -70,17 +66,18 @@ pub(crate) fn decode(
 }
 
 /// The rows of a gradient, if it has some.
-fn rows(gradient: &Option<LocalGradient>) -> Option<&Rows> {
+fn rows(gradient: &Option<Gradient>) -> Option<&Rows> {
     match gradient {
-        Some(LocalGradient::Rows(rows)) => Some(rows),
+        Some(Gradient::Rows(rows)) => Some(rows),
         _ => None,
     }
 }
 
-fn bytes(values: &Elements) -> &[u8] {
+fn bytes(values: &RowValues) -> &[u8] {
     match values {
-        Any::F32(values) => bytemuck::cast_slice(values),
-        Any::F64(values) => bytemuck::cast_slice(values),
+        RowValues::Host(Any::F32(values)) => bytemuck::cast_slice(values),
+        RowValues::Host(Any::F64(values)) => bytemuck::cast_slice(values),
+        RowValues::Device(_) => &[],
     }
 }
 
@@ -118,7 +115,7 @@ impl<'a> Reader<'a> {
             DType::F32 => Any::F32(numbers(values).into_owned()),
             _ => Any::F64(numbers(values).into_owned()),
         };
-        Ok(Rows { rows, values })
+        Ok(Rows::new(rows, values))
     }
 
     fn error(&self, what: &'static str) -> Error {
@@ -138,8 +135,8 @@ mod tests {
         [of((5, 3), DType::F32), of((4, 2), DType::F64), of((9, 1), DType::F32)]
     }
 
-    fn gradients() -> Vec<Vec<Option<LocalGradient>>> {
-        let rows = |rows: &[usize], values| Some(LocalGradient::Rows(Rows { rows: rows.to_vec(), values }));
+    fn gradients() -> Vec<Vec<Option<Gradient>>> {
+        let rows = |rows: &[usize], values| Some(Gradient::Rows(Rows::new(rows.to_vec(), values)));
         let first = vec![rows(&[0, 4], Any::F32((0..6).map(|i| i as f32).collect())), None, None];
         let second = vec![
             rows(&[], Any::F32(Vec::new())),

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 pub(crate) const BLOCK: usize = 2048;
 
 /// Something that lies along the parameters and can be cut.
-pub(crate) trait Cut {
+pub(crate) trait Splittable {
     /// How many elements will be visited.
     fn len(&self) -> usize;
 
@@ -19,7 +19,7 @@ pub(crate) trait Cut {
     fn cut(&mut self, len: usize) -> Self;
 }
 
-impl<A: Cut, B: Cut> Cut for Any<A, B> {
+impl<A: Splittable, B: Splittable> Splittable for Any<A, B> {
     fn len(&self) -> usize {
         match self {
             Any::F32(x) => x.len(),
@@ -35,13 +35,13 @@ impl<A: Cut, B: Cut> Cut for Any<A, B> {
 }
 
 /// The pieces of each thread: contiguous ranges of all parameters taken together.
-pub(crate) struct Owners<P> {
+pub(crate) struct WorkSplit<P> {
     pieces: Vec<Vec<P>>,
     blocks_each: usize,
     blocks_given: usize,
 }
 
-impl<P: Cut + Send> Owners<P> {
+impl<P: Splittable + Send> WorkSplit<P> {
     /// Deals whole variables to threads, cut at the borders between them.
     pub(crate) fn partition(threads: usize, variables: Vec<P>) -> Self {
         let blocks: usize = variables.iter().map(|variable| variable.len().div_ceil(BLOCK)).sum();

@@ -5,18 +5,14 @@
 //! add them as those of further replicas in the pass that updates the variables; more share the sum out. Where each worker owns
 //! ranges of variables, it gets these of all packs, and adds them up in that pass. Rows go as they are to everybody.
 
-use crate::Trained;
-use crate::header::{Kind, Tally};
-use crate::reduce;
-use crate::reduce::operands::{Operands, Parts};
-use crate::reduce::row_records;
+use crate::header::{GradientKind, StepHeader};
+use crate::parameters::Parameters;
+use crate::reduce::operands::{Operands, Summed};
+use crate::reduce::{self, Weighted, row_records};
 use crate::sync::Threads;
-use crate::update::sharded::cuts::Shards;
 use bytes::Bytes;
 use candle_core::DType;
-use distribute_base::internal::{
-    Deposited, Filling, Flat, Layout, LocalGradient, Number, Pack, with_elements,
-};
+use distribute_base::internal::{Dense, Filling, Flat, Gradient, Layout, Number, Pack};
 use distribute_base::{Error, Result};
 use distribute_cluster::World;
 use distribute_collective::Failure;
@@ -28,36 +24,35 @@ use distribute_tensor::kernel::fold_scaled;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// For each replica its gradient of each variable.
-type Gradients<'b> = [&'b [Option<LocalGradient>]];
-
 /// A step's exchange of gradients with the other workers.
-pub(crate) struct OverWorkers<'a, 'b> {
-    pub(crate) trained: &'b Trained,
+struct Exchange<'a, 'b> {
+    parameters: &'b Parameters,
     /// Those of all replicas.
-    pub(crate) tallies: &'a [&'a Tally],
-    pub(crate) weights: &'a [f64],
-    pub(crate) threads: &'a Threads<'a>,
+    headers: &'a [&'a StepHeader],
+    weights: &'a [f64],
+    mine: &'a [Weighted<'b>],
+    threads: &'a Threads<'a>,
 }
 
-/// Dense gradients that are added up with others.
-struct Addend<'s> {
-    weight: f64,
-    flat: Arc<Flat>,
-    /// Whose it is, if it is that of one replica.
-    replica: Option<usize>,
-    /// Where only the elements are added up that this worker owns.
-    of_shard: Option<Cut<'s>>,
+/// Exchanges the gradients of this worker's replicas for those of all.
+///
+/// # Errors
+/// The same on all workers, where one is lost or late or fails; its own on a worker that cannot bring its part.
+pub(crate) fn exchange<'b>(
+    calling: &mut Calling<'_>,
+    parameters: &'b Parameters,
+    headers: &[&StepHeader],
+    weights: &[f64],
+    mine: &[Weighted<'b>],
+    threads: &Threads<'_>,
+) -> Result<Operands<'b>> {
+    let all = Exchange { parameters, headers, weights, mine, threads }.summed(calling)?;
+    let all = Operands::of_variables(parameters, all.into_iter(), headers.len())?;
+    Ok(all.of_partition(parameters.backend.partition()))
 }
 
-/// Who has cut a vector down to the elements that this worker owns.
-#[derive(Clone, Copy)]
-enum Cut<'s> {
-    /// The worker that has sent it.
-    BySender,
-    /// Nobody has yet: it is this worker's own.
-    Here(&'s Shards),
-}
+/// Packs that are added up with others, and their weight.
+type Packs = (f64, Arc<Flat>);
 
 /// Where a replica's packs come from, if there are other workers to which they are sent as they are, or may be once they have come.
 pub(crate) fn packs(strategy: &Strategy) -> Option<Buffers> {
@@ -71,75 +66,65 @@ fn folds_first(world: World) -> bool {
     world.replicas() > 1 && world.replicas().is_power_of_two()
 }
 
-impl<'b> OverWorkers<'_, 'b> {
-    /// Exchanges the gradients of this worker's replicas for those of all.
-    ///
-    /// # Errors
-    /// The same on all workers, where one is lost or late or fails; its own on a worker that cannot bring its part.
-    pub(crate) fn operands(&self, calling: &mut Calling<'_>, mine: &Gradients<'b>) -> Result<Operands<'b>> {
-        let parts = self.parts(calling, mine)?;
-        let all = Operands::of_parts(self.trained, parts.into_iter(), self.tallies.len())?;
-        Ok(all.of_shards(self.trained.shards.as_ref()))
-    }
-
-    /// For each variable what is added up.
-    fn parts(&self, calling: &mut Calling<'_>, mine: &Gradients<'b>) -> Result<Vec<Parts<'b>>> {
-        let mut kinds = vec![Kind::Nothing; self.trained.variables.len()];
-        for tally in self.tallies {
-            kinds.iter_mut().zip(&tally.kinds).for_each(|(all, kind)| *all = all.plus(*kind));
+impl<'b> Exchange<'_, 'b> {
+    /// For each variable the gradients that are added up.
+    fn summed(&self, calling: &mut Calling<'_>) -> Result<Vec<Summed<'b>>> {
+        let Self { parameters, headers, .. } = self;
+        let mut kinds = vec![GradientKind::Nothing; parameters.variables.len()];
+        for header in *headers {
+            kinds.iter_mut().zip(&header.kinds).for_each(|(all, kind)| *all = all.plus(*kind));
         }
-        let dense: Vec<bool> = kinds.iter().map(|kind| *kind == Kind::Dense).collect();
-        let rows: Vec<usize> = (0..kinds.len()).filter(|number| kinds[*number] == Kind::Rows).collect();
-        let order = self.tallies.first().and_then(|tally| tally.order.as_deref());
-        let layout = self.trained.buckets.layout(&dense, order);
-        let mine_flat = self.flat(&layout, mine, calling.world(), calling.buffers())?;
-        let mut parts: Vec<Parts<'b>> = kinds.iter().map(|_| Vec::new()).collect();
+        let dense: Vec<bool> = kinds.iter().map(|kind| *kind == GradientKind::Dense).collect();
+        let rows: Vec<usize> =
+            (0..kinds.len()).filter(|number| kinds[*number] == GradientKind::Rows).collect();
+        let order = headers.first().and_then(|header| header.order.as_deref());
+        let layout = parameters.buckets.layout(&dense, order);
+        let mine = self.packs(&layout, calling.world(), calling.buffers())?;
+        let mut summed: Vec<Summed<'b>> = kinds.iter().map(|_| Vec::new()).collect();
         if !rows.is_empty() {
-            self.exchange_rows(calling, mine, &rows, &mut parts)?;
+            self.exchange_rows(calling, &rows, &mut summed)?;
         }
-        if !layout.packs().is_empty() {
-            let addends = match &self.trained.shards {
-                Some(shards) => self.shards(calling, &layout, &mine_flat, shards)?,
-                None => self.addends(calling, &layout, &mine_flat)?,
-            };
-            for Addend { weight, flat, replica, of_shard } in addends {
-                for number in (0..kinds.len()).filter(|number| dense[*number]) {
-                    let is_there =
-                        replica.is_none_or(|id: usize| self.tallies[id].kinds[number] != Kind::Nothing);
-                    // Zeros in the place of those that are not there would be of all elements. The pack has them, too.
-                    let is_there = is_there || of_shard.is_some() && self.tallies.len() > 2;
-                    let part = || {
-                        let all = Deposited::in_flat(&flat, number);
-                        let part = match of_shard {
-                            Some(Cut::Here(shards)) => all.range(shards.mine(number)),
-                            Some(Cut::BySender) | None => all,
-                        };
-                        Cow::Owned(LocalGradient::Deposited(part))
-                    };
-                    parts[number].push((weight, is_there.then(part)));
-                }
+        if layout.packs().is_empty() {
+            return Ok(summed);
+        }
+        let (partition, world) = (parameters.backend.partition(), calling.world());
+        let all = match partition {
+            Some(_) => self.exchange_ranges(calling, &layout, &mine)?,
+            None => self.exchange_packs(calling, &layout, &mine)?,
+        };
+        // Packs of single replicas lack the variables of which these have no gradient.
+        let of_replicas = all.len() == headers.len() && !folds_first(world);
+        for (at, (weight, packs)) in all.into_iter().enumerate() {
+            // What this worker's own replicas have is whole. The others have sent only what this worker updates.
+            let whole = partition.filter(|_| mine.iter().any(|mine| Arc::ptr_eq(mine, &packs)));
+            for number in (0..kinds.len()).filter(|number| dense[*number]) {
+                let is_there = !of_replicas || headers[at].kinds[number] != GradientKind::Nothing;
+                // Zeros in the place of those that are not there would be of all elements. The pack has them, too.
+                let is_there = is_there || partition.is_some() && headers.len() > 2;
+                let gradient = || {
+                    let range = whole.map(|partition| partition.mine(number));
+                    Cow::Owned(Gradient::Dense(Dense::Packed { packs: packs.clone(), number, range }))
+                };
+                summed[number].push((weight, is_there.then(gradient)));
             }
         }
-        Ok(parts)
+        Ok(summed)
     }
 
     /// The packs of this worker: of all its replicas together, or of each.
-    fn flat(
-        &self,
-        layout: &Arc<Layout>,
-        mine: &Gradients<'_>,
-        world: World,
-        buffers: &Buffers,
-    ) -> Result<Vec<Arc<Flat>>> {
+    fn packs(&self, layout: &Arc<Layout>, world: World, buffers: &Buffers) -> Result<Vec<Arc<Flat>>> {
+        let Self { parameters, mine, .. } = self;
         if layout.packs().is_empty() {
             return Ok(Vec::new());
         }
-        let trained = self.trained;
         if !folds_first(world) {
-            return mine.iter().map(|gradients| flat(layout, gradients, trained, buffers)).collect();
+            return mine
+                .iter()
+                .map(|(_, gradients)| packed(layout, gradients, parameters, buffers))
+                .collect();
         }
-        let dense = |gradients: &&[Option<LocalGradient>]| {
-            let all = gradients.iter().zip(&trained.variables).enumerate();
+        let dense = |(_, gradients): &Weighted<'_>| {
+            let all = gradients.iter().zip(&parameters.variables).enumerate();
             all.map(|(number, (gradient, (_, variable)))| match gradient {
                 Some(gradient) if layout.has(number) => Ok(Some(gradient.to_dense(variable)?)),
                 _ => Ok(None),
@@ -147,22 +132,26 @@ impl<'b> OverWorkers<'_, 'b> {
             .collect::<Result<Vec<_>>>()
         };
         let all = mine.iter().map(dense).collect::<Result<Vec<_>>>()?;
-        let weights = &self.weights[world.local_replicas()];
-        let all: Vec<_> = weights.iter().copied().zip(all.iter().map(Vec::as_slice)).collect();
-        let all = Operands::new(trained, &all, self.tallies.len())?;
-        let sums = reduce::reduced(&[], trained, &all, self.threads)?;
-        Ok(vec![flat(layout, &sums, trained, buffers)?])
+        let all: Vec<_> = mine.iter().zip(&all).map(|((weight, _), all)| (*weight, all.as_slice())).collect();
+        let all = Operands::new(parameters, &all, self.headers.len())?;
+        let sums = reduce::reduced(&[], parameters, &all, self.threads)?;
+        Ok(vec![packed(layout, &sums, parameters, buffers)?])
     }
 
-    /// What is added up: the dense gradients of all, or their sum.
-    fn addends(
+    /// The weight of the packs that are at this place among those of all.
+    fn weight(&self, world: World, at: usize) -> f64 {
+        if folds_first(world) { 1. } else { self.weights[at] }
+    }
+
+    /// The packs of all, or one of their sum.
+    fn exchange_packs(
         &self,
         calling: &mut Calling<'_>,
         layout: &Arc<Layout>,
         mine: &[Arc<Flat>],
-    ) -> Result<Vec<Addend<'b>>> {
+    ) -> Result<Vec<Packs>> {
         let packs: Vec<_> = mine.iter().flat_map(|flat| flat.packs().iter().cloned()).collect();
-        let sent = Tally::sent_ahead(self.tallies).filter(|sent| sent.layout == layout.digest());
+        let sent = StepHeader::sent_ahead(self.headers).filter(|sent| sent.layout == layout.digest());
         let come = match sent {
             Some(sent) => calling.sent_ahead(sent.call, &packs),
             None => calling.exchange_parts("its gradients", &packs),
@@ -171,7 +160,7 @@ impl<'b> OverWorkers<'_, 'b> {
         let world = calling.world();
         if world.workers() > 2 {
             let sum = self.sum(calling, layout, &come).map_err(failure("minimize"))?;
-            return Ok(vec![Addend { weight: 1., flat: Arc::new(sum), replica: None, of_shard: None }]);
+            return Ok(vec![(1., Arc::new(sum))]);
         }
         let mut all = Vec::with_capacity(mine.len() * world.workers());
         for (worker, come) in come.iter().enumerate() {
@@ -183,21 +172,20 @@ impl<'b> OverWorkers<'_, 'b> {
                 all.push(Arc::new(Flat::received(layout, packs.to_vec(), calling.buffers())));
             }
         }
-        Ok(all.into_iter().enumerate().map(|(at, flat)| self.addend(world, at, flat, None)).collect())
+        Ok(all.into_iter().enumerate().map(|(at, packs)| (self.weight(world, at), packs)).collect())
     }
 
-    /// The dense gradients of all, of which each worker has sent this one the elements that it owns.
-    fn shards(
+    /// The packs of all, of which each worker has sent this one the elements that it updates.
+    fn exchange_ranges(
         &self,
         calling: &mut Calling<'_>,
         layout: &Arc<Layout>,
         mine: &[Arc<Flat>],
-        shards: &'b Shards,
-    ) -> Result<Vec<Addend<'b>>> {
+    ) -> Result<Vec<Packs>> {
         let (world, buffers, count) = (calling.world(), calling.buffers().clone(), layout.packs().len());
         let size = |pack| layout.part(world.worker()).map_or(0, |part| part.len(pack));
         let sizes: Vec<_> = mine.iter().flat_map(|_| (0..count).map(size)).collect();
-        let sent = Tally::sent_ahead(self.tallies).filter(|sent| sent.layout == layout.digest());
+        let sent = StepHeader::sent_ahead(self.headers).filter(|sent| sent.layout == layout.digest());
         let come = match sent {
             Some(sent) => calling.pieces_ahead(sent.call, &sizes),
             None => calling.exchange_pieces("its gradients", &sizes, |worker, number| {
@@ -209,21 +197,13 @@ impl<'b> OverWorkers<'_, 'b> {
         let mut all = Vec::with_capacity(mine.len() * world.workers());
         for (worker, come) in come.map_err(failure("minimize"))?.iter().enumerate() {
             if worker == world.worker() {
-                all.extend(mine.iter().map(|flat| (flat.clone(), Cut::Here(shards))));
+                all.extend(mine.iter().cloned());
             }
             for packs in come.chunks(count) {
-                let part = Flat::received_part(layout, world.worker(), packs.to_vec(), &buffers);
-                all.push((Arc::new(part), Cut::BySender));
+                all.push(Arc::new(Flat::received_part(layout, world.worker(), packs.to_vec(), &buffers)));
             }
         }
-        let all = all.into_iter().enumerate();
-        Ok(all.map(|(at, (flat, cut))| self.addend(world, at, flat, Some(cut))).collect())
-    }
-
-    /// The vector that is at this place among those of all.
-    fn addend(&self, world: World, at: usize, flat: Arc<Flat>, of_shard: Option<Cut<'b>>) -> Addend<'b> {
-        let replica = (!folds_first(world)).then_some(at);
-        Addend { weight: replica.map_or(1., |replica| self.weights[replica]), flat, replica, of_shard }
+        Ok(all.into_iter().enumerate().map(|(at, packs)| (self.weight(world, at), packs)).collect())
     }
 
     /// Each worker adds up its range of every pack, and sends the sums to all. `come` are those ranges, of each worker.
@@ -266,20 +246,20 @@ impl<'b> OverWorkers<'_, 'b> {
     fn exchange_rows(
         &self,
         calling: &mut Calling<'_>,
-        mine: &Gradients<'b>,
         variables: &[usize],
-        parts: &mut [Parts<'b>],
+        summed: &mut [Summed<'b>],
     ) -> Result<()> {
         let world = calling.world();
-        let record = row_records::encode(mine, variables, calling.buffers());
+        let mine: Vec<_> = self.mine.iter().map(|(_, gradients)| *gradients).collect();
+        let record = row_records::encode(&mine, variables, calling.buffers());
         let records = calling.records(record).map_err(failure("minimize"))?;
         let mut weights = self.weights.iter();
-        let of_rows: Vec<_> = variables.iter().map(|number| &self.trained.variables[*number].1).collect();
+        let of_rows: Vec<_> = variables.iter().map(|number| &self.parameters.variables[*number].1).collect();
         for (worker, record) in records.iter().enumerate() {
             if worker == world.worker() {
                 for (gradients, weight) in mine.iter().zip(&mut weights) {
                     for number in variables {
-                        parts[*number].push((*weight, gradients[*number].as_ref().map(Cow::Borrowed)));
+                        summed[*number].push((*weight, gradients[*number].as_ref().map(Cow::Borrowed)));
                     }
                 }
                 continue;
@@ -288,7 +268,7 @@ impl<'b> OverWorkers<'_, 'b> {
                 .map_err(|source| Error::Tensor { operation: "minimize", source })?;
             for (rows, weight) in theirs.into_iter().zip(&mut weights) {
                 for (number, rows) in variables.iter().zip(rows) {
-                    parts[*number].push((*weight, rows.map(|rows| Cow::Owned(LocalGradient::Rows(rows)))));
+                    summed[*number].push((*weight, rows.map(|rows| Cow::Owned(Gradient::Rows(rows)))));
                 }
             }
         }
@@ -305,27 +285,23 @@ fn fold<F: Number>(all: &[&Bytes], weights: &[f64], into: &mut [u8]) {
 }
 
 /// The dense gradients of one replica in packs: those in which layers have put them, or copies.
-fn flat(
+fn packed(
     layout: &Arc<Layout>,
-    gradients: &[Option<LocalGradient>],
-    trained: &Trained,
+    gradients: &[Option<Gradient>],
+    parameters: &Parameters,
     buffers: &Buffers,
 ) -> Result<Arc<Flat>> {
-    let in_packs = |gradient: &LocalGradient| match gradient {
-        LocalGradient::Deposited(dense) => {
-            dense.flat().filter(|flat| Arc::ptr_eq(flat.layout(), layout)).cloned()
-        }
-        _ => None,
-    };
+    let of_layout =
+        |gradient: &Gradient| gradient.packs().filter(|packs| Arc::ptr_eq(packs.layout(), layout)).cloned();
     let mut with_place =
         (0..gradients.len()).filter(|number| layout.has(*number)).filter_map(|n| gradients[n].as_ref());
-    if let Some(first) = with_place.next().and_then(in_packs)
-        && with_place.all(|gradient| in_packs(gradient).is_some_and(|flat| Arc::ptr_eq(&flat, &first)))
+    if let Some(first) = with_place.next().and_then(of_layout)
+        && with_place.all(|gradient| of_layout(gradient).is_some_and(|packs| Arc::ptr_eq(&packs, &first)))
     {
         return Ok(first);
     }
     let mut packs = Filling::new(layout.clone(), buffers);
-    for (number, (gradient, (_, variable))) in gradients.iter().zip(&trained.variables).enumerate() {
+    for (number, (gradient, (_, variable))) in gradients.iter().zip(&parameters.variables).enumerate() {
         match (gradient, variable.dtype()) {
             (None, _) => packs.clear(number),
             (Some(gradient), DType::F32) => copy::<f32>(gradient, number, &mut packs)?,
@@ -336,12 +312,11 @@ fn flat(
 }
 
 /// Copies a gradient to its place, if it has one.
-fn copy<T: Number>(gradient: &LocalGradient, number: usize, packs: &mut Filling) -> Result<()> {
+fn copy<T: Number>(gradient: &Gradient, number: usize, packs: &mut Filling) -> Result<()> {
     let Some(place) = packs.place::<T>(number) else { return Ok(()) };
     match gradient {
-        LocalGradient::Dense(tensor) => with_elements(tensor, |all: &[T]| place.copy_from_slice(all))?,
-        LocalGradient::Deposited(dense) => place.copy_from_slice(dense.elements().unwrap_or_default()),
-        LocalGradient::Rows(rows) => {
+        Gradient::Dense(dense) => dense.with_elements(|all: &[T]| place.copy_from_slice(all))?,
+        Gradient::Rows(rows) => {
             place.fill(T::of(0.));
             rows.add_to(place);
         }

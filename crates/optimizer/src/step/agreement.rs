@@ -4,8 +4,8 @@
 //! The first step after a setting was made has a digest of all settings in its header. Where digests differ, or some workers
 //! have none, since they have compared theirs before, the workers exchange the settings themselves, in the same call.
 
-use crate::Optimizer;
-use crate::header::Tally;
+use crate::Inner;
+use crate::header::StepHeader;
 use crate::rate::Rate;
 use crate::transform::Transform;
 use candle_core::Var;
@@ -18,8 +18,8 @@ use distribute_tensor::Leaf;
 use std::sync::atomic::Ordering;
 
 /// Returns whether the settings themselves have to be exchanged, by the headers of all replicas: the same on all workers.
-fn is_open(tallies: &[Tally]) -> bool {
-    let mut digests = tallies.iter().filter_map(|tally| tally.position.as_ref()).map(|at| at.settings);
+fn is_open(headers: &[StepHeader]) -> bool {
+    let mut digests = headers.iter().filter_map(|header| header.position.as_ref()).map(|at| at.settings);
     let Some(first) = digests.next() else { return false };
     digests.any(|digest| digest != first)
 }
@@ -28,10 +28,10 @@ fn is_open(tallies: &[Tally]) -> bool {
 /// all workers.
 pub(crate) fn differing(
     calling: &mut Calling<'_>,
-    tallies: &[Tally],
+    headers: &[StepHeader],
     mine: impl FnOnce() -> Settings,
 ) -> Result<Option<String>, Failure> {
-    if !is_open(tallies) {
+    if !is_open(headers) {
         return Ok(None);
     }
     let records = calling.records(record::encode(&mine()))?;
@@ -55,21 +55,16 @@ pub(crate) fn refused(operation: &'static str, differences: &str) -> Error {
     Error::invalid(operation, reason)
 }
 
-impl<R: Rule> Optimizer<R> {
+impl Inner {
     /// Returns the digest of all settings, for the header of a step; `None` if the workers have compared them.
     pub(crate) fn digest_to_compare(&self) -> Option<u64> {
         (!self.agreed.load(Ordering::Relaxed)).then(|| digest(&self.settings()))
     }
 
-    /// Notes that a setting has changed: the workers compare all of them in the next step.
-    pub(crate) fn compare_again(&mut self) {
-        *self.agreed.get_mut() = false;
-    }
-
     /// Returns all settings that have to be the same on all workers. The learning rate is compared in each step as well.
     pub(crate) fn settings(&self) -> Settings {
-        let mut all = of_rule(&self.rule);
-        for (number, (name, variable)) in self.trained.variables.iter().enumerate() {
+        let mut all = of_rule(self.groups.rule());
+        for (number, (name, variable)) in self.parameters.variables.iter().enumerate() {
             all.push((of_variable(name), format!("trained {}", described(variable))));
             let (factor, rule) = self.groups.of(number);
             if factor != 1. {
@@ -79,7 +74,7 @@ impl<R: Rule> Optimizer<R> {
                 all.push((format!("rule of {name}"), without_addresses(&format!("{rule:?}"))));
             }
         }
-        for (name, variable) in &self.trained.frozen {
+        for (name, variable) in &self.parameters.frozen {
             all.push((of_variable(name), format!("frozen {}", described(variable))));
         }
         let rate = match self.rate {
@@ -93,7 +88,7 @@ impl<R: Rule> Optimizer<R> {
             ("after_reduce", transforms(&self.after_reduce)),
             ("on_missing_gradients", format!("{:?}", self.missing_gradients)),
             ("on_not_finite", format!("{:?}", self.not_finite)),
-            ("sharded_state", self.trained.shards.is_some().to_string()),
+            ("sharded_state", self.parameters.backend.partition().is_some().to_string()),
         ];
         all.extend(others.map(|(name, value)| (name.to_owned(), value)));
         all
@@ -101,7 +96,7 @@ impl<R: Rule> Optimizer<R> {
 }
 
 /// Returns the rule and its hyper-parameters, each by its name if the rule is one of this crate's.
-fn of_rule<R: Rule>(rule: &R) -> Settings {
+fn of_rule(rule: &dyn Rule) -> Settings {
     let spec = rule.spec().and_then(|spec| serde_json::to_value(spec).ok());
     let parameters = spec.as_ref().and_then(|spec| spec.as_object()?.values().next()?.as_object());
     match parameters {

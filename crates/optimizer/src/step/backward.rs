@@ -1,14 +1,14 @@
-//! What a replica's losses come to: their gradients, weighed by examples.
+//! Backward: from a replica's losses to their gradients, weighed by examples.
 
 use crate::gradients::require_scalar;
-use crate::{Gradients, Optimizer, Weighting};
+use crate::{Gradients, Inner, Weighting};
 use candle_core::{DType, Tensor};
 use distribute_base::internal::{Bucket, deposit, to_device, to_host};
 use distribute_base::{Error, Result};
 use distribute_core::ReplicaContext;
 use std::panic::Location;
 
-/// What a replica's losses come to.
+/// The gradients of a replica's losses.
 pub(crate) struct Losses {
     /// Those that candle has found.
     pub(crate) gradients: Gradients,
@@ -25,15 +25,19 @@ pub(crate) struct Losses {
 }
 
 impl Losses {
-    pub(crate) fn new<R>(optimizer: &Optimizer<R>, ctx: &ReplicaContext) -> Self {
+    pub(crate) fn new(optimizer: &Inner, ctx: &ReplicaContext) -> Self {
         // What is transformed before it is reduced is not complete when layers have deposited it.
-        let buckets = &optimizer.trained.buckets;
+        let buckets = &optimizer.parameters.buckets;
         let ahead = buckets.has_packs() && optimizer.before_reduce.is_empty();
         let ahead = ctx.member().session().filter(|_| ahead).map(|session| session.ahead());
         Self {
             ahead: ahead.is_some(),
-            gradients: Gradients::new(optimizer),
-            bucket: Some(buckets.take(ctx.local_replica(), optimizer.trained.strategy.generation(), ahead)),
+            gradients: Gradients::none(&optimizer.parameters),
+            bucket: Some(buckets.take(
+                ctx.local_replica(),
+                optimizer.parameters.strategy.generation(),
+                ahead,
+            )),
             weighting: Weighting::SumOver(0),
             losses: Vec::new(),
             dtype: DType::F32,
@@ -43,9 +47,9 @@ impl Losses {
 
     /// Adds a mean loss over examples, and its gradients in the form that `weighting` says. One over none has no weight,
     /// but takes part in the gradients of the others' collectives.
-    pub(crate) fn add<R>(
+    pub(crate) fn add(
         &mut self,
-        optimizer: &Optimizer<R>,
+        optimizer: &Inner,
         ctx: &ReplicaContext,
         loss: Tensor,
         weighting: Weighting,
@@ -56,7 +60,7 @@ impl Losses {
             return self.join(optimizer, ctx, Some(&loss), at);
         };
         require_scalar("minimize", &loss)?;
-        if let Some(stale) = optimizer.seen.stale.look(&loss, ctx, &optimizer.trained) {
+        if let Some(stale) = optimizer.seen.stale.look(&loss, ctx, &optimizer.parameters) {
             self.stale = Some(stale);
         }
         let shared = ctx.announce_gradients(&loss, at)?;
@@ -65,7 +69,7 @@ impl Losses {
         let later = summed && !shared && !matches!(loss.dtype(), DType::F32 | DType::F64);
         let root = if summed && !later { added_up(&loss, examples)? } else { loss.clone() };
         if later {
-            let mut gradients = Gradients::of(optimizer, &root)?;
+            let mut gradients = Gradients::found(&optimizer.parameters, &root)?;
             gradients.scale(examples as f64)?;
             self.gradients.add(gradients)?;
         } else {
@@ -77,9 +81,9 @@ impl Losses {
     }
 
     /// Adds the gradients that the others' losses have here.
-    pub(crate) fn join<R>(
+    pub(crate) fn join(
         &mut self,
-        optimizer: &Optimizer<R>,
+        optimizer: &Inner,
         ctx: &ReplicaContext,
         loss: Option<&Tensor>,
         at: &'static Location<'static>,
@@ -92,8 +96,8 @@ impl Losses {
     }
 
     /// Adds the gradients of a scalar.
-    fn backward<R>(&mut self, optimizer: &Optimizer<R>, root: &Tensor) -> Result<()> {
-        let found = deposit::collect(&mut self.bucket, || Gradients::of(optimizer, root))?;
+    fn backward(&mut self, optimizer: &Inner, root: &Tensor) -> Result<()> {
+        let found = deposit::collect(&mut self.bucket, || Gradients::found(&optimizer.parameters, root))?;
         self.gradients.add(found)
     }
 }

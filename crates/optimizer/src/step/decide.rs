@@ -1,29 +1,25 @@
-//! What is decided of a step where all replicas have met, for all of them: whether it is made, by what numbers, and what is
-//! to be said of it.
+//! The decision about a step, once all headers are known: whether it is made, by what numbers, and what is warned of.
 
-use crate::Optimizer;
-use crate::checks::batch_norm;
-use crate::checks::examples;
+use crate::Inner;
 use crate::checks::missing::{self, MissingGradients};
 use crate::checks::not_finite::{self, NotFinite};
-use crate::checks::stale;
-use crate::checks::unread::{Loss, Unread};
-use crate::header::{Kind, Tally};
+use crate::checks::{batch_norm, unread::Loss};
+use crate::header::{GradientKind, StepHeader};
 use crate::progress::busy;
-use crate::step::agreement;
-use crate::step::exchange::Brought;
-use crate::sync::Together;
-use crate::update::sharded::settings;
+use crate::step::gather::GatheredStep;
+use crate::step::{Step, agreement};
+use crate::sync::StepSync;
+use crate::update::sharded;
 use candle_core::{DType, Tensor};
 use distribute_base::{Error, Result};
 use distribute_core::ReplicaContext;
+use distribute_core::internal::failure;
 use distribute_log::heard;
-use distribute_optim::Rule;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
-/// What is decided of a step.
+/// The decision about a step.
 #[derive(Clone, Copy)]
-pub(crate) struct Judged {
+pub(crate) struct StepDecision {
     pub(crate) verdict: Verdict,
     /// The mean over all examples.
     pub(crate) loss: f64,
@@ -36,15 +32,15 @@ pub(crate) struct Judged {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    Make,
+    Apply,
     /// Nothing changes.
-    Leave,
+    Skip,
 }
 
-impl Judged {
-    /// What the gradients of one of so many replicas are multiplied by.
-    pub(crate) fn weight(&self, tally: &Tally, replicas: usize) -> f64 {
-        tally.weight(self.examples, replicas)
+impl StepDecision {
+    /// For each replica the number that its gradients are multiplied by.
+    pub(crate) fn weights(&self, headers: &[&StepHeader]) -> Vec<f64> {
+        headers.iter().map(|header| header.weight(self.examples, headers.len())).collect()
     }
 }
 
@@ -58,8 +54,8 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    pub(crate) fn new(ctx: &ReplicaContext, operation: &'static str) -> Self {
-        Self { operation, step: ctx.step(), warnings: Vec::new() }
+    pub(crate) fn new(ctx: &ReplicaContext, operation: &'static str, warning: Option<String>) -> Self {
+        Self { operation, step: ctx.step(), warnings: warning.into_iter().collect() }
     }
 
     /// Adds what is to be said.
@@ -75,42 +71,33 @@ impl Call {
     }
 }
 
-/// What has been seen of an optimizer's steps, for what is said once.
-#[derive(Debug, Default)]
-pub(crate) struct Seen {
-    /// Which variables have gradients in the first step.
-    gradients: AtomicBool,
-    examples: examples::Watch,
-    /// The watch for tensors that are computed once, and not in each step.
-    pub(crate) stale: stale::Watch,
-    pub(crate) not_finite: not_finite::Count,
-    pub(crate) unread: Unread,
-}
-
-impl<R: Rule> Optimizer<R> {
-    /// On replica 0, for all.
-    pub(crate) fn judge(
+impl Inner {
+    /// Decides for all, on replica 0.
+    ///
+    /// # Errors
+    /// Those for which no replica makes the step.
+    pub(crate) fn decide(
         &self,
         call: &mut Call,
-        together: &Together<'_>,
-        brought: &Brought,
-    ) -> Result<Judged> {
+        step: &Step<'_>,
+        all: &[&StepHeader],
+    ) -> Result<StepDecision> {
+        let Step { sync, gathered, .. } = step;
         let operation = call.operation;
-        if let Some(differences) = brought.differences() {
+        if let Some(differences) = gathered.differences() {
             return Err(agreement::refused(operation, differences));
         }
         if !self.agreed.load(Ordering::Relaxed) {
             self.agreed.store(true, Ordering::Relaxed);
         }
-        let all = &*brought.tallies();
-        let examples = Tally::examples(all);
+        let examples = StepHeader::examples(all);
         let Some(first) = all.iter().find(|c| c.weighting.examples() != Some(0)) else {
             return Err(Error::invalid(
                 operation,
                 "no replica has an example; a global batch has at least one",
             ));
         };
-        if all.iter().all(|c| c.kinds.iter().all(|kind| *kind == Kind::Nothing)) {
+        if all.iter().all(|c| c.kinds.iter().all(|kind| *kind == GradientKind::Nothing)) {
             return Err(Error::invalid(
                 operation,
                 "no replica has a gradient for any of this optimizer's variables; compute the loss with the model whose \
@@ -119,43 +106,36 @@ impl<R: Rule> Optimizer<R> {
             ));
         }
         let (finished, learning_rate) = self.rate_of(operation, all)?;
-        self.groups.require_rates(operation, &self.trained, learning_rate)?;
+        self.groups.require_rates(operation, &self.parameters, learning_rate)?;
         if !self.seen.gradients.load(Ordering::Relaxed) {
             self.look_for_gradients(call, all)?;
-            self.look_at_batch_norm(call, brought, all);
+            self.look_at_batch_norm(call, gathered, all);
         }
         let pieces = all.iter().filter_map(|c| Some((c.weighting.examples()?, c.rows?)));
         call.warnings.extend(self.seen.examples.warning(pieces));
-        let is_read = !brought.is_unread();
+        let is_read = !gathered.is_unread();
         let verdict = if all.iter().all(|c| c.finite) {
             if is_read {
                 self.seen.not_finite.end();
             }
-            Verdict::Make
+            Verdict::Apply
         } else {
             let (step, number) = (call.step, finished + 1);
-            self.not_finite(call, || {
-                brought.not_finite(
-                    together.calling("the report of numbers that are not finite"),
-                    &self.trained,
-                    step,
-                    number,
-                )
-            })?
+            self.decide_not_finite(call, || self.report_not_finite(sync, gathered, step, number))?
         };
         let loss = all.iter().map(|c| c.loss).sum::<f64>() / examples;
-        self.trained.strategy.pulse().beat(examples, is_read.then_some(loss));
-        Ok(Judged { verdict, loss, dtype: first.dtype, examples, finished, learning_rate })
+        self.parameters.strategy.pulse().beat(examples, is_read.then_some(loss));
+        Ok(StepDecision { verdict, loss, dtype: first.dtype, examples, finished, learning_rate })
     }
 
     /// A step was made whose loss nobody has waited for. Some are read now, and told of as the others are.
     ///
     /// # Errors
     /// candle's, of the device: the step was made.
-    pub(crate) fn made_unread(&self, call: &mut Call, number: u64, loss: Tensor) -> Result<()> {
+    pub(crate) fn record_pending_loss(&self, call: &mut Call, number: u64, loss: Tensor) -> Result<()> {
         let step = call.step;
         for Loss { step, number, loss } in self.seen.unread.push(Loss { step, number, loss })? {
-            self.trained.strategy.pulse().had(loss);
+            self.parameters.strategy.pulse().had(loss);
             let count = &self.seen.not_finite;
             if loss.is_finite() || self.not_finite == NotFinite::Ignore {
                 count.end();
@@ -171,15 +151,15 @@ impl<R: Rule> Optimizer<R> {
     }
 
     /// How many steps come before this one, and its learning rate.
-    fn rate_of(&self, operation: &'static str, all: &[&Tally]) -> Result<(u64, f64)> {
+    fn rate_of(&self, operation: &'static str, all: &[&StepHeader]) -> Result<(u64, f64)> {
         let finished = self.finished_steps();
-        let workers: Vec<_> = all.iter().filter_map(|tally| tally.position.as_ref()).collect();
+        let workers: Vec<_> = all.iter().filter_map(|header| header.position.as_ref()).collect();
         let Some(first) = workers.first() else {
             return Ok((finished, self.rate.of_step(finished, operation)?));
         };
         let incomplete: Vec<_> = (0..workers.len()).filter(|worker| workers[*worker].incomplete).collect();
         if let Some(worker) = incomplete.first() {
-            return Err(settings::incomplete(operation, workers[*worker].finished + 1, &incomplete));
+            return Err(sharded::incomplete(operation, workers[*worker].finished + 1, &incomplete));
         }
         if workers.iter().any(|worker| worker.finished != first.finished) {
             let steps: Vec<_> = workers.iter().map(|worker| worker.finished.to_string()).collect();
@@ -210,12 +190,33 @@ impl<R: Rule> Optimizer<R> {
         Ok((finished, rates[0]))
     }
 
+    /// The report of the first replica of all workers whose loss or gradients are not finite.
+    fn report_not_finite(
+        &self,
+        sync: &StepSync<'_>,
+        gathered: &GatheredStep,
+        step: u64,
+        number: u64,
+    ) -> Result<Option<not_finite::Report>> {
+        let calling = sync.calling("the report of numbers that are not finite");
+        let mine = gathered.on_host(&self.parameters);
+        let mine = mine.and_then(|mine| {
+            let mine: Vec<_> = mine.iter().map(|of| (of.header.loss, of.gradients.as_slice())).collect();
+            not_finite::report(&self.parameters, &mine, step, number)
+        });
+        let Some(mut calling) = calling else { return mine };
+        let mine = mine.ok().flatten();
+        let record = postcard::to_stdvec(&mine).unwrap_or_default();
+        let records = calling.records(record.into()).map_err(failure("minimize"))?;
+        Ok(records.iter().find_map(|record| postcard::from_bytes(record).ok().flatten()))
+    }
+
     /// In the first step, tells of variables that have no gradient on any replica.
-    fn look_for_gradients(&self, call: &mut Call, all: &[&Tally]) -> Result<()> {
+    fn look_for_gradients(&self, call: &mut Call, all: &[&StepHeader]) -> Result<()> {
         if self.missing_gradients != MissingGradients::Quiet {
             let names = self.variable_names().enumerate();
             let with: Vec<_> = names
-                .map(|(index, name)| (name, all.iter().any(|c| c.kinds[index] != Kind::Nothing)))
+                .map(|(index, name)| (name, all.iter().any(|c| c.kinds[index] != GradientKind::Nothing)))
                 .collect();
             match (missing::report(&with), self.missing_gradients) {
                 (None, _) => {}
@@ -231,32 +232,32 @@ impl<R: Rule> Optimizer<R> {
     }
 
     /// In the first step, tells of layers of batch-norm that are trained, but normalise as new ones do.
-    fn look_at_batch_norm(&self, call: &mut Call, brought: &Brought, all: &[&Tally]) {
-        if brought.mine.iter().all(|c| c.tally.weighting.examples() == Some(0)) {
+    fn look_at_batch_norm(&self, call: &mut Call, gathered: &GatheredStep, all: &[&StepHeader]) {
+        if gathered.mine.iter().all(|c| c.header.weighting.examples() == Some(0)) {
             return;
         }
         // All replicas wait here, so their statistics stay as they are. An error of a device comes again where it matters.
         let evaluated = self.model.evaluated().unwrap_or_default();
         if !evaluated.is_empty() {
-            let with = |index: usize| all.iter().any(|c| c.kinds[index] != Kind::Nothing);
-            let trained = self.variable_names().enumerate().filter(|(index, _)| with(*index));
-            call.warn(batch_norm::warning(evaluated, &trained.map(|(_, name)| name).collect()));
+            let with = |index: usize| all.iter().any(|c| c.kinds[index] != GradientKind::Nothing);
+            let parameters = self.variable_names().enumerate().filter(|(index, _)| with(*index));
+            call.warn(batch_norm::warning(evaluated, &parameters.map(|(_, name)| name).collect()));
         }
     }
 
     /// What becomes of a step that is not finite, as far as that was looked at.
-    fn not_finite(
+    fn decide_not_finite(
         &self,
         call: &mut Call,
         report: impl FnOnce() -> Result<Option<not_finite::Report>>,
     ) -> Result<Verdict> {
         let (operation, step) = (call.operation, call.step);
         if self.not_finite == NotFinite::Ignore {
-            return Ok(Verdict::Make);
+            return Ok(Verdict::Apply);
         }
         if self.not_finite == NotFinite::Error {
             return match report()? {
-                None => Ok(Verdict::Make),
+                None => Ok(Verdict::Apply),
                 Some(not_finite::Report { replica, variable, text }) => {
                     Err(Error::NotFinite { operation, replica, step, variable, reason: text })
                 }
@@ -270,9 +271,9 @@ impl<R: Rule> Optimizer<R> {
             call.warnings.push(format!("{}; {what}, number {} in a row", report.text, count.in_a_row()));
         }
         if !skips {
-            return Ok(Verdict::Make);
+            return Ok(Verdict::Apply);
         }
         count.skip();
-        Ok(Verdict::Leave)
+        Ok(Verdict::Skip)
     }
 }

@@ -1,44 +1,59 @@
-//! How a step is made, once each replica has its gradients.
+//! One step of training.
+//!
+//! Layers leave their gradients in a bucket while a replica goes backward ([`backward`]). When it is through, its gradients are made
+//! ready on its own thread ([`replica`]), and the replicas of all workers exchange headers ([`gather`]). Replica 0 decides for all
+//! whether the step is made ([`decide`]), exchanges gradients with the other workers ([`workers`]), and the threads of all replicas of
+//! this process reduce and update each its part of the variables ([`Backend`](crate::update::Backend)).
+//!
+//! Code of users, such as a rule or a closure among the transforms, never runs where others wait without a deadline: the step is cut
+//! into parts before and after it.
 
 pub(crate) mod agreement;
 pub(crate) mod backward;
 pub(crate) mod decide;
-pub(crate) mod exchange;
+pub(crate) mod gather;
 pub(crate) mod replica;
 
-use crate::header::{Position, Tally};
+use crate::header::StepHeader;
 use crate::progress::Change;
-use crate::rate::Rate;
-use crate::reduce;
 use crate::reduce::operands::Operands;
-use crate::rules_of_step::Rules;
+use crate::reduce::{self, Weighted, workers};
 use crate::step::backward::Losses;
-use crate::step::decide::{Call, Judged, Verdict};
-use crate::step::exchange::Brought;
-use crate::step::replica::Contribution;
-use crate::sync::Threads;
-use crate::sync::{Together, or_decline};
-use crate::update::Updater;
-use crate::update::copies::OnCopies;
+use crate::step::decide::{Call, StepDecision, Verdict};
+use crate::step::gather::GatheredStep;
+use crate::step::replica::ReplicaGradients;
+use crate::sync::{StepSync, Threads, abort_on};
 use crate::update::devices::Copies;
-use crate::update::devices::mixed::OnDevicesToo;
-use crate::update::in_place::InPlace;
-use crate::update::servers::OnServers;
-use crate::update::sharded::Sharded;
-use crate::{Optimizer, Transform, Weighting};
-use candle_core::Tensor;
-use distribute_base::internal::{LocalGradient, to_device};
+use crate::update::{Pass, Update};
+use crate::{Inner, Transform, Weighting};
+use candle_core::{Device, Tensor};
+use distribute_base::internal::{Gradient, to_device};
 use distribute_base::{Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
-use distribute_collective::threads::Member;
 use distribute_core::ReplicaContext;
 use distribute_core::internal::{Mode, enter, failure};
-use distribute_optim::Rule;
 use std::panic::Location;
 use std::sync::Arc;
 
-impl<R: Rule> Optimizer<R> {
-    /// Meets the other replicas, and makes the step with them. Gives the mean loss.
+/// A step in which all replicas have met.
+pub(crate) struct Step<'a> {
+    pub(crate) sync: &'a StepSync<'a>,
+    /// It ends with replica 0's part of the step: the others use the buckets of their gradients again in the next.
+    pub(crate) gathered: GatheredStep,
+    copies: &'a Copies<'a>,
+}
+
+impl Step<'_> {
+    /// The gradients of this process's replicas, with their weights of those of all replicas.
+    fn weighted(&self, weights: &[f64]) -> Vec<Weighted<'_>> {
+        let first = self.sync.member.replica() - self.sync.member.rank();
+        let gradients = self.gathered.mine.iter().map(|of| of.gradients.as_slice());
+        weights.iter().skip(first).copied().zip(gradients).collect()
+    }
+}
+
+impl Inner {
+    /// Makes one step with the other replicas. Returns the mean loss over all examples.
     pub(crate) fn step(
         &self,
         ctx: &ReplicaContext,
@@ -47,245 +62,225 @@ impl<R: Rule> Optimizer<R> {
         at: &'static Location<'static>,
     ) -> Result<Tensor> {
         let _update = tracing::trace_span!("update").entered();
-        let (weighting, ahead) = (mine.weighting, mine.ahead);
-        let stale = mine.stale.take();
-        let (member, on_devices) = (ctx.member(), self.on_devices());
-        let stay = self.staying(&on_devices, ctx.local_replica());
-        let looks = self.not_finite.looks_at_gradients();
-        let mut mine = Contribution::new(&self.trained, mine, &self.before_reduce, &stay, looks)?;
-        mine.tally.rows = ctx.rows().map(|rows| rows.len());
+        let (member, copies) = (ctx.member(), self.parameters.backend.copies(self));
+        let mut call = Call::new(ctx, operation, mine.stale.take());
+        let print = Fingerprint::new(Operation::Minimize, self.detail(mine.weighting), at);
+
+        let mine = self.contribute(ctx, operation, mine, &copies)?;
         let unread = mine.unread_loss()?;
-        if ahead && mine.tally.sent.is_none() && member.replica() == 0 {
-            mine.tally.order = self.trained.buckets.order();
+        let gathered = self.gather(member, &print, mine).map_err(failure(operation))?;
+        let sync = &StepSync { member, call: &print };
+        let mut made = self.apply(&mut call, Step { sync, gathered, copies: &copies });
+
+        if let (Ok(decision), Some(loss)) = (&made, &unread)
+            && let Err(error) = self.record_pending_loss(&mut call, decision.finished + 1, loss.clone())
+        {
+            made = Err(after(operation, Verdict::Apply, "losses of steps cannot be read", &error));
+        }
+        call.tell();
+        self.finish(ctx, operation, made?, unread)
+    }
+
+    /// Makes this replica's gradients ready, and what the others have to know of them.
+    fn contribute(
+        &self,
+        ctx: &ReplicaContext,
+        operation: &'static str,
+        mine: Losses,
+        copies: &Copies<'_>,
+    ) -> Result<ReplicaGradients> {
+        let (member, early) = (ctx.member(), mine.ahead);
+        let stay = self.parameters.backend.staying(self, copies, ctx.local_replica());
+        let mut mine = ReplicaGradients::new(self, mine, &stay)?;
+        mine.header.rows = ctx.rows().map(|rows| rows.len());
+        if early && mine.header.sent.is_none() && member.replica() == 0 {
+            mine.header.order = self.parameters.buckets.order();
         }
         if member.rank() == 0 {
             // Before replicas meet: a schedule that hangs is late, and holds nobody beyond the deadline.
-            mine.tally.position = self.position(operation, member);
+            mine.header.position = self.position(operation, member);
         }
-        let mut call = Call::new(ctx, operation);
-        call.warn(stale);
-        let sharded = if self.trained.shards.is_some() { ", sharded" } else { "" };
-        let detail = match weighting {
-            Weighting::Replicas(op) => format!("{} {}{sharded} {op}", self.rule.name(), self.number),
-            _ => format!("{} {}{sharded}", self.rule.name(), self.number),
+        Ok(mine)
+    }
+
+    /// Decides, exchanges gradients, reduces and updates, once all headers are known.
+    fn apply(&self, call: &mut Call, step: Step<'_>) -> Result<StepDecision> {
+        let (closures, rest) = self.after_reduce.split_at(self.closures());
+        let one_pass = self.parameters.backend.is_one_pass(self);
+        if !one_pass || !closures.is_empty() {
+            let mut parts: Vec<&[Transform]> = reduce::parts(closures).collect();
+            if !one_pass && (parts.is_empty() || !rest.is_empty()) {
+                parts.push(rest);
+            }
+            return self.apply_in_parts(call, step, &parts, rest);
+        }
+        let Step { sync, copies, .. } = step;
+        sync.run_on_leader(move |threads| {
+            let headers = step.gathered.headers();
+            let decision = self.decide(call, &step, &headers)?;
+            if decision.verdict == Verdict::Apply {
+                let weights = decision.weights(&headers);
+                let replicas = &step.weighted(&weights);
+                let (change, operands) = self.exchange(call, &step, &headers, &weights, replicas, threads)?;
+                let update = self.update(call, copies, &decision, rest);
+                let pass = Pass { change: &change, operands: &operands, replicas, sync, threads };
+                self.parameters.backend.reduce_and_apply(&update, &pass)?;
+                self.parameters.commit(&change)?;
+            }
+            Ok(decision)
+        })
+    }
+
+    /// As [`apply`](Self::apply), where whole gradients are needed: by closures, at the end of all `parts` but perhaps the last, or by
+    /// the backend. One that updates in one pass applies the `rest` of the transforms.
+    fn apply_in_parts(
+        &self,
+        call: &mut Call,
+        step: Step<'_>,
+        parts: &[&[Transform]],
+        rest: &[Transform],
+    ) -> Result<StepDecision> {
+        let Some((first, others)) = parts.split_first() else {
+            return Err(Error::invalid(call.operation, "there is nothing that needs whole gradients"));
         };
-        let print = Fingerprint::new(Operation::Minimize, detail, at);
-        let variables = self.trained.variables.len();
-        let (mine, all) = member
-            .together(print.clone(), mine, |all: &[Arc<Contribution>], calling| {
-                exchange::tallies(calling, all, variables, || self.settings())
-            })
-            .map_err(failure(operation))?;
-        let together = Together { member, call: &print };
-        let mut made = self.update(&mut call, &together, Brought { mine, all }, &on_devices);
-        if let (Ok(judged), Some(loss)) = (&made, &unread)
-            && let Err(error) = self.made_unread(&mut call, judged.finished + 1, loss.clone())
-        {
-            made = Err(behind(operation, Verdict::Make, "losses of steps cannot be read", &error));
+        // Replica 0's right to make the step, from the first part to the last.
+        let mut change = None;
+        let (right, caller) = (&mut change, &mut *call);
+        let Step { sync, copies, .. } = step;
+        let (decision, mut gradients) = sync.run_on_leader(move |threads| {
+            let headers = step.gathered.headers();
+            let decision = self.decide(caller, &step, &headers)?;
+            let mut reduced = Vec::new();
+            if decision.verdict == Verdict::Apply {
+                let weights = decision.weights(&headers);
+                let replicas = &step.weighted(&weights);
+                let (change, operands) =
+                    self.exchange(caller, &step, &headers, &weights, replicas, threads)?;
+                *right = Some(change);
+                reduced = reduce::reduced(first, &self.parameters, &operands, threads)?;
+            }
+            Ok((decision, Arc::new(reduced)))
+        })?;
+        if decision.verdict == Verdict::Skip {
+            return Ok(decision);
         }
-        call.tell();
-        let Judged { loss, dtype, verdict, .. } = made?;
-        if member.rank() == 0 {
-            self.trained.strategy.count_update();
+        gradients = self.call_closure(sync, first, gradients, change.as_ref())?;
+        for part in others {
+            let all = gradients;
+            gradients = sync.run_on_leader(move |threads| {
+                let all = Operands::new(&self.parameters, &[(1., all.as_slice())], 1)?;
+                Ok(Arc::new(reduce::reduced(part, &self.parameters, &all, threads)?))
+            })?;
+            gradients = self.call_closure(sync, part, gradients, change.as_ref())?;
         }
-        self.trained.strategy.refresh_copies(ctx.local_replica()).map_err(|error| {
+        let update = self.update(call, copies, &decision, rest);
+        self.parameters.backend.apply(&update, sync, &gradients, change.as_ref())?;
+        Ok(decision)
+    }
+
+    /// Takes the right to make the step, and exchanges gradients with the other workers.
+    fn exchange<'a: 'b, 'b>(
+        &'a self,
+        call: &Call,
+        step: &Step<'_>,
+        headers: &[&StepHeader],
+        weights: &[f64],
+        mine: &[Weighted<'b>],
+        threads: &Threads<'_>,
+    ) -> Result<(Change<'a>, Operands<'b>)> {
+        let mut calling = step.sync.calling("its gradients");
+        let exchanged = self.progress.change(call.operation).and_then(|change| {
+            self.parameters.bring_back_with_slots(&change, step.copies)?;
+            let operands = match &mut calling {
+                Some(calling) => {
+                    workers::exchange(calling, &self.parameters, headers, weights, mine, threads)?
+                }
+                None => Operands::new(&self.parameters, mine, mine.len())?,
+            };
+            Ok((change, operands))
+        });
+        exchanged.inspect_err(|error| abort_on(calling, error))
+    }
+
+    /// The gradients after the closure at the end of a part, if there is one.
+    fn call_closure(
+        &self,
+        sync: &StepSync<'_>,
+        part: &[Transform],
+        gradients: Arc<Vec<Option<Gradient>>>,
+        change: Option<&Change<'_>>,
+    ) -> Result<Arc<Vec<Option<Gradient>>>> {
+        let Some(closure) = part.last().and_then(Transform::closure) else { return Ok(gradients) };
+        sync.call_on_leader("a closure of after_reduce on replica 0", || {
+            // Slots that are looked at here would be those of half a step.
+            let _slots = change.map(Change::slots);
+            let _once = enter(Mode::CrossReplica(self.parameters.strategy.clone()));
+            Ok(Arc::new(reduce::changed(closure, &self.parameters, Arc::unwrap_or_clone(gradients))?))
+        })
+    }
+
+    /// Counts the step, and returns its loss on the replica's device.
+    fn finish(
+        &self,
+        ctx: &ReplicaContext,
+        operation: &'static str,
+        StepDecision { loss, dtype, verdict, .. }: StepDecision,
+        unread: Option<Tensor>,
+    ) -> Result<Tensor> {
+        let strategy = &self.parameters.strategy;
+        if ctx.member().rank() == 0 {
+            strategy.count_update();
+        }
+        strategy.refresh_copies(ctx.local_replica()).map_err(|error| {
             let what =
                 "its weights cannot be brought to this replica's device, which the next run does again";
-            behind(operation, verdict, what, &error)
+            after(operation, verdict, what, &error)
         })?;
         if let Some(loss) = unread {
             // Of the only replica.
             return Ok(loss);
         }
-        let loss = Tensor::new(loss, &candle_core::Device::Cpu)?.to_dtype(dtype)?;
+        let loss = Tensor::new(loss, &Device::Cpu)?.to_dtype(dtype)?;
         to_device(&loss, &ctx.device_for_candle()?).map_err(|error| {
-            behind(operation, verdict, "its loss cannot be brought to this replica's device", &error.into())
+            after(operation, verdict, "its loss cannot be brought to this replica's device", &error.into())
         })
     }
 
-    /// Where this process is in its training, where that is to be compared, or a schedule to be asked.
-    fn position(&self, operation: &'static str, member: &Member) -> Option<Position> {
-        let finished = self.finished_steps();
-        if matches!(self.rate, Rate::Set(_)) && member.session().is_none() {
-            return None;
-        }
-        let _once = enter(Mode::CrossReplica(self.trained.strategy.clone()));
-        let learning_rate = self.rate.of_step(finished, operation).map_err(Arc::new);
-        let incomplete = self.progress.is_incomplete();
-        let settings = member.session().and_then(|_| self.digest_to_compare());
-        Some(Position { finished, incomplete, settings, learning_rate })
-    }
-
-    /// The step, once all replicas have met.
-    fn update(
-        &self,
-        call: &mut Call,
-        together: &Together<'_>,
-        brought: Brought,
-        on_devices: &Copies<'_>,
-    ) -> Result<Judged> {
-        let (only_computes, remote) = (self.only_computes(), self.trained.remote.as_ref());
-        let closures = self
-            .after_reduce
-            .iter()
-            .rposition(|transform| transform.closure().is_some())
-            .map_or(0, |last| last + 1);
-        if only_computes && closures == 0 && remote.is_none() {
-            // What is run is all our own: one pass.
-            return together.lead(move |threads| {
-                let judged = self.judge(call, together, &brought)?;
-                if judged.verdict == Verdict::Make {
-                    let (change, all) = self.begin(call, together, &brought, &judged, on_devices, threads)?;
-                    let in_place = self.in_place(&judged, &self.after_reduce);
-                    match &self.trained.shards {
-                        Some(shards) => {
-                            let sharded = Sharded { in_place, shards, operation: call.operation };
-                            sharded.reduce_and_apply(&change, &all, together, threads)?;
-                        }
-                        None if on_devices.is_empty() => in_place.reduce_and_apply(&change, &all, threads)?,
-                        None => self.apply_brought(&judged, &brought, &all, on_devices, &change, threads)?,
-                    }
-                    self.trained.end_step(&change)?;
-                }
-                Ok(judged)
-            });
-        }
-        let (before, rest) = self.after_reduce.split_at(closures);
-        let mut parts: Vec<&[Transform]> = reduce::parts(before).collect();
-        if (!only_computes || remote.is_some()) && (parts.is_empty() || !rest.is_empty()) {
-            // The rule sees whole gradients, too, and so do servers.
-            parts.push(rest);
-        }
-        self.update_in_parts(call, together, brought, &parts, rest, on_devices)
-    }
-
-    /// Takes the right to make the step, and reduces its gradients over workers.
-    fn begin<'a: 'b, 'b>(
+    fn update<'a>(
         &'a self,
         call: &Call,
-        together: &Together<'_>,
-        brought: &'b Brought,
-        judged: &Judged,
-        on_devices: &Copies<'_>,
-        threads: &Threads<'_>,
-    ) -> Result<(Change<'a>, Operands<'b>)> {
-        let mut calling = together.calling("its gradients");
-        let replicas = brought.tallies().len();
-        let weights = |tally: &Tally| judged.weight(tally, replicas);
-        let begun = self.progress.change(call.operation).and_then(|change| {
-            self.to_host(&change, on_devices)?;
-            Ok((change, brought.operands(calling.as_mut(), &self.trained, weights, threads)?))
-        });
-        begun.inspect_err(|error| or_decline(calling, error))
+        copies: &'a Copies<'a>,
+        decision: &StepDecision,
+        transforms: &'a [Transform],
+    ) -> Update<'a> {
+        let rules = self.groups.rules_of_step(decision.finished, decision.learning_rate);
+        Update { optimizer: self, operation: call.operation, rules, transforms, copies }
     }
 
-    /// Brings to the host what was updated on devices before, and is not in this step.
-    fn to_host(&self, change: &Change<'_>, on_devices: &Copies<'_>) -> Result<()> {
-        if self.trained.device_copies.is_empty() {
-            return Ok(());
+    /// The number of transforms after the reduction up to the last closure.
+    fn closures(&self) -> usize {
+        self.after_reduce
+            .iter()
+            .rposition(|transform| transform.closure().is_some())
+            .map_or(0, |last| last + 1)
+    }
+
+    /// The part of a step's fingerprint that all replicas must have in common.
+    fn detail(&self, weighting: Weighting) -> String {
+        let sharded = if self.parameters.backend.partition().is_some() { ", sharded" } else { "" };
+        let name = self.groups.rule().name();
+        match weighting {
+            Weighting::Replicas(op) => format!("{name} {}{sharded} {op}", self.number),
+            _ => format!("{name} {}{sharded}", self.number),
         }
-        for (number, (slots, (_, variable))) in
-            change.slots().iter_mut().zip(&self.trained.variables).enumerate()
-        {
-            if on_devices.get(number).is_none_or(Option::is_none) {
-                slots.bring_back(variable)?;
-            }
-        }
-        self.trained.bring_back(on_devices)
-    }
-
-    /// The step where it calls code of users, a part after the other, so that nobody waits for that beyond the deadline.
-    /// `rest` are the transforms that come after the last closure; they are among the `parts` where the rule is the
-    /// user's.
-    fn update_in_parts(
-        &self,
-        call: &mut Call,
-        together: &Together<'_>,
-        brought: Brought,
-        parts: &[&[Transform]],
-        rest: &[Transform],
-        on_devices: &Copies<'_>,
-    ) -> Result<Judged> {
-        // Replica 0's right to make the step, from the first part to the last.
-        let mut change = None;
-        let Some((first, others)) = parts.split_first() else {
-            return Err(Error::invalid(call.operation, "there is nothing that calls code of users"));
-        };
-        let right = &mut change;
-        let (judged, mut gradients) = together.lead(move |threads| {
-            let judged = self.judge(call, together, &brought)?;
-            let mut made = Vec::new();
-            if judged.verdict == Verdict::Make {
-                let (change, all) = self.begin(call, together, &brought, &judged, on_devices, threads)?;
-                *right = Some(change);
-                made = reduce::reduced(first, &self.trained, &all, threads)?;
-            }
-            Ok((judged, Arc::new(made)))
-        })?;
-        if judged.verdict == Verdict::Leave {
-            return Ok(judged);
-        }
-        gradients = self.changed(together, first, gradients, change.as_ref())?;
-        for part in others {
-            let all = gradients;
-            gradients = together.lead(move |threads| {
-                let all = Operands::new(&self.trained, &[(1., all.as_slice())], 1)?;
-                Ok(Arc::new(reduce::reduced(part, &self.trained, &all, threads)?))
-            })?;
-            gradients = self.changed(together, part, gradients, change.as_ref())?;
-        }
-        if let Some(remote) = &self.trained.remote {
-            let (rules, trained) = (self.rules_of(&judged), &*self.trained);
-            OnServers { rules, trained, remote }.apply(together, &gradients, change.as_ref())?;
-        } else if !on_devices.is_empty() {
-            let there =
-                OnDevicesToo { optimizer: self, judged: &judged, transforms: rest, copies: on_devices };
-            there.apply(together, &gradients, change.as_ref())?;
-        } else if self.only_computes() {
-            self.in_place(&judged, rest).apply(together, &gradients, change.as_ref())?;
-        } else {
-            let (rules, trained) = (self.rules_of(&judged), &*self.trained);
-            let on_copies = OnCopies { rules, trained, progress: &self.progress };
-            on_copies.apply(together, &gradients, change.as_ref())?;
-        }
-        Ok(judged)
-    }
-
-    pub(crate) fn only_computes(&self) -> bool {
-        self.rule.only_computes() && self.groups.only_compute()
-    }
-
-    pub(crate) fn in_place<'a>(&'a self, judged: &Judged, transforms: &'a [Transform]) -> InPlace<'a> {
-        InPlace { rules: self.rules_of(judged), transforms, trained: &self.trained }
-    }
-
-    pub(crate) fn rules_of(&self, judged: &Judged) -> Rules<'_> {
-        self.groups.rules(&self.rule, judged.finished, judged.learning_rate)
-    }
-
-    /// Gradients after the closure at the end of a part, if there is one.
-    fn changed(
-        &self,
-        together: &Together<'_>,
-        part: &[Transform],
-        gradients: Arc<Vec<Option<LocalGradient>>>,
-        change: Option<&Change<'_>>,
-    ) -> Result<Arc<Vec<Option<LocalGradient>>>> {
-        let Some(closure) = part.last().and_then(Transform::closure) else { return Ok(gradients) };
-        together.once("a closure of after_reduce on replica 0", || {
-            // What is looked at here would be of half a step.
-            let _slots = change.map(Change::slots);
-            let _once = enter(Mode::CrossReplica(self.trained.strategy.clone()));
-            Ok(Arc::new(reduce::changed(closure, &self.trained, Arc::unwrap_or_clone(gradients))?))
-        })
     }
 }
 
-/// An error of this replica's device behind a step, which is not to be made again.
-fn behind(operation: &'static str, verdict: Verdict, what: &str, error: &Error) -> Error {
+/// The error of this replica's device after a step, which is not to be made again.
+fn after(operation: &'static str, verdict: Verdict, what: &str, error: &Error) -> Error {
     let made = match verdict {
-        Verdict::Make => "made",
-        Verdict::Leave => "left out",
+        Verdict::Apply => "made",
+        Verdict::Skip => "left out",
     };
     Error::invalid(operation, format!("the step was {made}, but {what}: {error}"))
 }

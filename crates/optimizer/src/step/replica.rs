@@ -1,187 +1,157 @@
-//! What one replica brings to a step.
+//! The gradients of one replica: ready to be reduced, with their header.
 
-use crate::header::{Kind, SentAhead, Tally};
-use crate::reduce;
+use crate::checks::finite::all_finite;
+use crate::gradients::Gradient as Found;
+use crate::header::{GradientKind, SentAhead, StepHeader};
+use crate::parameters::Parameters;
 use crate::step::backward::{self, Losses};
-use crate::transform::Transform;
-use crate::update::devices::{self, DeviceGradient};
-use crate::{Trained, Weighting};
+use crate::update::devices;
+use crate::{Inner, Weighting, reduce};
 use candle_core::{Tensor, Var};
 use distribute_base::Result;
-use distribute_base::internal::{Bucket, LocalGradient};
+use distribute_base::internal::{Bucket, Gradient};
 use std::sync::Arc;
 
-/// What one replica brings to a step.
+/// The gradients of one replica in a step.
 #[derive(Debug)]
-pub(crate) struct Contribution {
-    pub(crate) tally: Tally,
-    /// For each variable its gradient on the host, none where the loss doesn't depend on it.
-    pub(crate) gradients: Vec<Option<LocalGradient>>,
-    /// What has stayed on the replica's device, if anything has.
-    pub(crate) on_device: Option<OnDevice>,
+pub(crate) struct ReplicaGradients {
+    pub(crate) header: StepHeader,
+    /// For each variable its gradient, on the host or on the replica's device; `None` where the loss does not depend on it.
+    pub(crate) gradients: Vec<Option<Gradient>>,
+    /// Mean losses on a device, each with its examples, until they are read into the header.
+    unread: Option<Vec<(Tensor, usize)>>,
 }
 
-/// What a replica brings without having waited for its device.
-#[derive(Debug)]
-pub(crate) struct OnDevice {
-    /// For each variable its gradient, if that is there.
-    pub(crate) gradients: Vec<Option<DeviceGradient>>,
-    /// As [`Losses`] has them, until they are read into the tally.
-    losses: Option<Vec<(Tensor, usize)>>,
-}
-
-impl Contribution {
-    /// The replica's gradients, transformed, with duplicates of rows added up: here, on the replica's own thread. Those of variables
-    /// with a copy in `stay` stay on the replica's device, and so does the loss of a lone replica, where there are such variables.
-    pub(crate) fn new(
-        trained: &Trained,
-        mine: Losses,
-        before_reduce: &[Transform],
-        stay: &[Option<&Var>],
-        looks_at_gradients: bool,
-    ) -> Result<Self> {
-        let Losses { gradients, mut bucket, weighting, losses, dtype, .. } = mine;
-        let gradients = gradients.of_optimizer(trained)?;
-        let mut tally = Tally {
-            weighting,
-            loss: 0.,
-            dtype,
-            rows: None,
-            finite: true,
-            position: None,
-            kinds: vec![Kind::Nothing; gradients.len()],
-            sent: None,
-            order: None,
-        };
-        let mut on_device = OnDevice { gradients: vec![None; gradients.len()], losses: Some(losses) };
-        let stays = stay.iter().any(Option::is_some);
+impl ReplicaGradients {
+    /// Makes them ready on the replica's own thread: transformed, with duplicates of rows added up. Those of variables with a copy in
+    /// `stay` stay on the replica's device, and so does the loss of a lone replica, where there are such variables.
+    pub(crate) fn new(optimizer: &Inner, mine: Losses, stay: &[Option<&Var>]) -> Result<Self> {
+        let Losses { gradients, bucket, weighting, losses, dtype, .. } = mine;
+        let parameters = &*optimizer.parameters;
+        let found = gradients.of_optimizer(parameters)?;
+        let header = StepHeader::new(weighting, dtype, found.len());
+        let mut made = Self { header, gradients: Vec::new(), unread: Some(losses) };
+        let (stays, looks) = (stay.iter().any(Option::is_some), optimizer.not_finite.looks_at_gradients());
         // Of several replicas the mean is taken on the host.
-        if !stays || looks_at_gradients || trained.strategy.world().replicas() > 1 {
-            on_device.read_losses(&mut tally)?;
+        if !stays || looks || parameters.strategy.world().replicas() > 1 {
+            made.read_losses()?;
         }
         // INV-9: of no examples they have no weight, not even if they are NaN. Added up over none, they are the others':
         // their losses depend on this replica, through collectives.
         if weighting == Weighting::MeanOver(0) {
-            let none = vec![None; gradients.len()];
-            return Ok(Self { tally, gradients: none, on_device: stays.then_some(on_device) });
+            made.gradients = vec![None; found.len()];
+            return Ok(made);
         }
-        let mut found = Vec::with_capacity(gradients.len());
-        for (number, (gradient, (_, variable))) in gradients.into_iter().zip(&trained.variables).enumerate() {
-            let Some(gradient) = gradient else {
-                found.push(None);
-                continue;
-            };
-            match stay.get(number).copied().flatten() {
-                Some(copy) => {
-                    on_device.gradients[number] = Some(DeviceGradient::of(gradient, copy)?);
-                    found.push(None);
-                }
-                None => found.push(Some(gradient.into_local(variable)?)),
-            }
+        made.gradients = collected(parameters, found, bucket, stay)?;
+        if !optimizer.before_reduce.is_empty() && weighting != Weighting::SumOver(0) {
+            made.transform(optimizer, stay)?;
         }
-        if let Some(bucket) = &mut bucket {
-            on_device.add_rows_of(bucket, stay)?;
-        }
-        let mut gradients = match bucket {
-            Some(bucket) => LocalGradient::collected(bucket, found)?,
-            None => found,
-        };
-        if !before_reduce.is_empty() && weighting != Weighting::SumOver(0) {
-            // What users clip is the gradient of the mean, whose size does not grow with the piece of the batch.
-            let weight = match weighting {
-                Weighting::SumOver(examples) => {
-                    tally.weighting = Weighting::MeanOver(examples);
-                    1. / examples as f64
-                }
-                _ => 1.,
-            };
-            gradients = reduce::transformed(before_reduce, trained, weight, &gradients)?;
-            devices::weigh(&mut on_device.gradients, weight)?;
-            devices::transform(before_reduce, &mut on_device.gradients, stay)?;
-        }
-        tally.kinds = gradients.iter().map(Kind::of).collect();
-        for (kind, gradient) in tally.kinds.iter_mut().zip(&on_device.gradients) {
-            *kind = kind.plus(gradient.as_ref().map_or(Kind::Nothing, DeviceGradient::kind));
-        }
-        tally.sent = sent_ahead(&gradients);
-        let mut made = Self { tally, gradients, on_device: stays.then_some(on_device) };
-        if looks_at_gradients && made.tally.finite {
-            made.tally.finite = made.is_finite(trained)?;
+        made.header.kinds = made.gradients.iter().map(GradientKind::of).collect();
+        made.header.sent = sent_ahead(&made.gradients);
+        if looks && made.header.finite {
+            made.header.finite =
+                all_finite(parameters, &made.gradients)? && devices::are_finite(&made.gradients)?;
         }
         Ok(made)
     }
 
-    /// The loss, a mean over this replica's examples, where nobody has read it.
+    /// The loss, a mean over this replica's examples, if nobody has read it.
     pub(crate) fn unread_loss(&self) -> Result<Option<Tensor>> {
-        let losses = self.on_device.as_ref().and_then(|on_device| on_device.losses.as_deref());
-        losses.map_or(Ok(None), backward::mean)
+        self.unread.as_deref().map_or(Ok(None), backward::mean)
     }
 
     pub(crate) fn has_unread_losses(&self) -> bool {
-        self.on_device.as_ref().is_some_and(|on_device| on_device.losses.is_some())
+        self.unread.is_some()
     }
 
     /// The same, with everything on the host. Waits for the device.
-    pub(crate) fn to_host(&self, trained: &Trained) -> Result<Self> {
-        let (mut tally, mut gradients) = (self.tally.clone(), self.gradients.clone());
-        if let Some(OnDevice { gradients: there, losses }) = &self.on_device {
-            for ((gradient, there), (_, variable)) in gradients.iter_mut().zip(there).zip(&trained.variables)
-            {
-                if let Some(there) = there {
-                    *gradient = Some(there.to_host(variable)?);
-                }
-            }
-            let mut unread = OnDevice { gradients: Vec::new(), losses: losses.clone() };
-            unread.read_losses(&mut tally)?;
-        }
-        Ok(Self { tally, gradients, on_device: None })
+    pub(crate) fn to_host(&self, parameters: &Parameters) -> Result<Self> {
+        let host = |(gradient, (_, variable)): (&Option<Gradient>, &(String, Var))| {
+            gradient.as_ref().map(|gradient| gradient.to_host(variable)).transpose()
+        };
+        let gradients = self.gradients.iter().zip(&parameters.variables).map(host).collect::<Result<_>>()?;
+        let mut made = Self { header: self.header.clone(), gradients, unread: self.unread.clone() };
+        made.read_losses()?;
+        Ok(made)
     }
 
-    fn is_finite(&self, trained: &Trained) -> Result<bool> {
-        let there = self.on_device.iter().flat_map(|on_device| on_device.gradients.iter().flatten());
-        Ok(crate::checks::finite::all_finite(trained, &self.gradients)?
-            && devices::are_finite(there.filter_map(DeviceGradient::values))?)
+    fn read_losses(&mut self) -> Result<()> {
+        if let Some(losses) = self.unread.take() {
+            self.header.set_loss(backward::read(&losses)?);
+        }
+        Ok(())
+    }
+
+    /// Applies what is asked for before the reduction.
+    fn transform(&mut self, optimizer: &Inner, stay: &[Option<&Var>]) -> Result<()> {
+        let transforms = &optimizer.before_reduce;
+        // What users clip is the gradient of the mean, whose size does not grow with the piece of the batch.
+        let weight = match self.header.weighting {
+            Weighting::SumOver(examples) => {
+                self.header.weighting = Weighting::MeanOver(examples);
+                1. / examples as f64
+            }
+            _ => 1.,
+        };
+        let on_host = reduce::transformed(transforms, &optimizer.parameters, weight, &self.gradients)?;
+        devices::weigh(&mut self.gradients, weight)?;
+        devices::transform(transforms, &mut self.gradients, stay)?;
+        for (gradient, on_host) in self.gradients.iter_mut().zip(on_host) {
+            if gradient.as_ref().is_none_or(|gradient| !gradient.is_on_device()) {
+                *gradient = on_host;
+            }
+        }
+        Ok(())
     }
 }
 
-impl OnDevice {
-    /// Adds the rows that layers have put into the bucket; those of variables that don't `stay` go to the host.
-    fn add_rows_of(&mut self, bucket: &mut Bucket, stay: &[Option<&Var>]) -> Result<()> {
+/// The gradients that candle has `found` and those that layers have put into the bucket, where the replica needs them.
+fn collected(
+    parameters: &Parameters,
+    found: Vec<Option<Found>>,
+    mut bucket: Option<Bucket>,
+    stay: &[Option<&Var>],
+) -> Result<Vec<Option<Gradient>>> {
+    let copy = |number: usize| stay.get(number).copied().flatten();
+    let mut there: Vec<(usize, &Var, Gradient)> = Vec::new();
+    let mut on_host = Vec::with_capacity(found.len());
+    for (number, (gradient, (_, variable))) in found.into_iter().zip(&parameters.variables).enumerate() {
+        on_host.push(match (gradient, copy(number)) {
+            (Some(gradient), Some(copy)) => {
+                there.push((number, copy, gradient.on_device(copy)?));
+                None
+            }
+            (gradient, _) => gradient.map(|gradient| gradient.on_host(variable)).transpose()?,
+        });
+    }
+    if let Some(bucket) = &mut bucket {
         for (number, rows) in bucket.take_device_rows() {
-            let Some(copy) = stay.get(number).copied().flatten() else {
-                bucket.add_rows(number, rows.to_host()?);
-                continue;
-            };
-            let gradient = &mut self.gradients[number];
-            let rows = DeviceGradient::Rows(rows);
-            *gradient = Some(match gradient.take() {
-                Some(before) => before.plus(rows, copy)?,
-                None => rows,
-            });
+            match copy(number) {
+                Some(copy) => there.push((number, copy, Gradient::Rows(rows))),
+                None => bucket.add_rows(number, rows.to_host(parameters.variables[number].1.dtype())?),
+            }
         }
-        Ok(())
     }
-
-    fn read_losses(&mut self, tally: &mut Tally) -> Result<()> {
-        if let Some(losses) = self.losses.take() {
-            tally.loss = backward::read(&losses)?;
-            tally.finite &= tally.loss.is_finite();
-        }
-        Ok(())
+    let mut all = match bucket {
+        Some(bucket) => bucket.into_gradients(on_host)?,
+        None => on_host,
+    };
+    for (number, copy, gradient) in there {
+        all[number] = Some(match all[number].take() {
+            Some(before) => before.to_device(copy)?.plus_on_device(gradient, copy)?,
+            None => gradient,
+        });
     }
+    Ok(all)
 }
 
 /// How all dense gradients have been sent to the other workers, if all have: those that are in no pack have not, and one by row
 /// of a variable that has a place is missing there.
-fn sent_ahead(gradients: &[Option<LocalGradient>]) -> Option<SentAhead> {
-    let flat = |gradient: &LocalGradient| match gradient {
-        LocalGradient::Deposited(dense) => dense.flat().cloned(),
-        _ => None,
-    };
-    let all = gradients.iter().flatten().find_map(flat)?;
-    let is_sent = |(number, gradient): (usize, &Option<LocalGradient>)| match gradient {
-        Some(LocalGradient::Rows(_)) => !all.layout().has(number),
-        Some(dense) => flat(dense).is_some_and(|flat| Arc::ptr_eq(&flat, &all)),
+fn sent_ahead(gradients: &[Option<Gradient>]) -> Option<SentAhead> {
+    let all = gradients.iter().flatten().find_map(Gradient::packs)?;
+    let is_sent = |(number, gradient): (usize, &Option<Gradient>)| match gradient {
+        Some(Gradient::Rows(_)) => !all.layout().has(number),
+        Some(dense) => dense.packs().is_some_and(|packs| Arc::ptr_eq(packs, all)),
         None => true,
     };
     let call = all.sent_ahead()?;

@@ -3,17 +3,17 @@
 //! So nobody waits for such a rule beyond the deadline, none of the variables is locked while it runs, and where it fails
 //! nothing has changed.
 
-use crate::Trained;
-use crate::conversion::row_len;
+use crate::Parameters;
+use crate::gradients::row_len;
+use crate::groups::Rules;
 use crate::progress::{Change, Progress};
-use crate::reduce::split::{Cut, Owners};
-use crate::rules_of_step::Rules;
+use crate::reduce::split::{Splittable, WorkSplit};
 use crate::slots::Slots;
-use crate::sync::Together;
-use crate::update::Updater;
+use crate::sync::StepSync;
+use crate::update::Update;
 use crate::update::locked::{Locked, with_locked};
 use candle_core::{DType, Var};
-use distribute_base::internal::{Any, Elements, LocalGradient, Number, panicked, with_elements};
+use distribute_base::internal::{Any, Elements, Gradient, Number, panicked, with_elements};
 use distribute_base::{Error, Result};
 use distribute_core::internal::{Mode, enter};
 use distribute_optim::{Rule, RuleExt, Step};
@@ -21,30 +21,23 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// Updates copies, by rules that may be the user's.
-pub(crate) struct OnCopies<'a> {
-    pub(crate) rules: Rules<'a>,
-    pub(crate) trained: &'a Trained,
-    pub(crate) progress: &'a Progress,
-}
-
-impl Updater for OnCopies<'_> {
-    fn apply(
-        &self,
-        together: &Together<'_>,
-        gradients: &Arc<Vec<Option<LocalGradient>>>,
-        change: Option<&Change<'_>>,
-    ) -> Result<()> {
-        let made = together.each("its update rule", |of| {
-            let _own = enter(Mode::CrossReplica(self.trained.strategy.clone()));
-            update_all(&self.rules, self.trained, self.progress, gradients, of)
-        })?;
-        together.lead(|_| {
-            let Some(change) = change else { return Ok(()) };
-            write(self.trained, &mut change.slots(), made.iter().flat_map(|of_replica| of_replica.iter()))?;
-            self.trained.end_step(change)
-        })
-    }
+/// Applies reduced gradients to copies, by rules that may be the user's: [`Backend::apply`](crate::update::Backend::apply).
+pub(crate) fn apply(
+    update: &Update<'_>,
+    sync: &StepSync<'_>,
+    gradients: &Arc<Vec<Option<Gradient>>>,
+    change: Option<&Change<'_>>,
+) -> Result<()> {
+    let parameters = update.parameters();
+    let made = sync.run_on_each("its update rule", |of| {
+        let _own = enter(Mode::CrossReplica(parameters.strategy.clone()));
+        update_all(&update.rules, parameters, &update.optimizer.progress, gradients, of)
+    })?;
+    sync.run_on_leader(|_| {
+        let Some(change) = change else { return Ok(()) };
+        write(parameters, &mut change.slots(), made.iter().flat_map(|of_replica| of_replica.iter()))?;
+        parameters.commit(change)
+    })
 }
 
 /// What a rule made of a part of one variable.
@@ -94,7 +87,7 @@ struct Span {
     width: usize,
 }
 
-impl Cut for Span {
+impl Splittable for Span {
     fn len(&self) -> usize {
         self.units.len() * self.width
     }
@@ -109,25 +102,25 @@ impl Cut for Span {
 /// Applies the rules to copies of the range that the replica with number `rank` of `count` owns. `gradients` are reduced.
 fn update_all(
     rules: &Rules<'_>,
-    trained: &Trained,
+    parameters: &Parameters,
     progress: &Progress,
-    gradients: &[Option<LocalGradient>],
+    gradients: &[Option<Gradient>],
     (rank, count): (usize, usize),
 ) -> Result<Vec<Updated>> {
     let mut spans = Vec::new();
-    for (index, ((_, variable), ready)) in trained.variables.iter().zip(gradients).enumerate() {
+    for (index, ((_, variable), ready)) in parameters.variables.iter().zip(gradients).enumerate() {
         let Some(ready) = ready else { continue };
         let (units, width) = match ready {
-            LocalGradient::Rows(_) if rules.of(index).0.moves_absent_rows() => {
+            Gradient::Rows(_) if rules.of(index).0.moves_absent_rows() => {
                 (variable.dims().first().copied().unwrap_or(0), row_len(variable))
             }
-            LocalGradient::Rows(rows) => (rows.rows.len(), row_len(variable)),
-            LocalGradient::Dense(_) | LocalGradient::Deposited(_) => (variable.elem_count(), 1),
+            Gradient::Rows(rows) => (rows.rows.len(), row_len(variable)),
+            Gradient::Dense(_) => (variable.elem_count(), 1),
         };
         spans.push(Span { variable: index, units: 0..units, width });
     }
     let one = |span: Span| {
-        let (name, variable) = &trained.variables[span.variable];
+        let (name, variable) = &parameters.variables[span.variable];
         let Some(ready) = &gradients[span.variable] else { return Err(changed(name)) };
         let rule = rules.of(span.variable);
         match variable.dtype() {
@@ -135,7 +128,7 @@ fn update_all(
             _ => update::<f64>(rule, progress, span, name, variable, ready),
         }
     };
-    Owners::partition(count, spans).of(rank).into_iter().map(one).collect()
+    WorkSplit::partition(count, spans).of(rank).into_iter().map(one).collect()
 }
 
 fn update<F: Number>(
@@ -144,12 +137,12 @@ fn update<F: Number>(
     span: Span,
     name: &str,
     variable: &Var,
-    ready: &LocalGradient,
+    ready: &Gradient,
 ) -> Result<Updated> {
     let Span { variable: index, units, width } = span;
     let every_row = rule.moves_absent_rows();
     let place = match ready {
-        LocalGradient::Rows(rows) if !every_row => Place::Rows(rows.rows[units.clone()].to_vec(), width),
+        Gradient::Rows(rows) if !every_row => Place::Rows(rows.rows[units.clone()].to_vec(), width),
         _ => Place::Elements(units.start * width..units.end * width),
     };
     let mut values = with_elements(variable.as_tensor(), |all: &[F]| place.take(all))?;
@@ -160,15 +153,11 @@ fn update<F: Number>(
     };
     let mut of_slots: Vec<&mut [F]> = slots.iter_mut().map(Vec::as_mut_slice).collect();
     let made = catch_unwind(AssertUnwindSafe(|| match ready {
-        LocalGradient::Dense(gradient) => with_elements(gradient, |all: &[F]| {
+        Gradient::Dense(dense) => dense.with_elements(|all: &[F]| {
             rule.update(step, &mut values, &all[units.clone()], &mut of_slots).map_err(Error::from)
         })?,
-        LocalGradient::Deposited(dense) => {
-            let all = dense.elements::<F>().ok_or_else(|| changed(name))?;
-            rule.update(step, &mut values, &all[units.clone()], &mut of_slots).map_err(Error::from)
-        }
-        LocalGradient::Rows(rows) => {
-            let all = F::in_vector(&rows.values).ok_or_else(|| changed(name))?;
+        Gradient::Rows(rows) => {
+            let all = rows.elements::<F>().ok_or_else(|| changed(name))?;
             let (present, of): (Vec<usize>, _) = if every_row {
                 let at = |row: usize| rows.rows.partition_point(|present| *present < row);
                 let of = at(units.start)..at(units.end);
@@ -190,10 +179,14 @@ fn update<F: Number>(
 }
 
 /// Writes what the rules of all replicas made.
-fn write<'u>(trained: &Trained, slots: &mut [Slots], all: impl Iterator<Item = &'u Updated>) -> Result<()> {
-    let _writing = trained.writing(0..trained.variables.len());
+fn write<'u>(
+    parameters: &Parameters,
+    slots: &mut [Slots],
+    all: impl Iterator<Item = &'u Updated>,
+) -> Result<()> {
+    let _writing = parameters.writing(0..parameters.variables.len());
     for Updated { variable: index, place, values, slots: made } in all {
-        let (name, variable) = &trained.variables[*index];
+        let (name, variable) = &parameters.variables[*index];
         with_locked(&[variable], |locked| {
             for locked in locked {
                 match (locked, values) {

@@ -1,35 +1,191 @@
-//! What applies reduced gradients.
+//! The update: what applies reduced gradients to variables and slots.
+//!
+//! | backend | variables | slots |
+//! |---|---|---|
+//! | [`Local`](local::Local) | in the memory of this process | beside them |
+//! | [`Devices`](devices::Devices) | on devices with memory of their own, all or some | on each replica's device |
+//! | [`Sharded`](sharded::Sharded) | in the memory of each worker, which updates its range | of that range |
+//! | [`Servers`](servers::Servers) | on parameter servers | there |
 
 pub(crate) mod copies;
 pub(crate) mod devices;
-pub(crate) mod in_place;
+pub(crate) mod local;
 pub(crate) mod locked;
 pub(crate) mod servers;
 pub(crate) mod sharded;
 
+use crate::groups::Rules;
+use crate::parameters::Parameters;
 use crate::progress::Change;
-use crate::sync::Together;
+use crate::reduce::Weighted;
+use crate::reduce::operands::Operands;
+use crate::reduce::partition::Partition;
+use crate::slots::Slots;
+use crate::sync::{StepSync, Threads};
+use crate::{Inner, Transform};
+use candle_core::{Tensor, Var};
+use devices::Copies;
 use distribute_base::Result;
-use distribute_base::internal::LocalGradient;
+use distribute_base::internal::Gradient;
+use distribute_checkpoint::{Reader, Writer};
+use distribute_optim::Rule;
+use distribute_tensor::HostTensor;
+use std::fmt;
+use std::panic::Location;
 use std::sync::Arc;
 
-/// What applies the gradients of a step, once they are reduced, to the variables and to what is kept beside them.
-///
-/// | | variables | rules |
-/// |---|---|---|
-/// | [`InPlace`](crate::update::in_place::InPlace) | in the memory of this process | that only compute |
-/// | [`OnCopies`](crate::update::copies::OnCopies) | in the memory of this process | that may do anything |
-/// | [`OnDevicesToo`](crate::update::devices::mixed::OnDevicesToo) | in the memory of devices, all or some | that only compute, and have a program |
-/// | [`OnServers`](crate::update::servers::OnServers) | on parameter servers | that can be sent there |
-///
-/// Where no code of users is among the transforms and rules, [`InPlace`](crate::update::in_place::InPlace) also reduces, in the same pass.
-pub(crate) trait Updater {
-    /// Applies the gradients and counts the step. A call of all replicas of this process, of which replica 0 has the right to
-    /// `change`. Where it fails before anything was written, nothing has changed.
+/// Where the variables of an optimizer are updated, and where their slots are.
+pub(crate) trait Backend: fmt::Debug + Send + Sync {
+    /// Returns whether gradients are reduced, transformed and applied in one pass. Else [`apply`](Self::apply) gets them whole.
+    fn is_one_pass(&self, optimizer: &Inner) -> bool;
+
+    /// Reduces gradients, transforms them and applies the rules, to all variables that have a gradient on some replica.
+    fn reduce_and_apply(&self, update: &Update<'_>, pass: &Pass<'_>) -> Result<()>;
+
+    /// Applies gradients that are reduced, and counts the step. A call of all replicas of this process, of which replica 0 has the right
+    /// to `change`. If it fails before anything was written, nothing has changed.
     fn apply(
         &self,
-        together: &Together<'_>,
-        gradients: &Arc<Vec<Option<LocalGradient>>>,
+        update: &Update<'_>,
+        sync: &StepSync<'_>,
+        gradients: &Arc<Vec<Option<Gradient>>>,
         change: Option<&Change<'_>>,
     ) -> Result<()>;
+
+    /// The elements of a variable that this worker updates, where workers share them.
+    fn partition(&self) -> Option<&Partition> {
+        None
+    }
+
+    /// The variables that are updated on devices.
+    fn copies<'a>(&self, _optimizer: &'a Inner) -> Copies<'a> {
+        Copies::new()
+    }
+
+    /// The copies whose gradients stay on the device of a local replica until they are applied.
+    fn staying<'a>(&self, _optimizer: &Inner, _copies: &Copies<'a>, _replica: usize) -> Vec<Option<&'a Var>> {
+        Vec::new()
+    }
+
+    /// The number of a variable's elements of which this process keeps slots.
+    fn kept(&self, variable: usize, elements: usize) -> usize {
+        self.partition().map_or(elements, |partition| partition.mine(variable).len())
+    }
+
+    /// A copy of one slot of a variable.
+    fn slot(
+        &self,
+        optimizer: &Inner,
+        variable: usize,
+        slot: usize,
+        _at: &'static Location<'static>,
+    ) -> Result<Tensor> {
+        let (_, var) = &optimizer.parameters.variables[variable];
+        optimizer.progress.read("slot")?[variable].tensor(slot, var)
+    }
+
+    /// Adds all slots to a checkpoint, each under the name of the slot and that of the variable.
+    fn save(&self, optimizer: &Inner, prefix: &str, writer: &mut Writer) -> Result<()> {
+        let slots = optimizer.progress.read("Checkpoint::save")?;
+        for (index, slot) in optimizer.slot_names().iter().enumerate() {
+            for ((name, variable), slots) in optimizer.parameters.variables.iter().zip(&*slots) {
+                let value = HostTensor::from_candle(&slots.tensor(index, variable)?)?;
+                writer.insert(format!("{prefix}/{slot}/{name}"), value)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the slots of all variables from a checkpoint, which has those of each under its `names`, in the order of the rule.
+    fn restore<'a>(
+        &'a self,
+        optimizer: &'a Inner,
+        _prefix: &str,
+        names: &[Vec<String>],
+        from: &Reader,
+    ) -> Result<Saved<'a>> {
+        let of_variable = |(number, names): (usize, &Vec<String>)| {
+            let (_, variable) = &optimizer.parameters.variables[number];
+            Slots::saved(from, names, variable, self.partition().map(|partition| partition.mine(number)))
+        };
+        let slots = names.iter().enumerate().map(of_variable).collect::<Result<Vec<_>>>()?;
+        Ok(Box::new(move |change| {
+            *change.slots() = slots;
+            Ok(())
+        }))
+    }
+
+    /// Refuses to go back to the last step, if some state of it may be lost.
+    fn rewind(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Refuses a rule that cannot be applied here.
+    fn require_rule(&self, _operation: &'static str, _rule: &dyn Rule) -> Result<()> {
+        Ok(())
+    }
+
+    /// Refuses a transform that cannot be applied here.
+    fn require_transform(&self, _operation: &'static str, _when: When, _transform: &Transform) -> Result<()> {
+        Ok(())
+    }
+
+    /// Refuses gradients that users give, of a variable that cannot take them.
+    fn require_gradient(&self, _variable: usize) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Applies gradients that are reduced in one pass, and counts the step: [`Backend::apply`].
+fn apply_in_one_pass(
+    backend: &dyn Backend,
+    update: &Update<'_>,
+    sync: &StepSync<'_>,
+    gradients: &[Option<Gradient>],
+    change: Option<&Change<'_>>,
+) -> Result<()> {
+    sync.run_on_leader(|threads| {
+        let Some(change) = change else { return Ok(()) };
+        let operands = Operands::new(update.parameters(), &[(1., gradients)], 1)?;
+        let pass = Pass { change, operands: &operands, replicas: &[], sync, threads };
+        backend.reduce_and_apply(update, &pass)?;
+        update.parameters().commit(change)
+    })
+}
+
+/// What puts the slots of a checkpoint in place.
+pub(crate) type Saved<'a> = Box<dyn FnOnce(&Change<'_>) -> Result<()> + 'a>;
+
+/// When a transform is applied.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum When {
+    BeforeReduce,
+    AfterReduce,
+}
+
+/// The update of one step.
+pub(crate) struct Update<'a> {
+    pub(crate) optimizer: &'a Inner,
+    pub(crate) operation: &'static str,
+    pub(crate) rules: Rules<'a>,
+    /// What is done to reduced gradients before they are applied, in one pass; no closures.
+    pub(crate) transforms: &'a [Transform],
+    pub(crate) copies: &'a Copies<'a>,
+}
+
+impl<'a> Update<'a> {
+    pub(crate) fn parameters(&self) -> &'a Parameters {
+        &self.optimizer.parameters
+    }
+}
+
+/// The pass of one step over all variables, which replica 0 leads.
+pub(crate) struct Pass<'a> {
+    pub(crate) change: &'a Change<'a>,
+    /// The gradients on the host.
+    pub(crate) operands: &'a Operands<'a>,
+    /// Those of this process's replicas, also on devices.
+    pub(crate) replicas: &'a [Weighted<'a>],
+    pub(crate) sync: &'a StepSync<'a>,
+    pub(crate) threads: &'a Threads<'a>,
 }

@@ -90,7 +90,7 @@ fn train(strategy: &Strategy, case: Case, sharded: bool) -> Result<Vec<Vec<u32>>
     let bits = |variable: &Var| -> Result<Vec<u32>> {
         Ok(variable.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
     };
-    optimizer.trained.variables.iter().map(|(_, variable)| bits(variable)).collect()
+    optimizer.inner.parameters.variables.iter().map(|(_, variable)| bits(variable)).collect()
 }
 
 /// The steps in which gradients went after the tallies.

@@ -1,152 +1,194 @@
-//! The update of variables on devices with memory of their own, by candle's operations or a kernel for each: none of them waits for a device, but for the
-//! trial of a new kernel.
+//! The update of variables on devices with memory of their own: none of what is done waits for a device, but for the trial of a new
+//! kernel. Variables of which some replica has no copy there, such as tables there is no room for, are updated on the host.
 //!
 //! | module | what it is |
 //! |---|---|
-//! | `choice` | which variables are updated on devices |
+//! | `compute` | a rule applied to the copies of all replicas |
 //! | `sums` | gradients of several replicas, added up where they are |
-//! | `gradient` | a gradient on a replica's device |
 //! | `transforms` | what is done to gradients before |
+//! | `rows` | rows of tensors on a device |
 //! | `program` | a rule's step as candle's operations |
 //! | `fused` | the same as one kernel, where it can be trusted to give the same |
 
-mod choice;
+mod compute;
 mod fused;
-mod gradient;
-pub(crate) mod mixed;
 mod program;
+mod rows;
 mod sums;
 mod transforms;
 
-pub(crate) use gradient::DeviceGradient;
-pub(crate) use sums::summed;
 pub(crate) use transforms::{are_finite, transform, weigh};
 
-use crate::Trained;
-use crate::rules_of_step::Rules;
-use crate::slots::Slots;
-use candle_core::{Tensor, Var};
-use distribute_base::{Error, Result};
-use gradient::{as_rows, part_of};
+use crate::progress::Change;
+use crate::reduce::operands::Operands;
+use crate::reduce::{self, Weighted};
+use crate::sync::{StepSync, Threads};
+use crate::update::local::InPlace;
+use crate::update::{Backend, Pass, Update, apply_in_one_pass};
+use crate::{Inner, Transform};
+use candle_core::Var;
+use compute::OnDevices;
+use distribute_base::internal::Gradient;
+use distribute_base::{DeviceName, Result};
+use distribute_cross_device::internal::{sum_on_gpus, uses_nccl};
+use std::sync::Arc;
+use sums::summed;
 
-/// For each of an optimizer's variables the copies of all local replicas, if it is updated there; none where no variable is.
+/// For each of an optimizer's variables the copies of all local replicas, if it is updated there; empty where no variable is.
 pub(crate) type Copies<'a> = Vec<Option<Vec<&'a Var>>>;
 
-/// What has been made of one variable, before anything is written.
-pub(crate) struct Made {
-    variable: usize,
-    of_replicas: Vec<OfReplica>,
-}
+/// Updates the copies that replicas have on their devices, and on the host variables without such copies.
+#[derive(Debug)]
+pub(crate) struct Devices;
 
-struct OfReplica {
-    /// Which row each element is of; `None` for all rows. It is there before anything is written, so that a lack of memory breaks nothing.
-    index: Option<Tensor>,
-    /// The new values of the variable and of its slots, in that order.
-    values: Vec<Tensor>,
-}
+impl Backend for Devices {
+    fn is_one_pass(&self, optimizer: &Inner) -> bool {
+        optimizer.groups.only_compute()
+    }
 
-/// Updates the copies of all replicas, by rules that do nothing but compute. Each replica has slots of its own: all make the same.
-pub(crate) struct OnDevices<'a> {
-    pub(crate) rules: &'a Rules<'a>,
-    pub(crate) trained: &'a Trained,
-    pub(crate) copies: &'a Copies<'a>,
-}
+    fn reduce_and_apply(&self, update: &Update<'_>, pass: &Pass<'_>) -> Result<()> {
+        let Pass { change, operands, replicas, threads, .. } = *pass;
+        if update.copies.is_empty() {
+            return InPlace::new(update, update.transforms).reduce_and_apply(change, operands, threads);
+        }
+        let on_device =
+            |(_, gradients): &Weighted<'_>| gradients.iter().flatten().any(Gradient::is_on_device);
+        if !replicas.iter().any(on_device) {
+            return apply_from_host(update, operands, change, threads);
+        }
+        let parameters = update.parameters();
+        let (devices, timeout) = (parameters.strategy.devices(), parameters.strategy.extended().timeout());
+        let gradients = match weighed(replicas, update.copies)? {
+            Some(there) => summed(there, update.copies, |parts| sum_on_gpus(&devices, parts, timeout))?,
+            None => None,
+        };
+        let Some(mut gradients) = gradients else {
+            // Rows are added up on the host.
+            let on_host = replicas.iter().map(|(_, gradients)| on_host(update, gradients));
+            let on_host = on_host.collect::<Result<Vec<_>>>()?;
+            let weights = replicas.iter().map(|(weight, _)| *weight);
+            let weighted: Vec<_> = weights.zip(on_host.iter().map(Vec::as_slice)).collect();
+            let all = Operands::new(parameters, &weighted, weighted.len())?;
+            return apply_from_host(update, &all, change, threads);
+        };
+        for (replica, gradients) in gradients.iter_mut().enumerate() {
+            let mine: Vec<_> =
+                update.copies.iter().map(|copies| copies.as_ref()?.get(replica).copied()).collect();
+            transform(update.transforms, gradients, &mine)?;
+        }
+        apply_both(update, &gradients, change, || {
+            InPlace::new(update, update.transforms).reduce_and_apply(change, operands, threads)
+        })
+    }
 
-impl OnDevices<'_> {
-    /// Applies the rules to the reduced gradients that each replica has of all variables. Nothing is written yet.
-    ///
-    /// # Errors
-    /// candle's, where there is no memory on a device, say.
-    pub(crate) fn make(
+    fn apply(
         &self,
-        gradients: &[Vec<Option<DeviceGradient>>],
-        slots: &mut [Slots],
-    ) -> Result<Vec<Made>> {
-        let (mut all, mut programs) = (Vec::new(), fused::Programs::default());
-        for (variable, (copies, slots)) in self.copies.iter().zip(slots).enumerate() {
-            let Some(copies) = copies else { continue };
-            let of_variable = gradients.iter().map(|of_replica| of_replica.get(variable)?.as_ref());
-            let Some(of_variable) = of_variable.collect::<Option<Vec<_>>>() else { continue };
-            let (rule, step) = self.rules.of(variable);
-            let Some(program) = rule.program(step)? else {
-                let reason = format!(
-                    "rule {} compares elements of {} in this step, and did not in others: it cannot go on on a device; compare by \
-                     Float::select_at_most",
-                    rule.name(),
-                    self.trained.variables[variable].0
-                );
-                return Err(Error::invalid("optimizer step", reason));
-            };
-            let slots = slots.on_devices(copies)?;
-            let (mut indices, mut inputs) = (Vec::new(), Vec::new());
-            for ((gradient, copy), slots) in of_variable.into_iter().zip(copies).zip(slots.iter()) {
-                let (index, values) = if rule.moves_absent_rows() {
-                    (None, gradient.to_dense(copy)?)
-                } else {
-                    let Some(values) = gradient.values() else { continue };
-                    (gradient.index()?, values.clone())
-                };
-                let part = |whole: &Tensor| part_of(whole, index.as_ref());
-                let mut of_replica = vec![part(&copy.as_detached_tensor())?, values.detach()];
-                of_replica.extend(slots.iter().map(part).collect::<Result<Vec<_>>>()?);
-                let index =
-                    index.map(|index| index.unsqueeze(1)?.broadcast_as(of_replica[0].shape())?.contiguous());
-                indices.push(index.transpose()?);
-                inputs.push(of_replica);
-            }
-            let made = programs.run(rule.name(), &program, &inputs)?;
-            let of_replicas: Vec<_> =
-                indices.into_iter().zip(made).map(|(index, values)| OfReplica { index, values }).collect();
-            if !of_replicas.is_empty() {
-                all.push(Made { variable, of_replicas });
-            }
+        update: &Update<'_>,
+        sync: &StepSync<'_>,
+        gradients: &Arc<Vec<Option<Gradient>>>,
+        change: Option<&Change<'_>>,
+    ) -> Result<()> {
+        if self.is_one_pass(update.optimizer) {
+            return apply_in_one_pass(self, update, sync, gradients, change);
         }
-        Ok(all)
+        crate::update::copies::apply(update, sync, gradients, change)
     }
 
-    /// Writes what was made.
-    ///
-    /// # Errors
-    /// candle's, of a device: copies may be those of the step or those before, then.
-    pub(crate) fn write(&self, made: Vec<Made>, slots: &mut [Slots]) -> Result<()> {
-        for Made { variable, of_replicas } in made {
-            let (Some(Some(copies)), Some(Some(ahead))) =
-                (self.copies.get(variable), self.trained.device_copies.get(variable))
-            else {
-                continue;
-            };
-            let all_slots = slots[variable].on_devices(copies)?;
-            ahead.advance(|| {
-                for ((OfReplica { index, values }, copy), slots) in
-                    of_replicas.into_iter().zip(copies).zip(all_slots)
-                {
-                    let mut values = values.into_iter();
-                    if let Some(value) = values.next() {
-                        match &index {
-                            Some(index) => put_rows(copy, index, &value)?,
-                            None => copy.set(&value)?,
-                        }
-                    }
-                    for (slot, value) in slots.iter_mut().zip(values) {
-                        match &index {
-                            Some(index) => put_rows(slot, index, &value)?,
-                            None => *slot = value,
-                        }
-                    }
-                }
-                Ok(())
-            })?;
+    /// The variables of which each replica has a copy on its own device, if the rule can be told as a program and nobody else needs
+    /// gradients on the host.
+    fn copies<'a>(&self, optimizer: &'a Inner) -> Copies<'a> {
+        let parameters = &*optimizer.parameters;
+        let strategy = &parameters.strategy;
+        if strategy.world().is_multi_worker()
+            || !optimizer.groups.only_compute()
+            || !strategy.devices().into_iter().all(DeviceName::can_update)
+        {
+            return Vec::new();
         }
-        Ok(())
+        let copies = parameters.device_copies.iter().zip(optimizer.groups.have_programs());
+        let all: Copies<'_> = copies.map(|(copies, has)| copies.as_ref().filter(|_| has)?.of_all()).collect();
+        if all.iter().any(Option::is_some) { all } else { Vec::new() }
+    }
+
+    /// None where replicas have to meet on the host before. The gradients of several replicas stay where NCCL adds all of them up.
+    fn staying<'a>(&self, optimizer: &Inner, copies: &Copies<'a>, replica: usize) -> Vec<Option<&'a Var>> {
+        let transforms = || optimizer.before_reduce.iter().chain(&optimizer.after_reduce);
+        let whole = transforms().any(|transform| transform.closure().is_some());
+        // A norm is over all gradients, wherever they are.
+        let torn = transforms().any(Transform::takes_norms) && copies.iter().any(Option::is_none);
+        let strategy = &optimizer.parameters.strategy;
+        let (world, extended) = (strategy.world(), strategy.extended());
+        let by_nccl =
+            || !world.is_multi_worker() && uses_nccl(extended.cross_device_ops(), extended.worker_devices());
+        let meet = world.replicas() > 1 && !(by_nccl() && copies.iter().all(Option::is_some));
+        if meet || whole || torn {
+            return Vec::new();
+        }
+        copies.iter().map(|copies| copies.as_ref()?.get(replica).copied()).collect()
     }
 }
 
-/// Sets some rows of a tensor, where it is.
-fn put_rows(whole: &Tensor, index: &Tensor, rows: &Tensor) -> Result<()> {
-    if rows.elem_count() == 0 {
-        return Ok(());
+/// For each replica the gradients that have stayed on its device, times its weight; `None` if one is of a variable that is updated on the
+/// host.
+fn weighed(replicas: &[Weighted<'_>], copies: &Copies<'_>) -> Result<Option<Vec<Vec<Option<Gradient>>>>> {
+    let of = |(weight, gradients): &Weighted<'_>| {
+        let there = |gradient: &&Gradient| gradient.is_on_device();
+        let mut there: Vec<_> = gradients.iter().map(|of| of.as_ref().filter(there).cloned()).collect();
+        let is_updated =
+            |(gradient, copies): (&Option<_>, &Option<_>)| gradient.is_none() || copies.is_some();
+        if !there.iter().zip(copies).all(is_updated) {
+            return None;
+        }
+        Some(weigh(&mut there, *weight).map(|()| there))
+    };
+    replicas.iter().map(of).collect::<Option<Result<_>>>().transpose()
+}
+
+/// The gradients of a replica on the host. Waits for its device.
+fn on_host(update: &Update<'_>, gradients: &[Option<Gradient>]) -> Result<Vec<Option<Gradient>>> {
+    let host = |(gradient, (_, variable)): (&Option<Gradient>, &(String, Var))| {
+        gradient.as_ref().map(|gradient| gradient.to_host(variable)).transpose()
+    };
+    gradients.iter().zip(&update.parameters().variables).map(host).collect()
+}
+
+/// Reduces gradients on the host, brings those of variables on devices there, and applies all.
+fn apply_from_host(
+    update: &Update<'_>,
+    all: &Operands<'_>,
+    change: &Change<'_>,
+    threads: &Threads<'_>,
+) -> Result<()> {
+    let parameters = update.parameters();
+    let mut on_host = reduce::reduced(update.transforms, parameters, all, threads)?;
+    let mut there: Vec<Vec<Option<Gradient>>> =
+        vec![vec![None; on_host.len()]; parameters.strategy.world().replicas()];
+    for (number, (gradient, copies)) in on_host.iter_mut().zip(update.copies).enumerate() {
+        let Some(copies) = copies else { continue };
+        let Some(gradient) = gradient.take() else { continue };
+        for (of_replica, copy) in there.iter_mut().zip(copies) {
+            of_replica[number] = Some(gradient.clone().to_device(copy)?);
+        }
     }
-    Ok(as_rows(&whole.detach())?.scatter_set(index, rows, 0)?)
+    apply_both(update, &there, change, || {
+        let rest = Operands::new(parameters, &[(1., on_host.as_slice())], 1)?;
+        InPlace::new(update, &[]).reduce_and_apply(change, &rest, threads)
+    })
+}
+
+/// Applies gradients on devices, and `on_host` those that are there. What can fail for want of memory comes before anything is
+/// written.
+fn apply_both(
+    update: &Update<'_>,
+    gradients: &[Vec<Option<Gradient>>],
+    change: &Change<'_>,
+    on_host: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let on_devices =
+        OnDevices { rules: &update.rules, parameters: update.parameters(), copies: update.copies };
+    let made = on_devices.make(gradients, &mut change.slots())?;
+    on_host()?;
+    on_devices.write(made, &mut change.slots())
 }
 
 #[cfg(test)]

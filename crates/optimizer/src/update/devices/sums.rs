@@ -1,27 +1,27 @@
 //! Gradients of several replicas, added up without leaving their devices.
 
-use super::{Copies, DeviceGradient};
-use crate::header::Kind;
+use super::Copies;
 use candle_core::Tensor;
 use distribute_base::Result;
+use distribute_base::internal::{Dense, Gradient};
 
 /// For each replica the sums over all of them, on its own device, by `sum` of `parts[replica][number]`. Those of a lone replica are their own
 /// sums. `None` where one is by row: rows of replicas differ.
 pub(crate) fn summed(
-    gradients: Vec<Vec<Option<DeviceGradient>>>,
+    gradients: Vec<Vec<Option<Gradient>>>,
     copies: &Copies<'_>,
     sum: impl FnOnce(&[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>>,
-) -> Result<Option<Vec<Vec<Option<DeviceGradient>>>>> {
+) -> Result<Option<Vec<Vec<Option<Gradient>>>>> {
     if gradients.len() < 2 {
         return Ok(Some(gradients));
     }
-    if gradients.iter().flatten().flatten().any(|gradient| gradient.kind() == Kind::Rows) {
+    if gradients.iter().flatten().flatten().any(|gradient| matches!(gradient, Gradient::Rows(_))) {
         return Ok(None);
     }
     let variables = 0..copies.len();
     let has = |variable: &usize| gradients.iter().any(|of| of.get(*variable).is_some_and(Option::is_some));
     let summands: Vec<usize> = variables.filter(has).collect();
-    let values = |gradient: &Option<DeviceGradient>| gradient.as_ref()?.values().cloned();
+    let values = |gradient: &Option<Gradient>| gradient.as_ref()?.on_device().cloned();
     let part = |replica: usize, variable: usize| match values(&gradients[replica][variable]) {
         Some(values) => Ok(values),
         // A replica without one counts as zero.
@@ -37,7 +37,7 @@ pub(crate) fn summed(
     let spread = |sums: Vec<Tensor>| {
         let mut all = vec![None; copies.len()];
         for (variable, sum) in summands.iter().zip(sums) {
-            all[*variable] = Some(DeviceGradient::Dense(sum));
+            all[*variable] = Some(Gradient::Dense(Dense::Device(sum)));
         }
         all
     };
@@ -48,10 +48,10 @@ pub(crate) fn summed(
 mod tests {
     use super::*;
     use candle_core::{Device, Var};
-    use distribute_base::internal::{Any, LocalGradient, Rows};
+    use distribute_base::internal::{Any, Rows};
 
-    fn dense(value: f32) -> Option<DeviceGradient> {
-        Some(DeviceGradient::Dense(Tensor::new(&[value], &Device::Cpu).unwrap()))
+    fn dense(value: f32) -> Option<Gradient> {
+        Some(Gradient::Dense(Dense::Device(Tensor::new(&[value], &Device::Cpu).unwrap())))
     }
 
     #[test]
@@ -66,7 +66,7 @@ mod tests {
         };
         for of_replica in summed(gradients, &copies, sum).unwrap().unwrap() {
             let values: Vec<Option<Vec<f32>>> =
-                of_replica.iter().map(|sum| Some(sum.as_ref()?.values()?.to_vec1().unwrap())).collect();
+                of_replica.iter().map(|sum| Some(sum.as_ref()?.on_device()?.to_vec1().unwrap())).collect();
             assert_eq!(values, [Some(vec![3.]), None, Some(vec![5.])]);
         }
     }
@@ -74,8 +74,8 @@ mod tests {
     #[test]
     fn rows_of_several_replicas_are_for_the_host_and_a_lone_replica_sums_nothing() {
         let var = Var::new(&[[9f32], [8.]], &Device::Cpu).unwrap();
-        let rows = LocalGradient::Rows(Rows { rows: vec![1], values: Any::F32(vec![1.]) });
-        let rows = Some(DeviceGradient::new(rows, &var).unwrap());
+        let rows = Gradient::Rows(Rows::new(vec![1], Any::F32(vec![1.])));
+        let rows = Some(rows.to_device(&var).unwrap());
         let never = |_: &[Vec<Tensor>]| -> Result<Vec<Vec<Tensor>>> { panic!("nothing is to be summed") };
         let copies: Copies<'_> = vec![Some(vec![&var, &var])];
         assert!(summed(vec![vec![rows.clone()], vec![None]], &copies, never).unwrap().is_none());

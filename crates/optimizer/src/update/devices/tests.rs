@@ -25,7 +25,7 @@ fn generic(test: &str, body: impl FnOnce() + Send + 'static) {
 // INV-69
 #[test]
 fn a_lone_replica_waits_for_its_device_where_its_losses_are_read_and_nowhere_else() {
-    const TEST: &str = "optimizer::on_devices::tests::a_lone_replica_waits_for_its_device_where_its_losses_are_read_and_nowhere_else";
+    const TEST: &str = "update::devices::tests::a_lone_replica_waits_for_its_device_where_its_losses_are_read_and_nowhere_else";
     generic(TEST, || {
         let strategy: Strategy = OneDeviceStrategy::new("cpu:0").unwrap().into();
         type Model = (Embedding, EmbeddingBag, Linear);
@@ -52,7 +52,7 @@ fn a_lone_replica_waits_for_its_device_where_its_losses_are_read_and_nowhere_els
         }
         // After 1, 2, 4, 8, 16 and 32 steps.
         assert_eq!(WAITS.load(Ordering::Relaxed) - before, 6);
-        let slots = optimizer.progress.read("test").unwrap();
+        let slots = optimizer.inner.progress.read("test").unwrap();
         assert!(slots.iter().all(|slots| matches!(slots, Slots::OnDevices(all) if all.len() == 1)));
         drop(slots);
         let words = model.variables.get("words.weight").unwrap();
@@ -72,7 +72,7 @@ fn a_lone_replica_waits_for_its_device_where_its_losses_are_read_and_nowhere_els
 // INV-69
 #[test]
 fn slots_of_several_replicas_are_on_each_device() {
-    generic("optimizer::on_devices::tests::slots_of_several_replicas_are_on_each_device", || {
+    generic("update::devices::tests::slots_of_several_replicas_are_on_each_device", || {
         let strategy: Strategy = MirroredStrategy::cpus(2).unwrap().into();
         let model = strategy.replicate(|vb: VarBuilder| linear(3, 2, vb)).unwrap();
         let optimizer = Adam::new(&model.variables, 0.1).unwrap();
@@ -82,7 +82,7 @@ fn slots_of_several_replicas_are_on_each_device() {
                 .run(&model, |ctx, model| optimizer.minimize(ctx, model.forward(&x)?.mean_all()?, 4))
                 .unwrap();
         }
-        for slots in optimizer.progress.read("test").unwrap().iter() {
+        for slots in optimizer.inner.progress.read("test").unwrap().iter() {
             let Slots::OnDevices(all) = slots else { panic!("on the host") };
             let values = |slots: &Vec<Tensor>| -> Vec<Vec<f32>> {
                 slots.iter().map(|slot| slot.flatten_all().unwrap().to_vec1().unwrap()).collect()
@@ -103,7 +103,7 @@ fn a_lone_replica_makes_a_step_while_its_gpu_is_held_up() {
     use distribute_data::Dataset;
     use distribute_nn::{BatchNorm, Dropout, batch_norm, loss};
 
-    const TEST: &str = "optimizer::on_devices::tests::a_lone_replica_makes_a_step_while_its_gpu_is_held_up";
+    const TEST: &str = "update::devices::tests::a_lone_replica_makes_a_step_while_its_gpu_is_held_up";
     if child::part().is_none() {
         // Nothing else is on the GPU.
         child::output(child::command(TEST, "alone"), Duration::from_secs(100));

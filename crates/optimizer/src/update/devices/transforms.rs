@@ -1,16 +1,16 @@
 //! Transforms of gradients by candle's operations: norms are numbers of the device, too.
 
-use super::gradient::{DeviceGradient, part_of};
 use super::program::full;
+use super::rows::part_of;
 use crate::transform::{Kind, Transform};
 use candle_core::{DType, Tensor, Var};
 use distribute_base::Result;
-use distribute_base::internal::{choose, to_host};
+use distribute_base::internal::{Gradient, choose, to_host};
 
-/// A replica's gradients, transformed: `copies` are the variables that it computes with. Closures are left out.
+/// Transforms a replica's gradients that are on its device: `copies` are the variables that it computes with. Closures are left out.
 pub(crate) fn transform(
     transforms: &[Transform],
-    gradients: &mut [Option<DeviceGradient>],
+    gradients: &mut [Option<Gradient>],
     copies: &[Option<&Var>],
 ) -> Result<()> {
     for transform in transforms {
@@ -23,8 +23,8 @@ pub(crate) fn transform(
             Kind::WeightDecay(rate) => {
                 for (gradient, copy) in gradients.iter_mut().zip(copies) {
                     let (Some(gradient), Some(copy)) = (gradient, copy) else { continue };
-                    let index = gradient.index()?;
-                    gradient.change(|values| {
+                    let index = gradient.index_on_device()?;
+                    gradient.change_on_device(|values| {
                         let decayed =
                             part_of(&copy.as_detached_tensor(), index.as_ref())?.affine(rate, 0.)?;
                         Ok((values + decayed)?)
@@ -35,7 +35,7 @@ pub(crate) fn transform(
                 change(gradients, |values| scaled(values, &factor(&square(values)?, max)?))?
             }
             Kind::ClipByGlobalNorm(max) => {
-                let all = gradients.iter().flatten().filter_map(DeviceGradient::values);
+                let all = gradients.iter().flatten().filter_map(Gradient::on_device);
                 let squares = all.map(square).collect::<Result<Vec<_>>>()?;
                 if !squares.is_empty() {
                     let factor = factor(&Tensor::stack(&squares, 0)?.sum_all()?, max)?;
@@ -49,15 +49,12 @@ pub(crate) fn transform(
     Ok(())
 }
 
-fn change(
-    gradients: &mut [Option<DeviceGradient>],
-    change: impl Fn(&Tensor) -> Result<Tensor>,
-) -> Result<()> {
-    gradients.iter_mut().flatten().try_for_each(|gradient| gradient.change(&change))
+fn change(gradients: &mut [Option<Gradient>], change: impl Fn(&Tensor) -> Result<Tensor>) -> Result<()> {
+    gradients.iter_mut().flatten().try_for_each(|gradient| gradient.change_on_device(&change))
 }
 
-/// A replica's gradients, each multiplied by a number.
-pub(crate) fn weigh(gradients: &mut [Option<DeviceGradient>], weight: f64) -> Result<()> {
+/// Multiplies a replica's gradients that are on its device by a number.
+pub(crate) fn weigh(gradients: &mut [Option<Gradient>], weight: f64) -> Result<()> {
     if weight == 1. {
         return Ok(());
     }
@@ -95,8 +92,9 @@ fn scaled(values: &Tensor, factor: &Tensor) -> Result<Tensor> {
     Ok(values.broadcast_mul(&factor.to_dtype(values.dtype())?)?)
 }
 
-/// Whether all numbers are finite: one number is read, for which this waits.
-pub(crate) fn are_finite<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> Result<bool> {
+/// Returns whether all gradients on the device are finite: one number is read, for which this waits.
+pub(crate) fn are_finite(gradients: &[Option<Gradient>]) -> Result<bool> {
+    let tensors = gradients.iter().flatten().filter_map(Gradient::on_device);
     // A finite number times 0 is 0, all others are NaN.
     let zeros = tensors.map(|tensor| total(tensor.to_dtype(DType::F64)?.affine(0., 0.)?));
     let zeros = zeros.collect::<Result<Vec<_>>>()?;

@@ -1,47 +1,157 @@
 //! The update of variables on parameter servers: gradients are sent there, and applied by the same rules where the variables are.
 
-pub(crate) mod slots;
+mod slots;
 
-use crate::Trained;
+use crate::groups::Rules;
+use crate::parameters::Parameters;
 use crate::progress::Change;
-use crate::rules_of_step::Rules;
-use crate::sync::Together;
-use crate::transform::Transform;
-use crate::update::Updater;
-use candle_core::Var;
-use distribute_base::internal::{LocalGradient, lock};
+use crate::sync::StepSync;
+use crate::update::{Backend, Pass, Saved, Update, When};
+use crate::{Inner, Transform};
+use candle_core::{Device, Tensor, Var};
+use distribute_base::internal::{Gradient, lock};
 use distribute_base::{Error, Result};
-use distribute_core::Variable;
+use distribute_checkpoint::{Reader, Writer};
 use distribute_core::internal::set_rules;
+use distribute_core::{Strategy, Variable};
 use distribute_optim::{Rule, RuleSpec};
 use distribute_params::Push;
 use distribute_ps_client::internal::Ask;
-use distribute_tensor::{HostTensor, Leaf};
+use distribute_tensor::Leaf;
+use std::panic::Location;
 use std::sync::{Arc, Mutex};
 
-pub(crate) const OPERATION: &str = "optimizer step";
+const OPERATION: &str = "optimizer step";
 
-/// The variables of an optimizer, where they are on parameter servers.
+/// Sends gradients to servers, where the variables are.
 #[derive(Debug)]
-pub(crate) struct Remote {
+pub(crate) struct Servers {
     /// In the order of those that are trained.
-    pub(crate) variables: Vec<Variable>,
+    variables: Vec<Variable>,
     /// By which rule servers update each.
     ruled: Mutex<Vec<Option<RuleSpec>>>,
 }
 
-impl Remote {
-    /// `None` where variables are in this process.
+impl Backend for Servers {
+    fn is_one_pass(&self, _optimizer: &Inner) -> bool {
+        false
+    }
+
+    fn reduce_and_apply(&self, update: &Update<'_>, _pass: &Pass<'_>) -> Result<()> {
+        Err(Error::invalid(update.operation, "gradients go to servers whole, after they are reduced"))
+    }
+
+    fn apply(
+        &self,
+        update: &Update<'_>,
+        sync: &StepSync<'_>,
+        gradients: &Arc<Vec<Option<Gradient>>>,
+        change: Option<&Change<'_>>,
+    ) -> Result<()> {
+        // Nobody leads twice before all have seen what came of the first time.
+        sync.run_on_each("its update on servers", |_| Ok(()))?;
+        sync.run_on_leader(|_| {
+            let Some(change) = change else { return Ok(()) };
+            let strategy = &update.parameters().strategy;
+            let Some(servers) = strategy.extended().parameter_servers() else { return Ok(()) };
+            // What comes after it in the same run computes with the new values.
+            let made = || {
+                change.commit();
+                servers.made_step(change.counter());
+            };
+            let asks = self.asks(update.parameters(), &update.rules, gradients)?;
+            let pushed = strategy.push(OPERATION, servers, asks, made);
+            if pushed.as_ref().is_err_and(Error::is_of_a_rule) {
+                self.forget_rules();
+            }
+            pushed
+        })
+    }
+
+    fn kept(&self, _variable: usize, _elements: usize) -> usize {
+        0
+    }
+
+    fn slot(
+        &self,
+        optimizer: &Inner,
+        variable: usize,
+        slot: usize,
+        _at: &'static Location<'static>,
+    ) -> Result<Tensor> {
+        if self.is_dynamic(variable) {
+            return Err(Error::NotSupported {
+                operation: "slot",
+                strategy: "ParameterServerStrategy",
+                what: "slots of a table of ids as one tensor",
+                advice: "take them from Variable::dynamic_rows",
+            });
+        }
+        Ok(self.slots(optimizer, variable)?[slot].to_candle(&Device::Cpu)?)
+    }
+
+    fn save(&self, optimizer: &Inner, prefix: &str, writer: &mut Writer) -> Result<()> {
+        self.save_slots(optimizer, prefix, writer)
+    }
+
+    fn restore<'a>(
+        &'a self,
+        optimizer: &'a Inner,
+        prefix: &str,
+        names: &[Vec<String>],
+        from: &Reader,
+    ) -> Result<Saved<'a>> {
+        self.saved_slots(optimizer, prefix, names, from)
+    }
+
+    fn require_rule(&self, operation: &'static str, rule: &dyn Rule) -> Result<()> {
+        spec(operation, rule).map(drop)
+    }
+
+    fn require_transform(&self, operation: &'static str, when: When, transform: &Transform) -> Result<()> {
+        let refused = |what, advice| {
+            Err(Error::NotSupported { operation, strategy: "ParameterServerStrategy", what, advice })
+        };
+        if when == When::AfterReduce && transform.needs_all_gradients() {
+            return refused(
+                "clipping by the global norm, since no worker has the gradients of all",
+                "clip the gradient of each variable, by Transform::clip_by_norm",
+            );
+        }
+        if transform.closure().is_some() && self.variables.iter().any(Variable::is_dynamic) {
+            return refused(
+                "Transform::each where a table of ids is trained",
+                "freeze it, and train it by an optimizer of its own",
+            );
+        }
+        if transform.reads_values() && self.variables.iter().any(Variable::is_fetched_by_row) {
+            return refused(
+                "weight decay of tables of which only rows are fetched",
+                "freeze them, or use AdamW, whose rule decays where the table is",
+            );
+        }
+        Ok(())
+    }
+
+    fn require_gradient(&self, variable: usize) -> Result<()> {
+        if !self.is_dynamic(variable) {
+            return Ok(());
+        }
+        Err(Error::NotSupported {
+            operation: "gradients",
+            strategy: "ParameterServerStrategy",
+            what: "gradients of one's own of a table of ids",
+            advice: "train it by minimize, with a nn::DynamicEmbedding",
+        })
+    }
+}
+
+impl Servers {
+    /// The variables of an optimizer, by name.
     ///
     /// # Errors
-    /// Where one of them is not the strategy's: gradients would be sent to others.
-    pub(crate) fn new(
-        strategy: &distribute_core::Strategy,
-        variables: &[(String, Var)],
-    ) -> Result<Option<Self>> {
-        if strategy.extended().parameter_servers().is_none() {
-            return Ok(None);
-        }
+    /// [`Error::InvalidArgument`] if one of them is not the strategy's: gradients would be sent to others.
+    pub(crate) fn new(strategy: &Strategy, variables: &[(String, Var)]) -> Result<Self> {
         let on_servers = |(name, var): &(String, Var)| {
             let reason = || {
                 format!(
@@ -52,11 +162,11 @@ impl Remote {
         };
         let variables = variables.iter().map(on_servers).collect::<Result<Vec<_>>>()?;
         let ruled = Mutex::new(vec![None; variables.len()]);
-        Ok(Some(Self { variables, ruled }))
+        Ok(Self { variables, ruled })
     }
 
-    /// Sees to it that servers know the rule of each variable that has one, and make its slots.
-    pub(crate) fn bind(&self, rules: &[Option<RuleSpec>]) -> Result<()> {
+    /// Tells servers the rule of each variable that has one, if they do not know it, so that they make its slots.
+    fn bind(&self, rules: &[Option<RuleSpec>]) -> Result<()> {
         let mut ruled = lock(&self.ruled);
         let new = |(number, rule): (usize, &Option<RuleSpec>)| {
             let rule = rule.filter(|rule| ruled.get(number) != Some(&Some(*rule)))?;
@@ -68,101 +178,24 @@ impl Remote {
         Ok(())
     }
 
-    /// A server knows them no more: it is told again before the next step.
+    /// Forgets what servers know: they are told again before the next step.
     fn forget_rules(&self) {
         lock(&self.ruled).fill(None);
     }
 
-    /// Whether the rows of a variable are ids.
-    pub(crate) fn is_dynamic(&self, number: usize) -> bool {
+    /// Returns whether the rows of a variable are ids.
+    fn is_dynamic(&self, number: usize) -> bool {
         self.variables.get(number).is_some_and(Variable::is_dynamic)
     }
 
-    /// What the rule keeps beside a variable, by name.
-    pub(crate) fn slots(&self, number: usize, count: usize) -> Result<Vec<(String, HostTensor)>> {
-        self.variables[number].slots_on_servers(OPERATION, count)
-    }
-}
-
-/// A rule as it is sent to servers; refuses one that cannot be.
-pub(crate) fn require_rule<R: Rule + ?Sized>(operation: &'static str, rule: &R) -> Result<RuleSpec> {
-    rule.spec().ok_or(Error::NotSupported {
-        operation,
-        strategy: "ParameterServerStrategy",
-        what: "rules of one's own, since variables are updated on servers, to which no code is sent",
-        advice: "use one of distribute's rules, and change gradients by Transform::each",
-    })
-}
-
-/// Refuses a transform that needs what no worker has.
-pub(crate) fn require_transform(
-    operation: &'static str,
-    transform: &Transform,
-    trained: &Trained,
-) -> Result<()> {
-    let refused = |what, advice| {
-        Err(Error::NotSupported { operation, strategy: "ParameterServerStrategy", what, advice })
-    };
-    let Some(remote) = &trained.remote else { return Ok(()) };
-    if transform.needs_all_gradients() {
-        return refused(
-            "clipping by the global norm, since no worker has the gradients of all",
-            "clip the gradient of each variable, by Transform::clip_by_norm",
-        );
-    }
-    if transform.closure().is_some() && remote.variables.iter().any(Variable::is_dynamic) {
-        return refused(
-            "Transform::each where a table of ids is trained",
-            "freeze it, and train it by an optimizer of its own",
-        );
-    }
-    if transform.reads_values() && remote.variables.iter().any(Variable::is_fetched_by_row) {
-        return refused(
-            "weight decay of tables of which only rows are fetched",
-            "freeze them, or use AdamW, whose rule decays where the table is",
-        );
-    }
-    Ok(())
-}
-
-/// Sends gradients to servers.
-pub(crate) struct OnServers<'a> {
-    pub(crate) rules: Rules<'a>,
-    pub(crate) trained: &'a Trained,
-    pub(crate) remote: &'a Remote,
-}
-
-impl Updater for OnServers<'_> {
-    fn apply(
+    /// The requests by which servers apply the gradients.
+    fn asks(
         &self,
-        together: &Together<'_>,
-        gradients: &Arc<Vec<Option<LocalGradient>>>,
-        change: Option<&Change<'_>>,
-    ) -> Result<()> {
-        // Nobody leads twice before all have seen what came of the first time.
-        together.each("its update on servers", |_| Ok(()))?;
-        together.lead(|_| {
-            let Some(change) = change else { return Ok(()) };
-            let strategy = &self.trained.strategy;
-            let Some(servers) = strategy.extended().parameter_servers() else { return Ok(()) };
-            // What comes after it in the same run computes with the new values.
-            let made = || {
-                change.step_made();
-                servers.made_step(change.counter());
-            };
-            let pushed = strategy.push(OPERATION, servers, self.asks(gradients)?, made);
-            if pushed.as_ref().is_err_and(Error::is_of_a_rule) {
-                self.remote.forget_rules();
-            }
-            pushed
-        })
-    }
-}
-
-impl OnServers<'_> {
-    /// What servers are asked for, so that they apply the gradients.
-    fn asks(&self, gradients: &[Option<LocalGradient>]) -> Result<Vec<(Ask, RuleSpec)>> {
-        let Remote { variables, .. } = self.remote;
+        parameters: &Parameters,
+        rules: &Rules<'_>,
+        gradients: &[Option<Gradient>],
+    ) -> Result<Vec<(Ask, RuleSpec)>> {
+        let Self { variables, .. } = self;
         if let Some(variable) = variables.iter().find(|variable| !variable.is_ready()) {
             let reason = format!(
                 "variable {} has been used as a whole before its values were fetched, which has failed; look at the servers, and make \
@@ -171,25 +204,22 @@ impl OnServers<'_> {
             );
             return Err(Error::invalid(OPERATION, reason));
         }
-        let rules = gradients
+        let specs = gradients
             .iter()
             .enumerate()
-            .map(|(number, gradient)| gradient.as_ref().and_then(|_| self.rules.of(number).0.spec()));
-        self.remote.bind(&rules.collect::<Vec<_>>())?;
+            .map(|(number, gradient)| gradient.as_ref().and_then(|_| rules.of(number).0.spec()));
+        self.bind(&specs.collect::<Vec<_>>())?;
         let mut asks = Vec::new();
         for (number, gradient) in gradients.iter().enumerate() {
             let Some(gradient) = gradient else { continue };
-            let ((rule, step), (_, var)) = (self.rules.of(number), &self.trained.variables[number]);
+            let ((rule, step), (_, var)) = (rules.of(number), &parameters.variables[number]);
             let (push, variable) = (Push::at(step).counted(), &variables[number]);
-            let spec = require_rule(OPERATION, rule)?;
+            let spec = spec(OPERATION, rule)?;
             let of_shards = match gradient {
-                LocalGradient::Dense(dense) => {
-                    variable.push(push, &Leaf::Candle(dense.clone()).to_host()?)?
-                }
-                LocalGradient::Deposited(dense) => {
+                Gradient::Dense(dense) => {
                     variable.push(push, &Leaf::Candle(dense.tensor(var)?).to_host()?)?
                 }
-                LocalGradient::Rows(rows) => {
+                Gradient::Rows(rows) => {
                     let gradient =
                         |positions: &[usize]| rows.take(positions, var.dims().get(1..).unwrap_or_default());
                     variable.push_rows(push, &rows.rows, gradient, rule.moves_absent_rows())?
@@ -199,6 +229,16 @@ impl OnServers<'_> {
         }
         Ok(asks)
     }
+}
+
+/// A rule as it is sent to servers; refuses one that cannot be.
+fn spec(operation: &'static str, rule: &dyn Rule) -> Result<RuleSpec> {
+    rule.spec().ok_or(Error::NotSupported {
+        operation,
+        strategy: "ParameterServerStrategy",
+        what: "rules of one's own, since variables are updated on servers, to which no code is sent",
+        advice: "use one of distribute's rules, and change gradients by Transform::each",
+    })
 }
 
 #[cfg(test)]
@@ -213,8 +253,8 @@ mod tests {
         let partitioner = FixedShardsPartitioner::new(1).unwrap();
         let strategy = ParameterServerStrategy::new(cluster.resolver(), partitioner).unwrap();
         let stray = Var::zeros(2, candle_core::DType::F32, &candle_core::Device::Cpu).unwrap();
-        let error = Remote::new(&strategy, &[("stray".to_owned(), stray)]).unwrap_err().to_string();
+        let error = Servers::new(&strategy, &[("stray".to_owned(), stray)]).unwrap_err().to_string();
         assert!(error.contains("variable stray is not on the servers"), "{error}");
-        assert!(Remote::new(&strategy, &[]).unwrap().is_some());
+        assert!(Servers::new(&strategy, &[]).is_ok());
     }
 }

@@ -1,30 +1,30 @@
 //! Slots that are on parameter servers, read and set by the optimizer whose they are, and in a checkpoint.
 
-use crate::Optimizer;
-use crate::update::servers::{OPERATION, Remote};
+use super::{OPERATION, Servers};
+use crate::Inner;
+use crate::update::Saved;
 use distribute_base::{Error, Result};
 use distribute_checkpoint::{Reader, Writer};
 use distribute_core::internal::read_as;
-use distribute_optim::Rule;
 use distribute_tensor::{DType, HostTensor};
 
-/// What a checkpoint has of the slots of one variable, in the order of the rule.
-pub(crate) struct SavedSlots {
-    /// Of which ids, if rows are ids.
+/// The slots of one variable in a checkpoint, in the order of the rule.
+struct SavedSlots {
+    /// The ids of rows, if rows are ids.
     ids: Option<Vec<i64>>,
     slots: Vec<HostTensor>,
 }
 
-impl<R: Rule> Optimizer<R> {
-    /// All slots of one variable on servers, in the order of the rule.
-    pub(crate) fn slots_on_servers(&self, remote: &Remote, number: usize) -> Result<Vec<HostTensor>> {
-        let names: Vec<_> = self.slot_names().collect();
+impl Servers {
+    /// All slots of one variable, in the order of the rule.
+    pub(super) fn slots(&self, optimizer: &Inner, number: usize) -> Result<Vec<HostTensor>> {
+        let names = optimizer.slot_names();
         if names.is_empty() {
             return Ok(Vec::new());
         }
-        self.trained.strategy.await_updates()?;
-        self.bind(remote)?;
-        let found = remote.slots(number, names.len())?;
+        optimizer.parameters.strategy.await_updates()?;
+        self.bind_all(optimizer)?;
+        let found = self.variables[number].slots_on_servers(OPERATION, names.len())?;
         let of = |name: &&str| found.iter().find(|(found, _)| found == name).map(|(_, slot)| slot.clone());
         let missing = || {
             Error::invalid(
@@ -38,39 +38,24 @@ impl<R: Rule> Optimizer<R> {
         names.iter().map(of).collect::<Option<_>>().ok_or_else(missing)
     }
 
-    /// Puts all slots of all variables back, each in the order of the rule.
-    pub(crate) fn set_slots_on_servers(&self, remote: &Remote, all: Vec<SavedSlots>) -> Result<()> {
-        const OPERATION: &str = "Checkpoint::restore";
-        self.trained.strategy.await_updates()?;
-        self.bind(remote)?;
-        for (variable, SavedSlots { ids, slots }) in remote.variables.iter().zip(all) {
-            let named: Vec<_> = self.slot_names().map(String::from).zip(slots).collect();
-            if !named.is_empty() {
-                variable.writing(|| match &ids {
-                    None => variable.set_slots_on_servers(OPERATION, &named),
-                    Some(ids) => variable.set_slots_of_ids(OPERATION, ids, &named),
-                })?;
-            }
-        }
-        Ok(())
-    }
-
     /// Adds the slots of all variables to a checkpoint, each under the name of the slot and that of the variable.
-    pub(crate) fn save_from_servers(&self, remote: &Remote, prefix: &str, writer: &mut Writer) -> Result<()> {
-        if self.slot_names().next().is_none() {
+    pub(super) fn save_slots(&self, optimizer: &Inner, prefix: &str, writer: &mut Writer) -> Result<()> {
+        drop(optimizer.progress.read("Checkpoint::save")?);
+        let names = optimizer.slot_names();
+        if names.is_empty() {
             return Ok(());
         }
-        self.trained.strategy.await_updates()?;
-        self.bind(remote)?;
+        optimizer.parameters.strategy.await_updates()?;
+        self.bind_all(optimizer)?;
         // One variable after another, so that there is never more than the slots of one.
-        for (number, (name, _)) in self.trained.variables.iter().enumerate() {
+        for (number, (name, _)) in optimizer.parameters.variables.iter().enumerate() {
             let named = |slot: &str| format!("{prefix}/{slot}/{name}");
-            if remote.is_dynamic(number) {
+            if self.is_dynamic(number) {
                 let beside = format!("{prefix}/{name}");
-                remote.variables[number].save_slots_of_ids(writer, &beside, named)?;
+                self.variables[number].save_slots_of_ids(writer, &beside, named)?;
                 continue;
             }
-            for (slot, value) in self.slot_names().zip(self.slots_on_servers(remote, number)?) {
+            for (slot, value) in names.iter().zip(self.slots(optimizer, number)?) {
                 writer.insert(named(slot), value)?;
             }
         }
@@ -78,34 +63,52 @@ impl<R: Rule> Optimizer<R> {
     }
 
     /// The slots of all variables in a checkpoint, of which `names` are those of each.
-    pub(crate) fn saved_slots(
-        &self,
-        remote: &Remote,
+    pub(super) fn saved_slots<'a>(
+        &'a self,
+        optimizer: &'a Inner,
         prefix: &str,
         names: &[Vec<String>],
         from: &Reader,
-    ) -> Result<Vec<SavedSlots>> {
+    ) -> Result<Saved<'a>> {
         let one = |(number, names): (usize, &Vec<String>)| {
-            let (name, var) = &self.trained.variables[number];
-            if remote.is_dynamic(number) {
+            let (name, var) = &optimizer.parameters.variables[number];
+            let variable = &self.variables[number];
+            if self.is_dynamic(number) {
                 let (mut ids, beside) = (None, format!("{prefix}/{name}"));
                 let slot = |name: &String| {
-                    let saved = remote.variables[number].saved_rows(name, &beside, from)?;
+                    let saved = variable.saved_rows(name, &beside, from)?;
                     ids = Some(saved.ids);
                     Ok(saved.values)
                 };
                 let slots = names.iter().map(slot).collect::<Result<_>>()?;
-                return Ok(SavedSlots { ids, slots });
+                return Ok((variable, SavedSlots { ids, slots }));
             }
             let dtype = if var.dtype() == candle_core::DType::F64 { DType::F64 } else { DType::F32 };
             let slots = names.iter().map(|name| read_as(from, name, dtype, var.dims()));
-            Ok(SavedSlots { ids: None, slots: slots.collect::<Result<_>>()? })
+            let slots = slots.collect::<Result<_>>()?;
+            Ok((variable, SavedSlots { ids: None, slots }))
         };
-        names.iter().enumerate().map(one).collect()
+        let all = names.iter().enumerate().map(one).collect::<Result<Vec<_>>>()?;
+        Ok(Box::new(move |_| {
+            const OPERATION: &str = "Checkpoint::restore";
+            optimizer.parameters.strategy.await_updates()?;
+            self.bind_all(optimizer)?;
+            for (variable, SavedSlots { ids, slots }) in all {
+                let named: Vec<_> = optimizer.slot_names().into_iter().map(String::from).zip(slots).collect();
+                if !named.is_empty() {
+                    variable.writing(|| match &ids {
+                        None => variable.set_slots_on_servers(OPERATION, &named),
+                        Some(ids) => variable.set_slots_of_ids(OPERATION, ids, &named),
+                    })?;
+                }
+            }
+            Ok(())
+        }))
     }
 
-    fn bind(&self, remote: &Remote) -> Result<()> {
-        let rules = self.groups.rules(&self.rule, 0, 0.);
-        remote.bind(&(0..remote.variables.len()).map(|number| rules.of(number).0.spec()).collect::<Vec<_>>())
+    /// Tells servers the rules of all variables.
+    fn bind_all(&self, optimizer: &Inner) -> Result<()> {
+        let rules = optimizer.groups.rules_of_step(0, 0.);
+        self.bind(&(0..self.variables.len()).map(|number| rules.of(number).0.spec()).collect::<Vec<_>>())
     }
 }

@@ -1,17 +1,15 @@
 //! Slots of which each worker keeps a range, put together.
 
-use crate::Optimizer;
-use crate::update::sharded::cuts::Shards;
-use crate::update::sharded::settings;
+use super::{Sharded, incomplete};
+use crate::Inner;
 use bytes::Bytes;
 use candle_core::{DType, Device, Tensor};
 use distribute_base::{Error, Result};
+use distribute_checkpoint::Writer;
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_collective::group::{Calling, numbers};
 use distribute_core::internal::require_outside_of_run;
-use distribute_optim::Rule;
-use distribute_tensor::Element;
-use distribute_tensor::HostTensor;
+use distribute_tensor::{Element, HostTensor};
 use std::panic::Location;
 
 /// Who gets what is put together.
@@ -22,11 +20,11 @@ enum Gets {
     Chief,
 }
 
-impl<R: Rule> Optimizer<R> {
+impl Sharded {
     /// One slot of a variable, on all workers.
-    pub(crate) fn slot_of_all(
+    pub(super) fn slot_of_all(
         &self,
-        shards: &Shards,
+        optimizer: &Inner,
         variable: usize,
         slot: usize,
         at: &'static Location<'static>,
@@ -36,66 +34,49 @@ impl<R: Rule> Optimizer<R> {
             OPERATION,
             "the state is sharded, and all workers look at it together: between runs",
         )?;
-        self.require_complete(OPERATION, at)?;
-        match self.gather(OPERATION, shards, variable, slot, Gets::All, at)? {
+        require_complete(optimizer, OPERATION, at)?;
+        match self.gather(OPERATION, optimizer, variable, slot, Gets::All, at)? {
             Some(all) => Ok(all.to_candle(&Device::Cpu)?),
             None => Err(Error::invalid(OPERATION, "it was put together on another worker")),
         }
     }
 
-    /// One slot of a variable, on the chief.
-    pub(crate) fn slot_on_chief(
-        &self,
-        shards: &Shards,
-        variable: usize,
-        slot: usize,
-        at: &'static Location<'static>,
-    ) -> Result<Option<HostTensor>> {
-        self.gather("Checkpoint::save", shards, variable, slot, Gets::Chief, at)
-    }
-
-    /// Refuses slots of a step that was not made, on all workers.
-    pub(crate) fn require_complete(
-        &self,
-        operation: &'static str,
-        at: &'static Location<'static>,
-    ) -> Result<()> {
-        let strategy = &self.trained.strategy;
-        let mine = self.progress.read(operation).and_then(|_| {
-            if !self.progress.is_incomplete() {
-                return Ok(());
+    /// Adds all slots to the checkpoint of the chief, who gathers them one after another.
+    pub(super) fn save_on_chief(&self, optimizer: &Inner, prefix: &str, writer: &mut Writer) -> Result<()> {
+        const OPERATION: &str = "Checkpoint::save";
+        let at = Location::caller();
+        require_complete(optimizer, OPERATION, at)?;
+        for (index, slot) in optimizer.slot_names().iter().enumerate() {
+            for (number, (name, _)) in optimizer.parameters.variables.iter().enumerate() {
+                if let Some(value) = self.gather(OPERATION, optimizer, number, index, Gets::Chief, at)? {
+                    writer.insert(format!("{prefix}/{slot}/{name}"), value)?;
+                }
             }
-            let worker = strategy.world().worker();
-            Err(settings::incomplete(operation, self.finished_steps() + 1, &[worker]))
-        });
-        strategy.agree(operation, || self.looking("state", at), mine, |()| Bytes::new()).map(drop)
-    }
-
-    fn looking(&self, what: impl std::fmt::Display, at: &'static Location<'static>) -> Fingerprint {
-        let detail = format!("{} {}: {what}", self.rule.name(), self.number);
-        Fingerprint::new(Operation::ReadVariable, detail, at)
+        }
+        Ok(())
     }
 
     fn gather(
         &self,
         operation: &'static str,
-        shards: &Shards,
+        optimizer: &Inner,
         number: usize,
         index: usize,
         gets: Gets,
         at: &'static Location<'static>,
     ) -> Result<Option<HostTensor>> {
-        let (name, variable) = &self.trained.variables[number];
-        let strategy = &self.trained.strategy;
+        let Self { partition } = self;
+        let (name, variable) = &optimizer.parameters.variables[number];
+        let strategy = &optimizer.parameters.strategy;
         let width = variable.dtype().size_in_bytes();
-        let size = |worker| shards.of(number, worker).len() * width;
-        let slots = self.progress.read(operation)?;
+        let size = |worker| partition.of(number, worker).len() * width;
+        let slots = optimizer.progress.read(operation)?;
         let call = || {
-            let slot = self.slot_names().nth(index).unwrap_or_default();
-            self.looking(format_args!("{slot} of {name}"), at)
+            let slot = optimizer.slot_names()[index];
+            looking(optimizer, format_args!("{slot} of {name}"), at)
         };
         let come = strategy.among_workers(operation, call, |mut calling: Calling<'_>| {
-            let mut mine = calling.buffers().take(size(shards.world().worker()));
+            let mut mine = calling.buffers().take(size(partition.world().worker()));
             // Those that workers share are on the host.
             let elements = slots[number].elements(index).unwrap_or_default();
             mine.bytes_mut().iter_mut().zip(elements).for_each(|(place, byte)| *place = *byte);
@@ -106,13 +87,35 @@ impl<R: Rule> Optimizer<R> {
             }
         })?;
         let Some(come) = come.flatten() else { return Ok(None) };
-        let come: Vec<_> = shards.in_order(number).map(|worker| come[worker].clone()).collect();
+        let come: Vec<_> = partition.in_order(number).map(|worker| come[worker].clone()).collect();
         let whole = match variable.dtype() {
             DType::F64 => joined::<f64>(&come, variable.dims()),
             _ => joined::<f32>(&come, variable.dims()),
         };
         whole.map(Some)
     }
+}
+
+/// Refuses slots of a step that was not made, on all workers.
+fn require_complete(
+    optimizer: &Inner,
+    operation: &'static str,
+    at: &'static Location<'static>,
+) -> Result<()> {
+    let strategy = &optimizer.parameters.strategy;
+    let mine = optimizer.progress.read(operation).and_then(|_| {
+        if !optimizer.progress.is_incomplete() {
+            return Ok(());
+        }
+        let worker = strategy.world().worker();
+        Err(incomplete(operation, optimizer.finished_steps() + 1, &[worker]))
+    });
+    strategy.agree(operation, || looking(optimizer, "state", at), mine, |()| Bytes::new()).map(drop)
+}
+
+fn looking(optimizer: &Inner, what: impl std::fmt::Display, at: &'static Location<'static>) -> Fingerprint {
+    let detail = format!("{} {}: {what}", optimizer.groups.rule().name(), optimizer.number);
+    Fingerprint::new(Operation::ReadVariable, detail, at)
 }
 
 fn joined<F: Element + bytemuck::Pod>(parts: &[Bytes], dims: &[usize]) -> Result<HostTensor> {

@@ -1,37 +1,40 @@
 //! The update of variables of which each worker owns a range: it updates that, and gets the new values of the others.
 
-pub(crate) mod cuts;
-pub(crate) mod gather;
-pub(crate) mod norms;
-pub(crate) mod rows;
-pub(crate) mod settings;
-pub(crate) mod touched;
+mod gather;
+mod norms;
+mod rows;
+mod touched;
 
-use crate::conversion;
+use crate::Inner;
+use crate::gradients::row_len;
+use crate::groups::Rules;
 use crate::progress::Change;
 use crate::reduce::operands::{Operands, Variable};
+use crate::reduce::partition::Partition;
 use crate::reduce::range::{GradientRange, Summands};
-use crate::reduce::settle;
-use crate::reduce::split::{Cut, Owners};
-use crate::rules_of_step::Rules;
+use crate::reduce::resolve;
+use crate::reduce::split::{Splittable, WorkSplit};
 use crate::slots::Slots;
-use crate::sync::Threads;
-use crate::sync::{Together, or_decline};
-use crate::transform::Settled;
-use crate::update::in_place::{InPlace, LOCKED, UpdateRange, update};
+use crate::sync::{StepSync, Threads, abort_on};
+use crate::transform::{ResolvedTransforms, Transform};
+use crate::update::local::{InPlace, LOCKED, UpdateRange, update};
 use crate::update::locked::{Locked, with_locked};
-use crate::update::sharded::cuts::Shards;
-use crate::update::sharded::rows::RowShard;
-use crate::update::sharded::touched::Touched;
+use crate::update::{Backend, Pass, Update, When, apply_in_one_pass};
 use bytes::Bytes;
-use candle_core::{Storage, Var};
-use distribute_base::internal::{Any, Number, operand};
+use candle_core::{Storage, Tensor, Var};
+use distribute_base::internal::{Any, Gradient, Number, operand};
 use distribute_base::{Error, Result};
+use distribute_checkpoint::Writer;
 use distribute_collective::group::Calling;
 use distribute_core::internal::failure;
+use distribute_optim::Rule;
+use rows::RowShard;
 use std::ops::Range;
+use std::panic::Location;
+use std::sync::Arc;
+use touched::Touched;
 
-/// New values of each variable begin where numbers of any type may.
+/// The size that the new values of each variable are rounded up to, so that numbers of any type may begin there.
 const WIDEST: usize = size_of::<f64>();
 
 /// Updates the elements that this worker owns, and writes what all workers have made of theirs.
@@ -40,11 +43,73 @@ const WIDEST: usize = size_of::<f64>();
 /// updated where they lie: a step that ends between the two leaves the state incomplete, which every later call that needs
 /// it tells.
 // INV-40
-pub(crate) struct Sharded<'a> {
-    pub(crate) in_place: InPlace<'a>,
-    pub(crate) shards: &'a Shards,
-    /// What makes the step.
-    pub(crate) operation: &'static str,
+#[derive(Debug)]
+pub(crate) struct Sharded {
+    partition: Partition,
+}
+
+impl Backend for Sharded {
+    fn is_one_pass(&self, _optimizer: &Inner) -> bool {
+        true
+    }
+
+    /// # Errors
+    /// [`Error::IncompleteState`] where it ends after the first slot has been written; no variable has changed then.
+    fn reduce_and_apply(&self, update: &Update<'_>, pass: &Pass<'_>) -> Result<()> {
+        let Pass { change, operands, sync, threads, .. } = pass;
+        let Some(mut calling) = sync.calling("its update") else {
+            // Of one worker nothing is shared out.
+            return InPlace::new(update, update.transforms).reduce_and_apply(change, operands, threads);
+        };
+        let made = self.make(update, change, operands, &mut calling, threads);
+        made.inspect_err(|error| abort_on(Some(calling), error)).map_err(|error| {
+            if !change.is_incomplete() {
+                return error;
+            }
+            ended(update.operation, change.number(), error)
+        })
+    }
+
+    fn apply(
+        &self,
+        update: &Update<'_>,
+        sync: &StepSync<'_>,
+        gradients: &Arc<Vec<Option<Gradient>>>,
+        change: Option<&Change<'_>>,
+    ) -> Result<()> {
+        apply_in_one_pass(self, update, sync, gradients, change)
+    }
+
+    fn partition(&self) -> Option<&Partition> {
+        Some(&self.partition)
+    }
+
+    fn slot(
+        &self,
+        optimizer: &Inner,
+        variable: usize,
+        slot: usize,
+        at: &'static Location<'static>,
+    ) -> Result<Tensor> {
+        self.slot_of_all(optimizer, variable, slot, at)
+    }
+
+    fn save(&self, optimizer: &Inner, prefix: &str, writer: &mut Writer) -> Result<()> {
+        self.save_on_chief(optimizer, prefix, writer)
+    }
+
+    fn rewind(&self) -> Result<()> {
+        let reason = "the workers share the state of the optimizer (sharded_state), and that of one that is lost is lost with it";
+        Err(Error::invalid("Training::recover", reason))
+    }
+
+    fn require_rule(&self, operation: &'static str, rule: &dyn Rule) -> Result<()> {
+        require_rule(operation, rule)
+    }
+
+    fn require_transform(&self, operation: &'static str, when: When, transform: &Transform) -> Result<()> {
+        if when == When::BeforeReduce { Ok(()) } else { require_transform(operation, transform) }
+    }
 }
 
 /// A variable with a gradient on some replica, and which of its elements change.
@@ -61,64 +126,46 @@ impl Changing<'_, '_> {
     }
 }
 
-impl Sharded<'_> {
-    /// Reduces the gradients, transforms them, and applies the rules, each worker to the elements that it owns.
-    ///
-    /// # Errors
-    /// [`Error::IncompleteState`] where it ends after the first slot has been written; no variable has changed then.
-    pub(crate) fn reduce_and_apply(
-        &self,
-        change: &Change<'_>,
-        all: &Operands<'_>,
-        together: &Together<'_>,
-        threads: &Threads<'_>,
-    ) -> Result<()> {
-        let Some(mut calling) = together.calling("its update") else {
-            // Of one worker nothing is shared out.
-            return self.in_place.reduce_and_apply(change, all, threads);
-        };
-        let made = self.make(change, all, &mut calling, threads);
-        made.inspect_err(|error| or_decline(Some(calling), error)).map_err(|error| {
-            if !change.is_incomplete() {
-                return error;
-            }
-            settings::ended(self.operation, change.number(), error)
-        })
+impl Sharded {
+    pub(crate) fn new(partition: Partition) -> Self {
+        Self { partition }
     }
 
     fn make(
         &self,
+        step: &Update<'_>,
         change: &Change<'_>,
         all: &Operands<'_>,
         calling: &mut Calling<'_>,
         threads: &Threads<'_>,
     ) -> Result<()> {
-        let InPlace { rules, transforms, trained } = &self.in_place;
+        let (Update { rules, transforms, .. }, parameters) = (step, step.parameters());
         let variables = all.variables();
-        let settled = settle(transforms, trained, &variables, threads, |mine| {
-            norms::of_all(calling, self.shards, &variables, mine)
+        let resolved = resolve(transforms, parameters, &variables, threads, |mine| {
+            norms::of_all(calling, &self.partition, &variables, mine)
         })?;
         let changing: Vec<_> = variables.iter().map(|variable| changing(variable, rules)).collect();
         let size = |worker| {
             changing
                 .iter()
-                .map(|each| each.bytes(&self.shards.of(each.variable.index, worker)))
+                .map(|each| each.bytes(&self.partition.of(each.variable.index, worker)))
                 .sum::<usize>()
         };
-        let mut new = calling.buffers().take(size(self.shards.world().worker()));
+        let mut new = calling.buffers().take(size(self.partition.world().worker()));
         change.begin_step();
-        self.update(change, &changing, &settled, new.bytes_mut(), threads)?;
-        let new = calling.exchange_all("its weights", new.freeze(), size).map_err(failure(self.operation))?;
-        let _writing = trained.writing(changing.iter().map(|each| each.variable.index));
+        self.update(step, change, &changing, &resolved, new.bytes_mut(), threads)?;
+        let new = calling.exchange_all("its weights", new.freeze(), size).map_err(failure(step.operation))?;
+        let _writing = parameters.writing(changing.iter().map(|each| each.variable.index));
         self.write(&changing, new, threads)
     }
 
     /// Puts the new values of the elements that this worker owns into `new`.
     fn update(
         &self,
+        step: &Update<'_>,
         change: &Change<'_>,
         changing: &[Changing<'_, '_>],
-        settled: &Settled,
+        resolved: &ResolvedTransforms,
         mut new: &mut [u8],
         threads: &Threads<'_>,
     ) -> Result<()> {
@@ -129,15 +176,15 @@ impl Sharded<'_> {
         let mut pieces = Vec::with_capacity(changing.len());
         for (each, (storage, layout)) in changing.iter().zip(&values) {
             let Changing { variable, touched, width } = each;
-            let owned = self.shards.mine(variable.index);
+            let owned = self.partition.mine(variable.index);
             let place = new.split_off_mut(..each.bytes(&owned)).unwrap_or_default();
             let place = &mut place[..touched.count(&owned) * width];
             let other = || {
                 let reason = format!("variable {} has changed its dtype or device", variable.name);
-                Error::invalid(self.operation, reason)
+                Error::invalid(step.operation, reason)
             };
             let Storage::Cpu(storage) = &**storage else { return Err(other()) };
-            let every_row = self.in_place.rules.of(variable.index).0.moves_absent_rows();
+            let every_row = step.rules.of(variable.index).0.moves_absent_rows();
             pieces.push(match (variable.range(every_row, None)?, slots[variable.index].take()) {
                 (Any::F32(gradient), Some(Slots::F32(slots))) => {
                     Any::F32(Piece::new(gradient, touched, owned, operand(storage, layout)?, place, slots))
@@ -148,11 +195,11 @@ impl Sharded<'_> {
                 _ => return Err(other()),
             });
         }
-        let rules = &self.in_place.rules;
-        Owners::partition(threads.count, pieces).each(threads, |pieces| {
+        let rules = &step.rules;
+        WorkSplit::partition(threads.count, pieces).each(threads, |pieces| {
             pieces.into_iter().try_for_each(|piece| match piece {
-                Any::F32(piece) => piece.update(rules, settled),
-                Any::F64(piece) => piece.update(rules, settled),
+                Any::F32(piece) => piece.update(rules, resolved),
+                Any::F64(piece) => piece.update(rules, resolved),
             })
         })?;
         Ok(())
@@ -170,15 +217,15 @@ impl Sharded<'_> {
                         Locked::F64(elements) => bytemuck::cast_slice_mut(elements),
                     };
                     let Changing { variable, touched, width } = each;
-                    for worker in self.shards.in_order(variable.index) {
-                        let at = self.shards.of(variable.index, worker);
+                    for worker in self.partition.in_order(variable.index) {
+                        let at = self.partition.of(variable.index, worker);
                         let values = rest.split_off_mut(..at.len() * width).unwrap_or_default();
                         let mut sent = new[worker].split_to(each.bytes(&at));
                         sent.truncate(touched.count(&at) * width);
                         pieces.push(Written { values, at, touched, width: *width, new: sent });
                     }
                 }
-                Owners::partition(threads.count, pieces).each(threads, |pieces| {
+                WorkSplit::partition(threads.count, pieces).each(threads, |pieces| {
                     pieces.into_iter().for_each(Written::write);
                     Ok(())
                 })?;
@@ -193,7 +240,7 @@ impl Sharded<'_> {
 fn changing<'v, 'r>(variable: &'v Variable<'r>, rules: &Rules<'_>) -> Changing<'v, 'r> {
     let every_row = rules.of(variable.index).0.moves_absent_rows();
     let touched = match variable.rows().filter(|_| !every_row) {
-        Some(rows) => Touched::Rows(rows, conversion::row_len(variable.variable)),
+        Some(rows) => Touched::Rows(rows, row_len(variable.variable)),
         None => Touched::All,
     };
     Changing { variable, touched, width: variable.variable.dtype().size_in_bytes() }
@@ -225,19 +272,19 @@ impl<'a, F: Number> Piece<'a, F> {
         }
     }
 
-    fn update(self, rules: &Rules<'_>, settled: &Settled) -> Result<()> {
+    fn update(self, rules: &Rules<'_>, resolved: &ResolvedTransforms) -> Result<()> {
         match self {
-            Piece::Dense(range) => update(range, rules, settled)?,
+            Piece::Dense(range) => update(range, rules, resolved)?,
             Piece::Rows(rows) => {
                 let (rule, step) = rules.of(rows.variable);
-                rows.update(rule, step, settled)?
+                rows.update(rule, step, resolved)?
             }
         }
         Ok(())
     }
 }
 
-impl<F: Number> Cut for Piece<'_, F> {
+impl<F: Number> Splittable for Piece<'_, F> {
     fn len(&self) -> usize {
         match self {
             Piece::Dense(range) => range.len(),
@@ -274,7 +321,7 @@ impl Written<'_> {
     }
 }
 
-impl Cut for Written<'_> {
+impl Splittable for Written<'_> {
     fn len(&self) -> usize {
         self.at.len()
     }
@@ -287,6 +334,51 @@ impl Cut for Written<'_> {
         Self { values, new, touched: self.touched, width: self.width, at }
     }
 }
+
+/// Refuses a rule that is not applied where variables lie.
+pub(crate) fn require_rule(operation: &'static str, rule: &dyn Rule) -> Result<()> {
+    if rule.only_computes() {
+        return Ok(());
+    }
+    let reason = format!(
+        "rule {} may do more than compute, and is applied to copies of whole variables, which a sharded state has not; if its \
+         kernel does nothing but arithmetic, let only_computes say so; or leave the state whole, by sharded_state(false)",
+        rule.name()
+    );
+    Err(Error::invalid(operation, reason))
+}
+
+/// Refuses a transform that needs whole gradients.
+pub(crate) fn require_transform(operation: &'static str, transform: &Transform) -> Result<()> {
+    if transform.closure().is_none() {
+        return Ok(());
+    }
+    let reason = "Transform::each gets whole gradients after the reduction, and with a sharded state no worker has them; give it to \
+                  before_reduce, or leave the state whole, by sharded_state(false)";
+    Err(Error::invalid(operation, reason))
+}
+
+/// Some workers have updated their part of the state, and were not told that the others have.
+pub(crate) fn incomplete(operation: &'static str, step: u64, workers: &[usize]) -> Error {
+    let names: Vec<_> = workers.iter().map(|worker| format!("worker {worker}")).collect();
+    let reason = format!(
+        "step {step} of this optimizer, whose state is sharded, has ended on {} between the update of the state and the exchange \
+         of the new weights; {ADVICE}",
+        names.join(", ")
+    );
+    Error::IncompleteState { operation, step, reason, source: None }
+}
+
+/// The step in which that happens.
+fn ended(operation: &'static str, step: u64, source: Error) -> Error {
+    let reason = format!(
+        "{source}; step {step} of this optimizer, whose state is sharded, has ended here between the update of the state and the \
+         exchange of the new weights: no weight has changed; {ADVICE}"
+    );
+    Error::IncompleteState { operation, step, reason, source: Some(Box::new(source)) }
+}
+
+const ADVICE: &str = "restore the last checkpoint on all workers";
 
 #[cfg(test)]
 mod tests;

@@ -1,8 +1,8 @@
 //! Sums of squares over gradients of which each worker has the elements that it owns.
 
 use crate::reduce::operands::Variable;
+use crate::reduce::partition::Partition;
 use crate::reduce::split::BLOCK;
-use crate::update::sharded::cuts::Shards;
 use distribute_base::Result;
 use distribute_collective::group::{Calling, numbers};
 use distribute_core::internal::failure;
@@ -15,7 +15,7 @@ use std::vec;
 /// The same on all workers, where one is lost or late.
 pub(crate) fn of_all(
     calling: &mut Calling<'_>,
-    shards: &Shards,
+    partition: &Partition,
     variables: &[Variable<'_>],
     mine: Vec<(usize, f64)>,
 ) -> Result<Vec<(usize, f64)>> {
@@ -29,7 +29,7 @@ pub(crate) fn of_all(
     for (place, (_, square)) in body.bytes_mut().chunks_exact_mut(size_of::<f64>()).zip(&dense) {
         place.copy_from_slice(&square.to_ne_bytes());
     }
-    let blocks = |number: usize, worker: usize| shards.of(number, worker).len().div_ceil(BLOCK);
+    let blocks = |number: usize, worker: usize| partition.of(number, worker).len().div_ceil(BLOCK);
     let numbers_of = || variables.iter().map(|variable| variable.index);
     let all_dense = || numbers_of().filter(|number| is_dense(*number));
     let expected =
@@ -44,7 +44,7 @@ pub(crate) fn of_all(
             all.push(square);
         }
         if is_dense(number) {
-            for worker in shards.in_order(number) {
+            for worker in partition.in_order(number) {
                 let squares = of_workers[worker].by_ref().take(blocks(number, worker));
                 all.extend(squares.map(|square| (number, square)));
             }

@@ -1,8 +1,8 @@
 //! The rows of a table that a worker owns, with the gradients of all replicas: their new values are put elsewhere.
 
 use crate::reduce::rows::RowRange;
-use crate::reduce::split::{BLOCK, Cut};
-use crate::transform::Settled;
+use crate::reduce::split::{BLOCK, Splittable};
+use crate::transform::ResolvedTransforms;
 use crate::update::sharded::touched::{Touched, clipped, rows_of};
 use distribute_base::internal::Number;
 use distribute_optim::{Rule, RuleExt, Step, UpdateError};
@@ -27,7 +27,7 @@ pub(crate) struct RowShard<'a, F> {
     pub(crate) weights: Arc<[F]>,
 }
 
-impl<F> Cut for RowShard<'_, F> {
+impl<F> Splittable for RowShard<'_, F> {
     fn len(&self) -> usize {
         self.rows.work()
     }
@@ -76,18 +76,23 @@ impl<'a, F: Number> RowShard<'a, F> {
         mut self,
         rule: &dyn Rule,
         step: Step,
-        settled: &Settled,
+        resolved: &ResolvedTransforms,
     ) -> Result<(), UpdateError> {
         match self.touched {
-            Touched::All => self.update_all(rule, step, settled),
-            Touched::Rows(..) => self.update_rows(rule, step, settled),
+            Touched::All => self.update_all(rule, step, resolved),
+            Touched::Rows(..) => self.update_rows(rule, step, resolved),
         }
     }
 
     /// Where the rule moves rows without a gradient, too.
-    fn update_all(&mut self, rule: &dyn Rule, step: Step, settled: &Settled) -> Result<(), UpdateError> {
+    fn update_all(
+        &mut self,
+        rule: &dyn Rule,
+        step: Step,
+        resolved: &ResolvedTransforms,
+    ) -> Result<(), UpdateError> {
         let mut gradient = vec![F::of(0.); self.at.len()];
-        self.each(settled, |at, sum| {
+        self.each(resolved, |at, sum| {
             gradient[at].copy_from_slice(sum);
             Ok(())
         })?;
@@ -96,24 +101,29 @@ impl<'a, F: Number> RowShard<'a, F> {
     }
 
     /// Where it moves no others: so many rows at a time that they stay in the cache, put together.
-    fn update_rows(&mut self, rule: &dyn Rule, step: Step, settled: &Settled) -> Result<(), UpdateError> {
+    fn update_rows(
+        &mut self,
+        rule: &dyn Rule,
+        step: Step,
+        resolved: &ResolvedTransforms,
+    ) -> Result<(), UpdateError> {
         let mut new = std::mem::take(&mut self.new);
         let mut slots = std::mem::take(&mut self.slots);
-        let (old, mut together) = (self.old, Together::new(slots.len()));
-        self.each(settled, |at, sum| {
-            together.add(at, sum);
-            if together.gradient.len() >= BLOCK {
-                together.apply(rule, step, old, &mut new, &mut slots)?;
+        let (old, mut batch) = (self.old, RowBatch::new(slots.len()));
+        self.each(resolved, |at, sum| {
+            batch.add(at, sum);
+            if batch.gradient.len() >= BLOCK {
+                batch.apply(rule, step, old, &mut new, &mut slots)?;
             }
             Ok(())
         })?;
-        together.apply(rule, step, old, &mut new, &mut slots)
+        batch.apply(rule, step, old, &mut new, &mut slots)
     }
 
     /// Calls `then` with the elements of each row that are in the range, counted from its first, and their gradient.
     fn each(
         &self,
-        settled: &Settled,
+        resolved: &ResolvedTransforms,
         mut then: impl FnMut(Range<usize>, &[F]) -> Result<(), UpdateError>,
     ) -> Result<(), UpdateError> {
         let (width, first) = (self.rows.row_len, self.rows.first());
@@ -131,14 +141,14 @@ impl<'a, F: Number> RowShard<'a, F> {
                 fold_scaled(&inputs, &self.weights, sum);
             }
             let at = elements.start - self.at.start..elements.end - self.at.start;
-            settled.apply(self.variable, sum, &self.old[at.clone()]);
+            resolved.apply(self.variable, sum, &self.old[at.clone()]);
             then(at, sum)
         })
     }
 }
 
 /// Rows that are updated at once, put together.
-struct Together<F> {
+struct RowBatch<F> {
     /// Which elements of the range they have.
     spans: Vec<Range<usize>>,
     gradient: Vec<F>,
@@ -146,7 +156,7 @@ struct Together<F> {
     slots: Vec<Vec<F>>,
 }
 
-impl<F: Number> Together<F> {
+impl<F: Number> RowBatch<F> {
     fn new(slots: usize) -> Self {
         Self { spans: Vec::new(), gradient: Vec::new(), slots: vec![Vec::new(); slots] }
     }
@@ -167,14 +177,14 @@ impl<F: Number> Together<F> {
     ) -> Result<(), UpdateError> {
         let values = new.split_off_mut(..self.gradient.len()).unwrap_or_default();
         gather(&self.spans, old, values);
-        for (together, slot) in self.slots.iter_mut().zip(slots.iter()) {
-            together.clear();
-            self.spans.iter().for_each(|span| together.extend_from_slice(&slot[span.clone()]));
+        for (batch, slot) in self.slots.iter_mut().zip(slots.iter()) {
+            batch.clear();
+            self.spans.iter().for_each(|span| batch.extend_from_slice(&slot[span.clone()]));
         }
         let mut of_rule: Vec<&mut [F]> = self.slots.iter_mut().map(Vec::as_mut_slice).collect();
         rule.update(step, values, &self.gradient, &mut of_rule)?;
-        for (together, slot) in self.slots.iter().zip(slots) {
-            let mut rest = together.as_slice();
+        for (batch, slot) in self.slots.iter().zip(slots) {
+            let mut rest = batch.as_slice();
             for span in &self.spans {
                 let (here, after) = rest.split_at(span.len());
                 slot[span.clone()].copy_from_slice(here);

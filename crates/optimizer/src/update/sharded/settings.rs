@@ -1,7 +1,7 @@
 //! Whether workers share an optimizer's state, and what that takes.
 
 use crate::slots::Slots;
-use crate::{Optimizer, Trained, Transform};
+use crate::{Optimizer, Parameters, Transform};
 use distribute_base::{Error, Result};
 use distribute_optim::Rule;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ impl<R: Rule> Optimizer<R> {
                           checkpoint after that";
             return Err(Error::invalid(OPERATION, reason));
         }
-        if sharded && self.trained.strategy.extended().elastic().is_some() {
+        if sharded && self.parameters.strategy.extended().elastic().is_some() {
             let reason = "workers come and go, each with its part of the state: leave it whole, or let all workers be needed \
                           (min_workers)";
             return Err(Error::invalid(OPERATION, reason));
@@ -63,11 +63,11 @@ impl<R: Rule> Optimizer<R> {
             self.groups.all().try_for_each(|rule| require_rule(OPERATION, rule))?;
             self.after_reduce.iter().try_for_each(|transform| require_transform(OPERATION, transform))?;
         }
-        let Trained { strategy, variables, frozen, unfit, .. } = &*self.trained;
-        let trained =
-            Trained::new(strategy.clone(), variables.clone(), frozen.clone(), unfit.clone(), sharded)?;
-        *self.progress.slots_mut() = trained.new_slots(&self.rule.slots())?;
-        self.trained = Arc::new(trained);
+        let Parameters { strategy, variables, frozen, unfit, .. } = &*self.parameters;
+        let parameters =
+            Parameters::new(strategy.clone(), variables.clone(), frozen.clone(), unfit.clone(), sharded)?;
+        *self.progress.slots_mut() = parameters.new_slots(&self.rule.slots())?;
+        self.parameters = Arc::new(parameters);
         self.compare_again();
         Ok(self)
     }

@@ -76,7 +76,7 @@ fn a_worker_that_ends_between_update_and_exchange_leaves_the_others_with_all_the
                 assert!(error.to_string().contains("step 3 of this optimizer"), "{error}");
                 assert!(error.to_string().contains("its update: its weights"), "{error}");
                 assert_eq!((model.variables.sha256()?, optimizer.finished_steps()), (before, 2));
-                assert!(optimizer.progress.is_incomplete());
+                assert!(optimizer.inner.progress.is_incomplete());
                 // Who asks for slots asks all workers, of which one is gone.
                 let slot = optimizer.slot("weight", "m").unwrap_err();
                 assert!(

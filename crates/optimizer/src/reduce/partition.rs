@@ -1,18 +1,18 @@
-//! Which worker owns which elements of variables, where workers share the state of an optimizer.
+//! The partition of variables among workers that share the state of an optimizer.
 
 use crate::reduce::split::BLOCK;
 use candle_core::Var;
 use distribute_cluster::{World, fnv1a};
 use std::ops::Range;
 
-/// Of each variable, the elements that each worker updates and keeps state for: the same on all workers.
+/// For each variable the elements that each worker updates and keeps state for: the same on all workers.
 #[derive(Clone, Debug)]
-pub(crate) struct Shards {
+pub(crate) struct Partition {
     world: World,
     of_variables: Vec<Cuts>,
 }
 
-impl Shards {
+impl Partition {
     /// Each variable is cut by its name and size alone, so that freezing another one moves nothing.
     pub(crate) fn new<'v>(world: World, variables: impl Iterator<Item = (&'v str, &'v Var)>) -> Self {
         let cuts = |(name, variable): (&str, &Var)| Cuts::new(name, variable.elem_count(), world.workers());
@@ -76,11 +76,11 @@ mod tests {
     use candle_core::{DType, Device};
     use proptest::prelude::*;
 
-    fn shards(world: World, sizes: &[usize]) -> Shards {
+    fn partition_of(world: World, sizes: &[usize]) -> Partition {
         let variable = |size: &usize| Var::zeros(*size, DType::F32, &Device::Cpu).unwrap();
         let variables: Vec<_> =
             sizes.iter().enumerate().map(|(at, size)| (at.to_string(), variable(size))).collect();
-        Shards::new(world, variables.iter().map(|(name, variable)| (name.as_str(), variable)))
+        Partition::new(world, variables.iter().map(|(name, variable)| (name.as_str(), variable)))
     }
 
     proptest! {
@@ -107,14 +107,14 @@ mod tests {
     fn workers_agree_on_who_owns_what() {
         let sizes = [7, 3 * BLOCK + 1, 0, 100 * BLOCK];
         let worlds = (0..3).map(|worker| World::new(3, worker, 2).unwrap());
-        let all: Vec<_> = worlds.map(|world| shards(world, &sizes)).collect();
+        let all: Vec<_> = worlds.map(|world| partition_of(world, &sizes)).collect();
         for (variable, size) in sizes.iter().enumerate() {
-            let mine: Vec<_> = all.iter().map(|shards| shards.mine(variable)).collect();
+            let mine: Vec<_> = all.iter().map(|partition| partition.mine(variable)).collect();
             assert_eq!(mine.iter().map(Range::len).sum::<usize>(), *size);
-            for shards in &all {
-                assert!((0..3).all(|worker| shards.of(variable, worker) == mine[worker]));
-                assert!(shards.in_order(variable).map(|worker| mine[worker].start).is_sorted());
-                assert_eq!(shards.by_worker()[1][variable], mine[1]);
+            for partition in &all {
+                assert!((0..3).all(|worker| partition.of(variable, worker) == mine[worker]));
+                assert!(partition.in_order(variable).map(|worker| mine[worker].start).is_sorted());
+                assert_eq!(partition.by_worker()[1][variable], mine[1]);
             }
         }
     }

@@ -1,41 +1,72 @@
 //! The update of variables in the memory of this process: reduced, transformed and updated block by block, in one pass.
 
-use crate::Trained;
+use crate::Inner;
+use crate::groups::Rules;
+use crate::parameters::Parameters;
 use crate::progress::Change;
 use crate::reduce::operands::Operands;
 use crate::reduce::range::{GradientRange, Summands, blocks};
+use crate::reduce::resolve;
 use crate::reduce::rows::RowRange;
-use crate::reduce::settle;
-use crate::reduce::split::{BLOCK, Cut, Owners};
-use crate::rules_of_step::Rules;
+use crate::reduce::split::{BLOCK, Splittable, WorkSplit};
 use crate::slots::{MOST_SLOTS, Slots};
-use crate::sync::Threads;
-use crate::sync::Together;
-use crate::transform::Settled;
-use crate::transform::Transform;
-use crate::update::Updater;
+use crate::sync::{StepSync, Threads};
+use crate::transform::{ResolvedTransforms, Transform};
 use crate::update::locked::{Locked, with_locked};
+use crate::update::{Backend, Pass, Update, apply_in_one_pass, copies};
 use candle_core::Var;
-use distribute_base::internal::{Any, LocalGradient, Number};
+use distribute_base::internal::{Any, Gradient, Number};
 use distribute_base::{Error, Result};
 use distribute_optim::{Rule, RuleExt, Step, UpdateError};
 use distribute_tensor::kernel::fold_scaled;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Variables that are locked at a time: candle's calls nest, and each takes stack.
+/// The number of variables that are locked at a time: candle's calls nest, and each takes stack.
 pub(crate) const LOCKED: usize = 64;
 
-/// Updates variables where they lie, by rules that do nothing but compute. While a replica waits for the others, none of the code that
-/// runs is the user's.
-pub(crate) struct InPlace<'a> {
-    pub(crate) rules: Rules<'a>,
-    /// What is done to sums before they are applied; no closures.
-    pub(crate) transforms: &'a [Transform],
-    pub(crate) trained: &'a Trained,
+/// Updates variables where they lie, or by copies if a rule may do more than compute: while a replica waits for the others, none of the
+/// code that runs is the user's.
+#[derive(Debug)]
+pub(crate) struct Local;
+
+impl Backend for Local {
+    fn is_one_pass(&self, optimizer: &Inner) -> bool {
+        optimizer.groups.only_compute()
+    }
+
+    fn reduce_and_apply(&self, update: &Update<'_>, pass: &Pass<'_>) -> Result<()> {
+        InPlace::new(update, update.transforms).reduce_and_apply(pass.change, pass.operands, pass.threads)
+    }
+
+    fn apply(
+        &self,
+        update: &Update<'_>,
+        sync: &StepSync<'_>,
+        gradients: &Arc<Vec<Option<Gradient>>>,
+        change: Option<&Change<'_>>,
+    ) -> Result<()> {
+        if self.is_one_pass(update.optimizer) {
+            return apply_in_one_pass(self, update, sync, gradients, change);
+        }
+        copies::apply(update, sync, gradients, change)
+    }
 }
 
-impl InPlace<'_> {
+/// The update of variables where they lie.
+pub(crate) struct InPlace<'a> {
+    pub(crate) rules: &'a Rules<'a>,
+    /// What is done to sums before they are applied; no closures.
+    pub(crate) transforms: &'a [Transform],
+    pub(crate) parameters: &'a Parameters,
+}
+
+impl<'a> InPlace<'a> {
+    /// The update of a step, after `transforms`.
+    pub(crate) fn new(update: &'a Update<'_>, transforms: &'a [Transform]) -> Self {
+        Self { rules: &update.rules, transforms, parameters: update.parameters() }
+    }
+
     /// Reduces the gradients, transforms them, and applies the rules, to all variables that have a gradient on some replica.
     pub(crate) fn reduce_and_apply(
         &self,
@@ -43,11 +74,11 @@ impl InPlace<'_> {
         all: &Operands<'_>,
         threads: &Threads<'_>,
     ) -> Result<()> {
-        let Self { rules, transforms, trained } = self;
+        let Self { rules, transforms, parameters } = self;
         let mut variables = all.variables();
-        let settled = settle(transforms, trained, &variables, threads, Ok)?;
+        let resolved = resolve(transforms, parameters, &variables, threads, Ok)?;
 
-        let _writing = trained.writing(variables.iter().map(|variable| variable.index));
+        let _writing = parameters.writing(variables.iter().map(|variable| variable.index));
         let mut slots = change.slots();
         let mut slots: Vec<Option<&mut Slots>> = slots.iter_mut().map(Some).collect();
         for variables in variables.chunks_mut(LOCKED) {
@@ -69,35 +100,17 @@ impl InPlace<'_> {
                         )),
                     }
                 });
-                let owners = Owners::partition(threads.count, ranges.collect::<Result<Vec<_>>>()?);
-                owners.each(threads, |ranges| {
+                let split = WorkSplit::partition(threads.count, ranges.collect::<Result<Vec<_>>>()?);
+                split.each(threads, |ranges| {
                     ranges.into_iter().try_for_each(|range| match range {
-                        Any::F32(range) => Ok(update(range, rules, &settled)?),
-                        Any::F64(range) => Ok(update(range, rules, &settled)?),
+                        Any::F32(range) => Ok(update(range, rules, &resolved)?),
+                        Any::F64(range) => Ok(update(range, rules, &resolved)?),
                     })
                 })?;
                 Ok(())
             })?;
         }
         Ok(())
-    }
-}
-
-impl Updater for InPlace<'_> {
-    fn apply(
-        &self,
-        together: &Together<'_>,
-        gradients: &Arc<Vec<Option<LocalGradient>>>,
-        change: Option<&Change<'_>>,
-    ) -> Result<()> {
-        together.lead(|threads| match change {
-            Some(change) => {
-                let all = Operands::new(self.trained, &[(1., gradients.as_slice())], 1)?;
-                self.reduce_and_apply(change, &all, threads)?;
-                self.trained.end_step(change)
-            }
-            None => Ok(()),
-        })
     }
 }
 
@@ -122,7 +135,7 @@ impl<'a, F> UpdateRange<'a, F> {
     }
 }
 
-impl<F> Cut for UpdateRange<'_, F> {
+impl<F> Splittable for UpdateRange<'_, F> {
     fn len(&self) -> usize {
         self.gradients.len()
     }
@@ -142,14 +155,14 @@ impl<F> Cut for UpdateRange<'_, F> {
 pub(crate) fn update<F: Number>(
     range: UpdateRange<'_, F>,
     rules: &Rules<'_>,
-    settled: &Settled,
+    resolved: &ResolvedTransforms,
 ) -> Result<(), UpdateError> {
     let UpdateRange { values, old, mut slots, gradients } = range;
     let (rule, step) = rules.of(gradients.variable);
     let of_replicas = match &gradients.summands {
         Summands::Dense(of_replicas) => of_replicas,
         Summands::Rows(rows) => {
-            return update_rows(rows, &gradients, values, &mut slots, rule, step, settled);
+            return update_rows(rows, &gradients, values, &mut slots, rule, step, resolved);
         }
     };
     let mut scratch = [F::of(0.); BLOCK];
@@ -158,7 +171,7 @@ pub(crate) fn update<F: Number>(
         if let Some(old) = old {
             values[at.clone()].copy_from_slice(&old[at.clone()]);
         }
-        let gradient = gradients.block(of_replicas, settled, at.clone(), &values[at.clone()], &mut scratch);
+        let gradient = gradients.block(of_replicas, resolved, at.clone(), &values[at.clone()], &mut scratch);
         let mut of_block = cut_all(&mut slots, &at);
         rule.update(step, &mut values[at], gradient, &mut of_block[..kept])?;
     }
@@ -173,9 +186,9 @@ fn update_rows<F: Number>(
     slots: &mut [&mut [F]],
     rule: &dyn Rule,
     step: Step,
-    settled: &Settled,
+    resolved: &ResolvedTransforms,
 ) -> Result<(), UpdateError> {
-    let (row_len, stays) = (range.row_len, settled.leaves(gradients.variable));
+    let (row_len, stays) = (range.row_len, resolved.leaves(gradients.variable));
     if let (true, Some((rows, sums))) = (stays, range.only(&gradients.weights)) {
         return rule.update_rows(step, values, row_len, &rows, sums, slots);
     }
@@ -197,7 +210,7 @@ fn update_rows<F: Number>(
         let sum = &mut sums[rows.len() * row_len..][..row_len];
         fold_scaled(inputs, &gradients.weights, sum);
         if !stays {
-            settled.apply(gradients.variable, sum, &values[row * row_len..][..row_len]);
+            resolved.apply(gradients.variable, sum, &values[row * row_len..][..row_len]);
         }
         rows.push(row - start);
         Ok::<_, UpdateError>(())
