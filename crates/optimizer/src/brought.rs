@@ -10,7 +10,7 @@ use super::tally::{self, Tally};
 use super::threads::Threads;
 use distribute_base::Result;
 use distribute_collective::Failure;
-use distribute_collective::group::Calling;
+use distribute_collective::group::GroupCall;
 use distribute_core::internal::{Settings, failure};
 use std::sync::Arc;
 
@@ -32,13 +32,13 @@ pub(super) enum Told {
 
 /// Exchanges the tallies of a step with the other workers, and `settings` where they have not been compared.
 pub(super) fn tallies(
-    mut calling: Calling<'_>,
+    mut calling: GroupCall<'_>,
     mine: &[Arc<Contribution>],
     variables: usize,
     settings: impl FnOnce() -> Settings,
 ) -> Result<Told, Failure> {
     let world = calling.world();
-    let records = calling.records(tally::encode(mine.iter().map(|c| &c.tally))?.into())?;
+    let records = calling.all_gather_bytes(tally::encode(mine.iter().map(|c| &c.tally))?.into())?;
     let mut all = Vec::with_capacity(world.num_replicas_in_sync());
     for (worker, record) in records.iter().enumerate() {
         if worker == world.worker() {
@@ -79,7 +79,7 @@ impl Brought {
     /// What is known of the first replica whose loss or gradients are not finite.
     pub(super) fn not_finite(
         &self,
-        calling: Option<Calling<'_>>,
+        calling: Option<GroupCall<'_>>,
         trained: &Trained,
         step: u64,
         number: u64,
@@ -88,7 +88,7 @@ impl Brought {
         let Some(mut calling) = calling else { return mine };
         let mine = mine.ok().flatten();
         let record = postcard::to_stdvec(&mine).unwrap_or_default();
-        let records = calling.records(record.into()).map_err(failure("minimize"))?;
+        let records = calling.all_gather_bytes(record.into()).map_err(failure("minimize"))?;
         Ok(records.iter().find_map(|record| postcard::from_bytes(record).ok().flatten()))
     }
 
@@ -106,7 +106,7 @@ impl Brought {
     /// The same on all workers: they make other calls, or one is lost or late. Its own on a worker that cannot bring its part.
     pub(super) fn operands<'b>(
         &'b self,
-        calling: Option<&mut Calling<'_>>,
+        calling: Option<&mut GroupCall<'_>>,
         trained: &'b Trained,
         weights: impl Fn(&Tally) -> f64,
         threads: &Threads<'_>,

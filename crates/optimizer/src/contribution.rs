@@ -184,6 +184,6 @@ fn sent_ahead(gradients: &[Option<LocalGradient>]) -> Option<SentAhead> {
         Some(dense) => flat(dense).is_some_and(|flat| Arc::ptr_eq(&flat, &all)),
         None => true,
     };
-    let call = all.sent_ahead()?;
+    let call = all.early_call()?;
     gradients.iter().enumerate().all(is_sent).then(|| SentAhead { call, layout: all.layout().digest() })
 }

@@ -66,7 +66,7 @@ impl<R: Rule> Optimizer<R> {
         let print = Fingerprint::new(Operation::Minimize, detail, at);
         let variables = self.trained.variables.len();
         let (mine, all) = member
-            .together(print.clone(), mine, |all: &[Arc<Contribution>], calling| {
+            .all_gather_with_group(print.clone(), mine, |all: &[Arc<Contribution>], calling| {
                 brought::tallies(calling, all, variables, || self.settings())
             })
             .map_err(failure(operation))?;

@@ -20,8 +20,8 @@ use distribute_base::internal::{
 use distribute_base::{Error, Result};
 use distribute_cluster::World;
 use distribute_collective::Failure;
-use distribute_collective::group::ahead::part_of;
-use distribute_collective::group::{Buffers, Calling, numbers};
+use distribute_collective::group::early::early_range;
+use distribute_collective::group::{Buffers, GroupCall, numbers};
 use distribute_core::Strategy;
 use distribute_core::internal::failure;
 use distribute_tensor::kernel::fold_scaled;
@@ -76,14 +76,14 @@ impl<'b> OverWorkers<'_, 'b> {
     ///
     /// # Errors
     /// The same on all workers, where one is lost or late or fails; its own on a worker that cannot bring its part.
-    pub(super) fn operands(&self, calling: &mut Calling<'_>, mine: &Gradients<'b>) -> Result<Operands<'b>> {
+    pub(super) fn operands(&self, calling: &mut GroupCall<'_>, mine: &Gradients<'b>) -> Result<Operands<'b>> {
         let parts = self.parts(calling, mine)?;
         let all = Operands::of_parts(self.trained, parts.into_iter(), self.tallies.len())?;
         Ok(all.of_shards(self.trained.shards.as_ref()))
     }
 
     /// For each variable what is added up.
-    fn parts(&self, calling: &mut Calling<'_>, mine: &Gradients<'b>) -> Result<Vec<Parts<'b>>> {
+    fn parts(&self, calling: &mut GroupCall<'_>, mine: &Gradients<'b>) -> Result<Vec<Parts<'b>>> {
         let mut kinds = vec![Kind::Nothing; self.trained.variables.len()];
         for tally in self.tallies {
             kinds.iter_mut().zip(&tally.kinds).for_each(|(all, kind)| *all = all.plus(*kind));
@@ -157,15 +157,15 @@ impl<'b> OverWorkers<'_, 'b> {
     /// What is added up: the dense gradients of all, or their sum.
     fn addends(
         &self,
-        calling: &mut Calling<'_>,
+        calling: &mut GroupCall<'_>,
         layout: &Arc<Layout>,
         mine: &[Arc<Flat>],
     ) -> Result<Vec<Addend<'b>>> {
         let packs: Vec<_> = mine.iter().flat_map(|flat| flat.packs().iter().cloned()).collect();
         let sent = Tally::sent_ahead(self.tallies).filter(|sent| sent.layout == layout.digest());
         let come = match sent {
-            Some(sent) => calling.sent_ahead(sent.call, &packs),
-            None => calling.exchange_parts("its gradients", &packs),
+            Some(sent) => calling.receive_early_ranges(sent.call, &packs),
+            None => calling.all_to_all_ranges("its gradients", &packs),
         };
         let come = come.map_err(failure("minimize"))?;
         let world = calling.world();
@@ -189,7 +189,7 @@ impl<'b> OverWorkers<'_, 'b> {
     /// The dense gradients of all, of which each worker has sent this one the elements that it owns.
     fn shards(
         &self,
-        calling: &mut Calling<'_>,
+        calling: &mut GroupCall<'_>,
         layout: &Arc<Layout>,
         mine: &[Arc<Flat>],
         shards: &'b Shards,
@@ -199,8 +199,8 @@ impl<'b> OverWorkers<'_, 'b> {
         let sizes: Vec<_> = mine.iter().flat_map(|_| (0..count).map(size)).collect();
         let sent = Tally::sent_ahead(self.tallies).filter(|sent| sent.layout == layout.digest());
         let come = match sent {
-            Some(sent) => calling.pieces_ahead(sent.call, &sizes),
-            None => calling.exchange_pieces("its gradients", &sizes, |worker, number| {
+            Some(sent) => calling.receive_early(sent.call, &sizes),
+            None => calling.all_to_all("its gradients", &sizes, |worker, number| {
                 let (flat, pack) = (&mine[number / count], number % count);
                 let piece = layout.part(worker).zip(flat.packs().get(pack));
                 piece.map_or_else(Bytes::new, |(part, bytes)| part.of(pack, bytes, &buffers))
@@ -229,14 +229,14 @@ impl<'b> OverWorkers<'_, 'b> {
     /// Each worker adds up its range of every pack, and sends the sums to all. `come` are those ranges, of each worker.
     fn sum(
         &self,
-        calling: &mut Calling<'_>,
+        calling: &mut GroupCall<'_>,
         layout: &Arc<Layout>,
         come: &[Vec<Bytes>],
     ) -> Result<Flat, Failure> {
         let world = calling.world();
         let ones = vec![1.; world.workers()];
         let weights = if folds_first(world) { &ones[..] } else { self.weights };
-        let part = |worker, pack: &Pack| part_of(world, worker, pack.len);
+        let part = |worker, pack: &Pack| early_range(world, worker, pack.len);
         let size = |worker| layout.packs().iter().map(|pack| part(worker, pack).len()).sum::<usize>();
         let mut sums = calling.buffers().take(size(world.worker()));
         let mut rest = sums.bytes_mut();
@@ -249,7 +249,7 @@ impl<'b> OverWorkers<'_, 'b> {
                 _ => fold::<f64>(&all, weights, place),
             }
         }
-        let sums = calling.exchange_all("its sums", sums.freeze(), size)?;
+        let sums = calling.all_gather_sized("its sums", sums.freeze(), size)?;
         let mut whole = Filling::new(layout.clone(), calling.buffers());
         for (worker, mut sums) in sums.into_iter().enumerate() {
             for (index, pack) in layout.packs().iter().enumerate() {
@@ -265,14 +265,14 @@ impl<'b> OverWorkers<'_, 'b> {
     /// Every worker gets the rows of all replicas.
     fn exchange_rows(
         &self,
-        calling: &mut Calling<'_>,
+        calling: &mut GroupCall<'_>,
         mine: &Gradients<'b>,
         variables: &[usize],
         parts: &mut [Parts<'b>],
     ) -> Result<()> {
         let world = calling.world();
         let record = row_records::encode(mine, variables, calling.buffers());
-        let records = calling.records(record).map_err(failure("minimize"))?;
+        let records = calling.all_gather_bytes(record).map_err(failure("minimize"))?;
         let mut weights = self.weights.iter();
         let of_rows: Vec<_> = variables.iter().map(|number| &self.trained.variables[*number].1).collect();
         for (worker, record) in records.iter().enumerate() {

@@ -20,7 +20,7 @@ use bytes::Bytes;
 use candle_core::{Storage, Var};
 use distribute_base::internal::{Any, Number, operand};
 use distribute_base::{Error, Result};
-use distribute_collective::group::Calling;
+use distribute_collective::group::GroupCall;
 use distribute_core::internal::failure;
 use std::ops::Range;
 
@@ -83,7 +83,7 @@ impl Sharded<'_> {
         &self,
         change: &Change<'_>,
         all: &Operands<'_>,
-        calling: &mut Calling<'_>,
+        calling: &mut GroupCall<'_>,
         threads: &Threads<'_>,
     ) -> Result<()> {
         let InPlace { rules, transforms, trained } = &self.in_place;
@@ -101,7 +101,8 @@ impl Sharded<'_> {
         let mut new = calling.buffers().take(size(self.shards.world().worker()));
         change.begin_step();
         self.update(change, &changing, &settled, new.bytes_mut(), threads)?;
-        let new = calling.exchange_all("its weights", new.freeze(), size).map_err(failure(self.operation))?;
+        let new =
+            calling.all_gather_sized("its weights", new.freeze(), size).map_err(failure(self.operation))?;
         let _writing = trained.writing(changing.iter().map(|each| each.variable.index));
         self.write(&changing, new, threads)
     }

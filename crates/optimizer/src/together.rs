@@ -3,7 +3,7 @@
 use super::threads::{Threads, Work};
 use distribute_base::{Error, Result};
 use distribute_cluster::Fingerprint;
-use distribute_collective::group::Calling;
+use distribute_collective::group::GroupCall;
 use distribute_collective::threads::Member;
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ pub(super) struct Together<'a> {
 
 impl Together<'_> {
     /// A further part of the call with the other workers, where there are any: by replica 0, where it leads.
-    pub(super) fn calling(&self, part: &str) -> Option<Calling<'_>> {
-        self.member.calling(|| self.call.part(part))
+    pub(super) fn calling(&self, part: &str) -> Option<GroupCall<'_>> {
+        self.member.group_call(|| self.call.part(part))
     }
 
     /// Replica 0 leads, and the others lend it their cores. They wait without a deadline: code of users has no place here.
@@ -25,7 +25,7 @@ impl Together<'_> {
         &self,
         lead: impl FnOnce(&Threads<'_>) -> Result<R>,
     ) -> Result<R> {
-        let made = self.member.lead(self.call, |helpers| {
+        let made = self.member.run_on_leader_with_helpers(self.call, |helpers| {
             let broadcast = |work: &Work<'_>| helpers.broadcast(work);
             lead(&Threads { count: helpers.size(), broadcast: &broadcast }).map_err(Arc::new)
         })?;
@@ -38,7 +38,7 @@ impl Together<'_> {
         part: &str,
         make: impl FnOnce() -> Result<R>,
     ) -> Result<R> {
-        given(&*self.member.hand_out(self.call, part, || make().map_err(Arc::new))?)
+        given(&*self.member.run_on_leader(self.call, part, || make().map_err(Arc::new))?)
     }
 
     /// Each replica does its part of what calls code of users, `make((which, of how many))`. Everybody gets everybody's.
@@ -48,7 +48,7 @@ impl Together<'_> {
         make: impl FnOnce((usize, usize)) -> Result<T>,
     ) -> Result<Vec<Arc<T>>> {
         let count = self.member.size();
-        let all = self.member.each(self.call, part, |rank| match make((rank, count)) {
+        let all = self.member.all_gather_with(self.call, part, |rank| match make((rank, count)) {
             Ok(made) => Ok(Arc::new(made)),
             Err(error) => Err(Arc::new(error)),
         })?;
@@ -61,8 +61,8 @@ fn given<R: Clone>(made: &Result<R, Arc<Error>>) -> Result<R> {
 }
 
 /// Tells the other workers of an error of this one's own, which ends their call. They know those of a call.
-pub(super) fn or_decline(calling: Option<Calling<'_>>, error: &Error) {
+pub(super) fn or_decline(calling: Option<GroupCall<'_>>, error: &Error) {
     if !matches!(error, Error::Collective(_)) {
-        calling.into_iter().for_each(Calling::decline);
+        calling.into_iter().for_each(GroupCall::abort);
     }
 }

@@ -8,12 +8,12 @@
 //! A layer calls [`gradient`] or [`row_gradient`] and passes on what it gets: it need not know which of the two it is.
 
 mod bucket;
-mod departures;
 mod deposited;
 mod deposits;
 mod flat;
 mod layout;
 mod local;
+mod overlap;
 mod part;
 mod rows;
 

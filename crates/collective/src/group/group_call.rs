@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// A call that all replicas of a worker make together, over several rounds of a session.
 #[derive(Debug)]
-pub struct Calling<'a> {
+pub struct GroupCall<'a> {
     session: &'a Session,
     standings: Vec<Standing>,
     timeout: Duration,
@@ -18,36 +18,48 @@ pub struct Calling<'a> {
     begun: bool,
 }
 
-impl<'a> Calling<'a> {
-    /// A call of the replicas with these standings, which waits at most `timeout` in each round.
+impl<'a> GroupCall<'a> {
+    /// Creates a call of the replicas with these standings, which waits at most `timeout` in each round.
     pub fn new(session: &'a Session, standings: Vec<Standing>, timeout: Duration) -> Self {
         Self { session, standings, timeout, begun: false }
     }
 
-    /// Exchanges a small record, and returns those of all workers, by worker.
+    /// Gathers the bytes of all workers, by worker. Each may send another number of bytes.
     ///
     /// # Errors
     /// [`Failure`] on every worker.
-    pub fn records(&mut self, mine: Bytes) -> Result<Vec<Bytes>, Failure> {
-        self.everybodys("its record", mine)
+    pub fn all_gather_bytes(&mut self, mine: Bytes) -> Result<Vec<Bytes>, Failure> {
+        let mut all = self.round("its record", |_| mine.clone())?;
+        let me = self.world().worker();
+        if let Some(own) = all.get_mut(me) {
+            *own = mine;
+        }
+        Ok(all)
     }
 
-    /// Tells the other workers that this one cannot make the call after all, and returns the reason.
-    pub fn refuse(self, blame: Arc<Blame>) -> Arc<Blame> {
-        self.session.abandon(blame)
+    /// Waits until all workers make this call; `what` says in errors what it waits for.
+    ///
+    /// # Errors
+    /// [`Failure`] on every worker.
+    pub fn barrier(&mut self, what: &str) -> Result<(), Failure> {
+        self.round(what, |_| Bytes::new()).map(drop)
     }
 
-    /// Tells the other workers that this one cannot make the call, or go on with it: they get an error that names its
-    /// replicas.
-    pub fn decline(self) {
-        self.session.decline(self.standings, self.timeout);
+    /// Ends the session on all workers because this one cannot make the call after all, and returns the reason.
+    pub fn reject(self, blame: Arc<Blame>) -> Arc<Blame> {
+        self.session.abort(blame)
     }
 
-    /// The outcome of a call. Where this worker has failed by itself, the others may wait for it in a further round, or will
-    /// in their next call: it declines that.
-    pub(crate) fn end<T>(self, outcome: Result<T, Failure>) -> Result<T, Failure> {
+    /// Aborts the call, which this worker cannot make or continue: the other workers get an error that names its replicas.
+    pub fn abort(self) {
+        self.session.abort_call(self.standings, self.timeout);
+    }
+
+    /// Returns the outcome of a call. If this worker alone has failed, it aborts the call first: the others may wait for it in
+    /// a further round, or will in their next call.
+    pub(crate) fn abort_on_error<T>(self, outcome: Result<T, Failure>) -> Result<T, Failure> {
         if outcome.as_ref().is_err_and(|failure| !matches!(failure, Failure::Blame(_))) {
-            self.decline();
+            self.abort();
         }
         outcome
     }
@@ -56,56 +68,46 @@ impl<'a> Calling<'a> {
         self.session
     }
 
-    /// How many workers there are, and which one this is.
+    /// Returns how many workers there are, and which one this is.
     pub fn world(&self) -> World {
         self.session.world()
     }
 
-    /// How long it waits in each round.
+    /// Returns how long it waits in each round.
     pub(super) fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// What moves its bytes.
+    /// Returns the transport of its bytes.
     pub(super) fn transport(&self) -> Arc<dyn Transport> {
         self.session.group().transport.clone()
     }
 
-    /// Memory for what is sent to the others.
+    /// Returns memory for messages to the others.
     pub fn buffers(&self) -> &Buffers {
         self.session.group().buffers()
     }
 
-    /// The next round of the call, be it the first or a further one; `what` says in errors what it waits for.
+    /// Makes the first or the next round of the call; `what` says in errors what it waits for.
     pub(super) fn round(
         &mut self,
         what: &str,
         body: impl FnMut(usize) -> Bytes,
     ) -> Result<Vec<Bytes>, Failure> {
-        if self.begun { self.go_on(what, body) } else { Ok(self.agree(self.standings.clone(), body)?) }
+        if self.begun { self.next_round(what, body) } else { Ok(self.agree(self.standings.clone(), body)?) }
     }
 
-    /// Sends the same to all workers, and gives what all have sent, this one included.
-    pub(super) fn everybodys(&mut self, what: &str, mine: Bytes) -> Result<Vec<Bytes>, Failure> {
-        let mut all = self.round(what, |_| mine.clone())?;
-        let me = self.world().worker();
-        if let Some(own) = all.get_mut(me) {
-            *own = mine;
-        }
-        Ok(all)
-    }
-
-    /// Like [`round`](Self::round), where workers have to agree on `what`, too, even if this is the first one.
-    pub(super) fn part(
+    /// Like [`round`](Self::round), but workers have to agree on `what` as well, even if this is the first one.
+    pub(super) fn subround(
         &mut self,
         what: &str,
         body: impl FnMut(usize) -> Bytes,
     ) -> Result<Vec<Bytes>, Failure> {
-        if self.begun { self.go_on(what, body) } else { Ok(self.agree(self.standings_in(what), body)?) }
+        if self.begun { self.next_round(what, body) } else { Ok(self.agree(self.standings_in(what), body)?) }
     }
 
-    /// The first round of the call, in which all agree on it. Further rounds are marked as parts of it.
-    pub(super) fn begin(&mut self, body: Bytes) -> Result<Vec<Bytes>, Arc<Blame>> {
+    /// Makes the first round of the call, in which all agree on it. Further rounds are marked as parts of it.
+    pub(super) fn first_round(&mut self, body: Bytes) -> Result<Vec<Bytes>, Arc<Blame>> {
         self.agree(self.standings.clone(), |_| body.clone())
     }
 
@@ -114,7 +116,7 @@ impl<'a> Calling<'a> {
         standings: Vec<Standing>,
         body: impl FnMut(usize) -> Bytes,
     ) -> Result<Vec<Bytes>, Arc<Blame>> {
-        let bodies = self.session.swap(standings, body, self.timeout)?;
+        let bodies = self.session.all_to_all(standings, body, self.timeout)?;
         self.begun = true;
         for standing in &mut self.standings {
             if let Presence::Waiting(call) = &mut standing.presence {
@@ -125,16 +127,16 @@ impl<'a> Calling<'a> {
         Ok(bodies)
     }
 
-    /// A further round of the call; `what` says in errors what it waits for.
-    pub(super) fn go_on(
+    /// Makes a further round of the call; `what` says in errors what it waits for.
+    pub(super) fn next_round(
         &mut self,
         what: &str,
         body: impl FnMut(usize) -> Bytes,
     ) -> Result<Vec<Bytes>, Failure> {
-        Ok(self.session.go_on(self.standings_in(what), body, self.timeout)?)
+        Ok(self.session.next_round(self.standings_in(what), body, self.timeout)?)
     }
 
-    /// The standings of this worker's replicas in a part of the call.
+    /// Returns the standings of this worker's replicas in a part of the call.
     fn standings_in(&self, what: &str) -> Vec<Standing> {
         let mut standings = self.standings.clone();
         for standing in &mut standings {
