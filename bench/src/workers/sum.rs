@@ -7,7 +7,7 @@ use bytes::Bytes;
 use distribute::cluster::{Fingerprint, Operation, Standing, Stopwatch};
 use distribute::tensor::kernel::fold_scaled;
 use distribute::{Error, Result};
-use distribute_collective::group::{Calling, Group, numbers};
+use distribute_collective::group::{Group, GroupCall, SumOptions, numbers};
 use distribute_net::Rendezvous;
 use std::hint::black_box;
 use std::panic::Location;
@@ -32,9 +32,11 @@ pub fn micros(place: &Place, links: Links, bytes: usize, effort: Effort) -> Resu
     let workers = place.world.workers();
     let weights = vec![1_f32; workers];
     let way = algorithm(workers, bytes);
-    let all_reduce = |mut calling: Calling<'_>, mine: &Bytes| match way {
+    let all_reduce = |mut calling: GroupCall<'_>, mine: &Bytes| match way {
         Algorithm::Exchange => exchanged(calling, mine, &weights),
-        _ => calling.sum(std::slice::from_ref(mine), &weights).map_err(failed),
+        _ => calling
+            .all_reduce_vectors(std::slice::from_ref(mine), &weights, &SumOptions::default())
+            .map_err(failed),
     };
     let (micros, sums) = timed(place, links, bytes, effort, all_reduce)?;
     check(&sums, bytes, workers)?;
@@ -43,8 +45,9 @@ pub fn micros(place: &Place, links: Links, bytes: usize, effort: Effort) -> Resu
 
 /// Microseconds in which each worker sends a vector to the others through sockets, and nobody adds anything.
 pub fn exchange_micros(place: &Place, bytes: usize, effort: Effort) -> Result<f64> {
-    let exchange =
-        |mut calling: Calling<'_>, mine: &Bytes| calling.exchange("bytes", mine.clone()).map_err(failed);
+    let exchange = |mut calling: GroupCall<'_>, mine: &Bytes| {
+        calling.all_gather_sized("bytes", mine.clone(), |_| bytes).map_err(failed)
+    };
     let (micros, all) = timed(place, Links::Tcp, bytes, effort, exchange)?;
     let came: usize = all.iter().map(Bytes::len).sum();
     if came == bytes * place.world.workers() {
@@ -59,7 +62,7 @@ fn timed(
     links: Links,
     bytes: usize,
     effort: Effort,
-    call: impl Fn(Calling<'_>, &Bytes) -> Result<Vec<Bytes>>,
+    call: impl Fn(GroupCall<'_>, &Bytes) -> Result<Vec<Bytes>>,
 ) -> Result<(f64, Vec<Bytes>)> {
     let world = place.world;
     // Where they are on two hosts, the peers encrypt nothing, and nobody else is in the network.
@@ -72,7 +75,8 @@ fn timed(
     mine.bytes_mut().as_chunks_mut().0.fill((world.worker() as f32 + 1.).to_ne_bytes());
     let mine = mine.freeze();
     let print = Fingerprint::new(Operation::AllReduce, format!("{bytes} bytes"), Location::caller());
-    let calling = || Calling::new(&session, vec![Standing::waiting(world.worker(), print.clone())], TIMEOUT);
+    let calling =
+        || GroupCall::new(&session, vec![Standing::waiting(world.worker(), print.clone())], TIMEOUT);
     let repeat = |calls: usize| {
         let watch = Stopwatch::start();
         for _ in 0..calls {
@@ -83,7 +87,7 @@ fn timed(
     repeat(3)?;
     let calls = (effort.seconds / repeat(3)?).clamp(3., 1e6) as u64;
     // As many on all workers: as many as worker 0 says.
-    let said = calling().records(Bytes::copy_from_slice(&calls.to_le_bytes())).map_err(failed)?;
+    let said = calling().all_gather_bytes(Bytes::copy_from_slice(&calls.to_le_bytes())).map_err(failed)?;
     let calls = said.first().and_then(|said| said[..].try_into().ok()).map(u64::from_le_bytes);
     let calls = calls.ok_or_else(|| failed("worker 0 has not said how many calls there are"))? as usize;
     repeat(calls / 4 + 1)?;
@@ -94,8 +98,8 @@ fn timed(
 }
 
 /// Both workers get all of both vectors, and each adds them up in the same order.
-fn exchanged(mut calling: Calling<'_>, mine: &Bytes, weights: &[f32]) -> Result<Vec<Bytes>> {
-    let all = calling.exchange("its vector", mine.clone()).map_err(failed)?;
+fn exchanged(mut calling: GroupCall<'_>, mine: &Bytes, weights: &[f32]) -> Result<Vec<Bytes>> {
+    let all = calling.all_gather_sized("its vector", mine.clone(), |_| mine.len()).map_err(failed)?;
     let all: Vec<_> = all.iter().map(|bytes| numbers::<f32>(bytes)).collect();
     let all: Vec<&[f32]> = all.iter().map(|numbers| &**numbers).collect();
     let mut sum = calling.buffers().take(mine.len());

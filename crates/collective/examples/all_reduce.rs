@@ -7,7 +7,7 @@
 //! ```
 
 use distribute_cluster::{Fingerprint, Operation, Standing, Stopwatch, World};
-use distribute_collective::group::{Calling, Group, Order, Session, SumOptions, Wire, numbers};
+use distribute_collective::group::{Group, GroupCall, Order, Session, SumOptions, Wire, numbers};
 use distribute_net::{Listener, Rendezvous, SharedMemory};
 use std::error::Error;
 use std::panic::Location;
@@ -105,7 +105,7 @@ fn median(session: &Session, options: &SumOptions, bytes: usize) -> Result<Durat
     let world = session.world();
     let calling = || {
         let call = Fingerprint::new(Operation::AllReduce, format!("{bytes} bytes"), Location::caller());
-        Calling::new(session, vec![Standing::waiting(world.worker(), call)], Duration::from_secs(60))
+        GroupCall::new(session, vec![Standing::waiting(world.worker(), call)], Duration::from_secs(60))
     };
     let mut vector = calling().buffers().take(bytes);
     let mine = (world.worker() + 1) as f32;
@@ -115,7 +115,7 @@ fn median(session: &Session, options: &SumOptions, bytes: usize) -> Result<Durat
     let mut times = Vec::new();
     for _ in 0..(BYTES / bytes).clamp(9, 500) {
         let watch = Stopwatch::start();
-        let sum = calling().sum_with(&vector, &weights, options)?;
+        let sum = calling().all_reduce_vectors(&vector, &weights, options)?;
         times.push(watch.elapsed());
         let expected = (1..=world.workers()).sum::<usize>() as f32;
         let ends = |piece| numbers::<f32>(piece).first() != Some(&expected);

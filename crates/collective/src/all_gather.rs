@@ -23,7 +23,7 @@ pub fn all_gather(
         return Ok((Combined { leaves, tracked }, offsets));
     }
     let _gather = tracing::trace_span!("gather").entered();
-    let (all, together) = member.together(call, leaves, |all, calling| {
+    let (all, together) = member.all_gather_with_group(call, leaves, |all, calling| {
         let local: Vec<&[Leaf]> = all.iter().map(|leaves| leaves.as_slice()).collect();
         calling.all_gather(&local)
     })?;

@@ -39,7 +39,7 @@ pub fn all_reduce(
         });
     }
     let _reduce = tracing::trace_span!("reduce").entered();
-    let (all, together) = member.together(call.clone(), leaves, |all, calling| {
+    let (all, together) = member.all_gather_with_group(call.clone(), leaves, |all, calling| {
         let local: Vec<&[Leaf]> = all.iter().map(|leaves| leaves.as_slice()).collect();
         calling.all_reduce(op, packing, &local, &Threads::Mine)
     })?;
@@ -49,8 +49,9 @@ pub fn all_reduce(
     let replicas: Vec<&[Leaf]> = all.iter().map(|leaves| leaves.as_slice()).collect();
     // All members look at the same leaves, so they decide alike.
     if member.size() > 1 && replicas.iter().any(|leaves| are_large(leaves, packing)) {
-        let together = member
-            .lead(&call, |helpers| reduce_packed(op, &replicas, packing, &Threads::All(helpers)).ok())?;
+        let together = member.run_on_leader_with_helpers(&call, |helpers| {
+            reduce_packed(op, &replicas, packing, &Threads::All(helpers)).ok()
+        })?;
         if let Some(reduced) = Arc::unwrap_or_clone(together) {
             return Ok(Combined { leaves: reduced, tracked: tracked(&replicas) });
         }

@@ -13,8 +13,8 @@ use bytes::Bytes;
 use conformance::leaves::{joined, summed};
 use conformance::tree;
 use distribute_cluster::{Fingerprint, Operation, World};
-use distribute_collective::group::ahead::part_of;
-use distribute_collective::group::{Calling, Links, local};
+use distribute_collective::group::early::early_range;
+use distribute_collective::group::{GroupCall, Links, SumOptions, local};
 use distribute_collective::threads::{Member, Team};
 use distribute_collective::{all_gather, all_reduce};
 use distribute_tensor::fold::Alone;
@@ -83,13 +83,13 @@ fn on_replicas<T: Send + 'static>(
 /// Runs `body` once on each worker, as calls between steps are made, and gives what they return, by worker.
 fn on_workers<T: Send + 'static>(
     (workers, replicas): (usize, usize),
-    body: impl Fn(Calling<'_>, std::ops::Range<usize>) -> T + Send + Sync + 'static,
+    body: impl Fn(GroupCall<'_>, std::ops::Range<usize>) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
     on_replicas((workers, replicas), move |member| {
-        let made = member.merge(call(Operation::MergeCall, String::new()), (), |_| {
+        let made = member.reduce_on_leader(call(Operation::MergeCall, String::new()), (), |_| {
             let said = |_| call(Operation::Reduce, String::new());
             let world = member.session().map(|session| session.world())?;
-            Some(Mutex::new(member.speak(said, |calling| body(calling, world.local_replicas()))))
+            Some(Mutex::new(member.with_group(said, |calling| body(calling, world.local_replicas()))))
         });
         made.unwrap().as_ref().as_ref().and_then(|made| made.lock().unwrap().take())
     })
@@ -235,7 +235,7 @@ fn what_can_be_sent_is_shared_in_the_order_of_ids() {
     for world in worlds() {
         let of = |id: usize| (!id.is_multiple_of(3)).then(|| vec![(id as u64, id); id]);
         let all = on_replicas(world, move |member| {
-            let shared = member.share(call(Operation::Minimize, String::new()), of(member.replica()));
+            let shared = member.all_gather(call(Operation::Minimize, String::new()), of(member.replica()));
             shared.unwrap().iter().map(|offer| Option::clone(offer)).collect::<Vec<_>>()
         });
         let expected: Vec<_> = (0..world.0 * world.1).map(of).collect();
@@ -292,12 +292,12 @@ fn everybody_gets_the_leaves_and_the_records_of_worker_0() {
         for len in [0, 7, 1001] {
             let of = move |replica: usize| [joined(replica, len), summed(replica, len)].concat();
             let all =
-                on_workers(world, move |calling, replicas| calling.of_first(&of(replicas.start)).unwrap());
+                on_workers(world, move |calling, replicas| calling.broadcast(&of(replicas.start)).unwrap());
             assert!(all.iter().all(|of_first| bytes(of_first) == bytes(&of(0))), "{world:?}");
         }
         let records = on_workers(world, |mut calling, _| {
             let worker = calling.world().worker();
-            calling.records(Bytes::from(vec![worker as u8; 1000 * worker])).unwrap()
+            calling.all_gather_bytes(Bytes::from(vec![worker as u8; 1000 * worker])).unwrap()
         });
         for all in records {
             assert!(all.iter().enumerate().all(|(worker, said)| *said == vec![worker as u8; 1000 * worker]));
@@ -333,8 +333,10 @@ fn vectors_have_the_sums_of_the_tree_whole_and_by_ranges() {
                         buffer.freeze()
                     })
                     .collect();
-                let sums = calling.sum(&mine, &weights).unwrap().concat();
-                let exchanged = calling.exchange("vectors", mine[0].clone()).unwrap();
+                let sums =
+                    calling.all_reduce_vectors(&mine, &weights, &SumOptions::default()).unwrap().concat();
+                let exchanged =
+                    calling.all_gather_sized("vectors", mine[0].clone(), |_| mine[0].len()).unwrap();
                 let of_first = |(worker, got): (usize, &Bytes)| *got == whole[worker * world.1];
                 (sums, exchanged.iter().enumerate().all(of_first))
             });
@@ -349,7 +351,7 @@ fn vectors_have_the_sums_of_the_tree_whole_and_by_ranges() {
 fn vectors_of_another_length_are_refused_by_name() {
     let errors = on_workers((3, 1), |mut calling, replicas| {
         let mine = Bytes::from(vec![0; if replicas.start == 1 { 8 } else { 4 }]);
-        calling.exchange("vectors", mine).unwrap_err().to_string()
+        calling.all_gather_sized("vectors", mine.clone(), |_| mine.len()).unwrap_err().to_string()
     });
     assert!(errors[0].contains("8 bytes of worker 1, where 4 were expected"), "{errors:?}");
     assert!(errors[2].contains("8 bytes of worker 1"), "{errors:?}");
@@ -370,17 +372,24 @@ fn what_is_sent_ahead_of_a_call_is_there_when_all_have_agreed_on_it() {
         let got = on_replicas((workers, 1), move |member| {
             let session = member.session().unwrap().clone();
             let step = |step| {
-                let (ahead, mine) = (session.ahead(), brought(member.replica(), step));
+                let (ahead, mine) = (session.early_send(), brought(member.replica(), step));
                 for part in [2, 0, 3, 1] {
                     ahead.send_near(part, &mine[part]);
                     ahead.send_far(part, &mine[part]);
                 }
-                let together =
-                    member.together(call(Operation::Minimize, String::new()), (), |_, mut calling| {
-                        calling.records(Bytes::new())?;
+                let together = member.all_gather_with_group(
+                    call(Operation::Minimize, String::new()),
+                    (),
+                    |_, mut calling| {
+                        calling.all_gather_bytes(Bytes::new())?;
                         // What is not taken is dropped.
-                        if step == 1 { Ok(Vec::new()) } else { calling.sent_ahead(ahead.call(), &mine) }
-                    });
+                        if step == 1 {
+                            Ok(Vec::new())
+                        } else {
+                            calling.receive_early_ranges(ahead.call(), &mine)
+                        }
+                    },
+                );
                 together.unwrap().1.unwrap().to_vec()
             };
             (0..4).map(step).collect::<Vec<_>>()
@@ -389,7 +398,7 @@ fn what_is_sent_ahead_of_a_call_is_there_when_all_have_agreed_on_it() {
             let world = World::new(workers, worker, 1).unwrap();
             for (step, got) in steps.into_iter().enumerate().filter(|(step, _)| *step != 1) {
                 for (from, got) in got.into_iter().enumerate() {
-                    let part = |all: Bytes| all.slice(part_of(world, worker, all.len()));
+                    let part = |all: Bytes| all.slice(early_range(world, worker, all.len()));
                     assert!(
                         got == brought(from, step).map(part),
                         "{from} to {worker} of {workers} in {step}"
@@ -403,15 +412,16 @@ fn what_is_sent_ahead_of_a_call_is_there_when_all_have_agreed_on_it() {
 #[test]
 fn what_is_missing_or_of_another_length_among_what_is_sent_ahead_is_refused_by_name() {
     let errors = on_replicas((2, 1), |member| {
-        let (ahead, mine) = (member.session().unwrap().ahead(), as_bytes(vector(0, 100)));
+        let (ahead, mine) = (member.session().unwrap().early_send(), as_bytes(vector(0, 100)));
         if member.replica() == 0 {
             ahead.send_far(0, &mine.slice(..396));
             ahead.send_near(0, &mine.slice(..396));
         }
-        let together = member.together(call(Operation::Minimize, String::new()), (), |_, mut calling| {
-            calling.records(Bytes::new())?;
-            calling.sent_ahead(ahead.call(), std::slice::from_ref(&mine))
-        });
+        let together =
+            member.all_gather_with_group(call(Operation::Minimize, String::new()), (), |_, mut calling| {
+                calling.all_gather_bytes(Bytes::new())?;
+                calling.receive_early_ranges(ahead.call(), std::slice::from_ref(&mine))
+            });
         together.unwrap_err().to_string()
     });
     assert!(errors[0].contains("0 bytes of worker 1, where 400 were expected"), "{errors:?}");
@@ -430,7 +440,7 @@ fn each_worker_gets_the_pieces_that_are_its_own_and_one_alone_what_is_gathered_t
         let got = on_workers(world, move |mut calling, mine| {
             let me = mine.start / replicas;
             let sizes = [piece(0, me, 0).len(), piece(0, me, 1).len(), piece(0, me, 2).len()];
-            let pieces = calling.exchange_pieces("pieces", &sizes, |to, part| piece(me, to, part)).unwrap();
+            let pieces = calling.all_to_all("pieces", &sizes, |to, part| piece(me, to, part)).unwrap();
             let last = workers - 1;
             let gathered =
                 calling.gather_to(last, "all", piece(me, last, 1), |from| piece(from, last, 1).len());

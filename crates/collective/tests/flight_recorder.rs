@@ -4,7 +4,7 @@
 
 use bytes::Bytes;
 use distribute_cluster::{Deadline, Fault, Fingerprint, Operation, Progress, Standing};
-use distribute_collective::group::{Calling, Group, Links, Session, local};
+use distribute_collective::group::{Group, GroupCall, Links, Session, local};
 use distribute_tensor::fold::Alone;
 use distribute_tensor::{HostTensor, Leaf, Packing, ReduceOp};
 use distribute_testing::watched;
@@ -81,15 +81,15 @@ fn standings(session: &Session, detail: &str) -> Vec<Standing> {
 fn the_last_calls_are_told_with_a_blame() {
     let (calls, events) = both(|group| {
         let session = group.open("strategy", 7);
-        session.swap(standings(&session, "a"), |_| Bytes::new(), LONG).unwrap();
+        session.all_to_all(standings(&session, "a"), |_| Bytes::new(), LONG).unwrap();
         if group.world().worker() == 1 {
             group.end();
             return Vec::new();
         }
-        let blame = session.swap(standings(&session, "b"), |_| Bytes::new(), LONG).unwrap_err();
+        let blame = session.all_to_all(standings(&session, "b"), |_| Bytes::new(), LONG).unwrap_err();
         assert_eq!(blame.fault, Fault::Lost);
         // Nothing new, and not told again.
-        assert!(session.swap(standings(&session, "c"), |_| Bytes::new(), LONG).is_err());
+        assert!(session.all_to_all(standings(&session, "c"), |_| Bytes::new(), LONG).is_err());
         group.last_calls()
     });
     let details: Vec<_> = calls.iter().map(|call| (&*call.call.detail, call.step)).collect();
@@ -112,7 +112,7 @@ fn a_fault_that_says_all_by_itself_is_told_to_subscribers_alone() {
     let (_, events) = both(|group| {
         let session = group.open("strategy", 1);
         let detail = if group.world().worker() == 0 { "this" } else { "that" };
-        session.swap(standings(&session, detail), |_| Bytes::new(), LONG).unwrap_err();
+        session.all_to_all(standings(&session, detail), |_| Bytes::new(), LONG).unwrap_err();
     });
     let [(level, text)] = &events[..] else { panic!("{events:?}") };
     assert!(*level == tracing::Level::INFO && text.contains("all_reduce (this)"), "{level}: {text}");
@@ -125,7 +125,7 @@ fn a_call_of_several_rounds_is_one() {
         for detail in ["large", "small"] {
             let len = if detail == "large" { 100_000 } else { 10 };
             let leaves = [Leaf::Host(HostTensor::vector(vec![1f32; len]))];
-            let calling = Calling::new(&session, standings(&session, detail), LONG);
+            let calling = GroupCall::new(&session, standings(&session, detail), LONG);
             calling.all_reduce(ReduceOp::Sum, Packing::APART, &[&leaves], &Alone).unwrap();
         }
         group.last_calls()
@@ -143,7 +143,7 @@ fn who_is_awaited_is_told_while_the_call_is_under_way() {
         let session = group.open("strategy", 7);
         if group.world().worker() == 1 {
             held.lock().unwrap().recv_timeout(LONG).unwrap();
-            session.swap(standings(&session, "a"), |_| Bytes::new(), LONG).unwrap();
+            session.all_to_all(standings(&session, "a"), |_| Bytes::new(), LONG).unwrap();
             return Vec::new();
         }
         assert!(group.awaited().is_none());
@@ -162,7 +162,7 @@ fn who_is_awaited_is_told_while_the_call_is_under_way() {
                     std::thread::yield_now();
                 }
             });
-            session.swap(standings(&session, "a"), |_| Bytes::new(), LONG).unwrap();
+            session.all_to_all(standings(&session, "a"), |_| Bytes::new(), LONG).unwrap();
             seen.join().unwrap()
         });
         assert!(group.awaited().is_none());

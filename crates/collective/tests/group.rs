@@ -45,7 +45,7 @@ fn are(session: &Session, presence: Presence) -> Vec<Standing> {
 
 fn swap(session: &Session, detail: &str, timeout: Duration) -> Result<Vec<Bytes>, Arc<Blame>> {
     let me = session.world().worker();
-    session.swap(wait_in(session, detail), |to| format!("{detail} {me} to {to}").into(), timeout)
+    session.all_to_all(wait_in(session, detail), |to| format!("{detail} {me} to {to}").into(), timeout)
 }
 
 /// The one text that all have; empty where it succeeded.
@@ -104,7 +104,7 @@ fn replicas_of_one_worker_that_differ_are_judged_by_all_workers() {
         if group.world().worker() == 1 {
             standings[0].presence = Presence::Failed;
         }
-        session.swap(standings, |_| Bytes::new(), LONG)
+        session.all_to_all(standings, |_| Bytes::new(), LONG)
     });
     let [text] = &texts(&results)[..] else { panic!("{:?}", texts(&results)) };
     assert!(
@@ -168,7 +168,7 @@ fn a_replica_that_is_late_within_its_worker_is_named_to_all() {
         if group.world().worker() == 1 {
             standings[1].presence = Presence::Running;
         }
-        session.swap(standings, |_| Bytes::new(), LONG)
+        session.all_to_all(standings, |_| Bytes::new(), LONG)
     });
     let [text] = &texts(&results)[..] else { panic!("{:?}", texts(&results)) };
     assert!(text.contains("replica 3 has not come"), "{text}");
@@ -196,10 +196,10 @@ fn who_fails_between_calls_is_named_to_all_by_one_text_and_waits_for_nobody_and_
         let session = group.open("strategy", 4);
         swap(&session, "a", LONG).unwrap();
         if group.world().worker() == 1 {
-            session.decline(are(&session, Presence::Running), LONG);
+            session.abort_call(are(&session, Presence::Running), LONG);
             // Only now do the others make their call.
             declined.wait();
-            assert_eq!(session.declined(), 1);
+            assert_eq!(session.aborted_calls(), 1);
             swap(&session, "c", LONG).unwrap();
             return Ok(());
         }
@@ -225,7 +225,7 @@ fn who_fails_again_and_again_does_not_run_away_from_the_others() {
             let session = group.open("strategy", 1);
             for i in 0..TIMES {
                 if decliners.contains(&group.world().worker()) {
-                    session.decline(are(&session, Presence::Running), LONG);
+                    session.abort_call(are(&session, Presence::Running), LONG);
                 } else {
                     let blame = swap(&session, &format!("call {i}"), LONG).unwrap_err();
                     assert_eq!((blame.fault, &blame.culprits), (Fault::Failed, &decliners));
@@ -242,7 +242,7 @@ fn who_has_declined_and_ended_has_failed_and_is_not_lost() {
     let results = workers(2, 1, move |group| {
         let session = group.open("strategy", 1);
         if group.world().worker() == 1 {
-            session.decline(are(&session, Presence::Running), LONG);
+            session.abort_call(are(&session, Presence::Running), LONG);
             group.end();
             ended.wait();
             return Ok(());
@@ -262,7 +262,7 @@ fn one_declines_and_another_is_late() {
             let session = group.open("strategy", 1);
             let me = group.world().worker();
             if me == declines {
-                session.decline(are(&session, Presence::Running), SHORT);
+                session.abort_call(are(&session, Presence::Running), SHORT);
                 return Ok(());
             }
             if me == late {
@@ -331,7 +331,7 @@ proptest! {
                     1 if planted => standings[0].presence = Presence::Failed,
                     2 if planted => break,
                     3 if planted => {
-                        session.decline(standings, LONG);
+                        session.abort_call(standings, LONG);
                         continue;
                     }
                     _ if planted => {
@@ -340,7 +340,7 @@ proptest! {
                     }
                     _ => {}
                 }
-                let now = session.swap(standings, |_| Bytes::new(), LONG).map(drop);
+                let now = session.all_to_all(standings, |_| Bytes::new(), LONG).map(drop);
                 if i == at {
                     result = now;
                 } else {

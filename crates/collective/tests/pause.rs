@@ -36,7 +36,7 @@ fn stopped() {
                 pass(TIMEOUT / 8);
             }
             let call = Fingerprint::new(Operation::Barrier, "", Location::caller());
-            if let Err(blame) = member.exchange(call, ()) {
+            if let Err(blame) = member.all_gather_local(call, ()) {
                 println!("\n{blame}");
                 std::process::exit(3);
             }

@@ -44,7 +44,7 @@ fn rounds(size: usize) {
     for step in 1..3 {
         team.run(step, MINUTE, &|member| {
             for round in 0..2 {
-                let all = member.exchange(call(""), (step, round, member.rank())).unwrap();
+                let all = member.all_gather_local(call(""), (step, round, member.rank())).unwrap();
                 let all: Vec<_> = all.iter().map(|payload| **payload).collect();
                 assert_eq!(all, (0..size).map(|r| (step, round, r)).collect::<Vec<_>>());
             }
@@ -68,9 +68,9 @@ fn a_mismatch_costs_only_its_round() {
     explore(|| {
         team(3).run(1, MINUTE, &|member| {
             let detail = if member.rank() == 1 { "other" } else { "" };
-            let blame = member.exchange(call(detail), ()).unwrap_err();
+            let blame = member.all_gather_local(call(detail), ()).unwrap_err();
             assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Mismatch, &[1][..]));
-            assert_eq!(member.exchange(call(""), ()).unwrap().len(), 3);
+            assert_eq!(member.all_gather_local(call(""), ()).unwrap().len(), 3);
             true
         });
     });
@@ -82,12 +82,12 @@ fn who_leaves_early_releases_the_others() {
         let team = team(3);
         team.run(1, MINUTE, &|member| {
             if member.rank() != 1 {
-                let blame = member.exchange(call(""), ()).unwrap_err();
+                let blame = member.all_gather_local(call(""), ()).unwrap_err();
                 assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Returned, &[1][..]));
             }
             true
         });
-        team.run(2, MINUTE, &|member| member.exchange(call(""), ()).is_ok());
+        team.run(2, MINUTE, &|member| member.all_gather_local(call(""), ()).is_ok());
     });
 }
 
@@ -102,14 +102,14 @@ fn who_panics_releases_the_others() {
                         // Without the panic hook, in which shuttle would report a failure.
                         resume_unwind(Box::new("boom"));
                     }
-                    let blame = member.exchange(call(""), ()).unwrap_err();
+                    let blame = member.all_gather_local(call(""), ()).unwrap_err();
                     assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Failed, &[guilty][..]));
                     true
                 });
             }));
             assert_eq!(panic.unwrap_err().downcast_ref::<&str>(), Some(&"boom"));
         }
-        team.run(2, MINUTE, &|member| member.exchange(call(""), ()).is_ok());
+        team.run(2, MINUTE, &|member| member.all_gather_local(call(""), ()).is_ok());
     });
 }
 
@@ -117,8 +117,9 @@ fn who_panics_releases_the_others() {
 fn merge_leads_once_and_all_get_its_result() {
     explore(|| {
         team(3).run(1, MINUTE, &|member| {
-            let sum =
-                member.merge(call(""), member.rank(), |payloads| payloads.iter().map(|o| **o).sum::<usize>());
+            let sum = member.reduce_on_leader(call(""), member.rank(), |payloads| {
+                payloads.iter().map(|o| **o).sum::<usize>()
+            });
             assert_eq!(*sum.unwrap(), 3);
             true
         });
@@ -251,7 +252,7 @@ fn a_missed_deadline_ends_the_session_for_all_with_one_text() {
         let texts = Mutex::new(Vec::new());
         team.run(1, Duration::ZERO, &|member| {
             for _ in 0..2 {
-                if let Err(blame) = member.exchange(call(""), ()) {
+                if let Err(blame) = member.all_gather_local(call(""), ()) {
                     texts.lock().unwrap().push(blame.to_string());
                     return false;
                 }
@@ -262,7 +263,7 @@ fn a_missed_deadline_ends_the_session_for_all_with_one_text() {
         // other fails, and both are told the same.
         let texts = texts.into_inner().unwrap();
         assert!(texts.is_empty() || (texts.len() == 2 && texts[0] == texts[1]), "{texts:?}");
-        team.run(2, MINUTE, &|member| member.exchange(call(""), ()).is_ok());
+        team.run(2, MINUTE, &|member| member.all_gather_local(call(""), ()).is_ok());
     });
 }
 
@@ -285,10 +286,11 @@ fn two_workers(replicas: usize, body: impl Fn(&Member) -> bool + Send + Sync + C
 
 /// What all replicas of both workers have brought, as the delegates made it.
 fn told(member: &Member, detail: &'static str) -> Result<Vec<u8>, Failure> {
-    let (_, made) = member.together(call(detail), member.replica() as u8, |mine, mut calling| {
-        let mine: Vec<u8> = mine.iter().map(|id| **id).collect();
-        Ok(calling.records(mine.into())?.concat())
-    })?;
+    let (_, made) =
+        member.all_gather_with_group(call(detail), member.replica() as u8, |mine, mut calling| {
+            let mine: Vec<u8> = mine.iter().map(|id| **id).collect();
+            Ok(calling.all_gather_bytes(mine.into())?.concat())
+        })?;
     Ok(made.unwrap().to_vec())
 }
 

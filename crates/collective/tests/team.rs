@@ -32,7 +32,7 @@ fn everybody_gets_everybodys_payload_in_order() {
             let sum = AtomicUsize::new(0);
             team.run(1, MINUTE, &|member: Member| {
                 for round in 0..100 {
-                    let all = member.exchange(barrier(), (round, member.rank())).unwrap();
+                    let all = member.all_gather_local(barrier(), (round, member.rank())).unwrap();
                     let all: Vec<_> = all.iter().map(|o| **o).collect();
                     assert_eq!(all, (0..size).map(|r| (round, r)).collect::<Vec<_>>());
                 }
@@ -74,7 +74,7 @@ fn merge_runs_once_on_replica_0() {
         let team = Arc::new(Team::new(3).unwrap());
         let calls = AtomicUsize::new(0);
         team.run(1, MINUTE, &|member| {
-            let sum = member.merge(barrier(), member.rank(), |payloads| {
+            let sum = member.reduce_on_leader(barrier(), member.rank(), |payloads| {
                 calls.fetch_add(1, Ordering::Relaxed);
                 payloads.iter().map(|o| **o).sum::<usize>()
             });
@@ -91,10 +91,10 @@ fn a_mismatch_fails_on_all_members_and_the_next_round_works() {
         let team = Arc::new(Team::new(3).unwrap());
         team.run(4, MINUTE, &|member| {
             let detail = if member.rank() == 1 { "SUM float32[3]" } else { "SUM float32[2]" };
-            let blame = member.exchange(call(Operation::AllReduce, detail), ()).unwrap_err();
+            let blame = member.all_gather_local(call(Operation::AllReduce, detail), ()).unwrap_err();
             assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Mismatch, &[1][..]));
             assert!(blame.to_string().contains("step 4"), "{blame}");
-            assert_eq!(member.exchange(barrier(), ()).unwrap().len(), 3);
+            assert_eq!(member.all_gather_local(barrier(), ()).unwrap().len(), 3);
             true
         });
     });
@@ -106,8 +106,8 @@ fn values_of_different_types_are_an_error_on_all_members() {
         let team = Arc::new(Team::new(2).unwrap());
         team.run(1, MINUTE, &|member| {
             let fault = match member.rank() {
-                0 => member.exchange(barrier(), 1u8).unwrap_err().fault,
-                _ => member.exchange(barrier(), "x").unwrap_err().fault,
+                0 => member.all_gather_local(barrier(), 1u8).unwrap_err().fault,
+                _ => member.all_gather_local(barrier(), "x").unwrap_err().fault,
             };
             assert_eq!(fault, Fault::Mismatch);
             true
@@ -125,7 +125,7 @@ fn who_returns_early_is_named() {
                 if member.rank() == early {
                     return true;
                 }
-                let blame = member.exchange(barrier(), ()).unwrap_err();
+                let blame = member.all_gather_local(barrier(), ()).unwrap_err();
                 assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Returned, &[early][..]));
                 true
             });
@@ -144,13 +144,13 @@ fn a_panic_releases_the_others_and_is_resumed_by_run() {
                     if member.rank() == guilty {
                         std::panic::resume_unwind(Box::new("boom"));
                     }
-                    let blame = member.exchange(barrier(), ()).unwrap_err();
+                    let blame = member.all_gather_local(barrier(), ()).unwrap_err();
                     assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Failed, &[guilty][..]));
                     true
                 });
             }));
             assert_eq!(panic.unwrap_err().downcast_ref::<&str>(), Some(&"boom"));
-            team.run(2, MINUTE, &|member| member.exchange(barrier(), ()).is_ok());
+            team.run(2, MINUTE, &|member| member.all_gather_local(barrier(), ()).is_ok());
         }
     });
 }
@@ -187,13 +187,13 @@ fn a_late_member_is_named_at_the_deadline_and_finds_the_session_over() {
                 // Comes only after the other has given up.
                 wait.lock().unwrap().recv_timeout(MINUTE).unwrap();
             }
-            let blame = member.exchange(barrier(), ()).unwrap_err();
+            let blame = member.all_gather_local(barrier(), ()).unwrap_err();
             assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Late, &[1][..]));
             assert!(blame.to_string().contains("step 9: replica 0 waited 50ms in barrier"), "{blame}");
             let _ = told.lock().unwrap().send(());
             true
         });
-        team.run(10, MINUTE, &|member| member.exchange(barrier(), ()).is_ok());
+        team.run(10, MINUTE, &|member| member.all_gather_local(barrier(), ()).is_ok());
     });
 }
 
@@ -223,7 +223,7 @@ fn a_deadline_passes_in_time_also_where_members_yield_to_other_programs() {
                         return true;
                     }
                     let watch = Stopwatch::start();
-                    let blame = member.exchange(barrier(), ()).unwrap_err();
+                    let blame = member.all_gather_local(barrier(), ()).unwrap_err();
                     let elapsed = watch.elapsed();
                     told.lock().unwrap().send(()).unwrap();
                     assert_eq!(blame.fault, Fault::Late);
@@ -257,18 +257,18 @@ fn in_parts_of_a_call_nobody_waits_beyond_the_deadline_either() {
             let (told, wait) = (Mutex::new(told), Mutex::new(wait));
             team.run(1, MINUTE, &|member| {
                 let call = call(Operation::Minimize, "adam 1");
-                member.exchange(call.clone(), ()).unwrap();
+                member.all_gather_local(call.clone(), ()).unwrap();
                 let member = member.with_timeout(Duration::from_millis(500));
                 let hang = || (0..2).for_each(|_| wait.lock().unwrap().recv_timeout(MINUTE).unwrap());
                 let blame = match culprit {
-                    0 => member.hand_out(&call, "a part", hang).map(drop).unwrap_err(),
+                    0 => member.run_on_leader(&call, "a part", hang).map(drop).unwrap_err(),
                     _ => {
                         let mine = |rank| {
                             if rank == culprit {
                                 hang()
                             }
                         };
-                        member.each(&call, "a part", mine).map(drop).unwrap_err()
+                        member.all_gather_with(&call, "a part", mine).map(drop).unwrap_err()
                     }
                 };
                 assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Late, &[culprit][..]));
@@ -285,9 +285,9 @@ fn in_parts_of_a_call_nobody_waits_beyond_the_deadline_either() {
             });
             team.run(2, MINUTE, &|member| {
                 let call = barrier();
-                member.exchange(call.clone(), ()).unwrap();
-                assert_eq!(*member.hand_out(&call, "a part", || 5).unwrap(), 5);
-                let all = member.each(&call, "a part", |rank| rank).unwrap();
+                member.all_gather_local(call.clone(), ()).unwrap();
+                assert_eq!(*member.run_on_leader(&call, "a part", || 5).unwrap(), 5);
+                let all = member.all_gather_with(&call, "a part", |rank| rank).unwrap();
                 all.iter().map(|made| **made).eq(0..3)
             });
         }
@@ -305,12 +305,12 @@ fn runs_nest_and_run_side_by_side() {
                         Teams::shared()
                             .borrow(2, |team| {
                                 team.run(1, MINUTE, &|member| {
-                                    let merged = member.merge(barrier(), (), |_| {
+                                    let merged = member.reduce_on_leader(barrier(), (), |_| {
                                         Teams::shared()
                                             .borrow(2, |inner| {
                                                 inner.run(1, MINUTE, &|m| {
                                                     nested.fetch_add(1, Ordering::Relaxed);
-                                                    m.exchange(barrier(), ()).is_ok()
+                                                    m.all_gather_local(barrier(), ()).is_ok()
                                                 });
                                             })
                                             .is_ok()

@@ -111,7 +111,7 @@ fn what_can_be_sent_is_shared_in_the_order_of_ids() {
             let of = |id: usize| (!id.is_multiple_of(3)).then(|| vec![(id as u64, id); id]);
             let shared = worker.run(1, LONG, |member| {
                 let call = Fingerprint::new(Operation::Minimize, "orders", Location::caller());
-                Ok(member.share(call, of(member.replica())).unwrap())
+                Ok(member.all_gather(call, of(member.replica())).unwrap())
             });
             for shared in shared {
                 let shared: Vec<_> = shared.unwrap().iter().map(|payload| Option::clone(payload)).collect();
@@ -132,8 +132,9 @@ fn a_member_that_speaks_with_other_workers_is_not_late_for_those_who_wait_for_it
                 return Ok(None);
             }
             let call = Fingerprint::new(Operation::MergeCall, "speaks", Location::caller());
-            let said = member.merge(call.clone(), (), |_| {
-                let said = member.speak(|_| call.clone(), |mut calling| calling.records(Bytes::new()));
+            let said = member.reduce_on_leader(call.clone(), (), |_| {
+                let said =
+                    member.with_group(|_| call.clone(), |mut calling| calling.all_gather_bytes(Bytes::new()));
                 said.expect("there is another worker").map(drop)
             });
             met.wait();
@@ -194,7 +195,7 @@ fn a_worker_that_cannot_bring_its_part_is_named_to_all_and_the_step_goes_on() {
         worker.run(1, LONG, |member| {
             let call = Fingerprint::new(Operation::Minimize, "orders", Location::caller());
             let mine = Payload { fails: worker.group.world().worker() == 1 };
-            let shared = member.share(call, mine);
+            let shared = member.all_gather(call, mine);
             assert_eq!(sum(member, "next", 1.), Ok(6.));
             match shared {
                 Err(Failure::Blame(blame)) => Err(blame),
@@ -217,12 +218,13 @@ fn a_merge_function_that_fails_before_its_call_is_named_to_all() {
     let all = workers(2, 2, |worker| {
         worker.run(1, LONG, |member| {
             let call = Fingerprint::new(Operation::MergeCall, "", Location::caller());
-            let merged = member.merge(call.clone(), (), |_| {
+            let merged = member.reduce_on_leader(call.clone(), (), |_| {
                 if worker.group.world().worker() == 1 {
-                    member.decline();
+                    member.abort();
                     return Ok(());
                 }
-                let said = member.speak(|_| call.clone(), |mut calling| calling.records(Bytes::new()));
+                let said =
+                    member.with_group(|_| call.clone(), |mut calling| calling.all_gather_bytes(Bytes::new()));
                 match said.expect("there is another worker") {
                     Ok(_) => panic!("nobody takes part"),
                     Err(Failure::Blame(blame)) => Err(blame),

@@ -2,7 +2,7 @@
 
 use distribute_base::{Error, Result};
 use distribute_cluster::Fingerprint;
-use distribute_collective::group::Calling;
+use distribute_collective::group::GroupCall;
 use distribute_collective::threads::Member;
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ pub(crate) struct StepSync<'a> {
 
 impl StepSync<'_> {
     /// A further part of the call with the other workers, where there are any: by replica 0, where it leads.
-    pub(crate) fn calling(&self, part: &str) -> Option<Calling<'_>> {
-        self.member.calling(|| self.call.part(part))
+    pub(crate) fn calling(&self, part: &str) -> Option<GroupCall<'_>> {
+        self.member.group_call(|| self.call.part(part))
     }
 
     /// Replica 0 leads, and the others lend it their cores. They wait without a deadline: code of users has no place here.
@@ -24,7 +24,7 @@ impl StepSync<'_> {
         &self,
         lead: impl FnOnce(&Threads<'_>) -> Result<R>,
     ) -> Result<R> {
-        let made = self.member.lead(self.call, |helpers| {
+        let made = self.member.run_on_leader_with_helpers(self.call, |helpers| {
             let broadcast = |work: &Work<'_>| helpers.broadcast(work);
             lead(&Threads { count: helpers.size(), broadcast: &broadcast }).map_err(Arc::new)
         })?;
@@ -37,7 +37,7 @@ impl StepSync<'_> {
         part: &str,
         make: impl FnOnce() -> Result<R>,
     ) -> Result<R> {
-        given(&*self.member.hand_out(self.call, part, || make().map_err(Arc::new))?)
+        given(&*self.member.run_on_leader(self.call, part, || make().map_err(Arc::new))?)
     }
 
     /// Each replica does its part of what calls code of users, `make((which, of how many))`. Everybody gets everybody's.
@@ -47,7 +47,7 @@ impl StepSync<'_> {
         make: impl FnOnce((usize, usize)) -> Result<T>,
     ) -> Result<Vec<Arc<T>>> {
         let count = self.member.size();
-        let all = self.member.each(self.call, part, |rank| match make((rank, count)) {
+        let all = self.member.all_gather_with(self.call, part, |rank| match make((rank, count)) {
             Ok(made) => Ok(Arc::new(made)),
             Err(error) => Err(Arc::new(error)),
         })?;
@@ -60,9 +60,9 @@ fn given<R: Clone>(made: &Result<R, Arc<Error>>) -> Result<R> {
 }
 
 /// Tells the other workers of an error of this one's own, which ends their call. They know those of a call.
-pub(crate) fn abort_on(calling: Option<Calling<'_>>, error: &Error) {
+pub(crate) fn abort_on(calling: Option<GroupCall<'_>>, error: &Error) {
     if !matches!(error, Error::Collective(_)) {
-        calling.into_iter().for_each(Calling::decline);
+        calling.into_iter().for_each(GroupCall::abort);
     }
 }
 

@@ -76,7 +76,7 @@ impl Scripted {
             }
             Deed::Decline => {
                 context.note(|| format!("step {step}, call {call}: declines"));
-                match working.protocol.decline(step, standings(working, Presence::Failed), timeout) {
+                match working.protocol.abort_call(step, standings(working, Presence::Failed), timeout) {
                     Some(_) if context.has(Planted::DeclineUnsaid) => self.compute(working, context),
                     Some(frame) => {
                         working.say(context, &frame);
@@ -92,7 +92,7 @@ impl Scripted {
                 context.note(|| format!("step {step}, call {call}: ends the session"));
                 working.hear_all(context);
                 let blame = Blame::failed(step, working.world.global(0), &operation("SUM"));
-                let verdict = working.protocol.abandon(Arc::new(blame));
+                let verdict = working.protocol.abort(Arc::new(blame));
                 if let Some(verdict) = verdict {
                     working.say(context, &verdict);
                 }

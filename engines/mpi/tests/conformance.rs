@@ -8,7 +8,7 @@ mod support;
 
 use bytes::Bytes;
 use distribute_cluster::{Fingerprint, Operation};
-use distribute_collective::group::{Calling, Group, Links, Order, SumOptions, Wire, local, numbers};
+use distribute_collective::group::{Group, GroupCall, Links, Order, SumOptions, Wire, local, numbers};
 use distribute_collective::threads::{Member, Team};
 use distribute_collective::{all_gather, all_reduce};
 use distribute_mpi::{Error, Settings};
@@ -55,7 +55,7 @@ fn of_replicas(member: &Member) -> Got {
         got.push((format!("{name} {offsets:?}"), bytes(&all.leaves)));
     }
     let mine = vec![member.replica() as u64; member.replica()];
-    let shared = member.share(call(Operation::Minimize, "share"), mine).unwrap();
+    let shared = member.all_gather(call(Operation::Minimize, "share"), mine).unwrap();
     got.push(("share".into(), format!("{shared:?}").into_bytes()));
     got
 }
@@ -77,11 +77,11 @@ fn ways() -> impl Iterator<Item = SumOptions> {
 
 /// Calls that are made once for all replicas of a worker.
 fn of_workers(member: &Member) -> Got {
-    let make = |name: &str, make: &dyn Fn(Calling<'_>, &[usize]) -> Vec<u8>| {
+    let make = |name: &str, make: &dyn Fn(GroupCall<'_>, &[usize]) -> Vec<u8>| {
         let said = |_| call(Operation::Reduce, name);
         let replicas: Vec<_> = member.session().unwrap().world().local_replicas().collect();
-        let made = member.merge(call(Operation::MergeCall, name), (), |_| {
-            member.speak(said, |calling| make(calling, &replicas)).unwrap()
+        let made = member.reduce_on_leader(call(Operation::MergeCall, name), (), |_| {
+            member.with_group(said, |calling| make(calling, &replicas)).unwrap()
         });
         (name.to_owned(), made.unwrap().to_vec())
     };
@@ -101,15 +101,15 @@ fn of_workers(member: &Member) -> Got {
             bytes(&calling.all_gather(&all).unwrap().0.concat())
         }));
         got.push(make(&format!("of_first {len}"), &|calling, replicas| {
-            bytes(&calling.of_first(&joined(replicas[0], len)).unwrap())
+            bytes(&calling.broadcast(&joined(replicas[0], len)).unwrap())
         }));
     }
     got.push(make("records", &|mut calling, replicas| {
-        calling.records(Bytes::from(vec![replicas[0] as u8; 1000 * replicas[0]])).unwrap().concat()
+        calling.all_gather_bytes(Bytes::from(vec![replicas[0] as u8; 1000 * replicas[0]])).unwrap().concat()
     }));
     // The last is more than MPI sends at once, and than what sockets hold.
     for len in [0, 63, 40_000, 300_000] {
-        let vectors = |calling: &Calling<'_>, replicas: &[usize]| -> Vec<Bytes> {
+        let vectors = |calling: &GroupCall<'_>, replicas: &[usize]| -> Vec<Bytes> {
             let of = |replica: &usize| {
                 let mut buffer = calling.buffers().take(4 * len);
                 buffer.bytes_mut().copy_from_slice(bytemuck::cast_slice(&vector(*replica, len)));
@@ -119,7 +119,7 @@ fn of_workers(member: &Member) -> Got {
         };
         got.push(make(&format!("exchange {len}"), &|mut calling, replicas| {
             let mine = vectors(&calling, replicas)[0].clone();
-            calling.exchange("vectors", mine).unwrap().concat()
+            calling.all_gather_sized("vectors", mine.clone(), |_| mine.len()).unwrap().concat()
         }));
         for options in ways().filter(|options| len < 100_000 || options.bytes_per_pack == 0) {
             got.push(make(
@@ -128,7 +128,7 @@ fn of_workers(member: &Member) -> Got {
                     let count = calling.world().num_replicas_in_sync();
                     let weights: Vec<f32> = (0..count).map(|replica| 1. / (replica + 1) as f32).collect();
                     let mine = vectors(&calling, replicas);
-                    calling.sum_with(&mine, &weights, &options).unwrap().concat()
+                    calling.all_reduce_vectors(&mine, &weights, &options).unwrap().concat()
                 },
             ));
         }
@@ -197,8 +197,9 @@ fn compare(group: &Group) {
     let call = call(Operation::Reduce, "compare");
     let standings =
         world.local_replicas().map(|replica| distribute_cluster::Standing::waiting(replica, call.clone()));
-    let mut calling = Calling::new(&session, standings.collect(), PATIENCE);
-    let all = calling.exchange("native sums", sums.into()).unwrap();
+    let mut calling = GroupCall::new(&session, standings.collect(), PATIENCE);
+    let sums = Bytes::from(sums);
+    let all = calling.all_gather_sized("native sums", sums.clone(), |_| sums.len()).unwrap();
     assert!(all.iter().all(|sums| *sums == all[0]) && !all[0].is_empty());
     println!("{} calls agree on {world}", ours[0].len());
 }

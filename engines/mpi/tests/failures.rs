@@ -7,7 +7,7 @@ mod support;
 use bytes::Bytes;
 use distribute_cluster::{Blame, Deadline, Fault, Fingerprint, Operation, Standing, Stopwatch};
 use distribute_collective::Failure;
-use distribute_collective::group::{Calling, Group, Order, Session, SumOptions};
+use distribute_collective::group::{Group, GroupCall, Order, Session, SumOptions};
 use distribute_mpi::{Error, Settings};
 use distribute_testing::child;
 use std::panic::Location;
@@ -18,13 +18,13 @@ use support::{mpirun, on_ranks, started};
 
 const LONG: Duration = Duration::from_secs(40);
 
-fn calling(session: &Session, timeout: Duration) -> Calling<'_> {
+fn calling(session: &Session, timeout: Duration) -> GroupCall<'_> {
     let call = Fingerprint::new(Operation::AllReduce, "numbers", Location::caller());
-    Calling::new(session, vec![Standing::waiting(session.world().worker(), call)], timeout)
+    GroupCall::new(session, vec![Standing::waiting(session.world().worker(), call)], timeout)
 }
 
 fn meet(session: &Session, timeout: Duration) -> Result<usize, Arc<Blame>> {
-    match calling(session, timeout).records(Bytes::from_static(b"here")) {
+    match calling(session, timeout).all_gather_bytes(Bytes::from_static(b"here")) {
         Ok(all) => Ok(all.len()),
         Err(Failure::Blame(blame)) => Err(blame),
         Err(other) => panic!("{other}"),
@@ -34,7 +34,7 @@ fn meet(session: &Session, timeout: Duration) -> Result<usize, Arc<Blame>> {
 fn sum(session: &Session, timeout: Duration) -> Result<Vec<u8>, Arc<Blame>> {
     let options = SumOptions { order: Order::Fast, ..SumOptions::default() };
     let weights = vec![1f32; session.world().workers()];
-    match calling(session, timeout).sum_with(&[vec![0; 4000].into()], &weights, &options) {
+    match calling(session, timeout).all_reduce_vectors(&[vec![0; 4000].into()], &weights, &options) {
         Ok(sum) => Ok(sum.concat()),
         Err(Failure::Blame(blame)) => Err(blame),
         Err(other) => panic!("{other}"),

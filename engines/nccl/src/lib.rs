@@ -20,7 +20,7 @@
 //! # fn sum(_: &Group) {}
 //! # fn program(group: Group) -> Result<(), distribute_nccl::Error> {
 //! let group = distribute_nccl::over(group, Settings::default())?;
-//! sum(&group); // by `Calling::sum_with`
+//! sum(&group); // by `GroupCall::all_reduce_vectors`
 //! # Ok(())
 //! # }
 //! ```

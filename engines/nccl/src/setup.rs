@@ -7,7 +7,7 @@ use crate::sums::Sums;
 use crate::{Error, Settings, installed};
 use bytes::Bytes;
 use distribute_cluster::{Fingerprint, Operation, Standing};
-use distribute_collective::group::{Calling, Group};
+use distribute_collective::group::{Group, GroupCall};
 use distribute_net::polling::until;
 use std::panic::Location;
 use std::sync::Arc;
@@ -44,23 +44,23 @@ fn over_by<L: Library + 'static>(
     let call = Fingerprint::new(Operation::AllReduce, "NCCL is set up", caller);
     let standings =
         world.local_replicas().map(|replica| Standing::waiting(world.global(replica), call.clone()));
-    let mut calling = Calling::new(&session, standings.collect(), settings.timeout);
+    let mut calling = GroupCall::new(&session, standings.collect(), settings.timeout);
 
-    let hosts = calling.records(host())?;
+    let hosts = calling.all_gather_bytes(host())?;
     let gpu = settings.gpu.unwrap_or_else(|| offer::gpu_of(&hosts, world.worker()));
     let opened = open(gpu).and_then(|library| Ok((offered(&library, world.is_chief())?, library)));
     let mine = match &opened {
         Ok((offer, _)) => offer.clone(),
         Err(error) => Offer::Unable(error.to_string()),
     };
-    let offers = calling.records(mine.encode())?;
+    let offers = calling.all_gather_bytes(mine.encode())?;
     let (_, mut library) = opened?;
     let id = offer::agree(&offers)?;
 
     let linked = link(&mut library, id, (world.worker(), world.workers()), settings.timeout / 2);
     let mine = linked.as_ref().map_or_else(ToString::to_string, |()| String::new());
     // One that has failed at once waits for those that have waited for it.
-    let all = calling.records(Bytes::from(mine));
+    let all = calling.all_gather_bytes(Bytes::from(mine));
     if let Err(error) = linked {
         library.abort();
         return Err(error);

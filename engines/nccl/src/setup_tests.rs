@@ -134,8 +134,8 @@ fn sum(group: &Group, numbers: usize, timeout: Duration) -> Result<Vec<f32>, Fai
     let mine = vec![(world.worker() + 1) as f32; numbers];
     let options = SumOptions { order: Order::Fast, ..SumOptions::default() };
     let weights = vec![1f32; world.workers()];
-    Calling::new(&session, standings.collect(), timeout)
-        .sum_with(&[Bytes::copy_from_slice(cast_slice(&mine))], &weights, &options)
+    GroupCall::new(&session, standings.collect(), timeout)
+        .all_reduce_vectors(&[Bytes::copy_from_slice(cast_slice(&mine))], &weights, &options)
         .map(|pieces| pod_collect_to_vec(&pieces.concat()))
 }
 

@@ -1,12 +1,12 @@
 //! A replica's gradients of one step, in memory that is kept for the next.
 
-use super::departures::Departures;
 use super::deposits::Deposits;
+use super::overlap::OverlapSender;
 use super::{Dense, Filling, Flat, Gradient, Layout, Ranges, Rows};
 use crate::lock::lock;
 use crate::number::{Elements, Number, with_elements};
 use candle_core::{DType, Result, Tensor, TensorId, Var};
-use distribute_collective::group::{Ahead, Buffers};
+use distribute_collective::group::{Buffers, EarlySend};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
@@ -56,9 +56,9 @@ impl Pool {
         lock(&self.idle).iter().map(Vec::len).collect()
     }
 
-    /// An empty one of a replica of this process. Its packs are sent ahead of a call, if there is one. What was found with the
+    /// Returns an empty bucket of a replica of this process. Its packs are sent by `early`, before their call. What was found with the
     /// workers of another generation is forgotten: those that have come since don't know it.
-    pub fn take(self: &Arc<Self>, replica: usize, generation: u64, ahead: Option<Ahead>) -> Bucket {
+    pub fn take(self: &Arc<Self>, replica: usize, generation: u64, early: Option<EarlySend>) -> Bucket {
         let mut known = lock(&self.layout);
         if known.0 != generation {
             *known = (generation, None);
@@ -78,9 +78,9 @@ impl Pool {
         }
         let packs = self.packs.as_ref().zip(layout);
         let packs = packs.map(|(buffers, layout)| Filling::new(layout, buffers));
-        let departures = ahead.zip(packs.as_ref());
-        let departures = departures.map(|(ahead, packs)| packs.departures(ahead, replica));
-        Bucket { pool: self.clone(), replica, loose, packs, departures, on_device: Vec::new() }
+        let overlap = early.zip(packs.as_ref());
+        let overlap = overlap.map(|(early, packs)| packs.overlap_sender(early, replica));
+        Bucket { pool: self.clone(), replica, loose, packs, overlap, on_device: Vec::new() }
     }
 
     /// The layout of packs with the gradients of these variables, which the next buckets have. They are made in this `order`,
@@ -138,7 +138,7 @@ pub struct Bucket {
     /// The packs for other workers, with places for variables that had a dense gradient in the last step.
     packs: Option<Filling>,
     /// Those that leave before the others are complete.
-    departures: Option<Departures>,
+    overlap: Option<OverlapSender>,
     /// Rows of tables on the replica's device, by variable, in the order in which they came.
     on_device: Vec<(usize, Rows)>,
 }
@@ -175,10 +175,10 @@ impl Bucket {
         let mut packs = self.packs.take()?;
         let all = 0..self.loose.filled.len();
         all.filter(|number| filled.binary_search(number).is_err()).for_each(|number| packs.clear(number));
-        let departures = self.departures.take().filter(|_| !packs.was_reopened());
+        let overlap = self.overlap.take().filter(|_| !packs.was_reopened());
         let flat = packs.freeze();
-        Some(Arc::new(match departures.map(|departures| departures.end(flat.packs())) {
-            Some(call) => flat.sent(call),
+        Some(Arc::new(match overlap.map(|overlap| overlap.finish(flat.packs())) {
+            Some(call) => flat.sent_early(call),
             None => flat,
         }))
     }
@@ -188,11 +188,11 @@ impl Bucket {
         if self.pool.packs.is_none() || !self.loose.deposits.made(number) {
             return;
         }
-        if let Some((departures, packs)) = self.departures.as_mut().zip(self.packs.as_mut())
+        if let Some((overlap, packs)) = self.overlap.as_mut().zip(self.packs.as_mut())
             && let Some(pack) = packs.layout().pack(number)
-            && departures.complete(pack)
+            && overlap.complete(pack)
         {
-            departures.leave(pack, &packs.close(pack));
+            overlap.send(pack, &packs.close(pack));
         }
     }
 

@@ -1,12 +1,12 @@
 //! Dense gradients of several variables in packs, which are sent to other workers from where they lie.
 
 use super::Layout;
-use super::departures::Departures;
 use super::layout::Place;
+use super::overlap::OverlapSender;
 use crate::number::Number;
 use bytes::Bytes;
 use candle_core::WithDType;
-use distribute_collective::group::{Ahead, Buffer, Buffers};
+use distribute_collective::group::{Buffer, Buffers, EarlySend};
 use std::sync::Arc;
 
 /// Packs that are being filled.
@@ -36,9 +36,9 @@ impl Filling {
         &self.layout
     }
 
-    /// Sends them as those of a replica, ahead of a call.
-    pub(super) fn departures(&self, ahead: Ahead, replica: usize) -> Departures {
-        Departures::new(ahead, replica, &self.layout, &self.buffers)
+    /// Returns a sender of these packs, which are those of a replica.
+    pub(super) fn overlap_sender(&self, early: EarlySend, replica: usize) -> OverlapSender {
+        OverlapSender::new(early, replica, &self.layout, &self.buffers)
     }
 
     /// Where the elements of a variable go. None for another dtype, and where it has no place.
@@ -95,7 +95,7 @@ impl Filling {
     /// The packs, filled.
     pub fn freeze(mut self) -> Flat {
         let packs = (0..self.packs.len()).map(|pack| self.close(pack)).collect();
-        Flat { layout: self.layout, part: None, packs, sent_ahead: None }
+        Flat { layout: self.layout, part: None, packs, early_call: None }
     }
 }
 
@@ -106,8 +106,8 @@ pub struct Flat {
     /// The worker whose part of the packs this is, where it is not all of them.
     part: Option<usize>,
     packs: Vec<Bytes>,
-    /// The call ahead of which they have been sent to the other workers, if they have.
-    sent_ahead: Option<u64>,
+    /// The call before which they have been sent to the other workers, if they have.
+    early_call: Option<u64>,
 }
 
 impl Flat {
@@ -122,7 +122,7 @@ impl Flat {
             own.freeze()
         };
         let packs = packs.into_iter().map(aligned).collect();
-        Self { layout: layout.clone(), part: None, packs, sent_ahead: None }
+        Self { layout: layout.clone(), part: None, packs, early_call: None }
     }
 
     /// What another worker has sent to this one, which owns ranges of variables: of these there are no other elements.
@@ -130,14 +130,14 @@ impl Flat {
         Self { part: Some(worker), ..Self::received(layout, packs, buffers) }
     }
 
-    /// The same, where all of it has been sent ahead of a call.
-    pub(super) fn sent(self, ahead_of: u64) -> Self {
-        Self { sent_ahead: Some(ahead_of), ..self }
+    /// Records that all of it has been sent before a call.
+    pub(super) fn sent_early(self, call: u64) -> Self {
+        Self { early_call: Some(call), ..self }
     }
 
-    /// The call ahead of which all of it has been sent to the other workers, if it has.
-    pub fn sent_ahead(&self) -> Option<u64> {
-        self.sent_ahead
+    /// Returns the call before which all of it has been sent to the other workers, if it has.
+    pub fn early_call(&self) -> Option<u64> {
+        self.early_call
     }
 
     /// The layout of the packs.

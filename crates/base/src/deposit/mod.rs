@@ -8,11 +8,11 @@
 //! A layer calls [`gradient`] or [`row_gradient`] and passes on what it gets: it need not know which of the two it is.
 
 mod bucket;
-mod departures;
 mod deposits;
 mod flat;
 mod gradient;
 mod layout;
+mod overlap;
 mod part;
 mod rows;
 

@@ -2,7 +2,7 @@
 
 use super::range::range;
 use super::wire::Coding;
-use super::{Calling, SumOptions, raw};
+use super::{GroupCall, SumOptions, raw};
 use crate::Failure;
 use bytemuck::Pod;
 use bytes::Bytes;
@@ -11,7 +11,7 @@ use distribute_tensor::kernel::Scale;
 /// The sum of the vectors of all workers, in pieces. Where numbers are rounded to be sent, this worker's own are, too, so that the
 /// bits do not depend on who folds which range.
 pub(super) fn sum<F: Scale + Pod>(
-    calling: &mut Calling<'_>,
+    calling: &mut GroupCall<'_>,
     vectors: &[Bytes],
     weights: &[F],
     coding: &Coding<F>,
@@ -25,7 +25,7 @@ pub(super) fn sum<F: Scale + Pod>(
     };
     let mine = part(world.worker());
     let vectors: Vec<_> = vectors.iter().map(|vector| coding.encode(vector.clone(), &buffers)).collect();
-    let come = calling.part(&named("its ranges", options), |worker| {
+    let come = calling.subround(&named("its ranges", options), |worker| {
         buffers.joined(vectors.iter().map(|vector| vector.slice(part(worker))))
     })?;
     let mut all = Vec::with_capacity(weights.len());
@@ -40,7 +40,7 @@ pub(super) fn sum<F: Scale + Pod>(
     let sum = coding.fold(&all, weights, &buffers);
     drop((all, come));
 
-    let mut sums = calling.part(&named("its sums", options), |_| sum.clone())?;
+    let mut sums = calling.subround(&named("its sums", options), |_| sum.clone())?;
     for (worker, theirs) in sums.iter_mut().enumerate() {
         if worker == world.worker() {
             *theirs = sum.clone();

@@ -5,7 +5,7 @@ use super::buffer::numbers;
 use super::pieces::Pieces;
 use super::schedule::{Schedule, Transfer, Turn};
 use super::wire::{Coding, Real};
-use super::{Algorithm, Calling, SumOptions, Wire, native, raw};
+use super::{Algorithm, GroupCall, SumOptions, Wire, native, raw};
 use crate::Failure;
 use bytes::Bytes;
 use distribute_tensor::kernel::fold_scaled;
@@ -14,7 +14,7 @@ use std::ops::Range;
 /// The sum of the vectors of all workers, in pieces. Where numbers are sent as they are, a library under the transport sums, if
 /// there is one. Else the owner of each element computes its sum, so all get the same bits.
 pub(super) fn sum<F: Real>(
-    calling: &mut Calling<'_>,
+    calling: &mut GroupCall<'_>,
     vectors: &[Bytes],
     weights: &[F],
     algorithm: Algorithm,
@@ -66,7 +66,7 @@ pub(super) fn sum<F: Real>(
 }
 
 /// What this worker's replicas have together; a single vector that counts once is not copied.
-fn of_replicas<F: Real>(calling: &Calling<'_>, vectors: &[Bytes], weights: &[F]) -> Bytes {
+fn of_replicas<F: Real>(calling: &GroupCall<'_>, vectors: &[Bytes], weights: &[F]) -> Bytes {
     let first = calling.world().worker() * vectors.len();
     let weights = &weights[first..first + vectors.len()];
     if let ([only], [weight]) = (vectors, weights)
@@ -88,7 +88,7 @@ fn round_of(bytes: usize, algorithm: Algorithm, options: &SumOptions, number: us
 
 /// One round: sends what this worker has to, and gives what it has received, and its place.
 fn take_turn<F: Real>(
-    calling: &mut Calling<'_>,
+    calling: &mut GroupCall<'_>,
     what: &str,
     turn: &Turn,
     coding: &Coding<F>,
@@ -97,7 +97,7 @@ fn take_turn<F: Real>(
     let body = turn.send.as_ref().map(|sent| send(&sent.range)).transpose()?.unwrap_or_default();
     let to = turn.send.as_ref().map(|sent| sent.peer);
     let mut come =
-        calling.part(what, |worker| if to == Some(worker) { body.clone() } else { Bytes::new() })?;
+        calling.subround(what, |worker| if to == Some(worker) { body.clone() } else { Bytes::new() })?;
     let Some(Transfer { peer, range }) = turn.receive.clone() else { return Ok(None) };
     let theirs = come.get_mut(peer).map(std::mem::take).unwrap_or_default();
     raw::require_length(peer, &theirs, range.len() * coding.width())?;
@@ -130,9 +130,9 @@ mod tests {
     /// The worker that does not do its part.
     const WHO: usize = 2;
 
-    fn calling(session: &Session, timeout: Duration) -> Calling<'_> {
+    fn calling(session: &Session, timeout: Duration) -> GroupCall<'_> {
         let call = Fingerprint::new(Operation::AllReduce, "vectors", Location::caller());
-        Calling::new(session, vec![Standing::waiting(session.world().worker(), call)], timeout)
+        GroupCall::new(session, vec![Standing::waiting(session.world().worker(), call)], timeout)
     }
 
     /// Sums on all workers but one, which takes part in `rounds` only and then does `last`. Gives the others' errors.
@@ -155,12 +155,12 @@ mod tests {
                     for (number, turn) in turns {
                         let what = round_of(4 * len, algorithm, &FAST, number + 1);
                         let zeros = |range: &Range<usize>| Ok(vec![0; 4 * range.len()].into());
-                        take_turn::<f32>(&mut calling, &what, turn, &Coding::FULL, zeros).unwrap();
+                        take_turn::<f32>(&mut calling, &what, turn, &Coding::of(Wire::Full), zeros).unwrap();
                     }
                     last(&group);
                     return None;
                 }
-                let failed = calling.sum_with(&[vec![0; 4 * len].into()], &[1f32; WORKERS], &FAST);
+                let failed = calling.all_reduce_vectors(&[vec![0; 4 * len].into()], &[1f32; WORKERS], &FAST);
                 then();
                 match failed {
                     Err(Failure::Blame(blame)) => Some(blame),

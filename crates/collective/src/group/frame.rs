@@ -58,7 +58,7 @@ pub enum Said {
     /// Why the call did not complete, decided by one worker because others may have heard different standings.
     Verdict(Blame),
     /// A vector of a call that is still to come; `round` is that before the call.
-    Ahead {
+    Early {
         /// Which of the worker's vectors.
         part: u64,
         /// The numbers, or those that the receiver adds up.
@@ -90,7 +90,7 @@ enum SaidHead {
         standings: Vec<Standing>,
     },
     Verdict(Blame),
-    Ahead {
+    Early {
         part: u64,
     },
 }
@@ -101,7 +101,7 @@ impl Frame {
         let standings = |all: &[Standing]| size_of_val(all);
         size_of::<Self>()
             + match &self.said {
-                Said::Call { body, .. } | Said::Ahead { body, .. } => body.len(),
+                Said::Call { body, .. } | Said::Early { body, .. } => body.len(),
                 Said::Standings { standings: all, late, .. } => standings(all) + size_of_val(&late[..]),
                 Said::Left { standings: all } => standings(all),
                 Said::Verdict(_) => size_of::<Blame>(),
@@ -120,7 +120,7 @@ impl Frame {
             }
             Said::Left { standings } => (SaidHead::Left { standings }, Bytes::new()),
             Said::Verdict(blame) => (SaidHead::Verdict(blame), Bytes::new()),
-            Said::Ahead { part, body } => (SaidHead::Ahead { part }, body),
+            Said::Early { part, body } => (SaidHead::Early { part }, body),
         };
         let head = Head { session: self.session, round: self.round, said };
         Ok((postcard::to_allocvec(&head)?.into(), body))
@@ -144,7 +144,7 @@ impl Frame {
             }
             SaidHead::Left { standings } => Said::Left { standings },
             SaidHead::Verdict(blame) => Said::Verdict(blame),
-            SaidHead::Ahead { part } => Said::Ahead { part, body },
+            SaidHead::Early { part } => Said::Early { part, body },
         };
         Ok(Self { session, round, said })
     }
@@ -175,7 +175,7 @@ mod tests {
             },
             Said::Left { standings: standings.clone() },
             Said::Verdict(Blame::failed(1, 3, &call)),
-            Said::Ahead { part: 2, body: Bytes::from_static(b"numbers") },
+            Said::Early { part: 2, body: Bytes::from_static(b"numbers") },
         ] {
             let frame = Frame { session, round: 9, said };
             let (head, body) = frame.clone().encode().unwrap();

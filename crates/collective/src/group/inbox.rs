@@ -366,7 +366,7 @@ pub(super) mod tests {
         let large = |name: u64, bytes: usize| Frame {
             session: SessionId { name, number: 1 },
             round: 1,
-            said: Said::Ahead { part: 0, body: vec![0; bytes].into() },
+            said: Said::Early { part: 0, body: vec![0; bytes].into() },
         };
         let waiting = || lock(&inbox.0.state).waiting.clone();
         let open = inbox.open(7);

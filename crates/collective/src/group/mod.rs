@@ -12,9 +12,9 @@
 //! | `recorder` | what this worker did last |
 //! | [`protocol`] | [`Protocol`]: what a worker does in a session, as a pure state machine |
 //! | [`round`] | one round of messages, as a pure state machine |
-//! | [`calling`] | [`Calling`]: a call that the replicas of all workers make together |
+//! | [`group_call`] | [`GroupCall`]: a call that the replicas of all workers make together |
 //! | [`buffer`] | [`Buffers`]: memory that is filled, sent from where it lies, and serves again |
-//! | [`ahead`] | [`Ahead`]: vectors that are sent before the call in which they are used |
+//! | [`early`] | [`EarlySend`]: vectors that are sent before the call in which they are used |
 //! | `vectors` | exchanges and sums vectors of numbers in it, whose lengths all know |
 //! | [`order`] | [`SumOptions`]: in which order, by which algorithm, and as what numbers are sent |
 //! | `exact`, `fast`, `native` | sums by owners of ranges; by a schedule; by a library such as MPI |
@@ -28,12 +28,12 @@
 //!
 //! Bytes are moved by a [`Transport`](distribute_net::Transport) of `distribute-net`.
 
-pub mod ahead;
 pub mod buffer;
-pub mod calling;
+pub mod early;
 mod exact;
 mod fast;
 pub mod frame;
+pub mod group_call;
 pub mod inbox;
 pub mod local;
 mod native;
@@ -53,10 +53,10 @@ mod vectors;
 mod wire;
 mod workers;
 
-pub use ahead::Ahead;
 pub use buffer::{Buffer, Buffers, numbers};
-pub use calling::Calling;
+pub use early::EarlySend;
 pub use frame::{Frame, Said, SessionId};
+pub use group_call::GroupCall;
 pub use inbox::Inbox;
 pub use local::Links;
 pub use order::{Algorithm, Order, SumOptions, Wire};

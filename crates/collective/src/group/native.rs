@@ -1,7 +1,7 @@
 //! Sums by a library that the transport stands on, such as MPI.
 
 use super::wire::Real;
-use super::{Calling, SumOptions, raw};
+use super::{GroupCall, SumOptions, raw};
 use crate::Failure;
 use bytes::Bytes;
 
@@ -11,7 +11,7 @@ use bytes::Bytes;
 /// A library that reduces waits for all, and tells nobody who is missing. So workers agree on the call before it, and where
 /// it has failed they meet once more, in a round that names who is late or lost.
 pub(super) fn sum<F: Real>(
-    calling: &mut Calling<'_>,
+    calling: &mut GroupCall<'_>,
     mine: &Bytes,
     options: &SumOptions,
 ) -> Result<Option<Bytes>, Failure> {
@@ -19,7 +19,7 @@ pub(super) fn sum<F: Real>(
     let Some(library) = transport.native_sum() else { return Ok(None) };
     let what = format!("its part of {} bytes {options}, by {}", mine.len(), library.name());
     let able = u8::from(library.is_able(mine.len()));
-    let all = calling.part(&what, |_| Bytes::copy_from_slice(&[able]))?;
+    let all = calling.subround(&what, |_| Bytes::copy_from_slice(&[able]))?;
     let me = calling.world().worker();
     if able == 0 || all.iter().enumerate().any(|(worker, able)| worker != me && **able != [1]) {
         return Ok(None);
@@ -30,7 +30,7 @@ pub(super) fn sum<F: Real>(
             Ok(Some(sum))
         }
         Err(reason) => {
-            calling.go_on(&format!("{what}, which has failed"), |_| Bytes::new())?;
+            calling.next_round(&format!("{what}, which has failed"), |_| Bytes::new())?;
             Err(Failure::Native { library: library.name(), reason })
         }
     }
@@ -120,10 +120,10 @@ mod tests {
         }
     }
 
-    fn calling(session: &Session) -> Calling<'_> {
+    fn calling(session: &Session) -> GroupCall<'_> {
         let call = Fingerprint::new(Operation::AllReduce, "vectors", Location::caller());
         let standings = vec![Standing::waiting(session.world().worker(), call)];
-        Calling::new(session, standings, Duration::from_secs(30))
+        GroupCall::new(session, standings, Duration::from_secs(30))
     }
 
     /// What `body` gives on each worker that lives, and how many sums the library has made.
@@ -152,7 +152,7 @@ mod tests {
                 let mine = vec![(group.world().worker() + 1) as f32; LEN];
                 let mine = Bytes::copy_from_slice(cast_slice(&mine));
                 let options = SumOptions { order: Order::Fast, ..SumOptions::default() };
-                let sum = calling(&session).sum_with(&[mine], &[1f32; WORKERS], &options);
+                let sum = calling(&session).all_reduce_vectors(&[mine], &[1f32; WORKERS], &options);
                 body(group, sum.map(|pieces| pod_collect_to_vec(&pieces.concat())))
             };
             let results = std::thread::scope(|scope| {
@@ -176,7 +176,8 @@ mod tests {
     #[test]
     fn where_it_fails_on_all_each_gets_its_reason_and_the_group_works_on() {
         let (errors, _) = on_workers([Fails; 3], |group, sum| {
-            let records = calling(&group.open("next", 2)).records(Bytes::from_static(b"on")).unwrap();
+            let records =
+                calling(&group.open("next", 2)).all_gather_bytes(Bytes::from_static(b"on")).unwrap();
             assert!(records.iter().all(|record| record == "on"));
             sum.unwrap_err().to_string()
         });

@@ -1,4 +1,4 @@
-//! What one worker does in a session: its rounds, the calls that it declines, and the end. Pure: no socket, no thread, no
+//! The part of one worker in a session: its rounds, the calls that it aborts, and the end. Pure: no socket, no thread, no
 //! clock.
 //!
 //! It is told what the others have said, who is lost and that the time is up, and says what to do next. A
@@ -19,11 +19,11 @@ pub const GRACE: Duration = Duration::from_millis(500);
 /// How long to wait for the verdict on a worker that is lost. Whoever judges may not have noticed, and be past the round.
 pub const VERDICT: Duration = Duration::from_millis(100);
 
-/// So many calls in a row a worker declines without waiting for the others.
-const DECLINES: u64 = 2;
+/// The number of calls in a row that a worker aborts without waiting for the others.
+const ABORTS: u64 = 2;
 
-/// How many rounds a worker may be ahead of another: it may have declined some, is in the next one, and may give that up.
-const AHEAD: u64 = DECLINES + 2;
+/// How many rounds a worker may be ahead of another: it may have aborted some, is in the next one, and may give that up.
+const LEAD: u64 = ABORTS + 2;
 
 /// Whether the others wait for a worker whose replicas have all returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,8 +46,8 @@ pub struct Protocol {
     session: SessionId,
     /// The number of rounds that have begun.
     round: u64,
-    /// How many rounds this worker has declined, and how many of them since it took part in one.
-    declined: u64,
+    /// How many rounds this worker has aborted, and how many of them since it took part in one.
+    aborted: u64,
     in_a_row: u64,
     /// Frames of rounds that this worker has not begun.
     early: Vec<(usize, Frame)>,
@@ -94,7 +94,7 @@ impl Protocol {
             world,
             session,
             round: 0,
-            declined: 0,
+            aborted: 0,
             in_a_row: 0,
             early: Vec::new(),
             left: vec![None; workers],
@@ -115,9 +115,9 @@ impl Protocol {
         self.round
     }
 
-    /// How many rounds this worker has declined.
-    pub fn declined(&self) -> u64 {
-        self.declined
+    /// Returns how many rounds this worker has aborted.
+    pub fn aborted_calls(&self) -> u64 {
+        self.aborted
     }
 
     /// Why the session is over, if a worker was late or lost.
@@ -183,16 +183,21 @@ impl Protocol {
     }
 
     /// Takes no part in the next round, since this worker has failed. What to tell the others; `None` where the session is over, or
-    /// where this worker has declined so many that it takes part in one, which has begun then.
-    pub fn decline(&mut self, step: u64, mut standings: Vec<Standing>, timeout: Duration) -> Option<Frame> {
+    /// if this worker has aborted so many that it takes part in one, which has begun then.
+    pub fn abort_call(
+        &mut self,
+        step: u64,
+        mut standings: Vec<Standing>,
+        timeout: Duration,
+    ) -> Option<Frame> {
         for standing in &mut standings {
             standing.presence = Presence::Failed;
         }
         if self.over.is_some() {
             return None;
         }
-        self.declined += 1;
-        if self.in_a_row == DECLINES {
+        self.aborted += 1;
+        if self.in_a_row == ABORTS {
             self.begin(step, standings, timeout);
             return None;
         }
@@ -201,7 +206,7 @@ impl Protocol {
     }
 
     /// Ends the session for a reason of this worker's own, unless another one has ended it before. What to tell the others.
-    pub fn abandon(&mut self, blame: Arc<Blame>) -> Option<Frame> {
+    pub fn abort(&mut self, blame: Arc<Blame>) -> Option<Frame> {
         if self.over.is_some() {
             return None;
         }
@@ -233,7 +238,7 @@ impl Protocol {
         let waits = |said: &Said| match said {
             Said::Call { .. } | Said::Verdict(_) => true,
             Said::Standings { standings, .. } => standings.iter().any(|standing| standing.call().is_some()),
-            Said::Left { .. } | Said::Ahead { .. } => false,
+            Said::Left { .. } | Said::Early { .. } => false,
         };
         if let Some(round) = self.early.iter().filter(|(_, f)| waits(&f.said)).map(|(_, f)| f.round).min() {
             let standings = standings.clone();
@@ -250,7 +255,7 @@ impl Protocol {
     /// # Errors
     /// Why the worker has to be taken for lost.
     pub fn hear(&mut self, from: usize, frame: Frame) -> Result<(), &'static str> {
-        if frame.round > self.round.saturating_add(AHEAD) {
+        if frame.round > self.round.saturating_add(LEAD) {
             // The others may make any number of calls, which fail, where this worker has left.
             if self.left.get(self.world.worker()).is_some_and(Option::is_some) {
                 return Ok(());
@@ -453,7 +458,7 @@ mod tests {
     #[test]
     fn who_has_left_in_order_waits_for_nobody_who_has_left_or_is_lost() {
         let (mut protocol, _) = returned();
-        // It failed, and declined what nobody called.
+        // It failed, and aborted what nobody called.
         let failed = vec![Standing { presence: Presence::Failed, ..Standing::running(2) }];
         let said =
             Said::Standings { standings: failed.clone(), step: 1, expired: None, late: vec![], lost: None };
@@ -479,7 +484,7 @@ mod tests {
     fn a_round_that_nobody_can_be_in_is_not_kept() {
         let mut protocol = third();
         let said = Said::Call { digest: 0, body: Bytes::new() };
-        let frame = Frame { round: 1 + AHEAD + 1, ..protocol.frame(said) };
+        let frame = Frame { round: 1 + LEAD + 1, ..protocol.frame(said) };
         assert!(protocol.hear(0, frame).unwrap_err().contains("a round that it cannot be in"));
     }
 }

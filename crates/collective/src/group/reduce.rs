@@ -1,7 +1,7 @@
 //! Reduces and gathers leaves over all replicas of all workers, in the one order of sums.
 
 use super::range::range;
-use super::{Calling, raw};
+use super::{GroupCall, raw};
 use crate::combined::tracked;
 use crate::{Combined, Failure};
 use bytes::Bytes;
@@ -23,7 +23,7 @@ struct Opening {
     leaves: Option<Bytes>,
 }
 
-impl Calling<'_> {
+impl GroupCall<'_> {
     /// Reduces each leaf over all replicas of all workers. `local` are the leaves of this worker's replicas.
     ///
     /// The result depends on values and ids alone: it is bit-equal to that of one process with all the replicas. Large dense
@@ -39,7 +39,7 @@ impl Calling<'_> {
         folder: &impl Folder,
     ) -> Result<Combined, Failure> {
         let reduced = self.reduce(op, packing, local, folder);
-        self.end(reduced)
+        self.abort_on_error(reduced)
     }
 
     fn reduce(
@@ -61,14 +61,14 @@ impl Calling<'_> {
         Ok(Combined { leaves: reduce_packed(op, &all, packing, folder)?, tracked })
     }
 
-    /// The leaves of all replicas of all workers, in the order of their ids, and for each leaf whether gradients flow
+    /// Gathers the leaves of all replicas of all workers, in the order of their ids, and for each leaf whether gradients flow
     /// through it on some replica.
     ///
     /// # Errors
     /// [`Failure`] on every worker.
     pub fn all_gather(mut self, local: &[&[Leaf]]) -> Result<(Vec<Vec<Leaf>>, Vec<bool>), Failure> {
         let gathered = self.gather(local);
-        self.end(gathered)
+        self.abort_on_error(gathered)
     }
 
     fn gather(&mut self, local: &[&[Leaf]]) -> Result<(Vec<Vec<Leaf>>, Vec<bool>), Failure> {
@@ -78,23 +78,23 @@ impl Calling<'_> {
             return Ok((self.all_of(&openings, local)?, tracked));
         }
         let mine = Bytes::from(wire::encode(local.iter().flat_map(|leaves| leaves.iter()))?);
-        let bodies = self.go_on("its data", |_| mine.clone())?;
+        let bodies = self.next_round("its data", |_| mine.clone())?;
         Ok((self.decode_all(&bodies, local)?, tracked))
     }
 
-    /// The leaves of worker 0, with the kinds and devices of this worker's `mine`. Leaves of other workers are not sent.
+    /// Broadcasts the leaves of worker 0, with the kinds and devices of this worker's `mine`. Leaves of other workers are not sent.
     ///
     /// # Errors
     /// [`Failure`] on every worker.
-    pub fn of_first(mut self, mine: &[Leaf]) -> Result<Vec<Leaf>, Failure> {
-        let first = self.first(mine);
-        self.end(first)
+    pub fn broadcast(mut self, mine: &[Leaf]) -> Result<Vec<Leaf>, Failure> {
+        let first = self.leaves_of_first(mine);
+        self.abort_on_error(first)
     }
 
-    fn first(&mut self, mine: &[Leaf]) -> Result<Vec<Leaf>, Failure> {
+    fn leaves_of_first(&mut self, mine: &[Leaf]) -> Result<Vec<Leaf>, Failure> {
         let first = self.world().worker() == 0;
         let body = if first { Bytes::from(wire::encode(mine)?) } else { Bytes::new() };
-        let bodies = self.records(body)?;
+        let bodies = self.all_gather_bytes(body)?;
         if first {
             return Ok(mine.to_vec());
         }
@@ -119,7 +119,7 @@ impl Calling<'_> {
             },
         };
         let body = mine.encode();
-        let bodies = self.begin(body)?;
+        let bodies = self.first_round(body)?;
         let me = self.world().worker();
         let mut mine = Some(mine);
         let opening = |(worker, body)| match mine.take_if(|_| worker == me) {
@@ -170,7 +170,7 @@ impl Calling<'_> {
         let rest = Bytes::from(if others.is_empty() { Vec::new() } else { wire::encode(columns)? });
         let buffers = self.buffers().clone();
 
-        let come = self.go_on("its ranges", |worker| {
+        let come = self.next_round("its ranges", |worker| {
             let of = |(pack, parts): (&Pack, &Vec<HostTensor>)| {
                 let range = range(pack.len, world.workers(), worker);
                 parts.iter().map(move |part| raw::bytes(part, range.clone())).collect::<Vec<_>>()
@@ -224,7 +224,7 @@ impl Calling<'_> {
         whole.into_iter().try_for_each(at_end)?;
 
         let body = buffers.joined(sums.iter().map(|sum| raw::bytes(sum, 0..sum.len())));
-        let come = self.go_on("its sums", |_| body.clone())?;
+        let come = self.next_round("its sums", |_| body.clone())?;
         let mut pieces = vec![Vec::with_capacity(world.workers()); packs.len()];
         for (worker, mut body) in come.into_iter().enumerate() {
             for ((pack, sum), pieces) in packs.iter().zip(&sums).zip(&mut pieces) {

@@ -137,7 +137,7 @@ impl Round {
             // It has left after this round.
             (Said::Left { .. }, Peer::Calls { .. }) => self.lose(worker, "it has left".into()),
             (Said::Left { .. }, _) => {}
-            (Said::Ahead { .. }, _) => self.lose(worker, "it sent a vector where a call was expected".into()),
+            (Said::Early { .. }, _) => self.lose(worker, "it sent a vector where a call was expected".into()),
         }
     }
 
@@ -195,7 +195,7 @@ impl Round {
     }
 
     /// Whether this worker judges where workers may have heard different things: the first that is present, and was before
-    /// the deadline. One that has declined the call may be past it.
+    /// the deadline. One that has aborted the call may be past it.
     pub fn judges(&self) -> bool {
         let takes_part = |standings: &[Standing]| !standings.iter().all(Standing::is_gone);
         let present = |peer: &Peer| match peer {
@@ -361,12 +361,12 @@ mod tests {
 
     // INV-31
     #[test]
-    fn who_has_declined_judges_nothing_and_who_waits_does() {
+    fn who_has_aborted_judges_nothing_and_who_waits_does() {
         let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
         let failed = vec![Standing { presence: Presence::Failed, ..Standing::running(0) }];
         let timeout = Duration::from_secs(3);
-        let declined = Round::new(World::new(3, 0, 1).unwrap(), 1, failed.clone(), timeout);
-        assert!(!declined.judges());
+        let aborted = Round::new(World::new(3, 0, 1).unwrap(), 1, failed.clone(), timeout);
+        assert!(!aborted.judges());
         let mine = vec![Standing::waiting(1, call)];
         let mut round = Round::new(World::new(3, 1, 1).unwrap(), 1, mine, timeout);
         round

@@ -1,6 +1,6 @@
 //! The traffic of workers in one step or between steps.
 
-use super::ahead::{Ahead, Received};
+use super::early::{EarlySend, Received};
 use super::inbox::Event;
 use super::protocol::{Action, Ending, Protocol};
 use super::workers::Whereabouts;
@@ -32,7 +32,7 @@ pub struct Session {
 #[derive(Debug)]
 struct State {
     protocol: Protocol,
-    /// The latest call, which may go on in further rounds.
+    /// The latest call, which may have further rounds.
     call: Option<Ticket>,
 }
 
@@ -76,11 +76,11 @@ impl Session {
         &self.group
     }
 
-    /// Sends vectors ahead of the call that all replicas of all workers make next. What is sent ahead of a call that fails is
-    /// dropped.
-    pub fn ahead(&self) -> Ahead {
+    /// Returns a sender of vectors before the call that all replicas of all workers make next. What is sent before a call that
+    /// fails is dropped.
+    pub fn early_send(&self) -> EarlySend {
         let protocol = &lock(&self.state).protocol;
-        Ahead::new(self.group.clone(), protocol.session(), protocol.rounds())
+        EarlySend::new(self.group.clone(), protocol.session(), protocol.rounds())
     }
 
     pub(super) fn received(&self) -> &Received {
@@ -98,7 +98,7 @@ impl Session {
     /// # Errors
     /// The same [`Blame`] on every worker if they make different calls, or if one is gone, lost, or does not arrive within
     /// `timeout`. A late or lost worker ends the session: its later rounds fail the same way.
-    pub fn swap(
+    pub fn all_to_all(
         &self,
         standings: Vec<Standing>,
         body: impl FnMut(usize) -> Bytes,
@@ -107,11 +107,11 @@ impl Session {
         self.call(false, standings, body, timeout)
     }
 
-    /// Like [`swap`](Self::swap), in a further round of the same call.
+    /// Like [`all_to_all`](Self::all_to_all), in a further round of the same call.
     ///
     /// # Errors
-    /// Those of [`swap`](Self::swap).
-    pub(super) fn go_on(
+    /// Those of [`all_to_all`](Self::all_to_all).
+    pub(super) fn next_round(
         &self,
         standings: Vec<Standing>,
         body: impl FnMut(usize) -> Bytes,
@@ -123,7 +123,7 @@ impl Session {
     /// A round of a call, recorded.
     fn call(
         &self,
-        goes_on: bool,
+        continues: bool,
         standings: Vec<Standing>,
         body: impl FnMut(usize) -> Bytes,
         timeout: Duration,
@@ -133,7 +133,7 @@ impl Session {
         if let Some(blame) = protocol.over() {
             return Err(self.located(blame.clone()));
         }
-        let of = call.filter(|_| goes_on);
+        let of = call.filter(|_| continues);
         *call = self.group.recorder.begin(self.step(), &standings, of);
         protocol.begin(self.step(), standings, timeout);
         let made = self.round(protocol, body, timeout).map_err(|blame| self.located(blame));
@@ -179,35 +179,36 @@ impl Session {
         }
     }
 
-    /// Takes no part in the next call of the others, since this worker has failed outside of one: they get one [`Blame`] that
-    /// names its replicas, whose `standings` these are, and all can make the call after that.
+    /// Aborts the next call of the others, because this worker has failed outside a call: they get one [`Blame`] that names its
+    /// replicas, whose `standings` these are, and all can make the call after that.
     ///
-    /// The others learn it when they make their call; this worker does not wait for them, unless it has declined the calls
+    /// The others learn it when they make their call; this worker does not wait for them, unless it has aborted the calls
     /// before as well: then at most for `timeout`.
-    pub fn decline(&self, standings: Vec<Standing>, timeout: Duration) {
+    pub fn abort_call(&self, standings: Vec<Standing>, timeout: Duration) {
         let mut state = lock(&self.state);
         let protocol = &mut state.protocol;
-        match protocol.decline(self.step(), standings, timeout) {
+        match protocol.abort_call(self.step(), standings, timeout) {
             Some(frame) => self.say(&frame),
             // What comes of it is known already: this worker has failed.
             None => drop(self.round(protocol, |_| Bytes::new(), timeout)),
         }
     }
 
-    /// How many calls this worker has declined.
-    pub fn declined(&self) -> u64 {
-        lock(&self.state).protocol.declined()
+    /// Returns how many calls this worker has aborted.
+    pub fn aborted_calls(&self) -> u64 {
+        lock(&self.state).protocol.aborted_calls()
     }
 
-    /// Ends the session for all workers, for a reason of this one's own; gives that of another worker that has ended it before.
-    pub fn abandon(&self, blame: Arc<Blame>) -> Arc<Blame> {
+    /// Ends the session for all workers, for a reason of this one's own. Returns that of another worker if it has ended the
+    /// session before.
+    pub fn abort(&self, blame: Arc<Blame>) -> Arc<Blame> {
         let mut state = lock(&self.state);
         let protocol = &mut state.protocol;
         if let Some(over) = protocol.over() {
             return self.located(over.clone());
         }
         self.hear_all(protocol);
-        if let Some(verdict) = protocol.abandon(blame.clone()) {
+        if let Some(verdict) = protocol.abort(blame.clone()) {
             self.say(&verdict);
         }
         let blame = self.located(protocol.over().cloned().unwrap_or(blame));
@@ -227,12 +228,12 @@ impl Session {
         self.say(&left);
     }
 
-    /// Waits until the replicas of all other workers have left, too, where those of this one have returned and [left](Self::leave).
+    /// Waits until the replicas of all other workers have left, after those of this one have returned and [left](Self::leave).
     ///
     /// # Errors
     /// The same [`Blame`] as on the others, where these wait in a call that the replicas of this worker have left out. A worker that is
     /// late or lost is no error: this one has done its part, and its next call names the other.
-    pub fn conclude(&self, timeout: Duration) -> Result<(), Arc<Blame>> {
+    pub fn await_leave(&self, timeout: Duration) -> Result<(), Arc<Blame>> {
         let mut state = lock(&self.state);
         let protocol = &mut state.protocol;
         let Group { inbox, transport, .. } = &self.group;
@@ -342,7 +343,8 @@ mod tests {
                 let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
                 let mine = vec![Standing::waiting(0, call)];
                 let session = group.open("slow", 1);
-                let blame = session.swap(mine, |_| Bytes::new(), Duration::from_millis(50)).unwrap_err();
+                let blame =
+                    session.all_to_all(mine, |_| Bytes::new(), Duration::from_millis(50)).unwrap_err();
                 assert_eq!((blame.fault, &blame.culprits[..]), (Fault::Late, &[1][..]));
                 assert!(blame.to_string().contains(says), "{blame}");
             }

@@ -117,9 +117,6 @@ struct Conversion<F> {
 }
 
 impl<F: Scale + Pod> Coding<F> {
-    /// As they are.
-    pub(super) const FULL: Self = Self(None);
-
     /// How many bytes a number has.
     pub(super) fn width(&self) -> usize {
         if self.0.is_some() { size_of::<u16>() } else { size_of::<F>() }

@@ -3,7 +3,7 @@
 use super::team::Team;
 use super::{Crew, Payload};
 use crate::Failure;
-use crate::group::{Calling, Session};
+use crate::group::{GroupCall, Session};
 use crate::sync::lock;
 use distribute_cluster::{Blame, Fingerprint, Presence};
 use distribute_log::heard;
@@ -43,54 +43,54 @@ impl Member {
         self.session.as_ref()
     }
 
-    /// Makes a call to the other processes on behalf of all members of this one; `None` if there are no other processes. To
-    /// be called when the members have agreed on it and wait for this one. `call` gives the fingerprint of each, by rank.
+    /// Makes a call to the other processes for all members of this one; `None` if there are no other processes. To be called
+    /// when the members have agreed on it and wait for this one. `call` returns the fingerprint of each, by rank.
     ///
     /// The other members wait past their own timeouts, because `make` has deadlines of its own.
-    pub fn speak<R>(
+    pub fn with_group<R>(
         &self,
         call: impl Fn(usize) -> Fingerprint,
-        make: impl FnOnce(Calling<'_>) -> R,
+        make: impl FnOnce(GroupCall<'_>) -> R,
     ) -> Option<R> {
-        let _speaking = self.session.as_ref().map(|_| self.team.rendezvous.speaking());
+        let _in_call = self.session.as_ref().map(|_| self.team.rendezvous.in_group_call());
         Some(make(self.calls(self.session.as_ref()?, call)))
     }
 
-    /// Like [`Member::speak`], for use inside of [`Member::lead`], where the others wait without a deadline.
-    pub fn calling(&self, call: impl FnOnce() -> Fingerprint) -> Option<Calling<'_>> {
+    /// Returns a call to the other processes, as [`Member::with_group`] makes, for use inside
+    /// [`Member::run_on_leader_with_helpers`], where the others wait without a deadline.
+    pub fn group_call(&self, call: impl FnOnce() -> Fingerprint) -> Option<GroupCall<'_>> {
         let session = self.session.as_ref()?;
         let call = call();
         Some(self.calls(session, |_| call.clone()))
     }
 
-    fn calls<'a>(&'a self, session: &'a Session, call: impl Fn(usize) -> Fingerprint) -> Calling<'a> {
+    fn calls<'a>(&'a self, session: &'a Session, call: impl Fn(usize) -> Fingerprint) -> GroupCall<'a> {
         let mut standings = self.team.rendezvous.standings();
         for (rank, standing) in standings.iter_mut().enumerate() {
             standing.presence = Presence::Waiting(Fingerprint { continues: true, ..call(rank) });
         }
-        Calling::new(session, standings, self.timeout)
+        GroupCall::new(session, standings, self.timeout)
     }
 
-    /// Tells the other processes that this one has failed outside of a call, on behalf of all members, which wait for this one:
-    /// see [`Session::decline`].
-    pub fn decline(&self) {
+    /// Aborts the next call of the other processes because this one has failed outside a call, for all members, which wait for
+    /// this one: see [`Session::abort_call`].
+    pub fn abort(&self) {
         let Some(session) = &self.session else { return };
-        let _speaking = self.team.rendezvous.speaking();
-        session.decline(self.team.rendezvous.standings(), self.timeout);
+        let _in_call = self.team.rendezvous.in_group_call();
+        session.abort_call(self.team.rendezvous.standings(), self.timeout);
     }
 
-    /// Exchanges serializable payloads with the members of all processes: each gets all payloads, in the order of global
-    /// ids.
+    /// Gathers the serializable payloads of the members of all processes, in the order of global ids.
     ///
     /// # Errors
-    /// The errors of [`Member::together`].
-    pub fn share<T>(&self, call: Fingerprint, payload: T) -> Result<Vec<Arc<T>>, Failure>
+    /// The errors of [`Member::all_gather_with_group`].
+    pub fn all_gather<T>(&self, call: Fingerprint, payload: T) -> Result<Vec<Arc<T>>, Failure>
     where
         T: Serialize + DeserializeOwned + Send + Sync + 'static,
     {
-        let (local, all) = self.together(call, payload, |local, mut calling| {
-            let shared = share(local, &mut calling);
-            calling.end(shared)
+        let (local, all) = self.all_gather_with_group(call, payload, |local, mut calling| {
+            let gathered = all_gather(local, &mut calling);
+            calling.abort_on_error(gathered)
         })?;
         Ok(all.map_or(local, |all| Vec::clone(&all)))
     }
@@ -120,11 +120,11 @@ impl Member {
         Self { timeout, ..self.clone() }
     }
 
-    /// Exchanges payloads with the members of this process: each gets all payloads, in the order of ranks.
+    /// Gathers the payloads of the members of this process, in the order of ranks.
     ///
     /// # Errors
     /// The errors of [`Rendezvous::arrive`](super::Rendezvous::arrive), and if members bring values of different types.
-    pub fn exchange<T: Send + Sync + 'static>(
+    pub fn all_gather_local<T: Send + Sync + 'static>(
         &self,
         call: Fingerprint,
         payload: T,
@@ -137,24 +137,24 @@ impl Member {
         self.typed(&call, &met.payloads)
     }
 
-    /// Exchanges payloads with the members of this process, and lets one of them combine these with the other processes, if
-    /// there are any: `make` is called on the last member to arrive, and all members get its result.
+    /// Gathers the payloads of the members of this process, and combines them with those of the other processes, if there are
+    /// any: `make` is called on the last member to arrive, and all members get its result.
     ///
     /// # Errors
-    /// The same on the members of all processes: those of [`Member::exchange`], and if a process is lost.
+    /// The same on the members of all processes: those of [`Member::all_gather_local`], and if a process is lost.
     #[allow(clippy::type_complexity)]
-    pub fn together<T: Send + Sync + 'static, M: Send + Sync + 'static>(
+    pub fn all_gather_with_group<T: Send + Sync + 'static, M: Send + Sync + 'static>(
         &self,
         call: Fingerprint,
         payload: T,
-        make: impl Fn(&[Arc<T>], Calling<'_>) -> Result<M, Failure>,
+        make: impl Fn(&[Arc<T>], GroupCall<'_>) -> Result<M, Failure>,
     ) -> Result<(Vec<Arc<T>>, Option<Arc<M>>), Failure> {
         if self.is_alone() {
             return Ok((vec![Arc::new(payload)], None));
         }
         let delegate = |payloads: &[Payload], session: &Session, standings, timeout| {
             let typed = self.typed(&call, payloads);
-            let calling = Calling::new(session, standings, timeout);
+            let calling = GroupCall::new(session, standings, timeout);
             match typed {
                 Ok(typed) => match make(&typed, calling) {
                     Ok(made) => Ok(Arc::new(Made(Ok(Arc::new(made)))) as Payload),
@@ -162,7 +162,7 @@ impl Member {
                     Err(other) => Ok(Arc::new(Made::<M>(Err(Arc::new(other)))) as Payload),
                 },
                 // Tell the other processes, so that they don't wait in vain.
-                Err(blame) => Err(calling.refuse(blame)),
+                Err(blame) => Err(calling.reject(blame)),
             }
         };
         let payload = Arc::new(payload);
@@ -190,28 +190,28 @@ impl Member {
         typed.ok_or_else(|| Arc::new(Blame::other_types(self.step, call, others())))
     }
 
-    /// Exchanges payloads, then runs `lead` on member 0 alone while the others wait, at most for the timeout. All members
-    /// get the same result.
+    /// Gathers the payloads of the members of this process, then runs `lead` on member 0 alone while the others wait, at most
+    /// for the timeout. All members get the same result.
     ///
     /// # Errors
-    /// The errors of [`Member::exchange`]. If `lead` panics, so does member 0, and the others get an error that it failed.
-    pub fn merge<T: Send + Sync + 'static, R: Send + Sync + 'static>(
+    /// The errors of [`Member::all_gather_local`]. If `lead` panics, so does member 0, and the others get an error that it failed.
+    pub fn reduce_on_leader<T: Send + Sync + 'static, R: Send + Sync + 'static>(
         &self,
         call: Fingerprint,
         payload: T,
         lead: impl FnOnce(Vec<Arc<T>>) -> R,
     ) -> Result<Arc<R>, Arc<Blame>> {
-        let payloads = self.exchange(call.clone(), payload)?;
-        self.hand_out(&call, "its outcome on replica 0", || lead(payloads))
+        let payloads = self.all_gather_local(call.clone(), payload)?;
+        self.run_on_leader(&call, "its outcome on replica 0", || lead(payloads))
     }
 
-    /// The second half of [`Member::merge`], for callers that decide by the payloads whether to go on. To be called after
-    /// a successful exchange, on all members or none. `part` names what member 0 is doing, in the error of members that
-    /// waited in vain.
+    /// Runs `make` on member 0 while the others wait, at most for the timeout. All members get the same result. To be called after
+    /// a successful [`Member::all_gather_local`], on all members or none. `part` names what member 0 is doing, in the error of
+    /// members that waited in vain.
     ///
     /// # Errors
-    /// The errors of [`Member::merge`].
-    pub fn hand_out<R: Send + Sync + 'static>(
+    /// The errors of [`Member::reduce_on_leader`].
+    pub fn run_on_leader<R: Send + Sync + 'static>(
         &self,
         call: &Fingerprint,
         part: &str,
@@ -233,30 +233,31 @@ impl Member {
         made.payloads[0].clone().downcast().map_err(|_| self.other_result(&outcome))
     }
 
-    /// Runs `make` on every member at the same time, after a successful exchange; each gets all results, in the order of
-    /// ranks. No member waits for the others longer than its timeout. `part` is as in [`Member::hand_out`].
+    /// Runs `make` on every member at the same time, after a successful [`Member::all_gather_local`]; each gets all results, in the order of
+    /// ranks. No member waits for the others longer than its timeout. `part` is as in [`Member::run_on_leader`].
     ///
     /// # Errors
-    /// The errors of [`Member::exchange`].
-    pub fn each<T: Send + Sync + 'static>(
+    /// The errors of [`Member::all_gather_local`].
+    pub fn all_gather_with<T: Send + Sync + 'static>(
         &self,
         call: &Fingerprint,
         part: &str,
         make: impl FnOnce(usize) -> T,
     ) -> Result<Vec<Arc<T>>, Arc<Blame>> {
-        self.exchange(call.part(part), make(self.rank))
+        self.all_gather_local(call.part(part), make(self.rank))
     }
 
-    /// Runs `lead` on member 0 while the others lend it their threads: each closure that `lead` broadcasts runs once on
-    /// every member. All members get the same result. To be called after a successful exchange, on all members or none.
+    /// Runs `lead` on member 0 while the other members are its helpers: each closure that `lead` broadcasts runs once on
+    /// every member. All members get the same result. To be called after a successful
+    /// [`Member::all_gather_local`], on all members or none.
     ///
     /// The others wait without a deadline, because `lead` borrows from them. So `lead` and what it broadcasts must end by
-    /// themselves, which is true of this project's own code; user code belongs into [`Member::hand_out`] and
-    /// [`Member::each`]. A `lead` that takes longer than this member's timeout is logged, repeatedly.
+    /// themselves, which is true of this project's own code; user code belongs into [`Member::run_on_leader`] and
+    /// [`Member::all_gather_with`]. A `lead` that takes longer than this member's timeout is logged, repeatedly.
     ///
     /// # Errors
     /// If `lead` panics, so does member 0, and the others get an error that it failed.
-    pub fn lead<R: Send + Sync + 'static>(
+    pub fn run_on_leader_with_helpers<R: Send + Sync + 'static>(
         &self,
         call: &Fingerprint,
         lead: impl FnOnce(&Helpers<'_>) -> R,
@@ -299,14 +300,14 @@ impl Member {
     }
 }
 
-/// The payloads of the members of all processes, in the order of global ids; `local` are those of this one.
-fn share<T: Serialize + DeserializeOwned>(
+/// Gathers the payloads of the members of all processes, in the order of global ids; `local` are those of this one.
+fn all_gather<T: Serialize + DeserializeOwned>(
     local: &[Arc<T>],
-    calling: &mut Calling<'_>,
+    calling: &mut GroupCall<'_>,
 ) -> Result<Vec<Arc<T>>, Failure> {
     let record = |error: postcard::Error| Failure::Record(error.to_string());
     let mine: Vec<&T> = local.iter().map(|payload| &**payload).collect();
-    let bodies = calling.records(postcard::to_allocvec(&mine).map_err(record)?.into())?;
+    let bodies = calling.all_gather_bytes(postcard::to_allocvec(&mine).map_err(record)?.into())?;
     let world = calling.world();
     let mut all = Vec::with_capacity(world.num_replicas_in_sync());
     for (worker, body) in bodies.iter().enumerate() {

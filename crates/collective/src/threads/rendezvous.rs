@@ -69,10 +69,10 @@ impl State {
     }
 }
 
-/// See [`Rendezvous::speaking`].
-pub(super) struct Speaking<'a>(&'a Rendezvous);
+/// See [`Rendezvous::in_group_call`].
+pub(super) struct InGroupCall<'a>(&'a Rendezvous);
 
-impl Drop for Speaking<'_> {
+impl Drop for InGroupCall<'_> {
     fn drop(&mut self) {
         lock(&self.0.state).delegated = false;
     }
@@ -188,9 +188,9 @@ impl Rendezvous {
 
     /// While the result lives, one member talks to other processes outside of a round, and the others wait for it past
     /// their deadlines.
-    pub(super) fn speaking(&self) -> Speaking<'_> {
+    pub(super) fn in_group_call(&self) -> InGroupCall<'_> {
         lock(&self.state).delegated = true;
-        Speaking(self)
+        InGroupCall(self)
     }
 
     /// Ends the round if every member waits or is gone. Gives back what must be dropped without the lock.
@@ -216,7 +216,7 @@ impl Rendezvous {
         let timeout = state.beyond.iter().flatten().max().copied();
         let outcome;
         (state, outcome) = match (state.session.clone(), timeout) {
-            (Some(session), Some(timeout)) => self.speak(state, &session, timeout, delegate),
+            (Some(session), Some(timeout)) => self.call_group(state, &session, timeout, delegate),
             _ => match Blame::judge(state.step, &state.standings) {
                 Some(blame) => {
                     let (state, blame) = self.tell(state, Arc::new(blame));
@@ -232,8 +232,8 @@ impl Rendezvous {
         (state, unused)
     }
 
-    /// Talks to other processes for all members of this one, without the lock.
-    fn speak<'a>(
+    /// Makes the call to the other processes for all members of this one, without the lock.
+    fn call_group<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
         session: &Arc<Session>,
@@ -248,7 +248,7 @@ impl Rendezvous {
             Some(delegate) if Standing::all_agree(&standings) => {
                 delegate(&payloads, session, standings.clone(), timeout).map(Some)
             }
-            _ => session.swap(standings.clone(), |_| Bytes::new(), timeout).map(|_| None),
+            _ => session.all_to_all(standings.clone(), |_| Bytes::new(), timeout).map(|_| None),
         }));
         let mut state = lock(&self.state);
         state.delegated = false;
@@ -288,7 +288,7 @@ impl Rendezvous {
         if let Some(session) = state.session.clone() {
             state.delegated = true;
             drop(state);
-            blame = session.abandon(blame);
+            blame = session.abort(blame);
             state = lock(&self.state);
             state.delegated = false;
             state.missed = Some(blame.clone());
@@ -307,7 +307,7 @@ impl Rendezvous {
         let mut outcome = Ok(());
         if let Some(session) = session {
             let spoken;
-            (state, spoken) = self.speak(state, &session, timeout, None);
+            (state, spoken) = self.call_group(state, &session, timeout, None);
             outcome = spoken.map(drop);
         }
         let blame;

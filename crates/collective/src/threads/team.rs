@@ -21,7 +21,7 @@ pub struct Team {
     pub(super) rendezvous: Rendezvous,
     /// Parked members lend their cores to member 0 here.
     pub(super) helpers: Crew,
-    /// The result of the last [`Member::lead`], which the other members read.
+    /// The result of the last [`Member::run_on_leader_with_helpers`], which the other members read.
     pub(super) result: Mutex<Option<Payload>>,
     pub(super) workers: Vec<Worker>,
     /// The thread for runs that must not use their caller's thread; started on first use.
@@ -116,7 +116,7 @@ impl Team {
         self.run_among(step, timeout, None, body);
     }
 
-    /// Like [`Team::run`], together with the processes of `session`, which run the same: calls of [`Member::together`]
+    /// Like [`Team::run`], together with the processes of `session`, which run the same: calls of [`Member::all_gather_with_group`]
     /// meet theirs.
     ///
     /// # Panics

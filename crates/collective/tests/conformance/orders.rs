@@ -49,7 +49,8 @@ fn summed_in_all_ways<F: Real>(world: (usize, usize), all: Vec<Vec<F>>, weights:
         });
         let mine: Vec<_> = mine.collect();
         let sum = |options| {
-            numbers::<F>(&calling.sum_with(&mine, &weights, &options).unwrap().concat()).into_owned()
+            numbers::<F>(&calling.all_reduce_vectors(&mine, &weights, &options).unwrap().concat())
+                .into_owned()
         };
         ways().map(sum).collect()
     })
@@ -143,7 +144,7 @@ fn large_vectors_go_both_ways_at_once() {
         let got = on_workers(world, move |mut calling, replicas| {
             let mine = Bytes::copy_from_slice(bytemuck::cast_slice(&all[replicas.start]));
             let options = SumOptions { order: Order::Fast, ..Default::default() };
-            let sum = calling.sum_with(&[mine], &vec![1f32; all.len()], &options).unwrap();
+            let sum = calling.all_reduce_vectors(&[mine], &vec![1f32; all.len()], &options).unwrap();
             sum.iter().all(|piece| numbers::<f32>(piece).iter().all(|x| *x == all.len() as f32))
         });
         assert!(got.into_iter().all(|right| right), "{world:?}");
@@ -156,7 +157,10 @@ fn workers_that_sum_in_other_ways_are_told_so_before_anything_is_added_up() {
     let others = |one: SumOptions, another: SumOptions, lens: [usize; 2]| {
         let errors = on_workers((3, 1), move |mut calling, replicas| {
             let (options, len) = if replicas.start == 1 { (another, lens[1]) } else { (one, lens[0]) };
-            calling.sum_with(&[vec![0; 4 * len].into()], &[1f32; 3], &options).unwrap_err().to_string()
+            calling
+                .all_reduce_vectors(&[vec![0; 4 * len].into()], &[1f32; 3], &options)
+                .unwrap_err()
+                .to_string()
         });
         assert!(errors.iter().all(|text| *text == errors[0]), "{errors:#?}");
         errors.into_iter().next().unwrap()

@@ -10,6 +10,6 @@ pub fn cooperate<T: Send + Sync + 'static, R: Send + Sync + 'static>(
     payload: T,
     lead: impl FnOnce(Vec<Arc<T>>, &Helpers<'_>) -> R,
 ) -> Result<Arc<R>, Arc<Blame>> {
-    let payloads = member.exchange(call.clone(), payload)?;
-    member.lead(&call, |helpers| lead(payloads, helpers))
+    let payloads = member.all_gather_local(call.clone(), payload)?;
+    member.run_on_leader_with_helpers(&call, |helpers| lead(payloads, helpers))
 }

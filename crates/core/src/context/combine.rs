@@ -52,7 +52,7 @@ impl ReplicaContext {
             return all_reduce(member, call, op, packing, leaves).map_err(failure(operation));
         };
         let devices = &self.strategy().devices();
-        let reduced = member.merge(call, leaves, |all: Vec<Arc<Vec<Leaf>>>| {
+        let reduced = member.reduce_on_leader(call, leaves, |all: Vec<Arc<Vec<Leaf>>>| {
             let parts = |leaf: usize| all.iter().map(|leaves| leaves[leaf].clone()).collect::<Vec<_>>();
             let count = all.first().map_or(0, |leaves| leaves.len());
             let values: Vec<_> =

@@ -98,7 +98,7 @@ impl ReplicaContext {
             alive.map(|(number, _)| *number).collect()
         };
         let question = Fingerprint::new(Operation::Barrier, "which gradients may still be asked for", at);
-        let answers = member.share(question, in_graphs).map_err(failure("all_reduce"))?;
+        let answers = member.all_gather(question, in_graphs).map_err(failure("all_reduce"))?;
         let needed: HashSet<Number> = answers.iter().flat_map(|answer| answer.iter().copied()).collect();
         let mut expectations = self.expected();
         expectations.all.retain(|number, _| needed.contains(number));
@@ -192,7 +192,7 @@ impl ReplicaContext {
         self.require_current("minimize")?;
         let detail = "one more loss or micro-batch, whose graph may hold collectives";
         let call = Fingerprint::new(Operation::Minimize, detail, at);
-        member.share(call, mine()).map_err(failure("minimize"))
+        member.all_gather(call, mine()).map_err(failure("minimize"))
     }
 }
 

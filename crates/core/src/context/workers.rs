@@ -5,7 +5,7 @@ use crate::strategy::Strategy;
 use distribute_base::Result;
 use distribute_cluster::{Fingerprint, Standing};
 use distribute_collective::Failure;
-use distribute_collective::group::{Calling, Group, Session};
+use distribute_collective::group::{Group, GroupCall, Session};
 use std::sync::Arc;
 
 impl Strategy {
@@ -19,7 +19,7 @@ impl Strategy {
         &self,
         operation: &'static str,
         call: impl FnOnce() -> Fingerprint,
-        make: impl FnOnce(Calling<'_>) -> Result<R, Failure>,
+        make: impl FnOnce(GroupCall<'_>) -> Result<R, Failure>,
     ) -> Result<Option<R>> {
         if self.group().is_none() {
             return Ok(None);
@@ -38,11 +38,11 @@ impl Strategy {
         &self,
         operation: &'static str,
         call: impl Fn(usize) -> Fingerprint,
-        make: impl FnOnce(Calling<'_>) -> Result<R, Failure>,
+        make: impl FnOnce(GroupCall<'_>) -> Result<R, Failure>,
     ) -> Result<Option<R>> {
         let Some(group) = self.group() else { return Ok(None) };
         if let Some(member) = merging(self) {
-            return member.speak(call, make).transpose().map_err(failure(operation));
+            return member.with_group(call, make).transpose().map_err(failure(operation));
         }
         let mut between = self.session_between_steps();
         let session = self.between(group, &mut between);
@@ -50,7 +50,7 @@ impl Strategy {
             Standing::waiting(self.world().global(local), Fingerprint { continues: false, ..call(local) })
         };
         let standings = (0..self.world().replicas()).map(waiting).collect();
-        let made = make(Calling::new(&session, standings, self.extended().timeout()));
+        let made = make(GroupCall::new(&session, standings, self.extended().timeout()));
         made.map(Some).map_err(failure(operation))
     }
 
@@ -62,11 +62,11 @@ impl Strategy {
             && let Some(group) = self.group()
         {
             match merging(self) {
-                Some(member) => member.decline(),
+                Some(member) => member.abort(),
                 None => {
                     let mut between = self.session_between_steps();
                     let standings = self.world().local_replicas().map(Standing::running).collect();
-                    self.between(group, &mut between).decline(standings, self.extended().timeout());
+                    self.between(group, &mut between).abort_call(standings, self.extended().timeout());
                 }
             }
         }

@@ -44,7 +44,8 @@ impl Strategy {
         let (session, noticed) = (group.next_number(RUN), self.notice().is_given());
         let mine = Start { step: self.steps(), session, rows, variables, noticed, waiting };
         let call = || Fingerprint::new(Operation::Run, "", at);
-        let said = self.among_workers("run", call, |mut calling| calling.records(record::encode(&mine)))?;
+        let said =
+            self.among_workers("run", call, |mut calling| calling.all_gather_bytes(record::encode(&mine)))?;
         let all: Vec<Start> =
             record::decode_all("run", &said.unwrap_or_default()).map_err(|error| self.located(error))?;
         // A worker that has missed a step is told once. From then on all count alike.

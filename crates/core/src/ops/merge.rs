@@ -92,18 +92,20 @@ impl ReplicaContext {
             return refreshed.map(|()| mine);
         }
         let failed = Mutex::new(None);
-        let parts =
-            member.merge(call.clone(), Mutex::new(Some(value)), |payloads: Vec<Arc<Mutex<Option<T>>>>| {
+        let parts = member.reduce_on_leader(
+            call.clone(),
+            Mutex::new(Some(value)),
+            |payloads: Vec<Arc<Mutex<Option<T>>>>| {
                 let values = payloads.iter().filter_map(|payload| lock(payload).take()).collect();
-                let declined = || member.session().map(|session| session.declined());
-                let before = declined();
+                let aborted = || member.session().map(|session| session.aborted_calls());
+                let before = aborted();
                 match merge(values) {
                     Ok(parts) => Ok(parts.into_iter().map(|part| Mutex::new(Some(part))).collect::<Vec<_>>()),
                     Err(error) => {
                         // The other workers may wait for what would have come. They know the error of a call, and of one
-                        // that was declined.
-                        if error.blame().is_none() && declined() == before {
-                            member.decline();
+                        // that was aborted.
+                        if error.blame().is_none() && aborted() == before {
+                            member.abort();
                         }
                         let known = match error.root_cause() {
                             Error::Collective(blame) if member.session().is_some() => Some(blame.clone()),
@@ -113,7 +115,8 @@ impl ReplicaContext {
                         Err(known)
                     }
                 }
-            });
+            },
+        );
         // What was written meanwhile, also by one that has failed then.
         let refreshed = self.strategy().refresh_copies(self.local_replica());
         // Before the other replicas' error: `merge` may fail after they have stopped waiting for it.

@@ -190,7 +190,7 @@ fn collect<A, R>(strategy: &Strategy, step: u64, cells: Vec<Mutex<Cell<A, R>>>) 
 /// Ends a step in which the replicas of this worker have returned: they may have left out a call in which those of other workers
 /// wait. Then all workers get one blame.
 fn conclude(strategy: &Strategy, step: u64, session: &Session) -> Result<()> {
-    session.conclude(strategy.extended().timeout()).map_err(|blame| {
+    session.await_leave(strategy.extended().timeout()).map_err(|blame| {
         let local = strategy.world().local_replicas();
         let named = blame.culprits.iter().copied().find(|culprit| local.contains(culprit));
         of_replica(strategy, step, named.unwrap_or(local.start), Error::Collective(blame))

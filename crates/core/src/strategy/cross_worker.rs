@@ -54,6 +54,6 @@ impl Strategy {
         call: impl FnOnce() -> Fingerprint,
         mine: &[Leaf],
     ) -> Result<Option<Vec<Leaf>>> {
-        self.among_workers(operation, call, |calling| calling.of_first(mine))
+        self.among_workers(operation, call, |calling| calling.broadcast(mine))
     }
 }

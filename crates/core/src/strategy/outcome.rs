@@ -40,7 +40,8 @@ impl Strategy {
             Ok(mine) => Outcome::Done(record(mine)),
             Err(error) => Outcome::Failed(error.to_string()),
         };
-        let all = self.among_workers(operation, call, |mut calling| calling.records(outcome().encode()));
+        let all =
+            self.among_workers(operation, call, |mut calling| calling.all_gather_bytes(outcome().encode()));
         let (all, mine) = match (all, mine) {
             // This worker's own error is the cause, even if the others make other calls.
             (Err(_) | Ok(None), Err(error)) => return Err(error),

@@ -16,8 +16,8 @@ use distribute_base::internal::{Dense, Filling, Flat, Gradient, Layout, Number, 
 use distribute_base::{Error, Result};
 use distribute_cluster::World;
 use distribute_collective::Failure;
-use distribute_collective::group::ahead::part_of;
-use distribute_collective::group::{Buffers, Calling, numbers};
+use distribute_collective::group::early::early_range;
+use distribute_collective::group::{Buffers, GroupCall, numbers};
 use distribute_core::Strategy;
 use distribute_core::internal::failure;
 use distribute_tensor::kernel::fold_scaled;
@@ -39,7 +39,7 @@ struct Exchange<'a, 'b> {
 /// # Errors
 /// The same on all workers, where one is lost or late or fails; its own on a worker that cannot bring its part.
 pub(crate) fn exchange<'b>(
-    calling: &mut Calling<'_>,
+    calling: &mut GroupCall<'_>,
     parameters: &'b Parameters,
     headers: &[&StepHeader],
     weights: &[f64],
@@ -68,7 +68,7 @@ fn folds_first(world: World) -> bool {
 
 impl<'b> Exchange<'_, 'b> {
     /// For each variable the gradients that are added up.
-    fn summed(&self, calling: &mut Calling<'_>) -> Result<Vec<Summed<'b>>> {
+    fn summed(&self, calling: &mut GroupCall<'_>) -> Result<Vec<Summed<'b>>> {
         let Self { parameters, headers, .. } = self;
         let mut kinds = vec![GradientKind::Nothing; parameters.variables.len()];
         for header in *headers {
@@ -146,15 +146,15 @@ impl<'b> Exchange<'_, 'b> {
     /// The packs of all, or one of their sum.
     fn exchange_packs(
         &self,
-        calling: &mut Calling<'_>,
+        calling: &mut GroupCall<'_>,
         layout: &Arc<Layout>,
         mine: &[Arc<Flat>],
     ) -> Result<Vec<Packs>> {
         let packs: Vec<_> = mine.iter().flat_map(|flat| flat.packs().iter().cloned()).collect();
         let sent = StepHeader::sent_ahead(self.headers).filter(|sent| sent.layout == layout.digest());
         let come = match sent {
-            Some(sent) => calling.sent_ahead(sent.call, &packs),
-            None => calling.exchange_parts("its gradients", &packs),
+            Some(sent) => calling.receive_early_ranges(sent.call, &packs),
+            None => calling.all_to_all_ranges("its gradients", &packs),
         };
         let come = come.map_err(failure("minimize"))?;
         let world = calling.world();
@@ -178,7 +178,7 @@ impl<'b> Exchange<'_, 'b> {
     /// The packs of all, of which each worker has sent this one the elements that it updates.
     fn exchange_ranges(
         &self,
-        calling: &mut Calling<'_>,
+        calling: &mut GroupCall<'_>,
         layout: &Arc<Layout>,
         mine: &[Arc<Flat>],
     ) -> Result<Vec<Packs>> {
@@ -187,8 +187,8 @@ impl<'b> Exchange<'_, 'b> {
         let sizes: Vec<_> = mine.iter().flat_map(|_| (0..count).map(size)).collect();
         let sent = StepHeader::sent_ahead(self.headers).filter(|sent| sent.layout == layout.digest());
         let come = match sent {
-            Some(sent) => calling.pieces_ahead(sent.call, &sizes),
-            None => calling.exchange_pieces("its gradients", &sizes, |worker, number| {
+            Some(sent) => calling.receive_early(sent.call, &sizes),
+            None => calling.all_to_all("its gradients", &sizes, |worker, number| {
                 let (flat, pack) = (&mine[number / count], number % count);
                 let piece = layout.part(worker).zip(flat.packs().get(pack));
                 piece.map_or_else(Bytes::new, |(part, bytes)| part.of(pack, bytes, &buffers))
@@ -209,14 +209,14 @@ impl<'b> Exchange<'_, 'b> {
     /// Each worker adds up its range of every pack, and sends the sums to all. `come` are those ranges, of each worker.
     fn sum(
         &self,
-        calling: &mut Calling<'_>,
+        calling: &mut GroupCall<'_>,
         layout: &Arc<Layout>,
         come: &[Vec<Bytes>],
     ) -> Result<Flat, Failure> {
         let world = calling.world();
         let ones = vec![1.; world.workers()];
         let weights = if folds_first(world) { &ones[..] } else { self.weights };
-        let part = |worker, pack: &Pack| part_of(world, worker, pack.len);
+        let part = |worker, pack: &Pack| early_range(world, worker, pack.len);
         let size = |worker| layout.packs().iter().map(|pack| part(worker, pack).len()).sum::<usize>();
         let mut sums = calling.buffers().take(size(world.worker()));
         let mut rest = sums.bytes_mut();
@@ -229,7 +229,7 @@ impl<'b> Exchange<'_, 'b> {
                 _ => fold::<f64>(&all, weights, place),
             }
         }
-        let sums = calling.exchange_all("its sums", sums.freeze(), size)?;
+        let sums = calling.all_gather_sized("its sums", sums.freeze(), size)?;
         let mut whole = Filling::new(layout.clone(), calling.buffers());
         for (worker, mut sums) in sums.into_iter().enumerate() {
             for (index, pack) in layout.packs().iter().enumerate() {
@@ -245,14 +245,14 @@ impl<'b> Exchange<'_, 'b> {
     /// Every worker gets the rows of all replicas.
     fn exchange_rows(
         &self,
-        calling: &mut Calling<'_>,
+        calling: &mut GroupCall<'_>,
         variables: &[usize],
         summed: &mut [Summed<'b>],
     ) -> Result<()> {
         let world = calling.world();
         let mine: Vec<_> = self.mine.iter().map(|(_, gradients)| *gradients).collect();
         let record = row_records::encode(&mine, variables, calling.buffers());
-        let records = calling.records(record).map_err(failure("minimize"))?;
+        let records = calling.all_gather_bytes(record).map_err(failure("minimize"))?;
         let mut weights = self.weights.iter();
         let of_rows: Vec<_> = variables.iter().map(|number| &self.parameters.variables[*number].1).collect();
         for (worker, record) in records.iter().enumerate() {

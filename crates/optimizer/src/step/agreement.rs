@@ -11,7 +11,7 @@ use crate::transform::Transform;
 use candle_core::Var;
 use distribute_base::{Error, Result};
 use distribute_collective::Failure;
-use distribute_collective::group::Calling;
+use distribute_collective::group::GroupCall;
 use distribute_core::internal::{Settings, differences, digest, record};
 use distribute_optim::Rule;
 use distribute_tensor::Leaf;
@@ -27,14 +27,14 @@ fn is_open(headers: &[StepHeader]) -> bool {
 /// Exchanges settings where the headers don't show that all have the same. Returns what differs, in words that are the same on
 /// all workers.
 pub(crate) fn differing(
-    calling: &mut Calling<'_>,
+    calling: &mut GroupCall<'_>,
     headers: &[StepHeader],
     mine: impl FnOnce() -> Settings,
 ) -> Result<Option<String>, Failure> {
     if !is_open(headers) {
         return Ok(None);
     }
-    let records = calling.records(record::encode(&mine()))?;
+    let records = calling.all_gather_bytes(record::encode(&mine()))?;
     // What cannot be read differs from everything.
     let all: Vec<Settings> = records
         .iter()

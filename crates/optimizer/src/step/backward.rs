@@ -29,7 +29,7 @@ impl Losses {
         // What is transformed before it is reduced is not complete when layers have deposited it.
         let buckets = &optimizer.parameters.buckets;
         let ahead = buckets.has_packs() && optimizer.before_reduce.is_empty();
-        let ahead = ctx.member().session().filter(|_| ahead).map(|session| session.ahead());
+        let ahead = ctx.member().session().filter(|_| ahead).map(|session| session.early_send());
         Self {
             ahead: ahead.is_some(),
             gradients: Gradients::none(&optimizer.parameters),

@@ -207,7 +207,7 @@ impl Inner {
         let Some(mut calling) = calling else { return mine };
         let mine = mine.ok().flatten();
         let record = postcard::to_stdvec(&mine).unwrap_or_default();
-        let records = calling.records(record.into()).map_err(failure("minimize"))?;
+        let records = calling.all_gather_bytes(record.into()).map_err(failure("minimize"))?;
         Ok(records.iter().find_map(|record| postcard::from_bytes(record).ok().flatten()))
     }
 

@@ -9,7 +9,7 @@ use crate::step::replica::ReplicaGradients;
 use distribute_base::Result;
 use distribute_cluster::Fingerprint;
 use distribute_collective::Failure;
-use distribute_collective::group::Calling;
+use distribute_collective::group::GroupCall;
 use distribute_collective::threads::Member;
 use distribute_core::internal::{Mode, Settings, enter};
 use std::sync::Arc;
@@ -43,7 +43,7 @@ impl Inner {
     ) -> Result<GatheredStep, Failure> {
         let variables = self.parameters.variables.len();
         let (mine, all) =
-            member.together(call.clone(), mine, |mine: &[Arc<ReplicaGradients>], calling| {
+            member.all_gather_with_group(call.clone(), mine, |mine: &[Arc<ReplicaGradients>], calling| {
                 exchange(calling, mine, variables, || self.settings())
             })?;
         Ok(GatheredStep { mine, all })
@@ -65,13 +65,13 @@ impl Inner {
 
 /// Exchanges the headers of a step with the other workers, and `settings` where they have not been compared.
 fn exchange(
-    mut calling: Calling<'_>,
+    mut calling: GroupCall<'_>,
     mine: &[Arc<ReplicaGradients>],
     variables: usize,
     settings: impl FnOnce() -> Settings,
 ) -> Result<Gathered, Failure> {
     let world = calling.world();
-    let records = calling.records(header::encode(mine.iter().map(|of| &of.header))?.into())?;
+    let records = calling.all_gather_bytes(header::encode(mine.iter().map(|of| &of.header))?.into())?;
     let mut all = Vec::with_capacity(world.num_replicas_in_sync());
     for (worker, record) in records.iter().enumerate() {
         if worker == world.worker() {

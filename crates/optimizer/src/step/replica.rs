@@ -154,6 +154,6 @@ fn sent_ahead(gradients: &[Option<Gradient>]) -> Option<SentAhead> {
         Some(dense) => dense.packs().is_some_and(|packs| Arc::ptr_eq(packs, all)),
         None => true,
     };
-    let call = all.sent_ahead()?;
+    let call = all.early_call()?;
     gradients.iter().enumerate().all(is_sent).then(|| SentAhead { call, layout: all.layout().digest() })
 }

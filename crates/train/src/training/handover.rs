@@ -75,7 +75,7 @@ impl Handover<'_> {
         let standings = self.strategy.world().local_replicas();
         let standings = standings.map(|replica| Standing::waiting(replica, call.clone())).collect();
         let body = |to: usize| if round.to.contains(&to) { round.body.clone() } else { Bytes::new() };
-        self.session.swap(standings, body, timeout).map_err(Error::Collective)
+        self.session.all_to_all(standings, body, timeout).map_err(Error::Collective)
     }
 
     fn error(&self, failure: Failure<Error>) -> Error {

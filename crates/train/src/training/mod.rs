@@ -194,8 +194,7 @@ impl<'a> Training<'a> {
             return Ok(());
         }
         let call = || Fingerprint::new(Operation::Barrier, "the end of the training", at);
-        self.strategy
-            .among_workers("Training::end", call, |mut calling| calling.records(Default::default()))?;
+        self.strategy.among_workers("Training::end", call, |mut calling| calling.barrier("the end"))?;
         self.strategy.set_over(true);
         self.strategy.set_survives(false);
         Ok(())

@@ -155,7 +155,8 @@ impl Strategy {
         let sums = self.or_tell_workers(self.extension::<Mirrored>().sums())?;
         let call =
             || Fingerprint::new(Operation::Run, "checksums of all variables, of which one differs", at);
-        let said = self.among_workers("run", call, |mut calling| calling.records(record::encode(&sums)))?;
+        let said =
+            self.among_workers("run", call, |mut calling| calling.all_gather_bytes(record::encode(&sums)))?;
         let all: Vec<Vec<Sum>> =
             record::decode_all("run", &said.unwrap_or_default()).map_err(|error| self.located(error))?;
         // Where none differs any more, a thread was writing meanwhile.

@@ -22,11 +22,11 @@ impl Variables {
         let mine = strategy.or_tell_workers(self.checksums())?;
         let call = || Fingerprint::new(Operation::CreateVariable, "the variables of a model", at);
         let records = strategy.among_workers(OPERATION, call, |mut calling| {
-            let digests = calling.records(record::encode(&digest(&mine)))?;
+            let digests = calling.all_gather_bytes(record::encode(&digest(&mine)))?;
             if digests.windows(2).all(|two| two[0] == two[1]) {
                 return Ok(Vec::new());
             }
-            calling.records(record::encode(&mine))
+            calling.all_gather_bytes(record::encode(&mine))
         })?;
         let all: Vec<Settings> = record::decode_all(OPERATION, &records.unwrap_or_default())?;
         match differences(&all) {

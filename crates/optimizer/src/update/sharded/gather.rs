@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Tensor};
 use distribute_base::{Error, Result};
 use distribute_checkpoint::Writer;
 use distribute_cluster::{Fingerprint, Operation};
-use distribute_collective::group::{Calling, numbers};
+use distribute_collective::group::{GroupCall, numbers};
 use distribute_core::internal::require_outside_of_run;
 use distribute_tensor::{Element, HostTensor};
 use std::panic::Location;
@@ -75,14 +75,14 @@ impl Sharded {
             let slot = optimizer.slot_names()[index];
             looking(optimizer, format_args!("{slot} of {name}"), at)
         };
-        let come = strategy.among_workers(operation, call, |mut calling: Calling<'_>| {
+        let come = strategy.among_workers(operation, call, |mut calling: GroupCall<'_>| {
             let mut mine = calling.buffers().take(size(partition.world().worker()));
             // Those that workers share are on the host.
             let elements = slots[number].elements(index).unwrap_or_default();
             mine.bytes_mut().iter_mut().zip(elements).for_each(|(place, byte)| *place = *byte);
             let mine = mine.freeze();
             match gets {
-                Gets::All => calling.exchange_all("its slots", mine, size).map(Some),
+                Gets::All => calling.all_gather_sized("its slots", mine, size).map(Some),
                 Gets::Chief => calling.gather_to(0, "its slots", mine, size),
             }
         })?;

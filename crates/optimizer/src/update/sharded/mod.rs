@@ -25,7 +25,7 @@ use candle_core::{Storage, Tensor, Var};
 use distribute_base::internal::{Any, Gradient, Number, operand};
 use distribute_base::{Error, Result};
 use distribute_checkpoint::Writer;
-use distribute_collective::group::Calling;
+use distribute_collective::group::GroupCall;
 use distribute_core::internal::failure;
 use distribute_optim::Rule;
 use rows::RowShard;
@@ -136,7 +136,7 @@ impl Sharded {
         step: &Update<'_>,
         change: &Change<'_>,
         all: &Operands<'_>,
-        calling: &mut Calling<'_>,
+        calling: &mut GroupCall<'_>,
         threads: &Threads<'_>,
     ) -> Result<()> {
         let (Update { rules, transforms, .. }, parameters) = (step, step.parameters());
@@ -154,7 +154,8 @@ impl Sharded {
         let mut new = calling.buffers().take(size(self.partition.world().worker()));
         change.begin_step();
         self.update(step, change, &changing, &resolved, new.bytes_mut(), threads)?;
-        let new = calling.exchange_all("its weights", new.freeze(), size).map_err(failure(step.operation))?;
+        let new =
+            calling.all_gather_sized("its weights", new.freeze(), size).map_err(failure(step.operation))?;
         let _writing = parameters.writing(changing.iter().map(|each| each.variable.index));
         self.write(&changing, new, threads)
     }

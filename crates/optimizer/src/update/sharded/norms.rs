@@ -4,7 +4,7 @@ use crate::reduce::operands::Variable;
 use crate::reduce::partition::Partition;
 use crate::reduce::split::BLOCK;
 use distribute_base::Result;
-use distribute_collective::group::{Calling, numbers};
+use distribute_collective::group::{GroupCall, numbers};
 use distribute_core::internal::failure;
 use std::vec;
 
@@ -14,7 +14,7 @@ use std::vec;
 /// # Errors
 /// The same on all workers, where one is lost or late.
 pub(crate) fn of_all(
-    calling: &mut Calling<'_>,
+    calling: &mut GroupCall<'_>,
     partition: &Partition,
     variables: &[Variable<'_>],
     mine: Vec<(usize, f64)>,
@@ -34,7 +34,7 @@ pub(crate) fn of_all(
     let all_dense = || numbers_of().filter(|number| is_dense(*number));
     let expected =
         |worker| all_dense().map(|number| blocks(number, worker)).sum::<usize>() * size_of::<f64>();
-    let come = calling.exchange_all("its norms", body.freeze(), expected).map_err(failure("minimize"))?;
+    let come = calling.all_gather_sized("its norms", body.freeze(), expected).map_err(failure("minimize"))?;
     let mut of_workers: Vec<vec::IntoIter<f64>> =
         come.iter().map(|squares| numbers::<f64>(squares).into_owned().into_iter()).collect();
     let mut by_row = by_row.into_iter().peekable();

@@ -1,7 +1,7 @@
-//! Vectors that are sent ahead of the call in which they are used, such as gradients while backward still runs.
+//! Vectors that are sent before the call in which they are used, such as gradients while backward still runs.
 //!
-//! Messages from one worker to another keep their order. So once all workers have agreed on a call, what they have sent ahead
-//! of it is there, and takes no round of its own.
+//! Messages from one worker to another keep their order. So once all workers have agreed on a call, what they have sent before
+//! it has arrived, and needs no round of its own.
 
 use super::inbox::Event;
 use super::range::range;
@@ -11,31 +11,32 @@ use bytes::Bytes;
 use distribute_cluster::World;
 use std::ops::Range;
 
-/// What tells the frames of vectors from those of the session's calls.
+/// The mark by which frames of vectors differ from those of the session's calls.
 const BESIDE: u64 = 0x6168_6561_6420_6f66;
 
 /// Ranges of bytes are cut where numbers of any width are.
 const WIDEST: usize = 8;
 
-/// Sends vectors ahead of the next call of a session.
+/// A sender of vectors before the next call of a session.
 ///
-/// Two workers send each other their vectors whole. Of more, each gets the [range](part_of) of every vector that it adds up.
+/// Two workers send each other complete vectors. If there are more, each gets the [range](early_range) of every vector that it
+/// sums.
 #[derive(Clone, Debug)]
-pub struct Ahead {
+pub struct EarlySend {
     group: Group,
     /// Beside that of the call.
     session: SessionId,
     call: u64,
 }
 
-/// What has been received of vectors, until their call.
+/// The pieces of vectors that have been received, until their call.
 #[derive(Debug)]
 pub(super) struct Received {
     session: SessionId,
     pieces: Mutex<Vec<Piece>>,
 }
 
-/// What a worker has sent of a vector.
+/// A piece of a vector that a worker has sent.
 #[derive(Debug)]
 pub(super) struct Piece {
     pub(super) from: usize,
@@ -44,8 +45,8 @@ pub(super) struct Piece {
     pub(super) body: Bytes,
 }
 
-/// Which bytes of a vector a worker gets from all others.
-pub fn part_of(world: World, worker: usize, len: usize) -> Range<usize> {
+/// Returns which bytes of a vector a worker gets from all others.
+pub fn early_range(world: World, worker: usize, len: usize) -> Range<usize> {
     if world.workers() == 2 {
         return 0..len;
     }
@@ -53,24 +54,24 @@ pub fn part_of(world: World, worker: usize, len: usize) -> Range<usize> {
     len.min(elements.start * WIDEST)..len.min(elements.end * WIDEST)
 }
 
-impl Ahead {
-    /// Sends vectors ahead of the call of this number in a session.
+impl EarlySend {
+    /// Creates a sender of vectors before the call of this number in a session.
     pub(super) fn new(group: Group, session: SessionId, call: u64) -> Self {
         Self { group, session: beside(session), call }
     }
 
-    /// The number of the call: the same on all workers that have made the same calls in this session.
+    /// Returns the number of the call: the same on all workers that have made the same calls in this session.
     pub fn call(&self) -> u64 {
         self.call
     }
 
-    /// Sends a vector to the workers to which that takes its time: all those that don't [share memory](distribute_net::Transport::is_near)
+    /// Sends a vector to the workers to which sending takes time: those that don't [share memory](distribute_net::Transport::is_near)
     /// with this one. `part` is its number among this worker's vectors of the call.
     pub fn send_far(&self, part: usize, vector: &Bytes) {
         self.send_far_pieces(part, |worker| self.piece(worker, vector));
     }
 
-    /// Sends a vector to the others, whom an early message would only disturb.
+    /// Sends a vector to the other workers, for which an early message would only be a disturbance.
     pub fn send_near(&self, part: usize, vector: &Bytes) {
         self.send_near_pieces(part, |worker| self.piece(worker, vector));
     }
@@ -86,13 +87,13 @@ impl Ahead {
     }
 
     fn piece(&self, worker: usize, vector: &Bytes) -> Bytes {
-        vector.slice(part_of(self.group.world(), worker, vector.len()))
+        vector.slice(early_range(self.group.world(), worker, vector.len()))
     }
 
     fn send(&self, part: usize, piece: impl Fn(usize) -> Bytes, near: bool) {
         let Self { group, session, call } = self;
         for worker in group.others().filter(|worker| group.transport.is_near(*worker) == near) {
-            let said = Said::Ahead { part: part as u64, body: piece(worker) };
+            let said = Said::Early { part: part as u64, body: piece(worker) };
             group.send(worker, Frame { session: *session, round: *call, said });
         }
     }
@@ -103,18 +104,18 @@ fn beside(session: SessionId) -> SessionId {
 }
 
 impl Received {
-    /// What comes beside this session. What has come beside earlier ones, whose calls have failed, is dropped.
+    /// Receives what comes next to this session. What has come next to earlier ones, whose calls have failed, is dropped.
     pub(super) fn new(group: &Group, session: SessionId) -> Self {
         let beside = beside(session);
         Self { session: group.inbox.open_at(beside.name, beside.number), pieces: Mutex::default() }
     }
 
-    /// The pieces of a call. Those of earlier ones are dropped.
+    /// Takes the pieces of a call. Those of earlier ones are dropped.
     pub(super) fn take(&self, group: &Group, call: u64) -> Vec<Piece> {
         let losses_are_known = vec![true; group.world().workers()];
         let mut pieces = lock(&self.pieces);
         while let Some(event) = group.inbox.poll(self.session, &losses_are_known) {
-            if let Event::Frame(from, Frame { round: call, said: Said::Ahead { part, body }, .. }) = event {
+            if let Event::Frame(from, Frame { round: call, said: Said::Early { part, body }, .. }) = event {
                 pieces.push(Piece { from, call, part: usize::try_from(part).unwrap_or(usize::MAX), body });
             }
         }
