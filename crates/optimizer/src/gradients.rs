@@ -246,7 +246,7 @@ impl Gradient {
     pub(crate) fn on_device(self, copy: &Var) -> Result<Reduced> {
         match self {
             Gradient::Dense(tensor) => Ok(Reduced::Dense(Dense::Device(to_device(&tensor, copy.device())?))),
-            rows => Ok(rows.on_host(copy)?.to_device(copy)?),
+            rows => Ok(rows.on_host(copy)?.into_device(copy)?),
         }
     }
 
@@ -296,7 +296,14 @@ impl Parameters {
             );
             Error::invalid("gradients", reason)
         };
-        self.backend.require_gradient(index)?;
+        if self.strategy.container(variable.id()).is_some_and(|variable| variable.is_dynamic()) {
+            return Err(Error::NotSupported {
+                operation: "gradients",
+                strategy: "ParameterServerStrategy",
+                what: "gradients of one's own of a table of ids",
+                advice: "train it by minimize, with a nn::DynamicEmbedding",
+            });
+        }
         match gradient {
             Gradient::Dense(tensor) => {
                 if tensor.dims() != variable.dims() || tensor.dtype() != variable.dtype() {

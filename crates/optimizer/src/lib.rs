@@ -35,6 +35,7 @@ mod groups;
 mod header;
 mod minimize;
 mod parameters;
+mod partition;
 mod progress;
 mod rate;
 mod reduce;
@@ -61,11 +62,11 @@ use groups::Groups;
 use parameters::Parameters;
 use progress::Progress;
 use rate::Rate;
-use slots::Slots;
 use std::marker::PhantomData;
 use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use update::Backend;
 
 /// The update rules behind the optimizers, with their hyper-parameters, and what it takes to apply one to a table of
 /// one's own: dense ([`RuleExt::update`](rules::RuleExt::update)) or by row, from
@@ -127,6 +128,8 @@ struct Inner {
     /// The number of this optimizer among those of its strategy, from 1: the same on all workers.
     number: u64,
     parameters: Arc<Parameters>,
+    /// Where they are updated.
+    backend: Box<dyn Backend>,
     /// All variables of the model.
     model: Variables,
     rate: Rate,
@@ -264,12 +267,14 @@ impl Inner {
         }
         rate::require(learning_rate, "Optimizer::with_rule")?;
         let parameters = Parameters::new(strategy.clone(), variables, Vec::new(), unfit, false)?;
-        parameters.backend.require_rule("Optimizer::with_rule", &*rule)?;
+        let backend = update::backend(&parameters)?;
+        backend.require_rule("Optimizer::with_rule", &*rule)?;
         Ok(Self {
-            progress: Progress::new(Slots::of_all(&parameters, &layout)?),
+            progress: Progress::new(backend.new_slots(&parameters, &layout)?),
             groups: Groups::new(rule, parameters.variables.len()),
             number: strategy.next_optimizer(),
             parameters: Arc::new(parameters),
+            backend,
             model,
             rate: Rate::Set(AtomicU64::new(learning_rate.to_bits())),
             before_reduce: Vec::new(),
@@ -299,6 +304,6 @@ impl Inner {
         let Some(index) = names.iter().position(|name| *name == slot) else {
             return Err(Error::invalid("slot", format!("no slot is named {slot:?}; there are {names:?}")));
         };
-        self.parameters.backend.slot(self, number, index, at)
+        self.backend.slot(self, number, index, at)
     }
 }

@@ -1,19 +1,17 @@
-//! The variables of an optimizer, and where they are updated.
+//! The variables of an optimizer, and what belongs to each.
 
-use crate::checks::missing::listed;
+use crate::partition::Partition;
 use crate::progress::Change;
-use crate::reduce::partition::Partition;
-use crate::reduce::workers;
-use crate::update::Backend;
-use crate::update::devices::{Copies, Devices};
-use crate::update::local::Local;
-use crate::update::servers::Servers;
-use crate::update::sharded::Sharded;
 use candle_core::{DType, Var};
 use distribute_base::internal::{DeviceCopies, Pool, Writing};
 use distribute_base::{Error, Result};
+use distribute_cluster::World;
+use distribute_collective::group::Buffers;
 use distribute_core::{Strategy, Variable};
 use std::sync::Arc;
+
+/// For each of an optimizer's variables the copies of all local replicas, if it is updated on devices; empty where no variable is.
+pub(crate) type Copies<'a> = Vec<Option<Vec<&'a Var>>>;
 
 /// The variables of an optimizer.
 #[derive(Debug)]
@@ -25,8 +23,8 @@ pub(crate) struct Parameters {
     pub(crate) frozen: Vec<(String, Var)>,
     /// The variables that no optimizer can train, and that have to be frozen before the first step, by name.
     pub(crate) unfit: Vec<(String, Var)>,
-    /// Where they are updated.
-    pub(crate) backend: Box<dyn Backend>,
+    /// The elements that each worker updates, if workers share the state.
+    pub(crate) partition: Option<Arc<Partition>>,
     /// For each variable its copies on devices with memory of their own, if there are any; empty where no replica has such a device.
     pub(crate) device_copies: Vec<Option<Arc<DeviceCopies>>>,
     /// The variables with several copies, of which a step writes the first.
@@ -36,7 +34,7 @@ pub(crate) struct Parameters {
 }
 
 impl Parameters {
-    /// Binds variables to the backend that their strategy has. If workers `share` the state, each updates its range of every variable.
+    /// The variables of a strategy. If its workers `share` the state, each updates its range of every variable.
     pub(crate) fn new(
         strategy: Strategy,
         variables: Vec<(String, Var)>,
@@ -50,15 +48,7 @@ impl Parameters {
         let device_copies: Vec<_> = variables.iter().filter_map(copies).collect();
         let world = strategy.world();
         let names = || variables.iter().map(|(name, variable)| (name.as_str(), variable));
-        let backend: Box<dyn Backend> = if strategy.extended().parameter_servers().is_some() {
-            Box::new(Servers::new(&strategy, &variables)?)
-        } else if share && world.is_multi_worker() {
-            Box::new(Sharded::new(Partition::new(world, names())))
-        } else if device_copies.is_empty() {
-            Box::new(Local)
-        } else {
-            Box::new(Devices)
-        };
+        let partition = (share && world.is_multi_worker()).then(|| Arc::new(Partition::new(world, names())));
         let on_devices = device_copies.iter().enumerate();
         let on_devices = on_devices.flat_map(|(number, copies)| {
             copies.iter().flat_map(move |copies| copies.made().map(move |copy| (number, copy)))
@@ -69,12 +59,12 @@ impl Parameters {
             variables.iter().map(|(_, variable)| variable),
             on_devices,
             frozen.iter().map(|(_, variable)| variable).chain(frozen_copies),
-            workers::packs(&strategy),
-            backend.partition().map(Partition::by_worker),
+            packs(&strategy),
+            partition.as_deref().map(Partition::by_worker),
         );
         let followed = variables.iter().filter_map(|(_, variable)| strategy.container(variable.id()));
         let followed = followed.filter(Variable::has_followers).collect();
-        Ok(Self { strategy, variables, frozen, unfit, backend, device_copies, followed, buckets })
+        Ok(Self { strategy, variables, frozen, unfit, partition, device_copies, followed, buckets })
     }
 
     /// The number of the variable of this name.
@@ -169,6 +159,28 @@ impl Parameters {
             described(&self.unfit)
         );
         Err(Error::invalid(operation, reason))
+    }
+}
+
+/// Where a replica's packs come from, if there are other workers to which they are sent as they are, or may be once they have come.
+fn packs(strategy: &Strategy) -> Option<Buffers> {
+    let group = strategy.extended().group()?;
+    (!folds_first(group.world())).then(|| group.buffers().clone())
+}
+
+/// Returns whether the replicas of a worker are a branch of the tree of sums, so that their sum can go in their place.
+// INV-7
+pub(crate) fn folds_first(world: World) -> bool {
+    world.replicas() > 1 && world.replicas().is_power_of_two()
+}
+
+/// The first of some names, and how many more there are.
+pub(crate) fn listed(names: &[&str]) -> String {
+    /// The most names that a text lists.
+    const NAMES: usize = 10;
+    match names.get(..NAMES).filter(|_| names.len() > NAMES) {
+        Some(first) => format!("{} and {} more", first.join(", "), names.len() - NAMES),
+        None => names.join(", "),
     }
 }
 

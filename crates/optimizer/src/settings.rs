@@ -4,7 +4,7 @@ use crate::checks::{missing::MissingGradients, not_finite::NotFinite};
 use crate::parameters::Parameters;
 use crate::rate::Rate;
 use crate::slots::Slots;
-use crate::update::{When, sharded};
+use crate::update::{self, When, sharded};
 use crate::{Inner, Optimizer, Transform};
 use candle_core::Var;
 use distribute_base::{Error, Result};
@@ -240,11 +240,11 @@ impl Inner {
     }
 
     fn require_transform(&self, operation: &'static str, when: When, transform: &Transform) -> Result<()> {
-        self.parameters.backend.require_transform(operation, when, transform)
+        self.backend.require_transform(operation, when, transform)
     }
 
     fn freeze(&mut self, names: &dyn Fn(&str) -> bool) -> Result<()> {
-        let Parameters { strategy, variables, frozen, unfit, backend, .. } = &*self.parameters;
+        let Parameters { strategy, variables, frozen, unfit, partition, .. } = &*self.parameters;
         let (chosen_unfit, unfit): (Vec<_>, Vec<_>) =
             unfit.iter().cloned().partition(|(name, _)| names(name));
         let chosen = match self.choose("freeze", names) {
@@ -259,8 +259,9 @@ impl Inner {
             variables.iter().cloned().enumerate().partition(|(index, _)| stays(*index));
         let of = |all: Vec<(usize, (String, Var))>| all.into_iter().map(|(_, variable)| variable);
         let frozen = frozen.iter().cloned().chain(chosen_unfit).chain(of(go)).collect();
-        let share = backend.partition().is_some();
+        let share = partition.is_some();
         let parameters = Parameters::new(strategy.clone(), of(stay).collect(), frozen, unfit, share)?;
+        self.backend = update::backend(&parameters)?;
         self.progress.keep(stays);
         self.groups.keep(stays);
         self.parameters = Arc::new(parameters);
@@ -291,7 +292,7 @@ impl Inner {
 
     fn with_rule_for(&mut self, names: &dyn Fn(&str) -> bool, rule: Box<dyn Rule>) -> Result<()> {
         rule.validate()?;
-        self.parameters.backend.require_rule("with_rule_for", &*rule)?;
+        self.backend.require_rule("with_rule_for", &*rule)?;
         let own = self.groups.rule();
         if rule.slots() != own.slots() {
             let reason = format!("{rule:?} keeps other slots than the optimizer's {own:?}");
@@ -325,7 +326,9 @@ impl Inner {
         }
         let parameters =
             Parameters::new(strategy.clone(), variables.clone(), frozen.clone(), unfit.clone(), share)?;
-        *self.progress.slots_mut() = Slots::of_all(&parameters, &self.groups.rule().slots())?;
+        let backend = update::backend(&parameters)?;
+        *self.progress.slots_mut() = backend.new_slots(&parameters, &self.groups.rule().slots())?;
+        self.backend = backend;
         self.parameters = Arc::new(parameters);
         self.compare_again();
         Ok(())

@@ -1,6 +1,5 @@
 //! What a rule keeps beside one variable.
 
-use crate::parameters::Parameters;
 use candle_core::{DType, Tensor, Var};
 use distribute_base::internal::{to_device, to_host};
 use distribute_base::{Error, Result};
@@ -25,16 +24,8 @@ pub(crate) enum Slots {
 }
 
 impl Slots {
-    /// The slots of all variables before the first step, as far as this process keeps them.
-    pub(crate) fn of_all(parameters: &Parameters, layout: &[SlotSpec]) -> Result<Vec<Self>> {
-        let of = |(number, (name, variable)): (usize, &(String, Var))| {
-            Self::new(name, variable, layout, parameters.backend.kept(number, variable.elem_count()))
-        };
-        parameters.variables.iter().enumerate().map(of).collect()
-    }
-
     /// Those before the first step, of so many elements.
-    fn new(name: &str, variable: &Var, layout: &[SlotSpec], n: usize) -> Result<Self> {
+    pub(crate) fn new(name: &str, variable: &Var, layout: &[SlotSpec], n: usize) -> Result<Self> {
         match (variable.dtype(), variable.device().is_cpu()) {
             (DType::F32, true) => {
                 Ok(Slots::F32(layout.iter().map(|slot| vec![slot.initial as f32; n]).collect()))

@@ -17,7 +17,7 @@ use serde_json::json;
 impl<R: Rule> Checkpointed for Optimizer<R> {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         let optimizer = &self.inner;
-        optimizer.parameters.backend.save(optimizer, prefix, writer)?;
+        optimizer.backend.save(optimizer, prefix, writer)?;
         let rule = optimizer.groups.rule();
         let state = json!({
             "rule": rule.name(),
@@ -31,7 +31,7 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
 
     /// Nothing, but where workers share the state: then no worker has all of it, and that of one that was lost is nowhere.
     fn rewind(&self) -> Result<()> {
-        self.inner.parameters.backend.rewind()
+        self.inner.backend.rewind()
     }
 
     fn strategy(&self) -> Option<&Strategy> {
@@ -64,7 +64,7 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
         let all: Vec<Vec<String>> = self.variable_names().map(names).collect();
         require_names(from, &all.concat())?;
         let optimizer = &self.inner;
-        let slots = optimizer.parameters.backend.restore(optimizer, prefix, &all, from)?;
+        let slots = optimizer.backend.restore(optimizer, prefix, &all, from)?;
         Ok(Box::new(move || {
             let change = optimizer.progress.change("Checkpoint::restore")?;
             learning_rate.map_or(Ok(()), |learning_rate| optimizer.rate.set(learning_rate))?;

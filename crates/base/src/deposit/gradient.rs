@@ -85,7 +85,7 @@ impl Gradient {
     ///
     /// # Errors
     /// candle's, of the device.
-    pub fn to_device(self, copy: &Var) -> Result<Self> {
+    pub fn into_device(self, copy: &Var) -> Result<Self> {
         let device = copy.device();
         Ok(match self {
             Self::Dense(Dense::Host(tensor)) => Self::Dense(Dense::Device(to_device(&tensor, device)?)),

@@ -1,6 +1,6 @@
 //! The warning of batch-norm that a training only evaluates.
 
-use crate::checks::missing::listed;
+use crate::parameters::listed;
 use distribute_core::internal::Evaluated;
 use std::collections::HashSet;
 

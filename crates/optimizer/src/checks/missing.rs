@@ -2,6 +2,7 @@
 //!
 //! What is cut off leaves no trace in candle's graph, so the cause is a guess, made from names alone.
 
+use crate::parameters::listed;
 use std::collections::BTreeSet;
 
 /// What becomes of variables that have no gradient on any replica in an optimizer's first step:
@@ -16,9 +17,6 @@ pub enum MissingGradients {
     /// Nothing is said: some variables have a gradient in some steps only, such as those of experts.
     Quiet,
 }
-
-/// The most names that a text lists.
-const NAMES: usize = 10;
 
 /// What can be said of the variables without gradient.
 #[derive(Debug, PartialEq, Eq)]
@@ -59,14 +57,6 @@ pub(crate) fn report(variables: &[(&str, bool)]) -> Option<Report> {
         cause(&missing, &present).advice(),
     );
     Some(Report { missing: missing.into_iter().map(String::from).collect(), text })
-}
-
-/// The first names, and how many more there are.
-pub(crate) fn listed(names: &[&str]) -> String {
-    match names.get(..NAMES).filter(|_| names.len() > NAMES) {
-        Some(first) => format!("{} and {} more", first.join(", "), names.len() - NAMES),
-        None => names.join(", "),
-    }
 }
 
 fn cause(missing: &[&str], present: &[&str]) -> Cause {

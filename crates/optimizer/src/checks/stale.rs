@@ -5,7 +5,7 @@
 //! two.
 
 use crate::Parameters;
-use crate::checks::missing::listed;
+use crate::parameters::listed;
 use candle_core::{Tensor, TensorId};
 use distribute_base::internal::lock;
 use distribute_core::ReplicaContext;

@@ -8,7 +8,6 @@
 //! | `workers`, `row_records` | the exchange with other workers |
 
 pub(crate) mod operands;
-pub(crate) mod partition;
 pub(crate) mod range;
 pub(crate) mod row_records;
 pub(crate) mod rows;

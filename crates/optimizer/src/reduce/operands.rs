@@ -2,8 +2,8 @@
 
 use crate::gradients::row_len;
 use crate::parameters::Parameters;
+use crate::partition::Partition;
 use crate::reduce::Weighted;
-use crate::reduce::partition::Partition;
 use crate::reduce::range::{GradientRange, Summands};
 use crate::reduce::rows::RowRange;
 use crate::transform::ResolvedTransforms;

@@ -1,7 +1,8 @@
 //! A range of a variable's gradient on all replicas: what can be cut, reduced and transformed.
 
+use crate::partition::BLOCK;
 use crate::reduce::rows::RowRange;
-use crate::reduce::split::{BLOCK, Splittable};
+use crate::reduce::split::Splittable;
 use crate::transform::ResolvedTransforms;
 use distribute_base::internal::Number;
 use distribute_tensor::kernel::fold_scaled;

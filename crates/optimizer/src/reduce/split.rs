@@ -1,14 +1,11 @@
 //! Which thread owns which range of the parameters.
 
+use crate::partition::BLOCK;
 use crate::sync::Threads;
 use distribute_base::Result;
 use distribute_base::internal::{Any, lock, panicked};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
-
-/// Elements that are reduced and updated at a time: they fit the first-level cache with their slots. Ranges of
-/// replicas end at multiples of it, so sums over blocks don't depend on the number of replicas.
-pub(crate) const BLOCK: usize = 2048;
 
 /// Something that lies along the parameters and can be cut.
 pub(crate) trait Splittable {

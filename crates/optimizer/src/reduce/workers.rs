@@ -6,7 +6,7 @@
 //! ranges of variables, it gets these of all packs, and adds them up in that pass. Rows go as they are to everybody.
 
 use crate::header::{GradientKind, StepHeader};
-use crate::parameters::Parameters;
+use crate::parameters::{Parameters, folds_first};
 use crate::reduce::operands::{Operands, Summed};
 use crate::reduce::{self, Weighted, row_records};
 use crate::sync::Threads;
@@ -18,7 +18,6 @@ use distribute_cluster::World;
 use distribute_collective::Failure;
 use distribute_collective::group::early::early_range;
 use distribute_collective::group::{Buffers, GroupCall, numbers};
-use distribute_core::Strategy;
 use distribute_core::internal::failure;
 use distribute_tensor::kernel::fold_scaled;
 use std::borrow::Cow;
@@ -48,23 +47,11 @@ pub(crate) fn exchange<'b>(
 ) -> Result<Operands<'b>> {
     let all = Exchange { parameters, headers, weights, mine, threads }.summed(calling)?;
     let all = Operands::of_variables(parameters, all.into_iter(), headers.len())?;
-    Ok(all.of_partition(parameters.backend.partition()))
+    Ok(all.of_partition(parameters.partition.as_deref()))
 }
 
 /// Packs that are added up with others, and their weight.
 type Packs = (f64, Arc<Flat>);
-
-/// Where a replica's packs come from, if there are other workers to which they are sent as they are, or may be once they have come.
-pub(crate) fn packs(strategy: &Strategy) -> Option<Buffers> {
-    let group = strategy.extended().group()?;
-    (!folds_first(group.world())).then(|| group.buffers().clone())
-}
-
-/// Whether the replicas of a worker are a branch of the tree of sums, so that their sum can go in their place.
-// INV-7
-fn folds_first(world: World) -> bool {
-    world.replicas() > 1 && world.replicas().is_power_of_two()
-}
 
 impl<'b> Exchange<'_, 'b> {
     /// For each variable the gradients that are added up.
@@ -87,7 +74,7 @@ impl<'b> Exchange<'_, 'b> {
         if layout.packs().is_empty() {
             return Ok(summed);
         }
-        let (partition, world) = (parameters.backend.partition(), calling.world());
+        let (partition, world) = (parameters.partition.as_deref(), calling.world());
         let all = match partition {
             Some(_) => self.exchange_ranges(calling, &layout, &mine)?,
             None => self.exchange_packs(calling, &layout, &mine)?,

@@ -88,7 +88,7 @@ impl Inner {
             ("after_reduce", transforms(&self.after_reduce)),
             ("on_missing_gradients", format!("{:?}", self.missing_gradients)),
             ("on_not_finite", format!("{:?}", self.not_finite)),
-            ("sharded_state", self.parameters.backend.partition().is_some().to_string()),
+            ("sharded_state", self.parameters.partition.as_ref().is_some().to_string()),
         ];
         all.extend(others.map(|(name, value)| (name.to_owned(), value)));
         all

@@ -15,6 +15,7 @@ pub(crate) mod gather;
 pub(crate) mod replica;
 
 use crate::header::StepHeader;
+use crate::parameters::Copies;
 use crate::progress::Change;
 use crate::reduce::operands::Operands;
 use crate::reduce::{self, Weighted, workers};
@@ -23,7 +24,6 @@ use crate::step::decide::{Call, StepDecision, Verdict};
 use crate::step::gather::GatheredStep;
 use crate::step::replica::ReplicaGradients;
 use crate::sync::{StepSync, Threads, abort_on};
-use crate::update::devices::Copies;
 use crate::update::{Pass, Update};
 use crate::{Inner, Transform, Weighting};
 use candle_core::{Device, Tensor};
@@ -62,7 +62,7 @@ impl Inner {
         at: &'static Location<'static>,
     ) -> Result<Tensor> {
         let _update = tracing::trace_span!("update").entered();
-        let (member, copies) = (ctx.member(), self.parameters.backend.copies(self));
+        let (member, copies) = (ctx.member(), self.backend.copies(self));
         let mut call = Call::new(ctx, operation, mine.stale.take());
         let print = Fingerprint::new(Operation::Minimize, self.detail(mine.weighting), at);
 
@@ -90,7 +90,7 @@ impl Inner {
         copies: &Copies<'_>,
     ) -> Result<ReplicaGradients> {
         let (member, early) = (ctx.member(), mine.ahead);
-        let stay = self.parameters.backend.staying(self, copies, ctx.local_replica());
+        let stay = self.backend.staying(self, copies, ctx.local_replica());
         let mut mine = ReplicaGradients::new(self, mine, &stay)?;
         mine.header.rows = ctx.rows().map(|rows| rows.len());
         if early && mine.header.sent.is_none() && member.replica() == 0 {
@@ -106,7 +106,7 @@ impl Inner {
     /// Decides, exchanges gradients, reduces and updates, once all headers are known.
     fn apply(&self, call: &mut Call, step: Step<'_>) -> Result<StepDecision> {
         let (closures, rest) = self.after_reduce.split_at(self.closures());
-        let one_pass = self.parameters.backend.is_one_pass(self);
+        let one_pass = self.backend.is_one_pass(self);
         if !one_pass || !closures.is_empty() {
             let mut parts: Vec<&[Transform]> = reduce::parts(closures).collect();
             if !one_pass && (parts.is_empty() || !rest.is_empty()) {
@@ -124,7 +124,7 @@ impl Inner {
                 let (change, operands) = self.exchange(call, &step, &headers, &weights, replicas, threads)?;
                 let update = self.update(call, copies, &decision, rest);
                 let pass = Pass { change: &change, operands: &operands, replicas, sync, threads };
-                self.parameters.backend.reduce_and_apply(&update, &pass)?;
+                self.backend.reduce_and_apply(&update, &pass)?;
                 self.parameters.commit(&change)?;
             }
             Ok(decision)
@@ -174,7 +174,7 @@ impl Inner {
             gradients = self.call_closure(sync, part, gradients, change.as_ref())?;
         }
         let update = self.update(call, copies, &decision, rest);
-        self.parameters.backend.apply(&update, sync, &gradients, change.as_ref())?;
+        self.backend.apply(&update, sync, &gradients, change.as_ref())?;
         Ok(decision)
     }
 
@@ -267,7 +267,7 @@ impl Inner {
 
     /// The part of a step's fingerprint that all replicas must have in common.
     fn detail(&self, weighting: Weighting) -> String {
-        let sharded = if self.parameters.backend.partition().is_some() { ", sharded" } else { "" };
+        let sharded = if self.parameters.partition.as_ref().is_some() { ", sharded" } else { "" };
         let name = self.groups.rule().name();
         match weighting {
             Weighting::Replicas(op) => format!("{name} {}{sharded} {op}", self.number),

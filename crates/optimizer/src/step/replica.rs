@@ -138,7 +138,7 @@ fn collected(
     };
     for (number, copy, gradient) in there {
         all[number] = Some(match all[number].take() {
-            Some(before) => before.to_device(copy)?.plus_on_device(gradient, copy)?,
+            Some(before) => before.into_device(copy)?.plus_on_device(gradient, copy)?,
             None => gradient,
         });
     }

@@ -3,12 +3,13 @@
 use crate::Inner;
 use crate::groups::Rules;
 use crate::parameters::Parameters;
+use crate::partition::BLOCK;
 use crate::progress::Change;
 use crate::reduce::operands::Operands;
 use crate::reduce::range::{GradientRange, Summands, blocks};
 use crate::reduce::resolve;
 use crate::reduce::rows::RowRange;
-use crate::reduce::split::{BLOCK, Splittable, WorkSplit};
+use crate::reduce::split::{Splittable, WorkSplit};
 use crate::slots::{MOST_SLOTS, Slots};
 use crate::sync::{StepSync, Threads};
 use crate::transform::{ResolvedTransforms, Transform};

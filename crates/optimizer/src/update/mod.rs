@@ -15,20 +15,18 @@ pub(crate) mod servers;
 pub(crate) mod sharded;
 
 use crate::groups::Rules;
-use crate::parameters::Parameters;
+use crate::parameters::{Copies, Parameters};
 use crate::progress::Change;
 use crate::reduce::Weighted;
 use crate::reduce::operands::Operands;
-use crate::reduce::partition::Partition;
 use crate::slots::Slots;
 use crate::sync::{StepSync, Threads};
 use crate::{Inner, Transform};
 use candle_core::{Tensor, Var};
-use devices::Copies;
 use distribute_base::Result;
 use distribute_base::internal::Gradient;
 use distribute_checkpoint::{Reader, Writer};
-use distribute_optim::Rule;
+use distribute_optim::{Rule, SlotSpec};
 use distribute_tensor::HostTensor;
 use std::fmt;
 use std::panic::Location;
@@ -52,11 +50,6 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
         change: Option<&Change<'_>>,
     ) -> Result<()>;
 
-    /// The elements of a variable that this worker updates, where workers share them.
-    fn partition(&self) -> Option<&Partition> {
-        None
-    }
-
     /// The variables that are updated on devices.
     fn copies<'a>(&self, _optimizer: &'a Inner) -> Copies<'a> {
         Copies::new()
@@ -68,8 +61,16 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     }
 
     /// The number of a variable's elements of which this process keeps slots.
-    fn kept(&self, variable: usize, elements: usize) -> usize {
-        self.partition().map_or(elements, |partition| partition.mine(variable).len())
+    fn kept(&self, parameters: &Parameters, variable: usize, elements: usize) -> usize {
+        parameters.partition.as_ref().map_or(elements, |partition| partition.mine(variable).len())
+    }
+
+    /// The slots of all variables before the first step, as far as this process keeps them.
+    fn new_slots(&self, parameters: &Parameters, layout: &[SlotSpec]) -> Result<Vec<Slots>> {
+        let of = |(number, (name, variable)): (usize, &(String, Var))| {
+            Slots::new(name, variable, layout, self.kept(parameters, number, variable.elem_count()))
+        };
+        parameters.variables.iter().enumerate().map(of).collect()
     }
 
     /// A copy of one slot of a variable.
@@ -106,7 +107,8 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     ) -> Result<Saved<'a>> {
         let of_variable = |(number, names): (usize, &Vec<String>)| {
             let (_, variable) = &optimizer.parameters.variables[number];
-            Slots::saved(from, names, variable, self.partition().map(|partition| partition.mine(number)))
+            let mine = optimizer.parameters.partition.as_ref().map(|partition| partition.mine(number));
+            Slots::saved(from, names, variable, mine)
         };
         let slots = names.iter().enumerate().map(of_variable).collect::<Result<Vec<_>>>()?;
         Ok(Box::new(move |change| {
@@ -129,11 +131,22 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     fn require_transform(&self, _operation: &'static str, _when: When, _transform: &Transform) -> Result<()> {
         Ok(())
     }
+}
 
-    /// Refuses gradients that users give, of a variable that cannot take them.
-    fn require_gradient(&self, _variable: usize) -> Result<()> {
-        Ok(())
-    }
+/// The backend of an optimizer's variables.
+///
+/// # Errors
+/// [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument) if the strategy has parameter servers, and a variable is not there.
+pub(crate) fn backend(parameters: &Parameters) -> Result<Box<dyn Backend>> {
+    Ok(if parameters.strategy.extended().parameter_servers().is_some() {
+        Box::new(servers::Servers::new(&parameters.strategy, &parameters.variables)?)
+    } else if let Some(partition) = &parameters.partition {
+        Box::new(sharded::Sharded::new(partition.clone()))
+    } else if parameters.device_copies.is_empty() {
+        Box::new(local::Local)
+    } else {
+        Box::new(devices::Devices)
+    })
 }
 
 /// Applies gradients that are reduced in one pass, and counts the step: [`Backend::apply`].

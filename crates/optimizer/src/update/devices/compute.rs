@@ -1,9 +1,9 @@
 //! The computation on devices: rules applied to the copies of all replicas, by candle's operations or a kernel for each.
 
+use super::fused;
 use super::rows::{part_of, put_rows};
-use super::{Copies, fused};
 use crate::groups::Rules;
-use crate::parameters::Parameters;
+use crate::parameters::{Copies, Parameters};
 use crate::slots::Slots;
 use candle_core::Tensor;
 use distribute_base::internal::Gradient;

@@ -19,6 +19,7 @@ mod transforms;
 
 pub(crate) use transforms::{are_finite, transform, weigh};
 
+use crate::parameters::Copies;
 use crate::progress::Change;
 use crate::reduce::operands::Operands;
 use crate::reduce::{self, Weighted};
@@ -33,9 +34,6 @@ use distribute_base::{DeviceName, Result};
 use distribute_cross_device::internal::{sum_on_gpus, uses_nccl};
 use std::sync::Arc;
 use sums::summed;
-
-/// For each of an optimizer's variables the copies of all local replicas, if it is updated there; empty where no variable is.
-pub(crate) type Copies<'a> = Vec<Option<Vec<&'a Var>>>;
 
 /// Updates the copies that replicas have on their devices, and on the host variables without such copies.
 #[derive(Debug)]
@@ -167,7 +165,7 @@ fn apply_from_host(
         let Some(copies) = copies else { continue };
         let Some(gradient) = gradient.take() else { continue };
         for (of_replica, copy) in there.iter_mut().zip(copies) {
-            of_replica[number] = Some(gradient.clone().to_device(copy)?);
+            of_replica[number] = Some(gradient.clone().into_device(copy)?);
         }
     }
     apply_both(update, &there, change, || {

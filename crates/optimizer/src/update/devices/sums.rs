@@ -1,6 +1,6 @@
 //! Gradients of several replicas, added up without leaving their devices.
 
-use super::Copies;
+use crate::parameters::Copies;
 use candle_core::Tensor;
 use distribute_base::Result;
 use distribute_base::internal::{Dense, Gradient};
@@ -75,7 +75,7 @@ mod tests {
     fn rows_of_several_replicas_are_for_the_host_and_a_lone_replica_sums_nothing() {
         let var = Var::new(&[[9f32], [8.]], &Device::Cpu).unwrap();
         let rows = Gradient::Rows(Rows::new(vec![1], Any::F32(vec![1.])));
-        let rows = Some(rows.to_device(&var).unwrap());
+        let rows = Some(rows.into_device(&var).unwrap());
         let never = |_: &[Vec<Tensor>]| -> Result<Vec<Vec<Tensor>>> { panic!("nothing is to be summed") };
         let copies: Copies<'_> = vec![Some(vec![&var, &var])];
         assert!(summed(vec![vec![rows.clone()], vec![None]], &copies, never).unwrap().is_none());

@@ -68,7 +68,7 @@ impl Backend for Servers {
         })
     }
 
-    fn kept(&self, _variable: usize, _elements: usize) -> usize {
+    fn kept(&self, _: &Parameters, _variable: usize, _elements: usize) -> usize {
         0
     }
 
@@ -131,18 +131,6 @@ impl Backend for Servers {
             );
         }
         Ok(())
-    }
-
-    fn require_gradient(&self, variable: usize) -> Result<()> {
-        if !self.is_dynamic(variable) {
-            return Ok(());
-        }
-        Err(Error::NotSupported {
-            operation: "gradients",
-            strategy: "ParameterServerStrategy",
-            what: "gradients of one's own of a table of ids",
-            advice: "train it by minimize, with a nn::DynamicEmbedding",
-        })
     }
 }
 

@@ -8,9 +8,9 @@ mod touched;
 use crate::Inner;
 use crate::gradients::row_len;
 use crate::groups::Rules;
+use crate::partition::Partition;
 use crate::progress::Change;
 use crate::reduce::operands::{Operands, Variable};
-use crate::reduce::partition::Partition;
 use crate::reduce::range::{GradientRange, Summands};
 use crate::reduce::resolve;
 use crate::reduce::split::{Splittable, WorkSplit};
@@ -45,7 +45,7 @@ const WIDEST: usize = size_of::<f64>();
 // INV-40
 #[derive(Debug)]
 pub(crate) struct Sharded {
-    partition: Partition,
+    partition: Arc<Partition>,
 }
 
 impl Backend for Sharded {
@@ -78,10 +78,6 @@ impl Backend for Sharded {
         change: Option<&Change<'_>>,
     ) -> Result<()> {
         apply_in_one_pass(self, update, sync, gradients, change)
-    }
-
-    fn partition(&self) -> Option<&Partition> {
-        Some(&self.partition)
     }
 
     fn slot(
@@ -127,7 +123,7 @@ impl Changing<'_, '_> {
 }
 
 impl Sharded {
-    pub(crate) fn new(partition: Partition) -> Self {
+    pub(crate) fn new(partition: Arc<Partition>) -> Self {
         Self { partition }
     }
 

@@ -1,8 +1,8 @@
 //! Sums of squares over gradients of which each worker has the elements that it owns.
 
+use crate::partition::BLOCK;
+use crate::partition::Partition;
 use crate::reduce::operands::Variable;
-use crate::reduce::partition::Partition;
-use crate::reduce::split::BLOCK;
 use distribute_base::Result;
 use distribute_collective::group::{GroupCall, numbers};
 use distribute_core::internal::failure;

@@ -1,7 +1,8 @@
 //! The rows of a table that a worker owns, with the gradients of all replicas: their new values are put elsewhere.
 
+use crate::partition::BLOCK;
 use crate::reduce::rows::RowRange;
-use crate::reduce::split::{BLOCK, Splittable};
+use crate::reduce::split::Splittable;
 use crate::transform::ResolvedTransforms;
 use crate::update::sharded::touched::{Touched, clipped, rows_of};
 use distribute_base::internal::Number;

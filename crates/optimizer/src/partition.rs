@@ -1,9 +1,12 @@
 //! The partition of variables among workers that share the state of an optimizer.
 
-use crate::reduce::split::BLOCK;
 use candle_core::Var;
 use distribute_cluster::{World, fnv1a};
 use std::ops::Range;
+
+/// Elements that are reduced and updated at a time: they fit the first-level cache with their slots. Ranges of replicas and workers end at
+/// multiples of it, so sums over blocks don't depend on their number.
+pub(crate) const BLOCK: usize = 2048;
 
 /// For each variable the elements that each worker updates and keeps state for: the same on all workers.
 #[derive(Clone, Debug)]
