@@ -51,6 +51,7 @@ fn ended(mut command: Command, patience: Duration, well: bool) -> (String, Strin
         (Ok(out), Ok(err)) => {
             let status = child.0.wait().unwrap();
             assert_eq!(status.success(), well, "{command:?}: {status}\n{out}\n{err}");
+            assert!(!out.contains("running 0 tests"), "{command:?}: there is no such test");
             (out, err)
         }
         _ => panic!("{command:?} hangs"),
