@@ -52,7 +52,7 @@ fn ended(mut command: Command, patience: Duration, well: bool) -> (String, Strin
             let status = child.0.wait().unwrap();
             assert_eq!(status.success(), well, "{command:?}: {status}\n{out}\n{err}");
             // A test that was renamed would pass from then on.
-            assert!(!out.contains("\nrunning 0 tests"), "{command:?}: there is no such test");
+            assert!(!out.contains("running 0 tests"), "{command:?}: there is no such test");
             (out, err)
         }
         _ => panic!("{command:?} hangs"),

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "../../../crates/collective/tests/conformance/leaves.rs"]
+#[path = "../../../crates/collective/tests/it/conformance/leaves.rs"]
 mod leaves;
 mod support;
 

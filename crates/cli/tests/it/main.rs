@@ -1,0 +1,6 @@
+//! The command, as a process.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod doctor;
+mod status;

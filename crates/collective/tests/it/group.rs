@@ -1,0 +1,358 @@
+//! Sessions of several workers in one process: agreement, data, faults.
+
+use bytes::Bytes;
+use distribute_cluster::{Blame, Fault, Fingerprint, Operation, Presence, Standing};
+use distribute_collective::group::{Group, Links, Session, local};
+use distribute_testing::watched;
+use proptest::prelude::*;
+use std::panic::Location;
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
+const LONG: Duration = Duration::from_secs(20);
+const SHORT: Duration = Duration::from_millis(100);
+
+/// Runs `body` for each worker of a world in this process, each on its own thread.
+fn workers<T: Send + 'static>(
+    workers: usize,
+    replicas: usize,
+    body: impl Fn(Group) -> T + Send + Sync + 'static,
+) -> Vec<T> {
+    watched(move || {
+        let groups = local::groups(Links::Memory, workers, replicas).unwrap();
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = groups.into_iter().map(|group| scope.spawn(|| body(group))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    })
+}
+
+fn call(detail: &str) -> Fingerprint {
+    Fingerprint::new(Operation::AllReduce, detail, Location::caller())
+}
+
+/// All replicas of a worker wait in a call.
+fn wait_in(session: &Session, detail: &str) -> Vec<Standing> {
+    session.world().local_replicas().map(|replica| Standing::waiting(replica, call(detail))).collect()
+}
+
+fn are(session: &Session, presence: Presence) -> Vec<Standing> {
+    let standing = |replica| Standing { presence: presence.clone(), ..Standing::running(replica) };
+    session.world().local_replicas().map(standing).collect()
+}
+
+fn swap(session: &Session, detail: &str, timeout: Duration) -> Result<Vec<Bytes>, Arc<Blame>> {
+    let me = session.world().worker();
+    session.all_to_all(wait_in(session, detail), |to| format!("{detail} {me} to {to}").into(), timeout)
+}
+
+/// The one text that all have; empty where it succeeded.
+fn texts<T>(results: &[Result<T, Arc<Blame>>]) -> Vec<String> {
+    let mut texts: Vec<_> =
+        results.iter().map(|r| r.as_ref().err().map(ToString::to_string).unwrap_or_default()).collect();
+    texts.dedup();
+    texts
+}
+
+#[test]
+fn every_worker_gets_what_the_others_have_for_it() {
+    for n in 1..=5 {
+        workers(n, 2, move |group| {
+            for step in 1..=3 {
+                let session = group.open("strategy", step);
+                let me = group.world().worker();
+                for round in 0..4 {
+                    let detail = format!("{step}.{round}");
+                    let got = swap(&session, &detail, LONG).unwrap();
+                    for (from, body) in got.iter().enumerate().filter(|(from, _)| *from != me) {
+                        assert_eq!(*body, format!("{detail} {from} to {me}"));
+                    }
+                    assert!(got[me].is_empty());
+                }
+                session.leave(are(&session, Presence::Returned));
+            }
+        });
+    }
+}
+
+// INV-2, INV-25
+#[test]
+fn different_calls_have_one_text_on_all_and_the_next_call_works() {
+    let results = workers(3, 2, |group| {
+        let session = group.open("strategy", 4);
+        let detail = if group.world().worker() == 1 { "SUM float32[3]" } else { "SUM float32[2]" };
+        let failed = swap(&session, detail, LONG);
+        assert!(swap(&session, "next", LONG).is_ok());
+        failed
+    });
+    let [text] = &texts(&results)[..] else { panic!("{:?}", texts(&results)) };
+    for part in
+        ["step 4, call 1", "replicas 0, 1, 4 and 5 called", "float32[2]", "replicas 2 and 3 called", "[3]"]
+    {
+        assert!(text.contains(part), "{text}");
+    }
+    assert!(results.iter().all(|result| result.as_ref().unwrap_err().culprits == [2, 3]));
+}
+
+#[test]
+fn replicas_of_one_worker_that_differ_are_judged_by_all_workers() {
+    let results = workers(2, 2, |group| {
+        let session = group.open("strategy", 1);
+        let mut standings = wait_in(&session, "a");
+        if group.world().worker() == 1 {
+            standings[0].presence = Presence::Failed;
+        }
+        session.all_to_all(standings, |_| Bytes::new(), LONG)
+    });
+    let [text] = &texts(&results)[..] else { panic!("{:?}", texts(&results)) };
+    assert!(
+        text.contains("replicas 0, 1 and 3 wait in all_reduce (a)") && text.contains("replica 2 failed"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_worker_that_has_left_is_not_waited_for() {
+    let results = workers(3, 1, |group| {
+        let session = group.open("strategy", 1);
+        swap(&session, "a", LONG).unwrap();
+        if group.world().worker() == 2 {
+            let mut standings = are(&session, Presence::Returned);
+            (standings[0].completed, standings[0].last) = (1, Some(call("a")));
+            session.leave(standings);
+            return Ok(());
+        }
+        let first = swap(&session, "b", LONG).map(drop);
+        // And again: it is gone for the whole session.
+        assert_eq!(swap(&session, "c", LONG).unwrap_err().fault, Fault::Returned);
+        first
+    });
+    assert!(results[2].is_ok());
+    let [text] = &texts(&results[..2])[..] else { panic!("{:?}", texts(&results)) };
+    assert!(text.contains("replica 2 returned without making this call (its last call was"), "{text}");
+}
+
+#[test]
+fn who_is_late_ends_the_session_for_all_with_one_text_and_the_next_session_works() {
+    for late in 0..3 {
+        let met = Arc::new(Barrier::new(3));
+        let results = workers(3, 2, move |group| {
+            let session = group.open("strategy", 1);
+            if group.world().worker() == late {
+                // The others have given up.
+                met.wait();
+                let failed = swap(&session, "a", LONG);
+                assert!(swap(&group.open("strategy", 2), "b", LONG).is_ok());
+                return failed;
+            }
+            let failed = swap(&session, "a", SHORT);
+            let again = swap(&session, "c", LONG);
+            assert_eq!(texts(&[failed.clone(), again]).len(), 1);
+            met.wait();
+            assert!(swap(&group.open("strategy", 2), "b", LONG).is_ok());
+            failed
+        });
+        let [text] = &texts(&results)[..] else { panic!("{:?}", texts(&results)) };
+        let culprits = format!("replicas {} and {} have not come", 2 * late, 2 * late + 1);
+        assert!(text.contains(&culprits), "{text}");
+    }
+}
+
+#[test]
+fn a_replica_that_is_late_within_its_worker_is_named_to_all() {
+    let results = workers(2, 2, |group| {
+        let session = group.open("strategy", 1);
+        let mut standings = wait_in(&session, "a");
+        if group.world().worker() == 1 {
+            standings[1].presence = Presence::Running;
+        }
+        session.all_to_all(standings, |_| Bytes::new(), LONG)
+    });
+    let [text] = &texts(&results)[..] else { panic!("{:?}", texts(&results)) };
+    assert!(text.contains("replica 3 has not come"), "{text}");
+}
+
+#[test]
+fn a_worker_that_ends_is_named_to_all_at_once() {
+    let results = workers(3, 2, |group| {
+        if group.world().worker() == 1 {
+            return Ok(());
+        }
+        let session = group.open("strategy", 1);
+        swap(&session, "a", LONG).map(drop)
+    });
+    let failed = [results[0].clone(), results[2].clone()];
+    let [text] = &texts(&failed)[..] else { panic!("{:?}", texts(&failed)) };
+    assert!(text.contains("worker 1 (replicas 2 and 3) was lost"), "{text}");
+}
+
+// INV-31
+#[test]
+fn who_fails_between_calls_is_named_to_all_by_one_text_and_waits_for_nobody_and_the_next_call_works() {
+    let declined = Arc::new(Barrier::new(3));
+    let results = workers(3, 2, move |group| {
+        let session = group.open("strategy", 4);
+        swap(&session, "a", LONG).unwrap();
+        if group.world().worker() == 1 {
+            session.abort_call(are(&session, Presence::Running), LONG);
+            // Only now do the others make their call.
+            declined.wait();
+            assert_eq!(session.aborted_calls(), 1);
+            swap(&session, "c", LONG).unwrap();
+            return Ok(());
+        }
+        declined.wait();
+        let failed = swap(&session, "b", LONG).map(drop);
+        swap(&session, "c", LONG).unwrap();
+        failed
+    });
+    assert!(results[1].is_ok());
+    let failed = [results[0].clone(), results[2].clone()];
+    let [text] = &texts(&failed)[..] else { panic!("{:?}", texts(&failed)) };
+    for part in ["step 4", "replicas 0, 1, 4 and 5 wait in all_reduce (b)", "replicas 2 and 3 failed"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+// INV-31
+#[test]
+fn who_fails_again_and_again_does_not_run_away_from_the_others() {
+    const TIMES: usize = 20;
+    for decliners in [vec![0], vec![2], vec![0, 1], vec![0, 1, 2]] {
+        workers(3, 1, move |group| {
+            let session = group.open("strategy", 1);
+            for i in 0..TIMES {
+                if decliners.contains(&group.world().worker()) {
+                    session.abort_call(are(&session, Presence::Running), LONG);
+                } else {
+                    let blame = swap(&session, &format!("call {i}"), LONG).unwrap_err();
+                    assert_eq!((blame.fault, &blame.culprits), (Fault::Failed, &decliners));
+                }
+            }
+            assert!(swap(&session, "next", LONG).is_ok());
+        });
+    }
+}
+
+#[test]
+fn who_has_declined_and_ended_has_failed_and_is_not_lost() {
+    let ended = Arc::new(Barrier::new(2));
+    let results = workers(2, 1, move |group| {
+        let session = group.open("strategy", 1);
+        if group.world().worker() == 1 {
+            session.abort_call(are(&session, Presence::Running), LONG);
+            group.end();
+            ended.wait();
+            return Ok(());
+        }
+        ended.wait();
+        swap(&session, "a", LONG).map(drop)
+    });
+    assert_eq!(results[0].as_ref().unwrap_err().fault, Fault::Failed);
+}
+
+/// Whoever declines is past the call, and judges nothing.
+#[test]
+fn one_declines_and_another_is_late() {
+    for (declines, late) in [(0, 3), (1, 0), (3, 2)] {
+        let met = Arc::new(Barrier::new(3));
+        let results = workers(4, 1, move |group| {
+            let session = group.open("strategy", 1);
+            let me = group.world().worker();
+            if me == declines {
+                session.abort_call(are(&session, Presence::Running), SHORT);
+                return Ok(());
+            }
+            if me == late {
+                met.wait();
+            }
+            let failed = swap(&session, "a", if me == late { LONG } else { SHORT }).map(drop);
+            if me != late {
+                met.wait();
+            }
+            failed
+        });
+        let failed: Vec<_> = results.into_iter().filter(Result::is_err).collect();
+        assert_eq!((failed.len(), texts(&failed).len()), (3, 1), "{:#?}", texts(&failed));
+        assert_eq!(failed[0].as_ref().unwrap_err().culprits, [declines]);
+    }
+}
+
+/// As where one of them has missed a step.
+#[test]
+fn workers_that_count_other_steps_have_one_text() {
+    let results = workers(3, 1, |group| {
+        let me = group.world().worker();
+        let session = group.open("between steps", 4 + me as u64);
+        swap(&session, if me == 1 { "save" } else { "run" }, LONG)
+    });
+    let [text] = &texts(&results)[..] else { panic!("{:?}", texts(&results)) };
+    assert!(text.starts_with("step 6, "), "{text}");
+}
+
+// INV-26
+#[test]
+fn sessions_of_other_names_do_not_meet() {
+    workers(2, 1, |group| {
+        let (a, b) = (group.open("a", 1), group.open("b", 1));
+        // In another order on each worker.
+        let both = if group.world().worker() == 0 {
+            [(&a, "of a"), (&b, "of b")]
+        } else {
+            [(&b, "of b"), (&a, "of a")]
+        };
+        std::thread::scope(|scope| {
+            for (session, detail) in both {
+                scope.spawn(move || assert!(swap(session, detail, LONG).is_ok()));
+            }
+        });
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+    /// Programs of random length, in which one worker does something else at a random place.
+    #[test]
+    fn a_planted_fault_has_one_text_on_all_workers(
+        n in 2usize..5, replicas in 1usize..4, calls in 1usize..6, at in 0usize..6, who in 0usize..4, fault in 0usize..5,
+    ) {
+        let (at, who) = (at % calls, who % n);
+        let all = workers(n, replicas, move |group| {
+            let session = group.open("strategy", 1);
+            let me = group.world().worker();
+            let mut result = Ok(());
+            for i in 0..calls {
+                let planted = me == who && i == at;
+                let mut standings = wait_in(&session, &format!("call {i}"));
+                match fault {
+                    0 if planted => standings = wait_in(&session, "another"),
+                    1 if planted => standings[0].presence = Presence::Failed,
+                    2 if planted => break,
+                    3 if planted => {
+                        session.abort_call(standings, LONG);
+                        continue;
+                    }
+                    _ if planted => {
+                        session.leave(are(&session, Presence::Failed));
+                        return Ok(());
+                    }
+                    _ => {}
+                }
+                let now = session.all_to_all(standings, |_| Bytes::new(), LONG).map(drop);
+                if i == at {
+                    result = now;
+                } else {
+                    // What was planted costs itself alone, or everything after it where the worker is gone.
+                    assert_eq!(now.is_ok(), i < at || fault < 2 || fault == 3, "call {i}: {now:?}");
+                }
+            }
+            session.leave(are(&session, Presence::Returned));
+            result
+        });
+        let failed: Vec<_> =
+            all.iter().enumerate().filter(|(w, _)| fault < 2 || *w != who).map(|(_, r)| r.clone()).collect();
+        let texts = texts(&failed);
+        prop_assert_eq!(texts.len(), 1, "{:?}", texts);
+        prop_assert!(!texts[0].is_empty());
+    }
+}

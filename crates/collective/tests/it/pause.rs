@@ -1,0 +1,93 @@
+//! A process that is stopped for longer than its members wait for each other goes on.
+
+use distribute_cluster::{Fingerprint, Operation, Presence};
+use distribute_collective::threads::{Member, Team};
+use std::io::{BufRead, BufReader, Write};
+use std::panic::Location;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+/// Set in the process that is stopped.
+const STOPPED: &str = "DISTRIBUTE_TEST_STOPPED";
+const TIMEOUT: Duration = Duration::from_secs(2);
+const ROUNDS: usize = 2;
+
+/// Waits for nothing. No test sleeps.
+fn pass(time: Duration) {
+    let (_keep, never) = mpsc::channel::<()>();
+    never.recv_timeout(time).unwrap_err();
+}
+
+/// Replica 0 waits in a call, and replica 1 comes after the process was stopped, as it is told on standard input.
+fn stopped() {
+    let team = Arc::new(Team::new(2).unwrap());
+    for step in 0..ROUNDS as u64 {
+        team.run(step, TIMEOUT, &|member: Member| {
+            if member.rank() == 1 {
+                while !matches!(team.standings()[0].presence, Presence::Waiting(_)) {
+                    std::thread::yield_now();
+                }
+                println!("\nwaits");
+                std::io::stdin().lock().read_line(&mut String::new()).unwrap();
+                // So that replica 0 has looked at the clock before.
+                pass(TIMEOUT / 8);
+            }
+            let call = Fingerprint::new(Operation::Barrier, "", Location::caller());
+            if let Err(blame) = member.all_gather_local(call, ()) {
+                println!("\n{blame}");
+                std::process::exit(3);
+            }
+            true
+        });
+    }
+    println!("\nends");
+}
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+// INV-3
+#[test]
+fn what_the_process_sleeps_is_nobodys_fault() {
+    if std::env::var_os(STOPPED).is_some() {
+        return stopped();
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "pause::what_the_process_sleeps_is_nobodys_fault", "--nocapture"])
+        .env(STOPPED, "1");
+    let mut child = Killed(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+    let id = child.0.id().to_string();
+    let signal = |signal: &str| {
+        let kill = Command::new("kill").args([signal, &id]).status();
+        assert!(kill.unwrap().success());
+    };
+    let (line, lines) = mpsc::channel();
+    let out = BufReader::new(child.0.stdout.take().unwrap());
+    std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|text| line.send(text)));
+    let mut heard = Vec::new();
+    let mut await_line = |wanted: &str| {
+        while heard.last().is_none_or(|line| line != wanted) {
+            let line = lines.recv_timeout(Duration::from_secs(60));
+            heard.push(line.unwrap_or_else(|error| panic!("{error} before {wanted}: {heard:?}")));
+        }
+        heard.clear();
+    };
+    let mut stdin = child.0.stdin.take().unwrap();
+    for _ in 0..ROUNDS {
+        await_line("waits");
+        signal("-STOP");
+        pass(TIMEOUT * 3 / 2);
+        signal("-CONT");
+        writeln!(stdin, "go on").unwrap();
+    }
+    await_line("ends");
+    assert!(child.0.wait().unwrap().success());
+}

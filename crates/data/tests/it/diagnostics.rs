@@ -1,0 +1,65 @@
+//! What the compiler says of typical mistakes.
+
+use distribute_testing::watched;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// This crate as it was built for the tests, the newest first: there may be one for each set of features.
+fn libraries() -> Vec<PathBuf> {
+    let folder = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
+    let mut found: Vec<PathBuf> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| {
+            let name = path.file_name().unwrap().to_string_lossy();
+            name.starts_with("libdistribute_data-") && name.ends_with(".rlib")
+        })
+        .collect();
+    found.sort_by_key(|path| std::cmp::Reverse(path.metadata().unwrap().modified().unwrap()));
+    found
+}
+
+/// What the compiler says of the body of a function.
+fn said(body: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("mistake.rs");
+    std::fs::write(&file, format!("fn main() {{ use distribute_data::Dataset; {body} }}")).unwrap();
+    let mut texts = Vec::new();
+    for library in libraries() {
+        let output = Command::new(std::env::var("RUSTC").unwrap_or("rustc".into()))
+            .args(["--edition=2024", "--emit=metadata", "--crate-type=bin", "--out-dir"])
+            .arg(folder.path())
+            .arg("-L")
+            .arg(library.parent().unwrap())
+            .arg("--extern")
+            .arg(format!("distribute_data={}", library.display()))
+            .arg(&file)
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        // One that was built with other versions of what it needs cannot be used any more.
+        if !["error[E0460]", "error[E0463]", "error[E0514]", "error[E0786]"]
+            .iter()
+            .any(|stale| text.contains(stale))
+        {
+            return text;
+        }
+        texts.push(text);
+    }
+    panic!("no library of this crate can be used: {texts:?}");
+}
+
+#[test]
+fn a_function_that_can_fail_is_sent_to_the_try_methods() {
+    watched(|| {
+        assert_eq!(said("let _ = Dataset::range(3).map(|x| x + 1);"), "", "right programs compile");
+        for mistake in [
+            "let _ = Dataset::range(3).map(|x| { let y = u8::try_from(x)?; Ok(i64::from(y)) });",
+            "let _ = Dataset::range(3).map(u8::try_from);",
+            "let _ = Dataset::range(3).map_parallel(2, |x| i32::try_from(x));",
+        ] {
+            let text = said(mistake);
+            assert!(text.contains("is no nest of tensors") && text.contains("try_map"), "{text}");
+        }
+    });
+}

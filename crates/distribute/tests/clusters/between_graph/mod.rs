@@ -1,0 +1,11 @@
+//! Workers that each run the whole program, on clusters whose tasks are all in this process. Names carry the numbers of the rules.
+
+mod input;
+mod legacy;
+mod local;
+mod processes;
+mod runner;
+mod support;
+mod training;
+mod variables;
+mod workers;

@@ -1,0 +1,54 @@
+//! Tasks that are processes, and find their cluster in `TF_CONFIG`.
+
+use crate::between_graph::support::PATIENCE;
+use distribute::between_graph::{self, ParameterServerStrategy};
+use distribute::prelude::*;
+use distribute_testing::{Port, child, watched};
+
+const STEPS: i64 = 30;
+
+/// One task, whichever it is.
+fn program() -> distribute::Result<()> {
+    if between_graph::serve(&TfConfigClusterResolver::from_env()?)? {
+        return Ok(());
+    }
+    let strategy = ParameterServerStrategy::new(0)?;
+    let steps = strategy.global_step()?;
+    strategy.ready(PATIENCE)?;
+    while steps.read::<i64>()? < STEPS {
+        strategy.run((), |_, ()| steps.assign_add(1i64))?;
+    }
+    println!("worker {} of {}: {}", strategy.worker(), strategy.workers(), strategy.is_chief());
+    strategy.finish(PATIENCE)
+}
+
+// PSV1-1
+#[test]
+fn psv1_1_the_cluster_may_be_that_of_tf_config() {
+    if child::part().is_some() {
+        return program().unwrap_or_else(|error| panic!("{error}"));
+    }
+    watched(|| {
+        let ports = [0; 3].map(|_| Port::reserve());
+        let [first, second, server] = [0, 1, 2].map(|port: usize| ports[port].address().to_string());
+        let task = |job: &str, index: usize| {
+            let config = format!(
+                r#"{{"cluster": {{"worker": ["{first}", "{second}"], "ps": ["{server}"]}}, "task": {{"type": "{job}", "index": {index}}}}}"#
+            );
+            let mut command = child::command(
+                "between_graph::processes::psv1_1_the_cluster_may_be_that_of_tf_config",
+                &format!("{job} {index}"),
+            );
+            command.env("TF_CONFIG", config);
+            command
+        };
+        let tasks = [("ps", 0), ("worker", 1), ("worker", 0)].map(|(job, index)| task(job, index));
+        // All at once, in any order, and all end well, the server too.
+        let said = std::thread::scope(|scope| {
+            let all = tasks.map(|task| scope.spawn(|| child::output(task, PATIENCE).0));
+            all.map(|task| task.join().unwrap())
+        });
+        assert!(said[1].contains("worker 1 of 2: false"), "{}", said[1]);
+        assert!(said[2].contains("worker 0 of 2: true"), "{}", said[2]);
+    });
+}

@@ -1,0 +1,147 @@
+//! Variables that all workers share: made by the chief, found by their names.
+
+use crate::between_graph::support::{PATIENCE, all, settings, worker};
+use candle_core::{Device, Tensor};
+use distribute::between_graph::ParameterServerStrategy;
+use distribute::prelude::*;
+use distribute::{DeviceName, Error, LocalCluster, Variable};
+use distribute_testing::watched;
+use std::time::Duration;
+
+// PSV1-3
+#[test]
+fn psv1_3_all_workers_see_the_same_variables() {
+    watched(|| {
+        let cluster = LocalCluster::new(2, 2).unwrap();
+        let [chief, other] = [0, 1].map(|number| worker(&cluster, number, 1));
+        let make = |strategy: &Strategy| {
+            strategy.scope(|| Variable::new("shared", HostTensor::vector(vec![1f32, 2.])))
+        };
+        let (mine, theirs) = (make(&chief).unwrap(), make(&other).unwrap());
+        mine.assign_add(HostTensor::vector(vec![10f32, 10.])).unwrap();
+        assert_eq!(theirs.read::<HostTensor>().unwrap(), HostTensor::vector(vec![11f32, 12.]));
+        // And agree on which server has it.
+        assert_eq!(
+            chief.placement().unwrap().of("shared").unwrap(),
+            other.placement().unwrap().of("shared").unwrap()
+        );
+        assert_eq!(mine.devices(), theirs.devices());
+    });
+}
+
+// INV-63
+#[test]
+fn others_wait_for_what_the_chief_makes_and_say_for_what_they_have_waited() {
+    watched(|| {
+        let cluster = LocalCluster::new(2, 2).unwrap();
+        let short = settings(&cluster, 1).join_timeout(Duration::from_millis(30));
+        let other = ParameterServerStrategy::of(short).unwrap();
+        let error = other.scope(|| Variable::new("late", 1f32)).unwrap_err().to_string();
+        for part in ["variable late", "ps 0", "the chief makes variables", "30ms"] {
+            assert!(error.contains(part), "{part} is not in {error}");
+        }
+        // Once the chief has made it, it is found.
+        let made = all(2, 1, |strategy| {
+            let variable = strategy.scope(|| Variable::new("v", 5i64))?;
+            strategy.finish(PATIENCE)?;
+            variable.read::<i64>()
+        });
+        assert_eq!(made, [5, 5]);
+    });
+}
+
+// PSV1-10
+#[test]
+fn psv1_10_one_name_is_one_variable_in_all_replicas_and_whenever_it_is_asked_for() {
+    watched(|| {
+        let cluster = LocalCluster::new(1, 2).unwrap();
+        let strategy = worker(&cluster, 0, 3);
+        let get = || Variable::builder("weight", 1f32).get_or_create();
+        let of_replicas = strategy.run((), |_, ()| get()).unwrap();
+        let again = strategy.run((), |_, ()| get()).unwrap();
+        let first = of_replicas.values()[0].clone();
+        assert!(of_replicas.iter().chain(again.iter()).all(|variable| *variable == first));
+        assert_eq!(strategy.scope(get).unwrap(), first);
+        assert_eq!(strategy.placement().unwrap().placed().len(), 1);
+        // Where the handle is gone, the value is still there.
+        first.assign(4f32).unwrap();
+        drop((of_replicas, again, first));
+        assert_eq!(strategy.scope(get).unwrap().read::<f32>().unwrap(), 4.);
+    });
+}
+
+#[test]
+fn psv1_10_another_variable_of_a_known_name_is_refused() {
+    let strategy = MirroredStrategy::cpus(2).unwrap();
+    let known = strategy.scope(|| Variable::new("v", HostTensor::vector(vec![1f32, 2.]))).unwrap();
+    let get = |value: HostTensor| strategy.scope(|| Variable::builder("v", value).get_or_create());
+    assert_eq!(get(HostTensor::vector(vec![0f32, 0.])).unwrap(), known);
+    for other in [HostTensor::vector(vec![0f32]), HostTensor::vector(vec![0i64, 0])] {
+        let error = get(other).unwrap_err();
+        assert!(
+            matches!(&error, Error::InvalidArgument { .. }) && error.to_string().contains("variable v"),
+            "{error}"
+        );
+    }
+    // A new one of the same name is another one, and leaves the first what it is.
+    let new = strategy.scope(|| Variable::new("v", HostTensor::vector(vec![1f32, 2.]))).unwrap();
+    assert!(new != known && get(HostTensor::vector(vec![0f32, 0.])).unwrap() == known);
+    drop(known);
+    assert!(
+        get(HostTensor::vector(vec![0f32, 0.])).unwrap() != new,
+        "the first of that name is gone, and the second was not asked for"
+    );
+}
+
+// PSV1-10
+#[test]
+fn psv1_10_a_device_moves_no_variable() {
+    watched(|| {
+        let cluster = LocalCluster::new(1, 2).unwrap();
+        let strategy = worker(&cluster, 0, 2);
+        let on_server = |variable: &Variable| variable.devices().iter().all(|device| device.server.is_some());
+        // A value on a device, in a replica on a device.
+        let value = Tensor::new(&[1f32, 2.], &Device::Cpu).unwrap();
+        let made = strategy.run((), |_, ()| Variable::builder("v", value.clone()).get_or_create()).unwrap();
+        assert!(on_server(&made.values()[0]));
+        // A builder that was set to a device.
+        let model = strategy.replicate(|vb| vb.set_device(Device::Cpu).get(3, "w")).unwrap();
+        assert!(on_server(&model.variables.variable("w").unwrap()));
+        // Beside another variable, which is how a place is chosen.
+        let beside = strategy
+            .scope(|| strategy.colocate_vars_with(&made.values()[0], || Variable::new("beside", 1f32)));
+        assert_eq!(beside.unwrap().devices(), made.values()[0].devices());
+        assert_eq!(made.values()[0].devices(), [DeviceName::of_server(0)]);
+    });
+}
+
+#[test]
+fn a_chief_that_is_started_again_finds_what_it_had_made() {
+    watched(|| {
+        let cluster = LocalCluster::new(2, 2).unwrap();
+        let make = |strategy: &Strategy| -> distribute::Result<Vec<Variable>> {
+            strategy.scope(|| ["a", "b", "c"].into_iter().map(|name| Variable::new(name, 1f32)).collect())
+        };
+        let first = worker(&cluster, 0, 1);
+        make(&first).unwrap()[2].assign(7f32).unwrap();
+        let before = first.placement().unwrap().to_string();
+        drop(first);
+        let second = worker(&cluster, 0, 1);
+        assert_eq!(make(&second).unwrap()[2].read::<f32>().unwrap(), 7.);
+        assert_eq!(second.placement().unwrap().to_string(), before);
+    });
+}
+
+// PSV1-10, VAR-5
+#[test]
+fn psv1_10_a_variable_made_by_all_replicas_at_once_is_one() {
+    watched(|| {
+        let cluster = LocalCluster::new(1, 1).unwrap();
+        let strategy = worker(&cluster, 0, 3);
+        let made = strategy
+            .run((), |ctx, ()| Variable::new("plain", ctx.replica_id_in_sync_group() as i64))
+            .unwrap();
+        assert!(made.iter().all(|variable| *variable == made.values()[0]));
+        assert_eq!(made.values()[0].read::<i64>().unwrap(), 0, "the first replica's value");
+    });
+}

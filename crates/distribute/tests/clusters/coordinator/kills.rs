@@ -1,0 +1,66 @@
+//! Workers and servers that are killed while closures count.
+
+use crate::coordinator::counters::{ROWS, add, count, counters_of, make_counters, patient, read};
+use crate::coordinator::support::{Cluster, is_task, kills};
+use distribute::{ClusterCoordinator, Job};
+use distribute_testing::{SplitMix, watched};
+use std::time::Duration;
+
+/// Kills a task of this process's workers and servers from time to time, while closures count.
+fn count_under_kills(cluster: &mut Cluster, kills: usize, closures_each: i64) {
+    let strategy = cluster.strategy();
+    let coordinator = patient(&strategy);
+    let counters = coordinator.create_per_worker_value(make_counters, ()).unwrap();
+    let (mut random, mut expected) = (SplitMix(kills as u64), vec![0i64; ROWS]);
+    for _ in 0..=kills {
+        for _ in 0..closures_each {
+            let row = random.below(ROWS);
+            coordinator.schedule(count, (&counters, row as i64)).unwrap();
+            add(row, &mut expected);
+        }
+        // In the middle of it.
+        let at = random.below(cluster.tasks().count());
+        cluster.kill(at);
+    }
+    coordinator.join().unwrap();
+    assert_eq!(read(&counters_of(&strategy).unwrap()), expected);
+    drop(coordinator);
+    strategy.end_servers().unwrap();
+}
+
+// INV-59, INV-60
+#[test]
+fn each_closure_counts_once_whoever_is_killed() {
+    if is_task() {
+        return;
+    }
+    watched(|| {
+        let mut cluster =
+            Cluster::start("coordinator::kills::each_closure_counts_once_whoever_is_killed", 2, 2);
+        count_under_kills(&mut cluster, kills(4), 100);
+        cluster.has_ended();
+    });
+}
+
+#[test]
+fn workers_wait_for_a_lost_server_as_long_as_the_coordinators_strategy() {
+    if is_task() {
+        return;
+    }
+    // With their own timeout they would wait for longer than this test may take.
+    watched(|| {
+        const TEST: &str =
+            "coordinator::kills::workers_wait_for_a_lost_server_as_long_as_the_coordinators_strategy";
+        let mut cluster = Cluster::start(TEST, 1, 2);
+        let strategy = cluster.settings().timeout(Duration::from_secs(3)).build().unwrap();
+        let coordinator = ClusterCoordinator::builder(&strategy).server_failures(1).build().unwrap();
+        let counters = coordinator.create_per_worker_value(make_counters, ()).unwrap();
+        coordinator.schedule(count, (&counters, 0)).unwrap();
+        coordinator.join().unwrap();
+        let server = cluster.tasks().position(|task| task.job == Job::Ps).unwrap();
+        cluster.end(server);
+        coordinator.schedule(count, (&counters, 0)).unwrap();
+        let error = coordinator.join().unwrap_err().to_string();
+        assert!(error.contains("within 3s") || error.contains("3.0 s"), "{error}");
+    });
+}

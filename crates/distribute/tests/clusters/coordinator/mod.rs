@@ -1,0 +1,61 @@
+//! A coordinator with workers and parameter servers that are processes, which are killed, and so is it.
+
+mod counters;
+mod datasets;
+mod kills;
+mod restarts;
+mod support;
+
+use counters::{count, make_counters, patient};
+use distribute::remote::WorkerContext;
+use distribute::{ClusterCoordinator, Error, Job, LocalCluster, ParameterServerStrategy, Result};
+use distribute_testing::watched;
+use support::{Cluster, is_task};
+
+#[distribute::remote]
+fn refuse(_worker: &WorkerContext) -> Result<()> {
+    Err(Error::OutOfRange { operation: "refuse" })
+}
+
+#[test]
+fn cc_1_and_cc_7_of_a_strategy_there_is_one_coordinator_and_errors_are_typed() {
+    watched(|| {
+        let cluster = LocalCluster::new(2, 1).unwrap();
+        let strategy =
+            ParameterServerStrategy::builder().cluster_resolver(cluster.resolver()).build().unwrap();
+        let coordinator = ClusterCoordinator::new(&strategy).unwrap();
+        assert!(ClusterCoordinator::new(&strategy).unwrap() == coordinator);
+        coordinator.schedule(refuse, ()).unwrap();
+        let error = coordinator.join().unwrap_err();
+        let Error::Coordinator(distribute_coordinator::Error::Failed(failure)) = &error else {
+            panic!("{error}")
+        };
+        assert_eq!(failure.kind, distribute_coordinator::FailureKind::EndOfData);
+        assert!(
+            error.to_string().starts_with("clusters::coordinator::refuse (closure 0) on worker "),
+            "{error}"
+        );
+    });
+}
+
+// T3: the constructor waits for nobody whom it does not need.
+#[test]
+fn t3_an_evaluator_of_the_cluster_is_not_waited_for() {
+    if is_task() {
+        return;
+    }
+    watched(|| {
+        const TEST: &str = "coordinator::t3_an_evaluator_of_the_cluster_is_not_waited_for";
+        let cluster = Cluster::start_with(TEST, 1, 1, &[Job::Evaluator]);
+        let strategy = cluster.strategy();
+        let coordinator = patient(&strategy);
+        let counters = coordinator.create_per_worker_value(make_counters, ()).unwrap();
+        let row = coordinator.schedule(count, (&counters, 3)).unwrap();
+        coordinator.join().unwrap();
+        assert_eq!(row.fetch().unwrap(), 3);
+        assert_eq!(coordinator.status().workers.len(), 1);
+        drop((coordinator, counters));
+        strategy.end_servers().unwrap();
+        cluster.has_ended();
+    });
+}

@@ -1,0 +1,116 @@
+//! Any task is killed, the coordinator as well, which then takes up its job from its last checkpoint.
+//!
+//! `DISTRIBUTE_TEST_KILLS=1000 cargo test -p distribute --test coordinator restarts -- --nocapture` kills more often, and says how long it took
+//! each time until the next round of closures was over.
+
+use crate::coordinator::counters::{ROWS, add, count, counters_of, make_counters, patient, read};
+use crate::coordinator::support::{Cluster, MINUTE, is_task_or, kills, strategy};
+use distribute::cluster::Stopwatch;
+use distribute::{Checkpoint, CheckpointManager, ClusterSpec, HostTensor, Job};
+use distribute_testing::{SplitMix, watched_for};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+/// Closures of a round.
+const CLOSURES: usize = 100;
+/// What a round ends with.
+const ROUND: &str = "round ";
+/// What it says when it has counted them all.
+const ENDED: &str = "closures that ended, each counted once: ";
+
+/// Which rows a round counts.
+fn rows_of(round: u64) -> Vec<usize> {
+    let mut random = SplitMix(round);
+    (0..CLOSURES).map(|_| random.below(ROWS)).collect()
+}
+
+/// What it adds to each.
+fn counts_of(round: u64) -> Vec<i64> {
+    let mut counts = vec![0; ROWS];
+    rows_of(round).into_iter().for_each(|row| add(row, &mut counts));
+    counts
+}
+
+/// The chief: rounds of closures, after each of which it saves a checkpoint and says so, until it finds that it is to end.
+fn coordinate(spec: ClusterSpec, folder: &Path) {
+    let strategy = strategy(spec);
+    let coordinator = patient(&strategy);
+    let counters = counters_of(&strategy).unwrap();
+    let manager = CheckpointManager::new(folder.join("saved")).unwrap();
+    let save = |round: u64| {
+        let checkpoint = Checkpoint::new().part("counters", &counters).metadata("round", round);
+        checkpoint.save_to(&manager).unwrap();
+    };
+    // From here on nothing is changed by closures of a coordinator before.
+    let found = read(&counters);
+    let restored = Checkpoint::new().part("counters", &counters).restore_latest(&manager).unwrap();
+    let mut round = restored.map_or(0, |it| it.metadata("round").unwrap().as_u64().unwrap());
+    if round == 0 {
+        counters.assign(HostTensor::new(vec![0i64; ROWS], [ROWS, 1]).unwrap()).unwrap();
+    }
+    // Servers have all that was acknowledged, and of what came after that nothing twice.
+    for ((found, saved), more) in found.into_iter().zip(read(&counters)).zip(counts_of(round)) {
+        assert!((saved..=saved + more).contains(&found), "{found} after {saved} and up to {more} more");
+    }
+    let each = coordinator.create_per_worker_value(make_counters, ()).unwrap();
+    while !folder.join("end").exists() {
+        for row in rows_of(round) {
+            coordinator.schedule(count, (&each, row as i64)).unwrap();
+        }
+        coordinator.join().unwrap();
+        round += 1;
+        save(round);
+        println!("{ROUND}{round}");
+    }
+    let mut expected = vec![0; ROWS];
+    for round in 0..round {
+        rows_of(round).into_iter().for_each(|row| add(row, &mut expected));
+    }
+    assert_eq!(read(&counters), expected);
+    println!("{ENDED}{}", round * CLOSURES as u64);
+    drop((coordinator, each));
+    strategy.end_servers().unwrap();
+}
+
+// INV-59, INV-60, FT-7
+#[test]
+fn ft_7_a_coordinator_that_is_killed_takes_up_its_job_and_each_closure_counts_once() {
+    const TEST: &str = "coordinator::restarts::ft_7_a_coordinator_that_is_killed_takes_up_its_job_and_each_closure_counts_once";
+    if is_task_or(coordinate) {
+        return;
+    }
+    let kills = kills(6);
+    // That nothing hangs is seen at each kill.
+    watched_for(MINUTE * (kills as u32).div_ceil(20), move || {
+        let mut cluster = Cluster::start_with(TEST, 3, 2, &[Job::Chief]);
+        let tasks: Vec<_> = cluster.tasks().cloned().collect();
+        let mut random = SplitMix(kills as u64);
+        let mut took = BTreeMap::<_, Vec<Duration>>::new();
+        let next =
+            |cluster: &Cluster| cluster.hears(ROUND, MINUTE).expect("a round takes longer than a minute");
+        next(&cluster);
+        for kill in 0..kills {
+            // Somewhere in a round, whose end nobody waits for; the chief for certain.
+            cluster.hears("nothing", Duration::from_millis(random.below(100) as u64));
+            let at = if kill == 0 { tasks.len() - 1 } else { random.below(tasks.len()) };
+            let clock = Stopwatch::start();
+            cluster.kill(at);
+            next(&cluster);
+            took.entry(tasks[at].job.clone()).or_default().push(clock.elapsed());
+        }
+        fs::write(cluster.folder().join("end"), "").unwrap();
+        let ended = cluster.hears(ENDED, MINUTE).unwrap();
+        cluster.has_ended();
+        for (job, mut took) in took {
+            took.sort();
+            let (half, most) = (took[took.len() / 2], took[took.len() - 1]);
+            println!(
+                "{job} killed {} times: a round was over after {half:.0?}, {most:.0?} at most",
+                took.len()
+            );
+        }
+        println!("{ended}");
+    });
+}

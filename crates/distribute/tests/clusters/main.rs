@@ -1,0 +1,16 @@
+//! Tasks of clusters, as threads and as processes: workers, parameter servers, coordinators, and what becomes of them when some are lost.
+//!
+//! Names carry the numbers of the rules.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod between_graph;
+mod collective_models;
+mod coordinator;
+mod faults;
+mod monitor;
+mod multi_worker;
+mod parameter_servers;
+mod preemption;
+mod recovery;
+mod remote;

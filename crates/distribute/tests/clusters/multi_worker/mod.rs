@@ -1,0 +1,75 @@
+//! Several workers, which are threads of this process. Names carry the numbers of the rules.
+
+mod checkpoint;
+mod collectives;
+mod cross;
+mod drift;
+mod faults;
+mod input;
+mod preemption;
+mod programs;
+mod settings;
+mod sharded;
+mod summary;
+mod support;
+mod training;
+mod variables;
+
+use distribute::strategy::Links;
+use distribute::{CommunicationOptions, Error, MultiWorkerMirroredStrategy, Result, Strategy};
+use distribute_testing::watched;
+
+/// What links the workers of a world: `DISTRIBUTE_TEST_LINKS` says `memory`, `tcp`, `tls` or `shared` for all; else worlds take turns.
+fn links(workers: usize, replicas: usize) -> Links {
+    match std::env::var("DISTRIBUTE_TEST_LINKS").as_deref() {
+        Ok("memory") => Links::Memory,
+        Ok("tcp") => Links::Tcp,
+        Ok("tls") => Links::Tls,
+        Ok("shared") => Links::Shared,
+        _ => [Links::Memory, Links::Tcp, Links::Tls, Links::Shared][(workers + replicas) % 4],
+    }
+}
+
+fn on_threads<R: Send>(
+    workers: usize,
+    replicas: usize,
+    worker: impl Fn(&MultiWorkerMirroredStrategy) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    on_threads_with(CommunicationOptions::default(), workers, replicas, worker)
+}
+
+fn on_threads_with<R: Send>(
+    options: CommunicationOptions,
+    workers: usize,
+    replicas: usize,
+    worker: impl Fn(&MultiWorkerMirroredStrategy) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    let links = links(workers, replicas);
+    MultiWorkerMirroredStrategy::on_threads_over(links, options, workers, replicas, worker)
+}
+
+/// What each worker returns, under a watchdog.
+fn on_workers<R: Send + 'static>(
+    workers: usize,
+    replicas: usize,
+    worker: impl Fn(&Strategy) -> Result<R> + Send + Sync + 'static,
+) -> Vec<R> {
+    watched(move || on_threads(workers, replicas, |strategy| worker(strategy)).unwrap())
+}
+
+/// The error of each worker, all of which fail.
+fn errors<T: 'static>(
+    workers: usize,
+    replicas: usize,
+    worker: impl Fn(&Strategy) -> Result<T> + Send + Sync + 'static,
+) -> Vec<Error> {
+    on_workers(workers, replicas, move |strategy| Ok(worker(strategy).err().expect("an error")))
+}
+
+/// The one text that all errors have, with all of these in it.
+fn one_text(errors: &[Error], parts: &[&str]) -> String {
+    let text = errors[0].to_string();
+    assert!(errors.iter().all(|error| error.to_string() == text), "{errors:#?}");
+    assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    text
+}

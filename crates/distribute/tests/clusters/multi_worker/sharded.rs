@@ -1,0 +1,467 @@
+//! Optimizers whose state the workers share: the bits of one that has all of it, in a part of the memory.
+
+use crate::multi_worker::on_workers;
+use crate::multi_worker::training::{ALL, Micro, Parts, Plan, alike};
+use candle_core::{DType, Device, Tensor};
+use candle_nn::{Init, Linear, Module, VarBuilder, linear};
+use distribute::checkpoint::Reader;
+use distribute::cluster::Fault;
+use distribute::nn::{Embedding, embedding};
+use distribute::optimizer::rules::{self, Float, Formula, Rule, SlotSpec, Step};
+use distribute::optimizer::{Gradients, Transform};
+use distribute::prelude::*;
+use distribute::{Adagrad, Checkpoint, Checkpointed, Error, IndexedSlices, Replicated, Result};
+use distribute_testing::watched;
+use std::path::Path;
+
+/// Workers and replicas of each.
+const WORLDS: [(usize, usize); 8] = [(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (3, 2), (4, 2)];
+
+/// Variables of several blocks, which have several owners; those of the table meet within a row.
+fn large() -> Plan {
+    let parts = Parts { table: true, ..Parts::default() };
+    Plan { parts, width: 2500, words: 3300, sharded: true, ..Plan::new(11, 8) }
+}
+
+fn all_alike<R: Rule + Clone + 'static>(plan: Plan, rule: R) {
+    watched(move || alike(plan, rule, WORLDS, false));
+}
+
+// INV-40
+#[test]
+fn every_rule_gives_the_bits_of_a_whole_state() {
+    all_alike(large(), rules::Sgd);
+    all_alike(large(), rules::Momentum::default());
+    all_alike(large(), rules::Momentum { nesterov: true, ..Default::default() });
+    all_alike(large(), rules::Adam::default());
+    all_alike(large(), rules::Adam { lazy: true, ..Default::default() });
+    all_alike(large(), rules::AdamW::default());
+    all_alike(large(), rules::Adagrad::default());
+    all_alike(large(), rules::RmsProp::default());
+    all_alike(large(), rules::Ftrl::default());
+}
+
+#[test]
+fn doubles_micro_batches_and_every_part_of_a_model_give_the_same_bits() {
+    all_alike(Plan { dtype: DType::F64, ..large() }, rules::Adam::default());
+    all_alike(Plan { micro: Micro::Uneven, ..large() }, rules::Adagrad::default());
+    all_alike(
+        Plan { parts: ALL, width: 2500, sharded: true, ..Plan::new(13, 9) },
+        rules::Momentum::default(),
+    );
+    // All variables are smaller than a block.
+    all_alike(Plan { parts: ALL, sharded: true, ..Plan::new(13, 9) }, rules::Adam::default());
+}
+
+/// Norms are those of whole gradients, whoever has which elements.
+#[test]
+fn clipping_by_norms_and_decay_give_the_same_bits() {
+    for dtype in [DType::F32, DType::F64] {
+        all_alike(Plan { clip: true, dtype, ..large() }, rules::Adam::default());
+        all_alike(Plan { decay: true, dtype, ..large() }, rules::Sgd);
+    }
+    all_alike(Plan { clip: true, decay: true, parts: ALL, ..large() }, rules::Ftrl::default());
+}
+
+/// Workers without rows, and in the last batch replicas without.
+#[test]
+fn workers_that_get_nothing_change_nothing() {
+    for rows in [1, 2, 9, 10] {
+        all_alike(
+            Plan { parts: ALL, width: 1100, sharded: true, ..Plan::new(rows, 8) },
+            rules::Adam::default(),
+        );
+    }
+}
+
+/// A table, of which rows come, and a layer.
+struct Model {
+    table: Embedding,
+    out: Linear,
+}
+
+const WORDS: usize = 1700;
+const WIDTH: usize = 5;
+
+impl Model {
+    fn new(vb: VarBuilder<'_>) -> candle_core::Result<Self> {
+        Ok(Self { table: embedding(WORDS, WIDTH, vb.pp("table"))?, out: linear(WIDTH, 1300, vb.pp("out"))? })
+    }
+
+    fn loss(&self, step: usize, replica: usize) -> Result<Tensor> {
+        let ids: Vec<u32> = (0..4).map(|i| ((step * 401 + replica * 97 + i * 611) % WORDS) as u32).collect();
+        let x = self.table.forward(&Tensor::from_vec(ids, 4, &Device::Cpu)?)?;
+        Ok(self.out.forward(&x)?.tanh()?.sqr()?.mean_all()?)
+    }
+}
+
+fn model(strategy: &Strategy) -> Result<Replicated<Model>> {
+    strategy.replicate_seeded(3, |vb: VarBuilder| Model::new(vb))
+}
+
+/// Steps of these numbers.
+fn train<R: Rule>(
+    strategy: &Strategy,
+    model: &Replicated<Model>,
+    optimizer: &Optimizer<R>,
+    steps: std::ops::Range<usize>,
+) -> Result<()> {
+    for step in steps {
+        strategy.run(model, |ctx, model| {
+            let loss = model.loss(step, ctx.replica_id_in_sync_group())?;
+            optimizer.minimize(ctx, loss, 4)
+        })?;
+    }
+    Ok(())
+}
+
+fn bits(tensor: &Tensor) -> Result<Vec<u32>> {
+    Ok(tensor.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
+}
+
+fn weights(model: &Replicated<Model>) -> Result<Vec<Vec<u32>>> {
+    model.variables.names().iter().map(|name| bits(&model.variables.get(name)?)).collect()
+}
+
+/// Weights and slots.
+fn state<R: Rule>(model: &Replicated<Model>, optimizer: &Optimizer<R>) -> Result<Vec<Vec<u32>>> {
+    let mut all = weights(model)?;
+    for name in optimizer.variable_names() {
+        for slot in optimizer.slot_names() {
+            all.push(bits(&optimizer.slot(name, slot)?)?);
+        }
+    }
+    Ok(all)
+}
+
+#[test]
+fn each_worker_keeps_its_part_of_the_slots() {
+    let elements = WORDS * WIDTH + 1300 * WIDTH + 1300;
+    for workers in 1..=4 {
+        let bytes = on_workers(workers, 2, move |strategy| {
+            let model = model(strategy)?;
+            let optimizer = Adam::new(&model.variables, 0.01)?;
+            assert_eq!(optimizer.state_bytes()?, 8 * elements);
+            let optimizer = optimizer.sharded_state(true)?;
+            train(strategy, &model, &optimizer, 0..2)?;
+            optimizer.state_bytes()
+        });
+        assert_eq!(bytes.iter().sum::<usize>(), 8 * elements);
+        // Of each of three variables, a block of 2048 elements more or less.
+        let even = 8 * elements / workers;
+        assert!(
+            bytes.iter().all(|bytes| bytes.abs_diff(even) <= 3 * 8 * 2048),
+            "{bytes:?}, not about {even}"
+        );
+    }
+}
+
+fn checkpoint<'a, R: Rule>(model: &'a Replicated<Model>, optimizer: &'a Optimizer<R>) -> Checkpoint<'a> {
+    Checkpoint::new().part("model", &model.variables).part("optimizer", optimizer)
+}
+
+/// All tensors and metadata of a checkpoint, as text.
+fn contents(path: &Path) -> String {
+    let reader = Reader::open(path).unwrap();
+    let names: Vec<_> = reader.names().map(String::from).collect();
+    let tensors: Vec<_> = names.iter().map(|name| (name, bits_of(&reader, name))).collect();
+    format!("{tensors:?} {:?}", reader.all_metadata())
+}
+
+fn bits_of(reader: &Reader, name: &str) -> Vec<u32> {
+    reader.tensor(name).unwrap().to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
+}
+
+// INV-40
+#[test]
+fn a_checkpoint_of_any_number_of_workers_is_restored_by_any_other_sharded_or_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |workers: usize, sharded: bool| folder.path().join(format!("{workers}-{sharded}"));
+    for workers in 1..=4 {
+        for sharded in [false, true] {
+            let path = at(workers, sharded);
+            on_workers(workers, 1, move |strategy| {
+                let model = model(strategy)?;
+                let optimizer = Adam::new(&model.variables, 0.01)?.sharded_state(sharded)?;
+                train(strategy, &model, &optimizer, 0..3)?;
+                checkpoint(&model, &optimizer).save(&path)
+            });
+        }
+        assert_eq!(contents(&at(workers, true)), contents(&at(workers, false)), "{workers} workers");
+    }
+    for (from, to) in [(2, 1), (2, 3), (3, 2), (4, 4), (1, 4), (3, 4)] {
+        let went_on = [false, true].map(|sharded| {
+            let path = at(from, true);
+            let saved = Reader::open(&path).unwrap();
+            let table = bits_of(&saved, "optimizer/v/table.weight");
+            let mut states = on_workers(to, 2, move |strategy| {
+                let model = model(strategy)?;
+                let optimizer = Adam::new(&model.variables, 0.5)?.sharded_state(sharded)?;
+                checkpoint(&model, &optimizer).restore(&path)?;
+                assert_eq!((optimizer.finished_steps(), optimizer.learning_rate()), (3, 0.01));
+                assert_eq!(bits(&optimizer.slot("table.weight", "v")?)?, table);
+                train(strategy, &model, &optimizer, 3..5)?;
+                state(&model, &optimizer)
+            });
+            states.dedup();
+            assert_eq!(states.len(), 1, "all workers have the same state");
+            states
+        });
+        assert_eq!(went_on[0], went_on[1], "from {from} to {to} workers");
+    }
+}
+
+#[test]
+fn slots_that_do_not_fit_are_refused_on_all_workers_and_nothing_has_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("saved");
+    on_workers(3, 1, move |strategy| {
+        let other = strategy.replicate_seeded(3, |vb: VarBuilder| {
+            Ok::<_, candle_core::Error>((
+                embedding(WORDS, WIDTH, vb.pp("table"))?,
+                linear(WIDTH, 7, vb.pp("out"))?,
+            ))
+        })?;
+        let optimizer = Adam::new(&other.variables, 0.01)?.sharded_state(true)?;
+        Checkpoint::new().part("optimizer", &optimizer).save(&path)?;
+        let model = model(strategy)?;
+        let mine = Adam::new(&model.variables, 0.01)?.sharded_state(true)?;
+        train(strategy, &model, &mine, 0..1)?;
+        let before = state(&model, &mine)?;
+        let error = Checkpoint::new().part("optimizer", &mine).restore(&path).unwrap_err();
+        assert!(error.to_string().contains("optimizer/m/out.bias in "), "{error}");
+        assert_eq!((state(&model, &mine)?, mine.finished_steps()), (before, 1));
+        Ok(())
+    });
+}
+
+/// Momentum, whose update fails in one step, on the worker that has this one.
+#[derive(Clone)]
+struct Fails {
+    in_step: Option<u64>,
+    only_computes: bool,
+}
+
+/// The same on all workers, which compare it.
+impl std::fmt::Debug for Fails {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Fails")
+    }
+}
+
+impl Formula for Fails {
+    type Slots<T: Copy> = [T; 1];
+
+    fn label(&self) -> &'static str {
+        "fails"
+    }
+
+    fn layout(&self) -> [SlotSpec; 1] {
+        [SlotSpec::zeros("m")]
+    }
+
+    fn only_computes(&self) -> bool {
+        self.only_computes
+    }
+
+    fn kernel<F: Float>(&self, at: Step) -> impl Fn(F, F, [F; 1]) -> (F, [F; 1]) {
+        assert!(self.in_step != Some(at.number()), "out of numbers");
+        let rate = F::from_f64(at.learning_rate());
+        move |var, grad, [m]| {
+            let m = F::from_f64(0.5) * m + grad;
+            (var - rate * m, [m])
+        }
+    }
+}
+
+// INV-40
+#[test]
+fn a_step_that_ends_between_update_and_exchange_leaves_all_weights_and_is_told_until_state_is_restored() {
+    let undisturbed = |workers| {
+        on_workers(workers, 2, |strategy| {
+            let model = model(strategy)?;
+            let rule = Fails { in_step: None, only_computes: true };
+            let optimizer = Optimizer::with_rule(rule, &model.variables, 0.1)?;
+            train(strategy, &model, &optimizer, 0..4)?;
+            weights(&model)
+        })
+        .remove(0)
+    };
+    for workers in [2, 3] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("saved");
+        let texts = on_workers(workers, 2, move |strategy| {
+            let model = model(strategy)?;
+            let in_step = (strategy.world().worker() == 1).then_some(3);
+            let rule = Fails { in_step, only_computes: true };
+            let broken = Optimizer::with_rule(rule.clone(), &model.variables, 0.1)?.sharded_state(true)?;
+            train(strategy, &model, &broken, 0..2)?;
+            checkpoint(&model, &broken).save(&path)?;
+            let before = weights(&model)?;
+            let error = train(strategy, &model, &broken, 2..3).unwrap_err();
+            let own = strategy.world().worker() == 1;
+            if own {
+                assert!(matches!(error.root_cause(), Error::Panicked { .. }), "{error}");
+            } else {
+                let blame = error.blame().expect("a blame");
+                assert_eq!((blame.fault, &blame.culprits[..]), (Fault::Failed, &[2, 3][..]), "{error}");
+            }
+            for part in ["step 3 of this optimizer", "no weight has changed", "restore the last checkpoint"] {
+                assert!(error.to_string().contains(part), "{error}");
+            }
+            assert!(weights(&model)? == before && broken.finished_steps() == 2);
+
+            let again = train(strategy, &model, &broken, 2..3).unwrap_err();
+            let saved = checkpoint(&model, &broken).save(path.with_extension("again")).unwrap_err();
+            let slot = broken.slot("out.weight", "m").unwrap_err();
+            let mut texts = Vec::new();
+            for error in [again, saved, slot] {
+                let cause = error.root_cause();
+                let is_incomplete = matches!(cause, Error::IncompleteState { step: 3, .. } | Error::Other(_));
+                assert!(is_incomplete, "{error}");
+                texts.push(cause.to_string());
+            }
+            assert!(weights(&model)? == before);
+
+            // The rule is mended, and the state restored.
+            let rule = Fails { in_step: None, ..rule };
+            let mended = Optimizer::with_rule(rule, &model.variables, 0.1)?.sharded_state(true)?;
+            checkpoint(&model, &broken).restore(&path)?;
+            assert_eq!(broken.slot("out.bias", "m")?.dims(), [1300]);
+            checkpoint(&model, &mended).restore(&path)?;
+            train(strategy, &model, &mended, 2..4)?;
+            Ok((texts, weights(&model)?))
+        });
+        let expected = undisturbed(workers);
+        for (of_worker, weights) in &texts {
+            assert!(*weights == expected, "{workers} workers");
+            assert_eq!(*of_worker, texts[0].0);
+            let all = (0..workers).map(|worker| format!("worker {worker}")).collect::<Vec<_>>().join(", ");
+            assert!(
+                of_worker[0].contains(&format!(
+                    "step 3 of this optimizer, whose state is sharded, has ended on {all} "
+                ))
+            );
+            assert!(of_worker[1].starts_with("Checkpoint::save: step 3 "), "{}", of_worker[1]);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_shared_out_is_refused() {
+    watched(|| {
+        on_workers(2, 1, |strategy| {
+            let model = model(strategy)?;
+            let each = || Transform::each(|_, gradient| Ok(gradient));
+            let free = Fails { in_step: None, only_computes: false };
+            let bound = Fails { only_computes: true, ..free.clone() };
+            let of = |rule: &Fails| Optimizer::with_rule(rule.clone(), &model.variables, 0.1);
+            let refused = |result: Result<Optimizer<Fails>>, parts: &[&str]| {
+                let error = result.expect_err("refused");
+                assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+                assert!(parts.iter().all(|part| error.to_string().contains(part)), "{error}");
+            };
+            let each_text = ["Transform::each gets whole gradients", "before_reduce"];
+            refused(of(&bound)?.after_reduce(each())?.sharded_state(true), &each_text);
+            refused(of(&bound)?.sharded_state(true)?.after_reduce(each()), &each_text);
+            let rule_text = ["rule fails may do more than compute", "only_computes"];
+            refused(of(&free)?.sharded_state(true), &rule_text);
+            refused(
+                of(&bound)?.with_rule_for(|name| name == "out.bias", free.clone())?.sharded_state(true),
+                &rule_text,
+            );
+            refused(
+                of(&bound)?.sharded_state(true)?.with_rule_for(|name| name == "out.bias", free),
+                &rule_text,
+            );
+
+            let optimizer = of(&bound)?.before_reduce(each())?.sharded_state(true)?.sharded_state(false)?;
+            let optimizer = optimizer.after_reduce(each())?;
+            train(strategy, &model, &optimizer, 0..1)?;
+            refused(optimizer.sharded_state(true), &["steps have been made", "when the optimizer is made"]);
+            Ok(())
+        });
+    });
+}
+
+/// So that a training in which a worker was lost is not gone on with, but started anew from a checkpoint.
+#[test]
+fn no_worker_has_a_whole_state_for_one_that_is_lost() {
+    on_workers(2, 1, |strategy| {
+        let model = model(strategy)?;
+        let whole = Adam::new(&model.variables, 0.01)?;
+        assert!(whole.rewind().is_ok());
+        let error = whole.sharded_state(true)?.rewind().unwrap_err();
+        assert!(error.to_string().contains("is lost with it"), "{error}");
+        Ok(())
+    });
+}
+
+#[test]
+fn workers_that_share_state_and_others_that_do_not_are_told() {
+    let errors = crate::multi_worker::errors(2, 1, |strategy| {
+        let model = model(strategy)?;
+        let sharded = strategy.world().worker() == 1;
+        let optimizer = Sgd::new(&model.variables, 0.1)?.sharded_state(sharded)?;
+        train(strategy, &model, &optimizer, 0..1)
+    });
+    for error in errors {
+        let blame = error.blame().expect("a blame");
+        assert_eq!(blame.fault, Fault::Mismatch);
+        assert!(blame.to_string().contains("minimize (sgd 1, sharded)"), "{blame}");
+    }
+}
+
+#[test]
+fn frozen_variables_and_groups_are_as_with_a_whole_state() {
+    let trained = [false, true].map(|sharded| {
+        on_workers(3, 1, move |strategy| {
+            let model = model(strategy)?;
+            let mut optimizer = AdamW::new(&model.variables, 0.01)?.sharded_state(sharded)?;
+            optimizer = optimizer
+                .with_rule_for(
+                    |name| name == "out.bias",
+                    rules::AdamW { weight_decay: 0., ..Default::default() },
+                )?
+                .rate_factor(|name| name == "out.weight", 0.5)?
+                .freeze(|name| name == "table.weight")?;
+            train(strategy, &model, &optimizer, 0..3)?;
+            state(&model, &optimizer)
+        })
+    });
+    assert!(trained[0] == trained[1]);
+}
+
+/// Gradients by row and dense ones of one variable, in turn; and those of users' own, without packs.
+#[test]
+fn a_table_may_have_rows_in_one_step_and_all_elements_in_another() {
+    let trained = |sharded: bool, workers: usize| {
+        on_workers(workers, 1, move |strategy| {
+            let table = strategy
+                .replicate(|vb: VarBuilder| vb.get_with_hints((WORDS, WIDTH), "table", Init::Const(1.)))?;
+            let optimizer = Adagrad::new(&table.variables, 0.1)?.sharded_state(sharded)?;
+            for step in 0..6 {
+                strategy.run((), |ctx, ()| {
+                    let (replica, mut gradients) =
+                        (ctx.replica_id_in_sync_group(), Gradients::new(&optimizer));
+                    if step % 3 == 0 || (step % 3 == 1 && replica == 0) {
+                        let rows = [(replica + step) as i64, 409, 819 + replica as i64, 1699];
+                        let values = vec![0.3 * (replica + 1) as f32; rows.len() * WIDTH];
+                        let values = HostTensor::new(values, [rows.len(), WIDTH])?;
+                        let rows = HostTensor::vector(rows.to_vec());
+                        gradients.insert("table", IndexedSlices::new(values, rows, None)?)?;
+                    } else if step != 5 || replica != 0 {
+                        let value = 0.01 * (replica + step) as f32;
+                        gradients.insert("table", Tensor::full(value, (WORDS, WIDTH), &Device::Cpu)?)?;
+                    }
+                    optimizer.apply_gradients(ctx, gradients, ReduceOp::Sum)
+                })?;
+            }
+            let slot = optimizer.slot("table", optimizer.slot_names().next().unwrap_or_default())?;
+            Ok((bits(&table.variables.get("table")?)?, bits(&slot)?))
+        })
+    };
+    for workers in [2, 3, 4] {
+        assert!(trained(true, workers) == trained(false, workers), "{workers} workers");
+    }
+}

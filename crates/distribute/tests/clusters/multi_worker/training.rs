@@ -1,0 +1,359 @@
+//! Whole trainings of W workers with R replicas each: to the bit those of one process with W·R replicas, and so of one device.
+
+use candle_core::{DType, Device, Tensor};
+use candle_nn::{Linear, Module, ModuleT, VarBuilder, linear};
+use distribute::data::Dataset;
+use distribute::nn::{BatchNorm, Dropout, Embedding, batch_norm, embedding, loss};
+use distribute::optimizer::rules::{Adagrad, Adam, Momentum, Rule, Sgd};
+use distribute::optimizer::{NotFinite, Transform};
+use distribute::{MirroredStrategy, OneDeviceStrategy, Optimizer, Result, Strategy};
+use distribute_testing::watched;
+use std::collections::BTreeMap;
+
+/// What the model has besides two layers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Parts {
+    pub(crate) table: bool,
+    pub(crate) norm: bool,
+    pub(crate) dropout: bool,
+    pub(crate) collective: bool,
+}
+
+/// How one training is done.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    pub(crate) dtype: DType,
+    pub(crate) rows: usize,
+    pub(crate) batch: usize,
+    pub(crate) parts: Parts,
+    pub(crate) clip: bool,
+    /// Weights decay, and each gradient has a norm of its own.
+    pub(crate) decay: bool,
+    pub(crate) micro: Micro,
+    /// Elements of the layer in the middle.
+    pub(crate) width: usize,
+    /// Rows of the table.
+    pub(crate) words: usize,
+    /// Whether workers share the optimizer's state.
+    pub(crate) sharded: bool,
+}
+
+/// How a replica cuts its piece into micro-batches.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Micro {
+    Whole,
+    /// Two, of which one may be empty.
+    Halves,
+    /// Another number on each replica; one without rows skips the step.
+    Uneven,
+}
+
+/// Workers and replicas of each.
+fn worlds() -> impl Iterator<Item = (usize, usize)> {
+    (1..=5).flat_map(|workers| (1..=3).map(move |replicas| (workers, replicas)))
+}
+
+impl Plan {
+    pub(crate) fn new(rows: usize, batch: usize) -> Self {
+        let (dtype, parts, micro) = (DType::F32, Parts::default(), Micro::Whole);
+        let (clip, decay, sharded) = (false, false, false);
+        Self { dtype, rows, batch, parts, clip, decay, micro, width: 5, words: 11, sharded }
+    }
+}
+
+struct Model {
+    table: Option<Embedding>,
+    hidden: Linear,
+    norm: Option<BatchNorm>,
+    dropout: Option<Dropout>,
+    out: Linear,
+}
+
+impl Model {
+    fn new(vb: VarBuilder<'_>, Plan { parts, width, words, .. }: Plan) -> candle_core::Result<Self> {
+        let inputs = if parts.table { 6 } else { 3 };
+        Ok(Self {
+            table: parts.table.then(|| embedding(words, 3, vb.pp("table"))).transpose()?,
+            hidden: linear(inputs, width, vb.pp("hidden"))?,
+            norm: parts.norm.then(|| batch_norm(width, 1e-5, vb.pp("norm"))).transpose()?,
+            dropout: parts.dropout.then(|| Dropout::new(0.4, 3, "drop")).transpose()?,
+            out: linear(width, 3, vb.pp("out"))?,
+        })
+    }
+
+    fn loss(
+        &self,
+        ctx: &distribute::ReplicaContext,
+        collective: bool,
+        x: &Tensor,
+        words: &Tensor,
+        y: &Tensor,
+    ) -> Result<Tensor> {
+        let mut x = x.clone();
+        if let Some(table) = &self.table {
+            x = Tensor::cat(&[x, table.forward(words)?], 1)?;
+        }
+        let mut x = self.hidden.forward(&x)?;
+        if let Some(norm) = &self.norm {
+            x = norm.forward_t(&x, true)?;
+        }
+        x = x.tanh()?;
+        if let Some(dropout) = &self.dropout {
+            x = dropout.forward(&x, true)?;
+        }
+        if collective {
+            let all = ctx.all_reduce(distribute::ReduceOp::Sum, x.sum(0)?)?;
+            x = x.broadcast_add(&(all * 0.01)?)?;
+        }
+        Ok(loss::cross_entropy(&self.out.forward(&x)?, y)?)
+    }
+}
+
+/// `rows` examples, the same for all strategies.
+fn examples(Plan { rows, dtype, words, .. }: Plan) -> (Tensor, Tensor, Tensor) {
+    let x: Vec<f64> = (0..rows * 3).map(|i| ((i * 37 + 11) % 41) as f64 / 20. - 1.).collect();
+    let words: Vec<u32> = (0..rows).map(|i| ((i * 5 + i / 3) % 11 * (words / 11)) as u32).collect();
+    let y: Vec<u32> = (0..rows).map(|i| ((i * 7 + 3) % 3) as u32).collect();
+    let x = Tensor::from_vec(x, (rows, 3), &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+    let vector = |v| Tensor::from_vec(v, rows, &Device::Cpu).unwrap();
+    (x, vector(words), vector(y))
+}
+
+/// Losses, and all weights as they are.
+type Outcome = (Vec<u64>, Vec<(String, Vec<u64>)>);
+
+fn train<R: Rule + Clone + 'static>(strategy: &Strategy, plan: Plan, rule: &R) -> Result<Outcome> {
+    let parts = plan.parts;
+    let model =
+        strategy.replicate_seeded(7, move |vb: VarBuilder| Model::new(vb.to_dtype(plan.dtype), plan))?;
+    let mut optimizer = Optimizer::with_rule(rule.clone(), &model.variables, 0.05)?;
+    optimizer = optimizer.sharded_state(plan.sharded)?;
+    if plan.decay {
+        optimizer = optimizer
+            .after_reduce(Transform::weight_decay(0.1))?
+            .after_reduce(Transform::clip_by_norm(0.05))?
+            .after_reduce(Transform::clip_by_value(-0.02, 0.02))?;
+    }
+    if plan.clip {
+        optimizer =
+            optimizer.after_reduce(Transform::clip_by_global_norm(0.05))?.on_not_finite(NotFinite::Error);
+    }
+    let dataset = Dataset::from_slices(examples(plan))?.batch(plan.batch);
+    let batches = strategy.distribute_dataset(dataset)?;
+    let mut losses = Vec::new();
+    for _ in 0..2 {
+        for batch in &batches {
+            let loss = strategy.run((&model, batch?), |ctx, (model, (x, words, y))| {
+                let n = y.dim(0)?;
+                let cuts = match plan.micro {
+                    Micro::Whole => {
+                        let loss = model.loss(ctx, parts.collective, &x, &words, &y)?;
+                        return optimizer.minimize(ctx, loss, n);
+                    }
+                    Micro::Uneven if n == 0 => return optimizer.skip(ctx),
+                    Micro::Halves => vec![0, n / 2, n],
+                    Micro::Uneven => {
+                        (0..=ctx.replica_id_in_sync_group() % 3).map(|i| i.min(n)).chain([n]).collect()
+                    }
+                };
+                let micro = cuts.windows(2).map(|cut| {
+                    let (start, len) = (cut[0], cut[1] - cut[0]);
+                    let cut = |t: &Tensor| t.narrow(0, start, len);
+                    let loss = model.loss(ctx, parts.collective, &cut(&x)?, &cut(&words)?, &cut(&y)?)?;
+                    Ok((loss, len))
+                });
+                optimizer.minimize_each(ctx, micro)
+            })?;
+            let loss: f64 = loss.values()[0].to_dtype(DType::F64)?.to_scalar()?;
+            losses.push(loss.to_bits());
+        }
+    }
+    let bits = |name: String| {
+        let tensor = model.variables.get(&name)?.flatten_all()?.to_dtype(DType::F64)?;
+        Ok((name, tensor.to_vec1::<f64>()?.into_iter().map(f64::to_bits).collect()))
+    };
+    Ok((losses, model.variables.names().into_iter().map(bits).collect::<Result<_>>()?))
+}
+
+fn on_workers<R: Rule + Clone + 'static>(workers: usize, replicas: usize, plan: Plan, rule: &R) -> Outcome {
+    let outcomes =
+        crate::multi_worker::on_threads(workers, replicas, |strategy| train(strategy, plan, rule)).unwrap();
+    for other in &outcomes[1..] {
+        assert!(*other == outcomes[0], "all workers have the same weights: {plan:?}");
+    }
+    outcomes.into_iter().next().unwrap()
+}
+
+fn largest_difference(a: &Outcome, b: &Outcome) -> f64 {
+    let numbers = |outcome: &Outcome| -> Vec<f64> {
+        outcome.1.iter().flat_map(|(_, bits)| bits).map(|bits| f64::from_bits(*bits)).collect()
+    };
+    numbers(a).iter().zip(numbers(b)).map(|(a, b)| (a - b).abs()).fold(0., f64::max)
+}
+
+/// The weights of one device, to rounding.
+fn as_one_device(one: &Outcome, other: &Outcome, plan: Plan) {
+    let tolerance = if plan.dtype == DType::F64 { 1e-12 } else { 1e-5 };
+    let difference = largest_difference(one, other);
+    assert!(difference <= tolerance, "{difference} beside one device: {plan:?}");
+}
+
+/// Every world trains to the bits of one process with as many replicas, and to the weights of one device.
+fn all_alike<R: Rule + Clone + 'static>(plan: Plan, rule: R) {
+    alike(plan, rule, worlds(), true);
+}
+
+/// As [`all_alike`], for some worlds. What depends on how a batch is cut is not that of one device.
+pub(crate) fn alike<R: Rule + Clone + 'static>(
+    plan: Plan,
+    rule: R,
+    worlds: impl IntoIterator<Item = (usize, usize)>,
+    one_device: bool,
+) {
+    let one = train(&OneDeviceStrategy::new("cpu:0").unwrap(), plan, &rule).unwrap();
+    let mut processes = BTreeMap::new();
+    for (workers, replicas) in worlds {
+        let alone = processes.entry(workers * replicas).or_insert_with(|| {
+            let alone = train(&MirroredStrategy::cpus(workers * replicas).unwrap(), plan, &rule).unwrap();
+            if one_device {
+                as_one_device(&one, &alone, plan);
+            }
+            alone
+        });
+        let outcome = on_workers(workers, replicas, plan, &rule);
+        assert_eq!(outcome.0, alone.0, "losses of {workers} workers of {replicas} replicas: {plan:?}");
+        for (mine, theirs) in outcome.1.iter().zip(&alone.1) {
+            assert!(mine == theirs, "{} of {workers} workers of {replicas} replicas: {plan:?}", mine.0);
+        }
+    }
+}
+
+pub(crate) const ALL: Parts = Parts { table: true, norm: true, dropout: true, collective: true };
+
+/// Of 16 rows over up to 15 replicas: workers that have two rows, one and none.
+// INV-27
+#[test]
+fn every_remainder_of_the_last_batch_gives_the_same_bits() {
+    watched(|| (0..16).for_each(|remainder| all_alike(Plan::new(16 + remainder, 16), Sgd)));
+}
+
+#[test]
+fn every_remainder_gives_the_same_bits_in_every_part_of_a_model() {
+    watched(|| {
+        // An epoch of one batch each, so that what a batch without rows on some workers does is not mixed with others.
+        for rows in [1, 2, 3, 5, 7, 11, 14] {
+            all_alike(Plan { parts: ALL, ..Plan::new(rows, 15) }, Adagrad::default());
+        }
+    });
+}
+
+#[test]
+fn workers_that_get_nothing_change_nothing() {
+    watched(|| {
+        all_alike(Plan::new(7, 2), Adam::default());
+        all_alike(Plan::new(1, 1), Momentum::default());
+    });
+}
+
+#[test]
+fn every_part_of_a_model_gives_the_same_bits() {
+    watched(|| {
+        let plan = Plan::new(31, 16);
+        for parts in [
+            Parts { table: true, ..Parts::default() },
+            Parts { norm: true, ..Parts::default() },
+            Parts { dropout: true, ..Parts::default() },
+            Parts { collective: true, ..Parts::default() },
+            ALL,
+        ] {
+            all_alike(Plan { parts, ..plan }, Adagrad::default());
+        }
+    });
+}
+
+#[test]
+fn clipping_by_the_global_norm_gives_the_same_bits() {
+    watched(|| {
+        for parts in [Parts { table: true, ..Parts::default() }, ALL] {
+            all_alike(Plan { clip: true, parts, ..Plan::new(13, 6) }, Sgd);
+        }
+    });
+}
+
+#[test]
+fn micro_batches_give_the_same_bits() {
+    watched(|| {
+        let plan = Plan { parts: Parts { table: true, ..Parts::default() }, ..Plan::new(31, 16) };
+        all_alike(Plan { micro: Micro::Halves, ..plan }, Adam::default());
+        all_alike(Plan { micro: Micro::Uneven, clip: true, ..plan }, Adam::default());
+        all_alike(Plan { micro: Micro::Uneven, dtype: DType::F64, ..Plan::new(21, 16) }, Sgd);
+        // Moments of a micro-batch over all replicas, and rows of masks, are those of another cut on one device.
+        alike(
+            Plan { micro: Micro::Halves, parts: ALL, clip: true, ..plan },
+            Adam::default(),
+            worlds(),
+            false,
+        );
+    });
+}
+
+#[test]
+fn doubles_give_the_same_bits_and_the_weights_of_one_device_to_twelve_places() {
+    watched(|| {
+        let plan = Plan { dtype: DType::F64, ..Plan::new(31, 16) };
+        all_alike(plan, Sgd);
+        all_alike(Plan { parts: ALL, ..plan }, Momentum::default());
+        all_alike(Plan { parts: ALL, clip: true, ..plan }, Adam::default());
+    });
+}
+
+/// Gradients of more than 64 KiB, of which each worker sums a range.
+#[test]
+fn large_gradients_give_the_same_bits() {
+    watched(|| {
+        for (parts, clip) in [(Parts::default(), false), (ALL, true)] {
+            let plan = Plan { width: 3001, parts, clip, ..Plan::new(5, 4) };
+            alike(plan, Adam::default(), [(2, 1), (2, 2), (3, 1), (2, 3), (5, 1)], false);
+        }
+    });
+}
+
+/// Weights without elements: a table of no rows, rows of no columns, a vector of nothing.
+#[test]
+fn weights_without_elements_are_trained_and_shared_like_others() {
+    watched(|| {
+        for (workers, replicas) in [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1)] {
+            for sharded in [false, true] {
+                let weights = crate::multi_worker::on_threads(workers, replicas, |strategy| {
+                    let model = strategy.replicate(|vb| {
+                        let ones = candle_nn::Init::Const(1.);
+                        distribute::Ok([
+                            vb.get_with_hints(3, "w", ones)?,
+                            vb.get_with_hints(0, "none", ones)?,
+                            vb.get_with_hints((3, 0), "columns", ones)?,
+                            vb.get_with_hints((0, 3), "rows", ones)?,
+                        ])
+                    })?;
+                    let optimizer = distribute::Adam::new(&model.variables, 0.1)?.sharded_state(sharded)?;
+                    for _ in 0..3 {
+                        strategy.run(&model, |ctx, all| {
+                            let mut loss = all[0].sqr()?.sum_all()?;
+                            for empty in &all[1..] {
+                                loss = (loss + empty.sqr()?.sum_all()?)?;
+                            }
+                            optimizer.minimize(ctx, loss, 1)
+                        })?;
+                    }
+                    let columns = Tensor::zeros((3, 0), DType::F32, &Device::Cpu)?;
+                    model.variables.set("columns", &columns)?;
+                    let variable = strategy.scope(|| distribute::Variable::new("own", columns))?;
+                    variable.assign_add(Tensor::zeros((3, 0), DType::F32, &Device::Cpu)?)?;
+                    Ok(model.variables.get("w")?.to_vec1::<f32>()?)
+                });
+                let weights = weights.unwrap();
+                assert!(weights.iter().all(|w| *w == weights[0]), "{weights:?}");
+                assert!(weights[0].iter().all(|w| *w < 0.8), "{weights:?}");
+            }
+        }
+    });
+}

@@ -1,0 +1,55 @@
+//! The strategy that is made from the environment alone. `TF_CONFIG` is set for a process, so this is one.
+
+use distribute::{Error, HostTensor, LocalCluster, Variable, runner};
+use distribute_testing::{child, watched};
+use std::time::Duration;
+
+/// How many shards a variable of 1 MB has by default, and of at least so many bytes.
+fn in_the_process(part: &str) {
+    // The first of its process, to which the addresses belong.
+    let _cluster = LocalCluster::new(2, 3).unwrap();
+    if part == "without" {
+        let error = runner::ParameterServerStrategy::new(None).unwrap_err();
+        assert!(matches!(&error, Error::Cluster(_)), "{error}");
+        println!("refused: {error}");
+        return;
+    }
+    assert!(matches!(runner::ParameterServerStrategy::new(Some(0)), Err(Error::Params(_))));
+    for min_shard_bytes in [None, Some(1), Some(600_000)] {
+        let strategy = runner::ParameterServerStrategy::new(min_shard_bytes).unwrap();
+        let name = format!("of {min_shard_bytes:?}");
+        let table =
+            strategy.scope(|| Variable::new(name, HostTensor::new(vec![0f32; 250_000], [1000, 250])?));
+        println!("{min_shard_bytes:?}: {}", table.unwrap().shards().len());
+    }
+}
+
+// GNN-1
+#[test]
+fn gnn_1_the_runner_cuts_over_all_servers_of_tf_config() {
+    if let Some(part) = child::part() {
+        return in_the_process(&part);
+    }
+    watched(|| {
+        let of = |part: &str, ps: &str| {
+            let host = "cluster-1.in-process.invalid";
+            let ps = ps.replace("HOST", host);
+            let config = format!(
+                r#"{{"cluster": {{"worker": ["{host}:1", "{host}:2"]{ps}}}, "task": {{"type": "chief", "index": 0}}}}"#
+            );
+            let mut command = child::command(
+                "parameter_servers::runner::gnn_1_the_runner_cuts_over_all_servers_of_tf_config",
+                part,
+            );
+            command.env("TF_CONFIG", config);
+            child::output(command, Duration::from_secs(60)).0
+        };
+        let with = of("with", r#", "ps": ["HOST:32769", "HOST:32770", "HOST:32771"]"#);
+        for line in ["None: 3", "Some(1): 3", "Some(600000): 2"] {
+            assert!(with.contains(line), "{with}");
+        }
+        // Before anything else is looked at: the chief is not among the tasks either.
+        let without = of("without", "");
+        assert!(without.contains("no job \"ps\""), "{without}");
+    });
+}

@@ -1,0 +1,197 @@
+//! The same over sockets: servers behind ports of this machine.
+
+use crate::parameter_servers::support::{Net, state, train};
+use candle_core::Tensor;
+use candle_nn::VarBuilder;
+use distribute::net::{Credentials, Identity, Secret};
+use distribute::optimizer::rules::{Adagrad, Adam, Ftrl, Momentum, Rule, Sgd};
+use distribute::params::FixedShardsPartitioner;
+use distribute::{
+    ClusterSpec, Job, LocalCluster, OneDeviceStrategy, Optimizer, ParameterServerStrategy, Result,
+    SimpleClusterResolver, Strategy,
+};
+use distribute_ps::{ParameterServer, SERVICE, ServerOptions};
+use distribute_server::Server;
+use distribute_testing::watched;
+use std::time::Duration;
+
+const SERVERS: usize = 2;
+
+/// Servers, which end when they are dropped, and the cluster as its coordinator is told of it.
+fn started(count: usize) -> (Vec<Server>, SimpleClusterResolver) {
+    let at = |count| vec!["127.0.0.1:0".to_string(); count];
+    let cluster = |ps| ClusterSpec::from_lists([("chief", at(1)), ("worker", at(1)), ("ps", ps)]).unwrap();
+    let start = |number| {
+        let builder = Server::builder(cluster(at(count))).task(Job::Ps.task(number)).identity(Identity::None);
+        builder.service(SERVICE, ParameterServer::new()).start().unwrap()
+    };
+    let servers: Vec<_> = (0..count).map(start).collect();
+    let address = |(number, server): (usize, &Server)| {
+        server.cluster().task_address(&Job::Ps, number).unwrap().to_string()
+    };
+    let cluster = cluster(servers.iter().enumerate().map(address).collect());
+    (servers, SimpleClusterResolver::new(cluster).with_task(Job::Chief.task(0)))
+}
+
+fn trained<R: Rule>(strategy: &Strategy, rule: R) -> (Vec<f32>, Vec<(String, Vec<u32>)>) {
+    let model = strategy.replicate_seeded(7, Net::new).unwrap();
+    let optimizer = Optimizer::with_rule(rule, &model.variables, 0.05).unwrap();
+    let losses = train(strategy, &model, &optimizer, 0..4);
+    (losses, state(&model, &optimizer))
+}
+
+/// Trains on new servers, over sockets or in this process.
+fn on_servers<R: Rule>(
+    sockets: bool,
+    shards: usize,
+    staleness: usize,
+    rule: R,
+) -> (Vec<f32>, Vec<(String, Vec<u32>)>) {
+    let (servers, resolver) = started(SERVERS);
+    let cluster = LocalCluster::new(1, SERVERS).unwrap();
+    let builder = ParameterServerStrategy::builder();
+    let builder = if sockets {
+        builder.cluster_resolver(resolver)
+    } else {
+        builder.cluster_resolver(cluster.resolver())
+    };
+    let builder = builder.partitioner(FixedShardsPartitioner::new(shards).unwrap()).staleness(staleness);
+    let strategy = builder.build().unwrap();
+    let trained = trained(&strategy, rule);
+    drop((strategy, servers));
+    trained
+}
+
+// INV-56
+#[test]
+fn over_sockets_weights_and_slots_are_those_of_one_device_to_the_bit() {
+    fn check<R: Rule + Clone>(rule: R) {
+        let one = trained(&OneDeviceStrategy::new("cpu:0").unwrap(), rule.clone());
+        for shards in [1, 2, 3, 5] {
+            assert_eq!(on_servers(true, shards, 0, rule.clone()), one, "{} in {shards} shards", rule.name());
+        }
+    }
+    watched(|| {
+        check(Sgd);
+        check(Momentum::new(0.9));
+        check(Adam::default());
+        check(Adagrad::default());
+        check(Ftrl { l1: 0.01, ..Ftrl::default() });
+    });
+}
+
+#[test]
+fn values_that_lack_updates_are_the_same_over_sockets() {
+    watched(|| {
+        for staleness in [1, 2] {
+            // Of tables whose rows are fetched when they are asked for, all updates are there.
+            let (over, here) = (on_servers(true, 2, staleness, Sgd), on_servers(false, 2, staleness, Sgd));
+            assert_eq!(over, here, "staleness {staleness}");
+        }
+    });
+}
+
+/// Variables of 1.1 MiB, each a message for itself, and tiny ones.
+struct Many(Vec<Tensor>);
+
+impl Many {
+    fn new(large: usize, tiny: usize, vb: VarBuilder) -> candle_core::Result<Self> {
+        let large = (0..large).map(|number| vb.get((288, 1001), &format!("large-{number}")));
+        let tiny = (0..tiny).map(|number| vb.get(2, &format!("tiny-{number}")));
+        Ok(Self(large.chain(tiny).collect::<candle_core::Result<_>>()?))
+    }
+
+    /// Whose gradients are the same wherever the variables are, so that values which lack updates end as those that don't.
+    fn loss(&self, step: usize) -> Result<Tensor> {
+        let sums = self.0.iter().map(Tensor::sum_all).collect::<candle_core::Result<Vec<_>>>()?;
+        Ok((Tensor::stack(&sums, 0)?.sum_all()? * (step + 1) as f64)?)
+    }
+}
+
+/// All bits after some steps.
+fn many(strategy: &Strategy, large: usize, tiny: usize) -> Vec<(String, Vec<u32>)> {
+    let model = strategy.replicate_seeded(7, move |vb| Many::new(large, tiny, vb)).unwrap();
+    let optimizer = Optimizer::with_rule(Sgd, &model.variables, 0.05).unwrap();
+    for step in 0..4 {
+        let run = strategy.run(&model, |ctx, model| optimizer.minimize(ctx, model.loss(step)?, 1).map(drop));
+        run.unwrap_or_else(|error| panic!("{}", error.root_cause()));
+    }
+    state(&model, &optimizer)
+}
+
+// INV-56: more messages, bytes and changes than one connection has room for at once, also of a single step.
+#[test]
+fn a_step_may_be_larger_than_what_a_connection_lets_go_at_once() {
+    watched(|| {
+        for (large, tiny) in [(100, 0), (0, 1100)] {
+            let one = many(&OneDeviceStrategy::new("cpu:0").unwrap(), large, tiny);
+            for staleness in [0, 3] {
+                let (_servers, resolver) = started(1);
+                let builder = ParameterServerStrategy::builder().cluster_resolver(resolver);
+                let strategy = builder.staleness(staleness).build().unwrap();
+                let found = many(&strategy, large, tiny);
+                assert!(found == one, "{large} and {tiny}, staleness {staleness}");
+            }
+        }
+    });
+}
+
+/// pains 5: TensorFlow's job ends with its server, and the values are gone.
+#[test]
+fn a_training_goes_on_behind_a_server_that_ended_and_came_back() {
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let tables = || ParameterServer::open(ServerOptions::new(folder.path().join("ps-0"))).unwrap();
+        let start = |cluster: ClusterSpec| {
+            let builder = Server::builder(cluster).task(Job::Ps.task(0)).identity(Identity::None);
+            builder.service(SERVICE, tables()).start().unwrap()
+        };
+        let at = || vec!["127.0.0.1:0"];
+        let cluster = ClusterSpec::from_lists([("chief", at()), ("worker", at()), ("ps", at())]).unwrap();
+        let server = start(cluster);
+        let cluster = server.cluster().clone();
+        let resolver = SimpleClusterResolver::new(cluster.clone()).with_task(Job::Chief.task(0));
+        let strategy =
+            ParameterServerStrategy::new(resolver, FixedShardsPartitioner::new(2).unwrap()).unwrap();
+        let train = |strategy: &Strategy, between: &mut dyn FnMut()| {
+            let model = strategy.replicate_seeded(7, Net::new).unwrap();
+            let optimizer = Optimizer::with_rule(Adam::default(), &model.variables, 0.05).unwrap();
+            let mut losses = train(strategy, &model, &optimizer, 0..3);
+            between();
+            losses.extend(train(strategy, &model, &optimizer, 3..6));
+            (losses, state(&model, &optimizer))
+        };
+        let mut server = Some(server);
+        let found = train(&strategy, &mut || {
+            drop(server.take());
+            server = Some(start(cluster.clone()));
+        });
+        assert_eq!(found, train(&OneDeviceStrategy::new("cpu:0").unwrap(), &mut || ()));
+    });
+}
+
+#[test]
+fn a_server_and_a_strategy_know_each_other_by_one_value() {
+    watched(|| {
+        let job = Credentials::new().secret(Secret::random().unwrap());
+        let at = || vec!["127.0.0.1:0"];
+        let cluster = ClusterSpec::from_lists([("chief", at()), ("worker", at()), ("ps", at())]).unwrap();
+        let builder = Server::builder(cluster).task(Job::Ps.task(0)).credentials(job.clone());
+        let server = builder.service(SERVICE, ParameterServer::new()).start().unwrap();
+        let strategy = |credentials| {
+            let cluster = server.cluster().clone();
+            ParameterServerStrategy::builder()
+                .cluster_resolver(SimpleClusterResolver::new(cluster).with_task(Job::Chief.task(0)))
+                .credentials(credentials)
+                .join_timeout(Duration::from_secs(50))
+                .build()
+        };
+        assert!(strategy(job).is_ok());
+        let stranger = Credentials::new().secret(Secret::random().unwrap());
+        let text = strategy(stranger).unwrap_err().to_string();
+        assert!(
+            text.contains("1 of 1 parameter servers cannot be reached") && text.contains("secret"),
+            "{text}"
+        );
+    });
+}

@@ -1,0 +1,62 @@
+//! SIGTERM to a process: a notice as long as something watches for it, and the end of the process before and after that.
+
+use distribute::cluster::Stopwatch;
+use distribute::{MirroredStrategy, Preemption};
+use distribute_testing::child::{Killed, command, part};
+use distribute_testing::watched;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+
+const TEST: &str = "preemption::sigterm_is_a_notice_while_it_is_watched_for_and_ends_the_process_behind_that";
+const PATIENCE: f64 = 30.;
+
+/// Tells the parent, and waits until it answers or kills.
+fn tell(what: &str) {
+    println!("\n{what}");
+    std::io::stdout().flush().unwrap();
+    let _ = std::io::stdin().lock().read_line(&mut String::new());
+}
+
+/// What the process does that gets SIGTERM.
+fn child() {
+    let strategy = MirroredStrategy::cpus(1).unwrap();
+    let first = Preemption::watch(&strategy).unwrap();
+    let second = Preemption::watch(&strategy).unwrap();
+    drop(first);
+    tell("one of two is left");
+    let watch = Stopwatch::start();
+    while !second.requested() {
+        strategy.run((), |_, ()| Ok(())).unwrap();
+        assert!(watch.seconds() < PATIENCE, "no notice");
+    }
+    drop(second);
+    tell("none is left");
+    unreachable!("it was to be killed");
+}
+
+#[test]
+fn sigterm_is_a_notice_while_it_is_watched_for_and_ends_the_process_behind_that() {
+    if part().is_some() {
+        return child();
+    }
+    watched(|| {
+        let mut process = Killed(command(TEST, "child").stderr(Stdio::inherit()).spawn().unwrap());
+        let mut said = BufReader::new(process.0.stdout.take().unwrap());
+        let mut until = |what: &str| {
+            let mut line = String::new();
+            while line.trim() != what {
+                line.clear();
+                assert!(said.read_line(&mut line).unwrap() > 0, "it has ended before {what:?}");
+            }
+        };
+        let id = process.0.id().to_string();
+        let terminate = || assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        until("one of two is left");
+        terminate();
+        process.0.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+        until("none is left");
+        terminate();
+        assert_eq!(process.0.wait().unwrap().signal(), Some(15));
+    });
+}

@@ -1,0 +1,94 @@
+//! A worker is lost when the training has ended: nobody waits for it, nor it for the others, beyond what they were told to.
+
+use crate::recovery::disturbed::undisturbed;
+use crate::recovery::job::{Job, WORKERS};
+use crate::recovery::matrix::WORKER;
+use crate::recovery::program::Place;
+use crate::recovery::worker::GO;
+use distribute_testing::watched;
+use rustix::process::Signal;
+use std::time::Duration;
+
+/// A job whose workers have come to the end of their training, all of which wait behind it.
+fn ended() -> Job {
+    let mut job = Job::new(WORKER);
+    (0..WORKERS).for_each(|worker| job.start(worker, Some(Place::Ended)));
+    (0..WORKERS).for_each(|worker| drop(job.hear(worker, "at Ended", Duration::ZERO)));
+    job
+}
+
+fn killed(job: &mut Job, worker: usize) {
+    job.signal(worker, Signal::KILL);
+    job.wait_until_dead(worker);
+}
+
+/// Lets a worker go on to its end.
+fn end(job: &mut Job, worker: usize) {
+    job.tell(worker, GO);
+    let said = job.hear(worker, "trained ", Duration::ZERO).line;
+    assert!(said.contains(&undisturbed(WORKER)), "{said}");
+    job.wait_until_ended(worker);
+}
+
+// INV-42
+#[test]
+fn who_comes_when_the_training_has_ended_is_told_so_by_those_that_are_left() {
+    watched(|| {
+        let mut job = ended();
+        killed(&mut job, 2);
+        let restarted = job.now();
+        job.start(2, None);
+        let said = job.hear(2, "cannot be joined", restarted).line;
+        let expected = "the training has ended on all workers, and worker 0 waits for no worker 2";
+        assert!(said.contains("worker 0 at ") && said.contains(expected), "{said}");
+        job.wait_until_dead(2);
+        [0, 1].iter().for_each(|worker| end(&mut job, *worker));
+    });
+}
+
+// INV-42
+#[test]
+fn who_comes_when_nobody_is_left_gives_up_after_its_patience() {
+    watched(|| {
+        // The chief is awaited by nobody, either, while the others are still there.
+        for (lost, gone) in [(2, true), (0, true), (0, false)] {
+            let mut job = ended();
+            killed(&mut job, lost);
+            if gone {
+                (0..WORKERS).filter(|worker| *worker != lost).for_each(|worker| end(&mut job, worker));
+            }
+            let restarted = job.now();
+            job.patience(lost, Duration::from_secs(1));
+            job.start(lost, None);
+            let said = job.hear(lost, "the world is not complete after ", restarted).line;
+            let missing = if lost == 0 { "missing: worker 1 " } else { "missing: worker 0 " };
+            assert!(said.contains(missing), "{said}");
+            job.wait_until_dead(lost);
+        }
+    });
+}
+
+/// The last word of worker 2, that it is through, gets lost on its way to worker 1, and so does the news that it has gone.
+// INV-42
+#[test]
+fn who_has_not_heard_that_all_are_through_is_told_so_when_it_wants_to_meet_them_again() {
+    watched(|| {
+        let mut job = Job::new(WORKER);
+        let relay = job.relay(1);
+        job.start(0, Some(Place::Ended));
+        job.start(1, None);
+        job.start(2, Some(Place::Ending));
+        job.hear(2, "at Ending", Duration::ZERO);
+        // It has heard everything else.
+        job.hear(1, "through", Duration::ZERO);
+        relay.fall_silent_one_way();
+        end(&mut job, 2);
+        job.hear(0, "at Ended", Duration::ZERO);
+        let said = job.hear(1, "the training stops after step 12", Duration::ZERO).line;
+        assert!(said.contains("worker 2 ") && said.contains("the end of the training"), "{said}");
+        let said = job.hear(1, "trained ", Duration::ZERO).line;
+        assert!(said.contains(&undisturbed(WORKER)), "{said}");
+        job.wait_until_ended(1);
+        end(&mut job, 0);
+    });
+}

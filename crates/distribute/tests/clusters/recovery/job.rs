@@ -1,0 +1,201 @@
+//! The workers of a training as processes: started, disturbed, and heard line by line.
+
+use crate::recovery::disk;
+use crate::recovery::program::{Place, Task};
+use crate::recovery::relay::Relay;
+use crate::recovery::worker::Life;
+use distribute::cluster::{Deadline, Stopwatch};
+use distribute_testing::{Port, child};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{ChildStdin, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+use tempfile::TempDir;
+
+pub const WORKERS: usize = 3;
+
+/// How long to wait for what has to come.
+const PATIENCE: Duration = Duration::from_secs(50);
+
+/// A line of a worker.
+#[derive(Clone, Debug)]
+pub struct Said {
+    /// When it was heard, since the job was started.
+    pub at: Duration,
+    pub worker: usize,
+    pub line: String,
+}
+
+/// A worker's process.
+struct Process {
+    child: child::Killed,
+    stdin: ChildStdin,
+}
+
+/// The processes of a job, killed when dropped.
+pub struct Job {
+    /// The test that is a worker in its own process.
+    test: &'static str,
+    tasks: Vec<Task>,
+    processes: Vec<Option<Process>>,
+    clock: Stopwatch,
+    say: Sender<Said>,
+    said: Receiver<Said>,
+    /// All that was said so far.
+    heard: Vec<Said>,
+    folder: TempDir,
+    /// Where workers listen.
+    ports: Vec<Port>,
+}
+
+impl Job {
+    /// A job of which nobody has been started yet. Checkpoints are in a folder of its own.
+    pub fn new(test: &'static str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let port = Port::reserve();
+        let task =
+            |worker| Task { folder: Some(folder.path().into()), ..Task::new(worker, WORKERS, port.number()) };
+        let (say, said) = channel();
+        Self {
+            test,
+            tasks: (0..WORKERS).map(task).collect(),
+            processes: (0..WORKERS).map(|_| None).collect(),
+            clock: Stopwatch::start(),
+            say,
+            said,
+            heard: Vec::new(),
+            ports: vec![port],
+            folder,
+        }
+    }
+
+    /// SIGTERM is a notice to its workers.
+    pub fn watching(mut self) -> Self {
+        self.tasks.iter_mut().for_each(|task| task.watches = true);
+        self
+    }
+
+    /// Workers may come and go, but for so many.
+    pub fn elastic(mut self, least: usize) -> Self {
+        self.tasks.iter_mut().for_each(|task| task.least = Some(least));
+        self
+    }
+
+    /// Lets what the last worker and this one send each other go through a relay.
+    pub fn relay(&mut self, worker: usize) -> Relay {
+        self.tasks.iter_mut().for_each(|task| task.sockets = true);
+        if worker == 0 {
+            let relay = Relay::to(self.tasks[0].addresses[0].parse().unwrap());
+            self.tasks[WORKERS - 1].addresses[0] = relay.address.to_string();
+            return relay;
+        }
+        let port = Port::reserve();
+        let relay = Relay::to(port.address());
+        self.tasks[worker].listen = Some(port.address().to_string());
+        self.ports.push(port);
+        self.tasks.iter_mut().for_each(|task| task.addresses[worker] = relay.address.to_string());
+        relay
+    }
+
+    pub fn test(&self) -> &'static str {
+        self.test
+    }
+
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub fn now(&self) -> Duration {
+        self.clock.elapsed()
+    }
+
+    /// How long a worker waits for the others when it starts.
+    pub fn patience(&mut self, worker: usize, patience: Duration) {
+        self.tasks[worker].patience = patience;
+    }
+
+    /// Starts all.
+    pub fn start_all(&mut self, stop_at: Option<(usize, Place)>) {
+        for worker in 0..WORKERS {
+            let place = stop_at.filter(|(stopped, _)| *stopped == worker).map(|(_, place)| place);
+            self.start(worker, place);
+        }
+    }
+
+    /// Starts a worker, which stops at this place.
+    pub fn start(&mut self, worker: usize, stop_at: Option<Place>) {
+        let life = Life { task: self.tasks[worker].clone(), stop_at };
+        let command = child::command(self.test, &serde_json::to_string(&life).unwrap());
+        let mut command = if worker == 0 { disk::small(command, self.folder.path()) } else { command };
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = child::Killed(command.spawn().unwrap());
+        let (pipe, stdin) = (child.0.stderr.take().unwrap(), child.0.stdin.take().unwrap());
+        let (say, clock) = (self.say.clone(), self.clock);
+        std::thread::spawn(move || {
+            let lines = BufReader::new(pipe).lines().map_while(Result::ok);
+            lines.map(|line| Said { at: clock.elapsed(), worker, line }).try_for_each(|said| say.send(said))
+        });
+        self.processes[worker] = Some(Process { child, stdin });
+    }
+
+    fn process(&mut self, worker: usize) -> &mut Process {
+        self.processes[worker].as_mut().unwrap()
+    }
+
+    /// Tells a worker something.
+    pub fn tell(&mut self, worker: usize, what: &str) {
+        self.process(worker).stdin.write_all(format!("{what}\n").as_bytes()).unwrap();
+    }
+
+    pub fn signal(&mut self, worker: usize, signal: Signal) {
+        let pid = Pid::from_raw(self.process(worker).child.0.id() as i32).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+
+    /// Waits until a worker has been ended by a signal, or an error.
+    pub fn wait_until_dead(&mut self, worker: usize) {
+        let status = self.process(worker).child.0.wait().unwrap();
+        assert!(!status.success(), "worker {worker}: {status}\n{}", self.story());
+    }
+
+    /// Waits until a worker has ended well.
+    pub fn wait_until_ended(&mut self, worker: usize) {
+        let status = self.process(worker).child.0.wait().unwrap();
+        assert!(status.success(), "worker {worker}: {status}\n{}", self.story());
+    }
+
+    /// The first line with this text that a worker has said since, once it has.
+    pub fn hear(&mut self, worker: usize, text: &str, since: Duration) -> Said {
+        let until = Deadline::after(PATIENCE);
+        let mut next = 0;
+        loop {
+            let fits = |said: &&Said| said.worker == worker && said.at >= since && said.line.contains(text);
+            if let Some(found) = self.heard[next..].iter().find(fits) {
+                return found.clone();
+            }
+            next = self.heard.len();
+            match self.said.recv_timeout(until.remaining()) {
+                Ok(said) => self.heard.push(said),
+                Err(_) => panic!("worker {worker} doesn't say {text:?}:\n{}", self.story()),
+            }
+        }
+    }
+
+    /// Listens until then, whatever is said.
+    pub fn listen_until(&mut self, then: Duration) {
+        let until = Deadline::after(then.saturating_sub(self.now()));
+        while let Ok(said) = self.said.recv_timeout(until.remaining()) {
+            self.heard.push(said);
+        }
+    }
+
+    /// All that was said, but for the calls that workers have made.
+    pub fn story(&mut self) -> String {
+        self.heard.extend(self.said.try_iter());
+        let line =
+            |said: &Said| format!("{:8.3} worker {} │ {}\n", said.at.as_secs_f64(), said.worker, said.line);
+        self.heard.iter().filter(|said| !said.line.contains(", call ")).map(line).collect()
+    }
+}

@@ -1,0 +1,160 @@
+//! Every fault, of a worker and of the chief, in the middle of everything: who is left names it, in time, and the weights are those
+//! without it.
+//!
+//! `DISTRIBUTE_TEST_FIGURES=3 cargo test -p distribute --test recovery figures -- --nocapture` has one cell after another happen, three
+//! times each, holds them to their figures, and prints the table of docs/recovery.md, whose numbers are the largest. With `DISTRIBUTE_TEST_TMPFS=1`, which takes user namespaces, full
+//! disks are small file systems that are filled.
+
+use crate::recovery::cell::{Cell, Fault, When};
+use crate::recovery::disturbed::undisturbed;
+use crate::recovery::figures::Figures;
+use crate::recovery::job::WORKERS;
+use crate::recovery::worker;
+use distribute_testing::{child, watched};
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// How much longer than its figure something may take while cells happen side by side, beside other tests.
+const SLACK: Duration = Duration::from_secs(10);
+
+pub const WORKER: &str = "recovery::matrix::a_worker_in_a_process_of_its_own";
+
+/// The cells of the table.
+const TABLE: [When; 5] =
+    [When::BeforeFirstStep, When::InAllReduce, When::BetweenSteps, When::Saving, When::Recovering];
+
+/// Not a test of its own: what the others run in processes.
+#[test]
+fn a_worker_in_a_process_of_its_own() {
+    if let Some(part) = child::part() {
+        worker::live(&part, worker::trained);
+    }
+}
+
+/// This fault of the chief and of another worker.
+fn of_each(fault: Fault, all: &[When]) -> Vec<Cell> {
+    all.iter().flat_map(|when| [0, 2].map(|worker| Cell { fault, when: *when, worker })).collect()
+}
+
+/// Cells whose fault is of the chief alone, or of a worker.
+fn cells(fault: Fault) -> Vec<Cell> {
+    match fault {
+        // Only the chief writes.
+        Fault::DiskFull => {
+            let chief = TABLE.map(|when| Cell { fault, when, worker: 0 });
+            let worker = Cell { fault, when: When::BetweenSteps, worker: 2 };
+            [&chief[..], &[worker]].concat()
+        }
+        // A link of the last worker: to the chief, and to the one between.
+        Fault::LinkClosed | Fault::LinkSilent => {
+            TABLE.iter().flat_map(|when| [0, 1].map(|worker| Cell { fault, when: *when, worker })).collect()
+        }
+        _ => of_each(fault, &TABLE),
+    }
+}
+
+/// Several at a time.
+fn side_by_side(cells: Vec<Cell>, at_once: usize) {
+    if child::part().is_some() {
+        return;
+    }
+    watched(|| undisturbed(WORKER));
+    let cells = Mutex::new(cells.into_iter());
+    std::thread::scope(|scope| {
+        for _ in 0..at_once {
+            scope.spawn(|| {
+                loop {
+                    let Some(cell) = cells.lock().unwrap().next() else { break };
+                    let figures = cell.run(WORKER);
+                    assert!(figures.are_kept(cell.fault, SLACK), "{cell:?}: {figures:?}");
+                }
+            });
+        }
+    });
+}
+
+// INV-42
+#[test]
+fn killed() {
+    side_by_side(cells(Fault::Killed), 3);
+}
+
+// INV-42
+#[test]
+fn killed_elsewhere() {
+    let places = [When::AfterUpdate, When::PassEnds, When::ClosureEnds, When::TakingOver];
+    let again = Cell { fault: Fault::Killed, when: When::Recovering, worker: 1 };
+    side_by_side([of_each(Fault::Killed, &places), vec![again]].concat(), 3);
+}
+
+// INV-42
+#[test]
+fn stopped_for_ten_seconds() {
+    side_by_side(cells(Fault::Stopped), 10);
+}
+
+// INV-42
+#[test]
+fn told_to_end() {
+    side_by_side(cells(Fault::Noticed), 3);
+}
+
+// INV-42
+#[test]
+fn ended_by_sigterm_that_is_no_notice() {
+    side_by_side(cells(Fault::Terminated), 3);
+}
+
+// INV-42
+#[test]
+fn a_link_is_closed() {
+    side_by_side(cells(Fault::LinkClosed), 3);
+}
+
+// INV-42
+#[test]
+fn a_link_falls_silent() {
+    side_by_side(cells(Fault::LinkSilent), 5);
+}
+
+// INV-21
+#[test]
+fn no_room_for_a_checkpoint() {
+    side_by_side(cells(Fault::DiskFull), 3);
+}
+
+/// Asked for, since it takes minutes, and the machine for itself.
+#[test]
+fn figures() {
+    let Some(often) = std::env::var("DISTRIBUTE_TEST_FIGURES").ok().filter(|_| child::part().is_none())
+    else {
+        return;
+    };
+    let often: usize = often.parse().unwrap();
+    undisturbed(WORKER);
+    let (mut start, mut broken) = (Duration::ZERO, Vec::new());
+    for fault in Fault::ALL {
+        for worker in 0..WORKERS {
+            let cells: Vec<_> = cells(fault).into_iter().filter(|cell| cell.worker == worker).collect();
+            let mut row = format!("| {fault:?} | {worker} |");
+            for when in TABLE {
+                let cell = cells.iter().find(|cell| cell.when == when);
+                let largest = cell.map(|cell| {
+                    let all = (0..often).map(|_| cell.run(WORKER));
+                    let largest = all.reduce(Figures::larger).unwrap();
+                    if !largest.are_kept(fault, Duration::ZERO) {
+                        broken.push((*cell, largest));
+                    }
+                    largest
+                });
+                start = start.max(largest.and_then(|largest| largest.start).unwrap_or_default());
+                row += &format!(" {} |", largest.map(|largest| largest.to_string()).unwrap_or_default());
+            }
+            if !cells.is_empty() {
+                println!("{row}");
+            }
+        }
+    }
+    println!("a process runs after {} ms", start.as_millis());
+    assert!(broken.is_empty(), "longer than promised: {broken:?}");
+}

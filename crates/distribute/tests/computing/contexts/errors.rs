@@ -1,0 +1,100 @@
+//! Which error an operation gives in the wrong context.
+
+use crate::contexts::{floats, is_mixed, is_wrong_context, mirrored, per_replica, tensor};
+use candle_nn::{VarBuilder, linear};
+use distribute::{ContextKind, Error, HostTensor, ReduceOp, has_strategy};
+use distribute_testing::watched;
+use std::sync::Mutex;
+
+#[test]
+fn err_1_cross_replica_operations_inside_of_run_say_what_to_call() {
+    watched(|| {
+        let strategy = mirrored(2);
+        let wrong = |error: Error, advice: &str| {
+            assert!(is_wrong_context(&error, ContextKind::CrossReplica, ContextKind::Replica), "{error}");
+            assert!(error.to_string().contains(advice), "{error}");
+        };
+        wrong(
+            strategy
+                .run((), |_, ()| strategy.reduce(ReduceOp::Sum, per_replica([1f32, 2.]), None))
+                .unwrap_err(),
+            "all_reduce",
+        );
+        wrong(
+            strategy
+                .run((), |_, ()| strategy.replicate(|vb: VarBuilder| linear(1, 1, vb)).map(|_| ()))
+                .unwrap_err(),
+            "before run",
+        );
+        // ERR-1c: of another strategy.
+        let other = mirrored(3);
+        assert!(is_mixed(strategy.run((), |_, ()| other.reduce(ReduceOp::Mean, 1f32, None))));
+        assert!(is_mixed(strategy.scope(|| other.reduce(ReduceOp::Mean, 1f32, None))));
+        assert!(is_mixed(strategy.scope(|| other.gather(1f32, 0))));
+        assert!(is_mixed(strategy.scope(|| other.run((), |_, ()| Ok(())))));
+    });
+}
+
+#[test]
+fn err_2_replica_operations_need_the_current_context() {
+    watched(|| {
+        let strategy = mirrored(2);
+        let kept = Mutex::new(None);
+        strategy
+            .run((), |ctx, ()| {
+                *kept.lock().unwrap() = Some(ctx.clone());
+                Ok(())
+            })
+            .unwrap();
+        let old = kept.into_inner().unwrap().unwrap();
+        // Outside of any run there is no strategy to mix it with: its run is over.
+        let stale = |error: Error| matches!(error, Error::StaleContext { step: 1, .. });
+        assert!(stale(old.devices().unwrap_err()));
+        assert!(stale(old.all_reduce(ReduceOp::Sum, 1f32).unwrap_err()));
+        // In cross-replica context there is none.
+        let error = strategy.scope(|| old.merge_call(1i32, |_, _| Ok(1i32))).unwrap_err();
+        assert!(is_wrong_context(&error, ContextKind::Replica, ContextKind::CrossReplica), "{error}");
+        // A later run of the same strategy: this one belongs to an earlier one.
+        let error = strategy.run((), |_, ()| old.all_gather(HostTensor::vector(vec![1f32]), 0)).unwrap_err();
+        assert!(
+            matches!(error.root_cause(), Error::StaleContext { operation: "all_gather", step: 1, .. }),
+            "{error}"
+        );
+        // A run of another strategy.
+        assert!(is_mixed(mirrored(2).run((), |_, ()| old.devices())));
+        // And the context of another thread of the same run.
+        let shared = Mutex::new(None);
+        let error = strategy.run((), |ctx, ()| {
+            if ctx.replica_id_in_sync_group() == 0 {
+                *shared.lock().unwrap() = Some(ctx.clone());
+            }
+            ctx.all_reduce(ReduceOp::Sum, 0f32)?;
+            let zero = shared.lock().unwrap().clone().unwrap();
+            zero.devices()
+        });
+        assert!(matches!(error.unwrap_err().root_cause(), Error::StaleContext { .. }));
+    });
+}
+
+#[test]
+fn err_3_gather_in_replica_context_points_at_all_gather() {
+    watched(|| {
+        let strategy = mirrored(2);
+        let error = strategy
+            .run((), |_, ()| strategy.gather(HostTensor::vector(vec![1]), 0))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("all_gather"), "{error}");
+    });
+}
+
+#[test]
+fn err_4_the_default_context_is_accepted_everywhere() {
+    watched(|| {
+        let strategy = mirrored(2);
+        assert!(!has_strategy());
+        let values = strategy.run((), |_, ()| Ok(tensor(&[1., 2.]))).unwrap();
+        assert_eq!(floats(&strategy.reduce(ReduceOp::Sum, &values, None).unwrap()), [2., 4.]);
+        assert_eq!(floats(&strategy.gather(&values, 0).unwrap()), [1., 2., 1., 2.]);
+    });
+}

@@ -1,0 +1,28 @@
+//! reduce_to, batch_reduce_to, broadcast_to, cross-device ops and communication options: a test for each rule, named by
+//! it. Where a rule describes a trap of TensorFlow, the test asserts what is done here instead.
+
+mod algorithms;
+mod authors;
+mod options;
+mod reduce_to;
+
+use distribute::{CrossDeviceOps, HostTensor, IndexedSlices, Leaf, MirroredStrategy, PerReplica, Strategy};
+
+fn mirrored(replicas: usize) -> Strategy {
+    MirroredStrategy::cpus(replicas).unwrap().into()
+}
+
+fn with_ops(replicas: usize, ops: impl CrossDeviceOps) -> Strategy {
+    let names: Vec<String> = (0..replicas).map(|i| format!("cpu:{i}")).collect();
+    let builder = MirroredStrategy::builder().devices(names.iter().map(String::as_str));
+    builder.cross_device_ops(ops).build().unwrap().into()
+}
+
+fn per_replica<T>(values: impl IntoIterator<Item = T>) -> PerReplica<T> {
+    PerReplica::from_values(values.into_iter().collect())
+}
+
+fn rows(values: Vec<f32>, indices: Vec<i64>) -> Leaf {
+    let whole = Some(vec![5]);
+    IndexedSlices::new(HostTensor::vector(values), HostTensor::vector(indices), whole).unwrap().into()
+}

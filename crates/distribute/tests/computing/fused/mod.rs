@@ -1,0 +1,78 @@
+//! Fast layers are candle's: over random shapes, dtypes and layouts, with parameters of every kind, in and out of
+//! `minimize`. And what they leave in the optimizer's bucket is what candle would have given it.
+
+mod conv;
+mod deposit;
+mod functions;
+mod linear;
+mod losses;
+mod norm;
+mod training;
+
+use candle_core::{D, DType, Device, Result, Tensor, Var};
+
+/// Numbers between -1 and 1 without a pattern, other ones for each seed.
+fn numbers(shape: &[usize], dtype: DType, seed: usize) -> Tensor {
+    let n: usize = shape.iter().product();
+    let values: Vec<f64> = (0..n).map(|i| ((i * 7919 + seed * 104_729 + 13) as f64 * 0.618).sin()).collect();
+    Tensor::from_vec(values, shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
+}
+
+/// How a tensor lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Lies {
+    Plain,
+    Transposed,
+    /// Between others.
+    Inside,
+}
+
+/// A variable, and how the tensor of these values is got from it.
+fn lying(tensor: &Tensor, lies: Lies) -> (Var, impl Fn(&Var) -> Tensor) {
+    let (rank, last) = (tensor.rank(), tensor.dim(D::Minus1).unwrap_or(0));
+    let stored = match lies {
+        Lies::Transposed if rank > 1 => tensor.transpose(rank - 2, rank - 1).unwrap().contiguous().unwrap(),
+        Lies::Inside => tensor.pad_with_zeros(D::Minus1, 2, 1).unwrap(),
+        _ => tensor.clone(),
+    };
+    let view = move |var: &Var| match lies {
+        Lies::Transposed if rank > 1 => var.transpose(rank - 2, rank - 1).unwrap(),
+        Lies::Inside => var.narrow(D::Minus1, 2, last).unwrap(),
+        _ => var.as_tensor().clone(),
+    };
+    (Var::from_tensor(&stored).unwrap(), view)
+}
+
+/// The result of `layer` on these tensors, and the gradients of all, under a loss in which each element counts otherwise.
+fn results(inputs: &[(Tensor, Lies)], layer: impl Fn(&[Tensor]) -> Result<Tensor>) -> Result<Vec<Tensor>> {
+    let lying: Vec<_> = inputs.iter().map(|(tensor, lies)| lying(tensor, *lies)).collect();
+    let seen: Vec<Tensor> = lying.iter().map(|(var, view)| view(var)).collect();
+    let out = layer(&seen)?;
+    let loss = (&out * numbers(out.dims(), out.dtype(), 99))?.sum_all()?;
+    let store = loss.backward()?;
+    let gradients = lying.iter().map(|(var, _)| Ok(store.get(var).cloned().unwrap_or(var.zeros_like()?)));
+    [Ok(out.detach())].into_iter().chain(gradients).collect()
+}
+
+/// How far results of a dtype may be apart, for each unit of their size.
+fn limit(dtype: DType) -> f64 {
+    if dtype == DType::F64 { 1e-12 } else { 1e-5 }
+}
+
+fn flat(tensor: &Tensor) -> Vec<f64> {
+    tensor.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// Compares results and gradients; the size of a tensor is that of its largest element, and at least 1.
+fn assert_same(fast: &[Tensor], stock: &[Tensor], what: &str) {
+    assert_eq!(fast.len(), stock.len(), "{what}");
+    for (number, (fast, stock)) in fast.iter().zip(stock).enumerate() {
+        assert_eq!((fast.dims(), fast.dtype()), (stock.dims(), stock.dtype()), "{what}, {number}");
+        let limit = limit(stock.dtype());
+        let size = flat(stock).into_iter().fold(1f64, |size, x| size.max(x.abs()));
+        for (fast, stock) in flat(fast).into_iter().zip(flat(stock)) {
+            let near = (fast - stock).abs() <= limit * size;
+            assert!(near, "{what}, {number}: {fast}, not {stock}");
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Datasets over replicas. Names carry the numbers of the rules.
+
+mod from_function;
+mod iteration;
+mod legacy;
+mod options;
+mod resume;
+
+use crate::everywhere::everywhere;
+use candle_core::{Device, Tensor};
+use distribute::data::{Dataset, SplitRule, split};
+use distribute::{
+    CentralStorageStrategy, DistributedDataset, HostTensor, MirroredStrategy, OneDeviceStrategy, PerReplica,
+    Result, Strategy,
+};
+
+fn mirrored(replicas: usize) -> Strategy {
+    MirroredStrategy::cpus(replicas).unwrap().into()
+}
+
+fn one_device() -> Strategy {
+    OneDeviceStrategy::new("cpu:0").unwrap().into()
+}
+
+fn central() -> Strategy {
+    CentralStorageStrategy::new(["cpu:0", "cpu:1"], "cpu:0").unwrap().into()
+}
+
+fn ids(step: Result<PerReplica<HostTensor>>) -> Vec<Vec<i64>> {
+    step.unwrap().into_iter().map(|piece| piece.to_vec().unwrap()).collect()
+}
+
+/// `[step][replica]` ids of a pass.
+fn steps(data: &DistributedDataset<HostTensor>) -> Vec<Vec<Vec<i64>>> {
+    data.iter().map(ids).collect()
+}
+
+#[test]
+fn candle_tensors_are_sliced_shuffled_batched_and_split() {
+    let x = Tensor::arange(0f32, 10., &Device::Cpu).unwrap().reshape((5, 2)).unwrap();
+    let y = Tensor::arange(0u32, 5, &Device::Cpu).unwrap();
+    let data = Dataset::from_slices((x, y)).unwrap().shuffle(5, 42).batch(3);
+    let mut seen = Vec::new();
+    for batch in &data {
+        for (x, y) in split(batch.unwrap(), 2, SplitRule::Even).unwrap() {
+            assert_eq!(x.dim(0).unwrap(), y.dim(0).unwrap());
+            let (x, y) = (x.to_vec2::<f32>().unwrap(), y.to_vec1::<u32>().unwrap());
+            assert!(x.iter().zip(&y).all(|(x, y)| x[0] == 2. * *y as f32));
+            seen.extend(y);
+        }
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, [0, 1, 2, 3, 4]);
+}
+
+/// DIST-1, DIST-11: all that can be asked of it.
+#[test]
+fn dist_11_the_specs_of_pieces_are_known_before_there_are_any() {
+    let spec = |strategy: &Strategy, data: Dataset<HostTensor>| {
+        let data = strategy.distribute_dataset(data).unwrap();
+        let specs = data.element_spec().unwrap();
+        assert_eq!(specs.len(), strategy.num_replicas_in_sync());
+        specs.values()[0].describe(&ToString::to_string)
+    };
+    assert_eq!(spec(&mirrored(2), Dataset::range(9).batch_exact(4)), "int64 [2]");
+    assert_eq!(spec(&mirrored(3), Dataset::range(9).batch_exact(4)), "int64 [?]");
+    assert_eq!(spec(&mirrored(2), Dataset::range(9).batch(4)), "int64 [?]");
+    assert_eq!(spec(&one_device(), Dataset::range(9).batch_exact(4)), "int64 [4]");
+    // What functions give is known by type, or from the first element.
+    assert_eq!(spec(&mirrored(2), Dataset::range(9).map(|x| x).batch_exact(4)), "int64 [2]");
+    let rows = Dataset::range(9).map(|x| HostTensor::vector(vec![x as f32; 3]));
+    assert_eq!(spec(&mirrored(2), rows.batch(4)), "float32 [?, 3]");
+    assert_eq!(spec(&mirrored(2), rows.batch_exact(4).map(|x| x)), "float32 [2, 3]");
+    let fails = Dataset::range(9).try_map(|_| Err::<HostTensor, _>("no")).batch(4);
+    assert!(mirrored(2).distribute_dataset(fails).unwrap().element_spec().is_none());
+}
+
+/// DIST-7: a replica gets every row once, and the last batch is dealt as the others are.
+#[test]
+fn dist_7_batches_are_cut_over_the_replicas() {
+    let cut = |replicas, n, batch| {
+        steps(&mirrored(replicas).distribute_dataset(Dataset::range(n).batch(batch)).unwrap())
+    };
+    assert_eq!(cut(2, 4, 2), [[[0], [1]], [[2], [3]]]);
+    assert_eq!(cut(2, 9, 4), [[vec![0, 1], vec![2, 3]], [vec![4, 5], vec![6, 7]], [vec![8], vec![]]]);
+    assert_eq!(cut(3, 4, 4), [[vec![0, 1], vec![2], vec![3]]]);
+}
+
+#[test]
+fn explain_says_who_gets_what() {
+    let data = mirrored(2).distribute_dataset(Dataset::range(9).batch(4)).unwrap();
+    assert!(data.explain().contains("rows of its replicas in a full step: 2 2"), "{}", data.explain());
+    assert!(format!("{data:?}").contains("range 0..9"), "{data:?}");
+}

@@ -1,0 +1,239 @@
+//! Metrics: against hand-computed values, and the same for any number of replicas.
+
+use candle_core::{DType, Device, Tensor};
+use distribute::data::Dataset;
+use distribute::metrics::{Accuracy, Auc, ConfusionMatrix, Mean};
+use distribute::{Error, MirroredStrategy, OneDeviceStrategy, Result, Strategy};
+use distribute::{VariableAggregation, VariableSynchronization};
+use distribute_testing::watched;
+
+fn replicas(n: usize) -> Strategy {
+    MirroredStrategy::cpus(n).unwrap().into()
+}
+
+fn tensor<T: candle_core::WithDType>(values: &[T]) -> Tensor {
+    Tensor::new(values, &Device::Cpu).unwrap()
+}
+
+struct Metrics {
+    mean: Mean,
+    weighted: Mean,
+    accuracy: Accuracy,
+    auc: Auc,
+    matrix: ConfusionMatrix,
+}
+
+impl Metrics {
+    fn new(strategy: &Strategy) -> Self {
+        Self {
+            mean: Mean::new(strategy, "mean").unwrap(),
+            weighted: Mean::new(strategy, "weighted").unwrap(),
+            accuracy: Accuracy::new(strategy, "accuracy").unwrap(),
+            auc: Auc::new(strategy, "auc").unwrap(),
+            matrix: ConfusionMatrix::new(strategy, "matrix", 2).unwrap(),
+        }
+    }
+
+    /// Of probabilities of class 1, and labels.
+    fn update(&self, p: &Tensor, labels: &Tensor) -> Result<()> {
+        self.mean.update(p)?;
+        self.weighted.update_weighted(p, labels)?;
+        let both = Tensor::stack(&[p.affine(-1., 1.)?, p.clone()], 1)?;
+        self.accuracy.update(&both, labels)?;
+        self.auc.update(p, labels)?;
+        self.matrix.update(&p.ge(0.5)?, labels)
+    }
+
+    fn results(&self) -> (Vec<f64>, Vec<Vec<i64>>) {
+        let numbers = [self.mean.result(), self.weighted.result(), self.accuracy.result(), self.auc.result()];
+        (numbers.map(Result::unwrap).to_vec(), self.matrix.result().unwrap().to_vec2().unwrap())
+    }
+
+    fn reset(&self) -> Result<()> {
+        self.mean.reset()?;
+        self.weighted.reset()?;
+        self.accuracy.reset()?;
+        self.auc.reset()?;
+        self.matrix.reset()
+    }
+}
+
+/// Five examples in batches of 3: with 2 replicas and more the last one has empty pieces.
+fn data() -> Dataset<(Tensor, Tensor)> {
+    let p = tensor(&[0.1f32, 0.4, 0.35, 0.8, 0.6]);
+    Dataset::from_slices((p, tensor(&[0u32, 0, 1, 1, 0]))).unwrap().batch(3)
+}
+
+#[test]
+fn any_number_of_replicas_gives_the_values_computed_by_hand() {
+    watched(|| {
+        let strategies: Vec<Strategy> = (1..=4).map(replicas).collect();
+        for strategy in strategies.into_iter().chain([OneDeviceStrategy::new("cpu:0").unwrap().into()]) {
+            let metrics = Metrics::new(&strategy);
+            for round in 0..2 {
+                for batch in &strategy.distribute_dataset(data()).unwrap() {
+                    strategy.run(batch.unwrap(), |_, (p, y)| metrics.update(&p, &y)).unwrap();
+                }
+                let (numbers, matrix) = metrics.results();
+                // Right are 0.1, 0.4 and 0.8; of 6 pairs the positive is larger in (0.35, 0.1) and all of 0.8.
+                let expected = [2.25 / 5., 1.15 / 2., 3. / 5., 4. / 6.];
+                for (a, b) in numbers.iter().zip(expected) {
+                    assert!((a - b).abs() < 1e-7, "{strategy}, round {round}: {numbers:?}");
+                }
+                assert_eq!(matrix, [[2, 1], [1, 1]]);
+                metrics.reset().unwrap();
+                assert_eq!(metrics.results(), (vec![0.; 4], vec![vec![0, 0], vec![0, 0]]), "of nothing");
+            }
+        }
+    });
+}
+
+#[test]
+fn metrics_are_on_read_variables_that_are_not_trained() {
+    let metrics = Metrics::new(&replicas(2));
+    for variable in [metrics.mean.variable(), metrics.auc.variable(), metrics.matrix.variable()] {
+        assert_eq!(variable.synchronization(), VariableSynchronization::OnRead);
+        assert_eq!(variable.aggregation(), VariableAggregation::Sum);
+        assert!(!variable.is_trainable() && variable.devices().len() == 2);
+    }
+    assert_eq!(
+        (metrics.accuracy.variable().name(), metrics.auc.variable().dims()),
+        ("accuracy", &[2, 200][..])
+    );
+}
+
+#[test]
+fn replicas_update_as_often_as_they_like_and_do_not_wait() {
+    watched(|| {
+        let strategy = replicas(3);
+        let mean = Mean::new(&strategy, "ids").unwrap();
+        strategy
+            .run((), |ctx, ()| {
+                let id = ctx.replica_id_in_sync_group();
+                (0..id).try_for_each(|_| mean.update(&tensor(&[id as f64])))
+            })
+            .unwrap();
+        // Once 1, twice 2.
+        assert_eq!(mean.result().unwrap(), 5. / 3.);
+    });
+}
+
+#[test]
+fn what_has_no_weight_does_not_count_even_if_it_is_nan() {
+    watched(|| {
+        let strategy = replicas(2);
+        let mean = Mean::new(&strategy, "loss").unwrap();
+        strategy
+            .run((), |_, ()| mean.update_weighted(&tensor(&[f32::NAN, 3.]), &tensor(&[0f32, 2.])))
+            .unwrap();
+        assert_eq!(mean.result().unwrap(), 3.);
+        strategy.run((), |_, ()| mean.update(&tensor(&[f32::NAN]))).unwrap();
+        assert!(mean.result().unwrap().is_nan(), "a NaN that counts is told");
+    });
+}
+
+#[test]
+fn auc_is_that_of_pairs_where_thresholds_separate_them() {
+    watched(|| {
+        let strategy = replicas(2);
+        let auc = Auc::new(&strategy, "auc").unwrap();
+        let coarse = Auc::with_thresholds(&strategy, "coarse", 3).unwrap();
+        let p: Vec<f32> = (0..40).map(|i| ((i * 29) % 41) as f32 / 41.).collect();
+        let y: Vec<u8> = (0..40).map(|i| u8::from((i * i) % 7 > 2)).collect();
+        strategy
+            .run((), |ctx, ()| {
+                let half = 20 * ctx.replica_id_in_sync_group()..20 * (1 + ctx.replica_id_in_sync_group());
+                coarse.update(&tensor(&p[half.clone()]), &tensor(&y[half.clone()]))?;
+                auc.update(&tensor(&p[half.clone()]), &tensor(&y[half]))
+            })
+            .unwrap();
+        let area = |p: &dyn Fn(usize) -> f32| {
+            let (mut wins, mut pairs) = (0., 0.);
+            for (i, j) in (0..40).flat_map(|i| (0..40).map(move |j| (i, j))) {
+                if y[i] == 1 && y[j] == 0 {
+                    pairs += 1.;
+                    wins += if p(i) > p(j) {
+                        1.
+                    } else if p(i) == p(j) {
+                        0.5
+                    } else {
+                        0.
+                    };
+                }
+            }
+            wins / pairs
+        };
+        assert!((auc.result().unwrap() - area(&|i| p[i])).abs() < 1e-12);
+        // With one threshold between, at a half, predictions are as good as two numbers.
+        assert!((coarse.result().unwrap() - area(&|i| f32::from(u8::from(p[i] > 0.5)))).abs() < 1e-12);
+        // The ends of the range are in it, and a prediction that equals a threshold is not above it.
+        auc.reset().unwrap();
+        strategy.run((), |_, ()| auc.update(&tensor(&[0f32, 1.]), &tensor(&[0u8, 1]))).unwrap();
+        assert_eq!(auc.result().unwrap(), 1.);
+    });
+}
+
+#[test]
+fn result_and_reset_in_a_replica_and_update_outside_are_errors_that_say_what_to_do() {
+    watched(|| {
+        let strategy = replicas(2);
+        let metrics = Metrics::new(&strategy);
+        for call in [
+            (|metrics: &Metrics| metrics.mean.result().map(drop)) as fn(&Metrics) -> Result<()>,
+            |metrics| metrics.accuracy.result().map(drop),
+            |metrics| metrics.auc.result().map(drop),
+            |metrics| metrics.matrix.result().map(drop),
+            Metrics::reset,
+        ] {
+            let error = strategy.run((), |_, ()| call(&metrics)).unwrap_err();
+            assert!(matches!(error.root_cause(), Error::WrongContext { .. }), "{error}");
+            assert!(error.to_string().contains("after run"), "{error}");
+        }
+        // In a merge function they belong.
+        let inside = strategy.run((), |ctx, ()| ctx.merge_call((), |_, _| metrics.mean.result())).unwrap();
+        assert_eq!(inside.values(), [0., 0.]);
+        let error = metrics.mean.update(&tensor(&[1f32])).unwrap_err();
+        assert!(matches!(error, Error::WrongContext { .. }), "{error}");
+        let says = error.to_string();
+        assert!(
+            says.contains("update of a metric") && says.contains("call it in the closure of run"),
+            "{says}"
+        );
+    });
+}
+
+#[test]
+fn arguments_that_do_not_fit_are_errors_and_count_nothing() {
+    watched(|| {
+        let strategy = replicas(1);
+        let metrics = Metrics::new(&strategy);
+        let update = |call: &(dyn Fn() -> Result<()> + Sync)| {
+            strategy.run((), |_, ()| call()).unwrap_err().to_string()
+        };
+        let text = update(&|| metrics.auc.update(&tensor(&[0.5f32, 1.5]), &tensor(&[1u8, 0])));
+        assert!(text.contains("prediction 1 is 1.5"), "{text}");
+        let text = update(&|| metrics.auc.update(&tensor(&[f32::NAN]), &tensor(&[1u8])));
+        assert!(text.contains("prediction 0 is NaN"), "{text}");
+        let text = update(&|| metrics.matrix.update(&tensor(&[0u32, 2]), &tensor(&[0u32, 1])));
+        assert!(text.contains("prediction 1 is 2") && text.contains("0 to 1"), "{text}");
+        let text = update(&|| metrics.matrix.update(&tensor(&[0u32]), &tensor(&[-1i64])));
+        assert!(text.contains("label 0 is -1"), "{text}");
+        let text = update(&|| metrics.mean.update_weighted(&tensor(&[1f32, 2.]), &tensor(&[1f32])));
+        assert!(text.contains("[2]") && text.contains("[1]"), "{text}");
+        update(&|| metrics.accuracy.update(&tensor(&[1f32, 2.]).reshape((1, 2))?, &tensor(&[0u32, 1])));
+        let empty = Tensor::zeros((0, 2), DType::F32, &Device::Cpu).unwrap();
+        let text = update(&|| metrics.accuracy.update(&empty, &tensor(&[0u32, 1])));
+        assert!(text.contains("[0, 2]") && text.contains("[n, classes]"), "{text}");
+        assert_eq!(metrics.results().0, [0.; 4]);
+        assert!(ConfusionMatrix::new(&strategy, "none", 0).unwrap_err().to_string().contains("no classes"));
+        assert!(Auc::with_thresholds(&strategy, "one", 1).unwrap_err().to_string().contains("2 or more"));
+        // Of any dtype and shape.
+        let numbers = tensor(&[1u8, 2, 3, 6]).reshape((2, 2)).unwrap();
+        strategy.run((), |_, ()| metrics.mean.update(&numbers)).unwrap();
+        assert_eq!(metrics.mean.result().unwrap(), 3.);
+        strategy
+            .run((), |_, ()| metrics.mean.update(&Tensor::zeros((0, 3), DType::F32, &Device::Cpu)?))
+            .unwrap();
+        assert_eq!(metrics.mean.result().unwrap(), 3.);
+    });
+}

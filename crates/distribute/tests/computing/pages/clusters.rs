@@ -1,0 +1,172 @@
+//! What the page of the runner's `ParameterServerStrategy` says: how variables are cut, and what is known of the cluster.
+
+use crate::pages::{everywhere, servers};
+use distribute::cluster::resolver::{ClusterResolver, TfConfigClusterResolver};
+use distribute::data::{Dataset, Distribution, Layout, Location, text_lines};
+use distribute::params::{self, FixedShardsPartitioner, MinSizePartitioner, Partitioner};
+use distribute::tensor::DType;
+use distribute::{
+    DeviceName, HostTensor, Job, LocalCluster, MultiWorkerMirroredStrategy, ParameterServerStrategy,
+    Strategy, StrategyExtended, Variable,
+};
+use distribute_testing::watched;
+use std::sync::{Arc, Mutex};
+
+fn rows(count: usize) -> HostTensor {
+    HostTensor::vector(vec![0f32; count])
+}
+
+fn with(servers: usize, partitioner: impl Partitioner) -> ParameterServerStrategy {
+    ParameterServerStrategy::new(LocalCluster::new(1, servers).unwrap().resolver(), partitioner).unwrap()
+}
+
+// The partitioner
+
+#[test]
+fn shard_1_without_a_partitioner_no_variable_is_cut() {
+    let strategy = servers(3);
+    let v = strategy.scope(|| Variable::new("v", rows(1 << 18))).unwrap();
+    assert_eq!((v.is_sharded(), v.shards().len(), v.devices().len()), (false, 1, 1));
+}
+
+/// Cuts in two, and notes what it is asked.
+#[derive(Debug)]
+struct Asked(Arc<Mutex<Vec<Vec<usize>>>>);
+
+impl Partitioner for Asked {
+    fn partitions(&self, shape: &[usize], dtype: DType, axis: usize) -> params::Result<Vec<usize>> {
+        self.0.lock().unwrap().push(shape.to_vec());
+        FixedShardsPartitioner::new(2)?.partitions(shape, dtype, axis)
+    }
+}
+
+#[test]
+fn shard_1_the_partitioner_is_asked_for_each_variable_of_the_scope_and_one_part_is_none() {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let strategy = with(2, Asked(asked.clone()));
+    let made = strategy.scope(|| {
+        let (table, one) = (Variable::new("table", rows(5))?, Variable::new("one", rows(1))?);
+        let beside = strategy.colocate_vars_with(&table, || Variable::new("beside", rows(7)))?;
+        Ok([table, one, beside])
+    });
+    let cut = made.unwrap().map(|v| (v.is_sharded(), v.shards().len()));
+    assert_eq!(cut, [(true, 2), (false, 1), (false, 1)]);
+    // COLO-4: of what is to lie beside another it is not asked.
+    assert_eq!(*asked.lock().unwrap(), [[5], [1]]);
+}
+
+#[test]
+fn shard_3_thirteen_ids_over_five_shards_are_in_order_and_the_first_have_one_more() {
+    let strategy = with(5, FixedShardsPartitioner::new(5).unwrap());
+    let v = strategy.scope(|| Variable::new("v", rows(13))).unwrap();
+    let ids = v.shards().into_iter().map(|shard| shard.rows.collect::<Vec<_>>()).collect::<Vec<_>>();
+    assert_eq!(ids, [vec![0, 1, 2], vec![3, 4, 5], vec![6, 7, 8], vec![9, 10], vec![11, 12]]);
+}
+
+/// As many shards as there are servers at most, each on a server of its own.
+#[test]
+fn part_3_by_least_size_each_server_has_one_shard_at_most() {
+    let strategy = with(3, MinSizePartitioner::new(256 << 10, 3).unwrap());
+    for (bytes, shards) in [(256 << 10, 1), (512 << 10, 2), (768 << 10, 3), (8 << 20, 3)] {
+        let v = strategy.scope(|| Variable::new(format!("v{bytes}"), rows(bytes / 4))).unwrap();
+        let mut on: Vec<_> = v.shards().iter().map(|shard| shard.device.server.unwrap()).collect();
+        on.sort_unstable();
+        on.dedup();
+        assert_eq!((v.shards().len(), on.len()), (shards, shards), "{bytes} bytes");
+        assert!(v.shards().iter().all(|shard| shard.dims[0] * 4 >= 256 << 10), "{bytes} bytes");
+    }
+}
+
+// What is known of the cluster
+
+/// A strategy whose author says how its cluster was found out.
+#[derive(Debug)]
+struct Found([DeviceName; 1], Option<TfConfigClusterResolver>);
+
+impl StrategyExtended for Found {
+    fn kind(&self) -> &'static str {
+        "Found"
+    }
+    fn worker_devices(&self) -> &[DeviceName] {
+        &self.0
+    }
+    fn cluster_resolver(&self) -> Option<&dyn ClusterResolver> {
+        self.1.as_ref().map(|resolver| resolver as &dyn ClusterResolver)
+    }
+}
+
+#[test]
+fn str_5_the_resolver_is_what_a_strategys_author_gives_and_tells_the_task() {
+    let config = r#"{"cluster": {"worker": ["localhost:12345", "localhost:23456"], "ps": ["localhost:34567"]},
+        "task": {"type": "worker", "index": 0}}"#;
+    let resolver = TfConfigClusterResolver::new(config.parse().unwrap());
+    let strategy = Strategy::new(Found([DeviceName::cpu(0)], Some(resolver))).unwrap();
+    let resolver = strategy.cluster_resolver().unwrap();
+    assert_eq!((resolver.task_type(), resolver.task_id()), (Some(Job::Worker), Some(0)));
+    assert_ne!(resolver.task_type(), Some(Job::Ps));
+    assert_eq!(resolver.cluster_spec().unwrap().num_tasks(&Job::Ps).unwrap(), 1);
+    // Where the author gives none, and in strategies of one process, there is none.
+    assert!(Strategy::new(Found([DeviceName::cpu(0)], None)).unwrap().cluster_resolver().is_none());
+    watched(|| {
+        let here = |strategy: &Strategy| strategy.extended().parameter_servers().is_none();
+        everywhere(|s| assert_eq!(s.cluster_resolver().is_none(), here(s), "{s}"));
+    });
+}
+
+// Input over workers
+
+/// Where data has no end, each worker's is another by its seed alone.
+#[test]
+fn fn_1_workers_of_a_dataset_without_end_differ_in_their_seeds_alone() {
+    watched(|| {
+        let each = MultiWorkerMirroredStrategy::on_threads(2, 1, |strategy| {
+            let data = strategy.distribute_datasets_from_function(|context| {
+                let batch = context.get_per_replica_batch_size(8)?;
+                let seed = context.input_pipeline_id as u64;
+                Ok(Dataset::range(8).shuffle(8, seed).repeat_forever().batch(batch))
+            })?;
+            let ids = |step: distribute::PerReplica<HostTensor>| step.values()[0].to_vec::<i64>();
+            let steps = data.iter().take(4).map(|step| Ok(ids(step?).unwrap()));
+            Ok(steps.collect::<distribute::Result<Vec<_>>>()?.concat())
+        });
+        let each = each.unwrap();
+        assert_ne!(each[0], each[1]);
+        for of_worker in each {
+            for epoch in of_worker.chunks(8) {
+                let mut epoch = epoch.to_vec();
+                epoch.sort_unstable();
+                assert_eq!(epoch, (0..8).collect::<Vec<_>>());
+            }
+        }
+    });
+}
+
+/// What `body` logs on this thread.
+fn log(body: impl FnOnce()) -> String {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let log = tracing_subscriber::fmt().with_ansi(false).with_writer(Mutex::new(file.reopen().unwrap()));
+    tracing::subscriber::with_default(log.finish(), body);
+    std::fs::read_to_string(file.path()).unwrap()
+}
+
+/// AS-8: TensorFlow warns of both. What is in memory costs nothing to read.
+#[test]
+fn as_8_that_every_worker_reads_everything_is_warned_of_where_it_reads_files() {
+    let two = Layout { workers: 2, replicas: 1 };
+    let of_files = log(|| {
+        let lines = text_lines(Location::bytes("lines", "a\nb\n")).batch(2);
+        Distribution::new(&lines, two, Default::default()).unwrap();
+    });
+    assert_eq!(of_files.matches("WARN").count(), 1, "{of_files}");
+    assert!(of_files.contains("every worker reads all files"), "{of_files}");
+    let mut explained = String::new();
+    let of_range = log(|| {
+        let parted = Distribution::new(&Dataset::range(4).batch(2), two, Default::default()).unwrap();
+        explained = parted.explain();
+    });
+    assert_eq!(of_range, "");
+    assert!(
+        explained.contains("policy DATA (AUTO)") && explained.contains("reads everything"),
+        "{explained}"
+    );
+}

@@ -1,0 +1,166 @@
+//! The page of ReplicaContext: what no other test asserts as strongly.
+
+use crate::pages::{bits, everywhere, mirrored, per_replica, tensor};
+use distribute::cluster::Fault;
+use distribute::{
+    CommunicationOptions, ContextKind, DeviceName, Error, HostTensor, Leaf, Nest, ReduceOp, Strategy, Tree,
+};
+use distribute_testing::watched;
+use std::sync::{Mutex, mpsc};
+use std::time::Duration;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn zeros(shape: &[usize]) -> HostTensor {
+    HostTensor::zeros(distribute::tensor::DType::F32, shape).unwrap()
+}
+
+// all_gather
+
+#[test]
+fn ga_8_all_gather_belongs_into_replica_context() {
+    watched(|| {
+        let strategy = mirrored(2);
+        let is_refused = |error: Error| {
+            let Error::WrongContext { operation, required, found, advice } = error else { panic!("{error}") };
+            assert_eq!(
+                (operation, required, found),
+                ("all_gather", ContextKind::Replica, ContextKind::CrossReplica)
+            );
+            assert!(advice.contains("inside of the closure given to run"), "{advice}");
+        };
+        let default = distribute::get_replica_context().unwrap();
+        is_refused(strategy.scope(|| default.all_gather(zeros(&[1]), 0)).unwrap_err());
+        let merged = strategy.run((), |ctx, ()| {
+            ctx.merge_call((), |strategy, _| {
+                is_refused(ctx.all_gather(zeros(&[1]), 0).unwrap_err());
+                // What is for cross-replica context.
+                strategy.gather(per_replica([zeros(&[1]), zeros(&[2])]), 0)
+            })
+        });
+        assert!(merged.unwrap().iter().all(|all| all.dims() == [3]));
+    });
+}
+
+#[test]
+fn ga_8_sizes_may_differ_along_the_axis_and_ranks_may_not() {
+    watched(|| {
+        let strategy = mirrored(2);
+        let shapes = per_replica([zeros(&[1, 2, 3]), zeros(&[1, 3, 3])]);
+        let all = strategy.run(&shapes, |ctx, value| ctx.all_gather(value.clone(), 1)).unwrap();
+        assert!(all.iter().all(|all| all.dims() == [1, 5, 3]));
+        for axis in [0, 2] {
+            let error = strategy.run(&shapes, |ctx, value| ctx.all_gather(value.clone(), axis)).unwrap_err();
+            assert_eq!(error.blame().unwrap().fault, Fault::Mismatch, "{error}");
+        }
+        let ranks = per_replica([zeros(&[2, 3]), zeros(&[2, 3, 1])]);
+        let error = strategy.run(&ranks, |ctx, value| ctx.all_gather(value.clone(), 0)).unwrap_err();
+        assert_eq!(error.blame().unwrap().fault, Fault::Mismatch, "{error}");
+    });
+}
+
+#[test]
+fn ga_8_the_structure_is_the_same_on_all_replicas() {
+    watched(|| {
+        let leaf = || zeros(&[1]).into_tree();
+        let error = mirrored(2).run((), |ctx, ()| {
+            let nest: Tree<Leaf> = match ctx.replica_id_in_sync_group() {
+                0 => Tree::Tuple(vec![leaf(), leaf()]),
+                _ => Tree::List(vec![leaf(), leaf()]),
+            };
+            ctx.all_gather(nest, 0)
+        });
+        let error = error.unwrap_err();
+        assert_eq!(error.blame().unwrap().fault, Fault::Mismatch, "{error}");
+        assert!(error.to_string().contains("(float32[*], float32[*])"), "{error}");
+        assert!(error.to_string().contains("[float32[*], float32[*]]"), "{error}");
+    });
+}
+
+#[test]
+fn t7_an_all_gather_that_one_replica_leaves_out_names_it_and_does_not_hang() {
+    watched(|| {
+        let strategy = mirrored(3);
+        for absent in 0..3 {
+            let error = strategy.run((), |ctx, ()| {
+                if ctx.replica_id_in_sync_group() == absent {
+                    Ok(zeros(&[0]))
+                } else {
+                    ctx.all_gather(zeros(&[1]), 0)
+                }
+            });
+            let error = error.unwrap_err();
+            let blame = error.blame().unwrap();
+            assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Returned, &[absent][..]), "{error}");
+            assert!(error.to_string().contains("in all_gather"), "{error}");
+        }
+        assert!(strategy.run((), |ctx, ()| ctx.all_gather(zeros(&[1]), 0)).is_ok());
+    });
+}
+
+#[test]
+fn co_6_options_of_an_all_gather_come_before_the_strategys() {
+    watched(|| {
+        let strategy = mirrored(2);
+        let hurried = CommunicationOptions { timeout: Some(Duration::from_millis(50)), ..Default::default() };
+        let (tell, wait) = mpsc::channel();
+        let (tell, wait) = (Mutex::new(tell), Mutex::new(wait));
+        let error = strategy.run((), |ctx, ()| {
+            let is_late = ctx.replica_id_in_sync_group() == 1;
+            if is_late {
+                wait.lock().unwrap().recv_timeout(MINUTE).unwrap();
+            }
+            let gathered = ctx.with_options(hurried)?.all_gather(zeros(&[1]), 0);
+            if !is_late {
+                tell.lock().unwrap().send(()).unwrap();
+            }
+            gathered
+        });
+        let error = error.unwrap_err();
+        assert_eq!(error.blame().unwrap().culprits, [1], "{error}");
+        assert!(error.to_string().contains("waited 50ms in all_gather"), "{error}");
+    });
+}
+
+// all_reduce
+
+#[test]
+fn red_2_the_cross_replica_ways_to_reduce_give_the_bits_of_all_reduce() {
+    let check = |strategy: &Strategy| {
+        let of = |id: usize| tensor(&[0.1 * 11f32.powi(id as i32), 1. / (id + 3) as f32]);
+        let value =
+            strategy.distribute_values_from_function(|ctx| Ok(of(ctx.replica_id_in_sync_group))).unwrap();
+        let parameter = strategy.extended().parameter_devices()[0];
+        for op in [ReduceOp::Sum, ReduceOp::Mean] {
+            let reduced = strategy.run(&value, |ctx, value| ctx.all_reduce(op, value.clone())).unwrap();
+            let expected = bits(&reduced.values()[0]);
+            assert_eq!(bits(&strategy.reduce(op, &value, None).unwrap()), expected, "{strategy}");
+            assert_eq!(bits(strategy.reduce_to(op, &value, "cpu:0").unwrap().get()), expected, "{strategy}");
+            let pairs = [DeviceName::cpu(0), parameter].map(|device| (&value, device));
+            let batch = strategy.batch_reduce_to(op, pairs).unwrap();
+            assert!(batch.iter().all(|one| bits(one.get()) == expected), "{strategy}");
+        }
+    };
+    watched(move || {
+        [3, 4].map(mirrored).iter().for_each(check);
+        everywhere(check);
+    });
+}
+
+#[test]
+fn ar_1_shapes_are_the_same_on_all_replicas() {
+    watched(|| {
+        let strategy = mirrored(2);
+        // Not even what could be broadcast.
+        let error = strategy.run((), |ctx, ()| {
+            let len = [1, 3][ctx.replica_id_in_sync_group()];
+            ctx.all_reduce(ReduceOp::Sum, (zeros(&[2]), zeros(&[len])))
+        });
+        let error = error.unwrap_err();
+        assert_eq!(error.blame().unwrap().fault, Fault::Mismatch, "{error}");
+        assert!(
+            error.to_string().contains("float32[1]") && error.to_string().contains("float32[3]"),
+            "{error}"
+        );
+    });
+}

@@ -1,0 +1,195 @@
+//! What holds for every rule, whatever the numbers.
+
+// clippy's allow-unwrap-in-tests doesn't see helpers outside of #[test] functions.
+
+use distribute_optim::{
+    Adagrad, Adam, AdamW, Float, Ftrl, Momentum, RmsProp, Rule, RuleExt, Sgd, Step, merge_rows,
+};
+use proptest::prelude::*;
+
+fn rules() -> Vec<Box<dyn Rule>> {
+    vec![
+        Box::new(Sgd),
+        Box::new(Momentum::new(0.9)),
+        Box::new(Momentum::nesterov(0.5)),
+        Box::new(Adam::default()),
+        Box::new(Adam::lazy()),
+        Box::new(AdamW::default()),
+        Box::new(AdamW { lazy: true, ..AdamW::default() }),
+        Box::new(Adagrad::default()),
+        Box::new(RmsProp { momentum: 0.5, ..RmsProp::default() }),
+        Box::new(Ftrl { l1: 0.01, l2: 0.1, l2_shrinkage: 0.05, ..Ftrl::default() }),
+        Box::new(Ftrl { lr_power: -0.7, beta: 0.5, ..Ftrl::default() }),
+    ]
+}
+
+/// A variable and its slots.
+#[derive(Clone, Debug, PartialEq)]
+struct State<F> {
+    var: Vec<F>,
+    slots: Vec<Vec<F>>,
+}
+
+impl<F: Float> State<F> {
+    fn new(rule: &dyn Rule, var: &[f64]) -> Self {
+        let slot = |initial| vec![F::from_f64(initial); var.len()];
+        State { var: cast(var), slots: rule.slots().iter().map(|spec| slot(spec.initial)).collect() }
+    }
+
+    /// Updates `range` of everything.
+    fn update(&mut self, rule: &dyn Rule, at: Step, range: std::ops::Range<usize>, grad: &[F]) {
+        let mut slots: Vec<&mut [F]> = self.slots.iter_mut().map(|slot| &mut slot[range.clone()]).collect();
+        rule.update(at, &mut self.var[range.clone()], &grad[range], &mut slots).unwrap();
+    }
+
+    fn update_rows(&mut self, rule: &dyn Rule, at: Step, row_len: usize, rows: &[usize], grads: &[F]) {
+        let mut slots: Vec<&mut [F]> = self.slots.iter_mut().map(Vec::as_mut_slice).collect();
+        rule.update_rows(at, &mut self.var, row_len, rows, grads, &mut slots).unwrap();
+    }
+}
+
+fn cast<F: Float>(values: &[f64]) -> Vec<F> {
+    values.iter().map(|&value| F::from_f64(value)).collect()
+}
+
+fn bits(state: &State<f32>) -> Vec<u32> {
+    state.slots.iter().chain([&state.var]).flatten().map(|x| x.to_bits()).collect()
+}
+
+/// A variable and three gradients for it.
+fn trajectory(len: usize) -> impl Strategy<Value = (Vec<f64>, Vec<Vec<f64>>)> {
+    let values = || prop::collection::vec(-2.0..2.0, len);
+    (values(), prop::collection::vec(values(), 3))
+}
+
+/// The same for tables: row length, table, and for each step indices, with duplicates, and their values.
+type Table = (usize, Vec<f64>, Vec<(Vec<i64>, Vec<f64>)>);
+
+fn table() -> impl Strategy<Value = Table> {
+    (1..6usize, 1..9usize).prop_flat_map(|(row_len, rows)| {
+        let step = prop::collection::vec(0..rows as i64, 0..12).prop_flat_map(move |indices| {
+            let len = indices.len() * row_len;
+            (Just(indices), prop::collection::vec(-2.0..2.0, len))
+        });
+        (Just(row_len), prop::collection::vec(-2.0..2.0, row_len * rows), prop::collection::vec(step, 3))
+    })
+}
+
+/// `rows` of gradients among zeros.
+fn scatter<F: Float>(len: usize, row_len: usize, rows: &[usize], grads: &[F]) -> Vec<F> {
+    let mut dense = vec![F::ZERO; len];
+    for (&row, grad) in rows.iter().zip(grads.chunks(row_len)) {
+        dense[row * row_len..][..row_len].copy_from_slice(grad);
+    }
+    dense
+}
+
+proptest! {
+    /// Any owner of any range computes the same bits: what makes updates by range owners right.
+    // INV-11
+    #[test]
+    fn ranges_give_the_same_bits_as_the_whole(
+        (var, grads) in trajectory(67),
+        mut cuts in prop::collection::vec(0..=67usize, 0..5),
+    ) {
+        cuts.extend([0, 67]);
+        cuts.sort_unstable();
+        for rule in rules() {
+            let mut whole = State::<f32>::new(&*rule, &var);
+            let mut pieces = whole.clone();
+            for (finished, grad) in grads.iter().enumerate() {
+                let (at, grad) = (Step::after(finished as u64, 0.05), cast(grad));
+                whole.update(&*rule, at, 0..67, &grad);
+                for cut in cuts.windows(2) {
+                    pieces.update(&*rule, at, cut[0]..cut[1], &grad);
+                }
+            }
+            prop_assert_eq!(bits(&whole), bits(&pieces), "{:?}", rule);
+        }
+    }
+
+    /// By row is the dense rule on the rows present, and the others stay or see a gradient of 0.
+    #[test]
+    fn rows_give_the_same_bits_as_the_dense_rule((row_len, table, steps) in table()) {
+        for rule in rules() {
+            let mut by_row = State::<f32>::new(&*rule, &table);
+            let mut dense = by_row.clone();
+            for (finished, (indices, values)) in steps.iter().enumerate() {
+                let at = Step::after(finished as u64, 0.05);
+                let (rows, grads) = merge_rows(indices, &cast::<f32>(values), row_len).unwrap();
+                by_row.update_rows(&*rule, at, row_len, &rows, &grads);
+                let grad = scatter(table.len(), row_len, &rows, &grads);
+                if rule.moves_absent_rows() {
+                    dense.update(&*rule, at, 0..table.len(), &grad);
+                } else {
+                    for row in rows {
+                        dense.update(&*rule, at, row * row_len..(row + 1) * row_len, &grad);
+                    }
+                }
+            }
+            prop_assert_eq!(bits(&by_row), bits(&dense), "{:?}", rule);
+        }
+    }
+
+    /// A shard that gets its own rows only, possibly none, ends with the same bits as that part of the table.
+    // INV-11
+    #[test]
+    fn shards_give_the_same_bits_as_the_table((row_len, table, steps) in table(), cut in 0..9usize) {
+        let cut = cut.min(table.len() / row_len);
+        for rule in rules() {
+            let mut whole = State::<f32>::new(&*rule, &table);
+            let (low, high) = table.split_at(cut * row_len);
+            let (mut low, mut high) = (State::<f32>::new(&*rule, low), State::<f32>::new(&*rule, high));
+            for (finished, (indices, values)) in steps.iter().enumerate() {
+                let at = Step::after(finished as u64, 0.05);
+                let (rows, grads) = merge_rows(indices, &cast::<f32>(values), row_len).unwrap();
+                whole.update_rows(&*rule, at, row_len, &rows, &grads);
+                let at_cut = rows.partition_point(|&row| row < cut);
+                let local: Vec<usize> = rows[at_cut..].iter().map(|row| row - cut).collect();
+                low.update_rows(&*rule, at, row_len, &rows[..at_cut], &grads[..at_cut * row_len]);
+                high.update_rows(&*rule, at, row_len, &local, &grads[at_cut * row_len..]);
+            }
+            low.var.append(&mut high.var);
+            for (low, high) in low.slots.iter_mut().zip(&mut high.slots) {
+                low.append(high);
+            }
+            prop_assert_eq!(bits(&whole), bits(&low), "{:?}", rule);
+        }
+    }
+
+    /// f32 follows f64, as far as f32 can tell.
+    #[test]
+    fn f32_follows_f64((var, grads) in trajectory(16)) {
+        // Numbers that f32 holds exactly, and gradients away from 0, where Adam's ratio jumps.
+        let round = |values: &[f64]| -> Vec<f64> {
+            values.iter().map(|x| ((x + 0.125f64.copysign(*x)) * 64.0).round() / 64.0).collect()
+        };
+        let var = round(&var);
+        for rule in rules() {
+            let (mut single, mut double) = (State::<f32>::new(&*rule, &var), State::<f64>::new(&*rule, &var));
+            for (finished, grad) in grads.iter().map(|grad| round(grad)).enumerate() {
+                let at = Step::after(finished as u64, 0.05);
+                single.update(&*rule, at, 0..16, &cast(&grad));
+                double.update(&*rule, at, 0..16, &grad);
+            }
+            for (single, double) in single.var.iter().zip(&double.var) {
+                let off = (f64::from(*single) - double).abs();
+                prop_assert!(off <= 1e-4 * (1.0 + double.abs()), "{:?}: {} {}", rule, single, double);
+            }
+        }
+    }
+
+    /// Merging loses nothing and sorts.
+    #[test]
+    fn merged_rows_are_the_scattered_sums((row_len, table, steps) in table()) {
+        for (indices, values) in steps {
+            let (rows, sums) = merge_rows(&indices, &values, row_len).unwrap();
+            prop_assert!(rows.is_sorted_by(|a, b| a < b));
+            let mut dense = vec![0.0; table.len()];
+            for (&index, value) in indices.iter().zip(values.chunks(row_len)) {
+                dense[index as usize * row_len..][..row_len].iter_mut().zip(value).for_each(|(d, v)| *d += v);
+            }
+            prop_assert_eq!(scatter(table.len(), row_len, &rows, &sums), dense);
+        }
+    }
+}

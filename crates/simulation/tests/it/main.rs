@@ -1,0 +1,7 @@
+//! The simulated cluster: bugs that it finds, and rules that nothing breaks.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod found;
+mod planted;
+mod scenarios;

@@ -1,0 +1,7 @@
+//! Leaves of trees of tensors.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+#[cfg(feature = "candle")]
+mod candle;
+mod leaf;
