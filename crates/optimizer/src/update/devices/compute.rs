@@ -1,7 +1,6 @@
 //! The computation on devices: rules applied to the copies of all replicas, by candle's operations or a kernel for each.
 
 use super::fused;
-use super::rows::{part_of, put_rows};
 use crate::groups::Rules;
 use crate::parameters::{Copies, Parameters};
 use crate::slots::Slots;
@@ -112,4 +111,29 @@ impl OnDevices<'_> {
         }
         Ok(())
     }
+}
+
+/// Some rows of a variable or of a slot; all of it without an index.
+pub(super) fn part_of(whole: &Tensor, index: Option<&Tensor>) -> Result<Tensor> {
+    Ok(match index {
+        Some(index) => as_rows(whole)?.index_select(index, 0)?,
+        None => whole.clone(),
+    })
+}
+
+/// A view as a matrix of rows, in the same memory.
+fn as_rows(whole: &Tensor) -> Result<Tensor> {
+    let Some(height) = whole.dims().first() else {
+        return Err(Error::invalid("optimizer step", "a scalar has no rows"));
+    };
+    let width: usize = whole.dims()[1..].iter().product();
+    Ok(whole.reshape((*height, width))?)
+}
+
+/// Sets some rows of a tensor, where it is.
+fn put_rows(whole: &Tensor, index: &Tensor, rows: &Tensor) -> Result<()> {
+    if rows.elem_count() == 0 {
+        return Ok(());
+    }
+    Ok(as_rows(&whole.detach())?.scatter_set(index, rows, 0)?)
 }

@@ -6,14 +6,12 @@
 //! | `compute` | a rule applied to the copies of all replicas |
 //! | `sums` | gradients of several replicas, added up where they are |
 //! | `transforms` | what is done to gradients before |
-//! | `rows` | rows of tensors on a device |
 //! | `program` | a rule's step as candle's operations |
 //! | `fused` | the same as one kernel, where it can be trusted to give the same |
 
 mod compute;
 mod fused;
 mod program;
-mod rows;
 mod sums;
 mod transforms;
 

@@ -1,7 +1,7 @@
 //! Transforms of gradients by candle's operations: norms are numbers of the device, too.
 
+use super::compute::part_of;
 use super::program::full;
-use super::rows::part_of;
 use crate::transform::{Kind, Transform};
 use candle_core::{DType, Tensor, Var};
 use distribute_base::Result;
