@@ -64,130 +64,46 @@ fn copy<S: BackendStorage>(result: &Tensor, there: impl Fn(&Storage) -> Option<&
     }
 }
 
-impl<B> CustomOp1 for Known<B>
-where
-    B: Fn([&Tensor; 1], &Tensor, &Tensor) -> Result<[Option<Tensor>; 1]> + Send + Sync,
-{
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        self.cpu()
-    }
-
-    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
-        self.cuda()
-    }
-
-    fn metal_fwd(&self, _: &MetalStorage, _: &Layout) -> Result<(MetalStorage, Shape)> {
-        self.metal()
-    }
-
-    fn bwd(&self, argument: &Tensor, result: &Tensor, upstream: &Tensor) -> Result<Option<Tensor>> {
-        let [gradient] = (self.backward)([argument], result, upstream)?;
-        Ok(gradient)
-    }
+/// A type for each of several tensors.
+macro_rules! of_each {
+    ($tensor:ident, $type:ty) => {
+        $type
+    };
 }
 
-impl<B> CustomOp2 for Known<B>
-where
-    B: Fn([&Tensor; 2], &Tensor, &Tensor) -> Result<[Option<Tensor>; 2]> + Send + Sync,
-{
-    fn name(&self) -> &'static str {
-        self.name
-    }
+/// candle's operations differ in nothing but the number of their tensors.
+macro_rules! operation {
+    ($operation:ident, $count:literal, $gradients:ty, $($tensor:ident),+) => {
+        impl<B> $operation for Known<B>
+        where
+            B: Fn([&Tensor; $count], &Tensor, &Tensor) -> Result<[Option<Tensor>; $count]> + Send + Sync,
+        {
+            fn name(&self) -> &'static str {
+                self.name
+            }
 
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        self.cpu()
-    }
+            fn cpu_fwd(&self, $(_: of_each!($tensor, &CpuStorage), _: &Layout),+) -> Result<(CpuStorage, Shape)> {
+                self.cpu()
+            }
 
-    fn cuda_fwd(
-        &self,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        self.cuda()
-    }
+            fn cuda_fwd(&self, $(_: of_each!($tensor, &CudaStorage), _: &Layout),+) -> Result<(CudaStorage, Shape)> {
+                self.cuda()
+            }
 
-    fn metal_fwd(
-        &self,
-        _: &MetalStorage,
-        _: &Layout,
-        _: &MetalStorage,
-        _: &Layout,
-    ) -> Result<(MetalStorage, Shape)> {
-        self.metal()
-    }
+            fn metal_fwd(&self, $(_: of_each!($tensor, &MetalStorage), _: &Layout),+) -> Result<(MetalStorage, Shape)> {
+                self.metal()
+            }
 
-    fn bwd(
-        &self,
-        first: &Tensor,
-        second: &Tensor,
-        result: &Tensor,
-        upstream: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        (self.backward)([first, second], result, upstream).map(<(_, _)>::from)
-    }
+            fn bwd(&self, $($tensor: &Tensor,)+ result: &Tensor, upstream: &Tensor) -> Result<$gradients> {
+                let [$($tensor),+] = (self.backward)([$($tensor),+], result, upstream)?;
+                Ok(($($tensor),+))
+            }
+        }
+    };
 }
-
-impl<B> CustomOp3 for Known<B>
-where
-    B: Fn([&Tensor; 3], &Tensor, &Tensor) -> Result<[Option<Tensor>; 3]> + Send + Sync,
-{
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.cpu()
-    }
-
-    fn cuda_fwd(
-        &self,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        self.cuda()
-    }
-
-    fn metal_fwd(
-        &self,
-        _: &MetalStorage,
-        _: &Layout,
-        _: &MetalStorage,
-        _: &Layout,
-        _: &MetalStorage,
-        _: &Layout,
-    ) -> Result<(MetalStorage, Shape)> {
-        self.metal()
-    }
-
-    fn bwd(
-        &self,
-        first: &Tensor,
-        second: &Tensor,
-        third: &Tensor,
-        result: &Tensor,
-        upstream: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        (self.backward)([first, second, third], result, upstream).map(<(_, _, _)>::from)
-    }
-}
+operation!(CustomOp1, 1, Option<Tensor>, first);
+operation!(CustomOp2, 2, (Option<Tensor>, Option<Tensor>), first, second);
+operation!(CustomOp3, 3, (Option<Tensor>, Option<Tensor>, Option<Tensor>), first, second, third);
 
 /// A result that is there, in the graph of its argument if that depends on a variable. `backward` gives the gradient of the argument,
 /// from that and the gradient of the result.
