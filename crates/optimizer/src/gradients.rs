@@ -32,7 +32,7 @@ impl From<IndexedSlices> for Gradient {
     }
 }
 
-/// What the gradients that a replica brings are of, and so how those of all replicas become one.
+/// The weighting of a replica's gradients when they are combined with those of the other replicas.
 ///
 /// Replicas whose batches differ in size must not be averaged as if they were equal: of 8 and 2 examples, the mean of
 /// the two means is not the mean over the 10. So the number of examples goes with the gradients, and a plain sum or mean
@@ -45,8 +45,8 @@ pub enum Weighting {
     /// in each other's graphs, through collectives in the model, this is the form to go backward in: a replica's
     /// gradients then contain the others' losses, which weigh by their own examples.
     SumOver(usize),
-    /// Whatever they are of: their sum over the replicas, or that divided by the number of replicas. A replica without
-    /// a gradient counts as zero. Where each loss has already been divided by the number of examples on *all* replicas,
+    /// The plain sum of the gradients over the replicas, or the mean, ignoring numbers of examples. A replica without
+    /// a gradient counts as zero. If each loss has already been divided by the number of examples on *all* replicas,
     /// the sum is right.
     Replicas(ReduceOp),
 }
@@ -97,7 +97,7 @@ impl Weighting {
 #[derive(Clone, Debug)]
 pub struct Gradients {
     parameters: Arc<Parameters>,
-    /// For each variable its gradient, if it has one: checked, and contiguous.
+    /// The gradient of each variable that has one: checked and contiguous.
     all: Vec<Option<Gradient>>,
 }
 
@@ -114,8 +114,9 @@ impl Gradients {
     /// Computes the gradients of a loss, which is a scalar, by [`backward`].
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a loss that is not a scalar; [`Error::Candle`] where backward fails;
-    /// [`Error::Collective`] where a collective in the graph does.
+    /// - [`Error::InvalidArgument`]: the loss is not a scalar.
+    /// - [`Error::Candle`]: backward fails.
+    /// - [`Error::Collective`]: a collective in the graph fails.
     #[doc(alias = "tf.keras.optimizers.Optimizer.compute_gradients")]
     #[doc(alias = "tf.GradientTape.gradient")]
     pub fn of<R>(optimizer: &Optimizer<R>, loss: &Tensor) -> Result<Self> {
@@ -227,7 +228,7 @@ impl Gradient {
         }
     }
 
-    /// On the host, as it goes to the reduction. Of rows that occur several times the sum.
+    /// Converts it to the form of the reduction, on the host. Rows that occur several times are summed.
     pub(crate) fn on_host(self, variable: &Var) -> Result<Reduced> {
         fn merged<F: Number>(slices: &IndexedSlices, row_len: usize) -> Result<Rows> {
             let values = slices.values.as_slice::<F>().unwrap_or_default();
@@ -242,7 +243,8 @@ impl Gradient {
         })
     }
 
-    /// On the device of a copy of the variable, as it goes to the update there. Of rows that occur several times the sum.
+    /// Converts it to the form of the update on devices, on the device of `copy`. Rows that occur several times are
+    /// summed.
     pub(crate) fn on_device(self, copy: &Var) -> Result<Reduced> {
         match self {
             Gradient::Dense(tensor) => Ok(Reduced::Dense(Dense::Device(to_device(&tensor, copy.device())?))),
@@ -250,7 +252,7 @@ impl Gradient {
         }
     }
 
-    /// As users see it, from one on the host.
+    /// Converts a gradient on the host to the public form.
     pub(crate) fn from_reduced(gradient: Reduced, variable: &Var) -> Result<Self> {
         let rows = match gradient {
             Reduced::Dense(dense) => return Ok(Self::Dense(dense.tensor(variable)?)),
@@ -363,7 +365,8 @@ impl Parameters {
 /// ```
 ///
 /// # Errors
-/// [`Error::Candle`] where an operation has no gradient; [`Error::Collective`] where a collective in the graph fails.
+/// - [`Error::Candle`]: an operation has no gradient.
+/// - [`Error::Collective`]: a collective in the graph fails.
 #[doc(alias = "tf.GradientTape.gradient")]
 pub fn backward(loss: &Tensor) -> Result<GradStore> {
     crate::backward::backward(loss).map_err(|error| raised(error.into()))

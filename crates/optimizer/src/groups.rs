@@ -23,7 +23,7 @@ struct Choice {
     rate_factor: f64,
 }
 
-/// For each variable, by what it is updated in one step.
+/// The rule and the step of each variable.
 pub(crate) struct Rules<'r>(Vec<(&'r dyn Rule, Step)>);
 
 impl<'r> Rules<'r> {
@@ -59,7 +59,7 @@ impl Groups {
         self.rules().all(Rule::only_computes)
     }
 
-    /// For each variable, whether its rule can be told as a program for devices.
+    /// Returns, for each variable, whether its rule can be expressed as a program for devices.
     pub(crate) fn have_programs(&self) -> impl Iterator<Item = bool> {
         let has = |rule: &dyn Rule| matches!(rule.program(Step::after(0, 1.)), Ok(Some(_)));
         let all: Vec<_> = self.rules().map(has).collect();

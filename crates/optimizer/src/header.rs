@@ -21,17 +21,19 @@ pub(crate) struct StepHeader {
     pub(crate) rows: Option<usize>,
     /// Whether the loss is, and the gradients where they are looked at.
     pub(crate) finite: bool,
-    /// On the first replica of a process, where processes are compared or a schedule is asked.
+    /// The position of the process in its training. The first replica of a process has it, if processes are compared
+    /// or the learning rate has a schedule.
     pub(crate) position: Option<Position>,
-    /// What there is of each variable, in the optimizer's order.
+    /// The kind of gradient of each variable, in the optimizer's order.
     pub(crate) kinds: Vec<GradientKind>,
-    /// How its dense gradients have been sent to the other workers already, if they have.
+    /// The early send of its dense gradients to the other workers, if there was one.
     pub(crate) sent: Option<SentAhead>,
-    /// Of the first replica of a process, where they could have been and were not: in which order they were complete.
+    /// The order in which gradients were complete. The first replica of a process has it, if gradients could have
+    /// been sent early and were not.
     pub(crate) order: Option<Vec<u32>>,
 }
 
-/// How a replica's dense gradients have been sent before its header.
+/// The early send of a replica's dense gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SentAhead {
     /// Ahead of which call.
@@ -40,7 +42,7 @@ pub(crate) struct SentAhead {
     pub(crate) layout: u64,
 }
 
-/// Where a process is in its training: the same on all of them.
+/// The position of a process in its training: the same on all processes.
 #[derive(Clone, Debug)]
 pub(crate) struct Position {
     /// Steps made with this optimizer.
@@ -49,7 +51,7 @@ pub(crate) struct Position {
     pub(crate) incomplete: bool,
     /// The digest of the optimizer's settings, until all workers have compared them.
     pub(crate) settings: Option<u64>,
-    /// That of the step to come, or why a schedule gives none.
+    /// The learning rate of the next step, or the error of its schedule.
     pub(crate) learning_rate: Result<f64, Arc<Error>>,
 }
 
@@ -75,18 +77,18 @@ impl StepHeader {
         self.finite &= loss.is_finite();
     }
 
-    /// How the dense gradients of all replicas have been sent ahead, if they have, in one way.
+    /// Returns the early send of the dense gradients, if all replicas have made the same one.
     pub(crate) fn sent_ahead(all: &[&StepHeader]) -> Option<SentAhead> {
         let first = all.first()?.sent;
         first.filter(|_| all.iter().all(|header| header.sent == first))
     }
 
-    /// How many examples the losses of all replicas are over.
+    /// Returns the number of examples that the losses of all replicas are over.
     pub(crate) fn examples(all: &[&StepHeader]) -> f64 {
         all.iter().filter_map(|header| header.weighting.examples()).map(|n| n as f64).sum()
     }
 
-    /// What this replica's gradients are multiplied by, before they are added to the others'.
+    /// Returns the factor of this replica's gradients in the sum over all replicas.
     pub(crate) fn weight(&self, examples: f64, replicas: usize) -> f64 {
         match self.weighting {
             Weighting::MeanOver(mine) => mine as f64 / examples,
@@ -221,7 +223,7 @@ pub(crate) fn decode(bytes: &[u8], replicas: usize) -> Result<Vec<StepHeader>, U
     sent.into_iter().map(header).collect()
 }
 
-/// Refuses headers that are not of so many variables.
+/// Refuses headers of another number of variables.
 pub(crate) fn require_fit(all: &[StepHeader], variables: usize) -> Result<(), Unreadable> {
     let fits = |header: &StepHeader| {
         header.kinds.len() == variables && header.order.as_ref().is_none_or(|order| order.len() == variables)

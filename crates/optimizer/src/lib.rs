@@ -128,7 +128,7 @@ struct Inner {
     /// The number of this optimizer among those of its strategy, from 1: the same on all workers.
     number: u64,
     parameters: Arc<Parameters>,
-    /// Where they are updated.
+    /// The backend that updates them.
     backend: Box<dyn Backend>,
     /// All variables of the model.
     model: Variables,
@@ -172,7 +172,7 @@ impl<R: Rule> Optimizer<R> {
         Ok(Self { inner, rule: PhantomData })
     }
 
-    /// How many steps have been left out since this optimizer was made, by [`NotFinite::Skip`].
+    /// Returns the number of steps that [`NotFinite::Skip`] has skipped since this optimizer was created.
     pub fn skipped_steps(&self) -> u64 {
         self.inner.seen.not_finite.skipped()
     }
@@ -186,8 +186,8 @@ impl<R: Rule> Optimizer<R> {
     /// Sets the learning rate of the next step. Between runs: within one, replicas would race for it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a negative number, an infinite one or NaN, and where there is a schedule;
-    /// [`Error::WrongContext`] inside of `run`, other than in `merge_call`.
+    /// - [`Error::InvalidArgument`]: the number is negative, infinite or NaN, or the optimizer has a schedule.
+    /// - [`Error::WrongContext`]: the call is inside `run`, other than in `merge_call`.
     pub fn set_learning_rate(&self, learning_rate: f64) -> Result<()> {
         require_outside_of_run(
             "set_learning_rate",
@@ -197,7 +197,7 @@ impl<R: Rule> Optimizer<R> {
         self.inner.rate.set(learning_rate)
     }
 
-    /// How many steps have been made.
+    /// Returns the number of applied steps.
     #[doc(alias = "tf.keras.optimizers.Optimizer.iterations")]
     pub fn finished_steps(&self) -> u64 {
         self.inner.finished_steps()
@@ -208,19 +208,20 @@ impl<R: Rule> Optimizer<R> {
         self.inner.variable_names()
     }
 
-    /// The names of what the rule keeps beside each variable: of Adam `m` and `v`.
+    /// Returns the names of the slots that the rule keeps for each variable: `m` and `v` for Adam.
     pub fn slot_names(&self) -> impl Iterator<Item = &'static str> + use<R> {
         self.inner.slot_names().into_iter()
     }
 
-    /// A copy of what the rule keeps beside a variable, such as Adam's `m` and `v`, of the variable's shape and dtype.
+    /// Returns a copy of a slot of a variable, such as Adam's `m`, of the variable's shape and dtype.
     ///
     /// Where [state is sharded](Optimizer::sharded_state), all workers make this call, between runs, and each gets all of it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an unknown variable or slot: it lists those there are; and while a step is being
-    /// made, also from a closure that the step calls. Where state is sharded, also [`Error::Collective`] and [`Error::Worker`] on
-    /// every worker, [`Error::IncompleteState`], and [`Error::WrongContext`] inside of `run`.
+    /// - [`Error::InvalidArgument`]: the variable or slot is unknown, and the error lists the known ones; or a step
+    ///   is in progress, also if a closure that the step calls asks.
+    /// - With sharded state also [`Error::Collective`] and [`Error::Worker`] on every worker,
+    ///   [`Error::IncompleteState`], and [`Error::WrongContext`] inside `run`.
     ///
     /// ```
     /// # use distribute::prelude::*;

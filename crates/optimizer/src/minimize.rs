@@ -10,10 +10,10 @@ use distribute_optim::Rule;
 use std::panic::Location;
 
 impl<R: Rule> Optimizer<R> {
-    /// One training step: backward from `loss`, which is the mean over `n` examples of this replica; reduction of the
-    /// gradients over all replicas, weighted by `n`; update of the variables. Gives the mean loss over all examples of all
-    /// replicas, detached. The loss is taken by value: its graph is freed here. Of a lone replica on a GPU nobody waits for it: what this gives is a
-    /// tensor there, and reading it waits.
+    /// Makes one training step: goes backward from `loss`, the mean over `n` examples of this replica; reduces the
+    /// gradients over all replicas, weighted by `n`; updates the variables. Returns the mean loss over all examples
+    /// of all replicas, detached. The loss is taken by value, so its graph is freed here. With a single GPU replica
+    /// this returns without synchronizing, and the returned tensor stays on the GPU.
     ///
     /// `n` is the number over which this replica's `loss` is a mean: nearly always the rows of its piece of the batch,
     /// `labels.dim(0)?`. It is not the size of the global batch, and pieces may differ in size: 9 rows in batches of 4 end
@@ -28,19 +28,23 @@ impl<R: Rule> Optimizer<R> {
     /// still counts in the others' losses.
     ///
     /// # Errors
-    /// [`Error::Collective`] on every replica where one does not come or fails; [`Error::InvalidArgument`] for a loss
-    /// that is not a scalar or depends on none of the variables, where no replica has examples, or while another step of
-    /// this optimizer is being made, or for an `n` above 0 where this replica's piece of the batch is empty;
-    /// [`Error::MissingGradients`] and [`Error::NotFinite`] where they were asked for; [`Error::Candle`] where backward
-    /// fails; [`Error::Panicked`] where a closure, a schedule or a rule of your own panics. The variables have not changed
-    /// then. An error of a GPU behind the step says that it was made.
+    /// - [`Error::Collective`], on every replica: a replica times out or fails.
+    /// - [`Error::InvalidArgument`]: the loss is not a scalar or depends on none of the variables; no replica has
+    ///   examples; another step of this optimizer is in progress; or `n` is above 0 although this replica's batch is
+    ///   empty.
+    /// - [`Error::MissingGradients`] and [`Error::NotFinite`], if they were asked for.
+    /// - [`Error::Candle`]: backward fails.
+    /// - [`Error::Panicked`]: a closure, a schedule or a custom rule panics.
+    ///
+    /// No variable has changed then. An error of a GPU after the update says that the step was applied.
     #[doc(alias = "tf.keras.optimizers.Optimizer.minimize")]
     #[track_caller]
     pub fn minimize(&self, ctx: &ReplicaContext, loss: Tensor, n: usize) -> Result<Tensor> {
         self.minimize_at(ctx, loss, n, Location::caller())
     }
 
-    /// As [`minimize`](Optimizer::minimize), for closures of this crate: errors name the caller's line `at`, and not theirs.
+    /// Does the same as [`minimize`](Optimizer::minimize) for closures of this crate: errors name the caller's line
+    /// `at`.
     #[doc(hidden)]
     pub fn minimize_at(
         &self,
@@ -185,7 +189,7 @@ impl Inner {
     }
 }
 
-/// Of an empty piece there are no examples.
+/// Refuses examples of an empty per-replica batch.
 fn require_rows(ctx: &ReplicaContext, operation: &'static str, n: usize) -> Result<()> {
     if n == 0 || ctx.rows().is_none_or(|rows| !rows.is_empty()) {
         return Ok(());

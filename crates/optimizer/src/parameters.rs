@@ -10,26 +10,26 @@ use distribute_collective::group::Buffers;
 use distribute_core::{Strategy, Variable};
 use std::sync::Arc;
 
-/// For each of an optimizer's variables the copies of all local replicas, if it is updated on devices; empty where no variable is.
+/// The copies of all local replicas, for each variable that is updated on devices. Empty if no variable is.
 pub(crate) type Copies<'a> = Vec<Option<Vec<&'a Var>>>;
 
 /// The variables of an optimizer.
 #[derive(Debug)]
 pub(crate) struct Parameters {
     pub(crate) strategy: Strategy,
-    /// Those that are trained, by name.
+    /// The trained variables, by name.
     pub(crate) variables: Vec<(String, Var)>,
-    /// Those of the model's that are not, by name.
+    /// The other variables of the model, by name.
     pub(crate) frozen: Vec<(String, Var)>,
     /// The variables that no optimizer can train, and that have to be frozen before the first step, by name.
     pub(crate) unfit: Vec<(String, Var)>,
     /// The elements that each worker updates, if workers share the state.
     pub(crate) partition: Option<Arc<Partition>>,
-    /// For each variable its copies on devices with memory of their own, if there are any; empty where no replica has such a device.
+    /// The copies of each variable on devices with memory of their own. Empty if no replica has such a device.
     pub(crate) device_copies: Vec<Option<Arc<DeviceCopies>>>,
     /// The variables with several copies, of which a step writes the first.
     followed: Vec<Variable>,
-    /// Where layers put gradients.
+    /// The buckets that layers write gradients into.
     pub(crate) buckets: Arc<Pool>,
 }
 
@@ -145,7 +145,7 @@ impl Parameters {
         Ok(())
     }
 
-    /// Refuses a step while there are variables that can't be trained, and that nobody has frozen.
+    /// Refuses a step while there are variables that can't be trained and are not frozen.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] with their names.
@@ -162,7 +162,7 @@ impl Parameters {
     }
 }
 
-/// Where a replica's packs come from, if there are other workers to which they are sent as they are, or may be once they have come.
+/// Returns the buffers of a replica's packs, if packs are sent to other workers without being summed first.
 fn packs(strategy: &Strategy) -> Option<Buffers> {
     let group = strategy.extended().group()?;
     (!folds_first(group.world())).then(|| group.buffers().clone())

@@ -8,7 +8,7 @@ use std::ops::Range;
 /// multiples of it, so sums over blocks don't depend on their number.
 pub(crate) const BLOCK: usize = 2048;
 
-/// For each variable the elements that each worker updates and keeps state for: the same on all workers.
+/// The elements of each variable that each worker updates and keeps state for: the same on all workers.
 #[derive(Clone, Debug)]
 pub(crate) struct Partition {
     world: World,
@@ -42,19 +42,20 @@ impl Partition {
         (0..workers).map(move |at| (first + at) % workers)
     }
 
-    /// For each worker its elements of each variable.
+    /// Returns the elements of each variable, for each worker.
     pub(crate) fn by_worker(&self) -> Vec<Vec<Range<usize>>> {
         let of = |worker| (0..self.of_variables.len()).map(|variable| self.of(variable, worker)).collect();
         (0..self.world.workers()).map(of).collect()
     }
 }
 
-/// How one variable is cut: at whole blocks, so that sums of squares over blocks don't depend on the cuts.
+/// The cuts of one variable. They are at whole blocks, so that sums of squares over blocks do not depend on them.
 #[derive(Clone, Copy, Debug)]
 struct Cuts {
     elements: usize,
     workers: usize,
-    /// Who has the first elements. Ranges may differ by a block, and small variables have one: these go around.
+    /// The worker with the first elements. Ranges may differ by a block, and small variables have only one block:
+    /// these go around.
     first: usize,
 }
 

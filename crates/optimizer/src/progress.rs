@@ -1,4 +1,4 @@
-//! How far a training is: what changes from step to step, and who may look at it or change it.
+//! The progress of a training: the state that each step changes, and access to it.
 
 use crate::slots::Slots;
 use distribute_base::{Error, Result};
@@ -7,16 +7,17 @@ use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
 };
 
-/// Finished steps, and slots. A step calls code of users, which may ask for either: nobody waits for a step to end.
+/// The number of finished steps, and the slots. A step calls code of users, which may ask for either, so no reader
+/// waits for a step to end.
 #[derive(Debug)]
 pub(crate) struct Progress {
     /// A closure that makes steps, and has to be run again, takes them back.
     finished: Arc<AtomicU64>,
     /// Whether slots are those of a step that has been begun, and variables are not.
     incomplete: AtomicBool,
-    /// For each variable, what the rule keeps beside it.
+    /// The slots of each variable.
     slots: RwLock<Vec<Slots>>,
-    /// Held by whoever is about to write the slots: they may wait for readers, but not for each other.
+    /// A lock for writers of the slots: they may wait for readers, but not for each other.
     changing: Mutex<()>,
 }
 
@@ -54,7 +55,7 @@ impl Progress {
         Ok(Change { progress: self, _changing: changing })
     }
 
-    /// To copy slots in a step that somebody has the right to make, and does not write yet.
+    /// Returns the slots for copying, within a step that is allowed but has not written yet.
     pub(crate) fn copying(&self) -> RwLockReadGuard<'_, Vec<Slots>> {
         self.slots.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -78,7 +79,7 @@ pub(crate) struct Change<'a> {
 }
 
 impl<'a> Change<'a> {
-    /// The slots, which nobody else can look at meanwhile.
+    /// Returns the slots for writing. No other thread can read them while the guard is alive.
     pub(crate) fn slots(&self) -> RwLockWriteGuard<'a, Vec<Slots>> {
         // Readers only copy: this wait is short.
         self.progress.slots.write().unwrap_or_else(PoisonError::into_inner)
@@ -104,12 +105,12 @@ impl<'a> Change<'a> {
         self.set_finished(self.progress.finished() + 1);
     }
 
-    /// What counts the steps.
+    /// Returns the counter of steps.
     pub(crate) fn counter(&self) -> &Arc<AtomicU64> {
         &self.progress.finished
     }
 
-    /// Slots and variables are those after so many steps.
+    /// Marks slots and variables as those after this number of steps.
     pub(crate) fn set_finished(&self, finished: u64) {
         self.progress.incomplete.store(false, Ordering::Relaxed);
         self.progress.finished.store(finished, Ordering::Relaxed);

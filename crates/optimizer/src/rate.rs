@@ -1,4 +1,4 @@
-//! Where the learning rate of a step comes from.
+//! The learning rate of a step.
 
 use distribute_base::internal::panicked;
 use distribute_base::{Error, Result};
@@ -15,7 +15,7 @@ pub(crate) enum Rate {
 }
 
 impl Rate {
-    /// That of the step after so many finished ones.
+    /// Returns the rate of the step after this number of finished ones.
     pub(crate) fn after(&self, finished: u64) -> f64 {
         match self {
             Rate::Set(bits) => f64::from_bits(bits.load(Ordering::Relaxed)),
@@ -23,7 +23,7 @@ impl Rate {
         }
     }
 
-    /// That of a step: as [`after`](Rate::after), where a schedule may panic.
+    /// Returns the rate of a step, like [`after`](Rate::after), if a schedule may panic.
     pub(crate) fn of_step(&self, finished: u64, operation: &'static str) -> Result<f64> {
         let learning_rate =
             catch_unwind(AssertUnwindSafe(|| self.after(finished))).map_err(|panic| panicked(&*panic))?;

@@ -18,9 +18,10 @@ impl<R: Rule> Optimizer<R> {
     /// as the strategy's timeout.
     ///
     /// # Errors
-    /// [`Error::Hyperparameter`](crate::Error::Hyperparameter) for a schedule out of range. A rate that is not finite or
-    /// negative is an error of the step that would take it, and a panic is [`Error::Panicked`](crate::Error::Panicked)
-    /// there, on every replica.
+    /// - [`Error::Hyperparameter`](crate::Error::Hyperparameter): the schedule is out of range.
+    ///
+    /// A rate that is not finite or negative is an error of the step that would use it, and a panic is
+    /// [`Error::Panicked`](crate::Error::Panicked) there, on every replica.
     ///
     /// ```
     /// # use distribute::{optimizer::schedules::{CosineDecay, Warmup}, prelude::*};
@@ -65,9 +66,10 @@ impl<R: Rule> Optimizer<R> {
     /// applied. After what was asked for earlier.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for numbers out of range, and for [`Transform::each`] where
-    /// [state is sharded](Optimizer::sharded_state). [`Error::NotSupported`](crate::Error::NotSupported) for clipping by the global norm
-    /// of variables on parameter servers, and for weight decay of a table there of which only rows are fetched.
+    /// - [`Error::InvalidArgument`](crate::Error::InvalidArgument): a number is out of range, or the transform is
+    ///   [`Transform::each`] and [state is sharded](Optimizer::sharded_state).
+    /// - [`Error::NotSupported`](crate::Error::NotSupported): clipping by the global norm with variables on parameter
+    ///   servers, or weight decay of a table there of which only rows are fetched.
     pub fn after_reduce(mut self, transform: Transform) -> Result<Self> {
         transform.validate("after_reduce")?;
         self.inner.require_transform("after_reduce", When::AfterReduce, &transform)?;
@@ -154,12 +156,13 @@ impl<R: Rule> Optimizer<R> {
         Ok(self)
     }
 
-    /// Updates the variables of some names by other hyper-parameters: without weight decay, say. Of several calls the last
-    /// one counts that names a variable.
+    /// Updates the variables of some names by other hyper-parameters, for example without weight decay. If several
+    /// calls name a variable, the last one counts.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where no variable that is trained has such a name, with the names there are, or the rule
-    /// keeps other slots, or may do more than compute where [state is sharded](Optimizer::sharded_state); [`Error::Hyperparameter`] for one out of range.
+    /// - [`Error::InvalidArgument`]: no trained variable has such a name, and the error lists the names; the rule
+    ///   keeps other slots; or it may do more than compute and [state is sharded](Optimizer::sharded_state).
+    /// - [`Error::Hyperparameter`]: a hyper-parameter is out of range.
     ///
     /// ```
     /// # use distribute::{optimizer::rules, prelude::*};
@@ -182,12 +185,12 @@ impl<R: Rule> Optimizer<R> {
     /// Divides the optimizer's state among the workers: each keeps slots for its range of every variable, updates that, and gets
     /// the new values of the other ranges from those who own them. The weights have the bits that they have without it.
     ///
-    /// With N workers the slots, such as Adam's two, take one Nth of the memory on each, those of tables that are trained by row
-    /// included, and the update is computed once in all and not on every worker. As many bytes are sent; but where without it two
-    /// workers send all gradients while backward runs, with it they send half of them then and half of the weights after the
-    /// update, during which nobody computes. So it saves time where links are fast or workers are more than two, and memory
-    /// everywhere. Of tables with gradients by row, the new values of these rows are sent in addition; by rules that move all rows,
-    /// such as [`Adam`](crate::Adam) unless it is lazy, all values. With one worker nothing changes. It is off by default.
+    /// With N workers each keeps one Nth of the slots, such as Adam's two, also for tables that are trained by row,
+    /// and each update is computed on one worker only. Traffic is the same, but half of it, the updated weights, is
+    /// sent after the update and does not overlap with backward. So this saves time on fast links or with more than
+    /// two workers, and memory everywhere. For tables with gradients by row, the new values of these rows are sent in
+    /// addition; with rules that move all rows, such as [`Adam`](super::Adam) unless it is lazy, all values are. With
+    /// one worker nothing changes. It is off by default.
     ///
     /// Checkpoints are the same files as without it: the chief gathers the slots, one after another. What was saved with any
     /// number of workers, sharded or not, can be restored with any other. What a worker that is lost has kept is lost with it, and
@@ -223,8 +226,9 @@ impl<R: Rule> Optimizer<R> {
         Ok(self)
     }
 
-    /// How many bytes the slots take that this process keeps: on devices with memory of their own, those of each replica. Where [state is sharded](Self::sharded_state), they are those of the
-    /// ranges that this worker owns.
+    /// Returns the size in bytes of the slots that this process keeps, on devices with memory of their own those of
+    /// each replica. If [state is sharded](Self::sharded_state), these are the slots of the ranges that this worker
+    /// updates.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] while a step is being made.

@@ -1,4 +1,4 @@
-//! What a rule keeps beside one variable.
+//! The slots of one variable: the state that a rule keeps for it.
 
 use candle_core::{DType, Tensor, Var};
 use distribute_base::internal::{to_device, to_host};
@@ -10,21 +10,21 @@ use distribute_tensor::Element;
 use std::any::Any;
 use std::ops::Range;
 
-/// How many values a rule may keep beside each element.
+/// The largest number of slots of a rule.
 pub(crate) const MOST_SLOTS: usize = 4;
 
-/// What a rule keeps beside one variable: a vector for each slot, of the variable's length, or of the range of it that this worker
-/// owns. Beside a variable that is updated on devices, tensors there.
+/// The slots of one variable: a vector for each slot, of the variable's length or of the range that this worker
+/// updates. For a variable that is updated on devices, tensors there.
 #[derive(Debug)]
 pub(crate) enum Slots {
     F32(Vec<Vec<f32>>),
     F64(Vec<Vec<f64>>),
-    /// For each local replica its own, of the variable's shape. All replicas have the same.
+    /// The slots of each local replica, of the variable's shape. All replicas have the same values.
     OnDevices(Vec<Vec<Tensor>>),
 }
 
 impl Slots {
-    /// Those before the first step, of so many elements.
+    /// Creates the slots before the first step, with `n` elements each.
     pub(crate) fn new(name: &str, variable: &Var, layout: &[SlotSpec], n: usize) -> Result<Self> {
         match (variable.dtype(), variable.device().is_cpu()) {
             (DType::F32, true) => {
@@ -54,7 +54,7 @@ impl Slots {
         })
     }
 
-    /// Those of a certain element type, if these are, and on the host.
+    /// Returns the slots, if they are on the host and of this element type.
     pub(crate) fn of<F: 'static>(&self) -> Option<&Vec<Vec<F>>> {
         match self {
             Slots::F32(slots) => (slots as &dyn Any).downcast_ref(),
@@ -93,7 +93,8 @@ impl Slots {
         })
     }
 
-    /// Those of each replica, on the devices of the variable's copies: brought there, if they are on the host.
+    /// Returns the slots of each replica on the devices of the variable's copies. Slots on the host are copied there
+    /// first.
     pub(crate) fn on_devices(&mut self, copies: &[&Var]) -> Result<&mut [Vec<Tensor>]> {
         let count = match self {
             Slots::F32(slots) => Some(slots.len()),

@@ -29,7 +29,7 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
         Ok(())
     }
 
-    /// Nothing, but where workers share the state: then no worker has all of it, and that of one that was lost is nowhere.
+    /// Fails if workers share the state: no worker has all of it, and the share of a failed worker is lost.
     fn rewind(&self) -> Result<()> {
         self.inner.backend.rewind()
     }

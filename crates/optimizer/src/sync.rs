@@ -66,7 +66,7 @@ pub(crate) fn abort_on(calling: Option<GroupCall<'_>>, error: &Error) {
     }
 }
 
-/// What is run on several threads at once, with the number of each.
+/// Work that several threads run at once, each with its number.
 pub(crate) type Work<'a> = dyn Fn(usize) + Sync + 'a;
 
 /// The threads that share the work.

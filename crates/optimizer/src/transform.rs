@@ -1,4 +1,4 @@
-//! What is done to gradients before or after they are reduced.
+//! Transforms of gradients, before or after the reduction.
 
 use crate::gradients::Gradient;
 use distribute_base::internal::Number;
@@ -30,7 +30,7 @@ pub(crate) type Each = dyn Fn(&str, Gradient) -> Result<Gradient> + Send + Sync;
 #[derive(Clone)]
 pub struct Transform(Kind);
 
-/// What a transform does.
+/// The kinds of transforms.
 #[derive(Clone)]
 pub(crate) enum Kind {
     ClipByValue { min: f64, max: f64 },
@@ -110,7 +110,7 @@ impl Transform {
         matches!(self.0, Kind::ClipByGlobalNorm(_))
     }
 
-    /// Whether it reads variables beside their gradients.
+    /// Whether it reads the values of variables.
     pub(crate) fn reads_values(&self) -> bool {
         matches!(self.0, Kind::WeightDecay(_))
     }

@@ -55,7 +55,8 @@ pub(super) fn cat(parts: &[Tensor], axis: usize, up: &Tensor, all: &mut Gradient
     Ok(())
 }
 
-/// The gradient of what was reshaped, or of what `unfold` has windows of, which candle's graph has as reshaped, too.
+/// The gradient of a tensor that was reshaped, or of the input of `unfold`, whose windows candle's graph has as a
+/// reshape.
 pub(super) fn of_view(x: &Tensor, result: &Tensor, up: &Tensor) -> Result<Tensor> {
     // Strides of tensors without elements say nothing.
     let reshaped = x.elem_count() == 0 || (result.elem_count() == x.elem_count() && result.is_contiguous());
@@ -95,8 +96,7 @@ pub(super) fn differ_beside(axis: usize, x: &Tensor, indexes: &Tensor) -> bool {
     x.dims().iter().zip(indexes.dims()).enumerate().any(|(other, (x, len))| other != axis && x != len)
 }
 
-/// The gradient of what elements were gathered from by indexes that are fewer along other axes, too. candle takes the axes before
-/// `axis`, and those behind it, as one, and the first elements along each.
+/// The gradient of the source of a gather whose indexes are fewer along other axes.
 pub(super) fn of_gather(x: &Tensor, indexes: &Tensor, axis: usize, up: &Tensor) -> Result<Tensor> {
     if up.elem_count() == 0 {
         return x.zeros_like();

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// What the numbers of one step say.
+/// The verdict about the numbers of examples in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     /// They are in proportion to the rows.
@@ -13,7 +13,7 @@ enum Verdict {
     Other,
 }
 
-/// Of pieces with examples: how many, and how many rows they have.
+/// Compares the numbers of examples and of rows of the per-replica batches that have examples.
 fn verdict(pieces: impl Iterator<Item = (usize, usize)>) -> Verdict {
     let mut pieces = pieces.filter(|(examples, rows)| *examples > 0 && *rows > 0);
     let Some((examples, rows)) = pieces.next() else { return Verdict::Proportional };
@@ -38,7 +38,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// What to warn of after a step whose pieces had so many examples and rows: once at most.
+    /// Returns the warning after a step with these numbers of examples and rows, at most once.
     ///
     /// Tokens differ in number from replica to replica also where rows don't. A number that is the same on pieces of
     /// different sizes counts neither, unless there are more of it than a batch has rows: then batches are filled up to a

@@ -5,8 +5,8 @@
 use crate::parameters::listed;
 use std::collections::BTreeSet;
 
-/// What becomes of variables that have no gradient on any replica in an optimizer's first step:
-/// [`on_missing_gradients`](crate::Optimizer::on_missing_gradients).
+/// The reaction to variables that have no gradient on any replica in an optimizer's first step:
+/// [`on_missing_gradients`](super::Optimizer::on_missing_gradients).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MissingGradients {
     /// A warning in the log.
@@ -14,25 +14,25 @@ pub enum MissingGradients {
     Warn,
     /// [`Error::MissingGradients`](crate::Error::MissingGradients) on every replica; nothing has changed.
     Error,
-    /// Nothing is said: some variables have a gradient in some steps only, such as those of experts.
+    /// No warning: some variables have a gradient in some steps only, such as those of experts.
     Quiet,
 }
 
-/// What can be said of the variables without gradient.
+/// The report on variables without gradient.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Report {
     pub(crate) missing: Vec<String>,
     pub(crate) text: String,
 }
 
-/// What may have cut off variables.
+/// The likely cause of missing gradients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Cause {
     /// All but the last layers, which alone have gradients.
     Behind(Vec<String>),
-    /// Those by which attention finds its weights.
+    /// The queries and keys of attention lack gradients.
     Attention,
-    /// Those of norms.
+    /// The weights of norms lack gradients.
     Norms,
     /// Tables of constants.
     Tables,
@@ -102,7 +102,7 @@ impl Cause {
     }
 }
 
-/// What a variable is a part of.
+/// Returns the module that a variable belongs to.
 fn module(name: &str) -> &str {
     name.rsplit_once('.').map_or(name, |(module, _)| module)
 }

@@ -1,4 +1,4 @@
-//! What an optimizer looks for in its steps, and warns of.
+//! The checks of an optimizer's steps, and their warnings.
 //!
 //! | module | what it finds |
 //! |---|---|
@@ -7,7 +7,7 @@
 //! | `examples` | numbers of examples that do not fit the rows of the pieces |
 //! | `stale` | tensors that are computed once, and not in each step |
 //! | `batch_norm` | layers that are trained, but normalise as in evaluation |
-//! | `unread` | losses on a device that nobody has waited for |
+//! | `unread` | losses on a device that are not read yet |
 
 pub(crate) mod batch_norm;
 pub(crate) mod examples;
@@ -19,7 +19,7 @@ pub(crate) mod unread;
 
 use std::sync::atomic::AtomicBool;
 
-/// What has been seen of an optimizer's steps, for what is told once.
+/// The state of the checks that warn once.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     /// Whether the variables that have gradients have been looked at, which is in the first step.

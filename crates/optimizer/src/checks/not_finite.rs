@@ -7,8 +7,8 @@ use distribute_base::internal::Gradient;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What becomes of a step in which a loss or a gradient is NaN or infinite:
-/// [`on_not_finite`](crate::Optimizer::on_not_finite).
+/// The reaction to a step in which a loss or a gradient is NaN or infinite:
+/// [`on_not_finite`](super::Optimizer::on_not_finite).
 ///
 /// Gradients are those that each replica brings to the reduction, after [`before_reduce`](crate::Optimizer::before_reduce).
 /// To look at them takes one pass over them on each replica.
@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub enum NotFinite {
     /// The step is made, and nothing is said.
     Ignore,
-    /// The step is made. Of losses there is a warning; gradients are not looked at, which costs nothing. Losses that nobody waits for, of a lone
-    /// replica on a GPU, are looked at up to 32 steps later.
+    /// The step is applied. Losses are checked and warned of; gradients are not checked, which costs nothing. The
+    /// losses of a single replica on a GPU are checked up to 32 steps later.
     #[default]
     WarnOfLoss,
     /// The step is made, and there is a warning, of losses and gradients.
@@ -35,7 +35,7 @@ impl NotFinite {
     }
 }
 
-/// How many steps of an optimizer were not finite.
+/// The number of steps of an optimizer that were not finite.
 #[derive(Debug, Default)]
 pub(crate) struct Count {
     /// One after another, up to now.
@@ -70,7 +70,7 @@ impl Count {
     }
 }
 
-/// Who had a number that is not finite, and what is known of it.
+/// The first replica with a number that is not finite, and where the number is.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Report {
     pub(crate) replica: usize,
@@ -123,7 +123,7 @@ pub(crate) fn report(
     Ok(None)
 }
 
-/// Where it comes from: from a variable that is not finite itself, or from this step.
+/// Returns the origin of the number: a variable that is not finite itself, or this step.
 fn origin(parameters: &Parameters) -> Result<String> {
     parameters.bring_back(&Vec::new())?;
     for (name, variable) in &parameters.variables {

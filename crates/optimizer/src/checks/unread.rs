@@ -1,11 +1,11 @@
-//! Losses that nobody has waited for, until a few of them are read at once.
+//! Losses on a device that are not read yet; several are read at once.
 
 use candle_core::{DType, Tensor};
 use distribute_base::Result;
 use distribute_base::internal::{lock, to_device, to_host};
 use std::sync::Mutex;
 
-/// How many are read at once, at most: a device is waited for once in so many steps.
+/// The largest number of losses that are read at once: the device is waited for once in this number of steps.
 const MOST: usize = 32;
 
 /// Losses on a device, of steps that were made.
@@ -15,7 +15,7 @@ pub(crate) struct Unread(Mutex<Waiting>);
 #[derive(Debug, Default)]
 struct Waiting {
     losses: Vec<Loss<Tensor>>,
-    /// How many have been read before.
+    /// The number of losses that have been read.
     read: usize,
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct Loss<L> {
 }
 
 impl Unread {
-    /// Adds one. Gives those that are read now: the first ones soon, later ones as many as there are room for.
+    /// Adds a loss and returns those that are read now. The first losses are read soon, later ones many at a time.
     ///
     /// # Errors
     /// candle's, of the device.

@@ -19,7 +19,8 @@ pub(crate) type Summed<'r> = Vec<(f64, Option<Cow<'r, Gradient>>)>;
 /// All of a variable's gradients.
 pub(crate) type Whole<'a> = Any<GradientRange<'a, f32>, GradientRange<'a, f64>>;
 
-/// For each variable, the gradients that are added up. If they are dense on some replicas and by row on others, all are dense.
+/// The gradients that are added up, for each variable. If they are dense on some replicas and by row on others, all
+/// become dense.
 pub(crate) struct Operands<'r> {
     parameters: &'r Parameters,
     /// The elements that dense ones have, if they are not all: those that this worker updates.
@@ -28,7 +29,7 @@ pub(crate) struct Operands<'r> {
 }
 
 impl<'r> Operands<'r> {
-    /// Those of these replicas that are on the host, of `replicas` there are in all.
+    /// Collects the gradients of these replicas that are on the host. There are `replicas` in all.
     pub(crate) fn new(parameters: &'r Parameters, all: &[Weighted<'r>], replicas: usize) -> Result<Self> {
         let of = |index: usize| -> Summed<'r> {
             let one = |(weight, of_replica): &Weighted<'r>| {
@@ -40,7 +41,7 @@ impl<'r> Operands<'r> {
         Self::of_variables(parameters, (0..parameters.variables.len()).map(of), replicas)
     }
 
-    /// Those of each variable.
+    /// Collects the gradients of each variable.
     pub(crate) fn of_variables(
         parameters: &'r Parameters,
         all: impl Iterator<Item = Summed<'r>>,
@@ -71,7 +72,7 @@ impl<'r> Operands<'r> {
         Self { partition, ..self }
     }
 
-    /// Those with a gradient on some replica, opened for reading.
+    /// Returns the variables with a gradient on some replica, opened for reading.
     pub(crate) fn variables(&self) -> Vec<Variable<'_>> {
         let all = self.parameters.variables.iter().zip(&self.of_variables).enumerate();
         let active = all.filter(|(_, (_, gradients))| !gradients.is_empty());
@@ -136,7 +137,7 @@ impl Variable<'_> {
         Some(all)
     }
 
-    /// All of it that there is. `values` are those of the variable, where they are read beside the gradient.
+    /// Returns the whole range. `values` are those of the variable, if they are read with the gradient.
     pub(crate) fn range<'a>(
         &'a self,
         every_row: bool,
@@ -197,7 +198,7 @@ fn elements<'a, F: Number>(storage: &'a Storage, layout: &Layout) -> Result<&'a 
     }
 }
 
-/// The values of variables, open for reading, if they are read beside the gradients.
+/// The values of variables, open for reading, if they are read with the gradients.
 pub(crate) struct Values<'r>(Option<Vec<(StorageRef<'r>, &'r Layout)>>);
 
 impl<'r> Values<'r> {

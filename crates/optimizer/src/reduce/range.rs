@@ -16,7 +16,7 @@ pub(crate) struct GradientRange<'a, F> {
     pub(crate) variable: usize,
     pub(crate) weights: Arc<[F]>,
     pub(crate) summands: Summands<'a, F>,
-    /// The variable's values, where they are read beside the gradient; else none.
+    /// The variable's values, if they are read with the gradient; else empty.
     pub(crate) values: &'a [F],
 }
 
@@ -27,7 +27,7 @@ pub(crate) enum Summands<'a, F> {
 }
 
 impl<F> GradientRange<'_, F> {
-    /// How many elements of the variable it covers. [`Splittable::len`] counts work, which of rows is less.
+    /// Returns the number of elements that it covers. [`Splittable::len`] counts work, which is less for rows.
     pub(crate) fn elements(&self) -> usize {
         match &self.summands {
             Summands::Dense(of_replicas) => of_replicas.first().map_or(0, |gradient| gradient.len()),
@@ -132,8 +132,8 @@ impl<F: Number> GradientRange<'_, F> {
         }
     }
 
-    /// The sum of squares of the reduced and transformed gradient: of each block, or each row, so that further sums are
-    /// in the same order whoever owns what.
+    /// Returns the sum of squares of the reduced and transformed gradient for each block or row, so that further sums
+    /// have the same order for any partition.
     pub(crate) fn squares(&self, resolved: &ResolvedTransforms) -> Vec<(usize, f64)> {
         let square = |part: &[F]| (self.variable, part.iter().map(|x| x.square()).sum());
         match &self.summands {
@@ -154,7 +154,7 @@ impl<F: Number> GradientRange<'_, F> {
     }
 }
 
-/// The blocks of so many elements.
+/// Returns the blocks of this number of elements.
 pub(crate) fn blocks(elements: usize) -> impl Iterator<Item = Range<usize>> {
     (0..elements).step_by(BLOCK).map(move |start| start..elements.min(start + BLOCK))
 }

@@ -42,7 +42,7 @@ pub(crate) fn encode(gradients: &[&[Option<Gradient>]], variables: &[usize], buf
     buffer.freeze()
 }
 
-/// The rows of so many replicas: for each one those of each variable.
+/// Decodes the rows of this number of replicas: for each replica those of each variable.
 ///
 /// # Errors
 /// If these bytes are not those of rows of these variables.

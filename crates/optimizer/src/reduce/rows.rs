@@ -31,7 +31,7 @@ impl<'a, F> RowRange<'a, F> {
         Self { row_len, first: 0, height, every_row, of_replicas, guide }
     }
 
-    /// Those of its rows that are among these, counted in the whole table.
+    /// Restricts it to these rows, which are counted in the whole table.
     pub(crate) fn between(self, rows: Range<usize>) -> Self {
         let among = |(numbers, values): (&'a [usize], &'a [F])| {
             let at = |border: usize| numbers.partition_point(|row| *row < border);
@@ -47,7 +47,7 @@ impl<'a, F> RowRange<'a, F> {
         self.height.saturating_mul(self.row_len)
     }
 
-    /// How many rows it covers, with a gradient or without.
+    /// Returns the number of rows that it covers, with a gradient or without.
     pub(crate) fn height(&self) -> usize {
         self.height
     }
@@ -57,7 +57,7 @@ impl<'a, F> RowRange<'a, F> {
         self.first
     }
 
-    /// How many elements will be visited, roughly.
+    /// Returns roughly the number of elements that will be visited.
     pub(crate) fn work(&self) -> usize {
         if self.every_row { self.elements() } else { self.guide().len() * self.row_len }
     }

@@ -1,4 +1,4 @@
-//! Which thread owns which range of the parameters.
+//! The split of all parameters over threads.
 
 use crate::partition::BLOCK;
 use crate::sync::Threads;
@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// Something that lies along the parameters and can be cut.
 pub(crate) trait Splittable {
-    /// How many elements will be visited.
+    /// Returns the number of elements that will be visited.
     fn len(&self) -> usize;
 
     /// Takes the first `len` elements off; where it is not cut anywhere, a few more, but never less.

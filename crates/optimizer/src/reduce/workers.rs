@@ -26,7 +26,7 @@ use std::sync::Arc;
 /// A step's exchange of gradients with the other workers.
 struct Exchange<'a, 'b> {
     parameters: &'b Parameters,
-    /// Those of all replicas.
+    /// The headers of all replicas.
     headers: &'a [&'a StepHeader],
     weights: &'a [f64],
     mine: &'a [Weighted<'b>],
@@ -54,7 +54,7 @@ pub(crate) fn exchange<'b>(
 type Packs = (f64, Arc<Flat>);
 
 impl<'b> Exchange<'_, 'b> {
-    /// For each variable the gradients that are added up.
+    /// Returns the gradients that are added up, for each variable.
     fn summed(&self, calling: &mut GroupCall<'_>) -> Result<Vec<Summed<'b>>> {
         let Self { parameters, headers, .. } = self;
         let mut kinds = vec![GradientKind::Nothing; parameters.variables.len()];

@@ -10,12 +10,12 @@ use std::panic::Location;
 
 /// The gradients of a replica's losses.
 pub(crate) struct Losses {
-    /// Those that candle has found.
+    /// The gradients that candle has found.
     pub(crate) gradients: Gradients,
-    /// Those that layers have put there.
+    /// The bucket that layers have written gradients into.
     pub(crate) bucket: Option<Bucket>,
     pub(crate) weighting: Weighting,
-    /// Mean losses, each with its number of examples, on the replica's device: nobody has waited for them.
+    /// Mean losses on the replica's device, each with its number of examples. They have not been read.
     pub(crate) losses: Vec<(Tensor, usize)>,
     pub(crate) dtype: DType,
     /// Whether gradients may be sent to other workers before all of them are there.

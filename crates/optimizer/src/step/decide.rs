@@ -24,7 +24,7 @@ pub(crate) struct StepDecision {
     /// The mean over all examples.
     pub(crate) loss: f64,
     pub(crate) dtype: DType,
-    /// Of all replicas.
+    /// The number of examples of all replicas.
     examples: f64,
     pub(crate) finished: u64,
     pub(crate) learning_rate: f64,
@@ -33,12 +33,12 @@ pub(crate) struct StepDecision {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Apply,
-    /// Nothing changes.
+    /// The step changes nothing.
     Skip,
 }
 
 impl StepDecision {
-    /// For each replica the number that its gradients are multiplied by.
+    /// Returns the factor of the gradients of each replica.
     pub(crate) fn weights(&self, headers: &[&StepHeader]) -> Vec<f64> {
         headers.iter().map(|header| header.weight(self.examples, headers.len())).collect()
     }
@@ -49,7 +49,7 @@ pub(crate) struct Call {
     pub(crate) operation: &'static str,
     /// The number of the `run`.
     pub(crate) step: u64,
-    /// What is to be said on replica 0.
+    /// Warnings that replica 0 logs.
     warnings: Vec<String>,
 }
 
@@ -128,7 +128,7 @@ impl Inner {
         Ok(StepDecision { verdict, loss, dtype: first.dtype, examples, finished, learning_rate })
     }
 
-    /// A step was made whose loss nobody has waited for. Some are read now, and told of as the others are.
+    /// Records the loss of an applied step that was not read. Some losses are read now, and checked like the others.
     ///
     /// # Errors
     /// candle's, of the device: the step was made.
@@ -150,7 +150,7 @@ impl Inner {
         Ok(())
     }
 
-    /// How many steps come before this one, and its learning rate.
+    /// Returns the number of steps before this one, and its learning rate.
     fn rate_of(&self, operation: &'static str, all: &[&StepHeader]) -> Result<(u64, f64)> {
         let finished = self.finished_steps();
         let workers: Vec<_> = all.iter().filter_map(|header| header.position.as_ref()).collect();
@@ -211,7 +211,7 @@ impl Inner {
         Ok(records.iter().find_map(|record| postcard::from_bytes(record).ok().flatten()))
     }
 
-    /// In the first step, tells of variables that have no gradient on any replica.
+    /// Reports, in the first step, variables that have no gradient on any replica.
     fn look_for_gradients(&self, call: &mut Call, all: &[&StepHeader]) -> Result<()> {
         if self.missing_gradients != MissingGradients::Quiet {
             let names = self.variable_names().enumerate();
@@ -231,7 +231,7 @@ impl Inner {
         Ok(())
     }
 
-    /// In the first step, tells of layers of batch-norm that are trained, but normalise as new ones do.
+    /// Reports, in the first step, batch-norm layers that are trained but normalise as in evaluation.
     fn look_at_batch_norm(&self, call: &mut Call, gathered: &GatheredStep, all: &[&StepHeader]) {
         if gathered.mine.iter().all(|c| c.header.weighting.examples() == Some(0)) {
             return;
@@ -245,7 +245,7 @@ impl Inner {
         }
     }
 
-    /// What becomes of a step that is not finite, as far as that was looked at.
+    /// Decides about a step that is not finite.
     fn decide_not_finite(
         &self,
         call: &mut Call,

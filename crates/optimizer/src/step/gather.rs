@@ -14,9 +14,9 @@ use distribute_collective::threads::Member;
 use distribute_core::internal::{Mode, Settings, enter};
 use std::sync::Arc;
 
-/// What all replicas bring to a step.
+/// The contributions of all replicas to a step.
 pub(crate) struct GatheredStep {
-    /// Those of this process.
+    /// The replicas of this process.
     pub(crate) mine: Vec<Arc<ReplicaGradients>>,
     /// The headers of all workers' replicas, if there are other workers.
     all: Option<Arc<Gathered>>,
@@ -49,7 +49,7 @@ impl Inner {
         Ok(GatheredStep { mine, all })
     }
 
-    /// Where this process is in its training, if that is to be compared, or a schedule to be asked.
+    /// Returns the position of this process in its training, if it is compared or the learning rate has a schedule.
     pub(crate) fn position(&self, operation: &'static str, member: &Member) -> Option<header::Position> {
         let finished = self.finished_steps();
         if matches!(self.rate, Rate::Set(_)) && member.session().is_none() {

@@ -131,8 +131,8 @@ impl Inner {
         })
     }
 
-    /// As [`apply`](Self::apply), where whole gradients are needed: by closures, at the end of all `parts` but perhaps the last, or by
-    /// the backend. One that updates in one pass applies the `rest` of the transforms.
+    /// Does the same as [`apply`](Self::apply) if whole gradients are needed: by closures, at the end of all `parts`
+    /// but perhaps the last, or by the backend. A one-pass backend applies the `rest` of the transforms.
     fn apply_in_parts(
         &self,
         call: &mut Call,

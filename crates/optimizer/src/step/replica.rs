@@ -16,7 +16,8 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct ReplicaGradients {
     pub(crate) header: StepHeader,
-    /// For each variable its gradient, on the host or on the replica's device; `None` where the loss does not depend on it.
+    /// The gradient of each variable, on the host or on the replica's device; `None` if the loss does not depend on
+    /// it.
     pub(crate) gradients: Vec<Option<Gradient>>,
     /// Mean losses on a device, each with its examples, until they are read into the header.
     unread: Option<Vec<(Tensor, usize)>>,
@@ -55,7 +56,7 @@ impl ReplicaGradients {
         Ok(made)
     }
 
-    /// The loss, a mean over this replica's examples, if nobody has read it.
+    /// Returns the mean loss over this replica's examples, if it has not been read.
     pub(crate) fn unread_loss(&self) -> Result<Option<Tensor>> {
         self.unread.as_deref().map_or(Ok(None), backward::mean)
     }
@@ -145,8 +146,8 @@ fn collected(
     Ok(all)
 }
 
-/// How all dense gradients have been sent to the other workers, if all have: those that are in no pack have not, and one by row
-/// of a variable that has a place is missing there.
+/// Returns the early send of the dense gradients, if it had all of them. It lacks a gradient that is in no pack, and
+/// one by row of a variable that has a place.
 fn sent_ahead(gradients: &[Option<Gradient>]) -> Option<SentAhead> {
     let all = gradients.iter().flatten().find_map(Gradient::packs)?;
     let is_sent = |(number, gradient): (usize, &Option<Gradient>)| match gradient {

@@ -1,6 +1,6 @@
 //! The update by rules that may do anything: applied to copies, each replica its range, and written when all are through.
 //!
-//! So nobody waits for such a rule beyond the deadline, none of the variables is locked while it runs, and where it fails
+//! So no replica waits for such a rule beyond the deadline, no variable is locked while it runs, and if it fails
 //! nothing has changed.
 
 use crate::Parameters;
@@ -40,7 +40,7 @@ pub(crate) fn apply(
     })
 }
 
-/// What a rule made of a part of one variable.
+/// The result of a rule for a part of one variable.
 #[derive(Debug)]
 struct Updated {
     variable: usize,
@@ -49,11 +49,11 @@ struct Updated {
     slots: Vec<Elements>,
 }
 
-/// Which elements of a variable.
+/// A selection of elements of a variable.
 #[derive(Debug)]
 enum Place {
     Elements(Range<usize>),
-    /// Rows of so many elements.
+    /// Rows, and the number of elements of each.
     Rows(Vec<usize>, usize),
 }
 

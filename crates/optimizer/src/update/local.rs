@@ -57,7 +57,7 @@ impl Backend for Local {
 /// The update of variables where they lie.
 pub(crate) struct InPlace<'a> {
     pub(crate) rules: &'a Rules<'a>,
-    /// What is done to sums before they are applied; no closures.
+    /// The transforms of sums before they are applied; no closures.
     pub(crate) transforms: &'a [Transform],
     pub(crate) parameters: &'a Parameters,
 }
@@ -115,7 +115,7 @@ impl<'a> InPlace<'a> {
     }
 }
 
-/// A range of a variable, what is kept beside it, and its gradients.
+/// A range of a variable, its slots, and its gradients.
 pub(crate) struct UpdateRange<'a, F> {
     values: &'a mut [F],
     /// The values before, where the new ones are put elsewhere.
@@ -179,7 +179,7 @@ pub(crate) fn update<F: Number>(
     Ok(())
 }
 
-/// The same of rows: so many at a time that their sums stay in the cache until the rule has used them.
+/// Updates rows, in batches whose sums stay in the cache until the rule has used them.
 fn update_rows<F: Number>(
     range: &RowRange<'_, F>,
     gradients: &GradientRange<'_, F>,

@@ -2,7 +2,7 @@
 //!
 //! | backend | variables | slots |
 //! |---|---|---|
-//! | [`Local`](local::Local) | in the memory of this process | beside them |
+//! | [`Local`](local::Local) | in the memory of this process | there |
 //! | [`Devices`](devices::Devices) | on devices with memory of their own, all or some | on each replica's device |
 //! | [`Sharded`](sharded::Sharded) | in the memory of each worker, which updates its range | of that range |
 //! | [`Servers`](servers::Servers) | on parameter servers | there |
@@ -32,7 +32,7 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-/// Where the variables of an optimizer are updated, and where their slots are.
+/// The backend of an optimizer: the place where its variables are updated, and where its slots are.
 pub(crate) trait Backend: fmt::Debug + Send + Sync {
     /// Returns whether gradients are reduced, transformed and applied in one pass. Else [`apply`](Self::apply) gets them whole.
     fn is_one_pass(&self, optimizer: &Inner) -> bool;
@@ -166,10 +166,10 @@ fn apply_in_one_pass(
     })
 }
 
-/// What puts the slots of a checkpoint in place.
+/// A closure that puts the slots of a checkpoint in place.
 pub(crate) type Saved<'a> = Box<dyn FnOnce(&Change<'_>) -> Result<()> + 'a>;
 
-/// When a transform is applied.
+/// The time at which a transform is applied.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum When {
     BeforeReduce,
@@ -181,7 +181,7 @@ pub(crate) struct Update<'a> {
     pub(crate) optimizer: &'a Inner,
     pub(crate) operation: &'static str,
     pub(crate) rules: Rules<'a>,
-    /// What is done to reduced gradients before they are applied, in one pass; no closures.
+    /// The transforms of reduced gradients, in one pass; no closures.
     pub(crate) transforms: &'a [Transform],
     pub(crate) copies: &'a Copies<'a>,
 }
@@ -197,7 +197,7 @@ pub(crate) struct Pass<'a> {
     pub(crate) change: &'a Change<'a>,
     /// The gradients on the host.
     pub(crate) operands: &'a Operands<'a>,
-    /// Those of this process's replicas, also on devices.
+    /// The gradients of this process's replicas, also on devices.
     pub(crate) replicas: &'a [Weighted<'a>],
     pub(crate) sync: &'a StepSync<'a>,
     pub(crate) threads: &'a Threads<'a>,

@@ -14,11 +14,11 @@ const STEPS: usize = 6;
 /// The steps in which a model is used otherwise than in those before.
 const OTHER: [usize; 2] = [2, 3];
 
-/// What keeps gradients from being sent before all are there, in some steps or all.
+/// The reason why gradients are not sent early, in some steps or all.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Case {
     Nothing,
-    /// A layer is used once more than in the step before, when its gradient has been sent.
+    /// A layer is used more often than in the step before, after its gradient has been sent.
     UsedAgain,
     /// candle adds a gradient of its own to that of a layer.
     Penalty,
@@ -30,8 +30,8 @@ enum Case {
     Clipped,
 }
 
-/// Each with the steps in which gradients are sent late. The first is the one in which workers learn what there is, and after one of
-/// another kind they learn it anew.
+/// Each case with the steps in which gradients are sent late. In the first step workers learn the layout, and after a
+/// step of another kind they learn it again.
 const CASES: [(Case, &[u64]); 6] = [
     (Case::Nothing, &[1]),
     (Case::UsedAgain, &[1, 3]),

@@ -8,14 +8,15 @@ use candle_core::Tensor;
 use distribute_base::internal::Gradient;
 use distribute_base::{Error, Result};
 
-/// What has been made of one variable, before anything is written.
+/// The result for one variable, before it is written.
 pub(crate) struct Made {
     variable: usize,
     of_replicas: Vec<OfReplica>,
 }
 
 struct OfReplica {
-    /// Which row each element is of; `None` for all rows. It is there before anything is written, so that a lack of memory breaks nothing.
+    /// The row of each element; `None` for all rows. It is allocated before anything is written, so that a lack of
+    /// memory breaks nothing.
     index: Option<Tensor>,
     /// The new values of the variable and of its slots, in that order.
     values: Vec<Tensor>,
@@ -32,7 +33,7 @@ impl OnDevices<'_> {
     /// Applies the rules to the reduced gradients that each replica has of all variables. Nothing is written yet.
     ///
     /// # Errors
-    /// candle's, where there is no memory on a device, say.
+    /// candle's, for example if the device is out of memory.
     pub(crate) fn make(&self, gradients: &[Vec<Option<Gradient>>], slots: &mut [Slots]) -> Result<Vec<Made>> {
         let (mut all, mut programs) = (Vec::new(), fused::Programs::default());
         for (variable, (copies, slots)) in self.copies.iter().zip(slots).enumerate() {
@@ -79,7 +80,7 @@ impl OnDevices<'_> {
     /// Writes what was made.
     ///
     /// # Errors
-    /// candle's, of a device: copies may be those of the step or those before, then.
+    /// candle's, of a device. Copies may then be those of the step or those before it.
     pub(crate) fn write(&self, made: Vec<Made>, slots: &mut [Slots]) -> Result<()> {
         for Made { variable, of_replicas } in made {
             let (Some(Some(copies)), Some(Some(ahead))) =

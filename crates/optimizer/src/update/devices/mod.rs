@@ -90,8 +90,8 @@ impl Backend for Devices {
         crate::update::copies::apply(update, sync, gradients, change)
     }
 
-    /// The variables of which each replica has a copy on its own device, if the rule can be told as a program and nobody else needs
-    /// gradients on the host.
+    /// Returns the variables of which each replica has a copy on its own device, if the rule has a program and
+    /// gradients are not needed on the host.
     fn copies<'a>(&self, optimizer: &'a Inner) -> Copies<'a> {
         let parameters = &*optimizer.parameters;
         let strategy = &parameters.strategy;
@@ -124,8 +124,8 @@ impl Backend for Devices {
     }
 }
 
-/// For each replica the gradients that have stayed on its device, times its weight; `None` if one is of a variable that is updated on the
-/// host.
+/// Returns the gradients on each replica's device, times its weight; `None` if one is of a variable that is updated
+/// on the host.
 fn weighed(replicas: &[Weighted<'_>], copies: &Copies<'_>) -> Result<Option<Vec<Vec<Option<Gradient>>>>> {
     let of = |(weight, gradients): &Weighted<'_>| {
         let there = |gradient: &&Gradient| gradient.is_on_device();

@@ -131,7 +131,7 @@ mod tests {
     };
     use candle_core::Device;
 
-    /// With negative zeros, which are equal to zeros.
+    /// A choice with negative zeros, which are equal to zeros.
     fn same_as_on_slices<F: Float + candle_core::WithDType>(rule: &dyn Rule) {
         let given: Vec<F> = [0.3, -2., 1e-7, 0., -0., 7e6, 0.125].map(<F as Float>::from_f64).to_vec();
         let gradients: Vec<F> = [0., 0.1, -3., 1e-20, 1e10, -0.7, 0.2].map(<F as Float>::from_f64).to_vec();

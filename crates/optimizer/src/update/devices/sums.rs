@@ -5,8 +5,8 @@ use candle_core::Tensor;
 use distribute_base::Result;
 use distribute_base::internal::{Dense, Gradient};
 
-/// For each replica the sums over all of them, on its own device, by `sum` of `parts[replica][number]`. Those of a lone replica are their own
-/// sums. `None` where one is by row: rows of replicas differ.
+/// Returns the sums over all replicas on each replica's device, by `sum` of `parts[replica][number]`. A single
+/// replica's gradients are their own sums. `None` if one is by row: rows of replicas differ.
 pub(crate) fn summed(
     gradients: Vec<Vec<Option<Gradient>>>,
     copies: &Copies<'_>,

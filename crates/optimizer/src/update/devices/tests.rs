@@ -1,4 +1,4 @@
-//! Where a step is made, in a process that treats CPUs as devices with memory of their own.
+//! The place of a step, in a process that treats CPUs as devices with memory of their own.
 
 use crate::slots::Slots;
 use crate::{Adagrad, Adam, Transform};

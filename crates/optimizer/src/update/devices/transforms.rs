@@ -1,4 +1,4 @@
-//! Transforms of gradients by candle's operations: norms are numbers of the device, too.
+//! Transforms of gradients by candle's operations: norms are tensors on the device.
 
 use super::compute::part_of;
 use super::program::full;
@@ -81,7 +81,7 @@ fn total(values: Tensor) -> Result<Tensor> {
     Ok(sums.sum_all()?)
 }
 
-/// What makes a norm at most `max`. One that is NaN clips nothing: the NaN shall be seen.
+/// Returns the factor that makes a norm at most `max`. A norm that is NaN clips nothing, so that the NaN is seen.
 fn factor(square: &Tensor, max: f64) -> Result<Tensor> {
     let norm = square.sqrt()?;
     let one = full(1., &norm)?;

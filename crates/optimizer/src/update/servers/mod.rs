@@ -26,9 +26,9 @@ const OPERATION: &str = "optimizer step";
 /// Sends gradients to servers, where the variables are.
 #[derive(Debug)]
 pub(crate) struct Servers {
-    /// In the order of those that are trained.
+    /// The trained variables, in their order.
     variables: Vec<Variable>,
-    /// By which rule servers update each.
+    /// The rule by which servers update each variable.
     ruled: Mutex<Vec<Option<RuleSpec>>>,
 }
 

@@ -12,7 +12,7 @@ use distribute_core::internal::require_outside_of_run;
 use distribute_tensor::{Element, HostTensor};
 use std::panic::Location;
 
-/// Who gets what is put together.
+/// The receivers of the gathered slots.
 #[derive(Clone, Copy, PartialEq)]
 enum Gets {
     All,

@@ -116,7 +116,7 @@ struct Changing<'v, 'r> {
 }
 
 impl Changing<'_, '_> {
-    /// How many bytes a worker sends of it that owns these elements.
+    /// Returns the number of bytes that a worker sends which updates these elements.
     fn bytes(&self, owned: &Range<usize>) -> usize {
         (self.touched.count(owned) * self.width).next_multiple_of(WIDEST)
     }
@@ -233,7 +233,7 @@ impl Sharded {
     }
 }
 
-/// Which elements of a variable change.
+/// Returns a variable with the elements that change.
 fn changing<'v, 'r>(variable: &'v Variable<'r>, rules: &Rules<'_>) -> Changing<'v, 'r> {
     let every_row = rules.of(variable.index).0.moves_absent_rows();
     let touched = match variable.rows().filter(|_| !every_row) {
@@ -300,7 +300,7 @@ impl<F: Number> Splittable for Piece<'_, F> {
 /// Elements of a variable, as bytes, and the new values of those that change.
 struct Written<'a> {
     values: &'a mut [u8],
-    /// Which elements.
+    /// The range of elements.
     at: Range<usize>,
     touched: &'a Touched,
     /// The bytes of an element.

@@ -14,16 +14,16 @@ use std::sync::Arc;
 /// A range of a table's elements, which may begin and end within a row, and the gradients of its rows.
 pub(crate) struct RowShard<'a, F> {
     pub(crate) variable: usize,
-    /// Which elements.
+    /// The range of elements.
     pub(crate) at: Range<usize>,
-    /// Which of the table's elements change.
+    /// The elements of the table that change.
     pub(crate) touched: &'a Touched,
     /// The values that they have.
     pub(crate) old: &'a [F],
-    /// Where those go that have changed, one after another.
+    /// The memory for changed values, one after another.
     pub(crate) new: &'a mut [F],
     pub(crate) slots: Vec<&'a mut [F]>,
-    /// Those with an element in the range.
+    /// The rows with an element in the range.
     pub(crate) rows: RowRange<'a, F>,
     pub(crate) weights: Arc<[F]>,
 }
@@ -57,7 +57,7 @@ impl<F> Splittable for RowShard<'_, F> {
 }
 
 impl<'a, F: Number> RowShard<'a, F> {
-    /// Of the rows of a whole table those that have an element in the range `at`.
+    /// Selects the rows of a table that have an element in the range `at`.
     pub(crate) fn new(
         variable: usize,
         (rows, weights): (RowRange<'a, F>, Arc<[F]>),
@@ -85,7 +85,7 @@ impl<'a, F: Number> RowShard<'a, F> {
         }
     }
 
-    /// Where the rule moves rows without a gradient, too.
+    /// Updates all rows, for a rule that also moves rows without a gradient.
     fn update_all(
         &mut self,
         rule: &dyn Rule,
@@ -101,7 +101,7 @@ impl<'a, F: Number> RowShard<'a, F> {
         rule.update(step, self.new, &gradient, &mut self.slots)
     }
 
-    /// Where it moves no others: so many rows at a time that they stay in the cache, put together.
+    /// Updates only rows with a gradient, in batches that stay in the cache.
     fn update_rows(
         &mut self,
         rule: &dyn Rule,
@@ -150,10 +150,10 @@ impl<'a, F: Number> RowShard<'a, F> {
 
 /// Rows that are updated at once, put together.
 struct RowBatch<F> {
-    /// Which elements of the range they have.
+    /// The elements of the range that they have.
     spans: Vec<Range<usize>>,
     gradient: Vec<F>,
-    /// Of each slot the elements.
+    /// The elements of each slot.
     slots: Vec<Vec<F>>,
 }
 
@@ -167,7 +167,7 @@ impl<F: Number> RowBatch<F> {
         self.gradient.extend_from_slice(gradient);
     }
 
-    /// Updates them, puts their values where `new` begins, and begins anew behind that.
+    /// Updates them, moves their values to the start of `new`, and starts a new batch after them.
     fn apply(
         &mut self,
         rule: &dyn Rule,

@@ -1,17 +1,17 @@
-//! Which elements of a variable a step changes.
+//! The elements of a variable that a step changes.
 
 use std::ops::Range;
 
-/// Which elements of a variable a step changes.
+/// The elements of a variable that a step changes.
 #[derive(Debug)]
 pub(crate) enum Touched {
     All,
-    /// Those of some rows, ascending, of so many elements each.
+    /// Some rows, ascending, and the number of elements of each.
     Rows(Vec<usize>, usize),
 }
 
 impl Touched {
-    /// Those in a range, as ranges that ascend.
+    /// Returns those in a range, as ascending ranges.
     pub(crate) fn spans(&self, range: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
         let (all, rows) = match self {
             Touched::All => (Some(range.clone()), None),
@@ -27,7 +27,7 @@ impl Touched {
         all.into_iter().filter(|all| !all.is_empty()).chain(rows)
     }
 
-    /// How many there are in a range.
+    /// Returns their number in a range.
     pub(crate) fn count(&self, range: &Range<usize>) -> usize {
         match self {
             Touched::All => range.len(),
@@ -57,7 +57,7 @@ pub(crate) fn rows_of(range: &Range<usize>, width: usize) -> Range<usize> {
     range.start / width.max(1)..range.end.div_ceil(width.max(1))
 }
 
-/// Those among the rows that have an element in a range.
+/// Returns the rows that have an element in a range.
 fn rows_in<'r>(rows: &'r [usize], width: usize, range: &Range<usize>) -> &'r [usize] {
     let there = rows_of(range, width);
     let at = |border: usize| rows.partition_point(|row| *row < border);

@@ -28,7 +28,7 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// For tensors like this one. `None` where there are no kernels for these.
+    /// Returns the kernel for tensors like this one. `None` if there is none.
     pub(crate) fn new(rule: &str, program: &Program, like: &Tensor) -> Option<Self> {
         let (gpu, precision) = (Gpu::of(like)?, precision(like)?);
         let kernel = Kernel::new(program, precision)?;
@@ -177,9 +177,9 @@ fn launch<T: CudaDType + DeviceRepr + WithDType>(
     Ok(results.into_iter().map(tensor).collect())
 }
 
-/// Where the elements of a contiguous tensor begin in the memory of the device.
+/// Returns the address of the elements of a contiguous tensor on the device.
 ///
-/// The storage is locked no longer than that: one tensor may be several inputs, and whoever waits to write it must not stand between two readings of one thread.
+/// The storage is locked no longer than that: one tensor may be several inputs, and a writer that waits must
 fn address<T: CudaDType>(device: &CudaDevice, input: &Tensor) -> Result<u64> {
     let (storage, layout) = input.storage_and_layout();
     let (Storage::Cuda(storage), Some((start, end))) = (&*storage, layout.contiguous_offsets()) else {

@@ -1,6 +1,6 @@
-//! Why a kernel is not used.
+//! The reasons why a kernel is not used.
 
-/// Why a kernel is not used: candle's operations are made in its place.
+/// The reason why a kernel is not used, and candle's operations are.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub(crate) enum Fault {
     /// The compiler refuses it, or is not there.
@@ -14,11 +14,11 @@ pub(crate) enum Fault {
     Differs {
         /// The variable, its gradient and its slots.
         inputs: Vec<f64>,
-        /// Which result: the variable, or a slot.
+        /// The name of the result: the variable, or a slot.
         result: usize,
-        /// What the kernel gives.
+        /// The result of the kernel.
         found: f64,
-        /// What the host gives.
+        /// The result on the host.
         expected: f64,
     },
 }

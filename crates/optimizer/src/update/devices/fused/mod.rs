@@ -29,8 +29,8 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// For each replica the variable and its slots after the step, see [`program::run`], by one launch each where there is a kernel on all of their
-    /// devices: replicas come to the same bits.
+    /// Computes the variable and its slots after the step for each replica, see [`program::run`], by one launch each
+    /// if all of their devices have a kernel: replicas get the same bits.
     pub(crate) fn run(
         &mut self,
         rule: &str,
@@ -56,7 +56,7 @@ impl Programs {
         Some(kernels.zip(replicas).map(|(kernel, inputs)| kernel.run(inputs)).collect())
     }
 
-    /// Which of those that are prepared is for tensors like this one; `None` where candle's operations are to be made.
+    /// Returns the position of the prepared kernel for tensors like this one; `None` if candle's operations are used.
     #[cfg(feature = "cuda")]
     fn place(&mut self, rule: &str, program: &Program, like: &Tensor) -> Option<usize> {
         let known = self.prepared.iter().position(|prepared| prepared.is_of(program, like));

@@ -8,7 +8,8 @@ use distribute_tensor::random::Draws;
 
 /// Kinds of numbers, of which three inputs have each with each.
 const KINDS: usize = 12;
-/// Those, and numbers of any kind: more than a few blocks have threads for, so that the last has some without an element.
+/// Special numbers, and numbers of any kind: more than a few blocks have threads for, so that the last has some
+/// without
 const COUNT: usize = KINDS * KINDS * KINDS + 1025;
 
 /// Whether `launch` makes of a program what the host makes of it, bit for bit, but that any NaN is NaN: for numbers of all kinds, and with constants that
@@ -84,7 +85,7 @@ fn compare<F: Tried>(
     Ok(())
 }
 
-/// What candle's errors say, without the backtrace.
+/// Returns the message of candle's error, without the backtrace.
 pub(crate) fn first_line(error: &candle_core::Error) -> String {
     error.to_string().lines().next().unwrap_or_default().into()
 }

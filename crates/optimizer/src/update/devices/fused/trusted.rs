@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 /// A device with a compiler.
 pub(crate) trait Compiler {
-    /// What tells devices apart.
+    /// The identity of a device.
     type Id: Copy + PartialEq;
     /// A kernel, ready to be launched.
     type Function;
@@ -26,11 +26,11 @@ pub(crate) trait Compiler {
     /// The results, in memory of their own, from the program's inputs, all of one shape.
     ///
     /// # Errors
-    /// candle's, where there is no memory for them, say.
+    /// candle's, for example if the device is out of memory.
     fn launch(&self, function: &Self::Function, kernel: &Kernel, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
 }
 
-/// For each device the kernels by their text; `None` for one that is not to be used.
+/// The kernels of each device, by their text; `None` for one that must not be used.
 type Known<Id, Function> = Vec<(Id, BTreeMap<String, Option<Arc<Function>>>)>;
 
 pub(crate) struct Trusted<C: Compiler> {

@@ -1,4 +1,4 @@
-//! Kernels on a GPU beside candle's operations and rules on slices. Where there is no GPU, tests say so.
+//! Kernels on a GPU, compared with candle's operations and with rules on slices. Without a GPU, tests say so.
 
 use super::super::{Programs, program};
 use super::Prepared;

@@ -5,20 +5,20 @@ use distribute_base::internal::Number;
 use distribute_optim::{Operation, Precision};
 use std::cell::Cell;
 
-/// What a played device makes of an element: from the program with the constants of the call, and the element's inputs.
+/// The result of a simulated device for an element, from the program with the constants of the call
 type Element<'a> = &'a dyn Fn(&Program, &[f32]) -> CandleResult<Vec<f32>>;
 
 /// A device that does not look at texts.
 struct Played<'a> {
     number: usize,
-    /// Whose kernels are compiled, folded.
+    /// The program whose kernels are compiled, folded.
     program: Program,
     of_element: Element<'a>,
     refuses: Option<Fault>,
     compiled: Cell<usize>,
 }
 
-/// As the host does it.
+/// The same as the host.
 fn right(program: &Program, inputs: &[f32]) -> CandleResult<Vec<f32>> {
     Ok(program.of_element(inputs).unwrap())
 }
