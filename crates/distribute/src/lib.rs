@@ -275,7 +275,7 @@ pub mod strategy {
     pub use distribute_strategies::{MirroredBuilder, MultiWorkerBuilder};
 }
 
-/// Who takes part and how that is found out; deadlines, and who is to blame.
+/// Clusters, resolvers, deadlines, and blame.
 pub mod cluster {
     // By items, so that these docs include them without building those of other crates.
     #[doc(alias = "tf.train.ClusterSpec")]
@@ -288,7 +288,7 @@ pub mod cluster {
     pub use distribute_cluster::*;
 }
 
-/// How workers of several processes find and trust each other.
+/// Links between processes: rendezvous, identity and encryption.
 pub mod net {
     #[doc(inline)]
     pub use distribute_net::{Certificates, Identity, JoinError, Secret, SharedMemory};
@@ -296,7 +296,7 @@ pub mod net {
     pub use distribute_server::Credentials;
 }
 
-/// How variables are cut, and which parameter server has which; the tables on servers, and how they are reached.
+/// Partitioners, placement on parameter servers, and the tables there.
 pub mod params {
     #[doc(alias = "tfra.dynamic_embedding.Variable")]
     #[doc(inline)]
@@ -368,7 +368,7 @@ pub mod tensor {
     pub use distribute_tensor::*;
 }
 
-/// What most programs use.
+/// The names that most programs use.
 ///
 /// Traits with methods of common names, like `split`, are left out, because they would shadow those of `String`.
 pub mod prelude {

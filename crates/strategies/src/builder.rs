@@ -52,28 +52,28 @@ impl MirroredBuilder {
         self
     }
 
-    /// How long a replica waits for the others in one call; 60 s by default.
+    /// Sets the time that a replica waits for the others in one call; 60 s by default.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.options.timeout = Some(timeout);
         self
     }
 
-    /// How collectives communicate. Options left at their defaults keep their previous values.
+    /// Sets the options of collectives. Options left at their defaults keep their previous values.
     pub fn communication_options(mut self, options: CommunicationOptions) -> Self {
         self.options = options.over(self.options);
         self
     }
 
-    /// How values are combined across devices. By default the replicas' threads share the work of `all_reduce`, and
-    /// everything else is reduced to one device.
+    /// Sets the algorithm that combines values across devices. By default the replicas' threads share the work of
+    /// `all_reduce`, and everything else is reduced to one device.
     pub fn cross_device_ops(mut self, ops: impl CrossDeviceOps) -> Self {
         self.cross_device_ops = Some(Box::new(ops));
         self
     }
 
-    /// How many threads each replica computes with; 1 by default. candle's parallel operations use them, most of all matrix
-    /// products; other operations run on one of them. Use several threads if there are fewer replicas than cores, although
-    /// more replicas are mostly faster than more threads.
+    /// Sets the number of threads that each replica computes with; 1 by default. candle's parallel operations use
+    /// them, most of all matrix products; other operations run on one of them. Use several threads if there are fewer
+    /// replicas than cores, although more replicas are mostly faster than more threads.
     pub fn threads_per_replica(mut self, threads: usize) -> Self {
         self.threads_per_replica = threads;
         self

@@ -50,7 +50,8 @@ impl OneDeviceStrategy {
     /// One replica on `device`, such as `cpu:0`.
     ///
     /// # Errors
-    /// [`Error::Device`] for a name that cannot be parsed or a device that this build does not support.
+    /// - [`Error::Device`]: a name cannot be parsed, a device is named twice, or this build does not support it.
+    /// - [`Error::InvalidArgument`]: there is no device.
     #[track_caller]
     pub fn new(device: &str) -> Result<Self> {
         let devices = resolve([device])?;
@@ -76,17 +77,18 @@ pub struct MirroredStrategy(Strategy);
 handle!(MirroredStrategy);
 
 impl MirroredStrategy {
-    /// A replica on each device, such as `["cpu:0", "cpu:1"]`. A replica waits 60 s for the others in one call.
+    /// Creates a strategy with a replica on each device, such as `["cpu:0", "cpu:1"]`. A replica waits 60 s for the
+    /// others in one call.
     ///
     /// # Errors
-    /// [`Error::Device`] for a name that cannot be parsed, a device named twice or one that this build does not support;
-    /// [`Error::InvalidArgument`] for no device at all.
+    /// - [`Error::Device`]: a name cannot be parsed, a device is named twice, or this build does not support it.
+    /// - [`Error::InvalidArgument`]: there is no device.
     #[track_caller]
     pub fn new<'a>(devices: impl IntoIterator<Item = &'a str>) -> Result<Self> {
         Self::builder().devices(devices).build()
     }
 
-    /// A replica on each device, which waits at most `timeout` for the others in one call.
+    /// Creates a strategy with a replica on each device, which waits at most `timeout` for the others in one call.
     ///
     /// # Errors
     /// Those of [`MirroredStrategy::new`]; and [`Error::InvalidArgument`] for a timeout of zero.
@@ -169,8 +171,8 @@ impl MirroredStrategy {
 
 /// A replica on each of several devices of this process, which share one copy of every variable.
 ///
-/// Values that replicas write to a variable are aggregated and then written once. ON_READ variables have a single copy, too,
-/// so their writes are aggregated like those of ON_WRITE variables.
+/// Values that replicas write to a variable are aggregated and then written once. ON_READ variables also have a
+/// single copy, so their writes are aggregated like those of ON_WRITE variables.
 ///
 /// ```
 /// use distribute::{CentralStorageStrategy, Variable, VariableAggregation, prelude::*};

@@ -44,15 +44,16 @@ pub struct MultiWorkerBuilder {
 }
 
 impl MultiWorkerBuilder {
-    /// Who takes part. By default that is found out from the environment: `TF_CONFIG`, or that of MPI, Slurm or SageMaker.
-    /// Without any of these, there is one worker.
+    /// Sets the resolver of the cluster. By default the cluster is read from the environment: `TF_CONFIG`, MPI, Slurm
+    /// or SageMaker. Without any of these, there is one worker.
     pub fn cluster_resolver(mut self, resolver: impl ClusterResolver + 'static) -> Self {
         self.resolver = Some(Box::new(resolver));
         self
     }
 
-    /// Workers that are linked already, by something other than this builder: MPI, by the crate `distribute-mpi`. They have as many
-    /// replicas as the group's world says, and no cluster is looked for, nor anything else set that says how they are linked.
+    /// Uses workers that are linked already, by something other than this builder: by MPI, with the crate
+    /// `distribute-mpi`. The group's world says the number of replicas, no cluster is resolved, and no option about
+    /// links can be set.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -68,14 +69,14 @@ impl MultiWorkerBuilder {
         self
     }
 
-    /// How many CPU replicas each worker has; 1 by default. The same on all workers.
+    /// Sets the number of CPU replicas of each worker; 1 by default. It is the same on all workers.
     pub fn replicas(mut self, replicas: usize) -> Self {
         self.replicas = Some(replicas);
         self
     }
 
-    /// A replica on each of these devices of this worker, such as `["gpu:0", "gpu:1"]`, in place of CPUs. Workers may have other devices, but
-    /// equally many.
+    /// Puts a replica on each of these devices of this worker, such as `["gpu:0", "gpu:1"]`, instead of CPUs. Workers
+    /// may have different devices, but the same number of them.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -93,28 +94,29 @@ impl MultiWorkerBuilder {
         self
     }
 
-    /// How long a replica waits for those of all workers in one exchange; 60 s by default.
+    /// Sets the time that a replica waits for those of all workers in one exchange; 60 s by default.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.options.timeout = Some(timeout);
         self
     }
 
-    /// How collectives communicate. Options left at their defaults keep their previous values.
-    /// [`Ring`](CommunicationImplementation::Ring) is links over sockets, also between workers of one machine.
+    /// Sets the options of collectives. Options left at their defaults keep their previous values.
+    /// [`Ring`](CommunicationImplementation::Ring) uses sockets, also between workers of one machine.
     pub fn communication_options(mut self, options: CommunicationOptions) -> Self {
         self.options = options.over(self.options);
         self
     }
 
-    /// How long to wait until all workers have joined; a minute by default. Workers may start in any order.
+    /// Sets the time to wait until all workers have joined; a minute by default. Workers may start in any order.
     pub fn join_timeout(mut self, timeout: Duration) -> Self {
         self.join_timeout = Some(timeout);
         self
     }
 
-    /// The name of the job, the same on all workers: a process of another one that comes to an address of this job is refused, also where
-    /// there is no secret. `DISTRIBUTE_JOB` says it where the program doesn't; without either, it is the name of the program's file. Two
-    /// jobs of one program that might get each other's addresses have names of their own.
+    /// Sets the name of the job, which is the same on all workers: a process of another job that connects to an
+    /// address of this one is refused, also without a secret. `DISTRIBUTE_JOB` is used if the program sets no name,
+    /// and the name of the program's file without either. Two jobs of one program that might get each other's
+    /// addresses need names of their own.
     pub fn job(mut self, name: impl Into<String>) -> Self {
         self.job = Some(name.into());
         self
@@ -146,19 +148,20 @@ impl MultiWorkerBuilder {
         self
     }
 
-    /// Whether workers of one machine send each other messages through shared memory; by default they do where they can.
+    /// Sets whether workers of one machine exchange messages through shared memory; by default they do if they can.
     pub fn shared_memory(mut self, shared_memory: SharedMemory) -> Self {
         self.shared_memory = shared_memory;
         self
     }
 
-    /// Within how many steps each variable that is the same on all workers has been compared between them; 100 by default, and 0 for
-    /// never. The same on all workers.
+    /// Sets the number of steps within which each variable that is the same on all workers has been compared between
+    /// them; 100 by default, 0 for never. It is the same on all workers.
     ///
-    /// In each step workers compare the checksum of that fraction of all bytes of variables. For a model whose step reads all of its
-    /// variables that takes less than 0.1 % of the time at 100 steps; a step that reads a few rows of large tables is short, and may ask
-    /// for more of them. Where a variable differs, [`run`](distribute_core::Strategy::run) is
-    /// [`Error::Drift`](distribute_base::Error::Drift) on all workers.
+    /// In each step workers compare the checksum of that fraction of all bytes of variables. For a model whose step
+    /// reads all of its variables this takes less than 0.1 % of the time at 100 steps; a step that reads a few rows
+    /// of large tables is short, and may use a larger number. If a variable differs,
+    /// [`run`](distribute_core::Strategy::run) returns [`Error::Drift`](distribute_base::Error::Drift) on all
+    /// workers.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -172,16 +175,17 @@ impl MultiWorkerBuilder {
         self
     }
 
-    /// With how many workers there is a training, where not all of the cluster have to be there; all of them, by default. The
-    /// cluster names as many as there may be.
+    /// Sets the minimum number of workers. It defaults to all workers of the cluster, which is also the maximum.
     ///
-    /// The workers that are there train; the first of the cluster has to be one of them, because the others meet at its address.
-    /// They go on without one that was lost once nobody has come for [`shrink_after`](Self::shrink_after), and let in who comes
-    /// between two steps. Then all meet again, those that have come take over the state, and the input is dealt anew from where it
-    /// stands: every example of an epoch is used once. [`world`](distribute_core::Strategy::world) is another one then; the global batch stays
-    /// as it is. The program is that of a `Training`.
+    /// The workers that have joined train. The first worker of the cluster has to be one of them, because the others
+    /// connect to its address. If a worker fails and no replacement joins within
+    /// [`shrink_after`](Self::shrink_after), the others continue without it; workers that join are admitted between
+    /// two steps. The group then re-forms, new workers receive the state, and the rest of the input is repartitioned:
+    /// every example of an epoch is used once. [`world`](distribute_core::Strategy::world) changes then; the global
+    /// batch stays the same. The program uses a `Training`.
     ///
-    /// The environment variable `DISTRIBUTE_MIN_WORKERS` says it where the program doesn't; `distribute launch --min-workers` sets it.
+    /// The environment variable `DISTRIBUTE_MIN_WORKERS` is used if the program sets no number;
+    /// `distribute launch --min-workers` sets it.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -195,28 +199,32 @@ impl MultiWorkerBuilder {
         self
     }
 
-    /// How long to wait for more workers where there are [enough](Self::min_workers), counted from when the last one came; 30 s by
-    /// default. `DISTRIBUTE_SHRINK_AFTER` says it in seconds where the program doesn't.
+    /// Sets the time to wait for more workers once there are [enough](Self::min_workers), counted from the last one
+    /// that joined; 30 s by default. `DISTRIBUTE_SHRINK_AFTER`, in seconds, is used if the program sets no time.
     pub fn shrink_after(mut self, wait: Duration) -> Self {
         self.shrink_after = Some(wait);
         self
     }
 
-    /// Where this worker listens, `host:port`, if that is not its address in the cluster: `0.0.0.0:2222` in a container.
+    /// Sets the address that this worker listens on, `host:port`, if it is not its address in the cluster:
+    /// `0.0.0.0:2222` in a container.
     pub fn listen(mut self, address: impl Into<String>) -> Self {
         self.listen = Some(address.into());
         self
     }
 
-    /// Waits until all workers have joined, says which one this is, and builds the strategy. While workers are missing, it says
-    /// once a second which.
+    /// Waits until all workers have joined, and builds the strategy. While workers are missing, it logs their names
+    /// once a second.
     ///
     /// # Errors
-    /// [`Error::Cluster`] for a cluster that is malformed or has no place for this process, a parameter server say: a program
-    /// that was started as one of several never trains alone. [`Error::Join`] if a worker is missing after the join timeout, if
-    /// the workers don't let each other in, or if links over the network would not be protected. [`Error::Device`] for a device that
-    /// this build cannot use. [`Error::InvalidArgument`]
-    /// for no replicas, for another number of devices, for fewer workers than the least, for a group beside a cluster resolver or another number of replicas, and those of [`CommunicationOptions`].
+    /// - [`Error::Cluster`]: the cluster is malformed or this process is not one of its workers, for example a
+    ///   parameter server. A program that was started as one of several never trains alone.
+    /// - [`Error::Join`]: a worker is missing after the join timeout, workers refuse each other, or links over the
+    ///   network would not be protected.
+    /// - [`Error::Device`]: this build cannot use a device.
+    /// - [`Error::InvalidArgument`]: there are no replicas, another number of devices, or fewer workers than the
+    ///   minimum; a group is combined with a cluster resolver or another number of replicas; or an option of
+    ///   [`CommunicationOptions`] is out of range.
     #[track_caller]
     pub fn build(self) -> Result<MultiWorkerMirroredStrategy> {
         let devices = self.devices.map(|names| resolve(names.iter().map(String::as_str))).transpose()?;

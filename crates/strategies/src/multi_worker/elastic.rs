@@ -1,4 +1,4 @@
-//! With how many workers of a cluster there is a training, as program and environment say.
+//! The number of workers of an elastic training, from the program or the environment.
 
 use distribute_base::{Error, Result};
 use std::time::Duration;
@@ -10,20 +10,19 @@ const WAIT: &str = "DISTRIBUTE_SHRINK_AFTER";
 /// The shortest wait: workers that are there knock each half a second.
 const SHORTEST: Duration = Duration::from_secs(1);
 
-/// How long to wait for more workers, unless that is said: long enough for one that is started again, on a machine where that
-/// takes a while.
+/// The default time to wait for more workers: long enough for a worker that is restarted on a slow machine.
 const SHRINK_AFTER: Duration = Duration::from_secs(30);
 
-/// With how many workers there is a training.
+/// The minimum number of workers of an elastic training.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Elastic {
     pub least: usize,
-    /// How long to wait for more.
+    /// The time to wait for more workers.
     pub shrink_after: Duration,
 }
 
 impl Elastic {
-    /// As the program says, else the environment; all of `workers` by default.
+    /// Returns the number that the program sets, or the environment; all of `workers` by default.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a number that is not from 1 to `workers`, and a variable that has no number.

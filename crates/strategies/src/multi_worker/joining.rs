@@ -1,4 +1,4 @@
-//! How the workers of a cluster meet, at first and again.
+//! The rendezvous of the workers of a cluster, at the start and again.
 
 use distribute_base::{Error, Result};
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
@@ -10,19 +10,19 @@ use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// How long one that comes to a training with room for it waits for the others, unless that is said.
+/// The default time that a new worker of an elastic training waits for the others.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What is known of the cluster, and how this process joins it.
+/// The cluster, and the way in which this process joins it.
 #[derive(Clone, Debug)]
 pub(super) struct Joining {
     /// The world in which all of the cluster are.
     pub all: World,
     /// The name of the job.
     pub job: String,
-    /// With how many workers there is a world.
+    /// The minimum number of workers.
     pub least: usize,
-    /// How long to wait for more.
+    /// The time to wait for more workers.
     pub shrink_after: Duration,
     pub task: Task,
     pub addresses: Vec<String>,
@@ -54,9 +54,9 @@ impl Joining {
         Ok(group)
     }
 
-    /// Waits, at most for `patience`, until all workers have met again: those that have lost one, who takes its place, and those that
-    /// have come since. Nobody waits for those that are `leaving`, by their numbers in the world that there was; nor, where not all are
-    /// needed, for one that was lost as soon as they had met, which is why they meet `once_more`.
+    /// Waits, at most for `patience`, until the group has re-formed: with the remaining workers, a replacement of a
+    /// failed one, and new ones. The ranks in `leaving` are not waited for. With `once_more`, this rendezvous repeats
+    /// one that lost a worker, which is then not waited for if the training is elastic.
     ///
     /// # Errors
     /// [`Error::Join`].
@@ -76,12 +76,12 @@ impl Joining {
         Ok(())
     }
 
-    /// How many workers there are, where not all of the cluster have to be there.
+    /// Returns the allowed numbers of workers, if the training is elastic.
     pub fn elastic(&self) -> Option<RangeInclusive<usize>> {
         (self.least < self.all.workers()).then(|| self.least..=self.all.workers())
     }
 
-    /// Comes to one rendezvous after another, until one succeeds.
+    /// Tries one rendezvous after another, until one succeeds.
     fn try_until<R>(
         &self,
         deadline: Deadline,

@@ -20,17 +20,17 @@ use std::time::Duration;
 /// The implementation, on one of the workers.
 struct MultiWorker {
     devices: Vec<DeviceName>,
-    /// Of several workers.
+    /// The group, if there are several workers.
     group: Option<Group>,
     options: CommunicationOptions,
     resolver: Option<Box<dyn ClusterResolver>>,
-    /// How they meet, if this process can meet them again.
+    /// The rendezvous, if this process can join it again.
     joining: Option<Joining>,
     check_drift_every: u64,
 }
 
 impl MultiWorker {
-    /// A worker with a replica on each device, which nobody has found out and which meets the others once.
+    /// Creates a worker with a replica on each device, without a resolver, which joins the group once.
     fn new(devices: Vec<DeviceName>, group: Option<Group>, options: CommunicationOptions) -> Result<Self> {
         options.check("MultiWorkerMirroredStrategy")?;
         Ok(Self {
@@ -44,7 +44,7 @@ impl MultiWorker {
     }
 }
 
-/// So many logical CPU devices.
+/// Returns this number of logical CPU devices.
 fn cpus(replicas: usize) -> Result<Vec<DeviceName>> {
     match replicas {
         0 => Err(distribute_base::Error::invalid(

@@ -25,8 +25,9 @@ impl MultiWorkerMirroredStrategy {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Worker`] for a worker that failed or panicked; if several did, for one that did not fail because of another.
-    /// [`Error::InvalidArgument`] for no worker or no replica. [`Error::Io`] if the system refuses a thread.
+    /// - [`Error::Worker`]: a worker failed or panicked; if several did, one that did not fail because of another.
+    /// - [`Error::InvalidArgument`]: there is no worker or no replica.
+    /// - [`Error::Io`]: the system refuses a thread.
     #[track_caller]
     pub fn on_threads<R: Send>(
         workers: usize,
