@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Where code is running, as errors name it.
+/// The context that code runs in, as errors name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContextKind {
     /// No strategy has been entered: the context in which every thread starts.

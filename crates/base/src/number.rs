@@ -64,7 +64,7 @@ pub fn operand<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Re
 
 /// A float that can be reduced, updated and found in a tensor.
 pub trait Number: Float + Scale + Element + WithDType + bytemuck::Pod {
-    /// The nearest value: [`Float::from_f64`], whose name is candle's, too.
+    /// The nearest value: [`Float::from_f64`], a name that candle also uses.
     #[inline]
     fn of(value: f64) -> Self {
         <Self as Float>::from_f64(value)

@@ -1,12 +1,12 @@
-//! How the copies of a variable are kept equal, and how the replicas' writes combine.
+//! The synchronization and the aggregation of variables.
 
 use std::fmt;
 
-/// When the copies of a variable are made to agree.
+/// The time at which the copies of a variable are synchronized.
 #[doc(alias = "tf.VariableSynchronization")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum VariableSynchronization {
-    /// As the strategy sees fit: [`OnWrite`](Self::OnWrite).
+    /// The choice of the strategy: [`OnWrite`](Self::OnWrite).
     #[doc(alias = "tf.VariableSynchronization.AUTO")]
     #[default]
     Auto,
@@ -24,11 +24,11 @@ pub enum VariableSynchronization {
     OnRead,
 }
 
-/// How what the replicas write, or have written, becomes one value. Always to be given where it matters.
+/// The aggregation of the values that replicas write or have written. It must be given where it matters.
 #[doc(alias = "tf.VariableAggregation")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum VariableAggregation {
-    /// Not at all: replicas cannot write such a variable together, nor can it be read in one piece.
+    /// No aggregation: replicas cannot write such a variable together, and it cannot be read as one value.
     #[doc(alias = "tf.VariableAggregation.NONE")]
     #[default]
     None,
@@ -38,7 +38,7 @@ pub enum VariableAggregation {
     /// The mean over replicas. For floats only.
     #[doc(alias = "tf.VariableAggregation.MEAN")]
     Mean,
-    /// What replica 0 has.
+    /// The value of replica 0.
     #[doc(alias = "tf.VariableAggregation.ONLY_FIRST_REPLICA")]
     #[doc(alias = "ONLY_FIRST_REPLICA")]
     OnlyFirstReplica,

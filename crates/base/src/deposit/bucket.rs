@@ -13,26 +13,26 @@ use std::sync::{Arc, Mutex};
 /// The buckets of one optimizer, which serve again in each step.
 #[derive(Debug)]
 pub struct Pool {
-    /// Which variable a tensor is.
+    /// The number of the variable of each tensor.
     numbers: HashMap<TensorId, usize>,
-    /// Variables whose gradients nobody asks for.
+    /// Frozen variables, whose gradients are not computed.
     frozen: HashSet<TensorId>,
-    /// Of which dtype each variable is, and how many elements it has.
+    /// The dtype and the number of elements of each variable.
     sizes: Vec<(DType, usize)>,
-    /// For each replica those that it doesn't use: the memory is near to its core.
+    /// The idle buckets of each replica: the memory is near to its core.
     idle: Mutex<Vec<Vec<Loose>>>,
-    /// Where packs for other workers come from, if a replica's gradients are sent as they are.
+    /// The buffers of packs for other workers, if a replica's gradients are sent without being summed first.
     packs: Option<Buffers>,
-    /// Which elements of variables each worker gets of them, where it is not all or an equal range of each pack.
+    /// The elements of variables that each worker gets, if not all or an equal range of each pack.
     ranges: Option<Ranges>,
-    /// Which gradients are in them, as all workers of a generation have found in the last step.
+    /// The layout of the packs, as all workers of a generation have agreed in the last step.
     layout: Mutex<(u64, Option<Arc<Layout>>)>,
-    /// In which order the first replica of this process has made its gradients in the last step.
+    /// The order in which the first replica of this process completed its gradients in the last step.
     order: Mutex<Vec<u32>>,
 }
 
 impl Pool {
-    /// Of an optimizer's variables, and of copies of them, which replicas compute with on devices.
+    /// Creates the buckets of an optimizer's variables, and of the copies that replicas compute with on devices.
     pub fn new<'v>(
         variables: impl Iterator<Item = &'v Var>,
         copies: impl Iterator<Item = (usize, &'v Var)>,
@@ -51,7 +51,7 @@ impl Pool {
         Arc::new(Self { numbers, frozen, sizes, idle, packs, ranges, layout, order })
     }
 
-    /// How many each replica has made and doesn't use.
+    /// Returns the number of idle buckets of each replica.
     pub fn counts(&self) -> Vec<usize> {
         lock(&self.idle).iter().map(Vec::len).collect()
     }
@@ -83,8 +83,8 @@ impl Pool {
         Bucket { pool: self.clone(), replica, loose, packs, overlap, on_device: Vec::new() }
     }
 
-    /// The layout of packs with the gradients of these variables, which the next buckets have. They are made in this `order`,
-    /// if it is known anew.
+    /// Returns the layout of packs with the gradients of these variables, which the next buckets use. A new `order`
+    /// replaces the one before.
     pub fn layout(&self, dense: &[bool], order: Option<&[u32]>) -> Arc<Layout> {
         let layout = &mut lock(&self.layout).1;
         match &*layout {
@@ -102,19 +102,20 @@ impl Pool {
         self.packs.is_some()
     }
 
-    /// In which order the first replica of this process has made its gradients in the last step, if it has made any.
+    /// Returns the order in which the first replica of this process completed its gradients in the last step, if
+    /// there were any.
     pub fn order(&self) -> Option<Vec<u32>> {
         Some(lock(&self.order).clone()).filter(|order| !order.is_empty())
     }
 }
 
-/// What is kept from step to step.
+/// The memory that is kept from step to step.
 #[derive(Debug, Default)]
 struct Loose {
-    /// For each variable the elements of its gradient; none before it has had a dense one that is in no pack, as of a table
-    /// of which only rows come.
+    /// The elements of the gradient of each variable. Empty before it has had a dense one that is in no pack, for
+    /// example for a table of which only rows have gradients.
     places: Vec<Elements>,
-    /// For each variable.
+    /// The slot of each variable.
     filled: Vec<Slot>,
     deposits: Deposits,
 }
@@ -137,19 +138,19 @@ pub struct Bucket {
     loose: Loose,
     /// The packs for other workers, with places for variables that had a dense gradient in the last step.
     packs: Option<Filling>,
-    /// Those that leave before the others are complete.
+    /// The sender of packs that are sent before the others are complete.
     overlap: Option<OverlapSender>,
     /// Rows of tables on the replica's device, by variable, in the order in which they came.
     on_device: Vec<(usize, Rows)>,
 }
 
 impl Bucket {
-    /// Which of the optimizer's variables this is, if it is one.
+    /// Returns the number of the optimizer's variable, if this is one.
     pub(super) fn number(&self, variable: &Tensor) -> Option<usize> {
         self.pool.numbers.get(&variable.id()).copied()
     }
 
-    /// Whether nobody asks for this one's gradient.
+    /// Whether this variable is frozen.
     pub(super) fn is_frozen(&self, variable: &Tensor) -> bool {
         self.pool.frozen.contains(&variable.id())
     }
@@ -196,7 +197,8 @@ impl Bucket {
         }
     }
 
-    /// Where the dense gradient of a variable goes, and whether there is something to add to. None for another dtype.
+    /// Returns the place of the dense gradient of a variable, and whether there is something to add to. `None` for
+    /// another dtype.
     pub(super) fn place<T: Number>(&mut self, number: usize) -> Option<(&mut [T], bool)> {
         let Self { pool, loose: Loose { places, filled, .. }, packs, .. } = self;
         let place: &mut [T] = match packs.as_mut().and_then(|packs| packs.place(number)) {

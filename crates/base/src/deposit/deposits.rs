@@ -1,20 +1,20 @@
-//! When the gradient of a variable is complete: after as many deposits as in the step before. Whoever acts on that must be able
-//! to take it back.
+//! The detection of complete gradients: after the same number of writes as in the step before. Users of this must be
+//! able to revoke what they did.
 
 /// The deposits of one step, and what is known of the step before.
 #[derive(Debug, Default)]
 pub(super) struct Deposits {
-    /// For each variable how many there have been.
+    /// The number of writes of each variable.
     counts: Vec<u32>,
-    /// For each variable how many there were in the last step; 0 where that is not known, or where they were not all.
+    /// The number of writes of each variable in the last step; 0 if it is unknown or writes were missing.
     expected: Vec<u32>,
-    /// For each variable which deposit was its latest.
+    /// The position of the latest write of each variable.
     latest: Vec<u32>,
     made: u32,
 }
 
 impl Deposits {
-    /// A step begins, in which so many variables may have a gradient.
+    /// Begins a step with this number of variables.
     pub(super) fn begin(&mut self, variables: usize) {
         self.expected.resize(variables, 0);
         for kept in [&mut self.counts, &mut self.latest] {
@@ -38,7 +38,8 @@ impl Deposits {
         joined.into_iter().for_each(|number| self.expected[number] = 0);
     }
 
-    /// In which order variables are complete, by the step that has ended: those of which that is not known come last.
+    /// Returns the order in which variables were completed in the last step. Variables without a known order come
+    /// last.
     pub(super) fn order(&self) -> Vec<u32> {
         let mut numbers: Vec<u32> = (0..self.latest.len() as u32).collect();
         let turn = |number: &u32| {

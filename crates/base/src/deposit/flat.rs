@@ -41,7 +41,7 @@ impl Filling {
         OverlapSender::new(early, replica, &self.layout, &self.buffers)
     }
 
-    /// Where the elements of a variable go. None for another dtype, and where it has no place.
+    /// Returns the place of a variable. `None` for another dtype, or if it has no place.
     pub fn place<T: Number>(&mut self, number: usize) -> Option<&mut [T]> {
         let Place { pack, bytes } = self.layout.place(number)?.clone();
         if self.layout.packs().get(pack)?.dtype != <T as WithDType>::DTYPE {
@@ -125,7 +125,7 @@ impl Flat {
         Self { layout: layout.clone(), part: None, packs, early_call: None }
     }
 
-    /// What another worker has sent to this one, which owns ranges of variables: of these there are no other elements.
+    /// Creates packs of the ranges that another worker has sent to this one.
     pub fn received_part(layout: &Arc<Layout>, worker: usize, packs: Vec<Bytes>, buffers: &Buffers) -> Self {
         Self { part: Some(worker), ..Self::received(layout, packs, buffers) }
     }

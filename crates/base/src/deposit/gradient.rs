@@ -37,7 +37,7 @@ pub enum Dense {
 }
 
 impl Gradient {
-    /// The gradient of a replica which has none: no rows.
+    /// Returns the gradient of a replica without one: no rows.
     pub fn none(variable: &Var) -> Self {
         Self::Rows(Rows::new(Vec::new(), Elements::none(variable.dtype())))
     }
@@ -47,7 +47,7 @@ impl Gradient {
         matches!(self, Self::Dense(Dense::Device(_)) | Self::Rows(Rows { values: RowValues::Device(_), .. }))
     }
 
-    /// The packs that a dense gradient lies in, if it lies in packs.
+    /// Returns the packs that a dense gradient is in, if it is in packs.
     pub fn packs(&self) -> Option<&Arc<Flat>> {
         match self {
             Self::Dense(Dense::Packed { packs, .. }) => Some(packs),
@@ -55,7 +55,7 @@ impl Gradient {
         }
     }
 
-    /// The same on the host with a number for each element: beside a dense one, rows are no shorter way.
+    /// Converts it to a dense gradient on the host: next to a dense one, rows save nothing.
     ///
     /// # Errors
     /// candle's.
@@ -69,7 +69,7 @@ impl Gradient {
         })))
     }
 
-    /// The same on the host. Waits for the device.
+    /// Copies it to the host. Waits for the device.
     ///
     /// # Errors
     /// candle's, of the device.
@@ -81,7 +81,7 @@ impl Gradient {
         })
     }
 
-    /// The same on the device of `copy`, a copy of the variable that the replica computes with.
+    /// Copies it to the device of `copy`, a copy of the variable that the replica computes with.
     ///
     /// # Errors
     /// candle's, of the device.
@@ -105,7 +105,7 @@ impl Gradient {
         })
     }
 
-    /// This and another gradient of the same variable, both on the device of `copy`.
+    /// Adds another gradient of the same variable. Both are on the device of `copy`.
     ///
     /// # Errors
     /// candle's, of the device.
@@ -117,7 +117,7 @@ impl Gradient {
         })
     }
 
-    /// Its numbers on the device, if it is there and has any.
+    /// Returns its numbers on the device, if it is there and has any.
     pub fn on_device(&self) -> Option<&Tensor> {
         match self {
             Self::Dense(Dense::Device(values)) => Some(values),
@@ -142,7 +142,7 @@ impl Gradient {
         Ok(())
     }
 
-    /// The rows that it is of, as an index of the device. `None` for a gradient of all elements or of none.
+    /// Returns its rows as an index on the device. `None` for a gradient of all elements or of none.
     ///
     /// # Errors
     /// candle's, of the device.
@@ -153,7 +153,7 @@ impl Gradient {
         }
     }
 
-    /// A tensor on the device of `copy` with a number for each element of the variable.
+    /// Returns a tensor on the device of `copy` with a number for each element of the variable.
     ///
     /// # Errors
     /// candle's, of the device.
@@ -183,7 +183,7 @@ impl Dense {
         }
     }
 
-    /// Its elements, if they lie in a bucket or in packs. `None` for another dtype.
+    /// Returns its elements, if they are in a bucket or in packs. `None` for another dtype.
     pub fn placed<T: Number>(&self) -> Option<&[T]> {
         match self {
             Self::Host(_) | Self::Device(_) => None,
@@ -198,7 +198,7 @@ impl Dense {
         }
     }
 
-    /// A tensor of the variable's shape on the variable's device: a copy of what lies in a bucket or in packs.
+    /// Returns a tensor of the variable's shape on the variable's device: a copy of what is in a bucket or in packs.
     ///
     /// # Errors
     /// candle's.

@@ -1,4 +1,4 @@
-//! Where the gradients of variables lie in the packs that go to other workers: a function of sizes and of their order.
+//! The layout of gradients in the packs for other workers: a function of sizes and of their order.
 
 use super::Part;
 use bytes::Bytes;
@@ -10,20 +10,21 @@ use std::ops::Range;
 /// Each variable begins on a cache line of its own.
 const LINE: usize = 64;
 
-/// A pack that has so many bytes is closed. On a link of 1 Gbit/s it takes 2 ms, hundreds of times as long as a message
-/// takes by itself.
+/// The size in bytes at which a pack is closed. On a link of 1 Gbit/s it takes 2 ms, hundreds of times the time of a
+/// message itself.
 const PACK: usize = 256 << 10;
 
-/// So many packs there are at most, or a few more where variables are large or of two dtypes: a large model has larger ones.
+/// The largest number of packs, or a few more if variables are large or have two dtypes: a large model has larger
+/// packs.
 const MOST_PACKS: usize = 16;
 
-/// Which variables are in which pack, and where.
+/// The variables of each pack, and their places.
 #[derive(Debug, PartialEq)]
 pub struct Layout {
-    /// For each variable.
+    /// The place of each variable.
     places: Vec<Option<Place>>,
     packs: Vec<Pack>,
-    /// What each worker gets of them, where it is not all or an equal range of each.
+    /// The parts of the packs that each worker gets, if they are not all or an equal range of each.
     parts: Option<Vec<Part>>,
     digest: u64,
 }
@@ -31,7 +32,7 @@ pub struct Layout {
 /// The elements of each variable that a worker owns, for each worker.
 pub(crate) type Ranges = Vec<Vec<Range<usize>>>;
 
-/// Which bytes of a pack a variable has.
+/// The bytes of a variable in a pack.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Place {
     pub(super) pack: usize,
@@ -45,7 +46,7 @@ pub struct Pack {
     pub dtype: DType,
     /// Its bytes.
     pub len: usize,
-    /// How many variables it has.
+    /// The number of its variables.
     pub(super) variables: usize,
 }
 
@@ -118,12 +119,12 @@ impl Layout {
         self.places.get(number)?.as_ref()
     }
 
-    /// What a worker gets of the packs, where workers own ranges of variables.
+    /// Returns the part of the packs that a worker gets, if workers partition variables.
     pub fn part(&self, worker: usize) -> Option<&Part> {
         self.parts.as_ref()?.get(worker)
     }
 
-    /// What each worker gets of a pack, where workers own ranges of variables.
+    /// Returns the part of a pack that each worker gets, if workers partition variables.
     pub(crate) fn pieces<'a>(
         &'a self,
         pack: usize,

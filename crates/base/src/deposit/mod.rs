@@ -1,4 +1,4 @@
-//! Where the layers of [`nn`](crate::nn) leave gradients of variables.
+//! The bucket that the layers of [`nn`](crate::nn) write gradients into.
 //!
 //! candle makes zeros for every gradient and adds to them. Inside of [`minimize`](crate::Optimizer::minimize) a layer's
 //! backward writes into the replica's [`Bucket`] instead, where the optimizer reduces it; everywhere else, and for weights
@@ -58,7 +58,7 @@ pub fn is_used(variable: &Tensor) -> bool {
 /// The gradient of `variable`, as `write` makes it: of the elements of a contiguous tensor of the variable's shape, to be
 /// set, or added to what is there if the flag says so.
 ///
-/// None where it has gone into the bucket, or nobody asks for it.
+/// Returns `None` if it was written into the bucket, or is not needed.
 pub fn gradient<T: Number>(variable: &Tensor, write: impl FnOnce(&mut [T], bool)) -> Result<Option<Tensor>> {
     if !variable.track_op() {
         return Ok(None);
@@ -84,7 +84,7 @@ pub fn gradient<T: Number>(variable: &Tensor, write: impl FnOnce(&mut [T], bool)
 /// The gradient of a table of which only some rows have one: their numbers, each once and ascending, and the values of
 /// each. Not of a table without elements.
 ///
-/// None where it has gone into the bucket, or nobody asks for it; for candle it becomes dense.
+/// Returns `None` if it was written into the bucket, or is not needed; for candle it becomes dense.
 pub fn row_gradient<T: Number>(table: &Tensor, rows: Vec<usize>, values: Vec<T>) -> Result<Option<Tensor>> {
     if !table.track_op() {
         return Ok(None);
@@ -111,7 +111,8 @@ pub fn row_gradient<T: Number>(table: &Tensor, rows: Vec<usize>, values: Vec<T>)
     })
 }
 
-/// As [`row_gradient`], of a table on a device: of each of these `rows`, which may come several times, one row of `values`.
+/// Does the same as [`row_gradient`] for a table on a device: `values` has one row for each of these `rows`, which
+/// may repeat.
 pub fn device_row_gradient(table: &Tensor, rows: &[usize], values: &Tensor) -> Result<Option<Tensor>> {
     if !table.track_op() || rows.is_empty() {
         return Ok(None);

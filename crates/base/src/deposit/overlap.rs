@@ -13,7 +13,7 @@ pub(super) struct OverlapSender {
     buffers: Buffers,
     /// The number of the first pack among all of this worker.
     first: usize,
-    /// For each pack how many of its variables are not complete.
+    /// The number of incomplete variables of each pack.
     open: Vec<usize>,
     sent: Vec<bool>,
 }

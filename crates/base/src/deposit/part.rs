@@ -1,4 +1,4 @@
-//! What one worker gets of packs, where each worker owns a range of every variable.
+//! The part of the packs that one worker gets, if workers partition variables.
 
 use super::layout::Place;
 use bytes::Bytes;
@@ -6,17 +6,18 @@ use candle_core::DType;
 use distribute_collective::group::Buffers;
 use std::ops::Range;
 
-/// What one worker gets of packs: of each, its ranges of the variables in it, one after another.
+/// The part of the packs that one worker gets: of each pack its ranges of the variables, one after another.
 #[derive(Debug, PartialEq)]
 pub struct Part {
-    /// For each pack, which bytes of it, ascending.
+    /// The bytes of each pack, ascending.
     cuts: Vec<Vec<Range<usize>>>,
-    /// For each variable, where its range lies in what the worker gets of its pack.
+    /// The place of the range of each variable in that part of its pack.
     places: Vec<Option<Place>>,
 }
 
 impl Part {
-    /// Of so many packs, in which variables have these places, what the worker gets that owns these `ranges` of their elements.
+    /// Creates the part of a worker that updates these `ranges` of variables, which have these places in this number
+    /// of packs.
     pub(super) fn new(
         packs: usize,
         whole: &[Option<Place>],
@@ -45,7 +46,7 @@ impl Part {
         self.cuts.get(pack).map_or(0, |cuts| cuts.iter().map(Range::len).sum())
     }
 
-    /// What the worker gets of a pack, which is copied only if it lies in several places.
+    /// Returns the part of a pack. It is copied only if it has several ranges.
     pub fn of(&self, pack: usize, bytes: &Bytes, buffers: &Buffers) -> Bytes {
         let cuts = self.cuts.get(pack).map_or(&[][..], |cuts| cuts);
         buffers.joined(cuts.iter().map(|cut| bytes.slice(cut.clone())))

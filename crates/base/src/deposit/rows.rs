@@ -19,9 +19,9 @@ pub struct Rows {
 /// The elements of rows.
 #[derive(Clone, Debug)]
 pub enum RowValues {
-    /// On the host, one row after another.
+    /// Elements on the host, one row after another.
     Host(Elements),
-    /// On a replica's device, as a matrix. `None` for no rows: a device is asked for nothing of no size.
+    /// A matrix on a replica's device. `None` for no rows: a device is asked for nothing of no size.
     Device(Option<Tensor>),
 }
 

@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::panic::catch_unwind;
 use std::sync::Mutex;
 
-/// Handles by number. candle makes streams, caches of kernels and a generator of random numbers anew for each that is opened, and what is
-/// done by one is not ordered with what is done by another.
+/// The handles by number. candle creates new streams, caches of kernels and a generator of random numbers for each
+/// handle, and the work of one handle is not ordered with that of another.
 static OPEN: Mutex<Option<HashMap<usize, Device>>> = Mutex::new(None);
 
 /// The GPU of this number, by the one handle that this process has of it.
@@ -26,7 +26,7 @@ pub fn open(number: usize) -> Result<Device> {
     Ok(device)
 }
 
-/// Of CUDA with a stream of its own: the default one is another for each thread, and candle does not order these.
+/// Opens CUDA with a stream of its own: the default one is another for each thread, and candle does not order these.
 fn new(number: usize) -> Result<Device> {
     if cfg!(feature = "cuda") {
         let device = Device::new_cuda_with_stream(number)?;
@@ -38,8 +38,8 @@ fn new(number: usize) -> Result<Device> {
     catch_unwind(|| Device::new_metal(number)).unwrap_or_else(|_| bail!("there is no GPU of this number"))
 }
 
-/// Has CUDA keep for this process what tensors have freed. Else it gives all of it back whenever somebody waits for the GPU, and the next step's
-/// memory takes milliseconds.
+/// Makes CUDA keep freed memory of tensors for this process. Otherwise it returns all of it to the system whenever a
+/// thread waits for the GPU, and the next step's memory takes milliseconds.
 #[cfg(feature = "cuda")]
 fn keep_memory(device: &Device) {
     use candle_core::cuda_backend::cudarc::driver::sys;

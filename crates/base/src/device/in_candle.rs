@@ -42,7 +42,7 @@ struct InPlace<'a> {
     how: Write,
     values: &'a HostTensor,
     rows: Option<Vec<usize>>,
-    /// Where the values begin, if not at rows.
+    /// The offset of the values, if it is not at rows.
     first: usize,
 }
 

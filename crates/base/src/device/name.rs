@@ -6,7 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
-/// What kind of device.
+/// The kind of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DeviceKind {
     /// A logical CPU device. There can be any number, each with its own replica and thread.
@@ -31,7 +31,7 @@ pub enum DeviceKind {
 pub struct DeviceName {
     /// The kind of device.
     pub kind: DeviceKind,
-    /// Which of its kind, from 0.
+    /// Its number among those of its kind, from 0.
     pub index: usize,
     /// The parameter server that it is of, by the number of its task; `None` for this process.
     pub server: Option<usize>,

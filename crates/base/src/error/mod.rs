@@ -1,4 +1,4 @@
-//! What can go wrong, and what to do about it.
+//! The error of this workspace: what failed, where, and what to do.
 
 mod cause;
 
@@ -33,7 +33,7 @@ pub fn Ok<T>(value: T) -> Result<T> {
     Result::Ok(value)
 }
 
-/// What went wrong.
+/// An error of this crate. It names the operation, the replica or peer, the step, and what to do.
 ///
 /// `Debug` prints the same text as `Display`, because a `main` that returns an error and `unwrap` use it.
 #[derive(thiserror::Error)]
@@ -56,9 +56,9 @@ pub enum Error {
     /// workers, the text of that error.
     #[error("worker {worker}{} failed: {source}", located(process))]
     Worker {
-        /// Which worker, from 0.
+        /// The number of the worker, from 0.
         worker: usize,
-        /// What that worker is in the cluster, and where, if workers are processes.
+        /// The task and address of the worker, if workers are processes.
         process: Option<Box<Process>>,
         /// Its error.
         #[source]
@@ -73,20 +73,20 @@ pub enum Error {
     /// The closure given to `run` panicked on a replica.
     #[error("panicked: {message}")]
     Panicked {
-        /// What the panic said.
+        /// The message of the panic.
         message: String,
     },
     /// Replicas did not make the same calls, or one was too late. Every replica gets the same text.
     #[error("{0}")]
     Collective(Arc<Blame>),
-    /// A replica's piece of the batch has no rows, and the closure failed on it.
+    /// The batch of a replica has no rows, and the closure failed on it.
     #[error(
         "replica {replica} got an empty piece of the batch, and the closure failed on it; {advice}; the closure said: {source}"
     )]
     EmptyPiece {
         /// The global id of the replica.
         replica: usize,
-        /// What to do.
+        /// The advice: what to do.
         advice: &'static str,
         /// The closure's error.
         #[source]
@@ -95,13 +95,13 @@ pub enum Error {
     /// The operation does not belong to the context it was called in.
     #[error("{operation} requires {required}, but was called in {found}; {advice}")]
     WrongContext {
-        /// What was called.
+        /// The function that was called.
         operation: &'static str,
-        /// Where it belongs.
+        /// The context that the operation needs.
         required: ContextKind,
-        /// Where it was called.
+        /// The context of the call.
         found: ContextKind,
-        /// What to call instead.
+        /// The advice: what to call instead.
         advice: &'static str,
     },
     /// The variable does not support this operation in this context, because of its synchronization and aggregation.
@@ -109,7 +109,7 @@ pub enum Error {
         "{operation}: variable {variable} (synchronization {synchronization}, aggregation {aggregation}) cannot be used so in {found}; {advice}"
     )]
     VariableAccess {
-        /// What was called.
+        /// The function that was called.
         operation: &'static str,
         /// The variable's name.
         variable: String,
@@ -117,33 +117,33 @@ pub enum Error {
         synchronization: VariableSynchronization,
         /// The variable's aggregation.
         aggregation: VariableAggregation,
-        /// Where it was called.
+        /// The context of the call.
         found: ContextKind,
-        /// What to do instead.
+        /// The advice: what to do instead.
         advice: &'static str,
     },
-    /// What belongs to one strategy was used with another.
+    /// A value of one strategy was used with another.
     #[error("{operation}: mixing different strategies: {current}, but {other}; {advice}")]
     MixedStrategies {
-        /// What was called.
+        /// The function that was called.
         operation: &'static str,
-        /// Where it was called: in a run or scope of which strategy, or that none was entered.
+        /// The run or scope of the call and its strategy, or a note that none was entered.
         current: String,
-        /// What was used, and to which strategy it belongs.
+        /// The value, and its strategy.
         other: String,
-        /// What to do instead.
+        /// The advice: what to do instead.
         advice: &'static str,
     },
     /// A value that was made for another number of replicas was given to a strategy.
     #[error("{operation}: {path} is {value}, but there {}; {}", local(*replicas), PARTS_ADVICE)]
     Parts {
-        /// What was called.
+        /// The function that was called.
         operation: &'static str,
-        /// Which of its arguments, and where in it: `args.1[0]`.
+        /// The path to the value in the arguments: `args.1[0]`.
         path: String,
-        /// What it is, and how many parts it has.
+        /// The type of the value, and its number of parts.
         value: String,
-        /// How many local replicas there are.
+        /// The number of local replicas.
         replicas: usize,
     },
     /// A replica context was used after its `run`, or on another replica's thread.
@@ -151,7 +151,7 @@ pub enum Error {
         "{operation}: this replica context belongs to another run or thread (replica {replica}, step {step}); use the one given to the closure, on the thread that runs it"
     )]
     StaleContext {
-        /// What was called.
+        /// The function that was called.
         operation: &'static str,
         /// The replica of the stale context.
         replica: usize,
@@ -163,31 +163,31 @@ pub enum Error {
     Device {
         /// The name given.
         name: String,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
     /// An argument is out of range or inconsistent.
     #[error("{operation}: {reason}")]
     InvalidArgument {
-        /// What was called.
+        /// The function that was called.
         operation: &'static str,
-        /// What is wrong, what was expected, and what to do.
+        /// The reason, what was expected, and what to do.
         reason: String,
     },
     /// Variables have no gradient on any replica in an optimizer's first step, and the optimizer was told to refuse that.
     #[error("{operation}: {reason}")]
     MissingGradients {
-        /// What was called.
+        /// The function that was called.
         operation: &'static str,
         /// The names of all of them.
         variables: Vec<String>,
-        /// Which they are, what has probably cut them off, and what to do.
+        /// The list of variables, the likely cause, and what to do.
         reason: String,
     },
     /// A loss or a gradient is NaN or infinite, and the optimizer was told to refuse that.
     #[error("{operation}: {reason}")]
     NotFinite {
-        /// What was called.
+        /// The function that was called.
         operation: &'static str,
         /// The global id of the first replica that had it.
         replica: usize,
@@ -195,7 +195,7 @@ pub enum Error {
         step: u64,
         /// The first variable, by name, whose gradient is not finite on that replica; `None` if only the loss is not.
         variable: Option<String>,
-        /// Where it was found, where it probably comes from, and what to look for.
+        /// The place of the number, its likely origin, and what to look for.
         reason: String,
     },
     /// A variable that has to be the same on all workers is not. Every worker gets the same text, and the step has not begun.
@@ -207,10 +207,11 @@ pub enum Error {
         variable: String,
         /// The workers on which it is not what most have; all of them, where no value is that of most.
         workers: Vec<usize>,
-        /// Which variable, which workers, and what to do.
+        /// The variable, the workers, and what to do.
         reason: String,
     },
-    /// Workers have come that wait to take part, and the step has not begun, on any worker. It goes on when all have met again.
+    /// New workers wait to be admitted, and the step has not begun on any worker. The step is made after the group
+    /// has re-formed.
     #[error(
         "run: before step {step}, {waiting} more worker{} to take part; have the steps made by Training::run, or give this error to \
          Training::recover, which lets them in",
@@ -219,31 +220,31 @@ pub enum Error {
     WorkersWaiting {
         /// The number of the step that would have begun, as in [`Error::Replica`].
         step: u64,
-        /// How many there are.
+        /// The number of new workers.
         waiting: usize,
     },
     /// A task that serves others cannot.
     #[error("{task} cannot serve: {reason}")]
     Serving {
-        /// Which one.
+        /// The task.
         task: distribute_cluster::Task,
-        /// Why not, and what to do.
+        /// The reason, and what to do.
         reason: String,
     },
-    /// A training that was told to end has saved its checkpoint, which is whole, but later than the grace period, after which a
-    /// scheduler kills processes.
+    /// A training that was asked to stop has saved its checkpoint, which is complete, but after the grace period at
+    /// whose end a scheduler kills processes.
     #[error(
         "Preemption::save: {} was saved after step {step}, {:.1} s after the notice, of which the grace period is {:.1} s; have the scheduler wait longer, or save more often and end without this checkpoint",
         saved.display(), took.as_secs_f64(), grace.as_secs_f64()
     )]
     GracePeriod {
-        /// After which step.
+        /// The last step.
         step: u64,
         /// The checkpoint.
         saved: PathBuf,
-        /// How long it took from the notice on.
+        /// The time from the notice until the checkpoint was saved.
         took: Duration,
-        /// How long it should have taken at most.
+        /// The grace period.
         grace: Duration,
     },
     /// An `Evaluator` has waited in vain for the next checkpoint of a training whose last one it has not seen.
@@ -252,52 +253,52 @@ pub enum Error {
         folder.display(), waited.as_secs_f64(), after.as_ref().map_or(String::new(), |after| format!(" since {after}"))
     )]
     NoCheckpoint {
-        /// Where it was looked for.
+        /// The folder that was watched.
         folder: PathBuf,
         /// The latest one that was there; `None` where there was none.
         after: Option<String>,
-        /// How long it was waited.
+        /// The time that was waited.
         waited: Duration,
     },
-    /// A step of an optimizer whose state is sharded has ended between the update of each worker's part of the state and the
-    /// exchange of the new weights. No weight has changed on this worker, but its part of the state has, and steps and saves of the
-    /// optimizer are refused until it is restored.
+    /// A step of an optimizer with sharded state failed between the update of each worker's part of the state and the
+    /// exchange of the new weights. No weight has changed on this worker, but its part of the state has. Steps and
+    /// saves of the optimizer are refused until it is restored.
     #[error("{operation}: {reason}")]
     IncompleteState {
-        /// What was called.
+        /// The function that was called.
         operation: &'static str,
         /// The number of the step, of those made with this optimizer.
         step: u64,
-        /// Where it has ended, and what to do.
+        /// The place of the failure, and what to do.
         reason: String,
-        /// Why, in the step itself.
+        /// The error of the step.
         #[source]
         source: Option<Box<Error>>,
     },
     /// The strategy cannot do this.
     #[error("{operation}: {strategy} does not support {what}; {advice}")]
     NotSupported {
-        /// What was called.
+        /// The function that was called.
         operation: &'static str,
         /// The kind of strategy.
         strategy: &'static str,
-        /// What it cannot do.
+        /// The feature that the strategy lacks.
         what: &'static str,
-        /// What to do instead.
+        /// The advice: what to do instead.
         advice: &'static str,
     },
     /// A pass over a distributed dataset is at its end.
     #[error("{operation}: the pass is at its end; begin another, by iter() or Batches::begin()")]
     OutOfRange {
-        /// What was called.
+        /// The function that was called.
         operation: &'static str,
     },
     /// Tensors or nests don't match the operation.
     #[error("{operation}: {source}")]
     Tensor {
-        /// What was called.
+        /// The function that was called.
         operation: &'static str,
-        /// What doesn't fit.
+        /// The mismatch.
         #[source]
         source: distribute_tensor::Error,
     },
@@ -316,13 +317,13 @@ pub enum Error {
     /// A summary for TensorBoard could not be written.
     #[error(transparent)]
     Summary(#[from] distribute_summary::Error),
-    /// A parameter server refuses what it is asked for, or doesn't answer. Unless it refuses, it may have done it; where several
-    /// servers were asked, the others may have, too.
+    /// A parameter server refused a request or did not answer. Unless the server refused, the request may have been
+    /// applied, on other servers as well.
     #[error("{operation}: {source}")]
     Server {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
-        /// Which server, what it was asked for, and why it was not done.
+        /// The server, the request, and the reason.
         #[source]
         source: Box<distribute_params::ChannelError>,
     },
@@ -341,9 +342,9 @@ pub enum Error {
     /// The system refused a file or a thread.
     #[error("{operation}: {source}")]
     Io {
-        /// What was being done.
+        /// The operation.
         operation: String,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: std::io::Error,
     },

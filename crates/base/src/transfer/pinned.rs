@@ -39,24 +39,24 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// How many buffers a GPU has: one is written while others are copied.
+/// The number of buffers of a GPU: one is written while others are copied.
 const BUFFERS: usize = 4;
 
-/// What copies to one GPU.
+/// The copier to one GPU.
 pub(super) struct Pinned {
     device: CudaDevice,
-    /// On which nothing is computed.
+    /// The stream of copies, on which nothing is computed.
     copies: Arc<CudaStream>,
     /// Held while a tensor is copied: what two threads bring to one GPU goes one by one, as its bytes do.
     pool: Mutex<Pool<Buffer>>,
     has_told: AtomicBool,
 }
 
-/// Of each GPU of the process one, with its memory, for all that is copied there; `None` of those that can have none, which was logged.
+/// The copier of each GPU of the process, with its memory; `None` for GPUs that cannot have one.
 static ALL: Mutex<Vec<(DeviceId, Option<Arc<Pinned>>)>> = Mutex::new(Vec::new());
 
 impl Pinned {
-    /// That of this GPU; `None` where it can have none.
+    /// Returns the copier of this GPU; `None` if it can have none.
     pub(super) fn of(device: &CudaDevice) -> Option<Arc<Self>> {
         let mut all = lock(&ALL);
         if let Some((_, pinned)) = all.iter().find(|(id, _)| *id == device.id()) {

@@ -19,7 +19,7 @@ const SIZES: (usize, usize) = (4 << 10, 8 << 20);
 
 /// Buffers of a number of sizes. There are never more than so many of the greatest size: more that is to be copied waits for the oldest copy.
 pub(super) struct Pool<B> {
-    /// In the order of their copies.
+    /// The buffers, in the order of their copies.
     buffers: Vec<B>,
     limit: usize,
 }
@@ -107,7 +107,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// How many copies are over, how many buffers there are, and how many bytes they have.
+    /// Returns the numbers of finished copies and of buffers, and their bytes.
     #[derive(Default)]
     struct Device {
         over: Cell<usize>,

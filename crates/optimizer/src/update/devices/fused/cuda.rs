@@ -179,7 +179,8 @@ fn launch<T: CudaDType + DeviceRepr + WithDType>(
 
 /// Returns the address of the elements of a contiguous tensor on the device.
 ///
-/// The storage is locked no longer than that: one tensor may be several inputs, and a writer that waits must
+/// The storage is locked no longer than that: one tensor may be several inputs, and a writer that waits must not get
+/// between two reads of one thread.
 fn address<T: CudaDType>(device: &CudaDevice, input: &Tensor) -> Result<u64> {
     let (storage, layout) = input.storage_and_layout();
     let (Storage::Cuda(storage), Some((start, end))) = (&*storage, layout.contiguous_offsets()) else {

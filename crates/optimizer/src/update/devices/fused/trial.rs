@@ -8,8 +8,8 @@ use distribute_tensor::random::Draws;
 
 /// Kinds of numbers, of which three inputs have each with each.
 const KINDS: usize = 12;
-/// Special numbers, and numbers of any kind: more than a few blocks have threads for, so that the last has some
-/// without
+/// Special numbers, and numbers of any kind: more than a few blocks have threads for, so that the last block has some
+/// without an element.
 const COUNT: usize = KINDS * KINDS * KINDS + 1025;
 
 /// Whether `launch` makes of a program what the host makes of it, bit for bit, but that any NaN is NaN: for numbers of all kinds, and with constants that

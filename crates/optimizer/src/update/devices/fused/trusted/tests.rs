@@ -5,7 +5,8 @@ use distribute_base::internal::Number;
 use distribute_optim::{Operation, Precision};
 use std::cell::Cell;
 
-/// The result of a simulated device for an element, from the program with the constants of the call
+/// The result of a simulated device for an element, from the program with the constants of the call, and the
+/// element's inputs.
 type Element<'a> = &'a dyn Fn(&Program, &[f32]) -> CandleResult<Vec<f32>>;
 
 /// A device that does not look at texts.
