@@ -6,19 +6,20 @@
 //! this process reduce and update each its part of the variables ([`Backend`](crate::update::Backend)).
 //!
 //! Code of users, such as a rule or a closure among the transforms, never runs where others wait without a deadline: the step is cut
-//! into parts before and after it.
+//! into parts before and after it ([`parts`]).
 
 pub(crate) mod agreement;
 pub(crate) mod backward;
 pub(crate) mod decide;
 pub(crate) mod gather;
+mod parts;
 pub(crate) mod replica;
 
 use crate::header::StepHeader;
 use crate::parameters::Copies;
 use crate::progress::Change;
 use crate::reduce::operands::Operands;
-use crate::reduce::{self, Weighted, workers};
+use crate::reduce::{Weighted, workers};
 use crate::step::backward::Losses;
 use crate::step::decide::{Call, StepDecision, Verdict};
 use crate::step::gather::GatheredStep;
@@ -27,13 +28,12 @@ use crate::sync::{StepSync, Threads, abort_on};
 use crate::update::{Pass, Update};
 use crate::{Inner, Transform, Weighting};
 use candle_core::{Device, Tensor};
-use distribute_base::internal::{Gradient, to_device};
+use distribute_base::internal::to_device;
 use distribute_base::{Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_core::ReplicaContext;
-use distribute_core::internal::{Mode, enter, failure};
+use distribute_core::internal::failure;
 use std::panic::Location;
-use std::sync::Arc;
 
 /// A step in which all replicas have met.
 pub(crate) struct Step<'a> {
@@ -105,14 +105,8 @@ impl Inner {
 
     /// Decides, exchanges gradients, reduces and updates, once all headers are known.
     fn apply(&self, call: &mut Call, step: Step<'_>) -> Result<StepDecision> {
-        let (closures, rest) = self.after_reduce.split_at(self.closures());
-        let one_pass = self.backend.is_one_pass(self);
-        if !one_pass || !closures.is_empty() {
-            let mut parts: Vec<&[Transform]> = reduce::parts(closures).collect();
-            if !one_pass && (parts.is_empty() || !rest.is_empty()) {
-                parts.push(rest);
-            }
-            return self.apply_in_parts(call, step, &parts, rest);
+        if self.needs_whole_gradients() {
+            return self.apply_in_parts(call, step);
         }
         let Step { sync, copies, .. } = step;
         sync.run_on_leader(move |threads| {
@@ -122,60 +116,13 @@ impl Inner {
                 let weights = decision.weights(&headers);
                 let replicas = &step.weighted(&weights);
                 let (change, operands) = self.exchange(call, &step, &headers, &weights, replicas, threads)?;
-                let update = self.update(call, copies, &decision, rest);
+                let update = self.update(call, copies, &decision, &self.after_reduce);
                 let pass = Pass { change: &change, operands: &operands, replicas, sync, threads };
                 self.backend.reduce_and_apply(&update, &pass)?;
                 self.parameters.commit(&change)?;
             }
             Ok(decision)
         })
-    }
-
-    /// Does the same as [`apply`](Self::apply) if whole gradients are needed: by closures, at the end of all `parts`
-    /// but perhaps the last, or by the backend. A one-pass backend applies the `rest` of the transforms.
-    fn apply_in_parts(
-        &self,
-        call: &mut Call,
-        step: Step<'_>,
-        parts: &[&[Transform]],
-        rest: &[Transform],
-    ) -> Result<StepDecision> {
-        let Some((first, others)) = parts.split_first() else {
-            return Err(Error::invalid(call.operation, "there is nothing that needs whole gradients"));
-        };
-        // Replica 0's right to make the step, from the first part to the last.
-        let mut change = None;
-        let (right, caller) = (&mut change, &mut *call);
-        let Step { sync, copies, .. } = step;
-        let (decision, mut gradients) = sync.run_on_leader(move |threads| {
-            let headers = step.gathered.headers();
-            let decision = self.decide(caller, &step, &headers)?;
-            let mut reduced = Vec::new();
-            if decision.verdict == Verdict::Apply {
-                let weights = decision.weights(&headers);
-                let replicas = &step.weighted(&weights);
-                let (change, operands) =
-                    self.exchange(caller, &step, &headers, &weights, replicas, threads)?;
-                *right = Some(change);
-                reduced = reduce::reduced(first, &self.parameters, &operands, threads)?;
-            }
-            Ok((decision, Arc::new(reduced)))
-        })?;
-        if decision.verdict == Verdict::Skip {
-            return Ok(decision);
-        }
-        gradients = self.call_closure(sync, first, gradients, change.as_ref())?;
-        for part in others {
-            let all = gradients;
-            gradients = sync.run_on_leader(move |threads| {
-                let all = Operands::new(&self.parameters, &[(1., all.as_slice())], 1)?;
-                Ok(Arc::new(reduce::reduced(part, &self.parameters, &all, threads)?))
-            })?;
-            gradients = self.call_closure(sync, part, gradients, change.as_ref())?;
-        }
-        let update = self.update(call, copies, &decision, rest);
-        self.backend.apply(&update, sync, &gradients, change.as_ref())?;
-        Ok(decision)
     }
 
     /// Takes the right to make the step, and exchanges gradients with the other workers.
@@ -200,23 +147,6 @@ impl Inner {
             Ok((change, operands))
         });
         exchanged.inspect_err(|error| abort_on(calling, error))
-    }
-
-    /// The gradients after the closure at the end of a part, if there is one.
-    fn call_closure(
-        &self,
-        sync: &StepSync<'_>,
-        part: &[Transform],
-        gradients: Arc<Vec<Option<Gradient>>>,
-        change: Option<&Change<'_>>,
-    ) -> Result<Arc<Vec<Option<Gradient>>>> {
-        let Some(closure) = part.last().and_then(Transform::closure) else { return Ok(gradients) };
-        sync.call_on_leader("a closure of after_reduce on replica 0", || {
-            // Slots that are looked at here would be those of half a step.
-            let _slots = change.map(Change::slots);
-            let _once = enter(Mode::CrossReplica(self.parameters.strategy.clone()));
-            Ok(Arc::new(reduce::changed(closure, &self.parameters, Arc::unwrap_or_clone(gradients))?))
-        })
     }
 
     /// Counts the step, and returns its loss on the replica's device.
@@ -257,17 +187,9 @@ impl Inner {
         Update { optimizer: self, operation: call.operation, rules, transforms, copies }
     }
 
-    /// The number of transforms after the reduction up to the last closure.
-    fn closures(&self) -> usize {
-        self.after_reduce
-            .iter()
-            .rposition(|transform| transform.closure().is_some())
-            .map_or(0, |last| last + 1)
-    }
-
     /// The part of a step's fingerprint that all replicas must have in common.
     fn detail(&self, weighting: Weighting) -> String {
-        let sharded = if self.parameters.partition.as_ref().is_some() { ", sharded" } else { "" };
+        let sharded = if self.parameters.partition.is_some() { ", sharded" } else { "" };
         let name = self.groups.rule().name();
         match weighting {
             Weighting::Replicas(op) => format!("{name} {}{sharded} {op}", self.number),
