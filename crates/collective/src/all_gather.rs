@@ -45,7 +45,7 @@ pub fn all_gather(
     Ok((Combined { leaves, tracked }, offsets))
 }
 
-/// What cannot be gathered of several members cannot be of one.
+/// Refuses a leaf that cannot be gathered from several members, also if there is one.
 fn check(leaf: &Leaf, axis: usize) -> Result<(), Error> {
     const OPERATION: &str = "all_gather";
     let (rank, shape) = (leaf.dims().len(), leaf.dims().to_vec());

@@ -7,12 +7,12 @@ use distribute_tensor::Leaf;
 pub struct Combined {
     /// The results, in the order of the leaves.
     pub leaves: Vec<Leaf>,
-    /// For each leaf, whether gradients flow through it on some replica of some process. All replicas then have to take part
-    /// in its gradient, even those where it depends on no variable.
+    /// Whether gradients flow through each leaf on some replica of some process. All replicas then participate in its
+    /// gradient, even those where it depends on no variable.
     pub tracked: Vec<bool>,
 }
 
-/// For each leaf, whether gradients flow through it on some replica.
+/// Returns, for each leaf, whether gradients flow through it on some replica.
 pub(crate) fn tracked(all: &[&[Leaf]]) -> Vec<bool> {
     let count = all.first().map_or(0, |leaves| leaves.len());
     (0..count).map(|leaf| all.iter().any(|leaves| leaves[leaf].is_tracked())).collect()

@@ -1,9 +1,9 @@
-//! Why a collective failed.
+//! The error of a collective.
 
 use distribute_cluster::Blame;
 use std::sync::Arc;
 
-/// Why a collective failed. It has failed on every member, and the team or group can be used again.
+/// The error of a collective. The collective has failed on every member, and the team or group can be used again.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// Members made different calls, or one is gone or late.
@@ -20,7 +20,7 @@ pub enum Failure {
     Native {
         /// Its name.
         library: &'static str,
-        /// What it said.
+        /// Its message.
         reason: String,
     },
     /// The failure of the member that acted for all members of its process.

@@ -65,10 +65,10 @@ impl Signal {
 
 /// Waits a short while without sleeping, until `ready`. Waking a sleeping thread takes 50 µs, more than many steps.
 ///
-/// Where every member has a core, it spins: to yield would hand the core to whatever else is runnable, and beside another
-/// busy program each rendezvous would then take a slice of the scheduler's, some milliseconds. Where there are more members
-/// than cores, those that spin keep the others from working, so it yields: not for long, since next to another busy program
-/// each time that it yields may last such a slice.
+/// If every member has a core, it spins: to yield would give the core to any other runnable thread, and with another
+/// busy program each rendezvous would then take a slice of the scheduler's, some milliseconds. If there are more
+/// members than cores, those that spin keep the others from working, so it yields: not for long, because with another
+/// busy program each yield may last such a slice.
 // Not inlined: .ci/instructions leaves it out by its name.
 #[inline(never)]
 pub(crate) fn linger(ready: impl Fn() -> bool) -> bool {
@@ -88,7 +88,7 @@ pub(crate) fn linger(ready: impl Fn() -> bool) -> bool {
     true
 }
 
-/// As long as it takes to wake a sleeping thread: what is ready later costs twice the least at most.
+/// The time that it takes to wake a sleeping thread: whatever is ready later costs at most twice the minimum.
 const LINGER: Duration = Duration::from_micros(50);
 
 /// The longest time of yielding: a small part of a timeout, and much longer than it takes to wake a thread.
@@ -125,7 +125,7 @@ fn yielding(times: usize, ready: impl Fn() -> bool) -> bool {
     false
 }
 
-/// How many members of teams are at work in this process.
+/// The number of members of teams that are at work in this process.
 #[cfg_attr(shuttle, allow(dead_code))]
 pub(crate) mod crowd {
     use std::sync::OnceLock;
@@ -133,7 +133,7 @@ pub(crate) mod crowd {
 
     static AT_WORK: AtomicUsize = AtomicUsize::new(0);
 
-    /// So many members are at work as long as this lives.
+    /// A guard: this number of members is at work while it lives.
     pub(crate) struct AtWork(usize);
 
     pub(crate) fn at_work(members: usize) -> AtWork {

@@ -50,8 +50,7 @@ impl OneDeviceStrategy {
     /// One replica on `device`, such as `cpu:0`.
     ///
     /// # Errors
-    /// - [`Error::Device`]: a name cannot be parsed, a device is named twice, or this build does not support it.
-    /// - [`Error::InvalidArgument`]: there is no device.
+    /// [`Error::Device`] if the name cannot be parsed or this build does not support the device.
     #[track_caller]
     pub fn new(device: &str) -> Result<Self> {
         let devices = resolve([device])?;

@@ -7,10 +7,10 @@ use distribute_net::{Region, Transport};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// So many idle buffers are kept for the next step; one more is given back to the allocator.
+/// The number of idle buffers that are kept for the next step; further ones are returned to the allocator.
 const MOST_IDLE: usize = 8;
 
-/// Where buffers come from, and return to when nobody reads them any more.
+/// A pool of buffers. A buffer returns to it when its last reader is done.
 #[derive(Clone, Debug)]
 pub struct Buffers {
     transport: Arc<dyn Transport>,

@@ -24,7 +24,7 @@ const WIDEST: usize = 8;
 #[derive(Clone, Debug)]
 pub struct EarlySend {
     group: Group,
-    /// Beside that of the call.
+    /// The session of early sends, next to that of the call.
     session: SessionId,
     call: u64,
 }

@@ -8,8 +8,8 @@ use bytemuck::Pod;
 use bytes::Bytes;
 use distribute_tensor::kernel::Scale;
 
-/// The sum of the vectors of all workers, in pieces. Where numbers are rounded to be sent, this worker's own are, too, so that the
-/// bits do not depend on who folds which range.
+/// Sums the vectors of all workers, in pieces. If numbers are rounded to be sent, this worker's own are rounded as
+/// well, so that the bits do not depend on which worker folds which range.
 pub(super) fn sum<F: Scale + Pod>(
     calling: &mut GroupCall<'_>,
     vectors: &[Bytes],
@@ -51,7 +51,7 @@ pub(super) fn sum<F: Scale + Pod>(
     Ok(sums.into_iter().map(|sum| coding.decode_bytes(sum, &buffers)).collect())
 }
 
-/// What a round waits for, and by which options if they are not the default ones.
+/// Returns the name of what a round waits for, with the options that are not the default.
 fn named(what: &str, options: &SumOptions) -> String {
     if *options == SumOptions::default() { what.into() } else { format!("{what}, {options}") }
 }

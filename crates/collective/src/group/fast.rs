@@ -65,7 +65,7 @@ pub(super) fn sum<F: Real>(
     Ok(sums.into_all().map(|sum| coding.decode_bytes(sum, &buffers)).collect())
 }
 
-/// What this worker's replicas have together; a single vector that counts once is not copied.
+/// Returns the sum of this worker's replicas; a single vector of weight 1 is not copied.
 fn of_replicas<F: Real>(calling: &GroupCall<'_>, vectors: &[Bytes], weights: &[F]) -> Bytes {
     let first = calling.world().worker() * vectors.len();
     let weights = &weights[first..first + vectors.len()];
@@ -81,7 +81,7 @@ fn of_replicas<F: Real>(calling: &GroupCall<'_>, vectors: &[Bytes], weights: &[F
     sum.freeze()
 }
 
-/// What workers agree on in a round.
+/// Returns the description of a round that workers must agree on.
 fn round_of(bytes: usize, algorithm: Algorithm, options: &SumOptions, number: usize) -> String {
     format!("its part of {bytes} bytes {options}, {algorithm}, round {number}")
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 pub struct SessionId {
     /// The digest of the name of these sessions, which says what they are for.
     pub name: u64,
-    /// How many sessions of this name have been opened, including this one.
+    /// The number of sessions of this name that have been opened, including this one.
     pub number: u64,
 }
 
@@ -26,7 +26,7 @@ pub struct Frame {
     pub said: Said,
 }
 
-/// What a worker says in a round.
+/// The message of a worker in a round.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Said {
     /// All replicas of the worker make this call.
@@ -43,7 +43,7 @@ pub enum Said {
         standings: Vec<Standing>,
         /// The number of the step there. Between steps, workers may have made different numbers of them.
         step: u64,
-        /// How long the worker has waited, if its deadline has passed.
+        /// The time that the worker has waited, if its deadline has passed.
         expired: Option<Duration>,
         /// The workers of which nothing had been heard by then.
         late: Vec<usize>,
@@ -55,11 +55,12 @@ pub enum Said {
         /// One for each replica of the worker.
         standings: Vec<Standing>,
     },
-    /// Why the call did not complete, decided by one worker because others may have heard different standings.
+    /// The reason why the call did not complete, decided by one worker because others may have received different
+    /// standings.
     Verdict(Blame),
     /// A vector of a call that is still to come; `round` is that before the call.
     Early {
-        /// Which of the worker's vectors.
+        /// The number of the worker's vector.
         part: u64,
         /// The numbers, or those that the receiver adds up.
         body: Bytes,

@@ -9,17 +9,17 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// So many frames of one worker wait in the sessions of a name at most. One that sends more is lost: it does not run this
-/// program.
+/// The largest number of frames of one worker that wait in the sessions of a name. A worker that sends more is
+/// disconnected: it does not run this program.
 const MOST_FRAMES: usize = 512;
 
-/// So many names of sessions there are at most.
+/// The largest number of names of sessions.
 const MOST_NAMES: usize = 1024;
 
-/// The share of the memory of this process that frames may take which nobody has taken yet: half.
+/// The share of the free memory of this process that frames may take: half.
 const SHARE: usize = 2;
 
-/// How long to wait while another thread moves bytes, which ends as soon as it has its own.
+/// The time to wait while another thread moves bytes. That ends as soon as the thread has its own.
 const TURN: Duration = Duration::from_millis(1);
 
 /// The frames received from other workers, by session, until they are taken.
@@ -36,10 +36,10 @@ struct Shared {
 }
 
 struct State {
-    /// For each worker, why it is unreachable, if it is.
+    /// The reason why each worker is unreachable, if it is.
     lost: Vec<Option<String>>,
     names: HashMap<u64, Sessions>,
-    /// For each worker, how much its frames take.
+    /// The size of the frames of each worker.
     waiting: Vec<usize>,
     /// The number of bytes that all of them may take.
     most: usize,
@@ -54,7 +54,7 @@ struct Sessions {
     come: VecDeque<(usize, Frame)>,
 }
 
-/// What an inbox reports to a session.
+/// An event that an inbox reports to a session.
 #[derive(Debug, PartialEq)]
 pub enum Event {
     /// A frame from a worker.
@@ -72,14 +72,14 @@ impl Inbox {
         Self::with_room(workers, *MOST.get_or_init(|| memory().map_or(usize::MAX, |bytes| bytes / SHARE)))
     }
 
-    /// The same, for frames that take so many bytes together.
+    /// Creates an inbox for frames of this total size.
     fn with_room(workers: usize, most: usize) -> Self {
         let state =
             State { lost: vec![None; workers], names: HashMap::new(), waiting: vec![0; workers], most };
         Self(Arc::new(Shared { state: Mutex::new(state), changed: Signal::new() }))
     }
 
-    /// Forgets everything, for a world that is made again: nobody is lost, nothing has come, no session was opened.
+    /// Resets the inbox for a re-formed world: no worker is lost, no frame has arrived, no session is open.
     pub(super) fn renew(&self) {
         let mut state = lock(&self.0.state);
         let (workers, most) = (state.lost.len(), state.most);
@@ -139,7 +139,7 @@ impl Inbox {
         }
     }
 
-    /// Why a worker can't be reached any more, if so.
+    /// Returns the reason why a worker can't be reached any more, if so.
     pub fn lost(&self, worker: usize) -> Option<String> {
         lock(&self.0.state).lost.get(worker).cloned().flatten()
     }
@@ -171,8 +171,8 @@ impl Inbox {
         SessionId { name, number }
     }
 
-    /// Waits for the next event of a session, and moves bytes meanwhile, where the transport has to be driven. `known` tells
-    /// for each worker whether its loss has already been reported.
+    /// Waits for the next event of a session, and moves bytes if the transport has to be polled. `known` says for
+    /// each worker whether its loss has already been reported.
     pub fn next(
         &self,
         session: SessionId,
@@ -231,7 +231,8 @@ impl State {
         }
     }
 
-    /// If frames take more than they may, loses the worker whose frames take most, and gives these, of which nothing comes.
+    /// Disconnects the worker whose frames take most, if frames take more than they may, and returns its frames,
+    /// which are dropped.
     fn overflow(&mut self) -> Vec<(usize, Frame)> {
         // INV-28
         let sum = self.waiting.iter().fold(0, |sum: usize, waiting| sum.saturating_add(*waiting));

@@ -6,7 +6,7 @@ use distribute_net::{Identity, JoinError, Listener, Receiver, Rendezvous, Secret
 use std::sync::Arc;
 use std::thread;
 
-/// What links workers that are threads of one process.
+/// The links between workers that are threads of one process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Links {
     /// Memory: a message is handed over.

@@ -7,7 +7,7 @@
 //! | [`frame`] | [`Frame`]: the messages between workers |
 //! | `workers` | [`Group`]: the workers, as one of them sees them |
 //! | `renewal` | links that are made again when the workers meet again |
-//! | `summing` | links beside which there is a library that sums |
+//! | `summing` | links with a library that sums next to them |
 //! | [`session`] | [`Session`]: the traffic of one run |
 //! | `recorder` | what this worker did last |
 //! | [`protocol`] | [`Protocol`]: what a worker does in a session, as a pure state machine |

@@ -8,8 +8,8 @@ use bytes::Bytes;
 /// The sum of the vectors of all workers, by the library under the transport. `None` where there is none, or one of the workers
 /// cannot use it: all go on by an algorithm of their own then.
 ///
-/// A library that reduces waits for all, and tells nobody who is missing. So workers agree on the call before it, and where
-/// it has failed they meet once more, in a round that names who is late or lost.
+/// A library that reduces waits for all workers, and does not report which one is missing. So workers agree on the
+/// call before it, and if it has failed they run one more round, which names the workers that time out or are lost.
 pub(super) fn sum<F: Real>(
     calling: &mut GroupCall<'_>,
     mine: &Bytes,
@@ -61,7 +61,7 @@ mod tests {
         used: AtomicUsize,
     }
 
-    /// How a worker uses it.
+    /// The way in which a worker uses the library.
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum Use {
         Able,
@@ -72,7 +72,7 @@ mod tests {
     }
     use Use::{Able, Dies, Fails, Unable};
 
-    /// Links in memory beside such a library.
+    /// Links in memory, next to such a library.
     #[derive(Debug)]
     struct Links {
         memory: Memory,
@@ -126,7 +126,7 @@ mod tests {
         GroupCall::new(session, standings, Duration::from_secs(30))
     }
 
-    /// What `body` gives on each worker that lives, and how many sums the library has made.
+    /// Returns the results of `body` on each remaining worker, and the number of sums of the library.
     fn on_workers<T: Send + 'static>(
         uses: [Use; WORKERS],
         body: impl Fn(&Group, Result<Vec<f32>, Failure>) -> T + Send + Sync + 'static,

@@ -1,4 +1,4 @@
-//! In which order workers add up, by which algorithm, and as what numbers are sent.
+//! The order of sums over workers, their algorithms, and the numbers that are sent.
 
 use std::fmt;
 
@@ -8,18 +8,18 @@ const SMALL: usize = 4 << 10;
 /// Up to this many bytes workers whose number is no power of two sum by [halves](Algorithm::HalvingDoubling).
 const MEDIUM: usize = 256 << 10;
 
-/// In which order the vectors of workers are added up.
+/// The order in which the vectors of workers are added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Order {
-    /// In the one order of sums: the bits depend on values and ids alone. Each worker folds a range of all vectors.
+    /// The one order of sums: the bits depend on values and ids alone. Each worker folds a range of all vectors.
     #[default]
     Exact,
-    /// In whatever order the [`Algorithm`] has. All workers get the same bits, which may differ from those of
-    /// [`Exact`](Self::Exact) as the rounding of each addition does, and depend on how many workers there are.
+    /// The order of the [`Algorithm`]. All workers get the same bits, which may differ from those of
+    /// [`Exact`](Self::Exact) by the rounding of each addition, and depend on the number of workers.
     Fast,
 }
 
-/// As what the numbers of a sum are sent. Sums are computed in the type of the vectors, `f32` or `f64`.
+/// The type of the numbers that are sent. Sums are computed in the type of the vectors, `f32` or `f64`.
 ///
 /// A number is rounded to the nearest half, ties to even; one that is too large becomes infinite (`f16`: from 65,520 on). In
 /// [`Order::Exact`], each vector is rounded once, this worker's own included, and so is the sum: with a unit roundoff `u`, its
@@ -27,28 +27,29 @@ pub enum Order {
 /// sent: see [`Algorithm::roundings`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Wire {
-    /// As they are.
+    /// The type of the vectors.
     #[default]
     Full,
-    /// As `f16`: `u` is 2⁻¹¹, and what is below 2⁻¹⁴ has an absolute error of at most 2⁻²⁵.
+    /// `f16`: `u` is 2⁻¹¹, and numbers below 2⁻¹⁴ have an absolute error of at most 2⁻²⁵.
     F16,
-    /// As `bf16`, which has the range of `f32`: `u` is 2⁻⁸.
+    /// `bf16`, which has the range of `f32`: `u` is 2⁻⁸.
     Bf16,
 }
 
-/// How vectors are summed. All workers have to say the same, else the call fails on all of them.
+/// The options of a sum. All workers must use the same, else the call fails on all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SumOptions {
-    /// In which order.
+    /// The order of additions.
     pub order: Order,
-    /// As what numbers are sent.
+    /// The type of the numbers that are sent.
     pub wire: Wire,
-    /// A vector of more bytes than these is summed in packs of about as many (a multiple of 64 elements), one after another;
-    /// this bounds the memory that a sum takes beside the vectors. 0 is no bound. In [`Order::Exact`] it changes no bit.
+    /// The size of a bucket: a larger vector is summed in buckets of about this many bytes (a multiple of 64
+    /// elements), one after another. This bounds the memory that a sum needs in addition to the vectors. 0 is no
+    /// bound. In [`Order::Exact`] it changes no bit.
     pub bytes_per_pack: usize,
 }
 
-/// How workers add up in [`Order::Fast`]. In each round, all tell each other their call, and some send data.
+/// The algorithms of [`Order::Fast`]. In each round, all workers exchange their call, and some send data.
 ///
 /// | bytes of a vector, or pack | workers are a power of two | else |
 /// |---|---|---|
@@ -76,8 +77,8 @@ pub enum Algorithm {
 }
 
 impl Order {
-    /// How a vector, or pack, of this many bytes is summed over `workers`: a function of what all workers know. `None` where
-    /// the owners of ranges fold them in the one order of sums.
+    /// Returns the algorithm for a vector, or bucket, of this many bytes over `workers`: a function of what all
+    /// workers know. `None` if each range is folded in the one order of sums.
     pub fn algorithm(self, bytes: usize, workers: usize) -> Option<Algorithm> {
         match self {
             Order::Exact => None,
@@ -89,8 +90,8 @@ impl Order {
 }
 
 impl Algorithm {
-    /// How often a number of a sum over `workers` is rounded at most, where [halves](Wire) are sent. The error is at most as many times
-    /// `u Σ|w x|`, to first order in `u`.
+    /// Returns the largest number of roundings of a number in a sum over `workers`, if [halves](Wire) are sent. The
+    /// error is at most that number times `u Σ|w x|`, to first order in `u`.
     pub fn roundings(self, workers: usize) -> usize {
         let rounds = workers.max(1).next_power_of_two().trailing_zeros() as usize;
         match self {
@@ -110,7 +111,7 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// What workers compare, and errors say.
+/// Writes the text that workers compare and errors show.
 impl fmt::Display for SumOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.order {

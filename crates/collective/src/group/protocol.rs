@@ -12,17 +12,19 @@ use distribute_cluster::{Blame, Fingerprint, Presence, Standing, World};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long the worker that judges waits for the standings of the others after a deadline has passed. The others wait
-/// twice as long for its verdict.
+/// The time that the deciding worker waits for the standings of the others after a deadline has passed. The others
+/// wait twice as long for its verdict.
 pub const GRACE: Duration = Duration::from_millis(500);
 
-/// How long to wait for the verdict on a worker that is lost. Whoever judges may not have noticed, and be past the round.
+/// The time to wait for the verdict on a lost worker. The deciding worker may not have noticed, and be past the
+/// round.
 pub const VERDICT: Duration = Duration::from_millis(100);
 
 /// The number of calls in a row that a worker aborts without waiting for the others.
 const ABORTS: u64 = 2;
 
-/// How many rounds a worker may be ahead of another: it may have aborted some, is in the next one, and may give that up.
+/// The largest number of rounds that a worker may be ahead of another: it may have aborted some, is in the next one,
+/// and may abort that.
 const LEAD: u64 = ABORTS + 2;
 
 /// Whether the others wait for a worker whose replicas have all returned.
@@ -30,7 +32,7 @@ const LEAD: u64 = ABORTS + 2;
 pub enum Ending {
     /// Some may still make a call: wait until something comes.
     Open,
-    /// None does: the replicas of all others have left, too, or cannot be reached any more.
+    /// No worker participates: the replicas of all others have left, or cannot be reached any more.
     Closed,
     /// Some do, in a call that this worker has left out. The round of that call has begun here; it ends with the blame that all get.
     LeftOut,
@@ -46,18 +48,18 @@ pub struct Protocol {
     session: SessionId,
     /// The number of rounds that have begun.
     round: u64,
-    /// How many rounds this worker has aborted, and how many of them since it took part in one.
+    /// The number of rounds that this worker has aborted, in all and since it last participated in one.
     aborted: u64,
     in_a_row: u64,
     /// Frames of rounds that this worker has not begun.
     early: Vec<(usize, Frame)>,
     /// The standings of the replicas of each worker whose replicas are gone, this one included.
     left: Vec<Option<Vec<Standing>>>,
-    /// For each worker, whether it has become unreachable; and why those have that are.
+    /// Whether each worker has become unreachable, and the reasons.
     lost: Vec<bool>,
     reasons: Vec<(usize, String)>,
     turn: Option<Turn>,
-    /// Why the session is over, if it is.
+    /// The reason why the session is over, if it is.
     over: Option<Arc<Blame>>,
 }
 
@@ -65,15 +67,15 @@ pub struct Protocol {
 #[derive(Debug)]
 struct Turn {
     round: Round,
-    /// How long to wait from now on, where that has changed.
+    /// The new time to wait, if it has changed.
     patience: Option<Duration>,
     /// Whether the outcome is settled but for what others still have to tell.
     grace: bool,
-    /// Whether that time is up, too.
+    /// Whether that time has passed as well.
     last: bool,
 }
 
-/// What to do next.
+/// The next action.
 #[derive(Debug, PartialEq)]
 pub enum Action {
     /// Send this to all other workers, then ask again.
@@ -110,7 +112,7 @@ impl Protocol {
         self.session
     }
 
-    /// How many rounds have begun: the same on all workers that have made the same calls.
+    /// Returns the number of rounds that have begun: the same on all workers that have made the same calls.
     pub fn rounds(&self) -> u64 {
         self.round
     }
@@ -120,12 +122,12 @@ impl Protocol {
         self.aborted
     }
 
-    /// Why the session is over, if a worker was late or lost.
+    /// Returns the reason why the session is over, if a worker timed out or was lost.
     pub fn over(&self) -> Option<&Arc<Blame>> {
         self.over.as_ref()
     }
 
-    /// For each worker, whether its loss is known.
+    /// Returns, for each worker, whether its loss is known.
     pub fn lost(&self) -> &[bool] {
         &self.lost
     }
@@ -135,7 +137,8 @@ impl Protocol {
         self.turn.iter().flat_map(|turn| turn.round.silent())
     }
 
-    /// Records that a part of a message has come from a worker, so many bytes of so many. To be called before [`expire`](Self::expire).
+    /// Records that part of a message has arrived from a worker: `part` is the number of received bytes and of all
+    /// bytes. Must be called before [`expire`](Self::expire).
     pub fn receives(&mut self, worker: usize, part: (u64, u64)) {
         if let Some(turn) = &mut self.turn {
             turn.round.receives(worker, part);
@@ -182,8 +185,8 @@ impl Protocol {
         self.turn.as_ref()?.round.call().map(Fingerprint::digest)
     }
 
-    /// Takes no part in the next round, since this worker has failed. What to tell the others; `None` where the session is over, or
-    /// if this worker has aborted so many that it takes part in one, which has begun then.
+    /// Skips the next round, because this worker has failed. Returns the frame for the others; `None` if the session
+    /// is over, or if this worker has aborted so often that it must participate in the round, which has begun then.
     pub fn abort_call(
         &mut self,
         step: u64,
@@ -304,7 +307,7 @@ impl Protocol {
         }
     }
 
-    /// What to do next in the round under way.
+    /// Returns the next action of the current round.
     pub fn next_action(&mut self) -> Action {
         let Some(Turn { round, patience, grace, last }) = &mut self.turn else {
             return Action::End(self.over.clone().map_or_else(|| Ok(Vec::new()), Err));

@@ -1,11 +1,11 @@
-//! How elements are cut into ranges: functions of sizes alone.
+//! The partition of elements into ranges: functions of sizes alone.
 
 use std::ops::Range;
 
 /// Ranges begin at multiples of this many elements, so that no two share a cache line.
 pub(super) const GRAIN: usize = 64;
 
-/// Which of `len` elements a worker folds.
+/// Returns the range of `len` elements that a worker folds.
 pub(super) fn range(len: usize, workers: usize, worker: usize) -> Range<usize> {
     let each = len.div_ceil(workers.max(1)).next_multiple_of(GRAIN);
     let start = each.saturating_mul(worker).min(len);

@@ -28,7 +28,7 @@ pub(super) fn bytes(tensor: &HostTensor, elements: Range<usize>) -> Bytes {
 /// The next elements that another worker has sent.
 ///
 /// # Errors
-/// [`Failure::Record`] if there are not so many.
+/// [`Failure::Record`] if the body is too short.
 pub(super) fn take(body: &mut Bytes, dtype: DType, elements: usize) -> Result<HostTensor, Failure> {
     let too_short = || Failure::Record(format!("less data than {elements} elements of {dtype}"));
     let size = flat::size(dtype, elements).filter(|size| *size <= body.len()).ok_or_else(too_short)?;

@@ -1,4 +1,4 @@
-//! What this worker did last: records each call of its sessions, and tells it with a blame.
+//! The last calls of this worker: records each call of its sessions, and reports them with a blame.
 
 use crate::sync::{Mutex, lock};
 use distribute_cluster::flight_recorder::{Progress, Ticket};
@@ -80,7 +80,7 @@ impl Recorder {
     }
 }
 
-/// The last calls, a line each, made only where somebody listens.
+/// The last calls, one per line, formatted only if there is a subscriber.
 struct Lines<'a>(&'a Recorder);
 
 impl fmt::Display for Lines<'_> {

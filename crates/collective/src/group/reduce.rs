@@ -10,14 +10,13 @@ use distribute_tensor::{
     DType, Folder, HostTensor, Leaf, Packing, ReduceOp, flat, pack::reduce_packed, wire,
 };
 
-/// If each worker's leaves have at most this many bytes, they are sent to every worker, which folds them itself:
-/// this takes fewer rounds.
+/// The largest size of leaves that are sent to every worker, which folds them itself: this takes fewer rounds.
 const SMALL: usize = 64 << 10;
 
-/// What a worker tells the others about its leaves before it sends large data.
+/// The description of a worker's leaves, exchanged before large data.
 struct Opening {
     tracked: Vec<bool>,
-    /// For each leaf, whether it is dense and of numbers on all replicas of this worker.
+    /// Whether each leaf is dense and numeric on all replicas of this worker.
     dense: Vec<bool>,
     /// The leaves of its replicas, if they are small.
     leaves: Option<Bytes>,
@@ -303,7 +302,7 @@ impl Pack {
         Ok(packs)
     }
 
-    /// What this worker contributes: its replicas' leaves, or their sum where that changes no bit.
+    /// Returns the contribution of this worker: its replicas' leaves, or their sum if that changes no bit.
     fn contributions(&self, local: &[&[Leaf]], folder: &impl Folder) -> Result<Vec<HostTensor>, Failure> {
         if self.is_branch {
             let sum = |leaf: &usize| {
@@ -366,7 +365,7 @@ impl Opening {
     }
 }
 
-/// For each leaf, whether a flag of the openings is set on some worker.
+/// Returns, for each leaf, whether a flag of the openings is set on some worker.
 fn any(openings: &[Opening], of: impl Fn(&Opening) -> &Vec<bool>) -> Vec<bool> {
     let count = openings.first().map_or(0, |opening| of(opening).len());
     (0..count).map(|leaf| openings.iter().any(|opening| of(opening)[leaf])).collect()

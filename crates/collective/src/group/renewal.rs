@@ -1,4 +1,4 @@
-//! Links that are made again when the workers meet again: whoever holds them goes on with those of the present world.
+//! Links that are replaced when the group re-forms: users of them continue with those of the current world.
 
 use distribute_cluster::{Address, World};
 use distribute_net::{Arriving, Drive, Mesh, Message, Region, Transport};
@@ -12,12 +12,12 @@ use std::time::Duration;
 pub(super) struct Renewable {
     /// None while the workers meet.
     mesh: RwLock<Option<Mesh>>,
-    /// That of the last one while the workers meet.
+    /// The world, or the last one while the group re-forms.
     world: RwLock<(World, Arc<Where>)>,
     generation: AtomicU64,
 }
 
-/// Where the workers of a world are.
+/// The places of the workers of a world.
 #[derive(Debug)]
 pub(super) struct Where {
     /// The place of each in the cluster.
@@ -65,12 +65,12 @@ impl Renewable {
         self.world.read().unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Where its workers are.
+    /// Returns the places of its workers.
     pub fn places(&self) -> Arc<Where> {
         self.world.read().unwrap_or_else(PoisonError::into_inner).1.clone()
     }
 
-    /// How many workers wait until the world is made again.
+    /// Returns the number of workers that wait until the group re-forms.
     pub fn waiting(&self) -> usize {
         self.mesh().as_ref().map_or(0, Mesh::waiting)
     }

@@ -1,4 +1,4 @@
-//! What the workers of a round have said, and what follows from it. Pure: no socket, no thread, no clock.
+//! The state of a round: what its workers have sent, and what follows from it. Pure: no socket, no thread, no clock.
 //!
 //! Every worker tells every other which call its replicas make. If all make the same call, the round is done. If a worker
 //! differs, or is gone, lost or late, every worker notices, because all hear the same. Each then sends the standings of its
@@ -19,7 +19,7 @@ pub struct Round {
     step: u64,
     /// The standings of this worker's replicas.
     mine: Vec<Standing>,
-    /// How long this worker waits at most.
+    /// The time that this worker waits at most.
     timeout: Duration,
     peers: Vec<Peer>,
     /// Whether this worker has sent the others the standings of its replicas.
@@ -36,7 +36,7 @@ pub struct Round {
     verdict: Option<Blame>,
 }
 
-/// What is known of another worker.
+/// The known state of another worker.
 #[derive(Clone, Debug)]
 enum Peer {
     /// It has said nothing.
@@ -44,7 +44,7 @@ enum Peer {
     Calls {
         digest: u64,
         body: Bytes,
-        /// Why it will send nothing more, if so.
+        /// The reason why it will send nothing more, if so.
         lost: Option<String>,
     },
     Stands(Vec<Standing>),
@@ -54,7 +54,7 @@ enum Peer {
     Me,
 }
 
-/// What follows from what has been said.
+/// The next step of a round.
 #[derive(Debug, PartialEq)]
 pub enum Next {
     /// Wait for the other workers.
@@ -68,7 +68,7 @@ pub enum Next {
     /// The call does not complete, and the session is over, because a late worker would take part in the others' next call
     /// instead of this one.
     ///
-    /// The reason is for all others, whoever has judged: not all may have heard of it.
+    /// The reason is for all others, whichever worker has decided: some may not have received it.
     Over(Blame),
 }
 
@@ -153,8 +153,8 @@ impl Round {
         }
     }
 
-    /// Records that a part of a message has come from a worker, so many bytes of so many, before the deadline passes: a worker that is
-    /// late then is late by its link.
+    /// Records that part of a message has arrived from a worker before the deadline: a worker that times out then is
+    /// slow because of its link. `part` is the number of received bytes and of all bytes.
     pub fn receives(&mut self, worker: usize, part: (u64, u64)) {
         self.sending.push((worker, Some(part)));
     }
@@ -209,7 +209,7 @@ impl Round {
         first.is_some_and(|(worker, _)| worker == self.world.worker())
     }
 
-    /// What to do next. `last` says that there is no more waiting.
+    /// Returns what to do next. `last` says that there is no more waiting.
     pub fn next(&mut self, last: bool) -> Next {
         if let Some(blame) = self.verdict.take() {
             return Next::Over(blame);
@@ -250,7 +250,7 @@ impl Round {
         if self.expired.is_some() || lost { Next::Over(blame) } else { Next::Blamed(blame) }
     }
 
-    /// Why the call does not complete, as far as this worker knows.
+    /// Returns the reason why the call does not complete, as far as this worker knows.
     fn judge(&self) -> Blame {
         let call = self.mine.iter().find_map(Standing::call).cloned();
         if let (Some((worker, reason)), Some(call)) = (self.lost(), &call) {

@@ -1,15 +1,16 @@
-//! Who sends which elements to whom in each round of a sum in [`Order::Fast`](super::Order::Fast). Pure functions of sizes.
+//! The schedule of a sum in [`Order::Fast`](super::Order::Fast): which worker sends which elements to which in each
+//! round. Pure functions of sizes.
 
 use super::Algorithm;
 use super::range::{halves, range};
 use std::ops::Range;
 
-/// What one worker does in a sum. All workers have equally many rounds of both kinds.
+/// The schedule of one worker in a sum. All workers have the same number of rounds of both kinds.
 #[derive(Debug)]
 pub(super) struct Schedule {
     /// Rounds in which what is received is added to what is there.
     pub reduce: Vec<Turn>,
-    /// Whose sum this worker has then: each element has one owner.
+    /// The elements whose sum this worker has then: each element belongs to one worker.
     pub owned: Range<usize>,
     /// Rounds in which sums are received.
     pub gather: Vec<Turn>,
@@ -30,7 +31,7 @@ pub(super) struct Transfer {
 }
 
 impl Schedule {
-    /// What `worker` of `workers` does to sum vectors of `len` elements.
+    /// Creates the schedule of `worker` of `workers` for vectors of `len` elements.
     pub(super) fn new(algorithm: Algorithm, len: usize, workers: usize, worker: usize) -> Self {
         match algorithm {
             Algorithm::Ring => ring(len, workers, worker),
@@ -55,7 +56,8 @@ impl Turn {
     }
 }
 
-/// Every range goes once around, to the worker before the one where it has begun, and the sum once more.
+/// Returns the ring schedule: every range goes around once, to the worker before its first one, and the sum goes
+/// around again.
 fn ring(len: usize, workers: usize, me: usize) -> Schedule {
     let (next, previous) = ((me + 1) % workers, (me + workers - 1) % workers);
     let part = |at: usize| range(len, workers, at % workers);
@@ -71,8 +73,9 @@ fn ring(len: usize, workers: usize, me: usize) -> Schedule {
     }
 }
 
-/// In each round, two workers exchange halves of what they have, and halves of halves in the next. Those beyond the largest
-/// power of two give all they have to one below, and get the sum from there. The sums take the way back.
+/// Returns the schedule of halving and doubling. In each round, two workers exchange halves of what they have, and
+/// halves of halves in the next. Workers beyond the largest power of two send all they have to one below, and get the
+/// sum from there. The sums take the way back.
 fn halving_doubling(len: usize, workers: usize, me: usize) -> Schedule {
     let core = if workers.is_power_of_two() { workers } else { workers.next_power_of_two() / 2 };
     let extra = workers - core;

@@ -23,9 +23,9 @@ pub struct Session {
     world: World,
     step: AtomicU64,
     state: Mutex<State>,
-    /// Of the workers of this world, for errors.
+    /// The places of the workers of this world, for errors.
     whereabouts: Whereabouts,
-    /// What is sent beside its calls.
+    /// Data that is received outside its calls.
     received: Received,
 }
 
@@ -62,7 +62,7 @@ impl Session {
         Self { group, world, step: AtomicU64::new(step), state: Mutex::new(state), whereabouts, received }
     }
 
-    /// How many workers there are, and which one this is.
+    /// Returns the number of workers, and which one this is.
     pub fn world(&self) -> World {
         self.world
     }

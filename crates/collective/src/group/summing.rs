@@ -1,4 +1,4 @@
-//! Links beside which there is a library that sums, such as NCCL over sockets.
+//! Links with a library that sums next to them, such as NCCL next to sockets.
 
 use super::renewal::Renewable;
 use distribute_net::{Arriving, Drive, Message, NativeSum, Region, Transport};

@@ -10,10 +10,12 @@ use crate::Failure;
 use bytes::Bytes;
 
 impl GroupCall<'_> {
-    /// Gathers the bytes of all workers, by worker, each as many as `expected` says. `what` says in errors what is gathered.
+    /// Gathers the bytes of all workers, by worker. `expected` gives the size of each, and `what` names the data in
+    /// errors.
     ///
     /// # Errors
-    /// [`Failure`] on every worker; [`Failure::Record`] if a worker has sent another number of bytes.
+    /// - [`Failure`], on every worker: a worker is lost or times out.
+    /// - [`Failure::Record`]: a worker has sent another number of bytes.
     pub fn all_gather_sized(
         &mut self,
         what: &str,
@@ -40,7 +42,7 @@ impl GroupCall<'_> {
         (self.world().worker() == to).then(|| self.with_own(all, mine, expected)).transpose()
     }
 
-    /// Returns the bytes of all workers, this one's own included, if each has as many as `expected` says.
+    /// Returns the bytes of all workers, this one's own included, if each has the size that `expected` gives.
     fn with_own(
         &self,
         mut all: Vec<Bytes>,

@@ -9,7 +9,7 @@ use distribute_tensor::kernel::{Scale, fold, fold_scaled};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-/// So many numbers are converted at a time: they are in the first cache until they are added up.
+/// The number of numbers that are converted at a time: they stay in the first-level cache until they are added up.
 const BLOCK: usize = 1024;
 
 /// Numbers that can be sent as halves: `f32` and `f64`.
@@ -17,7 +17,7 @@ pub trait Real: Scale + Pod + PartialEq {
     /// 1.
     const ONE: Self;
 
-    /// What it is to a library that sums by itself.
+    /// The type of a number in a library that sums.
     const NUMBER: Number;
 
     /// The same numbers as `f32`, each of which is the same half when it is rounded to the nearest one. `block` is for
@@ -69,7 +69,7 @@ fn to_odd(number: f64) -> f32 {
     f32::from_bits(bits | u32::from(f64::from(near) != number))
 }
 
-/// What numbers are sent as. Slices of one call are of one length.
+/// The half-precision type that numbers are sent as. Slices of one call have one length.
 trait Half: Pod {
     /// Rounds to the nearest, ties to even.
     fn round(numbers: &[f32], halves: &mut [Self]);
@@ -107,7 +107,7 @@ impl Half for bf16 {
     }
 }
 
-/// How vectors of `F` are sent.
+/// The encoding of vectors of `F`.
 pub(super) struct Coding<F: 'static>(Option<&'static Conversion<F>>);
 
 /// Numbers as halves, and back. Both slices are as long in numbers.
@@ -117,7 +117,7 @@ struct Conversion<F> {
 }
 
 impl<F: Scale + Pod> Coding<F> {
-    /// How many bytes a number has.
+    /// Returns the number of bytes of a number.
     pub(super) fn width(&self) -> usize {
         if self.0.is_some() { size_of::<u16>() } else { size_of::<F>() }
     }
@@ -169,7 +169,7 @@ impl<F: Scale + Pod> Coding<F> {
         }
     }
 
-    /// What has been received as a vector.
+    /// Returns the received bytes as a vector.
     pub(super) fn decode_bytes(&self, received: Bytes, buffers: &Buffers) -> Bytes {
         let Some(half) = self.0 else { return received };
         let mut vector = buffers.take(received.len() / size_of::<u16>() * size_of::<F>());

@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// The processes of a world, as seen by one of them.
 #[derive(Clone, Debug)]
 pub struct Group {
-    /// Of those that cannot meet again.
+    /// The world of workers that cannot re-form.
     fixed: World,
     pub(super) transport: Arc<dyn Transport>,
     pub(super) inbox: Inbox,
@@ -21,11 +21,11 @@ pub struct Group {
     pub(super) buffers: Buffers,
     /// The transport, where the workers can meet again.
     renewable: Option<Arc<Renewable>>,
-    /// What the places of the cluster are called, where errors tell it.
+    /// The tasks of the cluster, as errors name them.
     tasks: Arc<[Task]>,
 }
 
-/// What the workers of a world are in the cluster, and where, while it lasts.
+/// The tasks and addresses of the workers of a world, while it lasts.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Whereabouts(Option<(Arc<Where>, Arc<[Task]>)>);
 
@@ -78,7 +78,7 @@ impl Group {
         Ok(())
     }
 
-    /// How often the world has been made: 1 at first, and one more each time its workers have met again.
+    /// Returns the generation of the world: 1 at first, and one more each time the group has re-formed.
     pub fn generation(&self) -> u64 {
         self.renewable.as_ref().map_or(1, |links| links.generation())
     }
@@ -96,14 +96,14 @@ impl Group {
         Self { fixed, transport, inbox, recorder, buffers, renewable: None, tasks: Arc::default() }
     }
 
-    /// The same workers, which errors call by these tasks, too, and by their addresses: those of all places of the cluster, the same on
-    /// all workers.
+    /// Sets the tasks by which errors name the workers, with their addresses: those of all places of the cluster, the
+    /// same on all workers.
     pub fn tasks(mut self, tasks: impl IntoIterator<Item = Task>) -> Self {
         self.tasks = tasks.into_iter().collect();
         self
     }
 
-    /// What a worker is in the cluster, and where, if that is known: its number in the world may be another one.
+    /// Returns the task and address of a worker in the cluster, if known: its rank in the world may differ.
     pub fn process(&self, worker: usize) -> Option<Process> {
         self.whereabouts().process(worker)
     }
@@ -113,9 +113,9 @@ impl Group {
         Whereabouts(links.map(|links| (links.places(), self.tasks.clone())))
     }
 
-    /// The same workers, whose sums in [`Order::Fast`](super::Order::Fast) are made by this library: one that has been set up
-    /// for them beside their links, such as NCCL. All of them do so, or none uses it. Where the workers meet again, it is not used
-    /// any more, since it knows those of before.
+    /// Sets a library that sums in [`Order::Fast`](super::Order::Fast), set up for these workers next to their links,
+    /// such as NCCL. All of them use it, or none. After the group has re-formed it is not used any more, because it
+    /// knows the workers of before.
     pub fn with_native_sum(mut self, library: Arc<dyn NativeSum>) -> Self {
         self.transport = Arc::new(Summing::new(self.transport, library, self.renewable.as_ref()));
         self
@@ -126,13 +126,14 @@ impl Group {
         self.others().find(|worker| self.inbox.lost(*worker).is_some())
     }
 
-    /// How many workers there are, and which one this is. Where the workers have met again, that may be another world.
+    /// Returns the number of workers, and which one this is. After the group has re-formed, the world may be another
+    /// one.
     pub fn world(&self) -> World {
         self.renewable.as_ref().map_or(self.fixed, |links| links.world())
     }
 
-    /// How many workers have come since the workers met last, and wait until they meet again. The leader knows, of clusters in
-    /// which not all have to be there.
+    /// Returns the number of new workers that wait until the group re-forms. The leader of an elastic cluster knows
+    /// it.
     pub fn waiting(&self) -> usize {
         self.renewable.as_ref().map_or(0, |links| links.waiting())
     }
@@ -168,12 +169,13 @@ impl Group {
         }
     }
 
-    /// Tells the other workers that this one has ended, whoever still holds the group: they need not wait for it.
+    /// Reports to the other workers that this one has exited, even if the group is still in use: they need not wait
+    /// for it.
     pub fn end(&self) {
         self.transport.close();
     }
 
-    /// What this worker did last: its calls in all sessions, the latest first.
+    /// Returns the last calls of this worker in all sessions, the latest first.
     ///
     /// With every [`Blame`](distribute_cluster::Blame) they are also given out as an event of [`tracing`]: where a worker was late or lost as a warning,
     /// which goes to standard error in a program without a subscriber, else at level INFO.
@@ -187,7 +189,7 @@ impl Group {
         self.recorder.awaited()
     }
 
-    /// Why a worker is lost to this one, if it is.
+    /// Returns the reason why a worker is lost to this one, if it is.
     pub fn lost(&self, worker: usize) -> Option<String> {
         self.inbox.lost(worker)
     }

@@ -1,4 +1,4 @@
-//! In which rounds workers that have met agree on where the training stands, and hand a state over.
+//! The rounds in which the workers of a re-formed group agree on the state of the training, and transfer it.
 
 use super::report::{Decision, decide};
 use super::{Numbers, Report};
@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt::Display;
 
-/// How much of a state goes in one round.
+/// The size of the part of a state that is sent in one round.
 const CHUNK: usize = 16 << 20;
 
 /// One worker's part in a handover. `E` is why a state cannot be given or taken.
@@ -22,7 +22,7 @@ pub struct Handover<E> {
     plan: Plan,
 }
 
-/// What has been decided, once it has been.
+/// The decision, once there is one.
 #[derive(Clone, Debug, Default)]
 struct Plan {
     source: usize,
@@ -41,7 +41,7 @@ enum Stage<E> {
     Over(Option<Result<Option<Agreed>, Failure<E>>>),
 }
 
-/// What to do next.
+/// The next action.
 #[derive(Debug)]
 pub enum Next<E> {
     /// Swap these with the others, and tell what has [come](Handover::hear).
@@ -53,19 +53,19 @@ pub enum Next<E> {
     Take {
         /// The bytes.
         image: Bytes,
-        /// Whose.
+        /// The worker whose state is transferred.
         source: usize,
-        /// What the source has counted.
+        /// The counters of the source.
         numbers: Numbers,
     },
     /// All have agreed, or all have failed.
     End(Result<Option<Agreed>, Failure<E>>),
 }
 
-/// What to swap in a round.
+/// The data to exchange in a round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Round {
-    /// What it is, the same on all workers.
+    /// The name of the data, the same on all workers.
     pub what: String,
     /// Whether it is the first, in which workers that have just started are waited for until they are there.
     pub is_first: bool,
@@ -75,7 +75,7 @@ pub struct Round {
     pub body: Bytes,
 }
 
-/// All have one state now. Where nobody has begun, there is none to agree on.
+/// The outcome: all workers have one state. If no worker has begun, there is none to agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreed {
     /// The worker whose state it is.
@@ -84,16 +84,16 @@ pub struct Agreed {
     pub numbers: Numbers,
 }
 
-/// Why the workers can't go on from where they stand.
+/// The reason why the workers can't continue.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Failure<E> {
     /// This worker cannot give or take a state.
     Mine(E),
     /// Another one cannot, and says why.
     Of(usize, String),
-    /// What this worker has said cannot be read.
+    /// The message of this worker cannot be read.
     Unreadable(usize, String),
-    /// Nobody's state is whole, for this reason of the worker.
+    /// No worker has a complete state, for this reason of the worker.
     Torn(usize, String),
 }
 
@@ -103,13 +103,13 @@ impl<E: Display> Handover<E> {
         Self { world, chunk: CHUNK, stage: Stage::Reports(mine), plan: Plan::default() }
     }
 
-    /// So many bytes of a state go in one round at most, the same number on all workers.
+    /// Sets the size of the part of a state that is sent in one round, the same on all workers.
     pub fn in_rounds_of(mut self, bytes: usize) -> Self {
         self.chunk = bytes.max(1);
         self
     }
 
-    /// What to do next.
+    /// Returns the next action.
     pub fn next_action(&mut self) -> Next<E> {
         let all = || (0..self.world.workers()).collect();
         let record =
@@ -141,7 +141,7 @@ impl<E: Display> Handover<E> {
         }
     }
 
-    /// What each worker has said in the round; this one's own entry is not read.
+    /// Takes the messages of all workers in the round; this one's own entry is not read.
     pub fn hear(&mut self, mut bodies: Vec<Bytes>) {
         let over = Stage::Over(None);
         let next = match std::mem::replace(&mut self.stage, over) {
@@ -204,7 +204,7 @@ impl<E: Display> Handover<E> {
         }
     }
 
-    /// What all have come to, if all have succeeded.
+    /// Returns the results of all workers, if all have succeeded.
     fn agree<T, U: Serialize + DeserializeOwned>(
         &self,
         bodies: Vec<Bytes>,
@@ -233,7 +233,7 @@ impl<E: Display> Handover<E> {
     }
 }
 
-/// What is said of a result.
+/// Returns a result in the form in which it is sent.
 fn told<T, U, E: Display>(result: &Result<T, E>, of: impl Fn(&T) -> U) -> Result<U, String> {
     result.as_ref().map(of).map_err(ToString::to_string)
 }

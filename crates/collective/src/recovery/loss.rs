@@ -5,12 +5,12 @@ use distribute_cluster::{Blame, Fault, World};
 /// The losses that a worker has gone on after.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Losses {
-    /// How many updates there were when somebody was late last.
+    /// The number of updates when a worker last timed out.
     stood: Option<u64>,
 }
 
 impl Losses {
-    /// Whether the worker of `world`, which has made so many updates, meets the others again.
+    /// Whether the worker of `world`, which has made this number of updates, joins the group again.
     ///
     /// ```
     /// use distribute_cluster::{Blame, Fingerprint, Operation, World};

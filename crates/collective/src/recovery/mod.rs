@@ -1,5 +1,5 @@
-//! What workers that have met again decide together: where the training stands, and who takes over whose state. Pure: no socket,
-//! no thread, no clock.
+//! The decisions of a re-formed group: the state of the training, and which workers receive whose state. Pure: no
+//! socket, no thread, no clock.
 //!
 //! | module | what it is |
 //! |---|---|

@@ -1,9 +1,9 @@
-//! What each worker says of itself when all have met, and whose state the others take over.
+//! The report of each worker when the group has re-formed, and the choice of the state that others receive.
 
 use super::Numbers;
 use serde::{Deserialize, Serialize};
 
-/// What a worker says of itself.
+/// The report of a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     /// Whether it has been part of the training: one that has just started has nothing that others need.
@@ -11,27 +11,27 @@ pub struct Report {
     /// The generation in which it has agreed with all others on a state last, or 0: what others have agreed on without it since then
     /// counts more, however far it has come.
     pub agreed: u64,
-    /// What it has counted.
+    /// Its counters.
     pub numbers: Numbers,
-    /// Why it cannot go on from where it stands, if so.
+    /// The reason why it cannot continue, if so.
     pub torn: Option<String>,
 }
 
-/// What follows from the reports of all workers, the same on each.
+/// The decision from the reports of all workers, the same on each.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Nobody has begun: all go on from what they have made or restored by themselves.
+    /// No worker has begun: all continue from what they have built or restored themselves.
     Begin,
     /// These workers, by number, take over the state of worker `source`; there may be none. All count on from these numbers.
     TakeOver {
-        /// Whose.
+        /// The worker whose state is transferred.
         source: usize,
-        /// Who.
+        /// The workers that receive it.
         takers: Vec<usize>,
         /// From which numbers all count on.
         numbers: Numbers,
     },
-    /// Nobody's state is whole, for this reason of the worker.
+    /// No worker has a complete state, for this reason of the worker.
     Torn(usize, String),
 }
 
@@ -41,7 +41,8 @@ impl Report {
     }
 }
 
-/// Whose state the others take over: that of the worker which is furthest, of those who have agreed last, and the first of those.
+/// Decides whose state the others receive: that of the furthest worker among those that agreed last, and of the first
+/// of these.
 pub fn decide(reports: &[Report]) -> Decision {
     let begun = || reports.iter().enumerate().filter(|(_, report)| report.begun);
     let whole = begun().filter(|(_, report)| report.torn.is_none());

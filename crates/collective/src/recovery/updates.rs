@@ -1,34 +1,34 @@
-//! How far a worker is with its updates of the weights, and from where it goes on when a step was interrupted.
+//! The updates of the weights on a worker, and the point from which it continues after an interrupted step.
 
 use serde::{Deserialize, Serialize};
 
-/// What is counted alike on all workers, and handed over with a state.
+/// The counters that are the same on all workers, and transferred with a state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Numbers {
-    /// How many updates of the weights have been made.
+    /// The number of updates of the weights.
     pub updates: u64,
-    /// How often a program with an optimizer has written variables by itself.
+    /// The number of times that a program with an optimizer has written variables itself.
     pub written: u64,
-    /// How many updates one step makes at most.
+    /// The largest number of updates in one step.
     pub most: u64,
-    /// How many are made between two steps at most.
+    /// The largest number of updates between two steps.
     pub most_between: u64,
-    /// How many steps were made.
+    /// The number of steps.
     pub steps: u64,
-    /// How many variables have been made.
+    /// The number of variables.
     pub variables: u64,
-    /// How many optimizers have been made.
+    /// The number of optimizers.
     pub optimizers: u64,
 }
 
 impl Numbers {
-    /// How far the weights are.
+    /// Returns the progress of the weights.
     pub fn progress(&self) -> (u64, u64) {
         (self.updates, self.written)
     }
 }
 
-/// How far the weights are, and how far the steps were with them.
+/// The progress of the weights, and of the steps with them.
 ///
 /// ```
 /// use distribute_collective::recovery::Updates;
@@ -43,26 +43,26 @@ impl Numbers {
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Updates {
-    /// How many updates have been made: by all optimizers, or, where there is none, by the program.
+    /// The number of updates: by all optimizers, or by the program if there is none.
     made: u64,
-    /// How often a program with an optimizer has written variables by itself.
+    /// The number of times that a program with an optimizer has written variables itself.
     written: u64,
-    /// When the first step since the last update began: how many updates and steps there were.
+    /// The numbers of updates and steps when the first step since the last update began.
     anchor: Option<(u64, u64)>,
-    /// Which updates belong together.
+    /// The updates that belong together.
     since: Option<Since>,
-    /// How many updates one step has made at most.
+    /// The largest number of updates of one step so far.
     most: u64,
-    /// How many were made between a step and the next at most.
+    /// The largest number of updates between two steps so far.
     most_between: u64,
 }
 
-/// How many updates there were when something began.
+/// The number of updates when something began.
 #[derive(Clone, Copy, Debug)]
 enum Since {
     /// A step that has not ended well.
     Step(u64),
-    /// What comes between a step that has, and the next.
+    /// The time between a step that has updates and the next.
     Between(u64),
 }
 
@@ -74,33 +74,33 @@ enum Since {
     if *in_step { "of a step" } else { "between two steps" }
 )]
 pub struct Torn {
-    /// How many have.
+    /// The number of updates so far.
     pub made: u64,
-    /// How many there are; 0 the first time, when that is not known.
+    /// The number of updates in all; 0 the first time, when it is not known.
     pub most: u64,
     /// Whether they are those of a step, or those between two.
     pub in_step: bool,
 }
 
 impl Updates {
-    /// Those of a worker that goes on from these numbers.
+    /// Creates the updates of a worker that continues from these counters.
     pub fn after(numbers: Numbers) -> Self {
         let Numbers { updates: made, written, most, most_between, .. } = numbers;
         Self { made, written, most, most_between, ..Self::default() }
     }
 
-    /// How many there were.
+    /// Returns the number of updates.
     pub fn made(&self) -> u64 {
         self.made
     }
 
-    /// What has been counted here; of steps, variables and optimizers others know.
+    /// Returns the counters that are kept here; steps, variables and optimizers are counted elsewhere.
     pub fn numbers(&self) -> Numbers {
         let Self { made: updates, written, most, most_between, .. } = *self;
         Numbers { updates, written, most, most_between, ..Numbers::default() }
     }
 
-    /// A step begins, after so many.
+    /// Begins a step after this number of others.
     pub fn begin(&mut self, steps: u64) {
         let made = self.made;
         if let Some(Since::Between(before)) = self.since {
@@ -117,9 +117,9 @@ impl Updates {
         self.made += 1;
     }
 
-    /// The program has written a variable that is the same on all workers. Where there are no `optimizers`, that is how the weights
-    /// are updated. Beside one it is what else is kept, an average of them say: it tells who is furthest, and not which batches are
-    /// in the weights.
+    /// Counts that the program has written a variable that is the same on all workers. Without `optimizers`, this is
+    /// how weights are updated. With one, it is other state, such as an average: it says which worker is furthest,
+    /// and not which batches are in the weights.
     pub fn count_write(&mut self, optimizers: u64) {
         match optimizers {
             0 => self.made += 1,

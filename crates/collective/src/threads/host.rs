@@ -15,7 +15,7 @@ pub(super) struct Host {
 
 impl Host {
     /// # Errors
-    /// If the system refuses a thread.
+    /// An error of the system, if it refuses a thread.
     pub(super) fn start(kind: &Kind) -> io::Result<Self> {
         let crew = Arc::new(Crew::new(1));
         let serves = crew.clone();

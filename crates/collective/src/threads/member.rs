@@ -26,7 +26,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// The only member of a world of one. It waits for nobody, and a call fails only by what it does itself.
+    /// Returns the only member of a world of one. It never waits, and a call fails only by what it does itself.
     pub fn alone(step: u64) -> Self {
         static ALONE: OnceLock<Arc<Team>> = OnceLock::new();
         let team = ALONE.get_or_init(|| Arc::new(Team::without_workers(1, 1)));

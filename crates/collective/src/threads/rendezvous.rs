@@ -1,4 +1,5 @@
-//! Where members of one process meet: each brings the fingerprint of its call and a payload, and gets all payloads.
+//! The rendezvous of the members of one process: each contributes the fingerprint of its call and a payload, and gets
+//! all payloads.
 
 use crate::group::Session;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, Signal, linger, lock};
@@ -15,12 +16,12 @@ pub type Payload = Arc<dyn Any + Send + Sync>;
 
 type Outcome = Result<Exchanged, Arc<Blame>>;
 
-/// What each member gets out of a round.
+/// The result of a round for each member.
 #[derive(Clone)]
 pub struct Exchanged {
     /// The payloads of this process's members, in the order of ranks.
     pub payloads: Arc<Vec<Payload>>,
-    /// What the delegate made of them together with other processes; `None` without a delegate.
+    /// The result of the delegate and the other processes; `None` without a delegate.
     pub made: Option<Payload>,
 }
 
@@ -56,8 +57,8 @@ struct State {
     standings: Vec<Standing>,
     payloads: Vec<Option<Payload>>,
     round: u64,
-    /// For each member, the outcome of the round it waited in, until it has read it. One for each member: while one
-    /// sleeps, the others may already have given up the next round at its deadline.
+    /// The outcome of the round that each member waited in, until it has read it. Each has its own: while one sleeps,
+    /// the others may already have abandoned the next round at its deadline.
     outcomes: Vec<Option<Outcome>>,
     /// The error of the round whose deadline passed; it ends the run.
     missed: Option<Arc<Blame>>,
@@ -78,7 +79,7 @@ impl Drop for InGroupCall<'_> {
     }
 }
 
-/// How often members check for their delegate's return after their own deadline.
+/// The interval at which members check for their delegate after their own deadline.
 const LOOK: Duration = Duration::from_secs(1);
 
 impl Rendezvous {
@@ -170,7 +171,7 @@ impl Rendezvous {
         }
     }
 
-    /// Records that a member's closure is over, and tells whoever waits for it now or later.
+    /// Records that a member's closure is over, and reports it to members that wait for it now or later.
     pub fn leave(&self, rank: usize, failed: bool) {
         let _unused;
         let mut state = lock(&self.state);

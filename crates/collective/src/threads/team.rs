@@ -88,13 +88,13 @@ impl Team {
         host.run(work).ok_or_else(|| io::Error::other("the team's thread has ended"))
     }
 
-    /// How many threads it has.
+    /// Returns the number of its threads.
     #[cfg(not(shuttle))]
     pub(super) fn threads(&self) -> usize {
         (self.workers.len() + usize::from(self.host.get().is_some())) * self.threads
     }
 
-    /// How many members there are.
+    /// Returns the number of members.
     pub fn size(&self) -> usize {
         self.size
     }

@@ -8,7 +8,7 @@ use crate::sync::lock;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-/// How many of the most recently used idle teams are kept, whatever their size.
+/// The number of most recently used idle teams that are kept, whatever their size.
 const KEPT: usize = 4;
 
 /// Idle teams whose replicas have threads of one kind.
@@ -19,14 +19,14 @@ pub struct Teams {
 }
 
 impl Teams {
-    /// Teams whose replicas have one thread each, shared by all runs without other settings.
+    /// Returns the teams whose replicas have one thread each, shared by all runs without other settings.
     pub fn shared() -> &'static Self {
         static SHARED: Teams = Teams { kind: Kind::PLAIN, idle: Mutex::new(Vec::new()) };
         &SHARED
     }
 
-    /// Teams whose replicas have `threads` threads each; `start` is called on each thread when it starts. Replica 0 runs on
-    /// a thread of the team, too, not on the caller's. The threads end when this is dropped.
+    /// Creates teams whose replicas have `threads` threads each; `start` is called on each thread when it starts.
+    /// Replica 0 also runs on a thread of the team, not on the caller's. The threads exit when this is dropped.
     pub fn new(threads: usize, start: Option<Start>) -> Self {
         Self { kind: Kind { threads: threads.max(1), start }, idle: Mutex::new(Vec::new()) }
     }
@@ -97,8 +97,8 @@ impl std::fmt::Debug for Teams {
     }
 }
 
-/// How many idle teams to keep, given the number of threads of each, most recently used first: [`KEPT`] in any case, and
-/// more as long as they have no more threads in total than the machine has cores.
+/// Returns the number of idle teams to keep, given the number of threads of each, most recently used first: [`KEPT`]
+/// in any case, and more while they have no more threads in total than the machine has cores.
 fn kept(threads_of_latest: impl Iterator<Item = usize>, cores: usize) -> usize {
     let mut threads = 0;
     let within = |(at, of_team): &(usize, usize)| {

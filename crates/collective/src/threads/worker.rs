@@ -19,7 +19,7 @@ pub type Start = Arc<dyn Fn(usize, usize) + Send + Sync>;
 /// The settings of replicas' threads.
 #[derive(Clone)]
 pub(super) struct Kind {
-    /// How many each replica has.
+    /// The number of threads of each replica.
     pub(super) threads: usize,
     pub(super) start: Option<Start>,
 }
@@ -29,12 +29,12 @@ impl Kind {
 }
 
 thread_local! {
-    /// How many threads the replica on this thread has to itself; 0 if unknown.
+    /// The number of threads of the replica on this thread; 0 if unknown.
     static OWN: Cell<usize> = const { Cell::new(0) };
 }
 
-/// How many threads the replica that runs on this thread has to itself, including this one. `None` outside of a replica,
-/// and for a lone replica on a thread of the program, which may use the whole machine.
+/// Returns the number of threads of the replica that runs on this thread, including this one. `None` outside a
+/// replica, and for a single replica on a thread of the program, which may use the whole machine.
 pub fn own_threads() -> Option<usize> {
     Some(OWN.get()).filter(|threads| *threads > 0)
 }
@@ -60,7 +60,8 @@ pub(super) fn serves_others() -> bool {
     OWN.get() == 0 && rayon::current_thread_index().is_some()
 }
 
-/// Runs what a replica has spawned in rayon and nobody has run yet, since this thread is its pool's only worker.
+/// Runs the rayon tasks that a replica has spawned and that have not run, because this thread is its pool's only
+/// worker.
 pub(super) fn do_spawned() {
     #[cfg(not(any(shuttle, miri)))]
     while rayon::yield_local() == Some(rayon::Yield::Executed) {}
