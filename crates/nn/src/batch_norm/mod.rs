@@ -62,8 +62,8 @@ pub struct BatchNorm {
     /// candle_nn's layer, which holds the variables and evaluates.
     stock: candle_nn::BatchNorm,
     remove_mean: bool,
-    /// The layer's weight. A layer without one uses a variable of ones that no optimizer knows, so that every replica's graph
-    /// contains the operation.
+    /// The layer's weight. A layer without one uses a variable of ones that no optimizer updates, so that every
+    /// replica's graph contains the operation.
     weight: Tensor,
     bias: Tensor,
 }
