@@ -1,17 +1,17 @@
-//! How the 16 dtypes are stored in safetensors; their bytes are those of [`distribute_tensor::codec`].
+//! The encoding of the 16 dtypes in safetensors. The bytes are those of [`distribute_tensor::codec`].
 
 use distribute_tensor::{DType, HostTensor};
 use safetensors::Dtype;
 use std::ops::Range;
 
-/// How a slice of a tensor is stored in a safetensors file.
+/// The dtype and shape with which a slice of a tensor is stored in a safetensors file.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Stored {
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<usize>,
 }
 
-/// The tensor that holds the elements of a slice; `None` for strings, whose length depends on the elements.
+/// Returns the encoding of a slice; `None` for strings, whose length depends on the elements.
 pub(crate) fn stored(dtype: DType, shape: &[usize]) -> Option<Stored> {
     let mut shape = shape.to_vec();
     let dtype = match dtype {
@@ -38,7 +38,7 @@ pub(crate) fn stored(dtype: DType, shape: &[usize]) -> Option<Stored> {
     Some(Stored { dtype, shape })
 }
 
-/// The end of each string within the bytes of all; empty for other dtypes.
+/// Returns the end of each string within the bytes of all; empty for other dtypes.
 pub(crate) fn ends(tensor: &HostTensor, elements: Range<usize>) -> Vec<u64> {
     let strings = tensor.as_slice::<Vec<u8>>().map_or(&[][..], |strings| &strings[elements]);
     let end = |end: &mut u64, string: &Vec<u8>| {
@@ -48,7 +48,7 @@ pub(crate) fn ends(tensor: &HostTensor, elements: Range<usize>) -> Vec<u64> {
     strings.iter().scan(0, end).collect()
 }
 
-/// The number of bytes of elements, including [`ends`].
+/// Returns the number of bytes of elements, including [`ends`].
 pub(crate) fn size(tensor: &HostTensor, elements: Range<usize>) -> usize {
     match tensor.dtype().bytes() {
         Some(bytes) => bytes * elements.len(),

@@ -1,24 +1,24 @@
-//! What can go wrong with a checkpoint, and what to do about it.
+//! Errors of checkpoints, whose messages name the fix.
 
 use distribute_tensor::DType;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The result of everything in this crate.
+/// The result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong.
+/// An error of a checkpoint.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The system refused a file or folder.
+    /// The system refuses an operation on a file or folder.
     #[error("{operation} {}: {source}", path.display())]
     Io {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
-        /// The file or folder.
+        /// The path of the file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -27,16 +27,16 @@ pub enum Error {
     NoCheckpoint {
         /// The path.
         path: PathBuf,
-        /// A text that says what is there, and which path to give.
+        /// The contents of the path, and the path to use instead, as text.
         reason: String,
     },
-    /// There is something already where a checkpoint was to be saved. Nothing was changed.
+    /// The destination of a save already exists. Nothing was changed.
     #[error(
         "{} exists: a checkpoint is never overwritten; save under another name, or let a CheckpointManager number them",
         path.display()
     )]
     Exists {
-        /// The place.
+        /// The destination.
         path: PathBuf,
     },
     /// Another process or thread is saving to the same folder. Nothing was changed.
@@ -45,88 +45,88 @@ pub enum Error {
         /// The folder of the manager.
         path: PathBuf,
     },
-    /// The new checkpoint is in place, but an old one could not be removed.
+    /// The new checkpoint is saved, but an old one could not be removed.
     #[error("{} is saved, but {} could not be removed: {source}", saved.display(), path.display())]
     Removal {
-        /// The new checkpoint.
+        /// The path of the new checkpoint.
         saved: PathBuf,
-        /// What was to be removed.
+        /// The path of the old one.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// Bytes are not those that were written: a torn or altered file.
+    /// A file is truncated or altered: its bytes differ from those written.
     #[error("{}, at byte {offset}: {reason}; go back to an older checkpoint", path.display())]
     Damaged {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Where in it what is wrong begins.
+        /// The offset of the damage.
         offset: u64,
-        /// What was expected and what was found.
+        /// The expected and the found contents, as text.
         reason: String,
     },
-    /// A format that this version of the crate doesn't read.
+    /// The format is not supported by this version of the crate.
     #[error("{} is of format {found}; this version reads {expected}", path.display())]
     Version {
-        /// The index.
+        /// The path of the index.
         path: PathBuf,
-        /// The format there.
+        /// The format of the checkpoint.
         found: String,
-        /// What can be read.
+        /// The supported format.
         expected: String,
     },
-    /// The index says something that cannot be, or that the files contradict.
+    /// The index is inconsistent, or the files contradict it.
     #[error("{}: {at}: {reason}", path.display())]
     Index {
-        /// The index.
+        /// The path of the index.
         path: PathBuf,
-        /// Which part of it: `entry "fc.weight"`, `file 2`, `line 7 column 3`.
+        /// The position in the index, such as `entry "fc.weight"`, `file 2`, `line 7 column 3`.
         at: String,
-        /// What was expected and what was found.
+        /// The expected and the found value, as text.
         reason: String,
     },
     /// The checkpoint has no tensor of this name.
     #[error("{} has no {name:?}; it has {} tensors: {}", path.display(), names.len(), shortened(names))]
     UnknownName {
-        /// The checkpoint.
+        /// The path of the checkpoint.
         path: PathBuf,
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// Those there are.
+        /// The existing names.
         names: Vec<String>,
     },
-    /// Rows that the tensor doesn't have.
+    /// The tensor does not have the requested rows.
     #[error("{name:?} has rows 0..{rows}; {start}..{end} were asked for")]
     Rows {
-        /// The tensor.
+        /// The name of the tensor.
         name: String,
-        /// The first row asked for.
+        /// The first requested row.
         start: usize,
-        /// The row after the last one asked for.
+        /// The row after the last requested one.
         end: usize,
-        /// How many there are.
+        /// The number of rows of the tensor.
         rows: usize,
     },
-    /// What was to be saved doesn't fit together. Nothing was changed.
+    /// The tensors to be saved do not fit together. Nothing was changed.
     #[error("{operation} {name:?}: {reason}")]
     Entry {
-        /// What was called.
+        /// The function that was called.
         operation: &'static str,
-        /// The tensor.
+        /// The name of the tensor.
         name: String,
-        /// What is wrong and what was expected.
+        /// The problem and the expected value, as text.
         reason: String,
     },
     /// An argument is out of range.
     #[error("{operation}: {reason}")]
     InvalidArgument {
-        /// What was called.
+        /// The function that was called.
         operation: &'static str,
-        /// What is wrong and what was expected.
+        /// The problem and the expected value, as text.
         reason: String,
     },
-    /// Elements don't make a tensor.
+    /// Elements do not form a tensor.
     #[error(transparent)]
     Tensor(#[from] distribute_tensor::Error),
 }
@@ -142,7 +142,7 @@ impl Error {
     }
 }
 
-/// Dtype and shape, as errors show them.
+/// Formats dtype and shape for errors.
 pub(crate) fn show(dtype: DType, shape: &[usize]) -> String {
     format!("{dtype}{shape:?}")
 }

@@ -1,4 +1,4 @@
-//! A checkpoint in memory, for a process that takes over the state of another.
+//! A checkpoint in memory, for transferring state to another process.
 
 use crate::shard::{self, Shard};
 use crate::{Error, Reader, Result, Writer};
@@ -6,12 +6,14 @@ use bytes::Bytes;
 use std::io::Cursor;
 use std::path::Path;
 
-/// The name of the only file, as in a folder of one.
+/// The name of the only file, as in a folder with one file.
 const FILE: &str = "shard-00001-of-00001.safetensors";
 
 impl Writer {
-    /// What [`save`](Writer::save) would write in one file, as bytes to be sent to another process: the file, the index, the length
-    /// of the index in 8 bytes.
+    /// Returns the checkpoint as bytes, to be sent to another process.
+    ///
+    /// The image contains the file and the index that [`save`](Writer::save) would write with one shard, and
+    /// the length of the index in 8 bytes.
     ///
     /// ```
     /// # use distribute_checkpoint::{Reader, Writer};
@@ -27,7 +29,7 @@ impl Writer {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Entry`] for a tensor with missing rows.
+    /// - [`Error::Entry`]: a tensor has missing rows.
     pub fn image(&self) -> Result<Vec<u8>> {
         let path = Path::new("memory");
         let mut layout = self.layout(1)?;
@@ -44,10 +46,10 @@ impl Writer {
 }
 
 impl Reader {
-    /// The checkpoint in an [image](Writer::image). Errors and [`path`](Reader::path) name it by where it is from.
+    /// Opens the checkpoint in an [image](Writer::image). Errors and [`path`](Reader::path) name it by `from`.
     ///
     /// # Errors
-    /// Those of [`open`](Reader::open).
+    /// Returns the errors of [`open`](Reader::open).
     pub fn from_image(image: Bytes, from: &str) -> Result<Self> {
         let path = Path::new(from);
         let damaged = || {

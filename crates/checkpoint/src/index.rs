@@ -1,4 +1,4 @@
-//! `index.json`: where each tensor is.
+//! The file `index.json`, with the location of each tensor.
 
 use crate::{Error, Result};
 use distribute_tensor::DType;
@@ -22,7 +22,7 @@ pub(crate) struct Index {
     pub(crate) entries: BTreeMap<String, Entry>,
 }
 
-/// One safetensors file.
+/// The entry of a safetensors file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct FileEntry {
     pub(crate) name: String,
@@ -31,7 +31,7 @@ pub(crate) struct FileEntry {
     pub(crate) crc32: Vec<u32>,
 }
 
-/// One tensor.
+/// The entry of a tensor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Entry {
     #[serde(with = "dtype_name")]
@@ -40,13 +40,13 @@ pub(crate) struct Entry {
     pub(crate) slices: Vec<SliceEntry>,
 }
 
-/// Where some rows of a tensor are.
+/// The location of some rows of a tensor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SliceEntry {
     /// The number of the file among `files`, from 0.
     pub(crate) file: usize,
     pub(crate) key: String,
-    /// For strings, the key of the tensor with their ends.
+    /// The key of the tensor with the ends of strings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ends: Option<String>,
     pub(crate) offset: Vec<usize>,
@@ -76,13 +76,13 @@ impl Index {
         Self { format: FORMAT.into(), version: VERSION, metadata, files, entries }
     }
 
-    /// The content of the file.
+    /// Returns the contents of the file.
     pub(crate) fn to_text(&self) -> Result<String, serde_json::Error> {
         let body = serde_json::to_string_pretty(self)? + "\n}\n";
         Ok(format!("{BEFORE_SUM}{:08x}{AFTER_SUM}{body}", crc32fast::hash(body.as_bytes())))
     }
 
-    /// Parses the content of the file at `path`. The values are not checked yet.
+    /// Parses the contents of the file at `path`. The values are not checked yet.
     pub(crate) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Self> {
         let damaged = |offset: usize, reason: String| Error::Damaged {
             path: path.to_path_buf(),
@@ -130,7 +130,7 @@ fn parse<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T> {
     }
 }
 
-/// Dtypes by their usual names.
+/// The serialization of dtypes by their usual names.
 mod dtype_name {
     use distribute_tensor::DType;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};

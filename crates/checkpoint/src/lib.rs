@@ -1,8 +1,9 @@
-//! Checkpoints: named tensors and metadata in safetensors files with an index, saved atomically, and loaded by any ranges of
-//! rows.
+//! Checkpoints: named tensors and metadata in safetensors files with an index, saved atomically and loaded by
+//! any ranges of rows.
 //!
-//! Names belong to *logical* tensors. A tensor can be saved in slices of rows, as the shards of a parameter server hold it,
-//! in any number of files, and loaded by any ranges of rows. So a checkpoint saved on S shards loads on S′.
+//! Names identify *logical* tensors. A tensor can be saved in slices of rows, like the shards of parameter
+//! servers, in any number of files, and loaded by any ranges of rows. So a checkpoint saved on S shards can be
+//! loaded on S′.
 //!
 //! ```
 //! use distribute_checkpoint::{Reader, Writer};
@@ -27,40 +28,40 @@
 //!
 //! In reading order:
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | `writer` | [`Writer`]: collects tensors and saves them |
 //! | `reader` | [`Reader`]: a saved checkpoint, whose tensors are read on demand |
 //! | `manager` | [`CheckpointManager`]: a series of checkpoints, the last k of which are kept |
-//! | `plan` | which rows go into which file |
+//! | `plan` | the assignment of rows to files |
 //! | `save` | the steps of a save; after each of them there is either no checkpoint or a complete one |
 //! | `image` | a checkpoint in memory |
 //! | `index` | `index.json` |
-//! | `metadata` | [`Metadata`]: values for metadata, including numbers that JSON doesn't have |
-//! | `places` | where the rows of each tensor are: the index, checked against the files |
+//! | `metadata` | [`Metadata`]: values for metadata, including numbers that JSON does not support |
+//! | `places` | the location of the rows of each tensor: the index, checked against the files |
 //! | `shard` | one safetensors file, written with checksums that are verified on reading |
 //! | `encoding` | the 16 dtypes as bytes |
-//! | `error` | [`Error`]: what went wrong, in which file, at which byte |
+//! | `error` | [`Error`]: the problem, the file and the offset |
 //!
 //! # The format, version 1
 //!
-//! A folder with `index.json` and safetensors files, `shard-00001-of-00003.safetensors` and so on. Each of them is an
-//! ordinary safetensors file, that Python's `safetensors` reads as it is: a tensor that lies in it whole has its name as
-//! key. The index holds
+//! A checkpoint is a folder with `index.json` and safetensors files, `shard-00001-of-00003.safetensors` and so
+//! on. Each of them is an ordinary safetensors file that Python's `safetensors` can read: a tensor that is
+//! completely in one file has its name as key. The index contains:
 //!
-//! - for each file its name, length and the CRC-32 of each of its blocks of 1 MiB, the last one shorter: any part that is
-//!   read is checked, without reading the rest;
-//! - for each tensor its dtype, its shape and its slices: file (by number), key, and offset and shape on every axis. Slices
-//!   are of whole rows (axis 0), don't overlap and leave nothing out;
+//! - for each file, its name, length and the CRC-32 of each of its blocks of 1 MiB (the last one may be
+//!   shorter): any range is verified when it is read, without reading the rest;
+//! - for each tensor, its dtype, its shape and its slices: file (by number), key, and offset and shape on
+//!   every axis. Slices consist of complete rows (axis 0), and cover each row exactly once;
 //! - metadata: any JSON by name.
 //!
 //! The first line of `index.json` is `{"crc32":"xxxxxxxx","index":`, with the CRC-32 of all bytes after that line.
 //!
-//! safetensors has no type for two dtypes: a `complex128` tensor is F64 with a last axis of 2, real and imaginary part; a
-//! `string` tensor is two tensors, the bytes of all strings one after another (U8), and where each string ends (U64, of the
-//! slice's shape), under the key that the slice names as `ends`.
+//! safetensors has no type for two dtypes. A `complex128` tensor is F64 with a last axis of 2, real and
+//! imaginary part. A `string` tensor is two tensors: the concatenated bytes of all strings (U8), and the end
+//! of each string (U64, of the slice's shape), under the key that the slice has as `ends`.
 //!
-//! Names are never parts of paths: `../a`, `A` and `a` are three names like others.
+//! Names are never used in paths: `../a`, `A` and `a` are three ordinary names.
 
 #![forbid(unsafe_code)]
 

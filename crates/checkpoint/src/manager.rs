@@ -1,4 +1,4 @@
-//! Checkpoints one after another in one folder.
+//! A series of checkpoints in one folder.
 
 use crate::{Error, Reader, Result, Writer};
 use distribute_files::{LockFile, Partial, whole_name};
@@ -10,15 +10,17 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Saves checkpoints one after another into a folder, `ckpt-000001` and so on, and keeps the last ones.
+/// A manager that saves checkpoints one after another into a folder, `ckpt-000001` and so on, and keeps the
+/// last ones.
 ///
-/// A new checkpoint gets its name in one step when it is whole, and older ones are removed after that: at every moment
-/// the one with the highest number is whole and the latest. There is no other record of which it is.
+/// A new checkpoint is renamed atomically when it is complete, and older ones are removed after that. So the
+/// checkpoint with the highest number is always complete and the latest. There is no other record of the
+/// latest checkpoint.
 ///
-/// One process saves at a time: of several workers, the chief. Any number may read.
+/// Only one process saves at a time: of several workers, the chief. Any number may read.
 ///
-/// What is in the folder besides stays as it is, also under names like those of checkpoints: a file, or a folder with a
-/// number that no manager gives. A warning names it once.
+/// Other entries of the folder are ignored, even if their names resemble those of checkpoints: a file, or a
+/// folder with a number that no manager uses. A warning names such an entry once.
 ///
 /// ```
 /// use distribute_checkpoint::{CheckpointManager, Writer};
@@ -40,7 +42,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct CheckpointManager {
     folder: PathBuf,
     keep: usize,
-    /// Foreign names that have been reported.
+    /// The foreign names that have been reported.
     told: Arc<Mutex<BTreeSet<OsString>>>,
 }
 
@@ -48,54 +50,58 @@ pub struct CheckpointManager {
 const KEPT: usize = 5;
 /// The prefix of checkpoints' names.
 const PREFIX: &str = "ckpt-";
-/// The highest number: a thousand checkpoints a second for thirty years.
+/// The highest number: a thousand checkpoints per second for thirty years.
 const LAST: u64 = 999_999_999_999;
-/// Locked while a checkpoint is saved. The system releases the lock when the process ends, however it ends.
+/// The name of the file that is locked during a save. The system releases the lock however the process exits.
 const LOCK: &str = ".lock";
 
 impl CheckpointManager {
-    /// A manager for a folder, which is created if it doesn't exist. It keeps the last five checkpoints unless
-    /// [`keep`](Self::keep) says otherwise.
+    /// Creates a manager for a folder, and the folder if it does not exist.
+    ///
+    /// The manager keeps the last five checkpoints, unless [`keep`](Self::keep) is called.
     ///
     /// # Errors
-    /// [`Error::Io`] if the folder cannot be created.
+    /// - [`Error::Io`]: the folder cannot be created.
     pub fn new(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref().to_path_buf();
         fs::create_dir_all(&folder).map_err(Error::io("creating", &folder))?;
         Ok(Self { folder, keep: KEPT, told: Arc::default() })
     }
 
-    /// Keeps the last `count` checkpoints, at least 1; [`usize::MAX`] keeps all. A save removes older ones once the new one is in
-    /// place.
+    /// Sets the number of checkpoints to keep, at least 1; [`usize::MAX`] keeps all. A save removes older ones
+    /// after the new one is complete.
     #[doc(alias = "max_to_keep")]
     pub fn keep(mut self, count: usize) -> Self {
         self.keep = count.max(1);
         self
     }
 
-    /// The folder.
+    /// Returns the folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Saves under the next number like [`Writer::save`], and returns the path.
+    /// Saves under the next number, like [`Writer::save`], and returns the path.
     ///
     /// # Errors
-    /// Those of [`Writer::save`]; [`Error::Busy`] while another process or thread saves here; [`Error::Io`] if `.lock` in
-    /// the folder is not a file. The latest checkpoint is then the same as before. [`Error::Removal`] if the new checkpoint
-    /// is in place, but an old one cannot be removed.
+    /// The latest checkpoint does not change, except after [`Error::Removal`].
+    /// - [`Error::Busy`]: another process or thread is saving here.
+    /// - [`Error::Io`]: `.lock` in the folder is not a file.
+    /// - [`Error::Removal`]: the new checkpoint is saved, but an old one cannot be removed.
+    /// - The errors of [`Writer::save`].
     pub fn save(&self, writer: &Writer, shards: usize) -> Result<PathBuf> {
         let lock = self.folder.join(LOCK);
         let locked = LockFile::acquire(&lock).map_err(Error::io("locking", &lock))?;
         let Some(_locked) = locked else { return Err(Error::Busy { path: self.folder.clone() }) };
         let Found { checkpoints, partials } = self.list()?;
-        // Nobody else saves here, so partial ones were left by a crash. They take space that the new one may need.
+        // No other process saves here, so partial checkpoints are from a crash. The new one may need their
+        // disk space.
         partials.iter().for_each(|partial| Partial::clear_folder(partial));
         let saved = self.unused(checkpoints.last().map_or(1, |(number, _)| number + 1))?;
         writer.save(&saved, shards)?;
         let paths = self.paths()?;
         for path in &paths[..paths.len().saturating_sub(self.keep)] {
-            // Renamed first, so that a crash leaves no half of a checkpoint.
+            // Renamed first, so that a crash does not leave an incomplete checkpoint.
             Partial::of_old(path).and_then(Partial::remove).map_err(|source| Error::Removal {
                 saved: saved.clone(),
                 path: path.clone(),
@@ -105,19 +111,19 @@ impl CheckpointManager {
         Ok(saved)
     }
 
-    /// The checkpoints, the latest last.
+    /// Returns the paths of the checkpoints, the latest last.
     ///
     /// # Errors
-    /// [`Error::Io`] if the folder cannot be read.
+    /// - [`Error::Io`]: the folder cannot be read.
     pub fn paths(&self) -> Result<Vec<PathBuf>> {
         Ok(self.list()?.checkpoints.into_iter().map(|(_, path)| path).collect())
     }
 
-    /// The latest checkpoint; `None` before the first.
+    /// Returns the latest checkpoint; `None` before the first.
     ///
     /// # Errors
-    /// The errors of [`Reader::open`]. A damaged checkpoint is an error and not skipped: [`latest_whole`](Self::latest_whole)
-    /// skips it.
+    /// Returns the errors of [`Reader::open`], even for a damaged checkpoint, which
+    /// [`latest_whole`](Self::latest_whole) skips.
     #[doc(alias = "latest_checkpoint")]
     #[doc(alias = "restore_or_initialize")]
     pub fn latest(&self) -> Result<Option<Reader>> {
@@ -125,7 +131,7 @@ impl CheckpointManager {
         while let Some(path) = latest {
             match Reader::open(&path) {
                 Ok(checkpoint) => return Ok(Some(checkpoint)),
-                // It may have been removed because of newer ones.
+                // The checkpoint may have been removed because of newer ones.
                 Err(error) => match self.paths()?.pop() {
                     Some(newer) if newer != path => latest = Some(newer),
                     _ => return Err(error),
@@ -135,13 +141,15 @@ impl CheckpointManager {
         Ok(None)
     }
 
-    /// Returns the latest checkpoint whose every byte is as it was written; `None` before the first. A warning names the latest one if
-    /// that is damaged; damaged ones stay as they are. All of the checkpoint is read, unless there is no older one.
+    /// Returns the latest undamaged checkpoint; `None` before the first.
+    ///
+    /// Reads all of the checkpoint, unless there is no older one. A warning names the latest checkpoint if it
+    /// is damaged. Damaged checkpoints are not changed.
     ///
     /// # Errors
-    /// - The errors of [`Reader::open`] and [`Reader::verify`] for the latest checkpoint, if none is whole.
-    /// - [`Error::Version`]: the latest was written by another version of this crate.
-    /// - [`Error::Io`]: the system refuses to read it, other than because a file is missing.
+    /// - The errors of [`Reader::open`] and [`Reader::verify`] for the latest checkpoint, if all are damaged.
+    /// - [`Error::Version`]: the latest checkpoint was written by another version of this crate.
+    /// - [`Error::Io`]: the system refuses to read it, for another reason than a missing file.
     pub fn latest_whole(&self) -> Result<Option<Reader>> {
         let Some(latest) = self.latest().transpose() else { return Ok(None) };
         let paths = self.paths()?;
@@ -163,7 +171,7 @@ impl CheckpointManager {
         Err(first)
     }
 
-    /// The first unused path from this number on.
+    /// Returns the first unused path from this number on.
     fn unused(&self, number: u64) -> Result<PathBuf> {
         let paths = (number..=LAST).map(|number| self.folder.join(name(number)));
         let unused = paths.into_iter().find(|path| path.symlink_metadata().is_err());
@@ -177,7 +185,7 @@ impl CheckpointManager {
         })
     }
 
-    /// Lists the folder. Entries that only look like checkpoints are reported once.
+    /// Lists the folder. Entries that only resemble checkpoints are reported once.
     fn list(&self) -> Result<Found> {
         let read = || {
             let names = fs::read_dir(&self.folder)?.map(|entry| Ok(entry?.file_name()));
@@ -200,7 +208,7 @@ impl CheckpointManager {
     }
 
     fn tell(&self, found: OsString, path: &Path) {
-        // It may have been removed in the meantime.
+        // The entry may have been removed in between.
         if path.symlink_metadata().is_ok()
             && self.told.lock().unwrap_or_else(PoisonError::into_inner).insert(found)
         {
@@ -218,7 +226,7 @@ fn verified(checkpoint: Reader) -> Result<Reader> {
     checkpoint.verify().map(|()| checkpoint)
 }
 
-/// Whether the checkpoint itself is at fault, and reading it again would not help.
+/// Whether the checkpoint itself is damaged, so that reading it again would not help.
 fn is_damage(error: &Error) -> bool {
     match error {
         Error::Damaged { .. } | Error::Index { .. } | Error::NoCheckpoint { .. } => true,
@@ -227,7 +235,7 @@ fn is_damage(error: &Error) -> bool {
     }
 }
 
-/// The latest checkpoint in a folder, by its name.
+/// Returns the latest checkpoint in a folder, by its name.
 pub(crate) fn latest_in(folder: &Path) -> Option<PathBuf> {
     let names = fs::read_dir(folder).ok()?.flatten().map(|entry| entry.file_name());
     let numbers = names.filter_map(|found| number(&found.to_string_lossy()));
@@ -237,18 +245,18 @@ pub(crate) fn latest_in(folder: &Path) -> Option<PathBuf> {
 /// The entries of a folder that belong to its manager.
 #[derive(Default)]
 struct Found {
-    /// By number.
+    /// The checkpoints, by number.
     checkpoints: Vec<(u64, PathBuf)>,
-    /// Incomplete ones.
+    /// The incomplete checkpoints.
     partials: Vec<PathBuf>,
 }
 
-/// The folder name of a checkpoint.
+/// Returns the folder name of a checkpoint.
 fn name(number: u64) -> String {
     format!("{PREFIX}{number:06}")
 }
 
-/// The number of a checkpoint, given its folder name.
+/// Returns the number of a checkpoint from its folder name.
 fn number(text: &str) -> Option<u64> {
     let number = text.strip_prefix(PREFIX)?.parse().ok()?;
     ((1..=LAST).contains(&number) && name(number) == text).then_some(number)

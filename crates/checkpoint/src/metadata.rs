@@ -1,17 +1,18 @@
-//! Values for metadata: whatever JSON can hold, and the numbers that it cannot.
+//! Values for metadata: JSON values, and numbers that JSON does not support.
 
 use crate::Value;
 use serde_json::{Map, Number};
 use std::borrow::Cow;
 
-/// A value for a checkpoint's metadata. NaN and infinities, which JSON doesn't have, become text: `"NaN"`, `"inf"`,
-/// `"-inf"`.
+/// A value for a checkpoint's metadata.
+///
+/// NaN and infinities, which JSON does not support, become text: `"NaN"`, `"inf"`, `"-inf"`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be metadata of a checkpoint",
     note = "numbers, bool, text, lists of them and `distribute_checkpoint::Value` can; make a `Value` of others with serde_json"
 )]
 pub trait Metadata {
-    /// The value as it is stored.
+    /// Converts the value to its stored form.
     fn into_value(self) -> Value;
 }
 
@@ -63,7 +64,7 @@ impl<T: Metadata, const N: usize> Metadata for [T; N] {
     }
 }
 
-/// A stored number, even one that JSON doesn't have.
+/// Returns a stored number, even one that JSON does not support.
 pub(crate) fn number(value: &Value) -> Option<f64> {
     match value {
         Value::String(text) => text.parse().ok().filter(|number: &f64| !number.is_finite()),

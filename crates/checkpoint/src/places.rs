@@ -1,4 +1,4 @@
-//! Where the rows of each tensor are: the index, checked against the files.
+//! The location of the rows of each tensor: the index, checked against the files.
 
 use crate::encoding::{self, Stored};
 use crate::error::show;
@@ -8,30 +8,30 @@ use distribute_tensor::DType;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// One tensor of a checkpoint.
+/// A tensor of a checkpoint.
 #[derive(Debug)]
 pub(crate) struct Tensor {
     pub(crate) dtype: DType,
     pub(crate) shape: Vec<usize>,
     /// The number of elements of one row; 1 for a scalar.
     pub(crate) row: usize,
-    /// In ascending order, without gaps. A scalar is one row.
+    /// The slices in ascending order, without gaps. A scalar is one row.
     pub(crate) slices: Vec<Slice>,
 }
 
-/// Rows that are stored together.
+/// The location of rows that are stored together.
 #[derive(Debug)]
 pub(crate) struct Slice {
     pub(crate) rows: Range<usize>,
     pub(crate) shard: usize,
-    /// Where the elements are in the file, or the bytes of strings.
+    /// The range of the elements in the file, or of the bytes of strings.
     pub(crate) bytes: Range<u64>,
-    /// For strings, where their ends are in the file.
+    /// The range of the ends of strings in the file.
     pub(crate) ends: Option<Range<u64>>,
 }
 
 impl Tensor {
-    /// Finds the slices of an entry in the files. The error says what doesn't match.
+    /// Finds the slices of an entry in the files. The error describes the mismatch.
     pub(crate) fn resolve(
         entry: &Entry,
         shards: &[Shard],
@@ -65,7 +65,7 @@ impl Tensor {
     }
 }
 
-/// The number of elements of one row. Any number will do if there are no rows.
+/// Returns the number of elements of one row. Any number is valid without rows.
 fn row_of(shape: &[usize]) -> Result<usize, String> {
     match shape.split_first() {
         None => Ok(1),

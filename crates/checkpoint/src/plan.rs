@@ -1,8 +1,8 @@
-//! Which rows go into which file: a function of sizes alone.
+//! The assignment of rows to files: a function of sizes alone.
 
 use std::ops::Range;
 
-/// Rows that were added together.
+/// The size of rows that were added together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slice {
     /// The number of rows; 1 for a scalar.
@@ -11,7 +11,7 @@ pub(crate) struct Slice {
     pub(crate) bytes: usize,
 }
 
-/// Rows of one slice that are stored together in one file.
+/// A range of rows of one slice that is stored in one file.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Piece {
     /// The number of the slice.
@@ -20,9 +20,10 @@ pub(crate) struct Piece {
     pub(crate) rows: Range<usize>,
 }
 
-/// The pieces of each file: at most `files` files, of about equal size, none of them without pieces.
+/// Returns the pieces of each file: at most `files` files of about equal size, none of them empty.
 ///
-/// A slice larger than an equal share is split. The largest pieces are placed first, each in the smallest file so far.
+/// A slice larger than an equal share is split. The largest pieces are placed first, each in the smallest file
+/// so far.
 pub(crate) fn plan(slices: &[Slice], files: usize) -> Vec<Vec<Piece>> {
     let files = files.max(1);
     let total = slices.iter().fold(0usize, |sum, slice| sum.saturating_add(slice.bytes));
@@ -31,14 +32,15 @@ pub(crate) fn plan(slices: &[Slice], files: usize) -> Vec<Vec<Piece>> {
     for (number, slice) in slices.iter().enumerate() {
         let parts = slice.bytes.div_ceil(share).clamp(1, slice.rows.max(1));
         for part in 0..parts {
-            // The first pieces have one more row if they can't be equal.
+            // The first pieces have one more row if they cannot be equal.
             let start = part * (slice.rows / parts) + part.min(slice.rows % parts);
             let len = slice.rows / parts + usize::from(part < slice.rows % parts);
             let bytes = (slice.bytes / slice.rows.max(1)).saturating_mul(len);
             pieces.push((bytes, Piece { slice: number, rows: start..start + len }));
         }
     }
-    // Stable: pieces of one size keep the order of their slices, so that the same content gives the same files.
+    // A stable sort keeps equally large pieces in the order of their slices, so the same contents give the
+    // same files.
     pieces.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
     let mut filled = vec![(0usize, Vec::new()); files.min(pieces.len())];
     for (bytes, piece) in pieces {

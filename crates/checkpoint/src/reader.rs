@@ -1,4 +1,4 @@
-//! Reads a saved checkpoint, tensor by tensor, on demand.
+//! Reading a saved checkpoint, tensor by tensor, on demand.
 
 use crate::index::{self, FileEntry, Index};
 use crate::places::Tensor;
@@ -10,8 +10,8 @@ use std::io::Read;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
-/// A saved checkpoint. Opening it reads the index and the files' headers. Tensors are read on demand, and only the requested
-/// rows.
+/// A saved checkpoint. Opening it reads the index and the files' headers. Tensors are read on demand, and only
+/// the requested rows.
 ///
 /// The files stay open, so on Unix they can be read even after the checkpoint has been removed.
 #[doc(alias = "tf.train.CheckpointReader")]
@@ -25,28 +25,28 @@ pub struct Reader {
     tensors: BTreeMap<String, Tensor>,
 }
 
-/// Dtype, shape and slices of a tensor in a checkpoint.
+/// The dtype, shape and slices of a tensor in a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Description {
-    /// The type of its elements.
+    /// The type of the elements.
     pub dtype: DType,
-    /// The size of each axis of the whole tensor.
+    /// The size of each axis of the complete tensor.
     pub shape: Vec<usize>,
     /// The rows of each slice; empty for a scalar.
     pub slices: Vec<Range<usize>>,
 }
 
 impl Reader {
-    /// Opens the checkpoint in the folder `path`, and checks that index, files and their headers agree.
+    /// Opens the checkpoint in the folder `path`, and checks that the index, the files and their headers agree.
     ///
     /// # Errors
-    /// All name the file.
+    /// All errors name the file.
     ///
-    /// - [`Error::NoCheckpoint`]: `path` is no folder, or has no index.
+    /// - [`Error::NoCheckpoint`]: `path` is not a folder, or has no index.
     /// - [`Error::Io`]: another file is missing, or one cannot be read.
-    /// - [`Error::Damaged`]: a file is torn or altered.
+    /// - [`Error::Damaged`]: a file is truncated or altered.
     /// - [`Error::Version`]: the checkpoint has another format.
-    /// - [`Error::Index`]: the index is impossible.
+    /// - [`Error::Index`]: the index is inconsistent.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let index_path = path.join(index::NAME);
@@ -60,7 +60,7 @@ impl Reader {
         Self::of(path, &index_path, &bytes, &mut |file| Shard::open(path, file))
     }
 
-    /// A checkpoint of which `open` opens the files that this index names.
+    /// Creates a reader that opens the files of this index by `open`.
     pub(crate) fn of(
         path: &Path,
         index_path: &Path,
@@ -72,7 +72,7 @@ impl Reader {
         let mut shards = Vec::new();
         for file in &index.files {
             let mut parts = Path::new(&file.name).components();
-            // An index must not make us read outside of its folder.
+            // An index must not cause reads outside its folder.
             let plain = matches!((parts.next(), parts.next()), (Some(Component::Normal(name)), None) if name == file.name.as_str());
             if !plain {
                 let at = format!("file {}", shards.len());
@@ -81,7 +81,7 @@ impl Reader {
             shards.push(open(file)?);
         }
         let mut tensors = BTreeMap::new();
-        // Each tensor of a file is used at most once, so no more is read than the files contain.
+        // Each tensor of a file is used at most once, so the reader never reads more than the files contain.
         let mut used = BTreeSet::new();
         for (name, entry) in index.entries {
             let tensor = Tensor::resolve(&entry, &shards, &mut used);
@@ -91,18 +91,19 @@ impl Reader {
         Ok(Self { path: path.to_path_buf(), checksum, metadata: index.metadata, shards, tensors })
     }
 
-    /// The folder.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// A checksum of the index, which contains the checksums of everything else. It is equal for copies of one checkpoint;
-    /// two different checkpoints collide with a probability of 2⁻³².
+    /// Returns the checksum of the index, which contains the checksums of all other contents.
+    ///
+    /// It is equal for copies of one checkpoint. Two different checkpoints collide with a probability of 2⁻³².
     pub fn checksum(&self) -> u32 {
         self.checksum
     }
 
-    /// The names of the tensors, sorted.
+    /// Returns the names of the tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
@@ -112,12 +113,12 @@ impl Reader {
         self.tensors.contains_key(name)
     }
 
-    /// A piece of metadata.
+    /// Returns the metadata of this key.
     pub fn metadata(&self, key: &str) -> Option<&Value> {
         self.metadata.get(key)
     }
 
-    /// A piece of metadata that is a number, even NaN or an infinity, which JSON doesn't have and which is stored as text.
+    /// Returns the metadata of this key if it is a number, including NaN and infinities, which are stored as text.
     ///
     /// ```
     /// # use distribute_checkpoint::{Reader, Writer};
@@ -133,15 +134,15 @@ impl Reader {
         self.metadata(key).and_then(metadata::number)
     }
 
-    /// All metadata, by key.
+    /// Returns all metadata, by key.
     pub fn all_metadata(&self) -> &BTreeMap<String, Value> {
         &self.metadata
     }
 
-    /// Describes a tensor without reading it.
+    /// Returns the dtype, shape and slices of a tensor without reading its elements.
     ///
     /// # Errors
-    /// [`Error::UnknownName`].
+    /// - [`Error::UnknownName`]: there is no tensor of this name.
     pub fn describe(&self, name: &str) -> Result<Description> {
         let tensor = self.find(name)?;
         let slices = if tensor.shape.is_empty() {
@@ -152,21 +153,23 @@ impl Reader {
         Ok(Description { dtype: tensor.dtype, shape: tensor.shape.clone(), slices })
     }
 
-    /// A whole tensor, whatever slices it was saved in.
+    /// Reads a complete tensor, independent of the slices in which it was saved.
     ///
     /// # Errors
-    /// [`Error::UnknownName`]; [`Error::Damaged`] or [`Error::Io`] for what is read.
+    /// - [`Error::UnknownName`]: there is no tensor of this name.
+    /// - [`Error::Damaged`], [`Error::Io`]: a block of the tensor is damaged or cannot be read.
     pub fn tensor(&self, name: &str) -> Result<HostTensor> {
         let tensor = self.find(name)?;
         let rows = tensor.shape.first().copied().unwrap_or(1);
         self.read(tensor, 0..rows, tensor.shape.clone())
     }
 
-    /// Some rows of a tensor, by their indices along axis 0. Only the blocks that contain them are read.
+    /// Reads some rows of a tensor, by their indices along axis 0. Only the blocks that contain them are read.
     ///
     /// # Errors
-    /// [`Error::UnknownName`]; [`Error::Rows`] for rows that the tensor doesn't have, or for any rows of a scalar;
-    /// [`Error::Damaged`] or [`Error::Io`] for what is read.
+    /// - [`Error::UnknownName`]: there is no tensor of this name.
+    /// - [`Error::Rows`]: the tensor does not have these rows, or is a scalar.
+    /// - [`Error::Damaged`], [`Error::Io`]: a block of the rows is damaged or cannot be read.
     pub fn rows(&self, name: &str, rows: Range<usize>) -> Result<HostTensor> {
         let tensor = self.find(name)?;
         let total = tensor.shape.first().copied();
@@ -181,10 +184,11 @@ impl Reader {
         self.read(tensor, rows, shape)
     }
 
-    /// Reads everything to find any damage.
+    /// Reads the complete checkpoint to find any damage.
     ///
     /// # Errors
-    /// [`Error::Damaged`] or [`Error::Io`], with the file and where in it.
+    /// - [`Error::Damaged`], [`Error::Io`]: a block is damaged or cannot be read. The error names the file and
+    ///   the offset.
     pub fn verify(&self) -> Result<()> {
         self.shards.iter().try_for_each(Shard::verify)?;
         self.names().try_for_each(|name| self.tensor(name).map(drop))
@@ -235,7 +239,7 @@ impl Reader {
     }
 }
 
-/// The error for a path at which there is no checkpoint; `None` if the index could not be read for another reason.
+/// Returns the error for a path without a checkpoint; `None` if the index could not be read for another reason.
 fn no_checkpoint(path: &Path, error: &std::io::Error) -> Option<Error> {
     use std::io::ErrorKind::{NotADirectory, NotFound};
     if !matches!(error.kind(), NotFound | NotADirectory) {
@@ -271,7 +275,7 @@ fn read_strings(
     elements: Range<usize>,
     strings: &mut Vec<Vec<u8>>,
 ) -> Result<()> {
-    // The first begins where the one before it ends.
+    // The first string begins at the end of the previous one.
     let first = elements.start.saturating_sub(1);
     let from = ends.start + 8 * first as u64;
     let read = shard.read(from..ends.start + 8 * elements.end as u64)?;

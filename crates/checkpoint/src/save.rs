@@ -19,13 +19,13 @@ pub(crate) enum Step {
     WriteIndex,
     /// Syncs the names of the files.
     SyncFolder,
-    /// Renames the folder. From here on the checkpoint exists, and is complete.
+    /// Renames the folder. After this step, the checkpoint exists and is complete.
     Rename,
     /// Syncs the name of the folder.
     SyncParent,
 }
 
-/// The steps for this many files.
+/// Returns the steps for this number of files.
 pub(crate) fn steps(files: usize) -> Vec<Step> {
     let mut steps = vec![Step::CreateFolder];
     steps.extend((0..files).map(Step::WriteShard));
@@ -72,7 +72,7 @@ pub(crate) fn save(
             (Step::Rename, _) => {
                 let renamed = partial.take().map_or(Ok(None), |partial| partial.rename(path));
                 renamed.map_err(|error| match path.symlink_metadata() {
-                    // Somebody else was faster.
+                    // Another process was faster.
                     Ok(_) => Error::Exists { path: path.to_path_buf() },
                     Err(_) => Error::io("renaming to", path)(error),
                 })?;
@@ -83,7 +83,7 @@ pub(crate) fn save(
     Ok(())
 }
 
-/// The folder that will contain a checkpoint.
+/// Returns the folder that will contain a checkpoint.
 fn parent(path: &Path) -> Result<&Path> {
     if path.file_name().is_none() {
         let reason = format!("{} does not end in the name of a folder to be created", path.display());
@@ -96,7 +96,7 @@ fn parent(path: &Path) -> Result<&Path> {
 fn write_index(path: &Path, index: &Index) -> Result<()> {
     let io = |error| Error::io("writing", path)(error);
     let text = index.to_text().map_err(|error| io(error.into()))?;
-    // Metadata can be nested deeper than a reader follows.
+    // Metadata may be nested too deeply for a reader.
     Index::from_bytes(path, text.as_bytes())?;
     let mut file = File::create_new(path).map_err(io)?;
     file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(io)
@@ -166,7 +166,7 @@ mod tests {
 
     const CRASH: &str = "DISTRIBUTE_CHECKPOINT_TEST_CRASH";
 
-    /// Not a test of its own: what the next test runs in processes that die.
+    /// Runs in child processes of the next test, which crash. Alone it does nothing.
     #[test]
     fn child_that_crashes() {
         let Ok(order) = std::env::var(CRASH) else { return };
@@ -183,7 +183,7 @@ mod tests {
         save(&writer(2), Path::new(path), 2, &mut { crash }).unwrap();
     }
 
-    // kill -9 can do no more than abort.
+    // Equivalent to kill -9, which can do no more than abort.
     // INV-21
     #[test]
     fn a_crash_before_any_step_leaves_the_old_checkpoint_or_also_the_new_one() {
@@ -202,7 +202,7 @@ mod tests {
             let renamed = at >= steps - 1;
             let latest = manager.latest().unwrap().unwrap();
             assert_eq!((latest.path(), value(latest.path())), if renamed { (&*new, 2) } else { (&*old, 1) });
-            // The next save works, and removes what the crash left.
+            // The next save succeeds, and removes the leftovers of the crash.
             manager.save(&writer(3), 2).unwrap();
             let names =
                 fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
@@ -211,7 +211,7 @@ mod tests {
         }
     }
 
-    /// Without a manager, too; what another process is writing stays.
+    /// Also without a manager. A partial checkpoint that another process is writing is kept.
     #[test]
     fn the_next_save_to_the_same_place_removes_what_a_crash_left() {
         let folder = tempfile::tempdir().unwrap();

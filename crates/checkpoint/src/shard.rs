@@ -1,4 +1,4 @@
-//! One safetensors file, written with a checksum for each block. Every read is verified against them.
+//! A safetensors file with a checksum for each block. Every read is verified against the checksums.
 
 use crate::index::FileEntry;
 use crate::{Error, Result};
@@ -10,22 +10,22 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// The bytes of a block, which share a checksum. Part of the format.
+/// The number of bytes of a block, which has one checksum. Part of the format.
 const BLOCK: u64 = 1 << 20;
 
 /// The largest header that safetensors allows.
 const MOST_HEADER: u64 = 100_000_000;
 
-/// Writes the elements of one tensor.
+/// A function that writes the elements of one tensor.
 pub(crate) type Fill<'a> = Box<dyn Fn(&mut dyn Write) -> io::Result<()> + 'a>;
 
-/// One tensor of a file to be written.
+/// A tensor of a file to be written.
 pub(crate) struct PendingTensor<'a> {
     pub(crate) key: String,
     pub(crate) dtype: safetensors::Dtype,
     pub(crate) shape: Vec<usize>,
     pub(crate) bytes: usize,
-    /// Writes exactly that many bytes.
+    /// The function that writes exactly `bytes` bytes.
     pub(crate) write: Fill<'a>,
 }
 
@@ -38,14 +38,14 @@ pub(crate) fn write(path: &Path, name: String, tensors: Vec<PendingTensor<'_>>) 
     Ok(entry)
 }
 
-/// Writes what would be the content of a file. Errors name it by `path`.
+/// Writes the contents of a file. Errors name it by `path`.
 pub(crate) fn write_to(
     to: impl Write,
     path: &Path,
     name: String,
     mut tensors: Vec<PendingTensor<'_>>,
 ) -> Result<FileEntry> {
-    // As safetensors does: larger elements first, so that all are aligned.
+    // Larger elements first, as in safetensors, so that all are aligned.
     tensors.sort_by(|a, b| b.dtype.cmp(&a.dtype).then_with(|| a.key.cmp(&b.key)));
     let io = |error| Error::io("writing", path)(error);
     let mut end = 0;
@@ -91,7 +91,7 @@ impl<W: Write> Summing<W> {
         Self { inner, bytes: 0, block: crc32fast::Hasher::new(), done: Vec::new() }
     }
 
-    /// The bytes written, and the checksums.
+    /// Returns the number of bytes written, and the checksums.
     fn finish(mut self) -> (u64, Vec<u32>) {
         if !self.bytes.is_multiple_of(BLOCK) {
             self.done.push(self.block.finalize());
@@ -117,7 +117,7 @@ impl<W: Write> Write for Summing<W> {
     }
 }
 
-/// What the content of a file is read from: the file, which can be read even after it has been removed, or memory.
+/// The contents of a file: the open file, which can be read even after it has been removed, or memory.
 pub(crate) trait Content: Read + Seek + Send + Debug {}
 
 impl<C: Read + Seek + Send + Debug> Content for C {}
@@ -129,12 +129,13 @@ pub(crate) struct Shard {
     file: Mutex<Box<dyn Content>>,
     entry: FileEntry,
     header: Metadata,
-    /// Where the elements begin.
+    /// The offset of the elements.
     data: u64,
 }
 
 impl Shard {
-    /// Opens a file of a checkpoint's folder, and reads its header. Its length is checked now, its content when it is read.
+    /// Opens a file of a checkpoint's folder, and reads its header. Checks its length now, and its contents
+    /// when they are read.
     pub(crate) fn open(folder: &Path, entry: &FileEntry) -> Result<Self> {
         let path = folder.join(&entry.name);
         let damaged = |offset: u64, reason: String| Error::Damaged { path: path.clone(), offset, reason };
@@ -146,7 +147,7 @@ impl Shard {
         Self::of(Box::new(file), found, path, entry)
     }
 
-    /// The same of a content of so many bytes. Errors name it by `path`.
+    /// Opens contents with a length of `found` bytes. Errors name them by `path`.
     pub(crate) fn of(
         content: Box<dyn Content>,
         found: u64,
@@ -200,19 +201,20 @@ impl Shard {
         self.header.info(key)
     }
 
-    /// Where in the file the elements of a tensor are.
+    /// Returns the range of a tensor's elements in the file.
     pub(crate) fn position(&self, info: &TensorInfo) -> Range<u64> {
         self.data + info.data_offsets.0 as u64..self.data + info.data_offsets.1 as u64
     }
 
-    /// Reads bytes of the file, and verifies the checksums of their blocks. No more is allocated than the file contains.
+    /// Reads bytes of the file, and verifies the checksums of their blocks. Never allocates more than the file
+    /// contains.
     pub(crate) fn read(&self, range: Range<u64>) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         self.visit(range, &mut |read| bytes.extend_from_slice(read))?;
         Ok(bytes)
     }
 
-    /// Reads everything to find any damage.
+    /// Reads the complete file to find any damage.
     pub(crate) fn verify(&self) -> Result<()> {
         self.visit(0..self.entry.bytes, &mut |_| ())
     }

@@ -1,4 +1,4 @@
-//! Collects tensors and metadata, and saves them.
+//! Collecting tensors and metadata, and saving them.
 
 use crate::error::show;
 use crate::index::{Entry, Index, SliceEntry};
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::Path;
 
-/// Collects tensors and metadata by name, and saves them. Tensors are shared, not copied.
+/// A collection of tensors and metadata by name, to be saved. Tensors are shared, not copied.
 #[derive(Clone, Debug, Default)]
 pub struct Writer {
     tensors: BTreeMap<String, Tensor>,
@@ -21,20 +21,20 @@ pub struct Writer {
 struct Tensor {
     dtype: DType,
     shape: Vec<usize>,
-    /// By their first row; they don't overlap. A scalar is one slice.
+    /// The slices by their first row; they do not overlap. A scalar is one slice.
     slices: BTreeMap<usize, HostTensor>,
 }
 
 impl Writer {
-    /// An empty writer.
+    /// Creates an empty writer.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a whole tensor. The name may be any text.
+    /// Adds a complete tensor. The name may be any text.
     ///
     /// # Errors
-    /// [`Error::Entry`] if there is one of this name already.
+    /// - [`Error::Entry`]: there is already a tensor of this name.
     pub fn insert(&mut self, name: impl Into<String>, tensor: HostTensor) -> Result<()> {
         let name = name.into();
         if self.tensors.contains_key(&name) {
@@ -45,11 +45,11 @@ impl Writer {
         Ok(())
     }
 
-    /// Adds rows of a tensor of shape `full_shape`, from `first_row` on. Slices may be added in any order.
+    /// Adds rows of a tensor of shape `full_shape`, starting at `first_row`. Slices may be added in any order.
     ///
     /// # Errors
-    /// [`Error::Entry`] if the rows don't fit into that shape, overlap rows that were added before, or differ from earlier
-    /// slices in dtype or full shape.
+    /// - [`Error::Entry`]: the rows do not fit into the shape, overlap rows added before, or differ from
+    ///   earlier slices in dtype or full shape.
     pub fn insert_slice(
         &mut self,
         name: impl Into<String>,
@@ -77,7 +77,7 @@ impl Writer {
                     format!("this slice is of {now}, those before of {before}"),
                 ));
             }
-            // Slices don't overlap, so only the last one that begins before the end can overlap this one.
+            // Slices do not overlap, so only the last one that begins before the end can overlap this one.
             let before = tensor.slices.range(..first_row + *count).next_back();
             let reaches =
                 |start: usize, there: &HostTensor| *count > 0 && start + there.dims()[0] > first_row;
@@ -97,35 +97,38 @@ impl Writer {
         Ok(())
     }
 
-    /// Sets a piece of metadata, such as the step, the seed or hyper-parameters. NaN and infinities, which JSON doesn't
-    /// have, are stored as text; [`Reader::number`](crate::Reader::number) reads them.
+    /// Sets the metadata of a key, such as the step, the seed or hyper-parameters.
     ///
-    /// A [`Value`] has already lost such numbers: `json!(f64::NAN)` is null.
+    /// NaN and infinities, which JSON does not support, are stored as text;
+    /// [`Reader::number`](crate::Reader::number) reads them. A [`Value`] cannot contain such numbers:
+    /// `json!(f64::NAN)` is null.
     pub fn metadata(&mut self, key: impl Into<String>, value: impl Metadata) {
         self.metadata.insert(key.into(), value.into_value());
     }
 
-    /// The names of the tensors, sorted.
+    /// Returns the names of the tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Saves everything as a new folder at `path`, in at most `shards` files of about equal size. A tensor larger than an
-    /// equal share is split between rows.
+    /// Saves the checkpoint as a new folder at `path`, in at most `shards` files of about equal size.
     ///
-    /// The save is atomic: the folder is written next to its destination, under a name that begins with a dot and ends with
-    /// `.part`, synced to disk, and renamed. Leftovers of a crash are removed by the next save to the same path. The same
-    /// content gives the same bytes.
+    /// A tensor larger than an equal share is split between rows. The save is atomic: the folder is written
+    /// next to its destination, under a name that begins with a dot and ends with `.part`, synced to disk, and
+    /// renamed. The next save to the same path removes leftovers of a crash. The same contents give the same
+    /// bytes.
     ///
     /// # Errors
-    /// [`Error::Exists`] if there is anything at `path`; [`Error::Entry`] for a tensor with missing rows;
-    /// [`Error::InvalidArgument`] for 0 shards; [`Error::Io`], with the path, if the system refuses. There is no folder at
-    /// `path` then, unless there was one before.
+    /// After an error there is no folder at `path`, unless there was one before.
+    /// - [`Error::Exists`]: `path` already exists.
+    /// - [`Error::Entry`]: a tensor has missing rows.
+    /// - [`Error::InvalidArgument`]: `shards` is 0.
+    /// - [`Error::Io`], with the path: the system refuses an operation.
     pub fn save(&self, path: impl AsRef<Path>, shards: usize) -> Result<()> {
         save::save(self, path.as_ref(), shards, &mut |_| Ok(()))
     }
 
-    /// Plans the files; an error if rows are missing.
+    /// Plans the files. Returns an error if rows are missing.
     pub(crate) fn layout(&self, shards: usize) -> Result<Layout<'_>> {
         if shards == 0 {
             let reason = "0 shards hold nothing; ask for 1 or more".into();
@@ -186,7 +189,7 @@ impl Tensor {
     }
 }
 
-/// The planned content of a checkpoint's files.
+/// The planned contents of a checkpoint's files.
 pub(crate) struct Layout<'a> {
     pub(crate) files: Vec<Vec<PendingTensor<'a>>>,
     entries: BTreeMap<String, Entry>,
@@ -194,13 +197,13 @@ pub(crate) struct Layout<'a> {
 }
 
 impl Layout<'_> {
-    /// The index, once the files are written.
+    /// Creates the index after the files are written.
     pub(crate) fn index(&self, files: Vec<crate::index::FileEntry>) -> Index {
         Index::new(self.metadata.clone(), files, self.entries.clone())
     }
 }
 
-/// Some rows of a slice, as one tensor of a file, or as two for strings.
+/// Adds some rows of a slice to a file, as one tensor, or as two for strings.
 fn piece<'a>(
     name: &str,
     tensor: &Tensor,
@@ -253,7 +256,7 @@ fn piece<'a>(
     (SliceEntry { file, key, ends, offset, shape }, tensors)
 }
 
-/// A key that no other tensor of the file has, nor safetensors itself.
+/// Makes a key unique within the file and among those of safetensors itself.
 fn unused(mut key: String, keys: &mut BTreeSet<String>) -> String {
     while key == "__metadata__" || !keys.insert(key.clone()) {
         key.push('_');

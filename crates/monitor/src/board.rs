@@ -7,18 +7,19 @@ use std::path::Path;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How often a job is asked.
+/// The interval between two reports.
 const EVERY: Duration = Duration::from_millis(500);
 
-/// What a job says of itself.
+/// A source of reports about a job.
 ///
-/// It is asked on a thread of the monitor, twice a second. Where an answer takes long, those who look are shown the one before, with its age.
+/// A thread of the monitor asks it twice a second. While it is busy, clients receive the previous report with
+/// its age.
 pub trait Source: Send + 'static {
-    /// What it does now. What follows from samples of before is filled in: rates, the history, times.
+    /// Returns the current report. The monitor adds values that depend on earlier reports: rates, the history, times.
     fn look(&mut self) -> Report;
 }
 
-/// Where the latest report is.
+/// The latest report, shared between threads.
 pub(crate) struct Board {
     state: Mutex<State>,
     changed: Condvar,
@@ -27,7 +28,7 @@ pub(crate) struct Board {
 
 struct State {
     latest: Report,
-    /// When it was made.
+    /// The time of the report.
     made: Duration,
     is_over: bool,
 }
@@ -40,14 +41,14 @@ impl Board {
         Self { state: Mutex::new(state), changed: Condvar::new(), clock: Stopwatch::start() }
     }
 
-    /// The latest report.
+    /// Returns the latest report.
     pub(crate) fn report(&self) -> Report {
         let now = self.clock.elapsed();
         let state = self.lock();
         Report { age: now.saturating_sub(state.made).as_secs_f64(), ..state.latest.clone() }
     }
 
-    /// Asks the job, until the end.
+    /// Asks the source for reports until the monitor shuts down.
     pub(crate) fn follow(&self, mut source: impl Source) {
         let mut history = History::new();
         loop {
@@ -82,7 +83,7 @@ impl Board {
     }
 }
 
-/// The name of this program's file.
+/// Returns the name of this program's file.
 fn program() -> String {
     let path = std::env::args_os().next().unwrap_or_default();
     Path::new(&path).file_name().unwrap_or_default().to_string_lossy().into_owned()

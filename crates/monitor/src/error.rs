@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of monitors.
 
 use distribute_log::plain;
 use std::io;
@@ -6,21 +6,21 @@ use std::io;
 /// The result of this crate's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a job cannot be watched.
+/// An error of a monitor, or of a request to one.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The address cannot be listened at: it is taken, say.
+    /// The address cannot be listened on, for example because it is in use.
     #[error(
         "monitor: cannot listen at {address}: {source}; give another address, or port 0 for any that is free"
     )]
     Listen {
         /// The address.
         address: String,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The address is one that other machines reach.
+    /// Other machines can reach the address.
     #[error(
         "monitor: {address} is no address of this machine alone, and whoever reaches it could read what the job does; listen at 127.0.0.1 \
          and forward the port (ssh -L), or call allow_plain_text_on_the_network()"
@@ -32,10 +32,10 @@ pub enum Error {
     /// The system refuses a thread.
     #[error("monitor: no thread to serve from: {source}")]
     Thread {
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// Nobody tells what a job does there.
+    /// No monitor responds at the address.
     #[error(
         "status: no job answers at http://{}: {}; is it running, and with a monitor at that address?",
         plain(address),
@@ -44,10 +44,10 @@ pub enum Error {
     NoAnswer {
         /// The address.
         address: String,
-        /// What happened instead.
+        /// The reason, as text.
         reason: String,
     },
-    /// Something else answers there, or a job of another version.
+    /// The response is not from a monitor of this version.
     #[error(
         "status: what answers at http://{} is no monitor of this version: {}",
         plain(address),
@@ -56,7 +56,7 @@ pub enum Error {
     NoReport {
         /// The address.
         address: String,
-        /// What it is.
+        /// The reason, as text.
         reason: String,
     },
 }

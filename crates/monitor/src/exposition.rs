@@ -3,11 +3,11 @@
 use crate::Report;
 use std::fmt::{self, Write};
 
-/// What the answer to a scrape is called.
+/// The content type of the response to a scrape.
 #[cfg(unix)]
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The metrics of a job, in Prometheus' text format. All names begin with `distribute_`.
+/// Returns the metrics of a job in Prometheus' text format. All names begin with `distribute_`.
 ///
 /// ```
 /// use distribute_monitor::{Progress, Report, exposition};
@@ -108,7 +108,7 @@ impl Exposition {
         self.each(name, kind, help, [([], value)]);
     }
 
-    /// A metric with its samples, or nothing where there are none.
+    /// Writes a metric with its samples, or nothing without samples.
     fn each<'a, const N: usize>(
         &mut self,
         name: &str,
@@ -132,7 +132,7 @@ impl Exposition {
     }
 }
 
-/// A label's value, of which three characters are written in another way.
+/// The value of a label, in which three characters are escaped.
 struct Escaped<'a>(&'a str);
 
 impl fmt::Display for Escaped<'_> {
@@ -197,7 +197,8 @@ mod tests {
         assert!(!exposition(&report).contains("distribute_loss"));
     }
 
-    /// The parser of Prometheus' own library, where Python has it: set DISTRIBUTE_PYTHON to that of a virtual environment.
+    /// Uses the parser of Prometheus' own library. DISTRIBUTE_PYTHON has to be the Python of a virtual
+    /// environment with it.
     #[test]
     fn prometheus_own_parser_reads_it() {
         let python = std::env::var("DISTRIBUTE_PYTHON").unwrap_or_else(|_| "python3".into());

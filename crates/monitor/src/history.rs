@@ -1,42 +1,42 @@
-//! How a job went: samples of a training of any length in bounded memory. Pure: whoever samples brings the time.
+//! The history of a job: samples of a training of any length in bounded memory. Pure: the caller passes the time.
 
 use crate::Report;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// How many samples are kept at most.
+/// The maximum number of samples.
 const KEPT: usize = 480;
 
-/// Over how many seconds a rate is counted.
+/// The duration in seconds over which a rate is measured.
 const WINDOW: f64 = 3.;
 
-/// A moment of a job.
+/// A sample of a job's progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
-    /// Seconds since it has been watched.
+    /// The number of seconds since the start of the monitor.
     pub seconds: f64,
-    /// Steps that had begun.
+    /// The number of steps that have begun.
     pub steps: u64,
-    /// Examples that optimizers had seen.
+    /// The number of examples in optimizer steps.
     pub examples: f64,
-    /// The loss of the last step, where it was finite.
+    /// The loss of the last step, if it was finite.
     pub loss: Option<f64>,
-    /// Examples in a second, in the seconds before; of a coordinator without any, closures.
+    /// The recent number of examples per second; of closures per second for a coordinator without examples.
     pub rate: f64,
-    /// Closures that had ended.
+    /// The number of completed closures.
     pub ended: u64,
 }
 
-/// All samples of a job, thinned out as they become more.
+/// The samples of a job, thinned out as their number grows.
 #[derive(Debug)]
 pub(crate) struct History {
     samples: Vec<Sample>,
-    /// Of so many samples, one is kept.
+    /// The number of samples of which one is kept.
     stride: u64,
     seen: u64,
-    /// The last seconds, for rates.
+    /// The samples of the last seconds, for rates.
     recent: VecDeque<Sample>,
-    /// When servers were asked in the last seconds, and how many rows each had read and been pushed.
+    /// The recent times of reports, and the number of rows read and pushed on each server by then.
     rows: VecDeque<(f64, Vec<u64>)>,
 }
 
@@ -51,14 +51,14 @@ impl History {
         }
     }
 
-    /// Rows in a second of each server.
+    /// Computes the rows per second of each server.
     fn rate_servers(&mut self, report: &mut Report) {
         let counts: Vec<u64> =
             report.servers.iter().map(|it| it.rows_read.unwrap_or(0) + it.rows_pushed.unwrap_or(0)).collect();
         let now = report.seconds;
         if let Some((then, before)) = self.rows.front() {
             for (server, (count, before)) in report.servers.iter_mut().zip(counts.iter().zip(before)) {
-                // A server that was started again counts from 0.
+                // A restarted server counts from 0.
                 let more = count.saturating_sub(*before) as f64;
                 server.rows_per_second = if now > *then { more / (now - then) } else { 0. };
             }
@@ -69,7 +69,7 @@ impl History {
         }
     }
 
-    /// Takes the next sample, and completes the report by what follows from it and those before.
+    /// Adds a sample, and completes the report with rates and the history.
     pub(crate) fn add(&mut self, report: &mut Report) {
         let (progress, ended) = (&report.progress, report.coordinator.as_ref().map_or(0, |it| it.ended));
         let mut now = Sample {
@@ -100,7 +100,7 @@ impl History {
         }
         if self.seen.is_multiple_of(self.stride) {
             if self.samples.len() >= KEPT {
-                // Each second one goes, so that those that stay are as far from each other as the next ones will be.
+                // Every other sample is dropped, so the others have the distance that the next ones will have.
                 let mut place = 0u64;
                 self.samples.retain(|_| {
                     place += 1;
@@ -178,7 +178,7 @@ mod tests {
             history.add(&mut last);
         }
         assert_eq!((last.progress.steps_per_second, last.progress.seconds_per_step), (0., None));
-        // Steps are fewer after a restart from a checkpoint.
+        // A restart from a checkpoint reduces the number of steps.
         last = report(12., 5);
         history.add(&mut last);
         assert_eq!(last.progress.steps_per_second, 0.);

@@ -1,15 +1,16 @@
-//! What a running job does, for people: a page for browsers, JSON, and metrics for Prometheus, served over HTTP.
+//! The status of a running job, served over HTTP: a page for browsers, JSON, and metrics for Prometheus.
 //!
-//! A job says what it does by a [`Source`], which is asked twice a second; who looks at a page costs it nothing more.
+//! A job reports its status through a [`Source`], which is asked twice a second. Clients cause no additional
+//! load on the job.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | `report` | [`Report`]: what is told of a job, as data |
+//! | `report` | [`Report`]: the status of a job, as data |
 //! | `history` | samples of a training of any length in bounded memory |
 //! | `exposition` | a report in Prometheus' text format, a pure function |
 //! | `table` | a report as lines for a terminal, a pure function |
 //! | `board` | the latest report, and the thread that makes it |
-//! | `server` | [`Server`]: connections, requests and answers |
+//! | `server` | [`Server`]: connections, requests and responses |
 //! | `error` | [`Error`] |
 
 #![forbid(unsafe_code)]
@@ -34,5 +35,5 @@ pub use report::{
 pub use server::Server;
 pub use table::table;
 
-/// Where a job is watched, where nothing else is said.
+/// The default address of a monitor.
 pub const DEFAULT_ADDRESS: &str = "127.0.0.1:6070";

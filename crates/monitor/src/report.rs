@@ -1,148 +1,150 @@
-//! What is told of a job.
+//! Reports of a job's status.
 
 use crate::Sample;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The form of a [`Report`] as JSON: another number where programs that read it have to be changed.
+/// The version of a [`Report`] as JSON. It changes when programs that read it have to change.
 pub const FORMAT: u32 = 1;
 
-/// What a job does, as one of its processes sees it.
+/// The status of a job, as seen by one of its processes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// [`FORMAT`].
+    /// The version, [`FORMAT`].
     pub format: u32,
     /// The name of the program.
     pub program: String,
-    /// The number of the process.
+    /// The id of the process.
     pub process: u32,
-    /// For how many seconds it has been watched.
+    /// The number of seconds since the start of the monitor.
     pub seconds: f64,
-    /// How many seconds ago this was so. It is more than one or two where the job cannot say what it does.
+    /// The age of the report in seconds. It is more than one or two if the job cannot report its status.
     pub age: f64,
     /// The kind of the strategy.
     pub strategy: String,
-    /// Who trains.
+    /// The workers and replicas of the training.
     pub world: World,
-    /// How far it is.
+    /// The progress of the training.
     pub progress: Progress,
-    /// What the replicas of this process do.
+    /// The replicas of this process.
     pub replicas: Vec<Replica>,
-    /// Who waits for whom, for half a second and longer.
+    /// The waits of half a second or more.
     pub waits: Vec<Wait>,
-    /// The scheduler, of a job that has one.
+    /// The scheduler, if the job has one.
     pub coordinator: Option<Coordinator>,
-    /// The parameter servers, of a job that has some.
+    /// The parameter servers, if the job has any.
     pub servers: Vec<ParameterServer>,
-    /// How it went, the oldest first.
+    /// The samples of the job, the oldest first.
     pub history: Vec<Sample>,
 }
 
-/// Who trains.
+/// The workers and replicas of a training.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct World {
-    /// The number of the worker that tells this.
+    /// The number of the reporting worker.
     pub worker: usize,
-    /// The replicas of all workers.
+    /// The number of replicas of all workers.
     pub replicas: usize,
-    /// All workers.
+    /// The workers.
     pub workers: Vec<Worker>,
 }
 
-/// A worker, of a world or of a coordinator.
+/// A worker of a world or of a coordinator.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Worker {
-    /// What it is called.
+    /// The name of the worker.
     pub name: String,
-    /// Where it is, if that is known.
+    /// The address of the worker, if it is known.
     pub address: Option<String>,
-    /// Why it is not there, if it is not.
+    /// The reason why the worker is missing, if it is.
     pub away: Option<String>,
-    /// What it does, as far as that is known.
+    /// The activity of the worker, if it is known.
     pub does: Option<String>,
-    /// For how many seconds.
+    /// The duration of the activity in seconds.
     pub seconds: Option<f64>,
-    /// How many closures it has.
+    /// The number of closures on the worker.
     pub closures: Option<u64>,
-    /// How often it was lost.
+    /// The number of times the worker has failed.
     pub losses: Option<u64>,
 }
 
-/// How far a job is.
+/// The progress of a job.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
-    /// How many steps have begun.
+    /// The number of steps that have begun.
     pub steps: u64,
-    /// How many examples optimizers have seen.
+    /// The number of examples in optimizer steps.
     pub examples: f64,
-    /// The loss of the last step; none before the first, and where it is not finite.
+    /// The loss of the last step; `None` before the first step, and if the loss is not finite.
     pub loss: Option<f64>,
     /// Whether the loss of the last step was NaN or infinite.
     pub diverged: bool,
-    /// In the last seconds.
+    /// The number of steps per second, recently.
     pub steps_per_second: f64,
-    /// In the last seconds.
+    /// The number of examples per second, recently.
     pub examples_per_second: f64,
-    /// In the last seconds; none where no step was made.
+    /// The duration of a step in seconds, recently; `None` if no step was made.
     pub seconds_per_step: Option<f64>,
 }
 
 /// A replica of this process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Replica {
-    /// Its number among all.
+    /// The number of the replica in the world.
     pub replica: usize,
-    /// Its device.
+    /// The device of the replica.
     pub device: String,
-    /// What it does; none while it is in no step.
+    /// The activity of the replica; `None` outside steps.
     pub now: Option<Activity>,
-    /// Into what its seconds went since it has been watched: `forward`, `backward`, `waiting`, `update` and others.
+    /// The seconds spent in `forward`, `backward`, `waiting`, `update` and other activities, since the start
+    /// of the monitor.
     pub spent: BTreeMap<String, f64>,
 }
 
-/// What somebody does at the moment.
+/// The current activity of a replica.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Activity {
-    /// As a timeline calls it.
+    /// The name of the activity, as in a timeline.
     pub what: String,
-    /// The call that it is in, with its line.
+    /// The call of the activity, with its line.
     pub call: Option<String>,
-    /// For how many seconds.
+    /// The duration of the activity in seconds.
     pub seconds: f64,
 }
 
-/// Somebody waits.
+/// A wait of a worker or replica.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Wait {
-    /// Who.
+    /// The name of the waiting worker or replica.
     pub who: String,
-    /// For whom.
+    /// The name of the awaited one.
     pub awaits: String,
-    /// Why.
+    /// The reason of the wait.
     pub why: String,
-    /// For how many seconds.
+    /// The duration of the wait in seconds.
     pub seconds: f64,
 }
 
 /// A scheduler of closures.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Coordinator {
-    /// How many closures wait for a worker.
+    /// The number of closures that wait for a worker.
     pub queued: u64,
-    /// How many have ended.
+    /// The number of completed closures.
     pub ended: u64,
-    /// In the last seconds.
+    /// The number of closures completed per second, recently.
     pub ended_per_second: f64,
-    /// How many other closures ended, on the average, while one ran; where each makes an update, so many its values lacked. None before the
-    /// first has ended.
+    /// The mean number of other closures that completed while one ran; `None` before the first has completed.
+    ///
+    /// If each closure makes an update, this is the number of updates that its values lacked.
     #[serde(default)]
     pub staleness: Option<f64>,
-    /// Its workers.
+    /// The workers of the coordinator.
     pub workers: Vec<Worker>,
 }
 
 impl Coordinator {
-    /// How many workers are not there.
+    /// Returns the number of missing workers.
     pub fn away(&self) -> usize {
         self.workers.iter().filter(|worker| worker.away.is_some()).count()
     }
@@ -151,23 +153,25 @@ impl Coordinator {
 /// A parameter server.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ParameterServer {
-    /// What it is called.
+    /// The name of the server.
     pub name: String,
-    /// How many variables and shards it has.
+    /// The number of variables and shards on the server.
     pub tables: u64,
-    /// How many rows these have.
+    /// The number of their rows.
     pub rows: u64,
-    /// How many bytes; with slots, where the server says so.
+    /// The number of their bytes, including slots if the server reports its usage.
     pub bytes: u64,
-    /// How many rows were read from it since it started, where that is known.
+    /// The number of rows read from the server since its start, if it is known.
     pub rows_read: Option<u64>,
-    /// How many rows had gradients that were sent to it since it started, where that is known.
+    /// The number of rows whose gradients were pushed to the server since its start, if it is known.
     pub rows_pushed: Option<u64>,
-    /// Rows read and pushed in the last seconds.
+    /// The number of rows read and pushed per second, recently.
     #[serde(default)]
     pub rows_per_second: f64,
-    /// The number of copies of its tables, if another server follows it: 2, or 1 while changes wait for that server. It is 0 while a server
-    /// that has started has not reached the one that follows it.
+    /// The number of copies of the server's tables, if another server follows it.
+    ///
+    /// It is 2, or 1 while changes wait for the following server. It is 0 after a start, until the server has
+    /// reached the following one.
     #[serde(default)]
     pub copies: Option<u64>,
 }
@@ -176,7 +180,7 @@ pub struct ParameterServer {
 pub(crate) mod tests {
     use super::*;
 
-    /// A job in which everything is there.
+    /// Returns the report of a job in which all fields are set.
     pub(crate) fn busy() -> Report {
         let worker = |name: &str| Worker {
             name: name.into(),

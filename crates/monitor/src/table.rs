@@ -3,7 +3,7 @@
 use crate::{Report, Worker};
 use distribute_log::plain;
 
-/// What a job does, as lines of plain text. Whatever a job calls its parts, nothing in it is a control character.
+/// Formats a report as lines of plain text, without control characters, even if names in the report contain some.
 ///
 /// ```
 /// use distribute_monitor::{Report, table};
@@ -108,7 +108,7 @@ pub fn table(report: &Report) -> Vec<String> {
     lines.into_iter().map(|line| plain(&line).into_owned()).collect()
 }
 
-/// The end of a device's long name: `cpu:0`.
+/// Returns the end of a device's long name, such as `cpu:0`.
 fn device(name: &str) -> String {
     name.rsplit_once("device:").map_or(name, |(_, short)| short).to_lowercase()
 }
@@ -129,7 +129,7 @@ fn workers_of(workers: &[Worker]) -> Vec<Vec<String>> {
     rows
 }
 
-/// Rows with columns of equal width.
+/// Formats rows with columns of equal width.
 fn aligned(rows: &[Vec<String>]) -> Vec<String> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -147,7 +147,7 @@ fn plural(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// A time for people.
+/// Formats a duration.
 fn time(seconds: f64) -> String {
     match seconds {
         ..0.001 => format!("{:.0} µs", seconds * 1e6),

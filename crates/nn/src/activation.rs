@@ -1,15 +1,15 @@
-//! Activations that a layer makes with its product.
+//! Activations that a layer applies to its product.
 
 use candle_core::{Result, Tensor};
 use candle_nn::Activation;
 use distribute_base::internal::{Number, choose};
 
-/// An activation whose derivative is known from its output, so that its input need not be kept.
+/// An activation whose derivative follows from its output, so that its input need not be kept.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum FromOutput {
     Relu,
     Sigmoid,
-    /// With the slope below zero, which is positive.
+    /// Leaky relu with this slope below zero, which is positive.
     LeakyRelu(f64),
 }
 
@@ -23,7 +23,8 @@ impl FromOutput {
         }
     }
 
-    /// The same by operations of candle's, on any device. Its own have the slope of above zero at 0.
+    /// Applies the activation by candle's operations, on any device. candle's own relus have the slope of
+    /// positive inputs at 0.
     pub(super) fn composed(self, x: &Tensor) -> Result<Tensor> {
         if x.elem_count() == 0 {
             return Ok(x.clone());
@@ -36,7 +37,7 @@ impl FromOutput {
         }
     }
 
-    /// The gradient of inputs from that of outputs, by operations of candle's.
+    /// Computes the gradient of the inputs from that of the outputs, by candle's operations.
     pub(super) fn composed_backward(self, y: &Tensor, upstream: &Tensor) -> Result<Tensor> {
         match self {
             Self::Relu => choose(&y.gt(&y.zeros_like()?)?, upstream, &upstream.zeros_like()?),
@@ -45,7 +46,7 @@ impl FromOutput {
         }
     }
 
-    /// The gradient of inputs from that of outputs.
+    /// Computes the gradient of the inputs from that of the outputs.
     pub(super) fn backward<T: Number>(self, outputs: &[T], gradient: &[T]) -> Vec<T> {
         let (zero, one, pairs) = (T::of(0.), T::of(1.), gradient.iter().zip(outputs));
         match self {

@@ -1,4 +1,4 @@
-//! Attention: scores, softmax and the weighted mean of values, head by head, in one operation.
+//! Attention in one operation: scores, softmax and the weighted mean of values, head by head.
 
 use super::exp::Exp;
 use super::gemm::{Matrix, product};
@@ -9,13 +9,13 @@ use distribute_base::internal::{Number, is_native, operand, to_device, with_elem
 use distribute_tensor::without_elements;
 use std::sync::OnceLock;
 
-/// What an attention computes, beside its operands.
+/// The settings of an attention, without its operands.
 pub(super) struct Attention {
-    /// Added to scores: `[1 or batch, 1 or heads, queries, keys]`.
+    /// The mask added to scores: `[1 or batch, 1 or heads, queries, keys]`.
     mask: Option<Tensor>,
     causal: bool,
     scale: f64,
-    /// 1 for none.
+    /// The cap of scores; 1 for none.
     softcapping: f64,
     sizes: Sizes,
 }
@@ -24,13 +24,13 @@ pub(super) struct Attention {
 struct Sizes {
     batch: usize,
     heads: usize,
-    /// Heads of keys and values, each for as many of the queries'.
+    /// The number of heads of keys and values; each serves `heads / kv_heads` heads of queries.
     kv_heads: usize,
     queries: usize,
     keys: usize,
-    /// Of a query and a key.
+    /// The width of a query and a key.
     width: usize,
-    /// Of a value.
+    /// The width of a value.
     value: usize,
 }
 
@@ -46,7 +46,7 @@ impl Sizes {
             && heads.is_multiple_of(kv_heads)
             && width > 0
         {
-            // The weights: one for each pair of a query and a key.
+            // There is a weight for each pair of a query and a key.
             operation::require_size("sdpa", &[batch, heads, queries, keys])?;
             operation::require_size("sdpa", &[batch, heads, queries, value])?;
             return Ok(Self { batch, heads, kv_heads, queries, keys, width, value });
@@ -60,8 +60,8 @@ impl Sizes {
         )
     }
 
-    /// The head of keys and values that a head of queries, counted over the batch, looks at; and whether it is the first
-    /// that does.
+    /// Returns the head of keys and values for a head of queries, both counted over the batch, and whether
+    /// this head of queries is the first that uses it.
     fn pair(&self, head: usize) -> (usize, bool) {
         let (example, head, each) = (head / self.heads, head % self.heads, self.heads / self.kv_heads);
         (example * self.kv_heads + head / each, head.is_multiple_of(each))
@@ -69,8 +69,11 @@ impl Sizes {
 }
 
 impl Attention {
+    /// Checks the operands and creates the attention.
+    ///
     /// # Errors
-    /// Where shapes don't fit, and for a cap that is not positive.
+    /// - The shapes do not fit.
+    /// - The cap is not positive.
     pub(super) fn new(
         (q, k, v): (&Tensor, &Tensor, &Tensor),
         mask: Option<&Tensor>,
@@ -91,14 +94,14 @@ impl Attention {
         }
         operation::require_dtype("sdpa", ("q", q), &[("k", k), ("v", v)])?;
         let mask = mask.map(|mask| added(mask, &sizes, q)).transpose()?;
-        // As the cap grows, scores become what they were without it; computed, they would be 0 times infinity.
+        // As the cap grows, capped scores approach the plain ones; computed with infinity, they would be NaN.
         let softcapping = if softcapping.is_infinite() { 1. } else { softcapping };
         Ok(Self { mask, causal, scale: scale.into(), softcapping: softcapping.into(), sizes })
     }
 
     pub(super) fn apply(self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         let fits = |t: &Tensor| t.dtype() == q.dtype() && is_native(t);
-        // A mask that is trained (a bias of relative positions) is an operand, too, and has to get its gradient.
+        // A trained mask (such as a bias of relative positions) is an operand that needs a gradient.
         let plain = self.softcapping == 1. && self.mask.as_ref().is_none_or(|mask| !mask.track_op());
         match q.dtype() {
             DType::F32 if plain && [q, k, v].into_iter().all(fits) => self.fused::<f32>(q, k, v),
@@ -113,7 +116,7 @@ impl Attention {
         q.contiguous()?.apply_op3(&k.contiguous()?, &v.contiguous()?, operation)
     }
 
-    /// By operations of candle's that have gradients.
+    /// Computes attention by candle's operations that have gradients.
     fn composed(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         let Sizes { batch, heads, kv_heads, queries, keys, value, .. } = self.sizes;
         if batch == 0 {
@@ -146,7 +149,7 @@ impl Attention {
         softmax_last_dim(&scores)?.matmul(&v)
     }
 
-    /// Scales the scores of one head, counted over the batch, and hides the keys that a query must not see.
+    /// Scales the scores of one head, counted over the batch, and masks the keys that a query must not see.
     fn finish<T: Number>(&self, scores: &mut [T], head: usize, mask: Option<&[T]>) {
         let Sizes { heads, queries, keys, .. } = self.sizes;
         let scale = T::of(self.scale);
@@ -165,7 +168,7 @@ impl Attention {
     }
 }
 
-/// What a mask adds to scores, `[1 or batch, 1 or heads, queries, keys]`.
+/// Converts a mask to the tensor added to scores, `[1 or batch, 1 or heads, queries, keys]`.
 fn added(mask: &Tensor, sizes: &Sizes, q: &Tensor) -> Result<Tensor> {
     let Sizes { batch, heads, queries, keys, .. } = *sizes;
     let full = [batch, heads, queries, keys];
@@ -192,12 +195,12 @@ fn added(mask: &Tensor, sizes: &Sizes, q: &Tensor) -> Result<Tensor> {
     mask.broadcast_as((of_batch, of_heads, queries, keys))?.contiguous()
 }
 
-/// The operation on contiguous operands.
+/// The fused operation on contiguous operands.
 struct Fused<T> {
     attention: Attention,
-    /// Whether there will be a backward, which needs the weights.
+    /// Whether the weights are kept for backward.
     keep: bool,
-    /// Of each head, a row of `keys` for each query.
+    /// The attention weights: for each head, a row of `keys` for each query.
     weights: OnceLock<Vec<T>>,
 }
 
@@ -228,7 +231,7 @@ impl<T: Exp> Fused<T> {
         out
     }
 
-    /// The gradients of queries, keys and values, of those that are asked for.
+    /// Computes the requested gradients of queries, keys and values.
     fn gradients(
         &self,
         (q, k, v): (&[T], &[T], &[T]),

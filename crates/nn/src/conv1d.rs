@@ -1,15 +1,17 @@
-//! Convolution of sequences, as images of one row.
+//! Convolution of sequences, computed as images of one row.
 
 use super::Conv2d;
 use super::conv2d::padded;
 use candle_core::{Module, Result, Tensor, bail};
 use candle_nn::{Conv1dConfig, Conv2dConfig, VarBuilder};
 
-/// candle_nn's `Conv1d`, with gradients that are right: on the CPU, candle 0.11 gives other ones for the weight of any batch of several
-/// sequences, and for its input where nothing is padded.
+/// candle_nn's `Conv1d` with correct gradients.
 ///
-/// `x` has shape `[n, in, length]` and the result `[n, out, …]`; the weight is `[out, in / groups, width]`, the bias `[out]`. It is a
-/// [`Conv2d`] of images of one row.
+/// On the CPU, candle 0.11 computes wrong gradients for the weight if a batch has several sequences, and for
+/// the input if there is no padding.
+///
+/// `x` has shape `[n, in, length]` and the result `[n, out, …]`; the weight is `[out, in / groups, width]`,
+/// the bias `[out]`. The layer is computed as a [`Conv2d`] of images of one row.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -32,10 +34,10 @@ pub struct Conv1d {
     config: Conv1dConfig,
 }
 
-/// A layer with a bias, of variables `weight` and `bias`, initialised as candle_nn's.
+/// Creates a layer with a bias. Its variables `weight` and `bias` are initialized like candle_nn's.
 ///
 /// # Errors
-/// Those of the `VarBuilder`.
+/// Returns the errors of the `VarBuilder`.
 pub fn conv1d(
     in_channels: usize,
     out_channels: usize,
@@ -46,10 +48,10 @@ pub fn conv1d(
     candle_nn::conv1d(in_channels, out_channels, kernel_size, config, vb).map(Conv1d::from)
 }
 
-/// A layer without a bias, of the variable `weight`, initialised as candle_nn's.
+/// Creates a layer without a bias. Its variable `weight` is initialized like candle_nn's.
 ///
 /// # Errors
-/// Those of the `VarBuilder`.
+/// Returns the errors of the `VarBuilder`.
 pub fn conv1d_no_bias(
     in_channels: usize,
     out_channels: usize,
@@ -67,22 +69,22 @@ impl From<candle_nn::Conv1d> for Conv1d {
 }
 
 impl Conv1d {
-    /// A layer of a weight `[out, in / groups, width]` and a bias `[out]`.
+    /// Creates a layer from a weight `[out, in / groups, width]` and a bias `[out]`.
     pub fn new(weight: Tensor, bias: Option<Tensor>, config: Conv1dConfig) -> Self {
         Self { weight, bias, config }
     }
 
-    /// The weight, `[out, in / groups, width]`.
+    /// Returns the weight, `[out, in / groups, width]`.
     pub fn weight(&self) -> &Tensor {
         &self.weight
     }
 
-    /// The bias, `[out]`.
+    /// Returns the bias, `[out]`, if the layer has one.
     pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref()
     }
 
-    /// Stride, padding, dilation and groups.
+    /// Returns stride, padding, dilation and groups.
     pub fn config(&self) -> &Conv1dConfig {
         &self.config
     }
@@ -98,7 +100,7 @@ impl Module for Conv1d {
             );
         }
         let Conv1dConfig { padding, stride, dilation, groups, cudnn_fwd_algo } = self.config;
-        // Above and below the row nothing is added.
+        // The single row gets no padding above and below.
         let rows = padded("conv1d", x, 2, [padding; 2])?;
         let config = Conv2dConfig { padding: 0, stride, dilation, groups, cudnn_fwd_algo };
         Conv2d::new(self.weight.unsqueeze(2)?, self.bias.clone(), config)

@@ -6,9 +6,11 @@ use candle_core::{Module, Result, Tensor, bail};
 use candle_nn::{Conv2dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig, VarBuilder};
 use distribute_tensor::without_elements;
 
-/// candle_nn's `ConvTranspose2d`, with the bias in the same operation on CPUs, and gradients for any size of image.
+/// candle_nn's `ConvTranspose2d` with gradients for any size of image. On CPUs, the bias is part of the
+/// operation.
 ///
-/// `x` has shape `[n, in, height, width]` and the result `[n, out, …, …]`; the weight is `[in, out, …, …]`, the bias `[out]`.
+/// `x` has shape `[n, in, height, width]` and the result `[n, out, …, …]`; the weight is `[in, out, …, …]`, the
+/// bias `[out]`.
 ///
 /// ```
 /// use candle_core::{DType, Device, Module, Tensor, Var};
@@ -32,10 +34,10 @@ pub struct ConvTranspose2d {
     config: ConvTranspose2dConfig,
 }
 
-/// candle_nn's `ConvTranspose1d`, with gradients, which candle 0.11 refuses.
+/// candle_nn's `ConvTranspose1d` with gradients, which candle 0.11 does not support.
 ///
-/// `x` has shape `[n, in, length]` and the result `[n, out, …]`; the weight is `[in, out / groups, width]`, the bias `[out]`. It is a
-/// transposed convolution of images of one row.
+/// `x` has shape `[n, in, length]` and the result `[n, out, …]`; the weight is `[in, out / groups, width]`,
+/// the bias `[out]`. The layer is computed as a transposed convolution of images of one row.
 #[doc(alias = "tf.keras.layers.Conv1DTranspose")]
 #[doc(alias = "tf.nn.conv1d_transpose")]
 #[derive(Clone, Debug)]
@@ -45,14 +47,14 @@ pub struct ConvTranspose1d {
     config: ConvTranspose1dConfig,
 }
 
-/// Makes `$layer` of candle_nn's layer of the same name, with the functions `$make` that build it.
+/// Defines `$layer` on top of candle_nn's layer of the same name, with the functions `$make` that create it.
 macro_rules! layer {
     ($layer:ident, $config:ident, $weight:literal, $($make:ident: $what:literal),+) => {
         $(
-            #[doc = concat!("A layer ", $what, ", initialised as candle_nn's.")]
+            #[doc = concat!("Creates a layer ", $what, ", initialized like candle_nn's.")]
             ///
             /// # Errors
-            /// The errors of the `VarBuilder`.
+            /// Returns the errors of the `VarBuilder`.
             pub fn $make(
                 in_channels: usize,
                 out_channels: usize,
@@ -71,22 +73,22 @@ macro_rules! layer {
         }
 
         impl $layer {
-            #[doc = concat!("A layer of a weight ", $weight, " and a bias `[out]`.")]
+            #[doc = concat!("Creates a layer from a weight ", $weight, " and a bias `[out]`.")]
             pub fn new(weight: Tensor, bias: Option<Tensor>, config: $config) -> Self {
                 Self { weight, bias, config }
             }
 
-            #[doc = concat!("The weight, ", $weight, ".")]
+            #[doc = concat!("Returns the weight, ", $weight, ".")]
             pub fn weight(&self) -> &Tensor {
                 &self.weight
             }
 
-            /// The bias, `[out]`.
+            /// Returns the bias, `[out]`, if the layer has one.
             pub fn bias(&self) -> Option<&Tensor> {
                 self.bias.as_ref()
             }
 
-            /// Paddings, stride and dilation.
+            /// Returns paddings, stride and dilation.
             pub fn config(&self) -> &$config {
                 &self.config
             }
@@ -95,13 +97,13 @@ macro_rules! layer {
 }
 layer!(
     ConvTranspose2d, ConvTranspose2dConfig, "`[in, out, …, …]`",
-    conv_transpose2d: "with a bias, of variables `weight` and `bias`",
-    conv_transpose2d_no_bias: "without a bias, of the variable `weight`"
+    conv_transpose2d: "with a bias: variables `weight` and `bias`",
+    conv_transpose2d_no_bias: "without a bias: variable `weight`"
 );
 layer!(
     ConvTranspose1d, ConvTranspose1dConfig, "`[in, out / groups, width]`",
-    conv_transpose1d: "with a bias, of variables `weight` and `bias`",
-    conv_transpose1d_no_bias: "without a bias, of the variable `weight`"
+    conv_transpose1d: "with a bias: variables `weight` and `bias`",
+    conv_transpose1d_no_bias: "without a bias: variable `weight`"
 );
 
 impl Module for ConvTranspose2d {
@@ -123,7 +125,7 @@ impl Module for ConvTranspose1d {
         }
         let ConvTranspose1dConfig { padding, output_padding, stride, dilation, groups } = self.config;
         let config = Conv2dConfig { padding: 0, stride, dilation, groups, cudnn_fwd_algo: None };
-        // Above and below the row nothing is cut off, so both paddings are those of the row alone.
+        // Rows above and below are not cropped: both paddings apply to the length only.
         let whole = forward(&x.unsqueeze(2)?, &self.weight.unsqueeze(2)?, None, &config, 0)?.squeeze(2)?;
         let size = cut("conv_transpose1d", whole.dim(2)?, padding, output_padding)?;
         let y = padded("conv_transpose1d", &whole, 2, [0, output_padding])?
@@ -136,7 +138,7 @@ impl Module for ConvTranspose1d {
     }
 }
 
-/// The transposed convolution of images, of any number of groups.
+/// Computes the transposed convolution of images, with any number of groups.
 fn forward(
     x: &Tensor,
     weight: &Tensor,
@@ -163,7 +165,7 @@ fn forward(
             weight.dims()
         )
     }
-    // A size that cannot be counted is refused below.
+    // A size that overflows is refused below.
     let whole = |places, kernel| conv2d::covered(places, kernel, config).unwrap_or(usize::MAX);
     let whole = [whole(height, k_height), whole(width, k_width)];
     let [rows, columns] = whole.map(|whole| whole.saturating_add(output_padding));
@@ -176,7 +178,8 @@ fn forward(
     if let Some(y) = conv2d::transposed(x, weight, bias, size, config)? {
         return Ok(y);
     }
-    // The whole result first: its gradients are right for any size, also by candle's own backward.
+    // Compute the complete result first: its gradients are correct for any size, even by candle's own
+    // backward.
     let part = |number: usize| {
         let (x, weight) = (x.narrow(1, number * all / groups, all / groups)?, weight.chunk(groups, 0)?);
         x.contiguous()?.conv_transpose2d(&weight[number].contiguous()?, 0, 0, stride, dilation)
@@ -194,7 +197,7 @@ fn forward(
     }
 }
 
-/// The size of an axis after `output_padding` was added at its end, and `padding` cut off at both.
+/// Returns the size of an axis after adding `output_padding` at its end and cropping `padding` at both ends.
 fn cut(name: &str, whole: usize, padding: usize, output_padding: usize) -> Result<usize> {
     let size = whole.checked_add(output_padding).zip(padding.checked_mul(2));
     match size.and_then(|(size, cut)| size.checked_sub(cut)) {

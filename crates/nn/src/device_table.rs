@@ -1,10 +1,12 @@
-//! The same operations on a table in the memory of a device, made of candle's.
+//! Lookups in a table in device memory, by candle's operations.
 
 use super::table::Combine;
 use candle_core::{Result, Tensor};
 use distribute_base::internal::{Known, deposit, from_vec};
 
-/// What `combine` makes of these rows, each below the table's height: a tensor of this shape, where the table is. There is a row at least.
+/// Returns the result of `combine` on these rows, a tensor of this shape on the table's device.
+///
+/// There has to be at least one row, and each has to be below the table's height.
 pub(super) fn look_up<C: Combine>(
     table: &Tensor,
     rows: Vec<usize>,

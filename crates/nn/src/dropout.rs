@@ -1,4 +1,4 @@
-//! Dropout whose masks are functions of positions in the global batch.
+//! Dropout with masks that depend on positions in the global batch.
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, WithDType, bail};
 use distribute_base::internal::{choose, from_vec, is_native, operand, random};
@@ -6,24 +6,26 @@ use distribute_core::internal::default_context;
 use distribute_core::{ReplicaContext, get_replica_context};
 use distribute_tensor::random::Draws;
 
-/// Drops elements at random while training, and scales those that stay by 1 / (1 - p).
+/// Drops elements at random while training, and scales the remaining ones by 1 / (1 - p).
 ///
-/// Whether an element stays depends on (seed, name, step, how often this name has drawn in this step, row in the global
-/// batch, place in the row), and not on the thread or the replica. So R replicas drop what one device would on the same
-/// global batch, uneven and empty pieces included, and the same program drops the same again.
+/// Whether an element is dropped depends on the seed, the name, the step, the number of calls with this name
+/// in this step, the row in the global batch and the position in the row. It does not depend on the thread or
+/// the replica. So R replicas drop the same elements as one device on the same global batch, including uneven
+/// and empty per-replica batches, and runs are reproducible.
 ///
-/// - **Step** is the number of this [`run`](distribute_core::Strategy::run) on its strategy. A training that is resumed in another
-///   process draws on as if it had not stopped if it restores that number:
-///   [`Strategy::set_steps`](distribute_core::Strategy::set_steps). Outside of `run`, and in cross-replica context, the step is 0, and
-///   calls are counted for the whole process: threads would race for their masks.
-/// - **Rows in the global batch** are known where `run` is given a piece of a batch ([`ReplicaContext::rows`]), and the
-///   input's first dimension is its number of rows, or a multiple of it (as of `[rows * words, features]`). Otherwise
-///   each replica draws by its id: reproducible for the same number of replicas.
-/// - **Names** keep layers apart: give each its own, such as `vb.prefix()`. There is no variable behind it, so a model's
-///   file stays what it is.
+/// - **Step** is the number of this [`run`](distribute_core::Strategy::run) on its strategy. To resume a
+///   training in another process with the same masks, restore that number with
+///   [`Strategy::set_steps`](distribute_core::Strategy::set_steps). Outside `run`, and in cross-replica
+///   context, the step is 0 and calls are counted for the whole process, so threads race for their masks.
+/// - **Rows in the global batch** are used if `run` receives a per-replica batch ([`ReplicaContext::rows`]),
+///   and the input's first dimension is its number of rows, or a multiple of it (as in `[rows * words,
+///   features]`). Otherwise each replica's masks depend on its id: they are reproducible for the same number
+///   of replicas.
+/// - **Names** give layers independent masks: use a unique one for each, such as `vb.prefix()`. The layer has
+///   no variable, so checkpoints of the model do not change.
 ///
-/// The backward pass draws the mask again instead of keeping it. Inputs are floats of any shape; on a device, the mask is drawn on the CPU
-/// and copied there, a byte for each element.
+/// The backward pass computes the mask again instead of storing it. Inputs are floats of any shape. On a
+/// device, the mask is computed on the CPU and copied to the device, one byte for each element.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -51,10 +53,11 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// Drops elements with probability `p`, in [0, 1), by masks drawn from `seed` and `name`.
+    /// Creates a layer that drops elements with probability `p`, in [0, 1), by masks derived from `seed` and
+    /// `name`.
     ///
     /// # Errors
-    /// candle's, for another `p`.
+    /// Returns an error if `p` is not in [0, 1).
     pub fn new(p: f32, seed: u64, name: &str) -> Result<Self> {
         if !(0. ..1.).contains(&p) {
             bail!("dropout {name:?}: the probability has to be in [0, 1), not {p}");
@@ -62,15 +65,16 @@ impl Dropout {
         Ok(Self { p, draws: random::draws(seed, name) })
     }
 
-    /// `xs` with elements dropped if `train`; else `xs`. The gradient passes through the elements that stay.
+    /// Returns `xs` with elements dropped if `train`, and `xs` itself otherwise. The gradient passes through
+    /// the elements that are kept.
     ///
     /// # Errors
-    /// candle's, for a tensor of integers.
+    /// Returns an error if `xs` is a tensor of integers.
     pub fn forward(&self, xs: &Tensor, train: bool) -> Result<Tensor> {
         if !train || self.p == 0. {
             return Ok(xs.clone());
         }
-        // Cross-replica code runs once for all replicas, as outside of all strategies.
+        // Cross-replica code runs once for all replicas, like code outside strategies.
         let context = get_replica_context().unwrap_or_else(|| default_context().clone());
         let mask = self.mask(&context, xs.dims());
         if !is_native(xs) {
@@ -95,7 +99,7 @@ impl Dropout {
         Mask {
             draws,
             first_row,
-            // Exact: a power of two times a float. Below 2^32, since p is below 1.
+            // Exact, because it is a power of two times a float. Less than 2^32, because p is below 1.
             threshold: (f64::from(self.p) * 2f64.powi(32)) as u32,
             scale: 1. / (1. - f64::from(self.p)),
         }
@@ -108,25 +112,27 @@ impl candle_nn::ModuleT for Dropout {
     }
 }
 
-/// The place in the global batch of the first of `size` rows, where the piece has `rows`: several for each of them, if
-/// `size` is a multiple.
+/// Returns the position in the global batch of the first of `size` input rows, if the per-replica batch has
+/// `rows`.
+///
+/// If `size` is a multiple of the number of `rows`, each row stands for several input rows.
 fn first_row(rows: Option<std::ops::Range<usize>>, size: usize) -> Option<usize> {
     let rows = rows.filter(|rows| !rows.is_empty() && size.is_multiple_of(rows.len()))?;
     Some(rows.start * (size / rows.len()))
 }
 
-/// Drops and scales. It is its own gradient.
+/// The operation that drops and scales. It is its own gradient.
 #[derive(Clone)]
 struct Mask {
     draws: Draws,
     first_row: usize,
-    /// An element stays if its 32 random bits are not below.
+    /// The bound of random bits: an element is dropped if its 32 bits are below it.
     threshold: u32,
     scale: f64,
 }
 
 impl Mask {
-    /// By operations of candle's on any device: the mask itself is drawn on the CPU.
+    /// Applies the mask by candle's operations on any device. The mask itself is computed on the CPU.
     fn composed(&self, xs: &Tensor) -> Result<Tensor> {
         if xs.dtype().is_int() {
             bail!("dropout: input must be of floats");
@@ -144,16 +150,16 @@ impl Mask {
         Ok(T::to_cpu_storage_owned(self.each(source, layout.dims(), |x| x * scale)))
     }
 
-    /// What `kept` makes of each element that stays, and zeros.
+    /// Returns the result of `kept` for each kept element, and zeros for the others.
     fn each<T: WithDType>(&self, source: &[T], dims: &[usize], kept: impl Fn(T) -> T) -> Vec<T> {
         let width = dims.get(1..).unwrap_or_default().iter().product::<usize>().max(1);
         let zero = T::zero();
-        // Indexed, not branched: half of the branches would be mispredicted.
+        // Indexing instead of branching: half of the branches would be mispredicted.
         let keep = |x: T, bits: u64| [kept(x), zero][usize::from((bits as u32) < self.threshold)];
         let mut out = vec![zero; source.len()];
         for (row, (source, out)) in source.chunks(width).zip(out.chunks_mut(width)).enumerate() {
             let draws = self.draws.at((self.first_row + row) as u64);
-            // One draw serves two elements.
+            // One random number serves two elements.
             let (pairs, last) = source.as_chunks::<2>();
             let (pairs_out, last_out) = out.as_chunks_mut::<2>();
             for (i, (pair, out)) in pairs.iter().zip(pairs_out).enumerate() {

@@ -1,4 +1,4 @@
-//! Embeddings of ids of 64 bits, whose rows come with them.
+//! Embeddings of 64-bit ids, with rows created on first use.
 
 use super::embedding::Each;
 use super::{ids, table};
@@ -8,22 +8,25 @@ use distribute_base::internal::to_device;
 use distribute_core::internal::{RowSource, for_ids, row_of_id};
 use distribute_params::DynamicOptions;
 
-/// The rows of a table that grows with its ids: hashes of words, users that come and go. They are on the servers of a
-/// `ParameterServerStrategy`, each on the one that its hash says.
+/// An embedding table that grows with its ids, such as hashes of words, or users that come and go.
 ///
-/// Ids are u8, u32 or i64 of any shape `[…]`, which may be empty, and any number but `i64::MAX`; the result has shape `[…, hidden]`. A
-/// step fetches the rows of its batch alone, and sends their gradients. The row of an id is made by its first gradient, or by a later one
-/// ([`DynamicOptions::admit_after`]); before, it reads as its first values, which depend on seed, name and id alone, and which no other
-/// process has to know of. Rows go where there would be too many ([`max_rows`](DynamicOptions::max_rows)), and where they were not
-/// trained for so many steps ([`max_age`](DynamicOptions::max_age)).
+/// Rows are on the servers of a `ParameterServerStrategy`, partitioned by the hash of their id. Ids are u8,
+/// u32 or i64 of any shape `[…]`, which may be empty, with any value except `i64::MAX`. The result has shape
+/// `[…, hidden]`. A step fetches only the rows of its batch, and sends their gradients.
 ///
-/// The table is trained by `minimize`, and by rules that don't move rows without a gradient: `Sgd`,
-/// `Adagrad`, `Ftrl`, `Adam::lazy()`, which `with_rule_for` gives to it alone.
-/// [`Variables::variable`](distribute_core::Variables::variable) gives it as a variable, whose [`gather`](distribute_core::Variable::gather) and
-/// [`dynamic_rows`](distribute_core::Variable::dynamic_rows) read it, and a [`Checkpoint`](distribute_core::Checkpoint) saves the ids beside the rows.
+/// The first gradient of an id creates its row, or a later gradient if [`DynamicOptions::admit_after`] is set.
+/// Before that, the row reads as its initial values, which depend on seed, name and id only. Rows are evicted
+/// if there are more than [`max_rows`](DynamicOptions::max_rows), and if they were not trained for
+/// [`max_age`](DynamicOptions::max_age) steps.
+///
+/// The table is trained by `minimize`, with rules that do not move rows without a gradient: `Sgd`, `Adagrad`,
+/// `Ftrl`, `Adam::lazy()`. `with_rule_for` sets a rule for this table only.
+/// [`Variables::variable`](distribute_core::Variables::variable) returns it as a variable, which
+/// [`gather`](distribute_core::Variable::gather) and [`dynamic_rows`](distribute_core::Variable::dynamic_rows)
+/// read. A [`Checkpoint`](distribute_core::Checkpoint) saves the ids together with the rows.
 ///
 /// # Errors
-/// `forward` gives one for the id `i64::MAX`, and where a server does.
+/// `forward` returns an error if an id is `i64::MAX`, or if a request to a server fails.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -46,18 +49,19 @@ use distribute_params::DynamicOptions;
 #[doc(alias = "Embedding")]
 #[derive(Clone, Debug)]
 pub struct DynamicEmbedding {
-    /// Stands for all rows in the graph.
+    /// The tensor that stands for all rows in the graph.
     row: Tensor,
     hidden_size: usize,
-    /// Where the result is.
+    /// The device of the result.
     device: Device,
     rows: RowSource,
 }
 
-/// A table of rows of `hidden_size`, the variable `weight`, each drawn from N(0, 1).
+/// Creates a table of rows of `hidden_size`, the variable `weight`, with initial values from N(0, 1).
 ///
 /// # Errors
-/// Those of the `VarBuilder`, and where its strategy has no parameter servers.
+/// - The `VarBuilder` returns an error.
+/// - The strategy of the `VarBuilder` has no parameter servers.
 pub fn dynamic_embedding(
     hidden_size: usize,
     options: DynamicOptions,
@@ -66,10 +70,10 @@ pub fn dynamic_embedding(
     dynamic_embedding_init(hidden_size, Init::Randn { mean: 0., stdev: 1. }, options, vb)
 }
 
-/// As [`dynamic_embedding`], with rows drawn in another way.
+/// Creates a table like [`dynamic_embedding`], with other initial values.
 ///
 /// # Errors
-/// Those of [`dynamic_embedding`].
+/// Returns the errors of [`dynamic_embedding`].
 pub fn dynamic_embedding_init(
     hidden_size: usize,
     init: Init,
@@ -88,7 +92,7 @@ pub fn dynamic_embedding_init(
 }
 
 impl DynamicEmbedding {
-    /// The elements of a row.
+    /// Returns the number of elements of a row.
     pub fn hidden_size(&self) -> usize {
         self.hidden_size
     }

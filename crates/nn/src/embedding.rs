@@ -1,4 +1,4 @@
-//! Embeddings: rows of a table, with a gradient of only those rows.
+//! Embeddings: lookups of table rows, with a gradient for only these rows.
 
 use super::ids;
 use super::table::{self, Combine};
@@ -8,17 +8,16 @@ use distribute_base::internal::{Number, to_device};
 use distribute_core::internal::{RowSource, for_rows};
 use distribute_tensor::kernel::RowMerge;
 
-/// The rows of a table that ids name: candle_nn's `Embedding`, with a sparse gradient inside of
-/// `minimize`.
+/// candle_nn's `Embedding`, with a sparse gradient inside `minimize`.
 ///
-/// Ids are u8, u32 or i64 of any shape `[…]`, which may be empty; the result has shape `[…, hidden]`. Only rows that some
-/// replica has looked up are reduced and updated, so the cost of a step depends on its ids, not on the size of the table.
-/// With `Sgd` and the other rules that don't move rows without a gradient, the results are the
-/// same as with the dense gradient. Outside of `minimize`, and for dtypes other than f32 and f64, candle gets the dense
-/// gradient.
+/// Ids are u8, u32 or i64 of any shape `[…]`, which may be empty; the result has shape `[…, hidden]`. Only
+/// rows that some replica has looked up are reduced and updated, so the cost of a step depends on its ids, not
+/// on the size of the table. With `Sgd` and the other rules that do not move rows without a gradient, the
+/// results are the same as with the dense gradient. Outside `minimize`, and for dtypes other than f32 and f64,
+/// candle gets the dense gradient.
 ///
 /// # Errors
-/// `forward` gives one for an id that is no row of the table, which says where it stands.
+/// `forward` returns an error if an id is not a row of the table. The error names the id's position.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -41,25 +40,28 @@ use distribute_tensor::kernel::RowMerge;
 pub struct Embedding {
     embeddings: Tensor,
     hidden_size: usize,
-    /// Where the result is: the table may be in the memory of the CPU.
+    /// The device of the result; the table may be in host memory.
     device: Device,
-    /// Where rows come from, if not from the tensor.
+    /// The source of rows, if they do not come from the tensor.
     rows: Option<RowSource>,
 }
 
-/// A table of `in_size` rows of `out_size`, the variable `weight`, initialised as candle_nn's: drawn from N(0, 1).
+/// Creates a table of `in_size` rows of `out_size`, the variable `weight`, initialized like candle_nn's from
+/// N(0, 1).
 ///
 /// # Errors
-/// Those of the `VarBuilder`.
+/// Returns the errors of the `VarBuilder`.
 pub fn embedding(in_size: usize, out_size: usize, vb: VarBuilder) -> Result<Embedding> {
     embedding_init(in_size, out_size, Init::Randn { mean: 0., stdev: 1. }, vb)
 }
 
-/// As [`embedding`], with first values of another kind. Several layers that ask for the same path share one table, of which on parameter
-/// servers each fetches its rows.
+/// Creates a table like [`embedding`], with other initial values.
+///
+/// Layers that ask for the same path share one table. On parameter servers, each of them fetches only its own
+/// rows.
 ///
 /// # Errors
-/// Those of the `VarBuilder`.
+/// Returns the errors of the `VarBuilder`.
 pub fn embedding_init(in_size: usize, out_size: usize, init: Init, vb: VarBuilder) -> Result<Embedding> {
     let (table, rows) = for_rows(|| vb.get_with_hints((in_size, out_size), "weight", init));
     Ok(Embedding { rows, device: vb.device().clone(), ..Embedding::new(table?, out_size) })
@@ -72,37 +74,43 @@ impl From<candle_nn::Embedding> for Embedding {
 }
 
 impl Embedding {
-    /// A layer of a table `[rows, hidden_size]`.
+    /// Creates a layer from a table `[rows, hidden_size]`.
     pub fn new(embeddings: Tensor, hidden_size: usize) -> Self {
         let device = embeddings.device().clone();
         Self { embeddings, hidden_size, device, rows: None }
     }
 
-    /// A layer of a table `[rows, hidden_size]`, as candle_transformers' `with_tracing::Embedding` makes it.
+    /// Creates a layer from a table `[rows, hidden_size]`, under the name of candle_transformers'
+    /// `with_tracing::Embedding`.
     ///
     /// # Errors
-    /// candle's, for a tensor that is not of two dimensions.
+    /// Returns an error if the tensor does not have two dimensions.
     pub fn from_weights(weights: Tensor) -> Result<Self> {
         let (_, hidden_size) = weights.dims2()?;
         Ok(Self::new(weights, hidden_size))
     }
 
-    /// The table, `[rows, hidden_size]`. One on parameter servers, of which this layer fetches rows alone, is fetched as a whole from
-    /// then on; a run fails in which it cannot be.
+    /// Returns the table, `[rows, hidden_size]`.
+    ///
+    /// If the table is on parameter servers and this layer fetches only rows, the complete table is fetched in
+    /// all later runs. A run in which that fails returns an error.
     pub fn embeddings(&self) -> &Tensor {
         self.rows.as_ref().map_or(&self.embeddings, |rows| rows.whole(&self.embeddings))
     }
 
-    /// The elements of a row.
+    /// Returns the number of elements of a row.
     pub fn hidden_size(&self) -> usize {
         self.hidden_size
     }
 
-    /// The rows of each example side by side: for ids `[…, n]` a tensor `[…, n · hidden]`. The numbers are those of
-    /// `forward(ids)?.flatten_from(D::Minus2)`; candle's backward of that clears and adds up the gradient once more.
+    /// Returns the rows of each example, concatenated: for ids `[…, n]` a tensor `[…, n · hidden]`.
+    ///
+    /// The result equals `forward(ids)?.flatten_from(D::Minus2)`, but candle's backward of the latter clears
+    /// and accumulates the gradient a second time.
     ///
     /// # Errors
-    /// As `forward`, and for a single id that is not in a vector.
+    /// - `forward` returns an error for these ids.
+    /// - `ids` is a scalar.
     pub fn side_by_side(&self, ids: &Tensor) -> Result<Tensor> {
         let n = ids.dim(D::Minus1)?;
         let shape = [&ids.dims()[..ids.rank() - 1], &[n * self.hidden_size]].concat();
@@ -116,7 +124,7 @@ impl Embedding {
         to_device(&table::look_up(&self.embeddings, self.rows.as_ref(), rows, shape, Each)?, &self.device)
     }
 
-    /// The rows that ids name, where the fast operation can read the table.
+    /// Returns the rows that ids select, if the fast operation can read the table.
     fn rows(&self, ids: &Tensor) -> Result<Option<Vec<usize>>> {
         let Some(height) = table::height(&self.embeddings, self.hidden_size) else { return Ok(None) };
         let mut rows = Vec::with_capacity(ids.elem_count());
@@ -126,7 +134,7 @@ impl Embedding {
 
     fn stock(&self, ids: &Tensor) -> Result<Tensor> {
         if !self.embeddings.device().is_cpu() {
-            // One that is no row would end all work on a GPU.
+            // An invalid index would make the GPU unusable.
             ids::each("embedding", ids, self.embeddings.dim(0)?, None, |_| ())?;
         }
         let ids = to_device(ids, self.embeddings.device())?;
@@ -144,7 +152,7 @@ impl Module for Embedding {
     }
 }
 
-/// Each row by itself.
+/// The combination that returns each row unchanged.
 pub(super) struct Each;
 
 impl Combine for Each {

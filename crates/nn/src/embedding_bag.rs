@@ -9,17 +9,21 @@ pub use distribute_core::internal::BagMode;
 use distribute_core::internal::{RowSource, for_rows};
 use distribute_tensor::kernel::RowMerge;
 
-/// The sum, mean or scaled sum of the table rows of each bag of ids: the words of a text, the purchases of a user, the
-/// neighbours in a graph. Like an [`Embedding`](super::Embedding) followed by a sum, but without copying the rows, forward
-/// or backward, and with a sparse gradient inside of `minimize`.
+/// A layer that combines the table rows of each bag of ids into a sum, a mean or a scaled sum.
 ///
-/// Ids are u8, u32 or i64 `[…, length]`, the result is `[…, hidden]`. Bags of different lengths are padded to the same
-/// length with an id that is ignored, so a batch of bags is a tensor that datasets can batch and strategies can split. A
-/// bag of nothing but padding gives zeros.
+/// Bags are the words of a text, the purchases of a user, or the neighbours in a graph. The result is that of
+/// an [`Embedding`](super::Embedding) followed by a sum, but rows are not copied, in forward or backward, and
+/// the gradient is sparse inside `minimize`.
+///
+/// Ids are u8, u32 or i64 `[…, length]`, the result is `[…, hidden]`. Bags of different lengths are padded to
+/// the same length with an id that is ignored, so a batch of bags is a tensor that datasets can batch and
+/// strategies can split. A bag with only padding gives zeros.
 ///
 /// # Errors
-/// `forward` gives one for an id that is neither a row of the table nor padding, which says where it stands; for ids
-/// without an axis; and for a table that is not of f32 or f64, and contiguous.
+/// `forward` returns an error in these cases:
+/// - An id is neither a row of the table nor padding. The error names the id's position.
+/// - `ids` is a scalar.
+/// - The table is not contiguous, or not of f32 or f64.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -46,25 +50,27 @@ pub struct EmbeddingBag {
     embeddings: Tensor,
     mode: BagMode,
     padding: Option<usize>,
-    /// Where the result is: the table may be in the memory of the CPU.
+    /// The device of the result; the table may be in host memory.
     device: Device,
-    /// Where rows come from, if not from the tensor.
+    /// The source of rows, if they do not come from the tensor.
     rows: Option<RowSource>,
 }
 
-/// A table of `in_size` rows of `out_size`, the variable `weight`, initialised as [`embedding`](super::embedding)'s.
+/// Creates a table of `in_size` rows of `out_size`, the variable `weight`, initialized like
+/// [`embedding`](super::embedding)'s.
 ///
 /// # Errors
-/// Those of the `VarBuilder`.
+/// Returns the errors of the `VarBuilder`.
 pub fn embedding_bag(in_size: usize, out_size: usize, mode: BagMode, vb: VarBuilder) -> Result<EmbeddingBag> {
     embedding_bag_init(in_size, out_size, mode, Init::Randn { mean: 0., stdev: 1. }, vb)
 }
 
-/// As [`embedding_bag`], with first values of another kind. The table may be that of another layer, as of
-/// [`embedding_init`](super::embedding_init).
+/// Creates a table like [`embedding_bag`], with other initial values.
+///
+/// The table may be shared with another layer, as with [`embedding_init`](super::embedding_init).
 ///
 /// # Errors
-/// Those of the `VarBuilder`.
+/// Returns the errors of the `VarBuilder`.
 pub fn embedding_bag_init(
     in_size: usize,
     out_size: usize,
@@ -77,20 +83,22 @@ pub fn embedding_bag_init(
 }
 
 impl EmbeddingBag {
-    /// A layer of a table `[rows, hidden]`.
+    /// Creates a layer from a table `[rows, hidden]`.
     pub fn new(embeddings: Tensor, mode: BagMode) -> Self {
         let device = embeddings.device().clone();
         Self { embeddings, mode, padding: None, device, rows: None }
     }
 
-    /// The same layer, which ignores this id. It need not be a row of the table; the number of rows is a good choice.
+    /// Sets the id that is ignored. It need not be a row of the table; the number of rows is a good choice.
     pub fn with_padding(mut self, id: usize) -> Self {
         self.padding = Some(id);
         self
     }
 
-    /// The table, `[rows, hidden]`. One on parameter servers, of which this layer fetches rows alone, is fetched as a whole from then
-    /// on; a run fails in which it cannot be.
+    /// Returns the table, `[rows, hidden]`.
+    ///
+    /// If the table is on parameter servers and this layer fetches only rows, the complete table is fetched in
+    /// all later runs. A run in which that fails returns an error.
     pub fn embeddings(&self) -> &Tensor {
         self.rows.as_ref().map_or(&self.embeddings, |rows| rows.whole(&self.embeddings))
     }
@@ -127,10 +135,10 @@ impl Module for EmbeddingBag {
     }
 }
 
-/// The rows of each bag together.
+/// The combination that sums the rows of each bag.
 struct Bags {
     mode: BagMode,
-    /// Where each bag ends among the rows of all, one bag after another and without padding.
+    /// The end of each bag in the list of all rows, bag after bag, without padding.
     ends: Vec<usize>,
 }
 
@@ -140,7 +148,7 @@ impl Bags {
         starts.zip(&self.ends).map(|(start, end)| start..*end)
     }
 
-    /// Of each row its bag, as an index of a device.
+    /// Returns the bag of each row, as an index tensor on a device.
     fn bag_of(&self, device: &Device) -> Result<Tensor> {
         let mut bag_of = vec![0i64; self.ends.last().copied().unwrap_or(0)];
         for (number, bag) in self.ranges().enumerate() {
@@ -150,7 +158,7 @@ impl Bags {
         from_vec(bag_of, count, device)
     }
 
-    /// A row for each bag, multiplied by the bag's scale.
+    /// Multiplies the row of each bag by the bag's scale.
     fn scaled(&self, bags: Tensor) -> Result<Tensor> {
         if self.mode == BagMode::Sum {
             return Ok(bags);
@@ -160,7 +168,7 @@ impl Bags {
         bags.broadcast_mul(&to_device(&scales, bags.device())?)
     }
 
-    /// What a bag of so many rows is multiplied with, if with anything.
+    /// Returns the scale of a bag with this number of rows, unless it is 1.
     fn scale<T: Number>(&self, rows: usize) -> Option<T> {
         match self.mode {
             _ if rows < 2 => None,

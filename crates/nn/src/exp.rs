@@ -2,9 +2,9 @@
 
 use distribute_base::internal::Number;
 
-/// A number whose exponential is fast where softmax and sigmoid need it.
+/// A number with a fast exponential for softmax and sigmoid.
 pub(super) trait Exp: Number {
-    /// eˣ of `x ≤ 0`, or of NaN.
+    /// Returns eˣ for `x ≤ 0` or NaN.
     fn exp_of_negative(self) -> Self;
 }
 
@@ -15,17 +15,18 @@ impl Exp for f64 {
 }
 
 impl Exp for f32 {
-    /// To within 2⁻²² of it, and 0 below -87, where it would have less than the smallest normal number.
+    /// Returns eˣ with a relative error below 2⁻²², and 0 below -87, where the result is less than the
+    /// smallest normal number.
     ///
-    /// The system's function takes one number after another; this has no branches, so that a loop with nothing else in it
-    /// takes as many as a register holds, several times as fast.
+    /// The system's function computes one number at a time. This function has no branches, so a simple loop is
+    /// vectorized and several times as fast.
     #[inline(always)]
     fn exp_of_negative(self) -> Self {
-        /// Added to a small number, it leaves the nearest integer in the lowest bits.
+        /// A number that, added to a small one, leaves the nearest integer in the lowest bits.
         const ROUND: f32 = 12_582_912.;
-        // ln 2 in two parts: products of the first, which has few bits, and such integers are exact.
+        // ln 2 in two parts. Products of the first part, which has few bits, with such integers are exact.
         const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
-        // eˣ = 2ⁿ eʳ with |r| ≤ ln 2 / 2, where eight terms of the series leave 5e-9.
+        // eˣ = 2ⁿ eʳ with |r| ≤ ln 2 / 2, for which eight terms of the series have an error of 5e-9.
         let rounded = self * std::f32::consts::LOG2_E + ROUND;
         let n = rounded - ROUND;
         let r = (self - n * LN_2[0]) - n * LN_2[1];

@@ -1,4 +1,4 @@
-//! Matrix products written in place: as a gradient, or added to one.
+//! Matrix products written or added in place.
 
 use super::turn_over::turn_over;
 use distribute_base::internal::Number;
@@ -7,7 +7,7 @@ use gemm::Parallelism;
 use std::any::TypeId;
 use std::mem::MaybeUninit;
 
-/// A matrix whose elements lie in a slice, row by row or (transposed) column by column.
+/// A matrix in a slice, in row-major or (transposed) column-major order.
 #[derive(Clone, Copy)]
 pub(super) struct Matrix<'a, T> {
     elements: &'a [T],
@@ -16,7 +16,7 @@ pub(super) struct Matrix<'a, T> {
     order: Order,
 }
 
-/// How the elements of a matrix lie.
+/// The order of a matrix's elements.
 #[derive(Clone, Copy, PartialEq)]
 enum Order {
     RowByRow,
@@ -24,7 +24,7 @@ enum Order {
 }
 
 impl Order {
-    /// From one column to the next, and from one row to the next.
+    /// Returns the distances from one column to the next and from one row to the next.
     fn strides(self, rows: usize, columns: usize) -> (isize, isize) {
         match self {
             Order::RowByRow => (1, columns as isize),
@@ -34,10 +34,10 @@ impl Order {
 }
 
 impl<'a, T: Copy> Matrix<'a, T> {
-    /// Row by row.
+    /// Creates a matrix in row-major order.
     ///
     /// # Panics
-    /// When there are not so many elements.
+    /// Panics if the number of elements is not `rows * columns`.
     pub(super) fn new(elements: &'a [T], rows: usize, columns: usize) -> Self {
         assert_eq!(
             Some(elements.len()),
@@ -47,7 +47,7 @@ impl<'a, T: Copy> Matrix<'a, T> {
         Self { elements, rows, columns, order: Order::RowByRow }
     }
 
-    /// The same elements as a matrix of `columns` rows.
+    /// Transposes the matrix without moving its elements.
     pub(super) fn t(self) -> Self {
         let order = match self.order {
             Order::RowByRow => Order::ColumnByColumn,
@@ -61,30 +61,31 @@ impl<'a, T: Copy> Matrix<'a, T> {
     }
 }
 
-/// `out = a b`, or `out += a b` if `add`; `out` lies row by row.
+/// Computes `out = a b`, or `out += a b` if `add`; `out` is in row-major order.
 ///
-/// The threads that the replica has to itself take part. Outside of replicas, and where there is a single one, as many as in
-/// candle's own products: `RAYON_NUM_THREADS`, which [`init`](crate::init) sets to one. On a worker of another pool, one.
+/// The product uses the threads that are reserved for the replica. Without replicas, or with a single one, it
+/// uses the same number as candle's own products: `RAYON_NUM_THREADS`, which [`init`](crate::init) sets to
+/// one. On a worker thread of another pool it uses one.
 ///
 /// # Panics
-/// When the shapes don't fit.
+/// Panics if the shapes do not fit.
 pub(super) fn product<T: Number>(out: &mut [T], add: bool, a: Matrix<'_, T>, b: Matrix<'_, T>) {
     let (start, len) = (out.as_mut_ptr(), out.len());
-    // SAFETY: the same elements, borrowed alone; `multiply` writes initialised ones only.
+    // SAFETY: the same elements, borrowed exclusively; `multiply` writes only initialized ones.
     let out = unsafe { std::slice::from_raw_parts_mut(start.cast(), len) };
     multiply(out, Order::RowByRow, add, a, b);
 }
 
-/// `a b`, row by row, in memory that is not cleared first: that would be a pass more.
+/// Computes `a b` in row-major order, in memory that is not zeroed first, which saves a pass.
 ///
 /// # Panics
-/// As [`product`].
+/// Panics like [`product`].
 pub(super) fn new_product<T: Number>(a: Matrix<'_, T>, b: Matrix<'_, T>) -> Vec<T> {
     made(Order::RowByRow, a, b)
 }
 
 fn made<T: Number>(order: Order, a: Matrix<'_, T>, b: Matrix<'_, T>) -> Vec<T> {
-    // What no memory holds is refused as a capacity.
+    // A length that overflows is refused as a capacity.
     let len = a.rows.saturating_mul(b.columns);
     let mut out = Vec::with_capacity(len);
     multiply(&mut out.spare_capacity_mut()[..len], order, false, a, b);
@@ -93,11 +94,12 @@ fn made<T: Number>(order: Order, a: Matrix<'_, T>, b: Matrix<'_, T>) -> Vec<T> {
     out
 }
 
-/// `finish(a b + bias)`, where the bias has a number for each column and `finish` is applied to each element.
+/// Computes `finish(a b + bias)`, with a bias for each column and `finish` applied to each element.
 ///
-/// Where `b` lies column by column, as a layer's weight does, the library first turns all of it over. Beside few rows of `a`
-/// that takes a third of the time; then the product is made column by column, which needs no such thing, and is turned
-/// over here. Measured on one core (AVX-512), f32, in µs, this way / the other:
+/// If `b` is in column-major order, like a layer's weight, the library first transposes it. With few rows of
+/// `a` this takes a third of the time. In that case the product is computed in column-major order, which needs
+/// no transposed copy, and the result is transposed here. Measured on one core (AVX-512), f32, in µs, this way
+/// / the library's:
 ///
 /// | rows of a | 784 × 512 | 512 × 256 | 256 × 128 |
 /// |---|---|---|---|
@@ -106,7 +108,7 @@ fn made<T: Number>(order: Order, a: Matrix<'_, T>, b: Matrix<'_, T>) -> Vec<T> {
 /// | 512 | 2628 / 2588 | 1025 / 866 | 293 / 215 |
 ///
 /// # Panics
-/// As [`product`], or when the bias doesn't fit.
+/// Panics like [`product`], or if the bias does not fit.
 pub(super) fn product_then<T: Number>(
     a: Matrix<'_, T>,
     b: Matrix<'_, T>,
@@ -125,15 +127,15 @@ pub(super) fn product_then<T: Number>(
     turned_over(&made(Order::ColumnByColumn, a, b), rows, bias, finish)
 }
 
-/// Products of fewer columns are made row by row.
+/// The number of columns below which products are computed in row-major order.
 const FEW: usize = 16;
 
-/// Whether [`product_then`] makes the product column by column.
+/// Whether [`product_then`] computes the product in column-major order.
 pub(super) fn by_columns<T: Copy>(a: Matrix<'_, T>, b: Matrix<'_, T>) -> bool {
     b.order == Order::ColumnByColumn && b.columns >= FEW && a.columns >= 4 * a.rows
 }
 
-/// A matrix of so many rows that lies column by column, finished and row by row.
+/// Converts a matrix with `rows` rows from column-major to row-major order, applying bias and `finish`.
 fn turned_over<T: Number>(by_column: &[T], rows: usize, bias: &[T], finish: impl Fn(T) -> T) -> Vec<T> {
     let len = rows * bias.len();
     let mut out = Vec::with_capacity(len);
@@ -143,7 +145,7 @@ fn turned_over<T: Number>(by_column: &[T], rows: usize, bias: &[T], finish: impl
     out
 }
 
-/// Writes all elements of `out`; if `add`, they have to be initialised.
+/// Writes all elements of `out`; they have to be initialized if `add`.
 fn multiply<T: Number>(
     out: &mut [MaybeUninit<T>],
     order: Order,
@@ -152,9 +154,9 @@ fn multiply<T: Number>(
     b: Matrix<'_, T>,
 ) {
     assert_eq!(a.columns, b.rows, "columns of the first factor and rows of the second");
-    // Of factors without columns both may be of any size: the number must not wrap.
+    // Factors without columns may have any number of rows: the product must not overflow.
     assert_eq!(Some(out.len()), a.rows.checked_mul(b.columns), "elements of the product");
-    // Only these have kernels.
+    // gemm has kernels for these types only.
     assert!([TypeId::of::<f32>(), TypeId::of::<f64>()].contains(&TypeId::of::<T>()), "f32 or f64");
     let work = a.rows.saturating_mul(a.columns).saturating_mul(b.columns);
     multiply_by(parallelism(work), out, order, add, a, b);
@@ -164,15 +166,15 @@ fn parallelism(multiplications: usize) -> Parallelism {
     let threads = match own_threads() {
         Some(threads) if multiplications >= WORTH_THREADS => threads,
         Some(_) => 1,
-        // A worker of some pool would do other work of that pool while it waits for the product: another run, or another
-        // backward, in the middle of this one.
+        // A thread of some pool would execute other tasks of that pool while it waits for the product: another
+        // run, or another backward, in the middle of this one.
         None if rayon::current_thread_index().is_some() => 1,
         None => candle_core::utils::get_num_threads(),
     };
     if threads > 1 { Parallelism::Rayon(threads) } else { Parallelism::None }
 }
 
-/// Products below which a replica's own threads would cost more than they save.
+/// The number of multiplications below which a replica's own threads cost more than they save.
 const WORTH_THREADS: usize = 1 << 21;
 
 fn multiply_by<T: Number>(
@@ -186,11 +188,12 @@ fn multiply_by<T: Number>(
     let strides = |matrix: &Matrix<'_, T>| matrix.order.strides(matrix.rows, matrix.columns);
     let ((a_columns, a_rows), (b_columns, b_rows)) = (strides(&a), strides(&b));
     let (out_columns, out_rows) = order.strides(a.rows, b.columns);
-    // SAFETY: each pointer is to the start of a slice that holds all elements of its matrix, in the steps that its strides
-    // say: `Matrix::new` and `multiply` have compared their numbers, as products that cannot wrap. `out` is borrowed alone,
-    // so it is neither `a` nor `b`. The elements of the factors are initialised, and those of `out` where they are read,
-    // which is if `add`. They are of one of the types that there are kernels for. Not adding, gemm sets every element, also
-    // of a sum of nothing (its `alpha` is zero then).
+    // SAFETY: each pointer is to the start of a slice that holds all elements of its matrix, at the distances
+    // that its strides give: `Matrix::new` and `multiply` have checked the lengths without overflow. `out` is
+    // borrowed exclusively, so it is neither `a` nor `b`. The elements of the factors are initialized, and so
+    // are those of `out` if `add`, which is the only case in which they are read. The elements have one of the
+    // types that gemm has kernels for. Without `add`, gemm writes every element, even for a sum of no terms
+    // (its `alpha` is zero then).
     unsafe {
         gemm::gemm(
             a.rows,
@@ -236,7 +239,7 @@ mod tests {
         product(&mut out, false, Matrix::new(&row, 1, 2).t(), Matrix::new(&column, 1, 3));
         assert_eq!(out, [3., 4., 5., 6., 8., 10.]);
         product::<f32>(&mut [], false, Matrix::new(&[], 0, 3), Matrix::new(&column, 3, 1));
-        // A sum of nothing is set, too.
+        // A sum of no terms is written as zero.
         let mut out = [7f32; 2];
         product(&mut out, false, Matrix::new(&[], 2, 0), Matrix::new(&[], 0, 1));
         assert_eq!(out, [0.; 2]);
@@ -246,7 +249,7 @@ mod tests {
 
     #[test]
     fn both_ways_of_a_product_with_few_rows_are_the_product() {
-        // Below, at and above the sizes where the way changes, and no multiples of a tile.
+        // Sizes below, at and above the threshold, and no multiples of a tile.
         for (rows, width, columns) in
             [(1, 4, 16), (3, 11, 40), (3, 12, 40), (17, 68, 33), (17, 67, 33), (0, 4, 16), (2, 8, 15)]
         {
@@ -264,7 +267,7 @@ mod tests {
 
     #[test]
     fn neither_threads_nor_what_was_there_before_change_a_bit() {
-        // A bucket has what an earlier step, perhaps a failed one, has left in it.
+        // A bucket may contain values of an earlier step, even a failed one.
         let sizes = [1, 2, 5, 16, 17, 40, 150];
         let numbers = |n: usize| (0..n).map(|i| (i as f32 * 0.7).sin()).collect::<Vec<_>>();
         let bits = |out: &[f32]| out.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
@@ -279,7 +282,7 @@ mod tests {
                 let [plain, threaded] = [Parallelism::None, Parallelism::Rayon(3)].map(|parallelism| {
                     let mut out = vec![MaybeUninit::new(f32::NAN); m * n];
                     multiply_by(parallelism, &mut out, Order::RowByRow, false, a, b);
-                    // SAFETY: all of it was initialised.
+                    // SAFETY: all elements were initialized.
                     out.into_iter().map(|x| unsafe { x.assume_init() }).collect::<Vec<_>>()
                 });
                 assert_eq!(bits(&plain), bits(&threaded), "{m} {k} {n}");
@@ -287,7 +290,7 @@ mod tests {
         }
     }
 
-    /// Its square is 0 in arithmetic that wraps.
+    /// A number whose square wraps to 0.
     const HUGE: usize = 1 << (usize::BITS / 2);
 
     // INV-16

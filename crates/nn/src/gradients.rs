@@ -1,4 +1,4 @@
-//! Gradients of operations of candle that its own backward has wrong or lacks, for `backward`.
+//! Gradients of candle's operations that candle's own backward lacks or computes wrongly, for `backward`.
 
 pub use crate::conv2d::{of_conv_transpose1d as conv_transpose1d, of_conv_transpose2d as conv_transpose2d};
 pub use crate::conv2d::{of_conv1d as conv1d, of_conv2d as conv2d};

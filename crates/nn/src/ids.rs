@@ -3,10 +3,11 @@
 use candle_core::{CpuStorage, Result, Storage, Tensor, bail};
 use distribute_base::internal::known_on_host;
 
-/// Calls `then` with the row that each id names, one after another: none for `padding`, which need not be a row.
+/// Calls `then` with the row of each id in order, and with `None` for `padding`, which need not be a row.
 ///
 /// # Errors
-/// For ids of another dtype than u8, u32 and i64, and for one that is no row of the table's `height`.
+/// - The ids have a dtype other than u8, u32 and i64.
+/// - An id is not a row of a table of this `height`.
 pub(super) fn each(
     layer: &str,
     ids: &Tensor,
@@ -27,10 +28,11 @@ pub(super) fn each(
     })
 }
 
-/// Calls `then` with the position of each id and the id, one after another.
+/// Calls `then` with the position and the value of each id, in order.
 ///
 /// # Errors
-/// For ids of another dtype than u8, u32 and i64, and those of `then`.
+/// - The ids have a dtype other than u8, u32 and i64.
+/// - `then` returns an error.
 pub(super) fn numbers(
     layer: &str,
     ids: &Tensor,
@@ -38,7 +40,7 @@ pub(super) fn numbers(
 ) -> Result<()> {
     let ids = known_on_host(ids)?.contiguous()?;
     let (storage, layout) = ids.storage_and_layout();
-    // Columns of no rows may begin behind the end of the storage.
+    // The offset of columns without rows may be past the end of the storage.
     let start = if ids.elem_count() == 0 { 0 } else { layout.start_offset() };
     let range = start..start + ids.elem_count();
     match &*storage {
@@ -67,7 +69,7 @@ mod tests {
     use distribute_core::internal::Carrier;
     use distribute_testing::{child, skipped, watched};
 
-    /// A GPU of CUDA, with nothing else on it: in a process of its own.
+    /// Runs a test in its own process, with a GPU of CUDA that no other test uses.
     fn with_gpu(test: &str, body: impl FnOnce(candle_core::CudaDevice) + Send + 'static) {
         if child::part().is_none() {
             let command = child::command(&format!("ids::tests::{test}"), "by itself");
@@ -87,7 +89,7 @@ mod tests {
         with_gpu("ids_and_labels_that_were_brought_are_checked_while_the_gpu_computes", |gpu| {
             let device = Device::Cuda(gpu.clone());
             let carrier = Carrier::new(device.clone());
-            // Of a larger tensor, the rows of a piece: more than CUDA has a copy of its own for.
+            // The rows of a per-replica batch in a larger tensor, too large for CUDA's own staging copy.
             let bring = |id: i64, label: i64| {
                 let all = Tensor::from_iter((0..40_000).flat_map(|_| [id, label]), &Device::Cpu).unwrap();
                 carrier.carry(&all.reshape((40_000, 2)).unwrap().narrow(0, 10, 39_980).unwrap()).unwrap()

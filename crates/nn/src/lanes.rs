@@ -1,10 +1,10 @@
-//! Reductions of a row, in as many parts as the processor has at once. The order depends on the length only.
+//! Reductions of a row in several lanes, for SIMD. The order of additions depends on the length only.
 
 use distribute_base::internal::Number;
 
 const LANES: usize = 16;
 
-/// The sum of `term(x, y)` over two rows of one length.
+/// Returns the sum of `term(x, y)` over two rows of the same length.
 #[inline(always)]
 pub(super) fn sum<T: Number>(x: &[T], y: &[T], term: impl Fn(T, T) -> T) -> T {
     let mut lanes = [T::of(0.); LANES];
@@ -26,7 +26,7 @@ pub(super) fn sum<T: Number>(x: &[T], y: &[T], term: impl Fn(T, T) -> T) -> T {
     lanes[0]
 }
 
-/// The largest of a row; NaN is not.
+/// Returns the largest element of a row; NaNs are ignored.
 pub(super) fn max<T: Number>(x: &[T]) -> T {
     let mut lanes = [T::of(f64::NEG_INFINITY); LANES];
     let (chunks, rest) = x.as_chunks::<LANES>();

@@ -1,4 +1,4 @@
-//! Layer-norm and RMS-norm, forward and backward in one pass over the rows each.
+//! Layer-norm and RMS-norm, with one pass over the rows in each direction.
 
 use super::lanes::sum;
 use super::operation::{self, Operand, Operation};
@@ -6,11 +6,14 @@ use candle_core::{Module, Result, Shape, Tensor};
 use candle_nn::{LayerNormConfig, VarBuilder};
 use distribute_base::internal::{Number, deposit, with_elements};
 
-/// Each row of the last dimension, moved to mean 0 and scaled to variance 1, times a weight, plus a bias: candle_nn's
-/// `LayerNorm`, which can be trained: candle_nn's fused one, for contiguous inputs and with a bias, has no gradient.
+/// candle_nn's `LayerNorm`, with gradients for all inputs.
 ///
-/// `x` has shape `[…, size]`, of at least one dimension; weight and bias are `[size]`. Without removal of the mean
-/// it is RMS-norm. f32 and f64 on the CPU take one operation; other dtypes and devices take several of candle's.
+/// Each row of the last dimension is shifted to mean 0, scaled to variance 1, multiplied by a weight and added
+/// to a bias. candle_nn's fused operation, which it uses for contiguous inputs with a bias, has no gradient.
+///
+/// `x` has shape `[…, size]`, of at least one dimension; weight and bias are `[size]`. Without removal of the
+/// mean it is RMS-norm. f32 and f64 on the CPU use one operation; other dtypes and devices use several of
+/// candle's.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -34,18 +37,19 @@ pub struct LayerNorm {
     eps: f64,
 }
 
-/// A layer of variables `weight` and, if the configuration is affine, `bias`, initialised as candle_nn's.
+/// Creates a layer. Its variables `weight` and, if the configuration is affine, `bias` are initialized like
+/// candle_nn's.
 ///
 /// # Errors
-/// Those of the `VarBuilder`.
+/// Returns the errors of the `VarBuilder`.
 pub fn layer_norm<C: Into<LayerNormConfig>>(size: usize, config: C, vb: VarBuilder) -> Result<LayerNorm> {
     candle_nn::layer_norm(size, config, vb).map(LayerNorm::from)
 }
 
-/// A layer of the variable `weight`.
+/// Creates a layer with the variable `weight` and no bias.
 ///
 /// # Errors
-/// Those of the `VarBuilder`.
+/// Returns the errors of the `VarBuilder`.
 pub fn layer_norm_no_bias(size: usize, eps: f64, vb: VarBuilder) -> Result<LayerNorm> {
     candle_nn::layer_norm_no_bias(size, eps, vb).map(LayerNorm::from)
 }
@@ -62,42 +66,42 @@ impl From<candle_nn::LayerNorm> for LayerNorm {
 }
 
 impl LayerNorm {
-    /// A layer of a weight and a bias `[size]`; `eps` is added to variances.
+    /// Creates a layer from a weight and a bias `[size]`; `eps` is added to variances.
     pub fn new(weight: Tensor, bias: Tensor, eps: f64) -> Self {
         Self { weight, bias: Some(bias), remove_mean: true, eps }
     }
 
-    /// A layer of a weight `[size]`.
+    /// Creates a layer from a weight `[size]`.
     pub fn new_no_bias(weight: Tensor, eps: f64) -> Self {
         Self { weight, bias: None, remove_mean: true, eps }
     }
 
-    /// A layer of a weight `[size]` that leaves the mean, and scales to a mean square of 1.
+    /// Creates a layer from a weight `[size]` that keeps the mean and scales to a mean square of 1.
     pub fn rms_norm(weight: Tensor, eps: f64) -> Self {
         Self { weight, bias: None, remove_mean: false, eps }
     }
 
-    /// The weight, `[size]`.
+    /// Returns the weight, `[size]`.
     pub fn weight(&self) -> &Tensor {
         &self.weight
     }
 
-    /// The bias, `[size]`.
+    /// Returns the bias, `[size]`, if the layer has one.
     pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref()
     }
 
-    /// Added to variances.
+    /// Returns the number that is added to variances.
     pub fn eps(&self) -> f64 {
         self.eps
     }
 
-    /// Whether rows are moved to mean 0; if not, this is RMS-norm.
+    /// Whether rows are shifted to mean 0; if not, this is RMS-norm.
     pub fn remove_mean(&self) -> bool {
         self.remove_mean
     }
 
-    /// Whether the fused operation can do it.
+    /// Whether the fused operation supports the input.
     fn fuses(&self, x: &Tensor) -> bool {
         let Some(&size) = x.dims().last() else { return false };
         let bias = self.bias.as_ref();
@@ -106,7 +110,7 @@ impl LayerNorm {
             && operation::takes(x, &self.weight, bias)
     }
 
-    /// By operations of candle's that have gradients: those that its layer takes without a bias.
+    /// Applies candle's operations that have gradients: the ones that candle_nn uses without a bias.
     fn composed(&self, x: &Tensor) -> Result<Tensor> {
         let name = if self.remove_mean { "layer_norm" } else { "rms_norm" };
         let bias = self.bias.iter().map(|bias| ("the bias", bias));
@@ -136,45 +140,45 @@ impl Module for LayerNorm {
     }
 }
 
-/// A [`LayerNorm`] that leaves the mean, by candle_nn's name for it.
+/// A [`LayerNorm`] that keeps the mean, under candle_nn's name.
 #[doc(alias = "tf.keras.layers.RMSNormalization")]
 #[doc(alias = "RMSNormalization")]
 #[derive(Clone, Debug)]
 pub struct RmsNorm(LayerNorm);
 
-/// A layer of the variable `weight`, initialised as candle_nn's.
+/// Creates a layer. Its variable `weight` is initialized like candle_nn's.
 ///
 /// # Errors
-/// Those of the `VarBuilder`.
+/// Returns the errors of the `VarBuilder`.
 pub fn rms_norm(size: usize, eps: f64, vb: VarBuilder) -> Result<RmsNorm> {
     candle_nn::rms_norm(size, eps, vb).map(|layer| RmsNorm(layer.into_inner().into()))
 }
 
 impl RmsNorm {
-    /// A layer of a weight `[size]`; `eps` is added to mean squares.
+    /// Creates a layer from a weight `[size]`; `eps` is added to mean squares.
     pub fn new(weight: Tensor, eps: f64) -> Self {
         Self(LayerNorm::rms_norm(weight, eps))
     }
 
-    /// The same as a layer-norm.
+    /// Converts the layer into a layer-norm.
     pub fn into_inner(self) -> LayerNorm {
         self.0
     }
 
-    /// The weight, `[size]`.
+    /// Returns the weight, `[size]`.
     pub fn weight(&self) -> &Tensor {
         self.0.weight()
     }
 
-    /// Added to mean squares.
+    /// Returns the number that is added to mean squares.
     pub fn eps(&self) -> f64 {
         self.0.eps()
     }
 
-    /// The same as `forward`: candle_nn's name for the one of its two ways that has a gradient.
+    /// Calls `forward`. In candle_nn, this is the name of the variant that has a gradient.
     ///
     /// # Errors
-    /// As `forward`.
+    /// Returns the errors of `forward`.
     pub fn forward_diff(&self, xs: &Tensor) -> Result<Tensor> {
         self.forward(xs)
     }
@@ -186,7 +190,7 @@ impl Module for RmsNorm {
     }
 }
 
-/// The operation on rows.
+/// The fused operation on rows.
 struct Fused {
     remove_mean: bool,
     eps: f64,
@@ -196,7 +200,7 @@ struct Fused {
 type Gradients<T> = (Vec<T>, Vec<T>, Vec<T>);
 
 impl Fused {
-    /// What is taken from a row's elements, and what the differences are multiplied by.
+    /// Returns the shift and the scale of a row: the mean that is subtracted, and the inverse deviation.
     fn statistics<T: Number>(&self, row: &[T]) -> (T, T) {
         let size = row.len() as f64;
         let mean = if self.remove_mean { T::of(sum(row, row, |x, _| x).to_f64() / size) } else { T::of(0.) };
@@ -204,12 +208,13 @@ impl Fused {
         (mean, T::of(1. / (squares / size + self.eps).sqrt()))
     }
 
-    /// With h the normalised row and u the gradient of h, that of x is (u - mean(u) - h mean(u h)) / deviation.
+    /// Computes the gradients. With h the normalized row and u its gradient, that of x is (u - mean(u) - h
+    /// mean(u h)) / deviation.
     fn gradients<T: Number>(&self, x: &[T], weight: &[T], upstream: &[T]) -> Gradients<T> {
         let size = weight.len();
         let mut of_x = Vec::with_capacity(x.len());
         let (mut of_weight, mut of_bias) = (vec![T::of(0.); size], vec![T::of(0.); size]);
-        // Rows of h and u, which serve again.
+        // Buffers for rows of h and u, reused for each row.
         let (mut normalized, mut inner) = (vec![T::of(0.); size], vec![T::of(0.); size]);
         for (x, upstream) in x.chunks_exact(size).zip(upstream.chunks_exact(size)) {
             let (mean, inverse) = self.statistics(x);

@@ -1,22 +1,24 @@
-//! Layers and losses: fast on the CPU, and aware of replicas and empty pieces.
+//! Layers and losses that are fast on the CPU and support replicas and empty per-replica batches.
 //!
-//! Layers have the names and signatures of candle_nn, and find the replica that they run on by themselves
-//! ([`get_replica_context`](distribute_core::get_replica_context)), so a model switches to them by changing its `use` lines. Other
-//! items of candle_nn that models commonly use are re-exported, so that one line is enough. [`ops`] and [`rotary_emb`] have
-//! gradients for the functions that candle_nn cuts off from the graph. The guide `docs/transformers.md` shows this on a
-//! model.
+//! Layers have the names and signatures of candle_nn. They look up the replica that they run on
+//! ([`get_replica_context`](distribute_core::get_replica_context)), so a model switches to them by changing
+//! its `use` lines. Other items of candle_nn that models commonly use are re-exported, so one `use` line is
+//! enough. [`ops`] and [`rotary_emb`] have gradients for the functions that candle_nn detaches from the graph.
+//! The guide `docs/transformers.md` shows this on a model.
 //!
 //! ```
-//! // was: use candle_nn::{Embedding, Linear, Module, RmsNorm, VarBuilder, embedding, linear_no_bias as linear, rms_norm};
+//! // was: use candle_nn::{Embedding, Linear, Module, RmsNorm, VarBuilder, embedding};
+//! //      use candle_nn::{linear_no_bias as linear, rms_norm};
 //! use distribute::nn::{Embedding, Linear, Module, RmsNorm, VarBuilder, embedding, linear_no_bias as linear, rms_norm};
 //! ```
 
-// A fast layer is made of: a type and functions with candle_nn's signatures, and `From` candle_nn's type; `fuses`, which
-// says what its operation takes (f32 and f64 on the CPU), and candle's way for the rest; the operation: an `Operation` of
-// input, weight and bias (operation.rs), or a `Combine` of a table's rows (table.rs). Its gradients are what
-// `deposit::gradient` or `deposit::row_gradient` gives for each parameter, and for other inputs a tensor if they ask for
-// one (`track_op`). `layer_norm.rs` is the shortest; tests/fused/ compares them with candle's. A function that candle cuts
-// off from the graph goes into `ops` or `rotary_emb`, under candle's name.
+// A fast layer consists of a type, functions with candle_nn's signatures, and `From` candle_nn's type. `fuses`
+// tells which operands its operation supports (f32 and f64 on the CPU); candle's operations compute the rest.
+// The operation is an `Operation` on input, weight and bias (operation.rs), or a `Combine` of a table's rows
+// (table.rs). Its gradient for a parameter comes from `deposit::gradient` or `deposit::row_gradient`; another
+// input gets a tensor if it tracks one (`track_op`). `layer_norm.rs` is the shortest example; tests/fused/
+// compares the layers with candle's. A function that candle detaches from the graph goes into `ops` or
+// `rotary_emb`, under candle's name.
 
 mod activation;
 mod attention;
@@ -60,7 +62,7 @@ mod windows;
 #[doc(alias = "SyncBatchNormalization")]
 pub use batch_norm::BatchNorm;
 pub use batch_norm::batch_norm;
-// candle_nn's own, all of whose operations have gradients.
+// candle_nn's own items: all their operations have gradients.
 pub use candle_nn::{
     Activation, BatchNormConfig, Conv1dConfig, Conv2dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig,
     Func, FuncT, GroupNorm, Init, LayerNormConfig, Module, ModuleT, PReLU, VarBuilder, encoding, func,

@@ -1,4 +1,4 @@
-//! Linear layers: product, bias and activation in one operation.
+//! Linear layers with product, bias and activation in one operation.
 
 use super::activation::FromOutput;
 use super::gemm::{Matrix, new_product, product, product_then};
@@ -8,14 +8,16 @@ use candle_nn::{Activation, VarBuilder};
 use distribute_base::internal::{Known, Number, deposit, with_elements};
 use distribute_tensor::without_elements;
 
-/// `activation(x wᵀ + b)`: candle_nn's `Linear`, with the bias and most activations in the same operation, and a backward
-/// pass that writes the gradients of weight and bias directly to where `minimize` reduces
-/// them.
+/// candle_nn's `Linear` with an optional activation: `activation(x wᵀ + b)`.
 ///
-/// `x` has shape `[…, in]` and the result `[…, out]`; the weight is `[out, in]`, the bias `[out]`. With f32 and f64 on the
-/// CPU it is faster than candle_nn's; for other dtypes and devices it is made of candle's operations, with a backward pass of its own. Results are those of candle_nn,
-/// except for the order in which products are summed, and for the slope of relu at 0: 0, while candle's is 1 (for leaky
-/// relu the lower slope, while candle's is the mean of both).
+/// The bias and most activations are part of the same operation. Backward writes the gradients of weight and
+/// bias directly into the memory that `minimize` reduces.
+///
+/// `x` has shape `[…, in]` and the result `[…, out]`; the weight is `[out, in]`, the bias `[out]`. For f32 and
+/// f64 on the CPU this layer is faster than candle_nn's. For other dtypes and devices it uses candle's
+/// operations, with its own backward pass. Results are those of candle_nn, with two exceptions: products may
+/// be summed in another order, and the slope of relu at 0 is 0, while candle's is 1. For leaky relu it is the
+/// lower slope, while candle's is the mean of both.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -41,26 +43,26 @@ pub struct Linear {
     activation: Option<Activation>,
 }
 
-/// A layer with a bias, of variables `weight` and `bias`, initialised as candle_nn's.
+/// Creates a layer with a bias. Its variables `weight` and `bias` are initialized like candle_nn's.
 ///
 /// # Errors
-/// Those of the `VarBuilder`.
+/// Returns the errors of the `VarBuilder`.
 pub fn linear(in_dim: usize, out_dim: usize, vb: VarBuilder) -> Result<Linear> {
     candle_nn::linear(in_dim, out_dim, vb).map(Linear::from)
 }
 
-/// A layer without a bias, of the variable `weight`, initialised as candle_nn's.
+/// Creates a layer without a bias. Its variable `weight` is initialized like candle_nn's.
 ///
 /// # Errors
-/// Those of the `VarBuilder`.
+/// Returns the errors of the `VarBuilder`.
 pub fn linear_no_bias(in_dim: usize, out_dim: usize, vb: VarBuilder) -> Result<Linear> {
     candle_nn::linear_no_bias(in_dim, out_dim, vb).map(Linear::from)
 }
 
-/// A layer with or without a bias.
+/// Creates a layer with or without a bias.
 ///
 /// # Errors
-/// Those of the `VarBuilder`.
+/// Returns the errors of the `VarBuilder`.
 pub fn linear_b(in_dim: usize, out_dim: usize, bias: bool, vb: VarBuilder) -> Result<Linear> {
     candle_nn::linear_b(in_dim, out_dim, bias, vb).map(Linear::from)
 }
@@ -72,33 +74,33 @@ impl From<candle_nn::Linear> for Linear {
 }
 
 impl Linear {
-    /// A layer of a weight `[out, in]` and a bias `[out]`.
+    /// Creates a layer from a weight `[out, in]` and a bias `[out]`.
     pub fn new(weight: Tensor, bias: Option<Tensor>) -> Self {
         Self { weight, bias, activation: None }
     }
 
-    /// The same as [`new`](Linear::new), by the name that candle_transformers' `with_tracing::Linear` has.
+    /// Creates the same layer as [`new`](Linear::new), under the name of candle_transformers' `with_tracing::Linear`.
     pub fn from_weights(weights: Tensor, bias: Option<Tensor>) -> Self {
         Self::new(weights, bias)
     }
 
-    /// The same with an activation after it. Relu, sigmoid and leaky relu cost no pass of their own.
+    /// Adds an activation after the layer. Relu, sigmoid and leaky relu cost no extra pass.
     pub fn with_activation(mut self, activation: Activation) -> Self {
         self.activation = Some(activation);
         self
     }
 
-    /// The weight, `[out, in]`.
+    /// Returns the weight, `[out, in]`.
     pub fn weight(&self) -> &Tensor {
         &self.weight
     }
 
-    /// The bias, `[out]`.
+    /// Returns the bias, `[out]`, if the layer has one.
     pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref()
     }
 
-    /// Whether the shapes are those of one operation; otherwise the stock one computes it, or fails.
+    /// Whether the shapes fit one operation; otherwise candle's layer computes the result, or fails.
     fn fits(&self, x: &Tensor) -> bool {
         let (Ok((out, width)), Ok(last)) = (self.weight.dims2(), x.dim(D::Minus1)) else { return false };
         let bias = self.bias.as_ref();
@@ -110,7 +112,8 @@ impl Linear {
         self.fits(x) && operation::takes(x, &self.weight, self.bias.as_ref())
     }
 
-    /// Whether one operation can be made of candle's, on what is alike, and where there is something to do.
+    /// Whether one operation of candle's operations supports the input: equal dtypes and devices, and at least
+    /// one element.
     fn composes(&self, x: &Tensor) -> bool {
         let all = [Some(&self.weight), self.bias.as_ref()];
         let alike = |other: &Tensor| other.dtype() == x.dtype() && other.device().same_device(x.device());
@@ -124,7 +127,9 @@ impl Linear {
         self.unflatten(y, x)
     }
 
-    /// The same as one operation that is made of candle's, on any device. candle would go backward through each of them, and clear and add up what each gives.
+    /// Applies candle's operations as one operation with its own backward, on any device.
+    ///
+    /// candle would go back through each of them, and clear and accumulate each gradient.
     fn composed(&self, x: &Tensor, activation: Option<FromOutput>) -> Result<Tensor> {
         let rows = x.flatten_to(D::Minus2)?.contiguous()?;
         operation::require_size("linear", &[rows.dim(0)?, self.weight.dim(0)?])?;
@@ -169,22 +174,22 @@ impl Linear {
         self.unflatten(y, x)
     }
 
-    /// By candle's layer.
+    /// Applies candle's layer.
     fn stock(&self, x: &Tensor) -> Result<Tensor> {
         if let (Ok((out, _)), [outer @ .., _]) = (self.weight.dims2(), x.dims()) {
             operation::require_size("linear", &[outer, &[out]].concat())?;
         }
-        // candle 0.11's own product of a transposed batch and a transposed weight has wrong numbers.
+        // candle 0.11 computes wrong products of a transposed batch and a transposed weight.
         let x = x.contiguous()?;
         if x.elem_count() == 0 && self.fits(&x) && self.weight.elem_count() > 0 {
-            // What has no elements has no gradient, and GPUs compute nothing of it.
+            // A result without elements has no gradient, and GPUs cannot compute one.
             let outer = &x.dims()[..x.rank() - 1];
             return without_elements(&[outer, &[self.weight.dim(0)?]].concat(), x.dtype(), x.device());
         }
         candle_nn::Linear::new(self.weight.clone(), self.bias.clone()).forward(&x)
     }
 
-    /// Rows `[n, out]` in the shape of the inputs that they were computed from.
+    /// Reshapes rows `[n, out]` to the outer shape of the input `x`.
     fn unflatten(&self, y: Tensor, x: &Tensor) -> Result<Tensor> {
         match x.rank() {
             2 => Ok(y),
@@ -213,7 +218,7 @@ impl Module for Linear {
     }
 }
 
-/// The operation on rows `[n, in]`.
+/// The fused operation on rows `[n, in]`.
 struct Fused {
     activation: Option<FromOutput>,
 }

@@ -1,15 +1,15 @@
-//! Operations of an input, a weight and mostly a bias: what candle asks of them, once for all layers.
+//! Operations on an input, a weight and usually a bias: the implementation of candle's traits for all layers.
 
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
 use distribute_base::internal::{Number, is_native, operand};
 use std::marker::PhantomData;
 
-/// What a layer does in one operation, forward and backward.
+/// A layer's computation as one operation, forward and backward.
 pub(super) trait Operation: Send + Sync + 'static {
-    /// For candle's messages.
+    /// The name in candle's messages.
     const NAME: &'static str;
 
-    /// The output's elements, and its shape.
+    /// Computes the output's elements and shape.
     fn forward<T: Number>(
         &self,
         x: Operand<'_, T>,
@@ -17,7 +17,8 @@ pub(super) trait Operation: Send + Sync + 'static {
         bias: Option<&[T]>,
     ) -> Result<(Vec<T>, Shape)>;
 
-    /// The gradients of input, weight and bias from that of the output `y`, `upstream`. All are contiguous.
+    /// Computes the gradients of input, weight and bias from `upstream`, that of the output `y`. All tensors
+    /// are contiguous.
     fn backward<T: Number>(
         &self,
         x: &Tensor,
@@ -28,10 +29,10 @@ pub(super) trait Operation: Send + Sync + 'static {
     ) -> Result<[Option<Tensor>; 3]>;
 }
 
-/// What an operation reads.
+/// An operand that an operation reads.
 #[derive(Clone, Copy)]
 pub(super) struct Operand<'a, T> {
-    /// In row-major order.
+    /// The elements in row-major order.
     pub(super) elements: &'a [T],
     pub(super) shape: &'a Shape,
 }
@@ -42,8 +43,10 @@ impl<'a, T: Number> Operand<'a, T> {
     }
 }
 
-/// Whether operands are of one trained dtype and where this crate computes itself, and there is some input: what [`apply`] asks for. What shapes
-/// have to be, the layer knows.
+/// Whether [`apply`] supports the operands.
+///
+/// They have to be of one dtype, f32 or f64, that this crate's loops compute, and the input has to have
+/// elements. The layer checks the shapes.
 pub(super) fn takes(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> bool {
     let fits = |t: &Tensor| is_native(t) && t.dtype() == x.dtype();
     matches!(x.dtype(), DType::F32 | DType::F64)
@@ -51,7 +54,8 @@ pub(super) fn takes(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> bool 
         && [Some(x), Some(weight), bias].into_iter().flatten().all(fits)
 }
 
-/// Refuses operands of another dtype than the input's. Each comes with its name; candle's own message has none.
+/// Refuses operands of another dtype than the input's. The error names the operands, which candle's own
+/// message does not.
 pub(super) fn require_dtype(
     operation: &str,
     (name, x): (&str, &Tensor),
@@ -67,8 +71,9 @@ pub(super) fn require_dtype(
     }
 }
 
-/// Refuses an output of more elements than memory has addresses: operands that fit can have one. An empty axis counts as one element, since
-/// candle multiplies the other axes even then.
+/// Refuses an output of more elements than memory has addresses, which is possible even if the operands fit.
+///
+/// An empty axis counts as one element, because candle multiplies the other axes even then.
 pub(super) fn require_size(name: &str, dims: &[usize]) -> Result<()> {
     let len = dims.iter().try_fold(size_of::<f64>(), |len, dim| len.checked_mul((*dim).max(1)));
     if len.is_some_and(|len| isize::try_from(len).is_ok()) {
@@ -78,7 +83,7 @@ pub(super) fn require_size(name: &str, dims: &[usize]) -> Result<()> {
     }
 }
 
-/// The output of an operation for operands that it [`takes`].
+/// Computes the output of an operation for operands that it [`takes`].
 pub(super) fn apply<O: Operation>(
     operation: O,
     x: &Tensor,
@@ -105,7 +110,7 @@ fn apply_of<O: Operation, T: Number>(
     }
 }
 
-/// An operation on numbers `T`, as candle takes it.
+/// An operation on numbers `T` that implements candle's traits.
 struct Fused<O, T> {
     operation: O,
     number: PhantomData<T>,

@@ -17,18 +17,19 @@ thread_local! {
 }
 
 struct Built {
-    /// Whether there is still a [`PerThread`] that gives it.
+    /// A handle that is alive as long as the [`PerThread`] of the model.
     owner: Weak<()>,
     model: Rc<dyn Any>,
 }
 
 type Build<M> = Box<dyn Fn(VarBuilder<'static>) -> Result<M> + Send + Sync>;
 
-/// A model of which every thread that uses it has its own, computing with the same variables.
+/// A model that each thread builds for itself, with the same variables.
 ///
-/// This makes a model trainable that is neither `Send` nor `Sync`, such as candle_nn's `Sequential`, or one with an `Rc` or a
-/// `Box<dyn Module>`: [`per_thread`](per_thread()) makes it. It is a `Module` if the model is one; [`forward_t`](PerThread::forward_t) is that of
-/// a `ModuleT`; [`get`](PerThread::get) gives the model itself.
+/// Use it to train a model that is neither `Send` nor `Sync`, such as candle_nn's `Sequential`, or one with an
+/// `Rc` or a `Box<dyn Module>`. [`per_thread`](per_thread()) creates it. It is a `Module` if the model is one.
+/// [`forward_t`](PerThread::forward_t) calls the method of a `ModuleT`, and [`get`](PerThread::get) returns
+/// the model itself.
 pub struct PerThread<M> {
     number: u64,
     vb: VarBuilder<'static>,
@@ -36,16 +37,18 @@ pub struct PerThread<M> {
     alive: Arc<()>,
 }
 
-/// Builds a model on each thread that uses it, since it can be neither shared between threads nor sent to one.
+/// Creates a model that each thread builds for itself, for types that can be neither shared between threads
+/// nor sent to one.
 ///
-/// `build` is called at once, which creates the variables, and again on every other thread when that first uses the model, mostly
-/// in the first step of each replica. There it gets the variables that are there, so it has to ask for the same each time; one that
-/// was not there is an error. What the model computes of variables while it is built, it computes of the values that they have
-/// then.
+/// `build` is called immediately, which creates the variables. It is called again on every other thread when
+/// the thread first uses the model, usually in the first step of each replica. There it gets the existing
+/// variables, so it has to ask for the same ones each time; a new variable is an error. Anything that `build`
+/// computes from variables uses their values during the call.
 ///
-/// A thread keeps its model until the thread exits, or until it builds one after the [`PerThread`] was dropped. A strategy keeps
-/// the threads of its replicas; a thread that is replaced, or several runs at once, take one more `build` each. So a model that
-/// changes itself, by a `Cell`, begins again there: what has to stay belongs into variables.
+/// A thread keeps its model until the thread exits, or until it builds another model after the [`PerThread`]
+/// was dropped. A strategy keeps the threads of its replicas. A thread that is replaced, or several concurrent
+/// runs, call `build` again. There, a model that changes itself (by a `Cell`) starts from its initial state: keep
+/// such state in variables.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -68,7 +71,8 @@ pub struct PerThread<M> {
 /// # Ok::<(), distribute::Error>(())
 /// ```
 ///
-/// A part of a model can be built in this way, too. Its constructor takes a `VarBuilder<'static>`, as [`replicate`] gives:
+/// A component of a model can also be built in this way. Its constructor takes a `VarBuilder<'static>`, as
+/// [`replicate`] passes it:
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -90,13 +94,13 @@ pub struct PerThread<M> {
 /// # Ok::<(), distribute::Error>(())
 /// ```
 ///
-/// A model whose methods take `&mut self` goes into a `RefCell`: `per_thread(vb, |vb| Ok(RefCell::new(Model::new(vb)?)))`, and
-/// `model.get()?.borrow_mut()`.
+/// If a model's methods take `&mut self`, wrap it in a `RefCell`: `per_thread(vb, |vb|
+/// Ok(RefCell::new(Model::new(vb)?)))`, and `model.get()?.borrow_mut()`.
 ///
 /// [`replicate`]: distribute_core::Strategy::replicate
 ///
 /// # Errors
-/// The errors of `build`.
+/// Returns the errors of `build`.
 pub fn per_thread<M: 'static>(
     vb: VarBuilder<'static>,
     build: impl Fn(VarBuilder<'static>) -> Result<M> + Send + Sync + 'static,
@@ -109,11 +113,11 @@ pub fn per_thread<M: 'static>(
 }
 
 impl<M: 'static> PerThread<M> {
-    /// Returns this thread's model, and builds it if this is the thread's first use of it.
+    /// Returns this thread's model. Builds the model if this is the thread's first use of it.
     ///
     /// # Errors
-    /// The errors of the closure that builds the model, and an error if that asks for a variable that was not there when it was first
-    /// built.
+    /// - `build` returns an error.
+    /// - `build` asks for a variable that did not exist after its first call.
     pub fn get(&self) -> Result<Rc<M>> {
         let find = |models: &RefCell<HashMap<u64, Built>>| {
             models.borrow().get(&self.number).map(|built| built.model.clone())
@@ -125,7 +129,7 @@ impl<M: 'static> PerThread<M> {
         }
     }
 
-    /// Makes a model this thread's, and drops those that no [`PerThread`] gives any more.
+    /// Stores a model for this thread, and drops those whose [`PerThread`] was dropped.
     fn keep(&self, model: M) -> Result<Rc<M>> {
         let model = Rc::new(model);
         let built = Built { owner: Arc::downgrade(&self.alive), model: model.clone() };
@@ -135,15 +139,16 @@ impl<M: 'static> PerThread<M> {
             models.insert(self.number, built);
             dropped
         });
-        // Not while the map is borrowed: a model may hold a `PerThread` of its own.
+        // Not while the map is borrowed: a model may hold a `PerThread` that accesses it.
         drop(dropped.map_err(|_| ended::<M>())?);
         Ok(model)
     }
 
-    /// Calls the `forward_t` of this thread's model.
+    /// Calls `forward_t` of this thread's model.
     ///
     /// # Errors
-    /// The errors of [`get`](PerThread::get), and of the model.
+    /// - [`get`](PerThread::get) returns an error.
+    /// - The model returns an error.
     pub fn forward_t(&self, xs: &Tensor, train: bool) -> Result<Tensor>
     where
         M: ModuleT,
@@ -159,7 +164,7 @@ impl<M: Module + 'static> Module for PerThread<M> {
 }
 
 impl<M> Drop for PerThread<M> {
-    /// The model of this thread goes with it; those of other threads, when they next build one.
+    /// Drops this thread's model. Other threads drop theirs when they next build one.
     fn drop(&mut self) {
         let model = MODELS.try_with(|models| models.try_borrow_mut().ok()?.remove(&self.number));
         drop(model);
@@ -172,7 +177,7 @@ impl<M> fmt::Debug for PerThread<M> {
     }
 }
 
-/// The error of a model that is used while its thread ends.
+/// Returns the error for a model that is used while its thread exits.
 fn ended<M>() -> Error {
     Error::msg(format!("{} is used on a thread that has ended", type_name::<M>()))
 }

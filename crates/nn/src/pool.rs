@@ -1,13 +1,15 @@
-//! Pooling, with candle's signatures and values, and gradients that are right for any kernel and stride.
+//! Pooling with candle's signatures and values, and correct gradients for any kernel and stride.
 
 use super::operation::require_size;
 use super::windows::{self, Axes, Axis};
 use candle_core::{D, Result, Tensor, ToUsize2, bail};
 
-/// candle's `max_pool2d`: the largest element of each window of `sz` of `[n, channels, height, width]`; windows follow one another.
+/// Returns the largest element of each window of size `sz` in `[n, channels, height, width]`, like candle's
+/// `max_pool2d`.
 ///
-/// Its gradient goes to the first of the largest elements of each window, as TensorFlow's and PyTorch's. That of candle 0.11's own
-/// `backward` is divided by the size of the window, and in a wrong place if the image is no multiple of it.
+/// Windows are adjacent. The gradient goes to the first of the largest elements of each window, as in
+/// TensorFlow and PyTorch. candle 0.11's own `backward` divides it by the size of the window, and misplaces it
+/// if the image size is not a multiple of the window size.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -21,7 +23,8 @@ use candle_core::{D, Result, Tensor, ToUsize2, bail};
 /// ```
 ///
 /// # Errors
-/// For an input of other than four axes, and a window of size 0 or larger than the image.
+/// - The input does not have four axes.
+/// - The window has size 0 or is larger than the image.
 #[doc(alias = "tf.nn.max_pool2d")]
 #[doc(alias = "tf.keras.layers.MaxPooling2D")]
 pub fn max_pool2d<T: ToUsize2>(xs: &Tensor, sz: T) -> Result<Tensor> {
@@ -29,20 +32,23 @@ pub fn max_pool2d<T: ToUsize2>(xs: &Tensor, sz: T) -> Result<Tensor> {
     max_pool2d_with_stride(xs, size, size)
 }
 
-/// [`max_pool2d`] with windows that are `stride` apart.
+/// Computes [`max_pool2d`] with windows that are `stride` apart.
 ///
 /// # Errors
-/// As [`max_pool2d`], and for a stride of 0.
+/// - [`max_pool2d`] returns an error.
+/// - The stride is 0.
 pub fn max_pool2d_with_stride<T: ToUsize2>(xs: &Tensor, kernel_size: T, stride: T) -> Result<Tensor> {
     let (kernel, stride) = (kernel_size.to_usize2(), stride.to_usize2());
     let axes = fixed("max_pool2d", xs, kernel, stride)?;
     largest("max_pool2d", xs, axes, |xs, _| xs.max_pool2d_with_stride(kernel, stride))
 }
 
-/// candle's `avg_pool2d`: the mean of each window of `sz` of `[n, channels, height, width]`; windows follow one another.
+/// Returns the mean of each window of size `sz` in `[n, channels, height, width]`, like candle's `avg_pool2d`.
+///
+/// Windows are adjacent.
 ///
 /// # Errors
-/// As [`max_pool2d`].
+/// Returns the errors of [`max_pool2d`].
 #[doc(alias = "tf.nn.avg_pool2d")]
 #[doc(alias = "tf.keras.layers.AveragePooling2D")]
 pub fn avg_pool2d<T: ToUsize2>(xs: &Tensor, sz: T) -> Result<Tensor> {
@@ -50,20 +56,23 @@ pub fn avg_pool2d<T: ToUsize2>(xs: &Tensor, sz: T) -> Result<Tensor> {
     avg_pool2d_with_stride(xs, size, size)
 }
 
-/// [`avg_pool2d`] with windows that are `stride` apart.
+/// Computes [`avg_pool2d`] with windows that are `stride` apart.
 ///
 /// # Errors
-/// As [`max_pool2d_with_stride`].
+/// Returns the errors of [`max_pool2d_with_stride`].
 pub fn avg_pool2d_with_stride<T: ToUsize2>(xs: &Tensor, kernel_size: T, stride: T) -> Result<Tensor> {
     let (kernel, stride) = (kernel_size.to_usize2(), stride.to_usize2());
     let axes = fixed("avg_pool2d", xs, kernel, stride)?;
     mean("avg_pool2d", xs, axes, |xs, _| xs.avg_pool2d_with_stride(kernel, stride))
 }
 
-/// The largest element of each window of `kernel_size` of `[n, channels, length]`; windows are `stride` apart.
+/// Returns the largest element of each window of `kernel_size` in `[n, channels, length]`; windows are
+/// `stride` apart.
 ///
 /// # Errors
-/// For an input of other than three axes, a window of size 0 or longer than the input, and a stride of 0.
+/// - The input does not have three axes.
+/// - The window has size 0 or is longer than the input.
+/// - The stride is 0.
 #[doc(alias = "tf.nn.max_pool1d")]
 #[doc(alias = "tf.keras.layers.MaxPooling1D")]
 pub fn max_pool1d(xs: &Tensor, kernel_size: usize, stride: usize) -> Result<Tensor> {
@@ -71,10 +80,10 @@ pub fn max_pool1d(xs: &Tensor, kernel_size: usize, stride: usize) -> Result<Tens
     max_pool2d_with_stride(&xs.unsqueeze(2)?, (1, kernel_size), (1, stride))?.squeeze(2)
 }
 
-/// The mean of each window of `kernel_size` of `[n, channels, length]`; windows are `stride` apart.
+/// Returns the mean of each window of `kernel_size` in `[n, channels, length]`; windows are `stride` apart.
 ///
 /// # Errors
-/// As [`max_pool1d`].
+/// Returns the errors of [`max_pool1d`].
 #[doc(alias = "tf.nn.avg_pool1d")]
 #[doc(alias = "tf.keras.layers.AveragePooling1D")]
 pub fn avg_pool1d(xs: &Tensor, kernel_size: usize, stride: usize) -> Result<Tensor> {
@@ -82,44 +91,47 @@ pub fn avg_pool1d(xs: &Tensor, kernel_size: usize, stride: usize) -> Result<Tens
     avg_pool2d_with_stride(&xs.unsqueeze(2)?, (1, kernel_size), (1, stride))?.squeeze(2)
 }
 
-/// The largest elements of `output_size` windows that cover `[n, channels, height, width]`, cut as PyTorch cuts it: window i of n, along an axis
-/// of length l, is from ⌊i l / n⌋ to ⌈(i + 1) l / n⌉.
+/// Returns the largest elements of `output_size` windows that cover `[n, channels, height, width]`, as in PyTorch.
+///
+/// Along an axis of length l, window i of n ranges from ⌊i l / n⌋ to ⌈(i + 1) l / n⌉.
 ///
 /// # Errors
-/// For an input of other than four axes, images without elements, and an output of size 0.
+/// - The input does not have four axes.
+/// - The images have no elements.
+/// - The output has size 0.
 pub fn adaptive_max_pool2d<T: ToUsize2>(xs: &Tensor, output_size: T) -> Result<Tensor> {
     let axes = adaptive("adaptive_max_pool2d", xs, output_size.to_usize2())?;
     largest("adaptive_max_pool2d", xs, axes, windows::largest)
 }
 
-/// The means of `output_size` windows that cover `[n, channels, height, width]`, as those of [`adaptive_max_pool2d`].
+/// Returns the means of the windows of [`adaptive_max_pool2d`].
 ///
 /// # Errors
-/// As [`adaptive_max_pool2d`].
+/// Returns the errors of [`adaptive_max_pool2d`].
 pub fn adaptive_avg_pool2d<T: ToUsize2>(xs: &Tensor, output_size: T) -> Result<Tensor> {
     let axes = adaptive("adaptive_avg_pool2d", xs, output_size.to_usize2())?;
     mean("adaptive_avg_pool2d", xs, axes, windows::combined)
 }
 
-/// The largest element of each channel of `[n, channels, height, width]`: `[n, channels]`.
+/// Returns the largest element of each channel of `[n, channels, height, width]`: `[n, channels]`.
 ///
 /// # Errors
-/// As [`adaptive_max_pool2d`].
+/// Returns the errors of [`adaptive_max_pool2d`].
 #[doc(alias = "tf.keras.layers.GlobalMaxPooling2D")]
 pub fn global_max_pool2d(xs: &Tensor) -> Result<Tensor> {
     adaptive_max_pool2d(xs, 1)?.squeeze(D::Minus1)?.squeeze(D::Minus1)
 }
 
-/// The mean of each channel of `[n, channels, height, width]`: `[n, channels]`.
+/// Returns the mean of each channel of `[n, channels, height, width]`: `[n, channels]`.
 ///
 /// # Errors
-/// As [`adaptive_max_pool2d`].
+/// Returns the errors of [`adaptive_max_pool2d`].
 #[doc(alias = "tf.keras.layers.GlobalAveragePooling2D")]
 pub fn global_avg_pool2d(xs: &Tensor) -> Result<Tensor> {
     adaptive_avg_pool2d(xs, 1)?.squeeze(D::Minus1)?.squeeze(D::Minus1)
 }
 
-/// The windows of a kernel.
+/// Returns the windows of a kernel.
 fn fixed(name: &str, xs: &Tensor, kernel: (usize, usize), stride: (usize, usize)) -> Result<Axes> {
     let (_, _, height, width) = xs.dims4()?;
     let fits = |size: usize, kernel: usize, stride: usize| kernel > 0 && stride > 0 && kernel <= size;
@@ -142,7 +154,7 @@ fn adaptive(name: &str, xs: &Tensor, output: (usize, usize)) -> Result<Axes> {
     Ok([Axis::adaptive(height, output.0), Axis::adaptive(width, output.1)])
 }
 
-/// The largest elements of windows, computed by `forward`, with their gradient.
+/// Computes the largest elements of windows by `forward`, with their gradient.
 fn largest(
     name: &'static str,
     xs: &Tensor,
@@ -152,7 +164,7 @@ fn largest(
     windows::applied(name, xs, axes, forward, windows::of_largest)
 }
 
-/// The means of windows, computed by `forward`, with their gradient.
+/// Computes the means of windows by `forward`, with their gradient.
 fn mean(
     name: &'static str,
     xs: &Tensor,
@@ -162,7 +174,7 @@ fn mean(
     windows::applied(name, xs, axes, forward, |_, up, axes| windows::of_combined(up, axes))
 }
 
-/// The gradient of candle's `max_pool2d`.
+/// Computes the gradient of candle's `max_pool2d`.
 pub fn of_max_pool2d(
     x: &Tensor,
     kernel: (usize, usize),
@@ -172,7 +184,7 @@ pub fn of_max_pool2d(
     windows::of_largest(x, up, &fixed("max_pool2d", x, kernel, stride)?)
 }
 
-/// The gradient of candle's `avg_pool2d`.
+/// Computes the gradient of candle's `avg_pool2d`.
 pub fn of_avg_pool2d(
     x: &Tensor,
     kernel: (usize, usize),

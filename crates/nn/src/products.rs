@@ -1,4 +1,5 @@
-//! The matrix products of a linear layer's step and nothing else: what `distribute-bench` shows to be the limit of a step.
+//! The matrix products of a linear layer's step without anything else; `distribute-bench` shows them as the
+//! limit of a step.
 
 use super::gemm::{Matrix, by_columns, product};
 
@@ -12,12 +13,13 @@ pub struct Products {
     gradient: Vec<f32>,
     y: Vec<f32>,
     of_weight: Vec<f32>,
-    /// Where the input has a gradient.
+    /// The gradient of the input, if it has one.
     of_input: Option<Vec<f32>>,
 }
 
 impl Products {
-    /// Of a layer from `width` to `out` on so many rows; `of_input` says whether its input has a gradient.
+    /// Creates the matrices of a layer from `width` to `out` on this number of rows; `of_input` adds the
+    /// input's gradient.
     pub fn new(rows: usize, (width, out): (usize, usize), of_input: bool) -> Self {
         Self {
             x: vec![1.; rows * width],
@@ -32,7 +34,7 @@ impl Products {
         }
     }
 
-    /// Makes each of them once, the way [`Linear`](super::Linear) does.
+    /// Computes each product once, in the same way as [`Linear`](super::Linear).
     pub fn make(&mut self) {
         let x = Matrix::new(&self.x, self.rows, self.width);
         let weight = Matrix::new(&self.weight, self.out, self.width);

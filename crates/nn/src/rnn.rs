@@ -1,8 +1,8 @@
 //! Recurrent layers: LSTM and GRU.
 //!
-//! The names and signatures are those of [`candle_nn::rnn`], and so are the numbers, up to the order in which products are summed.
-//! The products are those of [`nn::Linear`](super::Linear), so that the gradients of all time steps are added up where the optimizer
-//! reduces them.
+//! The names and signatures are those of [`candle_nn::rnn`], and so are the results, except for the order in
+//! which products are summed. The products are computed by [`nn::Linear`](super::Linear), so the gradients of
+//! all time steps are accumulated in the memory that the optimizer reduces.
 //!
 //! ```
 //! # use distribute::prelude::*;
@@ -34,11 +34,14 @@ use super::Linear;
 use candle_core::{DType, Device, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder, ops::sigmoid};
 
-/// A long short-term memory: candle_nn's `LSTM`, of variables `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0` and `bias_hh_l0`, by the
-/// number of the layer in its configuration.
+/// A long short-term memory: candle_nn's `LSTM`.
 ///
-/// [`seq`](RNN::seq) takes `[rows, time steps, in_dim]` and gives the state after each time step. A layer of direction `Backward` has
-/// other names of variables, and the caller reverses the sequence, as with candle_nn's.
+/// Its variables are `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0` and `bias_hh_l0`, numbered by the layer
+/// index of the configuration.
+///
+/// [`seq`](RNN::seq) takes `[rows, time steps, in_dim]` and returns the state after each time step. As in
+/// candle_nn, a layer of direction `Backward` has other names of variables, and the caller reverses the
+/// sequence.
 #[doc(alias = "tf.keras.layers.LSTM")]
 #[derive(Clone, Debug)]
 pub struct LSTM {
@@ -48,11 +51,13 @@ pub struct LSTM {
     states: States,
 }
 
-/// A gated recurrent unit: candle_nn's `GRU`, of variables `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0` and `bias_hh_l0`.
+/// A gated recurrent unit: candle_nn's `GRU`.
 ///
-/// [`seq`](RNN::seq) takes `[rows, time steps, in_dim]` and gives the state after each time step.
-/// [`states_to_tensor`](RNN::states_to_tensor) puts states side by side, `[rows, time steps · hidden_dim]`, as candle_nn's; those of
-/// an [`LSTM`] become `[rows, time steps, hidden_dim]`.
+/// Its variables are `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0` and `bias_hh_l0`.
+///
+/// [`seq`](RNN::seq) takes `[rows, time steps, in_dim]` and returns the state after each time step.
+/// [`states_to_tensor`](RNN::states_to_tensor) concatenates states to `[rows, time steps · hidden_dim]`, as in
+/// candle_nn; the states of an [`LSTM`] become `[rows, time steps, hidden_dim]`.
 #[doc(alias = "tf.keras.layers.GRU")]
 #[derive(Clone, Debug)]
 pub struct GRU {
@@ -62,27 +67,30 @@ pub struct GRU {
     states: States,
 }
 
-/// An [`LSTM`] layer.
+/// Creates an [`LSTM`] layer.
 ///
 /// # Errors
-/// `hidden_dim` is 0, and the errors of the `VarBuilder`.
+/// - `hidden_dim` is 0.
+/// - The `VarBuilder` returns an error.
 pub fn lstm(in_dim: usize, hidden_dim: usize, config: LSTMConfig, vb: VarBuilder) -> Result<LSTM> {
     LSTM::new(in_dim, hidden_dim, config, vb)
 }
 
-/// A [`GRU`] layer.
+/// Creates a [`GRU`] layer.
 ///
 /// # Errors
-/// `hidden_dim` is 0, and the errors of the `VarBuilder`.
+/// - `hidden_dim` is 0.
+/// - The `VarBuilder` returns an error.
 pub fn gru(in_dim: usize, hidden_dim: usize, config: GRUConfig, vb: VarBuilder) -> Result<GRU> {
     GRU::new(in_dim, hidden_dim, config, vb)
 }
 
 impl LSTM {
-    /// A layer of `hidden_dim` numbers of state.
+    /// Creates a layer with a state of `hidden_dim` numbers.
     ///
     /// # Errors
-    /// `hidden_dim` is 0, and the errors of the `VarBuilder`.
+    /// - `hidden_dim` is 0.
+    /// - The `VarBuilder` returns an error.
     pub fn new(in_dim: usize, hidden_dim: usize, config: LSTMConfig, vb: VarBuilder) -> Result<Self> {
         let direction = match config.direction {
             Direction::Forward => "",
@@ -96,17 +104,18 @@ impl LSTM {
         Ok(Self { of_input, of_state, config, states: States::new(hidden_dim, &vb) })
     }
 
-    /// The configuration.
+    /// Returns the configuration.
     pub fn config(&self) -> &LSTMConfig {
         &self.config
     }
 }
 
 impl GRU {
-    /// A layer of `hidden_dim` numbers of state.
+    /// Creates a layer with a state of `hidden_dim` numbers.
     ///
     /// # Errors
-    /// `hidden_dim` is 0, and the errors of the `VarBuilder`.
+    /// - `hidden_dim` is 0.
+    /// - The `VarBuilder` returns an error.
     pub fn new(in_dim: usize, hidden_dim: usize, config: GRUConfig, vb: VarBuilder) -> Result<Self> {
         let gates = 3 * hidden_dim;
         let weights = [(in_dim, config.w_ih_init), (hidden_dim, config.w_hh_init)];
@@ -114,7 +123,7 @@ impl GRU {
         Ok(Self { of_input, of_state, config, states: States::new(hidden_dim, &vb) })
     }
 
-    /// The configuration.
+    /// Returns the configuration.
     pub fn config(&self) -> &GRUConfig {
         &self.config
     }
@@ -161,7 +170,7 @@ impl RNN for GRU {
     }
 }
 
-/// The initial values of states before the first time step.
+/// The sizes of the initial states, which are zeros.
 #[derive(Clone, Debug)]
 struct States {
     hidden_dim: usize,
@@ -179,7 +188,7 @@ impl States {
     }
 }
 
-/// The layer from the input to all gates, and that from the state, asked for in candle_nn's order.
+/// Creates the layers from the input and from the state to all gates, in candle_nn's order of variables.
 fn layers(
     gates: usize,
     suffix: &str,

@@ -1,11 +1,13 @@
 //! The rotary embeddings of `candle_nn::rotary_emb`, with gradients.
 //!
-//! Each pair of numbers of a head is rotated by an angle that grows with the position. candle's functions of these names cut
-//! their inputs off from the graph, so the projections of queries and keys would not be trained.
+//! Each pair of numbers of a head is rotated by an angle that grows with the position. candle's functions of
+//! these names detach their inputs from the graph, so the projections of queries and keys would not be
+//! trained.
 //!
-//! Tables of cosines and sines are `[positions, width / 2]`, or `[batch, positions, width / 2]` with angles of each
-//! example's own; they may have more positions than the input. Inputs need not be contiguous. f32 and f64 on the CPU take
-//! one pass; other dtypes and devices take several operations of candle's. Tables that are trained get gradients, too.
+//! Tables of cosines and sines are `[positions, width / 2]`, or `[batch, positions, width / 2]` with separate
+//! angles for each example. They may have more positions than the input. Inputs need not be contiguous. f32
+//! and f64 on the CPU use one pass; other dtypes and devices use several of candle's operations. Trained
+//! tables also get gradients.
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};
@@ -25,31 +27,32 @@ pub use candle_nn::rotary_emb::{rope_i_slow, rope_slow};
 use distribute_base::internal::{Number, deposit, operand, with_elements};
 use std::marker::PhantomData;
 
-/// Turns the halves of each head: element i with element i + width / 2. `xs` is `[batch, heads, positions, width]`.
+/// Rotates the halves of each head: element i with element i + width / 2. `xs` is `[batch, heads, positions, width]`.
 ///
 /// # Errors
-/// Where shapes don't fit, and for operands of different dtypes.
+/// - The shapes do not fit.
+/// - The operands have different dtypes.
 pub fn rope(xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     turned("rope", Kind { pairs: Pairs::Halves, positions: 2 }, xs, cos, sin)
 }
 
-/// Turns neighbours: element 2 i with element 2 i + 1. `xs` is `[batch, heads, positions, width]`.
+/// Rotates adjacent elements: element 2 i with element 2 i + 1. `xs` is `[batch, heads, positions, width]`.
 ///
 /// # Errors
-/// As [`rope`].
+/// Returns the errors of [`rope`].
 pub fn rope_i(xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     turned("rope_i", Kind { pairs: Pairs::Neighbours, positions: 2 }, xs, cos, sin)
 }
 
-/// As [`rope`], for `xs` of `[batch, positions, heads, width]`.
+/// Computes [`rope`] for `xs` of `[batch, positions, heads, width]`.
 ///
 /// # Errors
-/// As [`rope`].
+/// Returns the errors of [`rope`].
 pub fn rope_thd(xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     turned("rope_thd", Kind { pairs: Pairs::Halves, positions: 1 }, xs, cos, sin)
 }
 
-/// Which elements of a head are a pair.
+/// The pairing of a head's elements.
 #[derive(Clone, Copy, PartialEq)]
 enum Pairs {
     Halves,
@@ -59,7 +62,7 @@ enum Pairs {
 #[derive(Clone, Copy)]
 struct Kind {
     pairs: Pairs,
-    /// The axis of positions: 2, or 1 where heads come after them.
+    /// The axis of positions: 2, or 1 if heads come after them.
     positions: usize,
 }
 
@@ -100,13 +103,13 @@ fn turned(name: &str, kind: Kind, xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Re
     }
 }
 
-/// By operations of candle's that have gradients.
+/// Applies candle's operations that have gradients.
 fn composed(kind: Kind, xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     if xs.elem_count() == 0 {
         return Ok(xs.clone());
     }
     let heads = 3 - kind.positions;
-    // [batch or nothing, positions, half], with an axis for heads.
+    // Tables are [batch or nothing, positions, half]; this adds an axis for heads.
     let along = |table: &Tensor| table.unsqueeze(heads + table.rank() - 3);
     let (cos, sin) = (along(cos)?, along(sin)?);
     let half = xs.dim(D::Minus1)? / 2;
@@ -134,8 +137,8 @@ struct Rotary<T> {
 }
 
 impl<T: Number> Rotary<T> {
-    /// The place in the tables of each row of the input's last dimension, in order: the start of as many elements as half
-    /// a row has.
+    /// Returns the offset in the tables for each row of the input's last dimension, in order. A row uses half
+    /// its width from there.
     fn places(&self, dims: &[usize], tables: usize) -> impl Iterator<Item = usize> {
         let (outer, inner, half) = (dims[1], dims[2], dims[3] / 2);
         let (by_position, per_batch) = (self.kind.positions == 1, tables == 3);
@@ -147,7 +150,7 @@ impl<T: Number> Rotary<T> {
         })
     }
 
-    /// Turns each row; `back` by the opposite angles.
+    /// Rotates each row; if `back`, by the opposite angles.
     fn turn(&self, x: &[T], dims: &[usize], tables: usize, cos: &[T], sin: &[T], back: bool) -> Vec<T> {
         let (width, half) = (dims[3], dims[3] / 2);
         let direction = T::of(if back { -1. } else { 1. });
@@ -176,7 +179,7 @@ impl<T: Number> Rotary<T> {
         out
     }
 
-    /// Adds up the gradients of the cosines, or of the sines.
+    /// Adds the gradients of the cosines, or of the sines, to `sums`.
     fn of_table(&self, x: &[T], upstream: &[T], dims: &[usize], tables: usize, of_sin: bool, sums: &mut [T]) {
         let (width, half) = (dims[3], dims[3] / 2);
         let rows = x.chunks_exact(width).zip(upstream.chunks_exact(width));

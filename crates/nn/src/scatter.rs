@@ -1,17 +1,19 @@
-//! Writing into a tensor at indices, with candle's signatures and values, and gradients that are right.
+//! Writes into a tensor at indices, with candle's signatures and values, and correct gradients.
 
 use candle_core::shape::Dim;
 use candle_core::{DType, Result, Tensor};
 use distribute_base::internal::Known;
 
-/// candle's `scatter`: `xs` with the elements of `source` in the places along `dim` that `indexes` has for them. Of several for one place
-/// the last is there.
+/// Returns `xs` with the elements of `source` at the positions along `dim` that `indexes` contains, like
+/// candle's `scatter`.
 ///
-/// `indexes` has the shape of `source`, and both have the shape of `xs` but along `dim`. Elements of `xs` that are written over have no
-/// gradient, nor have those of `source` that others are written over; candle 0.11's own `backward` gives them one.
+/// If several elements have the same position, the last one is written. `indexes` has the shape of `source`,
+/// and both have the shape of `xs` except along `dim`. Overwritten elements of `xs` and of `source` have no
+/// gradient; candle 0.11's own `backward` gives them one.
 ///
 /// # Errors
-/// Where shapes don't fit, and for an index out of range.
+/// - The shapes do not fit.
+/// - An index is out of range.
 #[doc(alias = "tf.tensor_scatter_nd_update")]
 #[doc(alias = "tf.scatter_nd")]
 pub fn scatter<D: Dim>(xs: &Tensor, indexes: &Tensor, source: &Tensor, dim: D) -> Result<Tensor> {
@@ -26,12 +28,14 @@ pub fn scatter<D: Dim>(xs: &Tensor, indexes: &Tensor, source: &Tensor, dim: D) -
     written("scatter", xs, &source, result, backward)
 }
 
-/// candle's `scatter_add`: `xs` with the elements of `source` added to those in the places along `dim` that `indexes` has for them.
+/// Returns `xs` with the elements of `source` added at the positions along `dim` that `indexes` contains, like
+/// candle's `scatter_add`.
 ///
-/// Shapes are those of [`scatter`]. candle 0.11's own `backward` gives no gradient to elements of `xs` that others are added to.
+/// Shapes are those of [`scatter`]. candle 0.11's own `backward` gives no gradient to elements of `xs` that
+/// others are added to.
 ///
 /// # Errors
-/// As [`scatter`].
+/// Returns the errors of [`scatter`].
 #[doc(alias = "tf.tensor_scatter_nd_add")]
 pub fn scatter_add<D: Dim>(xs: &Tensor, indexes: &Tensor, source: &Tensor, dim: D) -> Result<Tensor> {
     let dim = dim.to_index(xs.shape(), "scatter_add")?;
@@ -54,13 +58,13 @@ where
     xs.apply_op2(source, Known::new(name, result, backward))
 }
 
-/// The gradient of what was written over by [`scatter`]: 0 there.
+/// Computes the gradient of the `xs` of [`scatter`]: 0 for overwritten elements.
 pub fn scattered_over(indexes: &Tensor, up: &Tensor, dim: usize) -> Result<Tensor> {
     let zeros = Tensor::zeros(indexes.shape(), up.dtype(), up.device())?;
     up.contiguous()?.scatter(&indexes.contiguous()?, &zeros, dim)
 }
 
-/// The gradient of the source of [`scatter`]: 0 for what others were written over.
+/// Computes the gradient of the source of [`scatter`]: 0 for overwritten elements.
 pub fn of_scattered(indexes: &Tensor, up: &Tensor, dim: usize) -> Result<Tensor> {
     let (indexes, up) = (indexes.contiguous()?, up.contiguous()?);
     let gradient = up.gather(&indexes, dim)?;
@@ -68,7 +72,7 @@ pub fn of_scattered(indexes: &Tensor, up: &Tensor, dim: usize) -> Result<Tensor>
     if len < 2 {
         return Ok(gradient);
     }
-    // Written in the same way, each element's number along the axis is there if the element is.
+    // Scatter each element's index along the axis in the same way: an element was kept if its own index is there.
     let dtype = if len < 1 << f32::MANTISSA_DIGITS { DType::F32 } else { DType::F64 };
     let mut shape = vec![1; indexes.rank()];
     shape[dim] = len;

@@ -1,14 +1,15 @@
-//! Layers one after another.
+//! Layers applied one after another.
 
 use candle_core::{Module, Result, Tensor};
 use candle_nn::func;
 use std::fmt;
 
-/// Layers and closures, each applied to the output of the one before: candle_nn's `Sequential`, which replicas can share.
+/// A chain of layers and closures, each applied to the output of the one before: candle_nn's `Sequential`,
+/// shareable by replicas.
 ///
-/// candle_nn's keeps `Box<dyn Module>`, so it can be neither shared between threads nor sent to one. The layers of this one are
-/// `Send` and `Sync`, as all of candle_nn's other layers are. A model that holds candle_nn's own is trained by
-/// `per_thread`.
+/// candle_nn's type keeps `Box<dyn Module>`, so it can be neither shared between threads nor sent to one. The
+/// layers of this one are `Send` and `Sync`, like all other layers of candle_nn. To train a model that
+/// contains candle_nn's type, use `per_thread`.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -30,13 +31,13 @@ pub struct Sequential {
     layers: Vec<Box<dyn Module + Send + Sync>>,
 }
 
-/// A [`Sequential`] without layers, which gives its input.
+/// Creates a [`Sequential`] without layers, which returns its input.
 pub fn seq() -> Sequential {
     Sequential { layers: Vec::new() }
 }
 
 impl Sequential {
-    /// The number of layers.
+    /// Returns the number of layers.
     pub fn len(&self) -> i64 {
         self.layers.len() as i64
     }

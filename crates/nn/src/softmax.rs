@@ -1,4 +1,4 @@
-//! Softmax of rows: one pass forward, one backward.
+//! Softmax of rows, with one pass in each direction.
 
 use super::exp::Exp;
 use super::lanes;
@@ -6,10 +6,11 @@ use candle_core::{CpuStorage, CustomOp1, D, DType, Layout, Result, Shape, Tensor
 use distribute_base::internal::{Number, is_native, operand, with_elements};
 use std::marker::PhantomData;
 
-/// So many numbers, or one row, are taken at a time: they stay in the nearest cache, and narrow rows fill registers together.
+/// The number of elements processed at a time (at least one row): they stay in the L1 cache, and narrow rows
+/// share registers.
 const BLOCK: usize = 2048;
 
-/// Each row of `width` numbers becomes its softmax.
+/// Replaces each row of `width` numbers by its softmax.
 pub(super) fn softmax_rows<T: Exp>(numbers: &mut [T], width: usize) {
     if width == 0 {
         return;
@@ -27,7 +28,7 @@ pub(super) fn softmax_rows<T: Exp>(numbers: &mut [T], width: usize) {
     }
 }
 
-/// The gradient of each row's softmax `y` becomes that of the row: with g the gradient, y (g - Σ g y).
+/// Replaces the gradient g of each row's softmax `y` by that of the row, y (g - Σ g y).
 pub(super) fn gradient_rows<T: Number>(y: &[T], gradient: &mut [T], width: usize) {
     if width == 0 {
         return;
@@ -38,7 +39,7 @@ pub(super) fn gradient_rows<T: Number>(y: &[T], gradient: &mut [T], width: usize
     }
 }
 
-/// See [`ops::softmax_last_dim`](super::ops::softmax_last_dim).
+/// Computes [`ops::softmax_last_dim`](super::ops::softmax_last_dim).
 pub(super) fn softmax_last_dim(xs: &Tensor) -> Result<Tensor> {
     if xs.rank() == 0 {
         bail!("softmax-last-dim: a scalar has no last dimension");
@@ -50,10 +51,10 @@ pub(super) fn softmax_last_dim(xs: &Tensor) -> Result<Tensor> {
         (DType::F32, true) => xs.contiguous()?.apply_op1(SoftmaxLastDim(PhantomData::<f32>)),
         (DType::F64, true) => xs.contiguous()?.apply_op1(SoftmaxLastDim(PhantomData::<f64>)),
         (DType::F16 | DType::BF16, _) => {
-            // Sums of numbers of 16 bits stop growing: 1 + 1 + … ends at 2048, or 256.
+            // Sums in half precision stop growing: 1 + 1 + … ends at 2048 (f16) or 256 (bf16).
             softmax_last_dim(&xs.to_dtype(DType::F32)?)?.to_dtype(xs.dtype())
         }
-        // candle's has no maximum of nothing.
+        // candle's softmax fails without elements.
         _ if xs.elem_count() == 0 => Ok(xs.clone()),
         _ => candle_nn::ops::softmax(xs, D::Minus1),
     }

@@ -1,4 +1,4 @@
-//! Operations on rows of a table, with a gradient of only those rows.
+//! Lookups of table rows, with a gradient for only these rows.
 
 use super::device_table;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
@@ -8,25 +8,25 @@ use distribute_ps_client::internal::EachOnce;
 use distribute_tensor::kernel::RowMerge;
 use distribute_tensor::without_elements;
 
-/// What a layer makes of the rows that it looks up.
+/// A layer's combination of the rows that it looks up.
 pub(super) trait Combine: Send + Sync + 'static {
-    /// For candle's messages.
+    /// The name in candle's messages.
     const NAME: &'static str;
 
-    /// The output's elements, of the `rows` of a `table` with rows of `width` elements.
+    /// Computes the output's elements from the `rows` of a `table` with rows of `width` elements.
     fn outputs<T: Number>(&self, rows: &[usize], table: &[T], width: usize) -> Vec<T>;
 
-    /// Adds to `sums`, of each row of `merge` one after another, the gradients that the output's gives them.
+    /// Adds the gradients of the rows of `merge` to `sums`, one row after another, from that of the output.
     fn add_gradients<T: Number>(&self, merge: &RowMerge, upstream: &[T], width: usize, sums: &mut [T]);
 
-    /// The output of rows on a device, `[rows, width]`, as a matrix or of the output's shape.
+    /// Computes the output from rows on a device, `[rows, width]`, as a matrix or in the output's shape.
     fn of_rows(&self, rows: Tensor) -> Result<Tensor>;
 
-    /// The gradient of each of these rows, `[rows, width]`, from that of the output as a matrix.
+    /// Computes the gradient of each of these rows, `[rows, width]`, from that of the output as a matrix.
     fn gradients_of_rows(&self, upstream: Tensor) -> Result<Tensor>;
 }
 
-/// The rows of a table whose elements [`look_up`] can read; None for other tables.
+/// Returns the number of rows of a table that [`look_up`] can read; `None` for other tables.
 pub(super) fn height(table: &Tensor, width: usize) -> Option<usize> {
     let (height, row_len) = table.dims2().ok()?;
     let fits = matches!(table.dtype(), DType::F32 | DType::F64)
@@ -35,8 +35,10 @@ pub(super) fn height(table: &Tensor, width: usize) -> Option<usize> {
     fits.then_some(height)
 }
 
-/// What `combine` makes of these rows, each below the table's [`height`]: a tensor of this shape. They are those in memory, or come
-/// from `source`, if it has them. A table without one may be on a device.
+/// Returns the result of `combine` on these rows, as a tensor of this shape.
+///
+/// Each row has to be below the table's [`height`]. Rows are read from `source`, if it has them, or from the
+/// table. Without a `source`, the table may be on a device.
 pub(super) fn look_up<C: Combine>(
     table: &Tensor,
     source: Option<&RowSource>,
@@ -46,7 +48,7 @@ pub(super) fn look_up<C: Combine>(
 ) -> Result<Tensor> {
     if source.is_none() && !is_native(table) {
         if rows.is_empty() {
-            // Of no row nothing depends on the table.
+            // Without rows, the result does not depend on the table.
             return without_elements(&shape, table.dtype(), table.device());
         }
         return device_table::look_up(table, rows, shape, combine);
@@ -58,7 +60,7 @@ pub(super) fn look_up<C: Combine>(
 /// The operation on the table.
 struct LookUp<C> {
     rows: Vec<usize>,
-    /// The rows themselves, if they are not read from the table.
+    /// The fetched rows, if they are not read from the table.
     fetched: Option<EachOnce>,
     shape: Vec<usize>,
     combine: C,

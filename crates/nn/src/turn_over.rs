@@ -1,16 +1,17 @@
-//! Matrices that lie column by column, written row by row.
+//! Conversion of matrices from column-major to row-major order.
 
 use distribute_base::internal::Number;
 use std::mem::MaybeUninit;
 
-/// The side of a square that is turned over at a time: so many f32 fill a register.
+/// The side of a square that is transposed at a time: the number of f32 in a register.
 const TILE: usize = 8;
 
-/// Writes all elements of `out`, row by row: `finish(x + bias)` of a matrix of so many rows that lies column by column, the
-/// bias having a number for each column.
+/// Writes all elements of `out` in row-major order: `finish(x + bias)` of a column-major matrix with `rows` rows.
+///
+/// The bias has a number for each column.
 ///
 /// # Panics
-/// When the lengths don't fit.
+/// Panics if the lengths do not fit.
 pub(super) fn turn_over<T: Number>(
     by_column: &[T],
     rows: usize,
@@ -36,7 +37,7 @@ pub(super) fn turn_over<T: Number>(
     }
 }
 
-/// One whole tile, by loops of a known length: three times as fast as element by element.
+/// Transposes a complete tile. Loops of constant length are three times as fast as single elements.
 #[inline(always)]
 fn turn_tile<T: Number>(
     source: &[T],

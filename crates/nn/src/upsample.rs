@@ -1,4 +1,4 @@
-//! Upsampling, with candle's signatures and values, and gradients that are right for any size.
+//! Upsampling with candle's signatures and values, and correct gradients for any size.
 
 use super::operation::require_size;
 use super::windows::{self, Axes, Axis};
@@ -6,12 +6,15 @@ use candle_core::{DType, Device, Result, Tensor, bail};
 use distribute_base::Error;
 use distribute_core::internal::raise;
 
-/// candle's `upsample_nearest1d` and `interpolate1d`: for each of `target_size` places the nearest element of `[n, channels, length]`.
+/// Returns the nearest element of `[n, channels, length]` for each of `target_size` positions, like candle's
+/// `upsample_nearest1d` and `interpolate1d`.
 ///
-/// candle 0.11's own `backward` forgets what else its input is used for, and refuses sizes that are no multiple of the length.
+/// candle 0.11's own `backward` drops the gradient of other uses of its input, and refuses sizes that are not
+/// a multiple of the length.
 ///
 /// # Errors
-/// For an input of other than three axes, and of length 0.
+/// - The input does not have three axes.
+/// - The input or the output has length 0.
 #[doc(alias = "interpolate1d")]
 #[doc(alias = "tf.keras.layers.UpSampling1D")]
 pub fn upsample_nearest1d(xs: &Tensor, target_size: usize) -> Result<Tensor> {
@@ -19,11 +22,12 @@ pub fn upsample_nearest1d(xs: &Tensor, target_size: usize) -> Result<Tensor> {
     upsample_nearest2d(&xs.unsqueeze(2)?, 1, target_size)?.squeeze(2)
 }
 
-/// candle's `upsample_nearest2d` and `interpolate2d`: for each place of an image of `target_h` x `target_w` the nearest element of
-/// `[n, channels, height, width]`.
+/// Returns the nearest element of `[n, channels, height, width]` for each pixel of an image of `target_h` x
+/// `target_w`, like candle's `upsample_nearest2d` and `interpolate2d`.
 ///
 /// # Errors
-/// For an input of other than four axes, and for images without elements.
+/// - The input does not have four axes.
+/// - The images have no elements, before or after.
 #[doc(alias = "interpolate2d")]
 #[doc(alias = "tf.keras.layers.UpSampling2D")]
 #[doc(alias = "tf.image.resize")]
@@ -32,11 +36,14 @@ pub fn upsample_nearest2d(xs: &Tensor, target_h: usize, target_w: usize) -> Resu
     upsampled("upsample_nearest2d", xs, axes, |xs, _| xs.upsample_nearest2d(target_h, target_w))
 }
 
-/// candle's `upsample_bilinear2d`: for each place of an image of `target_h` x `target_w` the four nearest elements of
-/// `[n, channels, height, width]`, weighed by how near they are. With `align_corners` the outermost elements keep their places.
+/// Interpolates images `[n, channels, height, width]` to `target_h` x `target_w`, like candle's
+/// `upsample_bilinear2d`.
+///
+/// Each output element is a mean of the four nearest elements, weighed by their distance. With
+/// `align_corners`, the outermost elements keep their positions.
 ///
 /// # Errors
-/// As [`upsample_nearest2d`].
+/// Returns the errors of [`upsample_nearest2d`].
 #[doc(alias = "tf.image.resize")]
 pub fn upsample_bilinear2d(
     xs: &Tensor,
@@ -47,7 +54,7 @@ pub fn upsample_bilinear2d(
     let axes = bilinear("upsample_bilinear2d", xs, target_h, target_w, align_corners)?;
     upsampled("upsample_bilinear2d", xs, axes, |xs, axes| match xs.device() {
         Device::Cpu => xs.upsample_bilinear2d(target_h, target_w, align_corners),
-        // Some devices have no kernel for it in candle.
+        // candle has no kernel for this on some devices.
         _ => windows::combined(xs, axes),
     })
 }
@@ -83,21 +90,21 @@ fn upsampled(
     windows::applied(name, xs, axes, forward, |_, up, axes| windows::of_combined(up, axes))
 }
 
-/// The gradient of candle's `upsample_nearest1d`.
+/// Computes the gradient of candle's `upsample_nearest1d`.
 pub fn of_nearest1d(x: &Tensor, up: &Tensor) -> Result<Tensor> {
     of_nearest2d(&x.unsqueeze(2)?, &up.unsqueeze(2)?)?.squeeze(2)
 }
 
-/// The gradient of candle's `upsample_nearest2d`.
+/// Computes the gradient of candle's `upsample_nearest2d`.
 pub fn of_nearest2d(x: &Tensor, up: &Tensor) -> Result<Tensor> {
     let (_, _, height, width) = up.dims4()?;
     windows::of_combined(up, &nearest("upsample_nearest2d", x, height, width)?)
 }
 
-/// The gradient of candle's `upsample_bilinear2d`, of which `y` is the result.
+/// Computes the gradient of candle's `upsample_bilinear2d`, whose result is `y`.
 ///
-/// candle's graph does not keep the scale of `upsample_bilinear2d_with_scale`. The scale is the ratio of the sizes if `y` is the result for
-/// these sizes. Elements that are NaN tell nothing.
+/// candle's graph does not keep the scale of `upsample_bilinear2d_with_scale`. The scale is the ratio of the
+/// sizes if `y` is the result for these sizes. NaN elements are not compared.
 pub fn of_bilinear2d(x: &Tensor, align_corners: bool, y: &Tensor, up: &Tensor) -> Result<Tensor> {
     let (_, _, height, width) = up.dims4()?;
     let by_size = x.detach().upsample_bilinear2d(height, width, align_corners)?;

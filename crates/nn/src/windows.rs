@@ -1,11 +1,11 @@
-//! Axes of images that are pooled or upsampled: the elements of the input that each element of the output is made of.
+//! Axes of images that are pooled or upsampled: the input elements that contribute to each output element.
 
 use candle_core::{DType, Device, Result, Tensor};
 use distribute_base::internal::{Number, attach, computed_in, is_native, to_device, with_elements};
 use distribute_tensor::without_elements;
 use std::ops::Range;
 
-/// An axis of the input: for each place of the output the places that it is made of, which follow each other, and their weights.
+/// An axis of the input: for each output position, a range of input positions and their weights.
 #[derive(Clone, Debug)]
 pub(super) struct Axis {
     input: usize,
@@ -24,13 +24,13 @@ impl Axis {
         axis
     }
 
-    /// Returns the means of `kernel` places each, `stride` apart. The kernel fits into the input.
+    /// Returns means of `kernel` positions each, `stride` apart. The kernel has to fit into the input.
     pub(super) fn pooled(input: usize, kernel: usize, stride: usize) -> Self {
         let outputs = 0..(input - kernel) / stride + 1;
         Self::new(input, outputs.map(|output| (output * stride, vec![1. / kernel as f64; kernel])))
     }
 
-    /// Returns the means of windows that cover the input and are of about equal size, as PyTorch's are.
+    /// Returns means of windows that cover the input and have about equal size, like PyTorch's.
     pub(super) fn adaptive(input: usize, output: usize) -> Self {
         Self::new(
             input,
@@ -41,20 +41,20 @@ impl Axis {
         )
     }
 
-    /// Returns the nearest places, as candle chooses them.
+    /// Returns the nearest positions, as candle chooses them.
     pub(super) fn nearest(input: usize, output: usize) -> Self {
         let scale = input as f64 / output as f64;
         let nearest = move |place: usize| ((place as f64 * scale) as usize).min(input - 1);
         Self::new(input, (0..output).map(|place| (nearest(place), vec![1.])))
     }
 
-    /// Returns the two nearest places, weighed by how near they are.
+    /// Returns the two nearest positions, weighed by their distance.
     pub(super) fn bilinear(input: usize, output: usize, align_corners: bool) -> Self {
         let at = move |place: usize| {
             if !align_corners {
                 return (input as f64 / output as f64 * (place as f64 + 0.5) - 0.5).max(0.);
             }
-            // One place alone is the first.
+            // A single position is the first.
             (input - 1) as f64 / (output - 1).max(1) as f64 * place as f64
         };
         Self::new(
@@ -83,18 +83,18 @@ impl Axis {
         })
     }
 
-    /// A row for each place of the output, with the weights of all places of the input.
+    /// Returns a matrix with a row for each output position, containing the weights of all input positions.
     fn matrix(&self, like: &Tensor) -> Result<Tensor> {
         let mut all = vec![0.; self.input * self.output()];
         for (row, (window, weights)) in all.chunks_exact_mut(self.input.max(1)).zip(self.each()) {
             row[window].copy_from_slice(weights);
         }
-        // Made on the CPU: some devices have no f64.
+        // Created on the CPU, because some devices have no f64.
         let all = Tensor::from_vec(all, (self.output(), self.input), &Device::Cpu)?;
         to_device(&all.to_dtype(like.dtype())?, like.device())
     }
 
-    /// The `number`-th place of each window, or the last one of a shorter window.
+    /// Returns the `number`-th position of each window, or the last one of a shorter window.
     fn places(&self, number: usize, device: &Device) -> Result<Tensor> {
         let place = |window: &Range<usize>| (window.start + number).min(window.end - 1) as u32;
         Tensor::from_iter(self.windows.iter().map(place), device)
@@ -105,14 +105,15 @@ impl Axis {
     }
 }
 
-/// Height and width.
+/// The axes of height and width.
 pub(super) type Axes = [Axis; 2];
 
-/// A function of one plane, of its input and output.
+/// A function from an input plane to an output plane.
 type Plane<T> = fn(&Axes, &[T], &mut [T]);
 
-/// The result of `forward`, in the graph of `x`, `[n, channels, height, width]`. `gradient` returns the gradient of `x`, from `x` and the
-/// gradient of the result.
+/// Computes `forward` and adds the result to the graph of `x`, `[n, channels, height, width]`.
+///
+/// `gradient` computes the gradient of `x` from `x` and the gradient of the result.
 pub(super) fn applied(
     name: &'static str,
     x: &Tensor,
@@ -129,7 +130,7 @@ pub(super) fn applied(
     attach(name, x, result, move |x, up| gradient(x, up, &axes))
 }
 
-/// The weighed sum over each window of `x`, `[n, channels, height, width]`.
+/// Computes the weighted sum over each window of `x`, `[n, channels, height, width]`.
 pub(super) fn combined(x: &Tensor, axes: &Axes) -> Result<Tensor> {
     let size = [axes[0].output(), axes[1].output()];
     computed(x, |x| match native(x, axes, size, (combine, combine))? {
@@ -138,7 +139,7 @@ pub(super) fn combined(x: &Tensor, axes: &Axes) -> Result<Tensor> {
     })
 }
 
-/// The gradient of the `x` of [`combined`], from the gradient of its result.
+/// Computes the gradient of the `x` of [`combined`] from that of its result.
 pub(super) fn of_combined(up: &Tensor, axes: &Axes) -> Result<Tensor> {
     let size = [axes[0].input, axes[1].input];
     computed(up, |up| match native(up, axes, size, (spread, spread))? {
@@ -147,7 +148,7 @@ pub(super) fn of_combined(up: &Tensor, axes: &Axes) -> Result<Tensor> {
     })
 }
 
-/// The largest element of each window of `x`, `[n, channels, height, width]`.
+/// Returns the largest element of each window of `x`, `[n, channels, height, width]`.
 pub(super) fn largest(x: &Tensor, axes: &Axes) -> Result<Tensor> {
     let size = [axes[0].output(), axes[1].output()];
     computed(x, |x| match native(x, axes, size, (maximum, maximum))? {
@@ -160,7 +161,8 @@ pub(super) fn largest(x: &Tensor, axes: &Axes) -> Result<Tensor> {
     })
 }
 
-/// The gradient of the `x` of [`largest`], from the gradient of its result. Each window's goes to the first of its largest elements.
+/// Computes the gradient of the `x` of [`largest`] from that of its result. It goes to the first of a window's
+/// largest elements.
 pub(super) fn of_largest(x: &Tensor, up: &Tensor, axes: &Axes) -> Result<Tensor> {
     let up = prepared(up)?;
     computed(x, |x| match x.dtype() {
@@ -180,7 +182,7 @@ fn computed(x: &Tensor, function: impl FnOnce(&Tensor) -> Result<Tensor>) -> Res
     function(&prepared(x)?)?.to_dtype(x.dtype())
 }
 
-/// Makes of each plane of `x` one of another size; `None` if this crate's loops don't compute `x`.
+/// Converts each plane of `x` to another size; `None` if this crate's loops do not support `x`.
 fn native(
     x: &Tensor,
     axes: &Axes,
@@ -243,7 +245,7 @@ fn maximum<T: Number>(axes: &Axes, x: &[T], y: &mut [T]) {
     each_first(axes, x, |window, place| y[window] = x[place]);
 }
 
-/// Calls `then` with each window and the first of its largest elements. NaN is the largest if it comes first, as candle has it.
+/// Calls `then` with each window and the first of its largest elements. A leading NaN is the largest, as in candle.
 fn each_first<T: Number>([rows, columns]: &Axes, x: &[T], mut then: impl FnMut(usize, usize)) {
     for (y, row) in rows.windows.iter().enumerate() {
         for (column, window) in columns.windows.iter().enumerate() {
@@ -277,7 +279,7 @@ fn native_of_largest<T: Number>(x: &Tensor, up: &Tensor, axes: &Axes) -> Result<
     Tensor::from_vec(gradient, x.shape(), x.device())
 }
 
-/// `rows · x · columnsᵀ` of each plane.
+/// Computes `rows · x · columnsᵀ` of each plane.
 fn by_matrices(x: &Tensor, rows: &Tensor, columns: &Tensor) -> Result<Tensor> {
     let (images, channels, height, width) = x.dims4()?;
     let wide = x.reshape((images * channels * height, width))?.matmul(&columns.t()?)?;
@@ -287,19 +289,19 @@ fn by_matrices(x: &Tensor, rows: &Tensor, columns: &Tensor) -> Result<Tensor> {
     high.reshape((images, channels, width_out, height_out))?.transpose(2, 3)?.contiguous()
 }
 
-/// The places in a window: of its rows and its columns.
+/// Returns the offsets of rows and columns in the longest window.
 fn offsets([rows, columns]: &Axes) -> impl Iterator<Item = [usize; 2]> {
     let width = columns.longest();
     (0..rows.longest()).flat_map(move |row| (0..width).map(move |column| [row, column]))
 }
 
-/// The element at an offset of each window.
+/// Returns the element at an offset of each window.
 fn taken(x: &Tensor, [rows, columns]: &Axes, [row, column]: [usize; 2]) -> Result<Tensor> {
     let rows = x.index_select(&rows.places(row, x.device())?, 2)?;
     rows.index_select(&columns.places(column, x.device())?, 3)
 }
 
-/// [`of_largest`] by candle's operations, one offset after another.
+/// Computes [`of_largest`] by candle's operations, one offset after another.
 fn composed_of_largest(x: &Tensor, up: &Tensor, axes: &Axes) -> Result<Tensor> {
     let largest = largest(x, axes)?;
     let (images, channels, _, width) = x.dims4()?;

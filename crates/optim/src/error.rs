@@ -1,20 +1,20 @@
-//! What can be wrong with a call or with a rule.
+//! Errors of calls and of rules.
 
-/// A call whose arguments don't fit together. Nothing was changed.
+/// An error of a call whose arguments do not fit together. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UpdateError {
-    /// Two arguments disagree on a number of elements, or the slots on their number.
+    /// Two arguments have different numbers of elements, or the number of slots is wrong.
     #[error("{what}: expected a length of {expected}, found {found}")]
     LengthMismatch {
-        /// The argument that doesn't fit.
+        /// The argument that does not fit.
         what: &'static str,
-        /// The length that the other arguments ask for.
+        /// The length that the other arguments require.
         expected: usize,
-        /// Its length.
+        /// The length of the argument.
         found: usize,
     },
-    /// A row that the table doesn't have.
+    /// A row is not in the table.
     #[error("row {row} is outside of the table, which has {rows} rows: were global rows given to a shard?")]
     RowOutOfRange {
         /// The row.
@@ -22,40 +22,40 @@ pub enum UpdateError {
         /// The number of rows in the table.
         rows: usize,
     },
-    /// A row index below zero.
+    /// A row index is below zero.
     #[error("index {index} at position {position} is below zero: rows are counted from 0")]
     NegativeIndex {
         /// The index.
         index: i64,
-        /// Where among the indices it stands.
+        /// The position among the indices.
         position: usize,
     },
-    /// Rows that don't ascend strictly. A row that came twice would be updated twice.
+    /// The rows do not ascend strictly. A duplicate row would be updated twice.
     #[error(
         "row {row} comes after row {previous}: rows must ascend and be unique, pass them through merge_rows"
     )]
     RowsOutOfOrder {
-        /// The row before.
+        /// The previous row.
         previous: usize,
         /// The row that should have been greater.
         row: usize,
     },
-    /// A learning rate that would fill the variable with NaN.
+    /// A learning rate would fill the variable with NaN.
     #[error(transparent)]
     LearningRate(#[from] InvalidHyperparameter),
 }
 
-/// A hyper-parameter with which a rule diverges or divides by zero.
+/// An error of a hyper-parameter with which a rule diverges or divides by zero.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{rule}: {parameter} is {value}, but must be {range}")]
 pub struct InvalidHyperparameter {
-    /// The rule, as [`Rule::name`](crate::Rule::name) gives it.
+    /// The name of the rule, as [`Rule::name`](crate::Rule::name) returns it.
     pub rule: &'static str,
-    /// The parameter, as its field is called.
+    /// The name of the parameter's field.
     pub parameter: &'static str,
-    /// Its value.
+    /// The value of the parameter.
     pub value: f64,
-    /// The values that it may have.
+    /// The allowed values, as text.
     pub range: &'static str,
 }
 
@@ -64,7 +64,7 @@ pub(crate) fn same_length(what: &'static str, expected: usize, found: usize) -> 
     if expected == found { Ok(()) } else { Err(UpdateError::LengthMismatch { what, expected, found }) }
 }
 
-/// Checks the parameters of one rule.
+/// A check of the parameters of one rule.
 pub(crate) struct Check(pub(crate) &'static str);
 
 impl Check {
@@ -78,12 +78,12 @@ impl Check {
         if ok { Ok(()) } else { Err(InvalidHyperparameter { rule: self.0, parameter, value, range }) }
     }
 
-    /// Finite and above zero.
+    /// Checks that a parameter is finite and above zero.
     pub(crate) fn positive(&self, parameter: &'static str, value: f64) -> Result<(), InvalidHyperparameter> {
         self.that(value.is_finite() && value > 0.0, parameter, value, "finite and greater than 0")
     }
 
-    /// Finite and not below zero.
+    /// Checks that a parameter is finite and not below zero.
     pub(crate) fn not_negative(
         &self,
         parameter: &'static str,
@@ -92,7 +92,8 @@ impl Check {
         self.that(value.is_finite() && value >= 0.0, parameter, value, "finite and at least 0")
     }
 
-    /// The weight of the past in a running average: at 1 it would never learn, and bias correction divides by 0.
+    /// Checks the weight of the past in a running average. With 1 the average would never change, and bias
+    /// correction divides by 0.
     pub(crate) fn decay(&self, parameter: &'static str, value: f64) -> Result<(), InvalidHyperparameter> {
         self.that((0.0..1.0).contains(&value), parameter, value, "at least 0 and less than 1")
     }

@@ -14,12 +14,13 @@ mod sealed {
 }
 pub(crate) use sealed::Sealed;
 
-/// `f32` or `f64`: what a [`Formula`](crate::Formula) may do with an element.
+/// A floating-point number, `f32` or `f64`, with the operations that a [`Formula`](crate::Formula) may use.
 ///
-/// A formula is also applied to a number that only writes down what is done with it, to be done with tensors on a GPU: see
-/// [`Rule::program`](crate::Rule::program). One that compares elements stays on the CPU; [`select_at_most`](Float::select_at_most) goes everywhere.
+/// A formula is also applied to a recording number, to execute its operations on tensors on a GPU: see
+/// [`Rule::program`](crate::Rule::program). A formula that compares elements runs on the CPU only;
+/// [`select_at_most`](Float::select_at_most) works everywhere.
 ///
-/// Sealed, since [`Rule`](crate::Rule) has one method for each of them.
+/// The trait is sealed, because [`Rule`](crate::Rule) has a method for each of the types.
 pub trait Float:
     sealed::Sealed
     + Sum
@@ -31,20 +32,21 @@ pub trait Float:
     + Div<Output = Self>
     + AddAssign
 {
-    /// The nearest value: how coefficients, computed in `f64`, reach the elements.
+    /// Returns the nearest value. Use this for coefficients computed in `f64`.
     fn from_f64(value: f64) -> Self;
-    /// √self, rounded correctly.
+    /// Returns √self, rounded correctly.
     fn sqrt(self) -> Self;
-    /// self to the power of `exponent`. On a GPU it is one number for all elements: [`from_f64`](Float::from_f64).
+    /// Returns self to the power of `exponent`. On a GPU the exponent has to be one number for all elements,
+    /// from [`from_f64`](Float::from_f64).
     fn powf(self, exponent: Self) -> Self;
-    /// |self|.
+    /// Returns |self|.
     fn abs(self) -> Self;
-    /// |self| with the sign of `sign`.
+    /// Returns |self| with the sign of `sign`.
     fn copysign(self, sign: Self) -> Self;
-    /// `then` where self ≤ `bound`, else `otherwise`, also for NaN.
+    /// Returns `then` if self ≤ `bound`, and `otherwise` if not, or if either is NaN.
     fn select_at_most(self, bound: Self, then: Self, otherwise: Self) -> Self;
 
-    /// Calls `on_f32` or `on_f64`, whichever takes slices of this type.
+    /// Calls `on_f32` or `on_f64`, depending on this type.
     #[doc(hidden)]
     fn by_type(
         slices: Slices<'_, '_, Self>,

@@ -1,4 +1,4 @@
-//! [`Formula`]: an update rule as its author writes it, and the [`Rule`] that comes with it.
+//! [`Formula`]: the trait for authors of update rules, which implements [`Rule`].
 
 use std::fmt::Debug;
 
@@ -8,9 +8,9 @@ use crate::sweep::{Slots, Span};
 use crate::traced::{Traced, trace};
 use crate::{Float, InvalidHyperparameter, Program, Rule, RuleSpec, SlotSpec, Step, UpdateError};
 
-/// A rule as its author writes it: the formula for one element, once for all floats.
+/// An update rule defined by its formula for one element, generic over floats.
 ///
-/// A type that implements it is a [`Rule`]:
+/// A type that implements `Formula` is a [`Rule`]:
 ///
 /// ```
 /// use distribute_optim::{Float, Formula, RuleExt, SlotSpec, Step};
@@ -45,48 +45,51 @@ use crate::{Float, InvalidHyperparameter, Program, Rule, RuleSpec, SlotSpec, Ste
 /// # Ok::<(), distribute_optim::UpdateError>(())
 /// ```
 pub trait Formula: Debug + Send + Sync + 'static {
-    /// One `T` for each slot: `[T; 2]` for a rule with two. There may be up to three.
+    /// An array with one `T` for each slot, of zero to three elements: `[T; 2]` for a rule with two slots.
     type Slots<T: Copy>: Slots<T>;
 
-    /// The result of [`Rule::name`].
+    /// Returns the result of [`Rule::name`].
     fn label(&self) -> &'static str;
 
-    /// The result of [`Rule::slots`].
+    /// Returns the result of [`Rule::slots`].
     fn layout(&self) -> Self::Slots<SlotSpec>;
 
-    /// The check of [`Rule::validate`]. By default any hyper-parameters will do.
+    /// Checks the hyper-parameters for [`Rule::validate`]. By default all are valid.
     fn check(&self) -> Result<(), InvalidHyperparameter> {
         Ok(())
     }
 
-    /// Whether the rule can take this learning rate. By default it can take any that is finite.
+    /// Checks that the rule supports this learning rate. By default it has to be finite.
     fn check_learning_rate(&self, learning_rate: f64) -> Result<(), InvalidHyperparameter> {
         Check(self.label()).that(learning_rate.is_finite(), "learning_rate", learning_rate, "finite")
     }
 
-    /// The result of [`Rule::moves_absent_rows`]. By default absent rows stay.
+    /// Whether an update by row also changes absent rows: the result of [`Rule::moves_absent_rows`]. `false`
+    /// by default.
     fn every_row(&self) -> bool {
         false
     }
 
-    /// Whether the kernel does nothing but arithmetic on its arguments: it waits for nothing, takes no lock, reads no
-    /// variable and does not panic. By default nobody relies on that.
+    /// Whether the kernel only computes with its arguments. `false` by default.
     ///
-    /// A rule that promises this is applied to variables in place, in the pass that reduces their gradients. Any other is
-    /// applied to copies, which takes more time: then a kernel that hangs keeps nobody else waiting beyond the deadline,
-    /// and one that fails has changed nothing.
+    /// Such a kernel does not block, take locks, read variables or panic. The rule is then applied to
+    /// variables in place, in the pass that reduces their gradients. Any other rule is applied to copies,
+    /// which takes more time. But if its kernel hangs, other replicas wait only until the deadline, and if it
+    /// fails, nothing has changed.
     fn only_computes(&self) -> bool {
         false
     }
 
-    /// The rule as data, to be sent to a server, where code cannot be sent. `None` by default: those of this crate alone have it.
+    /// Returns the rule as data, to be sent to a server, if it is one of this crate. `None` by default,
+    /// because code cannot be sent.
     fn spec(&self) -> Option<RuleSpec> {
         None
     }
 
-    /// The formula, (variable, gradient, slots) → (variable, slots), for one element.
+    /// Returns the formula for one element, (variable, gradient, slots) → (variable, slots).
     ///
-    /// This is called once for an update, the result once for an element: compute coefficients out here, in `f64`.
+    /// This method is called once for an update, and the returned closure once for each element: compute
+    /// coefficients outside the closure, in `f64`.
     fn kernel<F: Float>(&self, at: Step) -> impl Fn(F, F, Self::Slots<F>) -> (F, Self::Slots<F>);
 }
 
@@ -260,7 +263,7 @@ mod tests {
         Sgd.update::<f32>(at, &mut [], &[], &mut []).unwrap();
         Sgd.update_rows::<f32>(at, &mut [], 0, &[], &[], &mut []).unwrap();
         Sgd.update_rows::<f32>(at, &mut [], 3, &[], &[], &mut []).unwrap();
-        // A table of rows of nothing may have any number of them.
+        // A table of empty rows may have any number of them.
         let slots: &mut [&mut [f32]] = &mut [&mut [], &mut []];
         Adam::default().update_rows(at, &mut [], 0, &[0, usize::MAX], &[], slots).unwrap();
         let mut var = [1.0f64; 4];

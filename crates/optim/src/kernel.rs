@@ -1,15 +1,20 @@
-//! A rule's program as one function in CUDA's C, for a device that makes all of it in one pass over the memory.
+//! A rule's program as a function in CUDA C, for devices that execute it in one pass over the memory.
 
 use crate::program::{Operation, Precision, Program};
 use std::fmt::{self, Write};
 
-/// A [`Program`] as the text of one function for a GPU, and what it is called with.
+/// The source of a GPU function that executes a [`Program`], and its parameters.
 ///
-/// The parameters of the function are the number of elements, as 64 bits without sign; the addresses of the `inputs`, and of as much memory for
-/// each output as the inputs take, which is that of no input; and the `constants`, of the type of the elements. Any grid of blocks of one
-/// dimension will do: a thread goes on where the grid ends.
+/// The parameters of the function are, in this order:
+/// - the number of elements, an unsigned 64-bit integer;
+/// - the addresses of the `inputs`;
+/// - for each output, the address of a separate buffer with the size of an input;
+/// - the `constants`, in the type of the elements.
 ///
-/// The text depends on no number, only on what is done with them: it is the same in all steps of a rule whose formula is the same.
+/// The grid and its blocks have one dimension and any size: threads iterate over the remaining elements.
+///
+/// The source does not depend on the values of constants. It is the same in all steps of a rule with the same
+/// formula.
 ///
 /// ```
 /// use distribute_optim::{Precision, Kernel, Momentum, Rule, Step};
@@ -23,27 +28,30 @@ use std::fmt::{self, Write};
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kernel {
-    /// In C, as NVIDIA's NVRTC compiles it: nothing is included.
+    /// The source in C, for NVIDIA's NVRTC, without includes.
     pub source: String,
-    /// Which of the program's inputs it reads.
+    /// The numbers of the program's inputs that the function reads.
     pub inputs: Vec<usize>,
-    /// How many results it writes: the variable and its slots.
+    /// The number of results that the function writes: the variable and its slots.
     pub outputs: usize,
-    /// The numbers that it is given, rounded to the type of the elements.
+    /// The constants, rounded to the type of the elements.
     pub constants: Vec<f64>,
-    /// That type.
+    /// The type of the elements.
     pub precision: Precision,
 }
 
 impl Kernel {
-    /// What the function is called.
+    /// The name of the function.
     pub const NAME: &str = "distribute_update";
 
-    /// What the compiler is told, so that results have the bits of IEEE 754, and thus of [`RuleExt::update`](crate::RuleExt::update): a product and
-    /// a sum are rounded each, numbers near 0 stay what they are, quotients and roots are rounded correctly.
+    /// The compiler options for the rounding of IEEE 754, with which results are bit-identical to
+    /// [`RuleExt::update`](crate::RuleExt::update).
+    ///
+    /// Products and sums are rounded separately, numbers near 0 are not flushed, and quotients and roots are
+    /// rounded correctly.
     pub const OPTIONS: [&str; 4] = ["--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"];
 
-    /// `None` where an operation asks for a result that is not before it, or an exponent is no number.
+    /// Creates the kernel. `None` if an operation uses a later result, or an exponent that is not a constant.
     pub fn new(program: &Program, precision: Precision) -> Option<Self> {
         let Program { operations, outputs } = program.folded(precision)?;
         let mut kernel = Kernel {
@@ -66,7 +74,7 @@ impl Kernel {
     }
 
     fn write(&mut self, operations: &[Operation], outputs: &[usize]) -> fmt::Result {
-        // C's functions of float end with f.
+        // C's functions on float end with f.
         let (float, f) = match self.precision {
             Precision::F32 => ("float", "f"),
             Precision::F64 => ("double", ""),
@@ -133,7 +141,7 @@ mod tests {
         for (finished, rate) in [(0, 1.), (1, 0.01), (999, 0.01), (u64::MAX, 1.)] {
             assert_eq!(kernel(&adam, finished, rate).source, first.source);
         }
-        // The same rule with other numbers is one text, too.
+        // The same rule with other constants has the same source.
         assert_eq!(kernel(&Adam::default(), 0, 0.1).source, first.source);
         assert_eq!((first.inputs, first.outputs), (vec![0, 1, 2, 3], 3));
         let at = Step::after(2, 0.5);

@@ -1,8 +1,8 @@
 //! Update rules of optimizers on plain slices, dense and by row.
 //!
-//! A rule says how a variable and its slots (momentum, second moments…) change for a gradient. It doesn't know
-//! where the slices live: a replica applies it to the range that it owns, a parameter server to the rows of its
-//! shard. Every formula works element by element, so any cut of a variable into ranges gives the same bits.
+//! A rule defines how a gradient changes a variable and its slots (momentum, second moments, …). It does not
+//! know where the slices are: a replica applies it to its partition, a parameter server to the rows of its
+//! shard. Every formula works element by element, so any partition of a variable gives bit-identical results.
 //!
 //! ```
 //! use distribute_optim::{Adam, RuleExt, Rule, Step, merge_rows};
@@ -26,23 +26,24 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # The way through
+//! # Modules
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | `rule` | [`Rule`], what callers use, and [`Step`] |
-//! | `formula` | [`Formula`], what authors of rules write, and the [`Rule`] that comes with it |
-//! | `spec` | [`Sgd`], [`Momentum`], [`Adam`], [`AdamW`], [`Adagrad`], [`RmsProp`], [`Ftrl`]: the hyper-parameters of each rule, as data; [`RuleSpec`]: any of them |
-//! | `rules` | the [`Formula`] of each, in a file |
-//! | `rows` | [`merge_rows`], and which stretches of a table a row update visits |
-//! | `sweep` | the one loop that all rules run in, for each number of slots |
-//! | `program`, `traced` | [`Program`]: a rule's step as operations on whole tensors, and how it is recorded from a formula |
-//! | `kernel` | [`Kernel`]: the same as the text of one function for a GPU |
+//! | `rule` | [`Rule`], the trait for callers, and [`Step`] |
+//! | `formula` | [`Formula`], the trait for authors of rules, which implements [`Rule`] |
+//! | `spec` | the hyper-parameters of each rule as data, such as [`Adam`]; [`RuleSpec`] for any of them |
+//! | `rules` | the [`Formula`] of each rule, one file each |
+//! | `rows` | [`merge_rows`], and the spans of a table that a row update visits |
+//! | `sweep` | the loop of all rules, for each number of slots |
+//! | `program`, `traced` | [`Program`]: a rule's step as operations on tensors, recorded from a formula |
+//! | `kernel` | [`Kernel`]: a program as the source of a GPU function |
 //! | `float` | [`Float`]: `f32` and `f64` |
 //! | `error` | [`UpdateError`] and [`InvalidHyperparameter`] |
 //! | [`schedules`] | [`Schedule`]: the learning rate as a function of the step |
 //!
-//! The learning rate comes with each [`Step`]; [`schedules`] are functions that give one. Half-precision callers widen first.
+//! Each [`Step`] contains the learning rate; [`schedules`] compute it. Callers with half precision convert to
+//! f32 first.
 
 #![forbid(unsafe_code)]
 

@@ -1,16 +1,16 @@
-//! A rule's update as a list of operations on whole tensors, for devices whose memory no slice reaches.
+//! A rule's update as a list of operations on tensors, for devices whose memory is not accessible as slices.
 
 use crate::Float;
 
-/// What a rule does with a variable, its gradient and its slots in one step: operations, each on the results of earlier ones.
+/// A rule's change of a variable and its slots in one step, as operations on the results of earlier ones.
 ///
-/// Whoever has tensors in place of slices makes these operations, one after another, each for all elements. With the rounding of
-/// IEEE 754, they have the bits of [`RuleExt::update`](crate::RuleExt::update).
+/// To execute it on tensors, apply the operations in order, each to all elements. With the rounding of IEEE
+/// 754, results are bit-identical to [`RuleExt::update`](crate::RuleExt::update).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
-    /// In the order in which they are made. Operands are positions in this list.
+    /// The operations in order of execution. Operands are positions in this list.
     pub operations: Vec<Operation>,
-    /// Which of them are the variable and its slots after the step, in that order.
+    /// The positions of the new values: the variable, then its slots.
     pub outputs: Vec<usize>,
 }
 
@@ -23,44 +23,44 @@ pub enum Precision {
     F64,
 }
 
-/// One operation, on the results of those at the given positions.
+/// An operation on the results of the operations at the given positions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Operation {
-    /// The variable, its gradient, and the slots in their order, from 0.
+    /// An input by its number: 0 for the variable, 1 for its gradient, then the slots in order.
     Input(usize),
-    /// One number for all elements, which is rounded to their type.
+    /// One number for all elements, rounded to their type.
     Constant(f64),
-    /// a + b.
+    /// The sum a + b.
     Add(usize, usize),
-    /// a − b.
+    /// The difference a − b.
     Sub(usize, usize),
-    /// a · b.
+    /// The product a · b.
     Mul(usize, usize),
-    /// a / b.
+    /// The quotient a / b.
     Div(usize, usize),
-    /// √a.
+    /// The square root √a.
     Sqrt(usize),
-    /// a to the power of b, which is a number.
+    /// The power of a to b, which has to be a constant.
     Pow(usize, usize),
-    /// |a|.
+    /// The absolute value |a|.
     Abs(usize),
-    /// |a| with the sign of b.
+    /// The absolute value |a| with the sign of b.
     CopySign(usize, usize),
-    /// `then` where `value` ≤ `bound`, else `otherwise`.
+    /// The element of `then` if `value` ≤ `bound`, and of `otherwise` if not.
     Select {
-        /// What is compared.
+        /// The compared value.
         value: usize,
-        /// With what.
+        /// The bound of the value.
         bound: usize,
-        /// The result where it is at most that.
+        /// The result if the value is at most the bound.
         then: usize,
-        /// The result elsewhere, and where either is NaN.
+        /// The result if the value is greater, or if either is NaN.
         otherwise: usize,
     },
 }
 
 impl Operation {
-    /// On whose results it is.
+    /// Returns the positions of the operands.
     pub fn operands(&self) -> impl Iterator<Item = usize> + use<> {
         let all = match *self {
             Operation::Input(_) | Operation::Constant(_) => [None; 4],
@@ -78,7 +78,7 @@ impl Operation {
         all.into_iter().flatten()
     }
 
-    /// Its result, from the results of others and the inputs, with the rounding of their type; `None` where one is not there.
+    /// Computes the result from other results and inputs, rounded to `F`; `None` if one of them does not exist.
     fn result<F: Float>(
         self,
         of: impl Fn(usize) -> Option<F>,
@@ -101,12 +101,12 @@ impl Operation {
         })
     }
 
-    /// What it comes to on numbers alone; `None` where one of its operands is none.
+    /// Computes the result if all operands are constants; `None` otherwise.
     fn number<F: Float + Into<f64>>(self, numbers: &[Option<f64>]) -> Option<f64> {
         self.result(|at| numbers[at].map(F::from_f64), |_| None).map(Into::into)
     }
 
-    /// The same on the results of others.
+    /// Returns the same operation with operands at other positions.
     fn on(self, place: impl Fn(usize) -> usize) -> Self {
         match self {
             Operation::Input(_) | Operation::Constant(_) => self,
@@ -129,10 +129,11 @@ impl Operation {
 }
 
 impl Program {
-    /// The same for elements of one type: what is done with numbers alone is done here, rounded to that type, and what no result needs is left
-    /// out. Which operations remain depends on no number.
+    /// Returns the program for elements of one type, without operations on constants only and without unused ones.
     ///
-    /// `None` where an operation asks for a result that is not before it, or an exponent is no number.
+    /// Constants are computed here, rounded to the type of the elements. The set of remaining operations does
+    /// not depend on the values of constants. Returns `None` if an operation uses a later result, or an
+    /// exponent that is not a constant.
     pub fn folded(&self, precision: Precision) -> Option<Program> {
         let mut numbers: Vec<Option<f64>> = Vec::with_capacity(self.operations.len());
         for (at, operation) in self.operations.iter().enumerate() {
@@ -169,9 +170,10 @@ impl Program {
         Some(Program { operations, outputs })
     }
 
-    /// The results for one element, from its inputs: what all ways to make the operations come to.
+    /// Computes the results for one element from its inputs. This is the reference for all ways to execute the
+    /// program.
     ///
-    /// `None` where an operation asks for a result or an input that is not there.
+    /// Returns `None` if an operation uses a result or an input that does not exist.
     pub fn of_element<F: Float>(&self, inputs: &[F]) -> Option<Vec<F>> {
         let mut made: Vec<F> = Vec::with_capacity(self.operations.len());
         for operation in &self.operations {
@@ -226,7 +228,7 @@ mod tests {
         assert_eq!((&folded.operations[..], &folded.outputs[..]), (&expected[..], &[3, 1, 3][..]));
         let folded = of_numbers([1., 3.]).folded(Precision::F64).unwrap();
         assert_eq!(constants(&folded), [1., 1. / 3.]);
-        // NaN is not at most anything.
+        // NaN is not at most any bound.
         let folded = of_numbers([-1., 3.]).folded(Precision::F64).unwrap();
         assert!(constants(&folded)[1].is_nan());
         assert_eq!(folded.folded(Precision::F64).map(|again| again.operations.len()), Some(4));

@@ -1,4 +1,4 @@
-//! Sparse gradients: joining duplicates, and the stretches of a table that an update by row visits.
+//! Sparse gradients: merging duplicates, and the spans of a table that an update by row visits.
 
 use distribute_tensor::kernel::RowMerge;
 
@@ -6,12 +6,11 @@ use crate::error::same_length;
 use crate::sweep::Span;
 use crate::{Float, UpdateError};
 
-/// Sums the values of equal indices: a sparse gradient as [`RuleExt::update_rows`](crate::RuleExt::update_rows)
-/// takes it.
+/// Sums the values of equal indices, to create a gradient for [`RuleExt::update_rows`](crate::RuleExt::update_rows).
 ///
-/// `values` holds a row of `row_len` for each index. Gives the indices that occur, ascending, and a row for each.
-/// The values of an index are added in their order of appearance, so that the result is the same to the bit
-/// wherever it is computed.
+/// `values` contains a row of `row_len` elements for each index. Returns the distinct indices in ascending
+/// order, and a row for each. The values of an index are added in their order of appearance, so the result is
+/// bit-identical on all machines.
 ///
 /// ```
 /// let (rows, sums) = distribute_optim::merge_rows(&[7, 3, 7], &[1.0, 2.0, 30.0, 40.0, 0.5, 0.5], 2)?;
@@ -21,8 +20,8 @@ use crate::{Float, UpdateError};
 /// ```
 ///
 /// # Errors
-/// [`NegativeIndex`](UpdateError::NegativeIndex), and [`LengthMismatch`](UpdateError::LengthMismatch) if `values`
-/// doesn't hold `row_len` elements for each index.
+/// - [`NegativeIndex`](UpdateError::NegativeIndex): an index is below zero.
+/// - [`LengthMismatch`](UpdateError::LengthMismatch): `values` does not have `row_len` elements for each index.
 #[doc(alias = "tf.IndexedSlices")]
 #[doc(alias = "IndexedSlices")]
 pub fn merge_rows<F: Float>(
@@ -58,26 +57,26 @@ pub(crate) fn check_rows(
         }
     }
     match rows.last() {
-        // A table of rows of nothing may have any number of them.
+        // A table of empty rows may have any number of them.
         Some(&row) if row >= count && row_len > 0 => Err(UpdateError::RowOutOfRange { row, rows: count }),
         _ => Ok(()),
     }
 }
 
-/// The rows with a gradient.
+/// Returns the spans of rows with a gradient.
 pub(crate) fn row_spans<'g, F>(
     row_len: usize,
     rows: &'g [usize],
     grads: &'g [F],
 ) -> impl Iterator<Item = Span<'g, F>> {
-    // chunks_exact takes no 0. Then there is no gradient either, and so no chunk.
+    // chunks_exact does not accept 0. In that case there are no gradients, and so no chunks.
     let grads = grads.chunks_exact(row_len.max(1));
     rows.iter()
         .zip(grads)
         .map(move |(&row, grad)| Span { at: row * row_len..row * row_len + row_len, grad: Some(grad) })
 }
 
-/// All of a table of `len` elements: the rows with a gradient, and what is between them with zeros.
+/// Returns the spans of a complete table of `len` elements: rows with a gradient, and the rows between them without.
 pub(crate) fn every_span<'g, F>(
     len: usize,
     row_len: usize,
@@ -101,7 +100,7 @@ mod tests {
 
     #[test]
     fn duplicates_are_summed_in_order_of_appearance() {
-        // In another order these sums would round to other values.
+        // Another order would round these sums differently.
         let (big, small) = (16_777_216.0f32, 1.0f32);
         let (rows, sums) = merge_rows(&[5, 0, 5, 5], &[big, 9.0, small, small], 1).unwrap();
         assert_eq!((rows, sums), (vec![0, 5], vec![9.0, big]));

@@ -1,10 +1,10 @@
-//! [`Rule`]: an update rule as its callers see it.
+//! [`Rule`]: an update rule, as callers use it.
 
 use std::fmt::Debug;
 
 use crate::{Float, InvalidHyperparameter, Program, RuleSpec, UpdateError};
 
-/// When an update happens: how many steps came before it, and the learning rate of this one.
+/// The position of an update: the number of steps before it, and its learning rate.
 ///
 /// ```
 /// use distribute_optim::Step;
@@ -17,89 +17,91 @@ pub struct Step {
 }
 
 impl Step {
-    /// The step after `finished` others, which is 0 for the first. It is what TensorFlow counts in `iterations`
-    /// and what a checkpoint holds.
+    /// Creates the step after `finished` others, which is 0 for the first. TensorFlow counts the same number
+    /// in `iterations`, and checkpoints contain it.
     #[doc(alias = "tf.keras.optimizers.Optimizer.iterations")]
     pub fn after(finished: u64, learning_rate: f64) -> Self {
         Step { number: finished.saturating_add(1), learning_rate }
     }
 
-    /// The number of this step. The first is 1, so that bias correction never divides by 0.
+    /// Returns the number of this step. The first is 1, so that bias correction never divides by 0.
     pub fn number(self) -> u64 {
         self.number
     }
 
-    /// The learning rate.
+    /// Returns the learning rate.
     pub fn learning_rate(self) -> f64 {
         self.learning_rate
     }
 
-    /// 1 − betaᵗ: the weight of all gradients so far in a running average that started at 0.
+    /// Returns 1 − betaᵗ, the weight of all gradients so far in a running average that started at 0.
     pub fn bias_correction(self, beta: f64) -> f64 {
-        // Long before the exponent saturates, the power is 0.
+        // The power is 0 long before the exponent saturates.
         1.0 - beta.powi(i32::try_from(self.number).unwrap_or(i32::MAX))
     }
 }
 
-/// A slot: a state of the same shape as the variable that a rule keeps between steps.
+/// A slot: a state with the shape of the variable that a rule keeps between steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SlotSpec {
-    /// Its name, unique in its rule: `"m"`.
+    /// The name, unique within the rule, such as `"m"`.
     pub name: &'static str,
-    /// The value of all its elements before the first step.
+    /// The value of all elements before the first step.
     pub initial: f64,
 }
 
 impl SlotSpec {
-    /// A slot that starts at 0.
+    /// Creates a slot that starts at 0.
     pub const fn zeros(name: &'static str) -> Self {
         SlotSpec { name, initial: 0.0 }
     }
 }
 
-/// How a variable and its slots change for a gradient, for callers that hold any rule.
+/// An update of a variable and its slots by a gradient, for callers that support any rule.
 ///
-/// It comes with every [`Formula`](crate::Formula); [`RuleExt`] adds the same calls generic over the element.
+/// Every [`Formula`](crate::Formula) implements it. [`RuleExt`] adds the same methods, generic over the element.
 ///
-/// `slots` hold one slice for each of [`slots`](Rule::slots), in that order, as long as `var`. On an error nothing
-/// was changed.
+/// `slots` contains one slice for each of [`slots`](Rule::slots), in that order and with the length of `var`.
+/// After an error nothing has changed.
 #[doc(alias = "tf.keras.optimizers.Optimizer")]
 #[doc(alias = "Optimizer")]
 pub trait Rule: Debug + Send + Sync + 'static {
-    /// The rule's name, for errors and checkpoints: `"adam"`.
+    /// Returns the rule's name for errors and checkpoints, such as `"adam"`.
     fn name(&self) -> &'static str;
 
-    /// The slots that the rule keeps for every variable.
+    /// Returns the slots that the rule keeps for every variable.
     fn slots(&self) -> Vec<SlotSpec>;
 
-    /// Checks the hyper-parameters. Updates don't, so call it once where a rule comes from a user.
+    /// Checks the hyper-parameters. Updates do not, so call this once for a rule from a user.
     fn validate(&self) -> Result<(), InvalidHyperparameter>;
 
-    /// Whether an update by row moves rows without a gradient too.
+    /// Whether an update by row also changes rows without a gradient.
     ///
-    /// Whoever owns a shard of such a table must call `update_rows` in every step, with no rows if none came.
+    /// If so, call `update_rows` for every shard of the table in every step, even without rows.
     fn moves_absent_rows(&self) -> bool;
 
-    /// Whether updates do nothing but arithmetic on their arguments: see [`Formula::only_computes`](crate::Formula::only_computes).
+    /// Whether updates only compute with their arguments: see
+    /// [`Formula::only_computes`](crate::Formula::only_computes).
     fn only_computes(&self) -> bool {
         false
     }
 
-    /// The rule as data, to be sent to a server: see [`Formula::spec`](crate::Formula::spec).
+    /// Returns the rule as data, to be sent to a server: see [`Formula::spec`](crate::Formula::spec).
     fn spec(&self) -> Option<RuleSpec> {
         None
     }
 
-    /// What the rule does in a step, as operations on whole tensors: for devices whose memory no slice reaches. `None` where it
-    /// cannot be written down, since it looks at elements.
+    /// Returns the rule's step as operations on tensors, for devices whose memory is not accessible as slices.
+    ///
+    /// Returns `None` if the rule's operations depend on the values of elements.
     ///
     /// # Errors
-    /// [`LearningRate`](UpdateError::LearningRate), as [`RuleExt::update`].
+    /// - [`LearningRate`](UpdateError::LearningRate): as for [`RuleExt::update`].
     fn program(&self, _at: Step) -> Result<Option<Program>, UpdateError> {
         Ok(None)
     }
 
-    /// One step on `f32`: see [`RuleExt::update`].
+    /// Makes one step on `f32`: see [`RuleExt::update`].
     fn update_f32(
         &self,
         at: Step,
@@ -108,7 +110,7 @@ pub trait Rule: Debug + Send + Sync + 'static {
         slots: &mut [&mut [f32]],
     ) -> Result<(), UpdateError>;
 
-    /// One step on `f64`: see [`RuleExt::update`].
+    /// Makes one step on `f64`: see [`RuleExt::update`].
     fn update_f64(
         &self,
         at: Step,
@@ -117,7 +119,7 @@ pub trait Rule: Debug + Send + Sync + 'static {
         slots: &mut [&mut [f64]],
     ) -> Result<(), UpdateError>;
 
-    /// One step on rows of `f32`: see [`RuleExt::update_rows`].
+    /// Makes one step on rows of `f32`: see [`RuleExt::update_rows`].
     fn update_rows_f32(
         &self,
         at: Step,
@@ -128,7 +130,7 @@ pub trait Rule: Debug + Send + Sync + 'static {
         slots: &mut [&mut [f32]],
     ) -> Result<(), UpdateError>;
 
-    /// One step on rows of `f64`: see [`RuleExt::update_rows`].
+    /// Makes one step on rows of `f64`: see [`RuleExt::update_rows`].
     fn update_rows_f64(
         &self,
         at: Step,
@@ -140,16 +142,18 @@ pub trait Rule: Debug + Send + Sync + 'static {
     ) -> Result<(), UpdateError>;
 }
 
-/// The calls of [`Rule`], generic over the element, for `dyn Rule` too.
+/// The methods of [`Rule`], generic over the element; also implemented for `dyn Rule`.
 pub trait RuleExt: Rule {
-    /// One step: changes all of `var` and `slots` for the gradient `grad`, which is as long as `var`.
+    /// Makes one step: changes all of `var` and `slots` by the gradient `grad`, which has the length of `var`.
     ///
-    /// `var` may be any range of a variable: an element's result depends on nothing but itself, to the bit.
+    /// `var` may be any range of a variable: the result of an element does not depend on other elements.
     ///
     /// # Errors
-    /// [`LengthMismatch`](UpdateError::LengthMismatch) if a slice has another length than `var`, or the slots
-    /// another number than [`Rule::slots`]; [`LearningRate`](UpdateError::LearningRate) if the learning rate isn't
-    /// finite, or is one that the rule can't take. Nothing was changed then.
+    /// Nothing has changed after an error.
+    /// - [`LengthMismatch`](UpdateError::LengthMismatch): a slice has another length than `var`, or the number
+    ///   of slots differs from [`Rule::slots`].
+    /// - [`LearningRate`](UpdateError::LearningRate): the rule does not support the learning rate, for example
+    ///   one that is not finite.
     fn update<F: Float>(
         &self,
         at: Step,
@@ -164,16 +168,19 @@ pub trait RuleExt: Rule {
         )
     }
 
-    /// One step by a sparse gradient: row `rows[i]` of the table `var` has the gradient
-    /// `grads[i * row_len..][..row_len]`.
+    /// Makes one step by a sparse gradient: row `rows[i]` of the table `var` has the gradient `grads[i *
+    /// row_len..][..row_len]`.
     ///
-    /// `var` holds whole rows, all of a table or a shard's, and `rows` count from its first; they ascend and are
-    /// unique, as [`merge_rows`](crate::merge_rows) gives them. Rows of `var` and the slots without a gradient don't
-    /// change, unless the rule [moves absent rows](Rule::moves_absent_rows): then they do as for a gradient of 0.
+    /// `var` contains complete rows of a table or a shard, and `rows` are counted from its first row. They
+    /// ascend strictly, like the result of [`merge_rows`](crate::merge_rows). Rows of `var` and the slots
+    /// without a gradient do not change, unless the rule [moves absent rows](Rule::moves_absent_rows). Such a
+    /// rule changes them as for a gradient of 0.
     ///
     /// # Errors
-    /// As [`update`](RuleExt::update), and [`RowOutOfRange`](UpdateError::RowOutOfRange),
-    /// [`RowsOutOfOrder`](UpdateError::RowsOutOfOrder). Nothing was changed then.
+    /// Nothing has changed after an error.
+    /// - [`RowOutOfRange`](UpdateError::RowOutOfRange): a row is not in the table.
+    /// - [`RowsOutOfOrder`](UpdateError::RowsOutOfOrder): the rows do not ascend strictly.
+    /// - The errors of [`update`](RuleExt::update).
     fn update_rows<F: Float>(
         &self,
         at: Step,

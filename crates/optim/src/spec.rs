@@ -1,10 +1,12 @@
-//! Rules as data: the hyper-parameters of each, and [`RuleSpec`], any of them. Servers receive it and checkpoints hold it, so a change of a
-//! field here is a change of these formats. The formulas are in `rules/`.
+//! Rules as data: the hyper-parameters of each, and [`RuleSpec`] for any of them.
+//!
+//! Servers receive a `RuleSpec` and checkpoints contain it, so changing a field here changes these formats.
+//! The formulas are in `rules/`.
 
 use serde::{Deserialize, Serialize};
 
-/// A rule of this crate with its hyper-parameters, as data: a server receives it to apply the rule there, and a checkpoint holds it
-/// next to the slots.
+/// A rule of this crate with its hyper-parameters, as data. A server receives it to apply the rule, and a
+/// checkpoint contains it with the slots.
 ///
 /// ```
 /// use distribute_optim::{Momentum, Rule, RuleSpec};
@@ -17,25 +19,25 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum RuleSpec {
-    /// [`Sgd`].
+    /// The rule [`Sgd`].
     Sgd(Sgd),
-    /// [`Momentum`].
+    /// The rule [`Momentum`].
     Momentum(Momentum),
-    /// [`Adam`].
+    /// The rule [`Adam`].
     Adam(Adam),
-    /// [`AdamW`].
+    /// The rule [`AdamW`].
     AdamW(AdamW),
-    /// [`Adagrad`].
+    /// The rule [`Adagrad`].
     Adagrad(Adagrad),
-    /// [`RmsProp`].
+    /// The rule [`RmsProp`].
     RmsProp(RmsProp),
-    /// [`Ftrl`].
+    /// The rule [`Ftrl`].
     Ftrl(Ftrl),
 }
 
 /// Gradient descent: var ← var − lr · g.
 ///
-/// TensorFlow's default learning rate for it is 0.01. With momentum, it is [`Momentum`](crate::Momentum).
+/// TensorFlow's default learning rate is 0.01. For momentum, use [`Momentum`](crate::Momentum).
 #[doc(alias = "tf.keras.optimizers.SGD")]
 #[doc(alias = "SGD")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -43,13 +45,13 @@ pub struct Sgd;
 
 /// Gradient descent with momentum.
 ///
-/// accum ← momentum · accum + g, then var ← var − lr · accum, or with `nesterov`
-/// var ← var − lr · (g + momentum · accum).
+/// - accum ← momentum · accum + g
+/// - var ← var − lr · accum, or with `nesterov` var ← var − lr · (g + momentum · accum)
 ///
-/// The learning rate isn't part of `accum`: after it changes, what was accumulated counts with the new one. (In
-/// Keras it counts with the old one. As long as the rate stays the two are the same.)
+/// The learning rate is not part of `accum`: when it changes, the new rate applies to all accumulated
+/// gradients. In Keras the old rate applies to them. With a constant rate the two are equal.
 ///
-/// By row, `accum` of absent rows neither decays nor moves them.
+/// In an update by row, absent rows do not move, and their `accum` does not decay.
 ///
 /// ```
 /// use distribute_optim::{Momentum, Rule};
@@ -60,19 +62,19 @@ pub struct Sgd;
 #[doc(alias = "MomentumOptimizer")]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Momentum {
-    /// The share of the past that remains, in [0, 1). 0.9 by default; TensorFlow has no default for it but 0.
+    /// The fraction of `accum` that is kept in each step, in [0, 1). 0.9 by default; TensorFlow's default is 0.
     pub momentum: f64,
-    /// Whether to look ahead by Nesterov's formula. `false` by default.
+    /// Whether to use Nesterov's formula. `false` by default.
     pub nesterov: bool,
 }
 
 impl Momentum {
-    /// The plain form.
+    /// Creates the plain form.
     pub fn new(momentum: f64) -> Self {
         Momentum { momentum, nesterov: false }
     }
 
-    /// Nesterov's form.
+    /// Creates Nesterov's form.
     pub fn nesterov(momentum: f64) -> Self {
         Momentum { momentum, nesterov: true }
     }
@@ -86,14 +88,15 @@ impl Default for Momentum {
 
 /// Adam: steps by the ratio of running averages of the gradient and of its square.
 ///
-/// m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g², var ← var − lrₜ · m / (√v + ε)
-/// with lrₜ = lr · √(1 − β₂ᵗ) / (1 − β₁ᵗ).
+/// - m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g²
+/// - var ← var − lrₜ · m / (√v + ε) with lrₜ = lr · √(1 − β₂ᵗ) / (1 − β₁ᵗ)
 ///
-/// So ε is added before the bias of v is corrected, as TensorFlow does; PyTorch and candle_nn add it after, as
-/// [`AdamW`](crate::AdamW) does here. TensorFlow's default learning rate is 0.001.
+/// ε is added before the bias of v is corrected, as in TensorFlow. PyTorch, candle_nn and
+/// [`AdamW`](crate::AdamW) add it after the correction. TensorFlow's default learning rate is 0.001.
 ///
-/// By row, it acts as if the gradient of absent rows were 0: m and v decay and the rows move, all of them in every
-/// step. With `lazy`, absent rows stay as they are: far cheaper for large tables, but other numbers.
+/// An update by row treats absent rows as if their gradient were 0: m and v decay and all rows move in every
+/// step. With `lazy`, absent rows do not change, which is far cheaper for large tables, but gives other
+/// results.
 ///
 /// ```
 /// use distribute_optim::{Adam, Rule};
@@ -104,18 +107,18 @@ impl Default for Momentum {
 #[doc(alias = "LazyAdam")]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Adam {
-    /// The share of m that remains, in [0, 1). 0.9 by default.
+    /// The fraction of m that is kept in each step, in [0, 1). 0.9 by default.
     pub beta1: f64,
-    /// The share of v that remains, in [0, 1). 0.999 by default.
+    /// The fraction of v that is kept in each step, in [0, 1). 0.999 by default.
     pub beta2: f64,
-    /// ε, above 0. 1e-7 by default.
+    /// The term ε, above 0. 1e-7 by default.
     pub epsilon: f64,
-    /// Whether an update by row leaves absent rows alone. `false` by default.
+    /// Whether an update by row does not change absent rows. `false` by default.
     pub lazy: bool,
 }
 
 impl Adam {
-    /// The lazy variant with default hyper-parameters.
+    /// Creates the lazy variant with default hyper-parameters.
     pub fn lazy() -> Self {
         Adam { lazy: true, ..Adam::default() }
     }
@@ -127,28 +130,28 @@ impl Default for Adam {
     }
 }
 
-/// Adam with weight decay that doesn't go through the averages; the same to the bit as `candle_nn::AdamW` on a CPU.
+/// Adam with weight decay that is not part of the averages; bit-identical to `candle_nn::AdamW` on a CPU.
 ///
-/// m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g²,
-/// var ← var · (1 − lr · λ) − lr · m̂ / (√v̂ + ε) with m̂ = m / (1 − β₁ᵗ), v̂ = v / (1 − β₂ᵗ).
+/// - m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g²
+/// - var ← var · (1 − lr · λ) − lr · m̂ / (√v̂ + ε) with m̂ = m / (1 − β₁ᵗ), v̂ = v / (1 − β₂ᵗ)
 ///
-/// ε is added after the correction of v's bias, unlike in [`Adam`](crate::Adam). Defaults are those of candle_nn and
-/// PyTorch, too, with a learning rate of 0.001; Keras has ε = 1e-7 and λ = 0.004.
+/// ε is added after the correction of v's bias, unlike in [`Adam`](crate::Adam). Defaults equal those of
+/// candle_nn and PyTorch, which have a learning rate of 0.001. Keras has ε = 1e-7 and λ = 0.004.
 ///
-/// By row, it acts as if the gradient of absent rows were 0, so all rows decay and move; with `lazy`, absent rows
-/// stay as they are.
+/// An update by row treats absent rows as if their gradient were 0, so all rows decay and move. With `lazy`,
+/// absent rows do not change.
 #[doc(alias = "tf.keras.optimizers.AdamW")]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamW {
-    /// The share of m that remains, in [0, 1). 0.9 by default.
+    /// The fraction of m that is kept in each step, in [0, 1). 0.9 by default.
     pub beta1: f64,
-    /// The share of v that remains, in [0, 1). 0.999 by default.
+    /// The fraction of v that is kept in each step, in [0, 1). 0.999 by default.
     pub beta2: f64,
-    /// ε, above 0. 1e-8 by default.
+    /// The term ε, above 0. 1e-8 by default.
     pub epsilon: f64,
-    /// λ, at least 0. 0.01 by default.
+    /// The weight decay λ, at least 0. 0.01 by default.
     pub weight_decay: f64,
-    /// Whether an update by row leaves absent rows alone. `false` by default.
+    /// Whether an update by row does not change absent rows. `false` by default.
     pub lazy: bool,
 }
 
@@ -160,13 +163,14 @@ impl Default for AdamW {
 
 /// Adagrad: accum ← accum + g², var ← var − lr · g / (√accum + ε).
 ///
-/// TensorFlow's default learning rate is 0.001. By row, absent rows stay: so they would for a gradient of 0.
+/// TensorFlow's default learning rate is 0.001. An update by row does not change absent rows, and neither
+/// would a gradient of 0.
 #[doc(alias = "tf.keras.optimizers.Adagrad")]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Adagrad {
     /// The initial value of accum, at least 0. 0.1 by default.
     pub initial_accumulator_value: f64,
-    /// ε, at least 0, and above if accum starts at 0. 1e-7 by default.
+    /// The term ε, at least 0, and above 0 if accum starts at 0. 1e-7 by default.
     pub epsilon: f64,
 }
 
@@ -178,16 +182,17 @@ impl Default for Adagrad {
 
 /// RMSprop: ms ← ρ ms + (1 − ρ) g², mom ← momentum · mom + lr · g / √(ms + ε), var ← var − mom.
 ///
-/// ε is inside the root and the learning rate inside `mom`. TensorFlow's default learning rate is 0.001; its
-/// centered form isn't here. By row, ms and mom of absent rows neither decay nor move them.
+/// ε is inside the root, and the learning rate is part of `mom`. TensorFlow's default learning rate is 0.001.
+/// TensorFlow's centered form is not supported. In an update by row, absent rows do not move, and their ms and
+/// mom do not decay.
 #[doc(alias = "tf.keras.optimizers.RMSprop")]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RmsProp {
-    /// ρ: how much of ms remains, in [0, 1). 0.9 by default.
+    /// The fraction ρ of ms that is kept in each step, in [0, 1). 0.9 by default.
     pub rho: f64,
-    /// The share of mom that remains, in [0, 1). 0 by default.
+    /// The fraction of mom that is kept in each step, in [0, 1). 0 by default.
     pub momentum: f64,
-    /// ε, above 0. 1e-7 by default.
+    /// The term ε, above 0. 1e-7 by default.
     pub epsilon: f64,
 }
 
@@ -197,30 +202,32 @@ impl Default for RmsProp {
     }
 }
 
-/// Follow the regularized leader.
+/// FTRL: follow the regularized leader.
 ///
 /// With p = −lr_power and new = accum + g²:
-/// linear ← linear + g + 2 · l2_shrinkage · var − (newᵖ − accumᵖ) / lr · var;
-/// var ← (sign(linear) · l1 − linear) / ((newᵖ + beta) / lr + 2 · l2) if |linear| > l1, else 0; accum ← new.
+/// - linear ← linear + g + 2 · l2_shrinkage · var − (newᵖ − accumᵖ) / lr · var
+/// - var ← (sign(linear) · l1 − linear) / ((newᵖ + beta) / lr + 2 · l2) if |linear| > l1, else 0
+/// - accum ← new
 ///
-/// The weights are a function of the slots: where linear is 0, as before the first gradient, a weight becomes 0
-/// whatever it was. The learning rate divides, so it must be above 0; TensorFlow's default is 0.001.
+/// The weights are a function of the slots: if linear is 0, as before the first gradient, a weight becomes 0
+/// regardless of its value. The learning rate is a divisor, so it has to be above 0; TensorFlow's default is
+/// 0.001.
 ///
-/// By row, absent rows stay.
+/// An update by row does not change absent rows.
 #[doc(alias = "tf.keras.optimizers.Ftrl")]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ftrl {
     /// The initial value of accum, at least 0. 0.1 by default.
     pub initial_accumulator_value: f64,
-    /// The power of accum by which rates fall, at most 0. −0.5 by default, a square root; others are slower.
+    /// The exponent of accum in the decay of rates, at most 0. The default, −0.5, is a square root; others are slower.
     pub lr_power: f64,
-    /// The bound that |linear| must exceed for a weight other than 0, at least 0. 0 by default.
+    /// The value that |linear| has to exceed for a weight other than 0, at least 0. 0 by default.
     pub l1: f64,
     /// The decay of weights, at least 0. 0 by default.
     pub l2: f64,
-    /// Like `l2`, but as part of the gradient that accum doesn't see, at least 0. 0 by default.
+    /// The decay of weights as a part of the gradient that accum does not contain, at least 0. 0 by default.
     pub l2_shrinkage: f64,
-    /// Lowers the rate of the first steps, at least 0. 0 by default.
+    /// A term that reduces the rate of the first steps, at least 0. 0 by default.
     pub beta: f64,
 }
 

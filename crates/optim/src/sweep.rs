@@ -1,10 +1,10 @@
-//! The loop that all rules run in.
+//! The loop of all rules.
 
 use std::ops::Range;
 
 use crate::Float;
 
-/// A stretch of a variable and its gradient, `None` for zeros.
+/// A range of a variable and its gradient, which is `None` for zeros.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Span<'g, F> {
@@ -17,20 +17,20 @@ mod sealed {
     impl<T, const N: usize> Sealed for [T; N] {}
 }
 
-/// One `T` for each slot of a rule: an array of zero to three.
+/// An array with one `T` for each slot of a rule, of zero to three elements.
 ///
-/// Sealed: the loop is written out for each length, so that it becomes vector instructions.
+/// The trait is sealed: the loop is implemented for each length, so that it is vectorized.
 pub trait Slots<T>: Sized + sealed::Sealed {
-    /// How many.
+    /// The number of slots.
     const COUNT: usize;
 
-    /// One for each slot, by its number.
+    /// Creates an array from the number of each slot.
     fn of(make: impl FnMut(usize) -> T) -> Self;
 
-    /// The same as a vector.
+    /// Converts the array to a vector.
     fn into_vec(self) -> Vec<T>;
 
-    /// Applies `kernel` to all elements of all spans. Lengths and ranges have been checked.
+    /// Applies `kernel` to all elements of all spans. The caller has checked lengths and ranges.
     #[doc(hidden)]
     fn sweep<'g>(
         var: &mut [T],
@@ -62,7 +62,7 @@ macro_rules! slots {
             ) where
                 T: Float,
             {
-                // Callers have compared the number with COUNT.
+                // Callers have checked the number against COUNT.
                 let [$($slot),*] = slots else { return };
                 for Span { at, grad } in spans {
                     let state = var[at.clone()].iter_mut()$(.zip($slot[at.clone()].iter_mut()))*;

@@ -1,4 +1,4 @@
-//! A number that records the operations on it: one call of a formula with it gives the [`Program`].
+//! A number that records operations on it: calling a formula with it returns the [`Program`].
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Ordering;
@@ -12,14 +12,16 @@ use crate::sweep::Slots;
 use crate::{Float, UpdateError};
 
 thread_local! {
-    /// What has been done so far.
+    /// The operations recorded so far.
     static TAPE: RefCell<Vec<Operation>> = const { RefCell::new(Vec::new()) };
-    /// Whether something was asked that depends on elements, such as which of two is less.
+    /// Whether the kernel asked for a value that depends on elements, such as a comparison of two.
     static LOST: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns the operations of a kernel, (variable, gradient, slots) → (variable, slots), and of the coefficients that `kernel` computes
-/// first. `None` if a branch depends on the value of an element.
+/// Returns the operations of a kernel, (variable, gradient, slots) → (variable, slots), and of the
+/// coefficients that it computes.
+///
+/// `None` if a branch depends on the value of an element.
 pub(crate) fn trace<S: Slots<Traced>>(
     kernel: impl FnOnce(Traced, Traced, S) -> (Traced, S),
 ) -> Option<Program> {
@@ -34,7 +36,7 @@ pub(crate) fn trace<S: Slots<Traced>>(
     (!LOST.get()).then_some(Program { operations, outputs })
 }
 
-/// The result of an operation, by its position.
+/// The result of an operation, by its position. `None` is zero.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Traced(Option<usize>);
 
@@ -46,7 +48,7 @@ fn write(operation: Operation) -> Traced {
 }
 
 impl Traced {
-    /// Zeros come to be without an operation.
+    /// Returns the position, recording a constant for a zero without an operation.
     fn at(self) -> usize {
         self.0.or_else(|| write(Operation::Constant(0.)).0).unwrap_or_default()
     }
@@ -107,7 +109,7 @@ impl Float for Traced {
 
     fn powf(self, exponent: Self) -> Self {
         let (a, b) = (self.at(), exponent.at());
-        // Tensors have powers of one exponent alone.
+        // Tensors only support a constant exponent.
         if !TAPE.with_borrow(|tape| matches!(tape[b], Operation::Constant(_))) {
             LOST.set(true);
         }
@@ -212,7 +214,7 @@ mod tests {
     fn a_rule_of_ones_own_is_traced_unless_it_looks_at_elements() {
         same_as_on_slices(&Custom { branches: false });
         assert_eq!(Custom { branches: true }.program(Step::after(0, 0.1)), Ok(None));
-        // Nor does one that was lost lose the next.
+        // A lost recording does not affect the next one.
         same_as_on_slices(&Custom { branches: false });
     }
 

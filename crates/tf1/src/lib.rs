@@ -1,11 +1,11 @@
 //! TensorFlow 1: its older names, and training between graphs.
 //!
-//! Programs use [`distribute`](https://docs.rs/distribute), which exports the public part of this crate.
+//! Programs use [`distribute`](https://docs.rs/distribute), which exports the public items of this crate.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | [`legacy`] | older names of methods |
-//! | [`between_graph`] | each worker runs the whole program, against variables on servers |
+//! | [`between_graph`] | training in which each worker runs the complete program, with variables on servers |
 
 pub mod between_graph;
 pub mod legacy;

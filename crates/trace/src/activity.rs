@@ -1,4 +1,4 @@
-//! What replicas do just now, and into what their time went: for who watches a running job.
+//! The current activity of replicas and the division of their time, for a monitor of a running job.
 
 use super::layer::{Watching, now};
 use super::slices::Slice;
@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// Of all replicas that ran in this process since somebody has watched, by the numbers of strategy and replica.
+/// The replicas that have run in this process since a watch began, by the numbers of strategy and replica.
 static REPLICAS: Mutex<BTreeMap<(u64, u64), OfReplica>> = Mutex::new(BTreeMap::new());
 
 #[derive(Default)]
 struct OfReplica {
     now: Option<Now>,
-    /// Nanoseconds.
+    /// The time spent in each kind of slice, in nanoseconds.
     spent: BTreeMap<&'static str, u64>,
 }
 
@@ -24,26 +24,27 @@ struct Now {
     since: u64,
 }
 
-/// What a replica does.
+/// The activity of a replica.
 #[derive(Clone, Debug, Default)]
 pub struct Doing {
-    /// What, in which call, for how long; none outside of steps.
+    /// The current slice, its call and its duration; `None` outside steps.
     pub now: Option<(&'static str, Option<String>, Duration)>,
-    /// What its time went into, with what it does now.
+    /// The time spent in each kind of slice, including the current one.
     pub spent: BTreeMap<&'static str, Duration>,
 }
 
-/// What replicas do is recorded while this is there. A program with a `tracing` subscriber of its own that lacks [`layer`](super::layer()) tells nothing.
+/// A guard that records the activity of replicas. Programs with their own `tracing` subscriber need
+/// [`layer`](super::layer()) in it.
 pub struct Watch(#[allow(dead_code, reason = "its end is what counts")] Watching);
 
 impl Watch {
-    /// Begins to record.
+    /// Starts recording.
     pub fn begin() -> Self {
         subscribe();
         Self(Watching::new())
     }
 
-    /// What a replica of the strategy of this number does, if anything is known of it.
+    /// Returns the activity of a replica of the strategy with this number, if any was recorded.
     pub fn replica(&self, strategy: u64, replica: usize) -> Option<Doing> {
         let replicas = lock(&REPLICAS);
         let now = now();
@@ -59,20 +60,20 @@ impl Watch {
     }
 }
 
-/// The call among the arguments of a span.
+/// Returns the call among the arguments of a span.
 fn call(args: &str) -> Option<String> {
     let args: serde_json::Value = serde_json::from_str(args).ok()?;
     Some(args.get("call")?.as_str()?.to_string())
 }
 
-/// A replica does something else from now on, or nothing.
+/// Records that a replica has started another activity, or none.
 pub(super) fn does(replica: (u64, u64), part: Option<(&'static str, &str, u64)>) {
     let now = part.map(|(name, args, since)| Now { name, args: args.to_string(), since });
     let before = std::mem::replace(&mut lock(&REPLICAS).entry(replica).or_default().now, now);
     drop(before);
 }
 
-/// A replica has spent time.
+/// Records a slice that a replica has completed.
 pub(super) fn spent(replica: (u64, u64), slice: &Slice) {
     if slice.name != super::internal::STEP {
         let nanos = slice.end.saturating_sub(slice.start);
@@ -80,7 +81,7 @@ pub(super) fn spent(replica: (u64, u64), slice: &Slice) {
     }
 }
 
-/// Nobody watches any more.
+/// Clears all records after the last watch was dropped.
 pub(super) fn forget() {
     lock(&REPLICAS).clear();
 }

@@ -10,12 +10,14 @@ use std::path::Path;
 /// The number of bytes that are buffered before they are written to disk.
 const BUFFER: usize = 64 << 10;
 
-/// A file that grows event by event. Only complete lines are written, and readers don't need the closing bracket, so it can
-/// be read whenever the process ends.
+/// A file that grows event by event.
+///
+/// Only complete lines are written, and readers do not need the closing bracket, so the file is readable
+/// whenever the process exits.
 pub(super) struct Events<W: Write = File> {
     to: W,
     buffer: String,
-    /// The first failure; nothing is written after it.
+    /// The first error; nothing is written after it.
     failed: Option<io::Error>,
 }
 
@@ -37,7 +39,7 @@ impl<W: Write> Events<W> {
         events.failed.take().map_or(Ok(events), Err)
     }
 
-    /// Gives a track its name.
+    /// Writes the name of a track.
     pub(super) fn track(&mut self, track: u64, name: &str) {
         self.buffer.push_str(",\n");
         self.meta("thread_name", track, name);
@@ -46,7 +48,7 @@ impl<W: Write> Events<W> {
     pub(super) fn slice(&mut self, track: u64, slice: &Slice) {
         let Slice { name, args, start, end } = slice;
         let process = std::process::id();
-        // Microseconds, to the nanosecond.
+        // Microseconds with three decimals.
         let micros = |nanos: u64| format!("{}.{:03}", nanos / 1000, nanos % 1000);
         let (ts, dur) = (micros(*start), micros(end - start));
         let _ = write!(
@@ -86,7 +88,7 @@ impl<W: Write> Events<W> {
     }
 }
 
-/// A string as JSON.
+/// Converts a string to JSON.
 pub(super) fn text(text: &str) -> serde_json::Value {
     serde_json::Value::from(text)
 }

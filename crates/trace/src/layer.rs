@@ -1,4 +1,4 @@
-//! The layer that listens to spans and turns them into slices: for a file, and for who watches.
+//! The layer that converts spans to slices, for a file and for watches.
 
 use super::activity;
 use super::file::{Events, text};
@@ -17,22 +17,23 @@ use tracing::{Level, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Filter, Layer};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Who listens.
+/// The listeners of this process.
 static LISTENERS: Mutex<Listeners> = Mutex::new(Listeners { file: None, watchers: 0 });
-/// Whether anybody does, and the how manieth file is written: counted, because threads keep their open spans.
+/// Whether there are any listeners, and the number of the current file. Threads compare it, because they keep
+/// their open spans.
 static LISTENS: AtomicBool = AtomicBool::new(false);
 static SESSION: AtomicU64 = AtomicU64::new(0);
-/// Whether somebody watches what replicas do.
+/// Whether there is a watch.
 static WATCHED: AtomicBool = AtomicBool::new(false);
 
 struct Listeners {
-    /// The file that is being written.
+    /// The open trace file.
     file: Option<Events>,
     watchers: usize,
 }
 
 impl Listeners {
-    /// To be called when they have changed.
+    /// Updates the flags. Call this after each change.
     fn tell(&self) {
         WATCHED.store(self.watchers > 0, Ordering::Relaxed);
         LISTENS.store(self.file.is_some() || self.watchers > 0, Ordering::Relaxed);
@@ -40,7 +41,7 @@ impl Listeners {
     }
 }
 
-/// Begins to write, unless a file is already being written.
+/// Opens a file, unless another one is open.
 pub(super) fn open(events: impl FnOnce() -> std::io::Result<Events>) -> std::io::Result<bool> {
     let mut listeners = lock(&LISTENERS);
     if listeners.file.is_some() {
@@ -52,7 +53,7 @@ pub(super) fn open(events: impl FnOnce() -> std::io::Result<Events>) -> std::io:
     Ok(true)
 }
 
-/// Ends what [`open`] began.
+/// Closes the file of [`open`].
 pub(super) fn close() -> std::io::Result<()> {
     let mut listeners = lock(&LISTENERS);
     let file = listeners.file.take();
@@ -61,7 +62,7 @@ pub(super) fn close() -> std::io::Result<()> {
     file.map_or(Ok(()), Events::close)
 }
 
-/// What replicas do is recorded until this is dropped.
+/// A guard that records the activity of replicas until it is dropped.
 pub(super) struct Watching;
 
 impl Watching {
@@ -84,7 +85,7 @@ impl Drop for Watching {
     }
 }
 
-/// Nanoseconds since the first trace of the process.
+/// Returns the nanoseconds since the first trace of the process.
 pub(super) fn now() -> u64 {
     static CLOCK: OnceLock<Stopwatch> = OnceLock::new();
     CLOCK.get_or_init(Stopwatch::start).elapsed().as_nanos() as u64
@@ -94,7 +95,7 @@ thread_local! {
     static THREAD: RefCell<Thread> = RefCell::default();
 }
 
-/// Does nothing while the thread ends.
+/// Changes the state of this thread. Does nothing while the thread exits.
 fn on_this_thread(change: impl FnOnce(&mut Thread)) {
     let _ = THREAD.try_with(|thread| {
         let mut thread = thread.borrow_mut();
@@ -109,14 +110,14 @@ struct Thread {
     /// The number of the track; 0 before the first slice.
     track: u64,
     stack: Stack,
-    /// The replica that this thread ran first, for its track.
+    /// The replica that this thread ran first, which names its track.
     replica: Option<u64>,
-    /// The strategy and replica that it ran last.
+    /// The strategy and the replica that it ran last.
     runs: Option<(u64, u64)>,
 }
 
 impl Thread {
-    /// Forgets what was begun for another file.
+    /// Resets the state if another file was opened.
     fn renew(&mut self) {
         let session = SESSION.load(Ordering::Relaxed);
         if self.session != session {
@@ -141,14 +142,15 @@ impl Thread {
         events.slice(self.track, &slice);
     }
 
-    /// Tells who watches what this thread's replica does from now on.
+    /// Reports the current activity of this thread's replica to watches.
     fn tell(&self) {
         if let Some(replica) = self.runs.filter(|_| WATCHED.load(Ordering::Relaxed)) {
             activity::does(replica, self.stack.part());
         }
     }
 
-    /// Records that this thread runs a replica: its track is the replica's, even if the thread has another name.
+    /// Records that this thread runs a replica: its track gets the replica's name, even if the thread has
+    /// another one.
     fn runs(&mut self, replica: u64, strategy: Option<u64>) {
         self.runs = strategy.map(|strategy| (strategy, replica)).or(self.runs);
         if self.replica.is_none()
@@ -161,7 +163,7 @@ impl Thread {
     }
 }
 
-/// Turns spans into slices.
+/// A layer that converts spans to slices.
 pub(super) struct Slices;
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Slices {
@@ -203,7 +205,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Slices {
     }
 }
 
-/// Whether a span is one of this project's crates.
+/// Whether a span is from one of this project's crates.
 fn is_ours(metadata: &Metadata<'_>) -> bool {
     let krate = metadata.target().split(':').next().unwrap_or_default();
     matches!(
@@ -225,7 +227,7 @@ fn is_ours(metadata: &Metadata<'_>) -> bool {
     )
 }
 
-/// Whether a span is one of the kinds into which a replica's time is divided.
+/// Whether a span is of a kind into which a replica's time is divided.
 fn is_part(metadata: &Metadata<'_>) -> bool {
     is_ours(metadata) && metadata.name() != super::internal::STEP
 }
@@ -271,7 +273,7 @@ impl Visit for Fields {
     }
 }
 
-/// A filter that wants nothing while no file is written, so that a span then costs a comparison.
+/// A filter that disables all spans without a listener, so that a span then costs a comparison.
 pub(super) struct WhileOpen;
 
 fn wanted(metadata: &Metadata<'_>) -> bool {

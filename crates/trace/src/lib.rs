@@ -1,25 +1,26 @@
-//! A timeline of what each replica does, to be opened in <https://ui.perfetto.dev>.
+//! A timeline of each replica's activity, for <https://ui.perfetto.dev>.
 //!
-//! | slice | what happens in it |
+//! | slice | activity |
 //! |---|---|
-//! | `step` | a `run`, on the track of the thread that calls it, around all that replica 0 does in it |
-//! | `forward` | the closure, except for the other slices; it includes calls of candle's own `backward` |
+//! | `step` | a `run`, on the track of the thread that calls it, around all slices of replica 0 |
+//! | `forward` | the closure, except for the other slices; includes calls of candle's own `backward` |
 //! | `backward` | gradients of a loss: in `minimize`, or by `Gradients::of` |
-//! | `waiting` | waiting for other replicas, at the beginning or end of a call that all make |
-//! | `update` | an optimizer's step: each replica reduces and updates its range of the parameters, in one pass |
+//! | `waiting` | waiting for other replicas, at the beginning or end of a collective |
+//! | `update` | an optimizer's step: each replica reduces and updates its partition of the parameters, in one pass |
 //! | `reduce`, `gather`, `merge` | `all_reduce`, `all_gather`, and the function of a `merge_call`, on replica 0 |
-//! | `nccl` | links GPUs by `NcclAllReduce`, and puts sums into their queues, on replica 0 |
-//! | `servers` | waiting for parameter servers: before a step for values, and in `minimize` until gradients are there |
-//! | `compare` | with several workers, before a step: the checksum of a part of the variables |
-//! | `save` | writes a checkpoint, on the chief: a slice for each of its files, and for their names |
-//! | `input` | makes the next batch and splits it into pieces; on the track `data-prefetch`, elements made ahead |
+//! | `nccl` | connecting GPUs by `NcclAllReduce` and queuing sums on them, on replica 0 |
+//! | `servers` | waiting for parameter servers: for values before a step, and for gradients to arrive in `minimize` |
+//! | `compare` | the checksum of a subset of the variables before a step, with several workers |
+//! | `save` | writing a checkpoint, on the chief: a slice for each of its files, and for renaming them |
+//! | `input` | making and splitting the next batch; on the track `data-prefetch`, elements made early |
 //!
-//! Each replica has a track, `replica 0`, `replica 1` and so on; replica 0's is that of the thread that calls `run`. Except
-//! for `step`, slices do not overlap: each moment of a replica belongs to one, so their lengths add up. Your own `tracing`
-//! spans of level `INFO` or above are in the timeline, too.
+//! Each replica has a track, `replica 0`, `replica 1` and so on. The track of replica 0 is that of the thread
+//! that calls `run`. Except for `step`, slices do not overlap: each moment of a replica belongs to one, so
+//! their lengths add up. Your own `tracing` spans of level `INFO` or above are also in the timeline.
 //!
-//! While no trace is written, a span costs a comparison. A slice costs about a microsecond and 100 bytes of the file, and a
-//! training step of two replicas has some 20. Memory does not grow: events are written to the file 64 KiB at a time.
+//! Without a trace file, a span costs a comparison. A slice costs about a microsecond and 100 bytes of the
+//! file, and a training step of two replicas has about 20 slices. Memory does not grow: events are written to
+//! the file 64 KiB at a time.
 
 mod activity;
 mod file;
@@ -40,14 +41,15 @@ use tracing_subscriber::registry::LookupSpan;
 /// Whether a subscriber of this process has the layer.
 static LAYERED: AtomicBool = AtomicBool::new(false);
 
-/// Writes a timeline into a file from now on, until the guard is dropped or [finished](TraceFile::finish).
+/// Starts writing a timeline into a file, until the guard is dropped or [finished](TraceFile::finish).
 ///
-/// The file is in the Trace Event Format, and can be read however the process ends, even after a panic or `kill -9`, when
-/// only the last slices may be missing. An existing file is replaced; a link is replaced, not followed.
+/// The file is in the Trace Event Format. It is readable however the process exits: after a panic or `kill
+/// -9`, only the last slices may be missing. An existing file is replaced; a link is replaced, not followed.
 ///
 /// # Errors
-/// [`Error::Io`], with the path, if the file cannot be written; [`Error::InvalidArgument`] while another trace is being
-/// written, and if the program has its own `tracing` subscriber without [`layer`].
+/// - [`Error::Io`], with the path: the file cannot be written.
+/// - [`Error::InvalidArgument`]: another trace is being written.
+/// - [`Error::InvalidArgument`]: the program has its own `tracing` subscriber without [`layer`].
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -81,8 +83,8 @@ pub fn to_file(path: impl AsRef<Path>) -> Result<TraceFile> {
     }
 }
 
-/// The layer through which [`to_file`] listens, for programs with their own `tracing` subscriber. Other programs don't need
-/// it.
+/// Returns the layer that [`to_file`] needs in programs with their own `tracing` subscriber. Other programs do
+/// not need it.
 ///
 /// While no trace is being written, this layer is disabled.
 pub fn layer<S: Subscriber + for<'a> LookupSpan<'a>>() -> impl Layer<S> {
@@ -90,7 +92,7 @@ pub fn layer<S: Subscriber + for<'a> LookupSpan<'a>>() -> impl Layer<S> {
     proposed_layer()
 }
 
-/// A trace that is being written, see [`to_file`]. It ends when dropped; errors are logged then.
+/// An open trace file: see [`to_file`]. Dropping it closes the file and logs errors.
 #[derive(Debug)]
 #[must_use = "dropped, the trace ends"]
 pub struct TraceFile {
@@ -99,10 +101,10 @@ pub struct TraceFile {
 }
 
 impl TraceFile {
-    /// Ends the trace, after which the file is complete.
+    /// Closes the file, which is then complete.
     ///
     /// # Errors
-    /// [`Error::Io`], with the path, if something could not be written, now or before.
+    /// - [`Error::Io`], with the path: a write has failed, now or earlier.
     pub fn finish(mut self) -> Result<()> {
         self.close()
     }
@@ -128,17 +130,17 @@ fn failed(path: &Path, source: std::io::Error) -> Error {
     Error::Io { operation: format!("writing the trace {}", path.display()), source }
 }
 
-/// Records that a subscriber with this module's layer has been installed.
+/// Records that a subscriber with this module's layer is installed.
 pub(crate) fn is_layered() {
     LAYERED.store(true, Ordering::Relaxed);
 }
 
-/// The layer for a subscriber that may not get installed.
+/// Returns the layer, for a subscriber that may not be installed.
 pub(crate) fn proposed_layer<S: Subscriber + for<'a> LookupSpan<'a>>() -> impl Layer<S> {
     layer::Slices.with_filter(layer::WhileOpen)
 }
 
-/// The interface for the other crates of `distribute`. It is not public: anything in it may change.
+/// The interface for the other crates of `distribute`. It is not public: any item may change.
 #[doc(hidden)]
 pub mod internal {
     /// The name of the span of a `run`.

@@ -1,36 +1,36 @@
-//! What a thread is doing, as slices of time: a pure function of when spans were entered and left.
+//! The activity of a thread as slices of time: a pure function of the times at which spans were entered and exited.
 
-/// How a span becomes slices.
+/// The way of converting a span to slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// One slice, with others inside of it.
+    /// Converted to one slice, which may contain others.
     Whole,
-    /// A part of a replica's time, of which every moment belongs to one: another such span inside of it interrupts it.
+    /// A part of a replica's time, which is divided without overlap: another part inside it interrupts it.
     Part,
 }
 
-/// A piece of a thread's time, in nanoseconds.
+/// A slice of a thread's time, in nanoseconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Slice {
     pub(super) name: &'static str,
-    /// A JSON object, or nothing.
+    /// The arguments, as a JSON object, or empty.
     pub(super) args: String,
     pub(super) start: u64,
     pub(super) end: u64,
 }
 
-/// The spans that a thread is in.
+/// The spans that a thread has entered.
 #[derive(Default)]
 pub(super) struct Stack(Vec<Open>);
 
 struct Open {
     span: u64,
     kind: Kind,
-    /// Where the slice that has not been written yet begins.
+    /// The start of the slice that has not been written yet.
     since: u64,
     name: &'static str,
     args: String,
-    /// The same as the part that it is in: it goes on.
+    /// Whether this span has the name of the part around it, and continues its slice.
     continues: bool,
 }
 
@@ -42,13 +42,13 @@ impl Open {
 }
 
 impl Stack {
-    /// The part that the thread is in: its name, its arguments, and since when.
+    /// Returns the current part of the thread: its name, its arguments and its start.
     pub(super) fn part(&self) -> Option<(&'static str, &str, u64)> {
         let part = self.0.iter().rev().find(|open| open.kind == Kind::Part)?;
         Some((part.name, &part.args, part.since))
     }
 
-    /// A span begins. Gives the slice that it ends.
+    /// Enters a span, and returns the slice that it interrupts.
     pub(super) fn enter(
         &mut self,
         now: u64,
@@ -70,11 +70,11 @@ impl Stack {
         ended
     }
 
-    /// A span ends. Gives its slice, or the last one of those that it was interrupted into.
+    /// Exits a span, and returns its slice, or the last one if it was interrupted.
     pub(super) fn exit(&mut self, now: u64, span: u64) -> Option<Slice> {
         let at = self.0.iter().rposition(|open| open.span == span)?;
         let open = self.0.remove(at);
-        // Spans that end out of order would cross others: such a slice is left out.
+        // The slice of a span that ends out of order would overlap others, so it is dropped.
         if at < self.0.len() {
             return None;
         }
@@ -93,7 +93,7 @@ impl Stack {
 mod tests {
     use super::*;
 
-    /// `+name` enters, `-name` leaves; each takes a nanosecond. Capitals are wholes.
+    /// Runs a script: `+name` enters, `-name` exits, and each takes a nanosecond. Capitals are wholes.
     fn slices(script: &[&'static str]) -> Vec<(&'static str, u64, u64)> {
         let mut stack = Stack::default();
         let mut spans = Vec::new();

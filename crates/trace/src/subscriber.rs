@@ -7,7 +7,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, fmt, registry};
 
-/// Makes this crate's subscriber the process's, unless it has another. Only the first call does something.
+/// Installs this crate's subscriber, unless the process has another one. Only the first call has an effect.
 pub fn subscribe() {
     static ONCE: Once = Once::new();
     ONCE.call_once(log);
@@ -21,7 +21,7 @@ fn log() {
         .with_writer(std::io::stderr)
         .with_ansi(colours)
         .with_filter(wanted.unwrap_or_else(|_| EnvFilter::new("warn")));
-    // Where the program has its own subscriber, that one stays.
+    // If the program has its own subscriber, that one is kept.
     if registry().with(lines).with(super::proposed_layer()).try_init().is_ok() {
         super::is_layered();
     }

@@ -1,14 +1,14 @@
-//! The surroundings of training steps: the runner, recovery, preemption, metrics, the monitor of a job.
+//! Training beyond single steps: the runner, recovery, preemption, metrics, and the monitor of a job.
 //!
-//! Programs use [`distribute`](https://docs.rs/distribute), which exports the public part of this crate.
+//! Programs use [`distribute`](https://docs.rs/distribute), which exports the public items of this crate.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | [`runner`] | a whole training in one call |
-//! | `training` | goes on when a worker is lost |
-//! | `preemption` | ends in order when a scheduler asks for it |
-//! | [`metrics`] | counts of replicas, read outside of a run |
-//! | [`monitor`] | what a running job says of itself |
+//! | [`runner`] | a complete training in one call |
+//! | `training` | recovery after a worker fails |
+//! | `preemption` | graceful shutdown when a scheduler requests it |
+//! | [`metrics`] | counts over all replicas, read outside a run |
+//! | [`monitor`] | the status of a running job |
 
 pub mod metrics;
 #[cfg(unix)]

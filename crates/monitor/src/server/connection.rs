@@ -1,4 +1,4 @@
-//! One connection: a request, an answer, and the end, each within a deadline.
+//! A connection: a request, a response, and the end, each within a deadline.
 
 use super::request::{self, Request};
 use super::respond;
@@ -8,10 +8,10 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
-/// How long a request may take to come, and an answer to be taken.
+/// The time for receiving a request, and for sending a response.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Serves it. Whatever the other side does, that is no concern of the job's. `asked` is told when the request is there.
+/// Serves a connection. The client cannot affect the job. `asked` is called when the request is complete.
 pub(super) fn serve(stream: &TcpStream, board: &Board, network: bool, asked: &dyn Fn()) {
     let deadline = Deadline::after(TIMEOUT);
     let answer = match read(stream, &deadline, network) {
@@ -28,7 +28,7 @@ pub(super) fn serve(stream: &TcpStream, board: &Board, network: bool, asked: &dy
     }
 }
 
-/// Reads until the request is whole, or the deadline.
+/// Reads until the request is complete, or until the deadline.
 fn read(mut stream: &TcpStream, deadline: &Deadline, network: bool) -> io::Result<Request> {
     stream.set_nonblocking(false)?;
     let mut bytes = Vec::new();
@@ -64,12 +64,12 @@ fn write(mut stream: &TcpStream, mut bytes: &[u8], deadline: &Deadline) -> io::R
     Ok(())
 }
 
-/// The time that is left, which the system wants to be more than none.
+/// Returns the remaining time, unless it is too short for a timeout of the system.
 fn left(deadline: &Deadline) -> Option<Duration> {
     Some(deadline.remaining()).filter(|left| *left >= Duration::from_millis(1))
 }
 
-/// Whether an error means no more than that the time is up, or a signal came.
+/// Whether an error only means that the time is up, or that a signal arrived.
 fn goes_on(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }

@@ -1,4 +1,4 @@
-//! The connections of a monitor, and which of them goes when others come.
+//! The connections of a monitor, and which of them is closed for a new one.
 
 use distribute_cluster::Deadline;
 use distribute_cluster::places::{Guests, Place, Source, Stage};
@@ -7,7 +7,7 @@ use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The time to wait for threads to end whose connections are over.
+/// The time to wait for the threads of closed connections to exit.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 /// The connections.
@@ -15,7 +15,8 @@ const PATIENCE: Duration = Duration::from_millis(200);
 pub(super) struct Lobby {
     state: Mutex<State>,
     left: Condvar,
-    /// The greatest number of threads that serve them, those included that are about to notice that they are over.
+    /// The maximum number of threads that serve connections, including those of closed connections that have
+    /// not exited yet.
     threads: usize,
 }
 
@@ -26,7 +27,7 @@ struct State {
     threads: usize,
 }
 
-/// One who is connected, until this is dropped.
+/// A registered connection, until this is dropped.
 #[derive(Debug)]
 pub(super) struct Seat {
     lobby: Arc<Lobby>,
@@ -34,13 +35,13 @@ pub(super) struct Seat {
 }
 
 impl Lobby {
-    /// Room for so many.
+    /// Creates a lobby for this number of connections.
     pub fn new(most: usize) -> Arc<Self> {
         let state = State { guests: Guests::new(most), streams: BTreeMap::new(), threads: 0 };
         Arc::new(Self { state: Mutex::new(state), left: Condvar::new(), threads: 2 * most })
     }
 
-    /// Lets one in, for whom another one may have to go: its connection ends. `None` where there are threads enough, and none ends.
+    /// Registers a connection, and closes another one if necessary. `None` if all threads are busy and none exits.
     pub fn enter(self: &Arc<Self>, stream: &Arc<TcpStream>, from: IpAddr) -> Option<Seat> {
         let (mut state, deadline) = (self.lock(), Deadline::after(PATIENCE));
         while state.threads >= self.threads {
@@ -54,7 +55,7 @@ impl Lobby {
         let (place, goes) = state.guests.enter(Source::new(from));
         state.streams.insert(place, stream.clone());
         if let Some(stream) = goes.and_then(|goes| state.streams.remove(&goes)) {
-            // Its thread notices.
+            // The thread of the closed connection then exits.
             let _ = stream.shutdown(Shutdown::Both);
         }
         Some(Seat { lobby: self.clone(), place })
@@ -66,7 +67,7 @@ impl Lobby {
 }
 
 impl Seat {
-    /// It has asked for something.
+    /// Records that the client has sent a request.
     pub fn has_asked(&self) {
         self.lobby.lock().guests.advance(self.place, Stage::Speaking);
     }

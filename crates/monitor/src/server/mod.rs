@@ -1,6 +1,6 @@
-//! Serves what a job does over HTTP.
+//! The HTTP server of a job's status.
 //!
-//! | path | what it is |
+//! | path | contents |
 //! |---|---|
 //! | `/` | the page |
 //! | `/status.json` | the report, as JSON |
@@ -23,16 +23,16 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// The number of connections that are served at once. For others the oldest goes, one that has not asked for anything first.
+/// The maximum number of connections. A further one replaces the oldest, preferring one without a request.
 pub(crate) const CONNECTIONS: usize = 16;
 
-/// How often the thread that accepts connections looks whether it is to end.
+/// The interval in which the thread that accepts connections checks for shutdown.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
-/// The time between two counts of connections that there is no thread for.
+/// The interval between two warnings about refused connections.
 const FAILURES: Duration = Duration::from_secs(10);
 
-/// A job that is watched, until this is dropped.
+/// A server that shows the status of a job until it is dropped.
 #[must_use = "dropped, nobody can watch the job"]
 pub struct Server {
     address: SocketAddr,
@@ -41,11 +41,15 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves what `source` says at this address. One that other machines reach has to be asked for by `network`: whoever reaches it can read what
-    /// the job does, and nothing is encrypted.
+    /// Serves the reports of `source` at this address.
+    ///
+    /// An address that other machines can reach requires `network`. Any machine that reaches it can read the
+    /// status of the job, and nothing is encrypted.
     ///
     /// # Errors
-    /// [`Error::Listen`], [`Error::Network`], [`Error::Thread`].
+    /// - [`Error::Listen`]: the address cannot be listened on.
+    /// - [`Error::Network`]: other machines can reach the address, and `network` is false.
+    /// - [`Error::Thread`]: the system refuses a thread.
     pub fn start(address: &str, network: bool, source: impl Source) -> Result<Self> {
         let failed = |source| Error::Listen { address: address.into(), source };
         let all: Vec<_> = address.to_socket_addrs().map_err(failed)?.collect();
@@ -63,12 +67,12 @@ impl Server {
         Ok(server)
     }
 
-    /// Where it is served, with the port that was free if any was asked for.
+    /// Returns the address, with the selected port if port 0 was requested.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The latest report.
+    /// Returns the latest report.
     pub fn report(&self) -> crate::Report {
         self.board.report()
     }
@@ -84,7 +88,8 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.board.end();
-        // That of the source may be in it, and is left alone; the other one ends at its next look, and the port is free then.
+        // The first thread may be in the source, so it is not joined. The other one exits at its next check,
+        // which frees the port.
         for thread in self.threads.drain(..).skip(1) {
             let _ = thread.join();
         }
@@ -97,7 +102,7 @@ impl fmt::Debug for Server {
     }
 }
 
-/// Accepts connections, each of which has a thread, until the end.
+/// Accepts connections until shutdown, and starts a thread for each.
 fn serve(listener: &TcpListener, board: &Arc<Board>, network: bool) {
     let lobby = Lobby::new(CONNECTIONS);
     let (mut failures, began) = (Repeats::new(FAILURES), Stopwatch::start());
@@ -124,7 +129,7 @@ fn serve(listener: &TcpListener, board: &Arc<Board>, network: bool) {
                 }
             }
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            // Nobody is there, or the system has no sockets left for now.
+            // There is no connection, or the system has no sockets left.
             Err(_) => {
                 let mut sockets = [PollFd::new(&listener, PollFlags::IN)];
                 let _ = poll(&mut sockets, Some(&LOOK));
@@ -133,7 +138,7 @@ fn serve(listener: &TcpListener, board: &Arc<Board>, network: bool) {
     }
 }
 
-/// Too many are there: says so, if that needs no wait.
+/// Refuses a connection because there are too many. Sends a response only if that does not block.
 fn refuse(stream: &TcpStream) {
     if stream.set_nonblocking(true).is_ok() {
         let _ = std::io::Write::write(&mut &*stream, &respond::busy());

@@ -1,13 +1,13 @@
-//! What a request asks for. Pure.
+//! HTTP requests. Pure.
 
 use std::net::IpAddr;
 
-/// How many bytes a request has at most.
+/// The maximum number of bytes of a request.
 pub(super) const LONGEST: usize = 8 << 10;
-/// How many headers.
+/// The maximum number of headers.
 const HEADERS: usize = 64;
 
-/// What is asked for.
+/// The requested resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asked {
     Page,
@@ -15,18 +15,18 @@ pub(super) enum Asked {
     Metrics,
 }
 
-/// What there is to be said of some bytes.
+/// The result of parsing bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Request {
-    /// More of it has to come.
+    /// The request is incomplete.
     Partial,
-    /// An answer is wanted; its body, too, unless it is the head that was asked for.
+    /// A request for a resource; without the body if only the head was requested.
     Of { asked: Asked, body: bool },
-    /// It is answered by this code.
+    /// A request that is refused with this status code.
     Refused { code: u16, why: &'static str },
 }
 
-/// Reads a request. `network` says whether it may be for another host than this one.
+/// Parses a request. `network` allows requests for other hosts than this one.
 pub(super) fn read(bytes: &[u8], network: bool) -> Request {
     let refused = |code, why| Request::Refused { code, why };
     let mut headers = [httparse::EMPTY_HEADER; HEADERS];
@@ -39,7 +39,7 @@ pub(super) fn read(bytes: &[u8], network: bool) -> Request {
         }
         Err(_) => return refused(400, "this is no request of HTTP"),
     }
-    // A page of another site may have its name resolved to this machine, and could read what is here by that name.
+    // Another site may resolve its name to this machine, and could read the status under that name.
     let mut hosts = request.headers.iter().filter(|header| header.name.eq_ignore_ascii_case("host"));
     if !network {
         let host = hosts.next().and_then(|host| std::str::from_utf8(host.value).ok());
@@ -61,13 +61,13 @@ pub(super) fn read(bytes: &[u8], network: bool) -> Request {
     }
 }
 
-/// Whether a name, with or without a port, is one that this machine alone has.
+/// Whether a name, with or without a port, means only this machine.
 fn is_this_machine(host: &str) -> bool {
     let (name, rest) = match host.strip_prefix('[') {
         Some(rest) => rest.split_once(']').unwrap_or_default(),
         None => host.find(':').map_or((host, ""), |at| host.split_at(at)),
     };
-    // A digit has to be there, and nothing else may.
+    // A port consists of one or more digits.
     let is_port = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     if !(rest.is_empty() || rest.strip_prefix(':').is_some_and(is_port)) {
         return false;

@@ -1,12 +1,12 @@
-//! Answers, as bytes. Pure.
+//! HTTP responses, as bytes. Pure.
 
 use super::request::Asked;
 use crate::{Report, exposition};
 
-/// The page: one file, which asks for `/status.json` and shows it.
+/// The page: one file, which requests `/status.json` and shows it.
 const PAGE: &str = include_str!("../page.html");
 
-/// The answer to what was asked for.
+/// Returns the response to a request.
 pub(super) fn answer(asked: Asked, body: bool, report: impl FnOnce() -> Report) -> Vec<u8> {
     let (kind, content) = match asked {
         Asked::Page => ("text/html; charset=utf-8", PAGE.to_string()),
@@ -19,12 +19,12 @@ pub(super) fn answer(asked: Asked, body: bool, report: impl FnOnce() -> Report) 
     written(200, kind, &content, body)
 }
 
-/// Why there is none.
+/// Returns the response to a refused request.
 pub(super) fn refusal(code: u16, why: &str) -> Vec<u8> {
     written(code, "text/plain; charset=utf-8", &format!("{why}\n"), true)
 }
 
-/// Too many connections are there.
+/// Returns the response if there are too many connections.
 pub(super) fn busy() -> Vec<u8> {
     refusal(503, "too many connections: try again")
 }
@@ -41,7 +41,7 @@ fn written(code: u16, kind: &str, content: &str, body: bool) -> Vec<u8> {
         503 => "Service Unavailable",
         _ => "Internal Server Error",
     };
-    // The page loads nothing but the report, nobody frames it, and no other site reads it.
+    // The page loads only the report, cannot be framed, and cannot be read by other sites.
     let head = format!(
         "HTTP/1.1 {code} {reason}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\nCache-Control: no-store\r\n\
          X-Content-Type-Options: nosniff\r\nCross-Origin-Resource-Policy: same-origin\r\nReferrer-Policy: no-referrer\r\n\

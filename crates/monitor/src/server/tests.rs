@@ -37,7 +37,7 @@ fn get(address: SocketAddr, path: &str) -> String {
     ask(address, &format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n"))
 }
 
-/// Asks until an answer fits.
+/// Repeats a request until the response fits.
 fn until(address: SocketAddr, path: &str, fits: impl Fn(&str) -> bool) -> String {
     let deadline = Deadline::after(Duration::from_secs(30));
     loop {
@@ -93,7 +93,7 @@ fn who_asks_is_answered_however_many_are_there_and_say_nothing() {
             let answer = get(address, path);
             assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
         }
-        // The others are still there, and waited for until their deadline.
+        // The other connections are still open until their deadline.
         let late = silent.iter().rev().take(CONNECTIONS / 2 - 3).filter(|stream| {
             let mut answer = String::new();
             (&mut &**stream).read_to_string(&mut answer).is_ok() && answer.starts_with("HTTP/1.1 408 ")
@@ -102,7 +102,7 @@ fn who_asks_is_answered_however_many_are_there_and_say_nothing() {
     });
 }
 
-/// A job that cannot say what it does, for a while.
+/// A source that hangs for a while.
 struct Stuck(mpsc::Receiver<()>);
 
 impl Source for Stuck {
@@ -122,7 +122,7 @@ fn a_job_that_cannot_answer_is_shown_as_it_was_with_the_age_of_that() {
         until(address, "/metrics", |answer| !answer.contains("\ndistribute_report_age_seconds 0\n"));
         go_on.send(()).unwrap();
         until(address, "/metrics", |answer| answer.contains("\ndistribute_steps_total 120\n"));
-        // It is stuck again, and yet this ends.
+        // Dropping the server returns although the source hangs again.
         drop(server);
         assert!(TcpStream::connect(address).is_err());
     });

@@ -1,38 +1,40 @@
-//! The moments, the operation and its gradient by operations of candle's, on any device.
+//! Batch-norm's moments, operation and gradient by candle's operations, on any device.
 //!
-//! A lone replica's numbers stay there. Several make the same calls as those on the CPU, so that replicas on different devices can meet.
+//! A single replica's values stay on the device. Several replicas make the same collective calls as replicas
+//! on the CPU, so replicas on different devices can be mixed.
 //!
-//! All is computed in the dtype of `x`. A mean far from 0, rounded to it, would be further from the elements than they are from each other:
-//! so it is two numbers, and the smaller one, which is the same for all elements of a channel, goes into the constants of the channel.
+//! All values are computed in the dtype of `x`. A mean far from 0, rounded to that dtype, could be further
+//! from the elements than they are from each other. So the mean is a sum of two numbers. The smaller one,
+//! which is the same for all elements of a channel, goes into the constants of the channel.
 
 use super::moments;
 use super::normalize::{self, Gradient};
 use candle_core::{DType, Device, Result, Tensor};
 use distribute_base::internal::{Known, to_device, to_host};
 
-/// Count, means and squared deviations from the means, of each channel, in the shape that broadcasts to `x`.
+/// The count, mean and squared deviations of each channel, in a shape that broadcasts to `x`.
 pub(super) struct Moments {
     count: f64,
     mean: Tensor,
-    /// What the mean is beside `mean`.
+    /// The rest of the mean, to be added to `mean`.
     rest: Tensor,
     deviation: Tensor,
 }
 
 impl Moments {
-    /// Of `x` `[rows, channels, …]`, which has elements.
+    /// Computes the moments of `x`, `[rows, channels, …]`, which has to have elements.
     pub(super) fn of(x: &Tensor) -> Result<Self> {
         let x = x.detach();
         let count = (x.elem_count() / x.dim(1)?) as f64;
         let mean = (sum(&x)? / count)?;
         let far = x.broadcast_sub(&mean)?;
         let rest = (sum(&far)? / count)?;
-        // Rounded, it may be below 0.
+        // Rounding can make the difference negative.
         let deviation = (sum(&far.sqr()?)? - (rest.sqr()? * count)?)?.abs()?;
         Ok(Self { count, mean, rest, deviation })
     }
 
-    /// On the host: one copy, for which this waits.
+    /// Copies the moments to the host in one transfer, and waits for it.
     pub(super) fn on_host(&self) -> Result<moments::Moments> {
         let all = Tensor::cat(&[&self.mean, &self.rest, &self.deviation], 0)?.flatten_from(1)?;
         let all = to_host(&all)?.to_dtype(DType::F64)?;
@@ -40,7 +42,7 @@ impl Moments {
         Ok(moments::Moments { count: self.count, mean, deviation: all.get(2)?.to_vec1()? })
     }
 
-    /// As [`moments::Moments::running`].
+    /// Returns the same as [`moments::Moments::running`].
     pub(super) fn running(&self, remove_mean: bool) -> Result<[Option<Tensor>; 2]> {
         let mean = remove_mean.then(|| (&self.mean + &self.rest)?.flatten_all()).transpose()?;
         let unbiased = self.count / (self.count - 1.);
@@ -53,7 +55,7 @@ impl Moments {
         if remove_mean { Ok(variance) } else { variance + (&self.mean + &self.rest)?.sqr()? }
     }
 
-    /// What normalises `x` by its own moments.
+    /// Returns the operation that normalizes `x` by its own moments.
     pub(super) fn normalize(self, remove_mean: bool, eps: f64) -> Result<Normalize> {
         let inverse = (self.variance(remove_mean)? + eps)?.sqrt()?.recip()?;
         let Self { count, mean, rest, .. } = self;
@@ -62,10 +64,10 @@ impl Moments {
     }
 }
 
-/// As [`normalize::Normalize`], with statistics in the shape that broadcasts to `x`, where it is.
+/// The operation [`normalize::Normalize`] with statistics in a shape that broadcasts to `x`, on its device.
 pub(super) struct Normalize {
     mean: Tensor,
-    /// What the mean is beside `mean`.
+    /// The rest of the mean, to be added to `mean`.
     rest: Tensor,
     inverse: Tensor,
     count: f64,
@@ -74,19 +76,19 @@ pub(super) struct Normalize {
 }
 
 impl Normalize {
-    /// The operation with statistics that are on the host.
+    /// Creates the operation from statistics on the host.
     pub(super) fn of_all(operation: normalize::Normalize, x: &Tensor) -> Result<Self> {
         let normalize::Normalize { mean, inverse, count, remove_mean, gradient } = operation;
         let all = Tensor::from_vec([mean, inverse].concat(), (2, x.dim(1)?), &Device::Cpu)?;
         let rounded = all.to_dtype(x.dtype())?;
         let rest = (all - rounded.to_dtype(DType::F64)?)?.to_dtype(x.dtype())?;
         let all = to_device(&Tensor::cat(&[rounded, rest], 0)?, x.device())?;
-        // Both, and what they are beside that, of which the mean's alone counts.
+        // Rows 0 and 1 are the rounded numbers, 2 and 3 their rests. Only the rest of the mean matters.
         let row = |number| all.get(number)?.reshape(of_channels(x));
         Ok(Self { mean: row(0)?, rest: row(2)?, inverse: row(1)?, count, remove_mean, gradient })
     }
 
-    /// The operation on `x`, `weight` and `bias`, with the gradient behind it.
+    /// Applies the operation to `x`, `weight` and `bias`, with its gradient.
     pub(super) fn apply(self, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
         let result = if x.elem_count() == 0 { x.detach() } else { self.normalized(x, weight, bias)? };
         let backward = move |[x, weight, _]: [&Tensor; 3], _: &Tensor, upstream: &Tensor| {
@@ -105,7 +107,7 @@ impl Normalize {
         weight.detach().reshape(of_channels(x))? * &self.inverse
     }
 
-    /// As [`normalize::Normalize::gradients`].
+    /// Computes the gradients like [`normalize::Normalize::gradients`].
     fn gradients(&self, x: &Tensor, weight: &Tensor, upstream: &Tensor) -> Result<[Tensor; 3]> {
         let channels = x.dim(1)?;
         if x.elem_count() == 0 {
@@ -141,13 +143,13 @@ impl Normalize {
     }
 }
 
-/// The sums over all elements of each channel of `[rows, channels, …]`.
+/// Sums over all elements of each channel of `[rows, channels, …]`.
 fn sum(x: &Tensor) -> Result<Tensor> {
     let others: Vec<usize> = (0..x.rank()).filter(|dimension| *dimension != 1).collect();
     x.sum_keepdim(others)
 }
 
-/// The shape in which numbers of each channel broadcast to `[rows, channels, …]`.
+/// Returns the shape in which a number for each channel broadcasts to `[rows, channels, …]`.
 fn of_channels(x: &Tensor) -> Vec<usize> {
     x.dims().iter().enumerate().map(|(dimension, len)| if dimension == 1 { *len } else { 1 }).collect()
 }

@@ -15,23 +15,26 @@ use normalize::{Call, Gradient, Normalize};
 use std::panic::Location;
 use std::sync::Arc;
 
-/// Batch-norm that normalises by the mean and variance of the *global* batch: N replicas compute what one device would.
+/// Batch-norm that normalizes by the mean and variance of the *global* batch: N replicas compute the same as
+/// one device.
 ///
-/// candle_nn's, which also works, normalises each replica's piece by itself: its results depend on how many replicas
-/// there are, the more so the smaller the pieces. In everything else this is candle_nn's: inputs `[rows, channels, ...]`
-/// of at least two dimensions, the same variables (`weight`, `bias`, `running_mean`, `running_var`), the same formula
-/// while evaluating, gradients for input, weight and bias.
+/// candle_nn's batch-norm, which also works, normalizes each per-replica batch separately. Its results depend
+/// on the number of replicas, the more so the smaller the per-replica batches are. In all other respects this
+/// layer equals candle_nn's: inputs `[rows, channels, ...]` of at least two dimensions, the variables
+/// `weight`, `bias`, `running_mean` and `running_var`, the formula in evaluation, and gradients for input,
+/// weight and bias.
 ///
-/// In training it is a call in which all replicas take part, forward and backward: all have to make it, also those whose
-/// piece is empty. A replica whose piece is empty, or whose rows are all masked out of the loss, has no weight, and
-/// `minimize` with 0 examples takes part in the backward pass for it; do not
-/// `skip` the model there. Every replica sets the same running statistics. Where a replica
-/// fails or does not come, all get an error that names it.
+/// In training, forward and backward are collectives: all replicas have to call them, including those with an
+/// empty per-replica batch. A replica with an empty batch, or whose rows are all masked out of the loss, has
+/// no weight. `minimize` with 0 examples participates in the backward pass for it, so do not `skip` the model
+/// there. Every replica sets the same running statistics. If a replica fails or does not call, all replicas
+/// get an error that names it.
 ///
-/// Outside of `run`, and with one replica, it is an ordinary batch-norm; in a cross-replica context of several replicas
-/// it only evaluates. The input may be of another float dtype than the variables: the result has the input's, and half
-/// precision is computed in f32. Two deviations from candle_nn, where it gives NaN: if the global batch has one element
-/// for each channel, `running_var` stays as it is; if it has none, both do.
+/// Outside `run`, and with one replica, this is an ordinary batch-norm. In a cross-replica context of several
+/// replicas it can only evaluate. The input may have another float dtype than the variables: the result has
+/// the input's dtype, and half precision is computed in f32. There are two deviations from candle_nn, in cases
+/// where candle_nn gives NaN. If the global batch has one element for each channel, `running_var` does not
+/// change. If it has none, neither running statistic changes.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -56,18 +59,20 @@ use std::sync::Arc;
 #[doc(alias = "SyncBatchNormalization")]
 #[derive(Clone, Debug)]
 pub struct BatchNorm {
-    /// Holds the variables, and evaluates.
+    /// candle_nn's layer, which holds the variables and evaluates.
     stock: candle_nn::BatchNorm,
     remove_mean: bool,
-    /// Those of the layer, or for a layer without: variables of nobody's, so that every replica's graph goes through here.
+    /// The layer's weight. A layer without one uses a variable of ones that no optimizer updates, so that every
+    /// replica's graph contains the operation.
     weight: Tensor,
     bias: Tensor,
 }
 
-/// A [`BatchNorm`] over `channels` channels, with candle_nn's signature and variables.
+/// Creates a [`BatchNorm`] over `channels` channels, with candle_nn's signature and variables.
 ///
 /// # Errors
-/// candle's, for a configuration out of range, or variables of other shapes.
+/// - The configuration is out of range.
+/// - Variables have other shapes.
 pub fn batch_norm<C: Into<BatchNormConfig>>(channels: usize, config: C, vb: VarBuilder) -> Result<BatchNorm> {
     let config = config.into();
     let stock = candle_nn::batch_norm(channels, config, vb)?;
@@ -87,36 +92,37 @@ pub fn batch_norm<C: Into<BatchNormConfig>>(channels: usize, config: C, vb: VarB
 }
 
 impl BatchNorm {
-    /// This replica's running mean, of shape `[channels]`.
+    /// Returns this replica's running mean, of shape `[channels]`.
     pub fn running_mean(&self) -> &Tensor {
         self.stock.running_mean()
     }
 
-    /// This replica's running variance, of shape `[channels]`.
+    /// Returns this replica's running variance, of shape `[channels]`.
     pub fn running_var(&self) -> &Tensor {
         self.stock.running_var()
     }
 
-    /// Added to the variance.
+    /// Returns the number that is added to the variance.
     pub fn eps(&self) -> f64 {
         self.stock.eps()
     }
 
-    /// The weight of a new batch in the running statistics.
+    /// Returns the weight of a new batch in the running statistics.
     pub fn momentum(&self) -> f64 {
         self.stock.momentum()
     }
 
-    /// Weight and bias, if the layer has them.
+    /// Returns weight and bias, if the layer has them.
     pub fn weight_and_bias(&self) -> Option<(&Tensor, &Tensor)> {
         self.stock.weight_and_bias()
     }
 
-    /// Normalises `x` by the statistics of all replicas' `x`, and moves the running statistics towards them.
+    /// Normalizes `x` by the statistics of all replicas' `x`, and updates the running statistics.
     ///
     /// # Errors
-    /// candle's, for other shapes or dtypes; and, as text, that of the call in which all replicas take part: `run` returns
-    /// it as [`Error::Collective`](distribute_base::Error::Collective).
+    /// - The shape or the dtype of `x` does not fit.
+    /// - The collective fails. The error contains its message; `run` returns it as
+    ///   [`Error::Collective`](distribute_base::Error::Collective).
     #[track_caller]
     pub fn forward_train(&self, x: &Tensor) -> Result<Tensor> {
         let channels = self.running_mean().dim(0)?;
@@ -151,14 +157,14 @@ impl BatchNorm {
         y.to_dtype(x.dtype())
     }
 
-    /// Normalises `x` by its own moments, which stay where they are.
+    /// Normalizes `x` by its own moments, without copying them to the host.
     fn alone(&self, x: &Tensor, mine: composed::Moments, context: Option<ReplicaContext>) -> Result<Tensor> {
         self.set_running(mine.running(self.remove_mean)?, context.as_ref())?;
         let (weight, bias) = self.weight_and_bias_in(x.dtype())?;
         mine.normalize(self.remove_mean, self.eps())?.apply(x, &weight, &bias)
     }
 
-    /// Normalises `x` by the moments of all replicas, of which this one has `mine`.
+    /// Normalizes `x` by the moments of all replicas; `mine` are those of this replica.
     #[track_caller]
     fn by_all(&self, x: &Tensor, mine: Moments, context: Option<ReplicaContext>) -> Result<Tensor> {
         let at = Location::caller();
@@ -202,12 +208,12 @@ impl BatchNorm {
         Ok(y)
     }
 
-    /// Weight and bias, of the dtype that is computed in.
+    /// Returns weight and bias in the dtype of the computation.
     fn weight_and_bias_in(&self, dtype: DType) -> Result<(Tensor, Tensor)> {
         Ok((self.weight.to_dtype(dtype)?.contiguous()?, self.bias.to_dtype(dtype)?.contiguous()?))
     }
 
-    /// candle_nn's formula, with the conversions of training.
+    /// Evaluates candle_nn's formula, with the dtype conversions of training.
     fn evaluate(&self, x: &Tensor) -> Result<Tensor> {
         let dtype = computed_in(x.dtype());
         if [x.dtype(), self.running_mean().dtype()] == [dtype; 2] {
@@ -219,7 +225,7 @@ impl BatchNorm {
         stock.forward_t(&x.to_dtype(dtype)?, false)?.to_dtype(x.dtype())
     }
 
-    /// Moves running statistics, mean and variance, towards these, by candle_nn's formula.
+    /// Moves the running mean and variance towards `new`, by candle_nn's formula.
     fn set_running(&self, new: [Option<Tensor>; 2], context: Option<&ReplicaContext>) -> Result<()> {
         for (running, new) in [self.running_mean(), self.running_var()].into_iter().zip(new) {
             let running = Var::from_tensor(running)?;
@@ -243,7 +249,7 @@ impl ModuleT for BatchNorm {
     }
 }
 
-/// The moments of all replicas' elements, of each replica's own.
+/// Gathers the moments of each replica and merges them.
 #[track_caller]
 fn gather(context: &ReplicaContext, mine: Moments) -> distribute_base::Result<Moments> {
     let row = mine.into_row();

@@ -1,9 +1,9 @@
-//! Count, mean and squared deviations of each channel, and how those of several pieces become those of all.
+//! Count, mean and squared deviations of each channel, and merging those of several per-replica batches.
 
 use candle_core::{DType, Result, Storage, Tensor, WithDType, bail};
 use distribute_base::internal::operand;
 
-/// A tensor `[rows, channels, ...]` as its elements: `rows` times `channels` planes of `plane` elements.
+/// The elements of a tensor `[rows, channels, ...]`: `rows` times `channels` planes of `plane` elements.
 #[derive(Clone, Copy)]
 pub(super) struct Planes<'a, T> {
     pub(super) elements: &'a [T],
@@ -12,24 +12,24 @@ pub(super) struct Planes<'a, T> {
 }
 
 impl<'a, T: WithDType> Planes<'a, T> {
-    /// `dims` has two dimensions or more.
+    /// Creates the planes of elements with these `dims`, two or more.
     pub(super) fn new(elements: &'a [T], dims: &[usize]) -> Self {
         Self { elements, channels: dims[1], plane: dims[2..].iter().product() }
     }
 
-    /// The planes, each with its channel.
+    /// Returns the planes, each with its channel.
     pub(super) fn iter(self) -> impl Iterator<Item = (usize, &'a [T])> {
         let channels = (0..self.channels).cycle();
         channels.zip(self.elements.chunks(self.plane.max(1)))
     }
 
-    /// How many elements each channel has.
+    /// Returns the number of elements of each channel.
     fn count(self) -> usize {
         self.elements.len() / self.channels.max(1)
     }
 }
 
-/// Count, means and squared deviations from the means, of each channel.
+/// The count, the mean and the squared deviations of each channel.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Moments {
     pub(super) count: f64,
@@ -39,7 +39,8 @@ pub(super) struct Moments {
 }
 
 impl Moments {
-    /// In two passes, so that a mean far from 0 costs no precision. Of nothing they are zeros.
+    /// Computes the moments in two passes, so that a mean far from 0 costs no precision. Without elements they
+    /// are zeros.
     pub(super) fn of<T: WithDType>(planes: Planes<'_, T>) -> Self {
         let count = planes.count() as f64;
         let mut mean = vec![0.; planes.channels];
@@ -55,7 +56,7 @@ impl Moments {
         Self { count, mean, deviation }
     }
 
-    /// Of a contiguous tensor on the CPU, f32 or f64, or one without elements.
+    /// Computes the moments of a tensor that is contiguous, on the CPU and of f32 or f64, or that has no elements.
     pub(super) fn of_tensor(x: &Tensor) -> Result<Self> {
         let nothing = || vec![0.; x.dims()[1]];
         match x.dtype() {
@@ -74,7 +75,7 @@ impl Moments {
         Self { count: row[0], mean: mean.to_vec(), deviation: deviation.to_vec() }
     }
 
-    /// The moments of all pieces together, each given as a row; merged in the order of a balanced binary tree.
+    /// Merges the moments of all replicas, each given as a row, in the order of a balanced binary tree.
     pub(super) fn merge_rows(rows: &[Vec<f64>]) -> Option<Self> {
         match rows {
             [] => None,
@@ -86,7 +87,7 @@ impl Moments {
         }
     }
 
-    /// Chan, Golub and LeVeque's formula: no difference of large numbers.
+    /// Merges two moments by the formula of Chan, Golub and LeVeque, without differences of large numbers.
     fn merge(mut self, other: &Self) -> Self {
         let count = self.count + other.count;
         if count == 0. {
@@ -101,8 +102,9 @@ impl Moments {
         Self { count, ..self }
     }
 
-    /// What running statistics move towards: the mean, if it is removed, and the unbiased variance. None of those that there are too few
-    /// elements for.
+    /// Returns the targets of the running statistics: the mean, if it is removed, and the unbiased variance.
+    ///
+    /// A statistic is `None` if there are too few elements for it.
     pub(super) fn running(&self, remove_mean: bool) -> [Option<Vec<f64>>; 2] {
         let mean = (remove_mean && self.count > 0.).then(|| self.mean.clone());
         let unbiased = self.count / (self.count - 1.);
@@ -111,7 +113,7 @@ impl Moments {
         [mean, (self.count > 1.).then(variance)]
     }
 
-    /// The mean square of what normalisation leaves: deviations from the mean or, where it is not removed, from 0.
+    /// Returns the mean square of deviations from the mean or, if the mean is not removed, from 0.
     pub(super) fn variance(&self, remove_mean: bool) -> Vec<f64> {
         let moments = self.mean.iter().zip(&self.deviation);
         let variance = moments.map(|(mean, deviation)| {
@@ -122,7 +124,7 @@ impl Moments {
     }
 }
 
-/// The sum of a function of the elements, in four parts: the processor adds them at once.
+/// Sums a function of the elements in four lanes, which the processor adds in parallel.
 pub(super) fn sum<T: WithDType>(elements: &[T], term: impl Fn(f64) -> f64) -> f64 {
     let mut parts = [0.; 4];
     let mut chunks = elements.chunks_exact(4);

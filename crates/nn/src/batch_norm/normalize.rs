@@ -1,4 +1,4 @@
-//! The operation behind batch-norm in training, and its gradient: one collective for each way.
+//! The operation of batch-norm in training and its gradient, with one collective in each direction.
 
 use super::moments::{Planes, sum, with_planes};
 use candle_core::{CpuStorage, CustomOp3, Device, Layout, Result, Shape, Tensor, WithDType, bail};
@@ -9,37 +9,37 @@ use distribute_tensor::ReduceOp;
 use std::panic::Location;
 use std::sync::Arc;
 
-/// y = (x - mean) * inverse deviation * weight + bias, with statistics of all replicas' examples.
+/// The operation y = (x - mean) * inverse deviation * weight + bias, with statistics of all replicas' examples.
 #[derive(Clone)]
 pub(super) struct Normalize {
     pub(super) mean: Vec<f64>,
-    /// One over the square root of variance and epsilon.
+    /// The inverse square root of variance plus epsilon.
     pub(super) inverse: Vec<f64>,
-    /// How many elements of each channel all replicas have together.
+    /// The number of elements of each channel, over all replicas.
     pub(super) count: f64,
-    /// Whether the mean depends on x; else it is 0.
+    /// Whether the mean depends on x; otherwise it is 0.
     pub(super) remove_mean: bool,
-    /// The replica that takes part in the gradient, if there are others.
+    /// The collective of the gradient, if there are other replicas.
     pub(super) gradient: Option<Gradient>,
 }
 
-/// How a replica takes part in the gradient.
+/// The collective in which the replicas sum the gradient.
 #[derive(Clone)]
 pub(super) struct Gradient {
     pub(super) context: ReplicaContext,
     pub(super) call: Call,
-    /// Tells how long there is a graph with this operation.
+    /// A handle that lives as long as a graph with this operation.
     pub(super) graph: Arc<()>,
 }
 
 impl Gradient {
-    /// What the sums of all replicas are, from this one's.
+    /// Returns the sums over all replicas, from those of this replica.
     pub(super) fn sum(&self, mine: &Tensor) -> Result<Tensor> {
         self.call.sum(&self.context, mine).map_err(raise)
     }
 }
 
-/// Which call this is the gradient of.
+/// The forward call that the gradient belongs to.
 #[derive(Clone, Copy)]
 pub(super) struct Call {
     pub(super) number: u64,
@@ -47,7 +47,7 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// Adds up over all replicas.
+    /// Sums over all replicas.
     pub(super) fn sum(self, context: &ReplicaContext, sums: &Tensor) -> distribute_base::Result<Tensor> {
         let detail = format!("SUM, the gradient of batch-norm, call {}", self.number + 1);
         context.all_reduce_gradient(detail, ReduceOp::Sum, sums, self.at)
@@ -61,7 +61,8 @@ impl Normalize {
         let x = Planes::new(x?, inputs[0].1.dims());
         let mut out = Vec::with_capacity(x.elements.len());
         for (channel, plane) in x.iter() {
-            // In f64: a mean far from 0, rounded to T, would be further from the elements than they are from each other.
+            // Computed in f64: a mean far from 0, rounded to T, could be further from the elements than they
+            // are from each other.
             let (mean, bias) = (self.mean[channel], bias[channel].to_f64());
             let scale = weight[channel].to_f64() * self.inverse[channel];
             out.extend(plane.iter().map(|x| T::from_f64((x.to_f64() - mean) * scale + bias)));
@@ -69,7 +70,8 @@ impl Normalize {
         Ok(T::to_cpu_storage_owned(out))
     }
 
-    /// Of this replica: for each channel the sum of the upstream gradient, then that of its product with the normalised x.
+    /// Computes this replica's sums for each channel: first of the upstream gradient, then of its product with
+    /// the normalized x.
     fn sums<T: WithDType>(&self, x: Planes<'_, T>, upstream: Planes<'_, T>) -> Vec<f64> {
         let mut sums = vec![0.; 2 * x.channels];
         for ((channel, x), (_, upstream)) in x.iter().zip(upstream.iter()) {

@@ -1,4 +1,4 @@
-//! Gradients of candle's convolutions, each of one group, also where candle's own are wrong or refused.
+//! Gradients of candle's convolutions with one group, including those that candle computes wrongly or refuses.
 
 use super::patches::covered;
 use super::{Fused, Operation, Patches, padded};
@@ -7,13 +7,13 @@ use candle_core::{DType, Result, Tensor, bail};
 use candle_nn::Conv2dConfig;
 use distribute_base::internal::computed_in;
 
-/// The gradients of input and weight; `None` for one that was written into a bucket, or that is not asked for.
+/// The gradients of input and weight; `None` for one that was written into a bucket or was not requested.
 type Both = [Option<Tensor>; 2];
 
-/// Padding, stride and dilation.
+/// The padding, the stride and the dilation.
 type Sizes = [usize; 3];
 
-/// The gradients of candle's `conv2d` of `x`, `[n, in, height, width]`, and a weight `[out, in, …, …]`.
+/// Computes the gradients of candle's `conv2d` of `x`, `[n, in, height, width]`, and a weight `[out, in, …, …]`.
 pub fn of_conv2d(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tensor) -> Result<Both> {
     if let Some(zeros) = of_nothing(x, weight, up)? {
         return Ok(zeros);
@@ -33,7 +33,7 @@ pub fn of_conv2d(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tensor) -> Resu
         };
         return Ok([of_x, of_weight]);
     }
-    // The padded image as far as the kernel covers it: there, candle's own operations are the gradients.
+    // Only the part of the padded image that the kernel covers: for it, candle's own operations are the gradients.
     let [height, width] = extent(up, weight, &config)?;
     let of_x = || {
         let around = up.conv_transpose2d(&weight.detach(), 0, 0, stride, dilation)?;
@@ -48,10 +48,10 @@ pub fn of_conv2d(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tensor) -> Resu
     Ok([x.track_op().then(of_x).transpose()?, weight.track_op().then(of_weight).transpose()?])
 }
 
-/// The gradients of candle's `conv1d` of `x`, `[n, in, length]`, and a weight `[out, in, width]`.
+/// Computes the gradients of candle's `conv1d` of `x`, `[n, in, length]`, and a weight `[out, in, width]`.
 pub fn of_conv1d(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tensor) -> Result<Both> {
     let [padding, stride, dilation] = sizes;
-    // Above and below the row nothing is added.
+    // The single row gets no padding above and below.
     let rows = padded("conv1d", x, 2, [padding; 2])?.unsqueeze(2)?;
     let sizes = [0, stride, dilation];
     let [of_x, of_weight] = of_conv2d(&rows, &weight.unsqueeze(2)?, sizes, &up.unsqueeze(2)?)?;
@@ -59,7 +59,8 @@ pub fn of_conv1d(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tensor) -> Resu
     Ok([of_x.transpose()?, of_weight.map(|of_weight| of_weight.squeeze(2)).transpose()?])
 }
 
-/// The gradients of candle's `conv_transpose2d` of `x`, `[n, in, height, width]`, and a weight `[in, out, …, …]`.
+/// Computes the gradients of candle's `conv_transpose2d` of `x`, `[n, in, height, width]`, and a weight `[in,
+/// out, …, …]`.
 pub fn of_conv_transpose2d(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tensor) -> Result<Both> {
     if let Some(zeros) = of_nothing(x, weight, up)? {
         return Ok(zeros);
@@ -68,7 +69,7 @@ pub fn of_conv_transpose2d(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tenso
         return in_f32(x, weight, up, |x, weight, up| of_conv_transpose2d(x, weight, sizes, up));
     }
     let [padding, stride, dilation] = sizes;
-    // The gradient of the whole result: what was cut off from it has none, and what was added at its end comes from nothing.
+    // The gradient of the complete result: the cropped part has none, and the padding at its end depends on nothing.
     let config = Conv2dConfig { stride, dilation, ..Default::default() };
     let [height, width] = extent(x, weight, &config)?;
     let up = up.pad_with_zeros(2, padding, padding)?.pad_with_zeros(3, padding, padding)?;
@@ -81,7 +82,7 @@ pub fn of_conv_transpose2d(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tenso
     Ok([x.track_op().then(of_x).transpose()?, weight.track_op().then(of_weight).transpose()?])
 }
 
-/// The gradients of candle's `conv_transpose1d` of `x`, `[n, in, length]`, and a weight `[in, out, width]`.
+/// Computes the gradients of candle's `conv_transpose1d` of `x`, `[n, in, length]`, and a weight `[in, out, width]`.
 pub fn of_conv_transpose1d(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tensor) -> Result<Both> {
     let [padding, stride, dilation] = sizes;
     let up = padded("conv_transpose1d", up, 2, [padding; 2])?.unsqueeze(2)?;
@@ -91,7 +92,7 @@ pub fn of_conv_transpose1d(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tenso
     Ok([of_x?, of_weight?])
 }
 
-/// The height and width of an image that a kernel covers, put at each place of `output`.
+/// Returns the height and width of the image that a kernel covers at all positions of `output`.
 fn extent(output: &Tensor, weight: &Tensor, config: &Conv2dConfig) -> Result<[usize; 2]> {
     let (_, _, height, width) = output.dims4()?;
     let (_, _, k_height, k_width) = weight.dims4()?;
@@ -101,7 +102,7 @@ fn extent(output: &Tensor, weight: &Tensor, config: &Conv2dConfig) -> Result<[us
     }
 }
 
-/// The gradient of a kernel that covers `image` as a whole and gives `output`: `[out, in, …, …]`.
+/// Returns the gradient, `[out, in, …, …]`, of a kernel that covers `image` completely and computes `output`.
 fn of_kernel(image: &Tensor, output: &Tensor, stride: usize, dilation: usize) -> Result<Tensor> {
     let (image, output) = (image.transpose(0, 1)?.contiguous()?, output.transpose(0, 1)?.contiguous()?);
     image.conv2d(&output, 0, dilation, stride, 1)?.transpose(0, 1)?.contiguous()

@@ -1,4 +1,4 @@
-//! Convolution of images: one matrix product for each image, and its gradients.
+//! Convolution of images as one matrix product for each image, and its gradients.
 
 use super::gemm::product;
 use super::operation::{self, Operand, Operation};
@@ -16,11 +16,13 @@ pub use gradients::{of_conv_transpose1d, of_conv_transpose2d, of_conv1d, of_conv
 pub(super) use patches::covered;
 pub(super) use transposed::transposed;
 
-/// candle_nn's `Conv2d`, with the bias in the same operation, and a backward that writes the gradients of weight and bias
-/// straight to where `minimize` reduces them.
+/// candle_nn's `Conv2d`, with the bias in the same operation.
 ///
-/// `x` has shape `[n, in, height, width]` and the result `[n, out, …, …]`; the weight is `[out, in / groups, …, …]`, the
-/// bias `[out]`. Of f32 and f64 on the CPU this is faster than candle_nn's; other dtypes and devices take its way.
+/// Backward writes the gradients of weight and bias directly into the memory that `minimize` reduces.
+///
+/// `x` has shape `[n, in, height, width]` and the result `[n, out, …, …]`; the weight is `[out, in / groups,
+/// …, …]`, the bias `[out]`. For f32 and f64 on the CPU this layer is faster than candle_nn's; other dtypes
+/// and devices use candle's operation.
 #[doc(alias = "tf.keras.layers.Conv2D")]
 #[doc(alias = "tf.nn.conv2d")]
 #[derive(Clone, Debug)]
@@ -30,10 +32,10 @@ pub struct Conv2d {
     config: Conv2dConfig,
 }
 
-/// A layer with a bias, of variables `weight` and `bias`, initialised as candle_nn's.
+/// Creates a layer with a bias. Its variables `weight` and `bias` are initialized like candle_nn's.
 ///
 /// # Errors
-/// Those of the `VarBuilder`.
+/// Returns the errors of the `VarBuilder`.
 pub fn conv2d(
     in_channels: usize,
     out_channels: usize,
@@ -44,10 +46,10 @@ pub fn conv2d(
     candle_nn::conv2d(in_channels, out_channels, kernel_size, config, vb).map(Conv2d::from)
 }
 
-/// A layer without a bias, of the variable `weight`, initialised as candle_nn's.
+/// Creates a layer without a bias. Its variable `weight` is initialized like candle_nn's.
 ///
 /// # Errors
-/// Those of the `VarBuilder`.
+/// Returns the errors of the `VarBuilder`.
 pub fn conv2d_no_bias(
     in_channels: usize,
     out_channels: usize,
@@ -65,27 +67,27 @@ impl From<candle_nn::Conv2d> for Conv2d {
 }
 
 impl Conv2d {
-    /// A layer of a weight `[out, in / groups, height, width]` and a bias `[out]`.
+    /// Creates a layer from a weight `[out, in / groups, height, width]` and a bias `[out]`.
     pub fn new(weight: Tensor, bias: Option<Tensor>, config: Conv2dConfig) -> Self {
         Self { weight, bias, config }
     }
 
-    /// The weight, `[out, in / groups, height, width]`.
+    /// Returns the weight, `[out, in / groups, height, width]`.
     pub fn weight(&self) -> &Tensor {
         &self.weight
     }
 
-    /// The bias, `[out]`.
+    /// Returns the bias, `[out]`, if the layer has one.
     pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref()
     }
 
-    /// Stride, padding, dilation and groups.
+    /// Returns stride, padding, dilation and groups.
     pub fn config(&self) -> &Conv2dConfig {
         &self.config
     }
 
-    /// How the fused operation does it, if it can; what it can't, the stock one does or says why not.
+    /// Returns the sizes for the fused operation, or `None` if candle's operation has to compute `x` or to refuse it.
     fn patches(&self, x: &Tensor) -> Option<Patches> {
         let bias = self.bias.as_ref();
         let fits = bias.is_none_or(|bias| Some(bias.dims()) == self.weight.dims().get(..1))
@@ -94,13 +96,15 @@ impl Conv2d {
         patches.filter(|patches| patches.require_size().is_ok())
     }
 
-    /// By candle's operation. Its gradient has another shape than an image of which the last rows or columns are in no place of the
-    /// kernel, so these are left out.
+    /// Applies candle's operation.
+    ///
+    /// Its gradient has a wrong shape if the kernel does not reach the last rows or columns of the image, so
+    /// these are cropped first.
     fn composed(&self, x: &Tensor) -> Result<Tensor> {
         let config = self.config;
         let stock = |config| candle_nn::Conv2d::new(self.weight.clone(), self.bias.clone(), config);
         let (&[_, _, height, width], &[_, _, k_height, k_width]) = (x.dims(), self.weight.dims()) else {
-            return stock(config).forward(x); // candle says what is wrong.
+            return stock(config).forward(x); // candle reports the error.
         };
         let used = |input, kernel| covered(patches::places(input, kernel, &config)?, kernel, &config);
         let Some((rows, columns)) = used(height, k_height).zip(used(width, k_width)) else {
@@ -120,13 +124,13 @@ impl Conv2d {
         stock(Conv2dConfig { padding: 0, ..config }).forward(&inner)
     }
 
-    /// Without a place for the kernel, or with more than can be counted, candle panics.
+    /// Refuses images without a position for the kernel, or with more than can be counted, for which candle panics.
     fn require_places(&self, x: &Tensor) -> Result<()> {
         if let Some(patches) = Patches::new(x.dims(), self.weight.dims(), &self.config) {
             patches.require_size()?;
         }
         let (&[.., height, width], &[.., k_height, k_width]) = (x.dims(), self.weight.dims()) else {
-            return Ok(()); // candle says what is wrong.
+            return Ok(()); // candle reports the error.
         };
         let fits = |(input, kernel)| patches::places(input, kernel, &self.config).is_some();
         if [(height, k_height), (width, k_width)].into_iter().all(fits) {
@@ -154,13 +158,13 @@ impl Module for Conv2d {
     }
 }
 
-/// The operation. The weight of each group is a matrix of a row for each output channel.
+/// The fused operation. The weight of each group is a matrix with a row for each output channel.
 struct Fused {
     patches: Patches,
 }
 
 impl Fused {
-    /// Adds the gradient of the weight.
+    /// Adds the gradient of the weight to `gradient`.
     fn of_weight<T: Number>(&self, x: &[T], upstream: &[T], gradient: &mut [T], add: bool) {
         let p = self.patches;
         let mut buffer = Vec::new();
@@ -190,8 +194,10 @@ impl Fused {
     }
 }
 
-/// Returns those gradients of input, weight and bias that are asked for. `of_weight` writes that of the weight, and `of_input` makes that of the
-/// input. The gradient of the bias is the sum over each channel's planes of `upstream`, which have `plane` elements each.
+/// Returns the requested gradients of input, weight and bias.
+///
+/// `of_weight` writes the gradient of the weight, and `of_input` computes that of the input. The gradient of
+/// the bias is the sum over each channel's planes of `upstream`, with `plane` elements each.
 fn gradients<T: Number>(
     [x, weight]: [&Tensor; 2],
     bias: Option<&Tensor>,
@@ -221,7 +227,8 @@ fn gradients<T: Number>(
     Ok([of_input, of_weight, of_bias.transpose()?.flatten()])
 }
 
-/// Adds zeros at the ends of an axis, also of a tensor without elements. Refuses more than memory has addresses.
+/// Pads the ends of an axis with zeros, even of a tensor without elements. Refuses more elements than memory
+/// has addresses.
 pub(super) fn padded(name: &str, x: &Tensor, axis: usize, [left, right]: [usize; 2]) -> Result<Tensor> {
     let mut dims = x.dims().to_vec();
     dims[axis] = dims[axis].saturating_add(left).saturating_add(right);

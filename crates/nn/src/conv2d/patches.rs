@@ -1,4 +1,5 @@
-//! Images as matrices of the patches that a kernel sees: a column for each place, a row for each weight of a kernel.
+//! Matrices of the patches of an image under a kernel: a column for each position, a row for each weight of
+//! the kernel.
 
 use crate::gemm::Matrix;
 use crate::operation;
@@ -11,11 +12,11 @@ use distribute_base::internal::Number;
 pub(super) struct Patches {
     pub(super) images: usize,
     pub(super) groups: usize,
-    /// Channels of the result.
+    /// The number of channels of the result.
     pub(super) outputs: usize,
-    /// Channels of a group of the input.
+    /// The number of channels of a group of the input.
     channels: usize,
-    /// Height and width of the input, of the kernel, and of the result.
+    /// The height and the width of the input; next those of the kernel and of the result.
     input: [usize; 2],
     kernel: [usize; 2],
     output: [usize; 2],
@@ -24,21 +25,22 @@ pub(super) struct Patches {
     dilation: usize,
 }
 
-/// How many times a kernel fits into one axis of an image; None where it does not.
+/// Returns the number of positions of a kernel along one axis of an image; `None` if it does not fit.
 pub(super) fn places(input: usize, kernel: usize, config: &Conv2dConfig) -> Option<usize> {
     let padded = config.padding.checked_mul(2)?.checked_add(input)?;
     Some(padded.checked_sub(covered(1, kernel, config)?)?.checked_div(config.stride)? + 1)
 }
 
-/// The elements of one axis that a kernel covers when it is put at this number of places: the inverse of [`places`] without padding. `None`
-/// without a place or a kernel, and if there are more than can be counted.
+/// Returns the number of elements of one axis that a kernel covers at this number of positions.
+///
+/// This is the inverse of [`places`] without padding. `None` without a position or a kernel, and on overflow.
 pub(crate) fn covered(places: usize, kernel: usize, config: &Conv2dConfig) -> Option<usize> {
     let steps = config.stride.checked_mul(places.checked_sub(1)?)?;
     config.dilation.checked_mul(kernel.checked_sub(1)?)?.checked_add(1)?.checked_add(steps)
 }
 
 impl Patches {
-    /// None where they don't fit.
+    /// Computes the sizes; `None` if the shapes do not fit.
     pub(super) fn new(x: &[usize], weight: &[usize], config: &Conv2dConfig) -> Option<Self> {
         let ([images, all, height, width], [outputs, channels, k_height, k_width]) = (x, weight) else {
             return None;
@@ -62,19 +64,19 @@ impl Patches {
         grouped.then(|| Some(patches(output(*height, *k_height)?, output(*width, *k_width)?))).flatten()
     }
 
-    /// Refuses a result, or patches of an image, of more elements than memory has addresses: large paddings make them.
+    /// Refuses a result, or patches of an image, of more elements than memory has addresses, as from large paddings.
     pub(super) fn require_size(&self) -> Result<()> {
         let [height, width] = self.output;
         operation::require_size("conv2d", &self.output_dims())?;
         operation::require_size("conv2d", &[self.channels, self.kernel[0], self.kernel[1], height, width])
     }
 
-    /// Where a kernel is put.
+    /// Returns the number of positions of the kernel.
     pub(super) fn places(&self) -> usize {
         self.output.iter().product()
     }
 
-    /// The weights of one kernel.
+    /// Returns the number of weights of one kernel.
     pub(super) fn patch(&self) -> usize {
         self.channels * self.kernel[0] * self.kernel[1]
     }
@@ -83,7 +85,7 @@ impl Patches {
         [self.images, self.outputs, self.output[0], self.output[1]]
     }
 
-    /// The elements that a group has of an image.
+    /// Returns the number of elements of an image in one group.
     pub(super) fn group_input(&self) -> usize {
         self.channels * self.input[0] * self.input[1]
     }
@@ -96,27 +98,27 @@ impl Patches {
         self.outputs / self.groups * self.patch()
     }
 
-    /// A group's weight: a row for each output channel.
+    /// Returns a group's weight: a row for each output channel.
     pub(super) fn weight<'a, T: Copy>(&self, weight: &'a [T]) -> Matrix<'a, T> {
         Matrix::new(weight, self.outputs / self.groups, self.patch())
     }
 
-    /// A group's part of the result: a row for each output channel.
+    /// Returns a group's slice of the result: a row for each output channel.
     pub(super) fn output<'a, T: Copy>(&self, output: &'a [T]) -> Matrix<'a, T> {
         Matrix::new(output, self.outputs / self.groups, self.places())
     }
 
-    /// Whether patches are the image itself.
+    /// Whether the patches are the image itself.
     pub(super) fn is_whole(&self) -> bool {
         (self.kernel, self.stride, self.padding) == ([1, 1], 1, 0)
     }
 
-    /// The patches of an image, in a buffer where they are not the image itself.
+    /// Returns the patches of an image, in `buffer` unless they are the image itself.
     pub(super) fn gather<'a, T: Number>(&self, image: &'a [T], buffer: &'a mut Vec<T>) -> Matrix<'a, T> {
         let patches = if self.is_whole() {
             image
         } else {
-            // What is padding stays zero from image to image.
+            // Padding stays zero from image to image.
             buffer.resize(self.patch() * self.places(), T::of(0.));
             self.each_line(|line, image_at, buffer_at| {
                 let to = &mut buffer[buffer_at..][..line];
@@ -133,7 +135,7 @@ impl Patches {
         Matrix::new(patches, self.patch(), self.places())
     }
 
-    /// Adds the elements of patches where the image has them.
+    /// Adds the elements of patches to the image elements that they were read from.
     pub(super) fn scatter<T: Number>(&self, patches: &[T], image: &mut [T]) {
         self.each_line(|line, image_at, patches_at| {
             let from = &patches[patches_at..][..line];
@@ -150,8 +152,10 @@ impl Patches {
         });
     }
 
-    /// Calls `line` with each line of places whose element of the image, for one weight of the kernel, is not padding: how
-    /// many they are, where the first one's is in the image, from where they are `stride` apart, and where in the patches.
+    /// Calls `line` for each line of positions and each weight of the kernel, without padding.
+    ///
+    /// The arguments are the number of positions, the index of the first one's element in the image, from
+    /// which the others are `stride` apart, and the index in the patches.
     fn each_line(&self, mut line: impl FnMut(usize, usize, usize)) {
         let [height, width] = self.input;
         let mut row = 0;
@@ -176,7 +180,7 @@ impl Patches {
         }
     }
 
-    /// The places along one axis whose element at `offset` in the patch is inside of the image.
+    /// Returns the positions along one axis whose element at `offset` in the patch is inside the image.
     fn inside(&self, offset: usize, input: usize, output: usize) -> std::ops::Range<usize> {
         let first = self.padding.saturating_sub(offset).div_ceil(self.stride);
         let end = (input + self.padding).saturating_sub(offset).div_ceil(self.stride).min(output);

@@ -1,4 +1,4 @@
-//! The transposed convolution: the gradient of a convolution's input as an operation, and its own gradients.
+//! The transposed convolution as an operation: the gradient of a convolution's input, with its own gradients.
 
 use super::patches::Patches;
 use super::{Fused, Operation};
@@ -8,16 +8,19 @@ use candle_core::{DType, Result, Shape, Tensor};
 use candle_nn::Conv2dConfig;
 use distribute_base::internal::{Number, with_elements};
 
-/// The transposed operation of a convolution: it makes the convolution's input from its result.
+/// The transposed operation of a convolution: it computes the convolution's input from its result.
 struct Transposed {
     convolution: Fused,
-    /// The sizes of the images that it makes.
+    /// The sizes of the images that it computes.
     image: [usize; 4],
 }
 
 impl Transposed {
-    /// Returns the operation that makes images of `size` from `x`, `[n, in, height, width]`, and a weight `[in, out / groups, …, …]`. `None`
-    /// if this crate's loops don't compute it, or if the convolution of such images has a result of another shape than `x`.
+    /// Returns the operation that computes images of `size` from `x`, `[n, in, height, width]`, and a weight
+    /// `[in, out / groups, …, …]`.
+    ///
+    /// `None` if this crate's loops do not support the operands, or if the convolution of such images has a
+    /// result of another shape than `x`.
     fn new(
         x: &Tensor,
         weight: &Tensor,
@@ -34,7 +37,8 @@ impl Transposed {
     }
 }
 
-/// The transposed convolution to images of `size` as one operation; `None` if this crate's loops don't compute it.
+/// Computes the transposed convolution to images of `size` in one operation; `None` if this crate's loops do
+/// not support it.
 pub(crate) fn transposed(
     x: &Tensor,
     weight: &Tensor,
@@ -46,7 +50,8 @@ pub(crate) fn transposed(
     operation.map(|operation| operation::apply(operation, x, weight, bias)).transpose()
 }
 
-/// The gradients of `x` and of the weight, from the gradient of the images; `None` if this crate's loops don't compute them.
+/// Computes the gradients of `x` and the weight from that of the images; `None` if this crate's loops do not
+/// support them.
 pub(super) fn gradients(
     x: &Tensor,
     weight: &Tensor,

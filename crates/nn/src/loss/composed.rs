@@ -1,10 +1,10 @@
-//! Softmax cross-entropy by operations of candle's, on any device.
+//! Softmax cross-entropy by candle's operations, on any device.
 
 use super::cross_entropy::read;
 use candle_core::{Result, Tensor};
 use distribute_base::internal::{Known, computed_in, from_vec};
 
-/// The mean cross-entropy of logits `[n, classes]`, with the gradient behind it.
+/// Computes the mean cross-entropy of logits `[n, classes]`, with its gradient.
 pub(super) fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
     let dtype = computed_in(logits.dtype());
     if dtype != logits.dtype() {
@@ -15,7 +15,7 @@ pub(super) fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> 
     let log_probabilities = candle_nn::ops::log_softmax(&logits.detach(), 1)?;
     let result = labels.negative_mean(&log_probabilities)?;
     let backward = move |_: [&Tensor; 1], _: &Tensor, upstream: &Tensor| {
-        // Of each row its probabilities, and one less of the class that its label chooses.
+        // The probabilities of each row, minus one for the class of its label.
         let mut gradient = labels.less_one(&log_probabilities.exp()?)?;
         if let Some(has_label) = &labels.has_label {
             gradient = only(has_label, &gradient)?;
@@ -25,7 +25,7 @@ pub(super) fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> 
     logits.apply_op1(Known::new("cross-entropy", result, backward))
 }
 
-/// The mean over all rows of what their labels choose, times -1.
+/// Returns the mean over all rows of the label's element, times -1.
 pub(super) fn nll(log_probabilities: &Tensor, labels: &Tensor) -> Result<Tensor> {
     let dtype = computed_in(log_probabilities.dtype());
     if dtype != log_probabilities.dtype() {
@@ -35,22 +35,23 @@ pub(super) fn nll(log_probabilities: &Tensor, labels: &Tensor) -> Result<Tensor>
     Chosen::new(labels, rows, classes, log_probabilities)?.negative_mean(log_probabilities)
 }
 
-/// The rows that have a label, and zeros in place of the others, whatever is in these.
+/// Returns the rows that have a label, with zeros in place of the others, even if these contain NaN.
 fn only(has_label: &Tensor, rows: &Tensor) -> Result<Tensor> {
     has_label.broadcast_as(rows.shape())?.contiguous()?.where_cond(rows, &rows.zeros_like()?)
 }
 
-/// What labels choose of each row, in the memory of a device.
+/// The labels of all rows, in device memory.
 struct Chosen {
-    /// The class of each row, `[rows, 1]`, of those without a label the first.
+    /// The class of each row, `[rows, 1]`; the first class for rows without a label.
     classes: Tensor,
-    /// 1 for each row, and 0 for those without a label, if there are such.
+    /// A 1 for each row with a label and a 0 for the others; `None` if all rows have one.
     has_label: Option<Tensor>,
 }
 
 impl Chosen {
-    /// In the memory that `numbers` are in. Labels are checked on the host, before anything is computed: one that is no class would end
-    /// all work on a GPU.
+    /// Copies labels to the device of `numbers`.
+    ///
+    /// Labels are checked on the host first, because an invalid class would make a GPU unusable.
     fn new(labels: &Tensor, rows: usize, classes: usize, numbers: &Tensor) -> Result<Self> {
         let device = numbers.device();
         let checked = read(labels, rows, classes)?;
@@ -88,7 +89,7 @@ mod tests {
     use super::*;
     use candle_core::{DType, Device, Var};
 
-    /// Loss and gradient of both ways.
+    /// Returns loss and gradient of both implementations.
     fn of_both(logits: &[[f64; 3]; 4], labels: &[u32; 4]) -> [(f64, Vec<Vec<f64>>); 2] {
         let labels = Tensor::new(labels, &Device::Cpu).unwrap();
         [fused::<f64>, cross_entropy].map(|cross_entropy| {
@@ -114,7 +115,7 @@ mod tests {
 
     #[test]
     fn losses_of_many_rows_in_half_precision_are_numbers() {
-        // Their sum is more than f16 has.
+        // The sum of these losses overflows f16.
         let (rows, classes) = (30_000, 20);
         let logits = Var::zeros((rows, classes), DType::F16, &Device::Cpu).unwrap();
         let labels = Tensor::zeros(rows, DType::U32, &Device::Cpu).unwrap();

@@ -1,11 +1,11 @@
-//! Softmax cross-entropy: the loss in one pass over the logits, and the gradient in another.
+//! Softmax cross-entropy: the loss in one pass over the logits, the gradient in another.
 
 use crate::exp::Exp;
 use crate::lanes;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
 use distribute_base::internal::{known_on_host, with_elements};
 
-/// The loss of logits `[n, classes]` that lie on the CPU, with the gradient behind it.
+/// Computes the loss of logits `[n, classes]` on the CPU, with its gradient.
 pub(super) fn cross_entropy<T: Exp>(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
     let (rows, classes) = logits.dims2()?;
     let labels = read(labels, rows, classes)?;
@@ -14,7 +14,8 @@ pub(super) fn cross_entropy<T: Exp>(logits: &Tensor, labels: &Tensor) -> Result<
     logits.apply_op1(operation)
 }
 
-/// The class of each row; of a row without label, which is the largest number of its type as everywhere in candle, None.
+/// Returns the class of each row; `None` for a row without label, whose number is the largest of its type, as
+/// in candle.
 pub(super) fn read(labels: &Tensor, rows: usize, classes: usize) -> Result<Vec<Option<usize>>> {
     if classes == 0 {
         bail!("cross-entropy: logits {:?} are of no class", [rows, classes]);
@@ -43,15 +44,16 @@ fn none_if(none: bool, label: i64) -> i64 {
     if none { i64::MAX } else { label }
 }
 
-/// The operation: its result, and what the gradient needs beside the logits.
+/// The operation, with its result and the values that the gradient needs in addition to the logits.
 struct CrossEntropy<T> {
     labels: Vec<Option<usize>>,
-    /// Of each row the largest logit, and the sum of the exponentials of the distances from it.
+    /// The largest logit of each row, and the sum of the exponentials of the distances from it.
     softmax: Vec<(T, T)>,
     mean: f64,
 }
 
-/// So many logits, or one row, are taken at a time: they stay in the nearest cache, and narrow rows fill registers together.
+/// The number of logits processed at a time (at least one row): they stay in the L1 cache, and narrow rows
+/// share registers.
 const BLOCK: usize = 2048;
 
 impl<T: Exp> CrossEntropy<T> {
@@ -68,7 +70,7 @@ impl<T: Exp> CrossEntropy<T> {
                 buffer.extend(row.iter().map(|x| *x - max));
                 softmax.push((max, T::of(0.)));
             }
-            // The label's distance is read before it becomes an exponential.
+            // Read the label's distance before it is replaced by its exponential.
             for (distances, label) in buffer.chunks_exact(classes).zip(labels) {
                 loss -= label.map_or(0., |label| distances[label].to_f64());
             }
@@ -82,7 +84,7 @@ impl<T: Exp> CrossEntropy<T> {
         Self { mean: loss / labels.len() as f64, labels, softmax }
     }
 
-    /// softmax - 1 for the label's class, each times `upstream / n`.
+    /// Returns softmax, minus 1 for the label's class, times `upstream / n`.
     fn gradient(&self, logits: &[T], upstream: f64) -> Vec<T> {
         let share = upstream / self.labels.len() as f64;
         let classes = logits.len() / self.labels.len();

@@ -1,9 +1,9 @@
-//! Binary cross-entropy of logits by operations of candle's, on any device, with a gradient that is as exact.
+//! Binary cross-entropy of logits by candle's operations, on any device, with an equally exact gradient.
 
 use candle_core::{Result, Tensor};
 use distribute_base::internal::{Known, choose, sum};
 
-/// The mean over the pairs of logits and targets of one shape and dtype.
+/// Computes the mean over pairs of logits and targets of the same shape and dtype.
 pub(super) fn composed(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let result = mean(&logits.detach(), &targets.detach())?;
     let backward = |[x, z]: [&Tensor; 2], _: &Tensor, upstream: &Tensor| {
@@ -18,7 +18,9 @@ pub(super) fn composed(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
         .apply_op2(&targets.contiguous()?, Known::new("binary cross-entropy", result, backward))
 }
 
-/// max(x, 0) - x z + ln(1 + e⁻ˡˣˡ). candle has no ln(1 + e): with u = 1 + e as it is rounded, it is e ln(u) / (u - 1), and e where u is 1.
+/// Computes the mean of max(x, 0) - x z + ln(1 + e⁻ˡˣˡ).
+///
+/// candle has no ln(1 + e). With u = 1 + e as rounded, it is e ln(u) / (u - 1), and e if u is 1.
 fn mean(x: &Tensor, z: &Tensor) -> Result<Tensor> {
     let e = x.abs()?.neg()?.exp()?;
     let u = (&e + 1.)?;

@@ -1,7 +1,7 @@
-//! Losses: means over this replica's examples, which take 0 rows as well.
+//! Losses that are means over this replica's examples, and support 0 rows.
 //!
-//! candle_nn's losses divide by the number of rows, so an empty piece of a batch gives NaN or an error. These give 0
-//! there, with no gradient; `minimize` weighs it with 0 examples.
+//! candle_nn's losses divide by the number of rows, so an empty per-replica batch gives NaN or an error. These
+//! losses return 0 for it, without a gradient; `minimize` weighs it with 0 examples.
 
 mod composed;
 mod cross_entropy;
@@ -12,12 +12,13 @@ use candle_core::{DType, Result, Tensor};
 use distribute_base::internal::{is_native, to_device};
 use pairs::{Kind, mean};
 
-/// Mean cross-entropy of logits `[n, classes]` and labels `[n]` (u8, u32 or i64).
+/// Computes the mean cross-entropy of logits `[n, classes]` and labels `[n]` (u8, u32 or i64).
 ///
-/// The largest number of the labels' type stands for no label: such a row adds nothing to the sum, and counts in the mean.
+/// The largest number of the labels' type means no label: such a row adds nothing to the sum, but counts in the mean.
 ///
 /// # Errors
-/// For a label that is none of the classes, with its row; candle's, for other shapes or dtypes.
+/// - A label is not one of the classes. The error names its row.
+/// - A shape or a dtype does not fit.
 #[doc(alias = "tf.nn.sparse_softmax_cross_entropy_with_logits")]
 pub fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
     mean_or_zero(logits, labels, || match (logits.dtype(), is_native(logits) && logits.rank() == 2) {
@@ -28,10 +29,11 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
     })
 }
 
-/// Mean negative log-likelihood of log-probabilities `[n, classes]` and labels `[n]` (u8, u32 or i64).
+/// Computes the mean negative log-likelihood of log-probabilities `[n, classes]` and labels `[n]` (u8, u32 or i64).
 ///
 /// # Errors
-/// For a label that is none of the classes; candle's, for other shapes or dtypes.
+/// - A label is not one of the classes.
+/// - A shape or a dtype does not fit.
 pub fn nll(log_probabilities: &Tensor, labels: &Tensor) -> Result<Tensor> {
     mean_or_zero(log_probabilities, labels, || {
         if is_native(log_probabilities) {
@@ -42,10 +44,10 @@ pub fn nll(log_probabilities: &Tensor, labels: &Tensor) -> Result<Tensor> {
     })
 }
 
-/// Mean squared error over all elements of two tensors of equal shapes.
+/// Computes the mean squared error over all elements of two tensors of equal shapes.
 ///
 /// # Errors
-/// candle's, for other shapes or dtypes.
+/// Returns an error if a shape or a dtype does not fit.
 #[doc(alias = "tf.keras.losses.MeanSquaredError")]
 #[doc(alias = "MeanSquaredError")]
 pub fn mse(predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
@@ -56,12 +58,13 @@ pub fn mse(predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
     })
 }
 
-/// Mean binary cross-entropy of logits and targets in [0, 1], of equal shapes.
+/// Computes the mean binary cross-entropy of logits and targets in [0, 1], of equal shapes.
 ///
-/// Unlike candle_nn's, it is exact for any logit: that one takes the logarithm of a sigmoid, which is 0 or 1 for large ones.
+/// The result is exact for any logit. candle_nn's loss takes the logarithm of a sigmoid, which is 0 or 1 for
+/// large logits.
 ///
 /// # Errors
-/// candle's, for other shapes or dtypes.
+/// Returns an error if a shape or a dtype does not fit.
 #[doc(alias = "tf.nn.sigmoid_cross_entropy_with_logits")]
 pub fn binary_cross_entropy_with_logit(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     mean_or_zero(logits, targets, || match of_pairs(logits, targets) {
@@ -77,16 +80,16 @@ pub fn binary_cross_entropy_with_logit(logits: &Tensor, targets: &Tensor) -> Res
     })
 }
 
-/// The dtype of two tensors whose elements are pairs, of those where this crate computes itself.
+/// Returns the dtype of two tensors of equal shapes and dtypes, if this crate's loops support it.
 fn of_pairs(x: &Tensor, z: &Tensor) -> Option<DType> {
     let same = x.dims() == z.dims() && x.dtype() == z.dtype();
     (same && is_native(x) && is_native(z)).then(|| x.dtype())
 }
 
-/// How many rows of logits `[n, classes]` have their label as the largest: a count, to be summed over replicas.
+/// Counts the rows of logits `[n, classes]` whose label has the largest logit. Sum the counts over replicas.
 ///
 /// # Errors
-/// candle's, for other shapes or dtypes.
+/// Returns an error if a shape or a dtype does not fit.
 pub fn correct(logits: &Tensor, labels: &Tensor) -> Result<usize> {
     if logits.elem_count() == 0 {
         return Ok(0);
@@ -96,7 +99,7 @@ pub fn correct(logits: &Tensor, labels: &Tensor) -> Result<usize> {
     Ok(equal.to_dtype(DType::U32)?.sum_all()?.to_scalar::<u32>()? as usize)
 }
 
-/// 0 where there is nothing on either side; what is on one side only is for `mean` to refuse.
+/// Returns 0 if both sides are empty; `mean` has to refuse one empty side.
 fn mean_or_zero(inputs: &Tensor, targets: &Tensor, mean: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     match inputs.elem_count() + targets.elem_count() {
         0 => Tensor::zeros((), inputs.dtype(), inputs.device()),

@@ -5,24 +5,24 @@ use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
 use distribute_base::internal::{operand, with_elements};
 use std::marker::PhantomData;
 
-/// What is taken of each pair.
+/// The loss of a pair.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
-    /// (x - z)²
+    /// The squared error (x - z)².
     Squared,
-    /// Cross-entropy of the logit x and the probability z: max(x, 0) - x z + ln(1 + e⁻ˡˣˡ), which loses nothing where a
-    /// sigmoid is 0 or 1 in its dtype.
+    /// The cross-entropy of the logit x and the probability z: max(x, 0) - x z + ln(1 + e⁻ˡˣˡ). It loses no
+    /// precision where a sigmoid rounds to 0 or 1.
     Logistic,
 }
 
-/// The mean over the pairs of two tensors of one shape and dtype on the CPU.
+/// Computes the mean over the pairs of two tensors of the same shape and dtype on the CPU.
 pub(super) fn mean<T: Exp>(kind: Kind, x: &Tensor, z: &Tensor) -> Result<Tensor> {
     x.contiguous()?.apply_op2(&z.contiguous()?, Pairs::<T>(kind, PhantomData))
 }
 
 struct Pairs<T>(Kind, PhantomData<T>);
 
-/// How many sums there are at a time, and how many pairs go into each before they are put together.
+/// The number of parallel sums, and the number of pairs in each before they are combined.
 const LANES: usize = 8;
 const DEPTH: usize = 32;
 
@@ -35,7 +35,7 @@ impl<T: Exp> Pairs<T> {
         }
     }
 
-    /// The gradient of predictions.
+    /// Computes the gradient of the predictions.
     fn of_predictions(&self, x: &[T], z: &[T], scale: T) -> Vec<T> {
         let (zero, one, pairs) = (T::of(0.), T::of(1.), x.iter().zip(z));
         match self.0 {
@@ -51,7 +51,7 @@ impl<T: Exp> Pairs<T> {
         }
     }
 
-    /// The gradient of targets.
+    /// Computes the gradient of the targets.
     fn of_targets(&self, x: &[T], z: &[T], scale: T) -> Vec<T> {
         match self.0 {
             Kind::Squared => x.iter().zip(z).map(|(x, z)| (*z - *x) * (scale + scale)).collect(),
@@ -60,7 +60,7 @@ impl<T: Exp> Pairs<T> {
     }
 }
 
-/// The sum over a block.
+/// Sums a block.
 fn squared<T: Exp>(x: &[T], z: &[T]) -> f64 {
     let mut sums = [0.; LANES];
     for (x, z) in x.chunks(LANES).zip(z.chunks(LANES)) {
@@ -72,7 +72,8 @@ fn squared<T: Exp>(x: &[T], z: &[T]) -> f64 {
     sums.iter().sum()
 }
 
-/// The sum over a block. A product of numbers from 1 to 2 has room for the block, so there is one logarithm for all.
+/// Sums a block. The product of numbers from 1 to 2 over a block does not overflow, so one logarithm is enough
+/// for all.
 fn logistic<T: Exp>(x: &[T], z: &[T]) -> f64 {
     let zero = T::of(0.);
     let (mut sums, mut products) = ([0.; LANES], [1.; LANES]);
@@ -86,7 +87,7 @@ fn logistic<T: Exp>(x: &[T], z: &[T]) -> f64 {
     sums.iter().sum::<f64>() + products.iter().map(|product: &f64| product.ln()).sum::<f64>()
 }
 
-/// e⁻ˡˣˡ of each: in a loop with nothing else in it, which takes several at once.
+/// Returns e⁻ˡˣˡ of each number, in a loop that vectorizes because it does nothing else.
 fn decays<T: Exp>(x: &[T]) -> Vec<T> {
     let mut all: Vec<T> = x.iter().map(|x| T::of(0.) - abs(*x)).collect();
     all.iter_mut().for_each(|x| *x = x.exp_of_negative());
@@ -131,7 +132,7 @@ impl<T: Exp> CustomOp2 for Pairs<T> {
     }
 }
 
-/// A gradient of the shape of both, made of their elements.
+/// Creates a gradient with the shape of both tensors from their elements.
 fn gradient<T: Exp>(x: &Tensor, z: &Tensor, of: impl FnOnce(&[T], &[T]) -> Vec<T>) -> Result<Tensor> {
     let gradient = with_elements(x, |x| with_elements(z, |z| of(x, z)))??;
     Tensor::from_vec(gradient, x.shape(), x.device())

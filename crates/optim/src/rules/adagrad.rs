@@ -1,4 +1,4 @@
-//! Adagrad: a rate for each element that falls with its gradients.
+//! Adagrad: a rate for each element that decays with its gradients.
 
 use crate::error::Check;
 use crate::{Adagrad, Float, Formula, InvalidHyperparameter, RuleSpec, SlotSpec, Step};
@@ -18,7 +18,7 @@ impl Formula for Adagrad {
         let check = Check(self.label());
         check.not_negative("initial_accumulator_value", self.initial_accumulator_value)?;
         check.not_negative("epsilon", self.epsilon)?;
-        // An element that never had a gradient would be 0 / 0.
+        // An element without any gradient would be 0 / 0.
         let divisible = self.initial_accumulator_value > 0.0 || self.epsilon > 0.0;
         check.that(divisible, "epsilon", self.epsilon, "greater than 0 if initial_accumulator_value is 0")
     }

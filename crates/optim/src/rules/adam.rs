@@ -18,7 +18,7 @@ impl Formula for Adam {
         let check = Check(self.label());
         check.decay("beta1", self.beta1)?;
         check.decay("beta2", self.beta2)?;
-        // An element that never had a gradient is 0 / (0 + ε).
+        // An element without any gradient is 0 / (0 + ε).
         check.positive("epsilon", self.epsilon)
     }
 
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
     use crate::RuleExt;
 
-    // Powers of two keep all sums exact but the last division.
+    // Powers of two keep all results exact except for the last division.
     const RULE: Adam = Adam { beta1: 0.5, beta2: 0.75, epsilon: 0.5, lazy: false };
 
     #[test]
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn the_first_step_is_the_learning_rate() {
-        // Whatever the size of the gradient, as long as it is far above ε.
+        // Independent of the size of the gradient, if it is far above ε.
         let (mut var, mut m, mut v) = ([0.0f32; 2], [0.0f32; 2], [0.0f32; 2]);
         let slots = &mut [&mut m[..], &mut v[..]];
         Adam::default().update(Step::after(0, 0.001), &mut var, &[100.0, -0.1], slots).unwrap();

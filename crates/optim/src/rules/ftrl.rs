@@ -48,7 +48,7 @@ impl Formula for Ftrl {
             let new = accum + grad * grad;
             let strength = to_power(new);
             let linear = linear + grad + shrinkage * var - (strength - to_power(accum)) * per_lr * var;
-            // Asked this way round, a NaN isn't taken for a weight of 0.
+            // In this order, NaN does not give a weight of 0.
             let moved = (l1.copysign(linear) - linear) / (strength * per_lr + held);
             (linear.abs().select_at_most(l1, F::ZERO, moved), [new, linear])
         }

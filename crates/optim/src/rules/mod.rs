@@ -1,4 +1,4 @@
-//! The formulas of the rules that there are, one file for each.
+//! The formulas of all rules, one file each.
 
 mod adagrad;
 mod adam;
@@ -12,7 +12,7 @@ use crate::{Rule, RuleSpec};
 use std::sync::Arc;
 
 impl RuleSpec {
-    /// The rule. Its hyper-parameters may be out of range: see [`Rule::validate`].
+    /// Returns the rule. Its hyper-parameters may be out of range: see [`Rule::validate`].
     pub fn rule(&self) -> Arc<dyn Rule> {
         match *self {
             Self::Sgd(rule) => Arc::new(rule),

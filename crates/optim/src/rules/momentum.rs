@@ -1,4 +1,4 @@
-//! Gradient descent with momentum, Nesterov's too.
+//! Gradient descent with momentum, plain and Nesterov's.
 
 use crate::error::Check;
 use crate::{Float, Formula, InvalidHyperparameter, Momentum, RuleSpec, SlotSpec, Step};

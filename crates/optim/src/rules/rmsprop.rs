@@ -1,4 +1,4 @@
-//! RMSprop, with momentum.
+//! RMSprop with momentum.
 
 use crate::error::Check;
 use crate::{Float, Formula, InvalidHyperparameter, RmsProp, RuleSpec, SlotSpec, Step};
@@ -18,7 +18,7 @@ impl Formula for RmsProp {
         let check = Check(self.label());
         check.decay("rho", self.rho)?;
         check.decay("momentum", self.momentum)?;
-        // An element that never had a gradient is 0 / √(0 + ε).
+        // An element without any gradient is 0 / √(0 + ε).
         check.positive("epsilon", self.epsilon)
     }
 

@@ -1,26 +1,27 @@
-//! A rate that falls along half a cosine, once or again and again.
+//! Rates that decay along half a cosine, once or repeatedly.
 
 use super::{Schedule, check};
 use crate::InvalidHyperparameter;
 use crate::error::Check;
 use std::f64::consts::PI;
 
-/// lr₀ · ((1 − alpha) · (1 + cos(π · n / decay_steps)) / 2 + alpha), with n the finished steps, `decay_steps` at most.
+/// A rate of lr₀ · ((1 − alpha) · (1 + cos(π · n / decay_steps)) / 2 + alpha), with n the finished steps, at
+/// most `decay_steps`.
 ///
-/// TensorFlow's `warmup_target` and `warmup_steps` are a [`Warmup`](super::Warmup) around this.
+/// For TensorFlow's `warmup_target` and `warmup_steps`, wrap it in a [`Warmup`](super::Warmup).
 #[doc(alias = "tf.keras.optimizers.schedules.CosineDecay")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CosineDecay {
-    /// lr₀, at least 0.
+    /// The initial rate lr₀, at least 0.
     pub initial: f64,
-    /// After how many steps the end is reached.
+    /// The number of steps until the final rate.
     pub decay_steps: u64,
-    /// The rate there as a part of lr₀, from 0, the default, to 1.
+    /// The final rate as a fraction of lr₀, from 0, the default, to 1.
     pub alpha: f64,
 }
 
 impl CosineDecay {
-    /// Down to 0.
+    /// Creates a schedule that decays to 0.
     pub fn new(initial: f64, decay_steps: u64) -> Self {
         Self { initial, decay_steps, alpha: 0.0 }
     }
@@ -37,29 +38,29 @@ impl Schedule for CosineDecay {
     }
 }
 
-/// [`CosineDecay`] that starts anew at its end: each time `t_mul` times as long as before, and from `m_mul` times as high.
+/// A [`CosineDecay`] that restarts at its end: each time `t_mul` times as long and `m_mul` times as high as before.
 #[doc(alias = "tf.keras.optimizers.schedules.CosineDecayRestarts")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CosineDecayRestarts {
-    /// lr₀, at least 0.
+    /// The initial rate lr₀, at least 0.
     pub initial: f64,
-    /// The length of the first fall.
+    /// The length of the first decay, in steps.
     pub first_decay_steps: u64,
-    /// By how much the falls get longer, at least 1. 2 by default.
+    /// The factor by which the length of a decay grows, at least 1. 2 by default.
     pub t_mul: f64,
-    /// By how much the starts change, at least 0. 1 by default.
+    /// The factor by which the initial rate of a decay changes, at least 0. 1 by default.
     pub m_mul: f64,
-    /// What each fall ends at as a part of lr₀, from 0, the default, to 1.
+    /// The final rate of each decay as a fraction of lr₀, from 0, the default, to 1.
     pub alpha: f64,
 }
 
 impl CosineDecayRestarts {
-    /// Each fall from lr₀ to 0, and twice as long as the one before.
+    /// Creates a schedule whose decays go from lr₀ to 0, each twice as long as the one before.
     pub fn new(initial: f64, first_decay_steps: u64) -> Self {
         Self { initial, first_decay_steps, t_mul: 2.0, m_mul: 1.0, alpha: 0.0 }
     }
 
-    /// Where the fall after so many others starts, in units of the first.
+    /// Returns the start of the decay after `falls` others, in units of the first.
     fn start(&self, falls: f64) -> f64 {
         if self.t_mul == 1.0 { falls } else { (self.t_mul.powf(falls) - 1.0) / (self.t_mul - 1.0) }
     }
@@ -72,7 +73,7 @@ impl Schedule for CosineDecayRestarts {
             1.0 => done.floor(),
             t_mul => ((1.0 + done * (t_mul - 1.0)).ln() / t_mul.ln()).floor(),
         };
-        // At a restart, logarithms may be off by a rounding.
+        // At a restart, logarithms may be off by a rounding error.
         if self.start(falls + 1.0) <= done {
             falls += 1.0;
         } else if self.start(falls) > done {
@@ -102,7 +103,7 @@ fn check_alpha(check: Check, alpha: f64) -> Result<(), InvalidHyperparameter> {
     check.that((0.0..=1.0).contains(&alpha), "alpha", alpha, "from 0 to 1")
 }
 
-/// The rate when a part `done` of a fall is behind, that starts at `height` times `initial`.
+/// Returns the rate after the fraction `done` of a decay that starts at `height` times `initial`.
 fn fall(initial: f64, height: f64, done: f64, alpha: f64) -> f64 {
     let cosine = 0.5 * height * (1.0 + (PI * done).cos());
     initial * ((1.0 - alpha) * cosine + alpha)
@@ -130,13 +131,13 @@ mod tests {
 
     #[test]
     fn restarts_by_hand() {
-        // Falls of 6, 12 and 24 steps: from 0, 6 and 18, from 1, 0.5 and 0.25.
+        // Decays of 6, 12 and 24 steps, which start at 0, 6 and 18 with rates 1, 0.5 and 0.25.
         let schedule = CosineDecayRestarts { m_mul: 0.5, ..CosineDecayRestarts::new(1., 6) };
         near(
             &schedule,
             &[(0, 1.), (2, 0.75), (3, 0.5), (6, 0.5), (10, 0.375), (12, 0.25), (18, 0.25), (30, 0.125)],
         );
-        // Of the same length.
+        // Decays of equal lengths.
         let schedule = CosineDecayRestarts { t_mul: 1., ..CosineDecayRestarts::new(1., 6) };
         near(&schedule, &[(0, 1.), (3, 0.5), (6, 1.), (8, 0.75), (12, 1.), (600, 1.)]);
     }

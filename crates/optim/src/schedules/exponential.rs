@@ -1,24 +1,24 @@
-//! A rate that falls by the same factor again and again.
+//! A rate that decays by a constant factor.
 
 use super::{Schedule, check, progress};
 use crate::InvalidHyperparameter;
 
-/// lr₀ · decay_rate ^ (finished / decay_steps).
+/// A rate of lr₀ · decay_rate ^ (finished / decay_steps).
 #[doc(alias = "tf.keras.optimizers.schedules.ExponentialDecay")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExponentialDecay {
-    /// lr₀, at least 0.
+    /// The initial rate lr₀, at least 0.
     pub initial: f64,
-    /// After how many steps the rate has been multiplied by `decay_rate` once.
+    /// The number of steps after which the rate has been multiplied by `decay_rate` once.
     pub decay_steps: u64,
     /// The factor, at least 0.
     pub decay_rate: f64,
-    /// Whether the rate stays in between, and falls in stairs. `false` by default.
+    /// Whether the rate changes only every `decay_steps` steps. `false` by default.
     pub staircase: bool,
 }
 
 impl ExponentialDecay {
-    /// Falls with every step.
+    /// Creates a schedule that decays with every step.
     pub fn new(initial: f64, decay_steps: u64, decay_rate: f64) -> Self {
         Self { initial, decay_steps, decay_rate, staircase: false }
     }

@@ -1,24 +1,24 @@
-//! A rate that falls with the inverse of time.
+//! A rate that decays with the inverse of time.
 
 use super::{Schedule, check, progress};
 use crate::InvalidHyperparameter;
 
-/// lr₀ / (1 + decay_rate · finished / decay_steps).
+/// A rate of lr₀ / (1 + decay_rate · finished / decay_steps).
 #[doc(alias = "tf.keras.optimizers.schedules.InverseTimeDecay")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct InverseTimeDecay {
-    /// lr₀, at least 0.
+    /// The initial rate lr₀, at least 0.
     pub initial: f64,
-    /// The unit of time.
+    /// The unit of time, in steps.
     pub decay_steps: u64,
-    /// How much the divisor grows in a unit, at least 0.
+    /// The growth of the divisor in a unit of time, at least 0.
     pub decay_rate: f64,
-    /// Whether only whole units count. `false` by default.
+    /// Whether the rate changes only every `decay_steps` steps. `false` by default.
     pub staircase: bool,
 }
 
 impl InverseTimeDecay {
-    /// Falls with every step.
+    /// Creates a schedule that decays with every step.
     pub fn new(initial: f64, decay_steps: u64, decay_rate: f64) -> Self {
         Self { initial, decay_steps, decay_rate, staircase: false }
     }

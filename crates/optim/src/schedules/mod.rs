@@ -1,7 +1,7 @@
 //! Learning rates as functions of the step.
 //!
-//! The argument is the number of finished steps, 0 for the first, as TensorFlow's `iterations`. Nothing is remembered
-//! between steps, so a training that resumes needs that number and no more. `lr₀` is the rate at the start.
+//! The argument is the number of finished steps, 0 for the first, like TensorFlow's `iterations`. Schedules
+//! have no state, so a training that resumes only needs that number. `lr₀` is the initial rate.
 //!
 //! ```
 //! use distribute_optim::{Schedule, schedules::{ExponentialDecay, Warmup}};
@@ -37,20 +37,19 @@ pub use warmup::Warmup;
 use crate::InvalidHyperparameter;
 use crate::error::Check;
 
-/// A learning rate for every step: a function of how many steps are finished, and of nothing else.
+/// A learning rate as a function of the number of finished steps only.
 ///
-/// A closure is one: `|finished: u64| 0.1 / (finished + 1) as f64`. So is a number, which stays as it is.
+/// Closures implement it: `|finished: u64| 0.1 / (finished + 1) as f64`. So does a number, for a constant rate.
 #[doc(alias = "tf.keras.optimizers.schedules.LearningRateSchedule")]
 #[doc(alias = "LearningRateSchedule")]
 pub trait Schedule: Send + Sync + 'static {
-    /// The learning rate of the step after `finished` others.
+    /// Returns the learning rate of the step after `finished` others.
     fn rate(&self, finished: u64) -> f64;
 
-    /// Checks the hyper-parameters. [`rate`](Schedule::rate) doesn't, so call it once where a schedule comes from a
-    /// user.
+    /// Checks the hyper-parameters. [`rate`](Schedule::rate) does not, so call this once for a schedule from a user.
     ///
     /// # Errors
-    /// [`InvalidHyperparameter`] for one that gives no learning rate.
+    /// - [`InvalidHyperparameter`]: a hyper-parameter does not define a valid learning rate.
     fn validate(&self) -> Result<(), InvalidHyperparameter> {
         Ok(())
     }
@@ -62,7 +61,7 @@ impl<F: Fn(u64) -> f64 + Send + Sync + 'static> Schedule for F {
     }
 }
 
-/// Always the same.
+/// A constant rate.
 impl Schedule for f64 {
     fn rate(&self, _finished: u64) -> f64 {
         *self
@@ -73,7 +72,7 @@ impl Schedule for f64 {
     }
 }
 
-/// Checks what most schedules have.
+/// Checks the parameters that most schedules have.
 fn check(schedule: &'static str, initial: f64, decay_steps: u64) -> Result<Check, InvalidHyperparameter> {
     let check = Check(schedule);
     check.not_negative("initial_learning_rate", initial)?;
@@ -81,7 +80,7 @@ fn check(schedule: &'static str, initial: f64, decay_steps: u64) -> Result<Check
     Ok(check)
 }
 
-/// How far `finished` is, in units of `decay_steps`: whole ones only in a staircase.
+/// Returns the progress in units of `decay_steps`; complete units only if `staircase`.
 fn progress(finished: u64, decay_steps: u64, staircase: bool) -> f64 {
     if staircase {
         finished.checked_div(decay_steps).unwrap_or(0) as f64

@@ -1,22 +1,24 @@
-//! A rate that is set anew at given steps.
+//! A rate that changes at given steps.
 
 use super::Schedule;
 use crate::InvalidHyperparameter;
 use crate::error::Check;
 
-/// The first value up to and including the step after `boundaries[0]` finished ones, then the second up to
-/// `boundaries[1]`, and so on; after the last boundary the last value.
+/// A piecewise constant rate.
+///
+/// It is the first value up to and including the step after `boundaries[0]` finished ones, the second value up
+/// to `boundaries[1]`, and so on. After the last boundary it is the last value.
 #[doc(alias = "tf.keras.optimizers.schedules.PiecewiseConstantDecay")]
 #[derive(Clone, Debug, PartialEq)]
 pub struct PiecewiseConstantDecay {
-    /// Numbers of finished steps, ascending.
+    /// The numbers of finished steps at which the rate changes, ascending.
     pub boundaries: Vec<u64>,
-    /// One more than boundaries, each at least 0.
+    /// The rates, one more than boundaries, each at least 0.
     pub values: Vec<f64>,
 }
 
 impl PiecewiseConstantDecay {
-    /// With these boundaries and one value more.
+    /// Creates a schedule with these boundaries, and one value more.
     pub fn new(boundaries: impl Into<Vec<u64>>, values: impl Into<Vec<f64>>) -> Self {
         Self { boundaries: boundaries.into(), values: values.into() }
     }
@@ -25,7 +27,7 @@ impl PiecewiseConstantDecay {
 impl Schedule for PiecewiseConstantDecay {
     fn rate(&self, finished: u64) -> f64 {
         let piece = self.boundaries.partition_point(|boundary| *boundary < finished);
-        // Too few values do not pass `validate`.
+        // With too few values, `validate` fails.
         self.values.get(piece).copied().unwrap_or(f64::NAN)
     }
 

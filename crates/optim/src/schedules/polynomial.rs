@@ -1,29 +1,29 @@
-//! A rate that falls to an end, in a line or another power.
+//! A rate that decays to a final value linearly, or by another power.
 
 use super::{Schedule, check};
 use crate::InvalidHyperparameter;
 
-/// (lr₀ − end) · (1 − n / decay_steps) ^ power + end, with n the finished steps, `decay_steps` at most.
+/// A rate of (lr₀ − end) · (1 − n / decay_steps) ^ power + end, with n the finished steps, at most `decay_steps`.
 ///
-/// With `cycle`, it goes on: the end is put off to the next multiple of `decay_steps` whenever it is passed, so that the
-/// rate jumps up and falls again.
+/// With `cycle`, the end moves to the next multiple of `decay_steps` whenever it is reached, so the rate jumps
+/// up and decays again.
 #[doc(alias = "tf.keras.optimizers.schedules.PolynomialDecay")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PolynomialDecay {
-    /// lr₀, at least 0.
+    /// The initial rate lr₀, at least 0.
     pub initial: f64,
-    /// After how many steps the end is reached.
+    /// The number of steps until the final rate.
     pub decay_steps: u64,
-    /// The rate there, at least 0. 0.0001 by default, as in TensorFlow.
+    /// The final rate, at least 0. 0.0001 by default, as in TensorFlow.
     pub end: f64,
-    /// 1, a line, by default; at least 0.
+    /// The exponent, at least 0. 1 by default, a linear decay.
     pub power: f64,
-    /// Whether to go on. `false` by default.
+    /// Whether the decay is repeated. `false` by default.
     pub cycle: bool,
 }
 
 impl PolynomialDecay {
-    /// In a line to 0.0001.
+    /// Creates a schedule that decays linearly to 0.0001.
     pub fn new(initial: f64, decay_steps: u64) -> Self {
         Self { initial, decay_steps, end: 0.0001, power: 1.0, cycle: false }
     }

@@ -1,24 +1,24 @@
-//! A rate that rises in a line before another schedule begins.
+//! A rate that rises linearly before another schedule.
 
 use super::Schedule;
 use crate::InvalidHyperparameter;
 use crate::error::Check;
 
-/// In a line from one rate to the first of another schedule, which then begins.
+/// A rate that rises linearly to the first rate of another schedule, which then takes over.
 ///
 /// TensorFlow has this in `CosineDecay` only, as `warmup_target` and `warmup_steps`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Warmup<S> {
     /// The rate of the first step, at least 0.
     pub from: f64,
-    /// How many steps come before the other schedule.
+    /// The number of steps before the other schedule.
     pub steps: u64,
     /// The other schedule; its step 0 is after the warm-up.
     pub then: S,
 }
 
 impl<S: Schedule> Warmup<S> {
-    /// `steps` steps from the rate `from` to the first of `then`.
+    /// Creates a schedule with `steps` steps from the rate `from` to the first rate of `then`.
     pub fn new(from: f64, steps: u64, then: S) -> Self {
         Self { from, steps, then }
     }
@@ -49,7 +49,7 @@ mod tests {
         schedule.validate().unwrap();
         assert_eq!([0, 1, 2, 4, 5, 6, 7].map(|n| schedule.rate(n)), [0.5, 0.625, 0.75, 1., 0.5, 0., 0.]);
         assert_eq!(Warmup::new(0.5, 0, 0.25).rate(0), 0.25);
-        // Warm-ups in a row.
+        // Consecutive warm-ups.
         assert_eq!(
             [0, 1, 2, 3, 4].map(|n| Warmup::new(0., 2, Warmup::new(1., 2, 3.)).rate(n)),
             [0., 0.5, 1., 2., 3.]

@@ -1,10 +1,10 @@
-//! Without a cluster: variables are in this process.
+//! Training without a cluster, with variables in this process.
 
 use super::KIND;
 use distribute_base::DeviceName;
 use distribute_core::{CommunicationOptions, IndependentWorker, StrategyExtended, VariablePlacement};
 
-/// A process that trains alone.
+/// The strategy of a process that trains alone.
 #[derive(Debug)]
 pub(super) struct Local {
     pub(super) devices: Vec<DeviceName>,

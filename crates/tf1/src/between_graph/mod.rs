@@ -1,10 +1,11 @@
-//! Every worker runs the whole program by itself, without a coordinator, against variables on parameter servers.
+//! Independent workers, which each run the complete program with variables on parameter servers, without a
+//! coordinator.
 //!
-//! | file | what it is |
+//! | file | contents |
 //! |---|---|
-//! | `roles` | what this process is: a pure function of the cluster |
-//! | `local` | without a cluster |
-//! | `progress` | whether the chief is ready, and which workers are through |
+//! | `roles` | the role of this process: a pure function of the cluster |
+//! | `local` | training without a cluster |
+//! | `progress` | whether the chief is ready, and which workers have finished |
 
 mod local;
 mod progress;
@@ -28,14 +29,17 @@ use std::time::Duration;
 
 const KIND: &str = "between_graph::ParameterServerStrategy";
 
-/// One of several workers that each run the whole program, against variables on parameter servers that all of them share.
+/// The strategy of an independent worker, which runs the complete program with variables on shared parameter servers.
 ///
-/// There is no coordinator. The replicas of this process train in lock step: their gradients become one update, which the servers make. Workers
-/// don't wait for each other, and see what the others have changed when their next step begins. So `num_replicas_in_sync` counts the replicas
-/// of this process, and what happens once in a step, such as counting [`global_step`](Self::global_step), happens once in a step of each worker.
+/// There is no coordinator. The replicas of this process train synchronously: their gradients become one
+/// update, which the servers apply. Workers do not wait for each other, and see the changes of other workers
+/// when their next step begins. So `num_replicas_in_sync` is the number of replicas of this process. Anything
+/// done once in a step, such as incrementing [`global_step`](Self::global_step), happens once in a step of
+/// each worker.
 ///
-/// The chief, or worker 0 where the cluster has none, makes variables; the others wait until these are there. A variable is that of its name,
-/// also for a worker that was started again. Without a cluster, variables are in this process: on its device or, where it has several, on `cpu:0`.
+/// The chief, or worker 0 if the cluster has none, creates variables; the others wait until these exist. A
+/// variable is identified by its name, so a restarted worker finds the existing one. Without a cluster,
+/// variables are in this process: on its device or, if it has several, on `cpu:0`.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -44,7 +48,8 @@ const KIND: &str = "between_graph::ParameterServerStrategy";
 ///
 /// let cluster = LocalCluster::new(2, 1)?;                                     // tasks of this process
 /// let worker = |index| {
-///     let settings = ParameterServerStrategy::builder().cluster_resolver(cluster.resolver_of(Job::Worker.task(index)));
+///     let resolver = cluster.resolver_of(Job::Worker.task(index));
+///     let settings = ParameterServerStrategy::builder().cluster_resolver(resolver);
 ///     let strategy = between_graph::ParameterServerStrategy::of(settings.devices(["cpu:0", "cpu:1"]))?;
 ///     let steps = strategy.global_step()?;                                    // made by worker 0, found by worker 1
 ///     while steps.read::<i64>()? < 10 {
@@ -66,17 +71,17 @@ const KIND: &str = "between_graph::ParameterServerStrategy";
 pub struct ParameterServerStrategy(Strategy, Arc<Behind>);
 handle!(ParameterServerStrategy);
 
-/// What this kind of strategy has beside the handle of every strategy.
+/// The state of this strategy in addition to the common handle.
 struct Behind {
-    /// The settings that `configure` takes over.
+    /// The settings, which `configure` reuses.
     settings: ParameterServerBuilder,
     worker: Option<Worker>,
 }
 
-/// What one has that trains against servers.
+/// The state of a worker that trains with servers.
 struct Worker {
     servers: Arc<ParameterServers>,
-    /// The servers in other processes, where there are some.
+    /// The servers in other processes, if there are any.
     others: Option<Servers>,
     of: IndependentWorker,
     progress: Progress,
@@ -84,24 +89,31 @@ struct Worker {
 
 impl ParameterServerStrategy {
     // PSV1-1, PSV1-3
-    /// The strategy of this process in the cluster that the environment names, with a replica on each of its first `num_gpus_per_worker`
-    /// GPUs; with 0, one on the CPU.
+    /// Creates the strategy of this process in the cluster of the environment.
+    ///
+    /// The process has a replica on each of its first `num_gpus_per_worker` GPUs, or one on the CPU if the
+    /// number is 0.
     ///
     /// # Errors
-    /// Those of [`of`](Self::of).
+    /// Returns the errors of [`of`](Self::of).
     #[track_caller]
     pub fn new(num_gpus_per_worker: usize) -> Result<Self> {
         Self::of(ParameterServerBuilder::default().gpus_per_worker(num_gpus_per_worker))
     }
 
-    /// The strategy of this process with other settings: who takes part, its devices, how variables are cut and placed, how long to wait.
-    /// All workers have the same partitioner and placement.
+    /// Creates the strategy of this process with other settings: the cluster, the devices, the partitioner and
+    /// placement of variables, and timeouts.
+    ///
+    /// All workers need the same partitioner and placement.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument) where it is not known which task of the cluster this process is, where it
-    /// is a parameter server or an evaluator, and where servers cannot be reached, which it names;
-    /// [`Error::Cluster`](distribute_base::Error::Cluster) for a cluster without parameter servers, or with tasks that don't belong there;
-    /// [`Error::Device`](distribute_base::Error::Device) for a device that this build does not support.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the task of this process in the
+    ///   cluster is unknown, or is a parameter server or an evaluator.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): servers cannot be reached. The
+    ///   error names them.
+    /// - [`Error::Cluster`](distribute_base::Error::Cluster): the cluster has no parameter servers, or has
+    ///   unexpected tasks.
+    /// - [`Error::Device`](distribute_base::Error::Device): this build does not support a device.
     #[track_caller]
     pub fn of(settings: ParameterServerBuilder) -> Result<Self> {
         let (devices, options) = (settings.resolved_devices()?, settings.options()?);
@@ -116,7 +128,7 @@ impl ParameterServerStrategy {
             }
             Role::Worker(task, of) => {
                 let members = Members::of_worker(spec, task, of.workers)?;
-                // The others wait for what the chief makes.
+                // Workers wait for the variables that the chief creates.
                 let makes = if of.worker == 0 { Makes::Missing } else { Makes::None };
                 let role = Task { kind: KIND, makes, independent: Some(of) };
                 let assembled = settings.clone().assemble(devices, resolver, &members, role)?;
@@ -130,37 +142,40 @@ impl ParameterServerStrategy {
     }
 
     // PSV1-13
-    /// The strategy of this process in another cluster, with the settings of this one, its devices among them: what is done in place in
-    /// TensorFlow. The variables of this one stay where they are.
+    /// Creates the strategy of this process in another cluster, with the settings and devices of this one.
+    ///
+    /// TensorFlow does this in place. The variables of this strategy do not move.
     ///
     /// # Errors
-    /// Those of [`of`](Self::of).
+    /// Returns the errors of [`of`](Self::of).
     #[track_caller]
     pub fn configure(&self, cluster: impl ClusterResolver + 'static) -> Result<Self> {
         Self::of(self.1.settings.clone().cluster_resolver(cluster))
     }
 
-    /// How many workers there are, the chief among them; 1 without a cluster.
+    /// Returns the number of workers, including the chief; 1 without a cluster.
     pub fn workers(&self) -> usize {
         self.1.worker.as_ref().map_or(1, |worker| worker.of.workers)
     }
 
-    /// Which of them this is. The chief is 0.
+    /// Returns the number of this worker. The chief is 0.
     pub fn worker(&self) -> usize {
         self.1.worker.as_ref().map_or(0, |worker| worker.of.worker)
     }
 
-    /// Which server has which variable or shard, of those that this process has made or found; `None` without a cluster.
+    /// Returns the server of each variable or shard that this process has created or found; `None` without a cluster.
     pub fn placement(&self) -> Option<Placement> {
         self.1.worker.as_ref().map(|worker| worker.servers.placement())
     }
 
     // PSV1-4
-    /// The number of steps that all workers together have made: a variable `global_step`, which the program counts. Added to in `run`, it grows
-    /// by what replica 0 adds.
+    /// Returns the number of steps of all workers together: a variable `global_step`, which the program increments.
+    ///
+    /// In `run`, it grows by the value that replica 0 adds.
     ///
     /// # Errors
-    /// [`Error::WrongContext`](distribute_base::Error::WrongContext) inside of `run`; those of a server, or the chief has not made it.
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): the call is inside `run`.
+    /// - A server fails, or the chief has not created the variable.
     #[doc(alias = "tf.compat.v1.train.get_or_create_global_step")]
     #[track_caller]
     pub fn global_step(&self) -> Result<Variable> {
@@ -168,21 +183,28 @@ impl ParameterServerStrategy {
         self.scope(|| step.trainable(false).get_or_create())
     }
 
-    /// The chief says that the training is prepared: variables are made and, where something was saved, restored. The others wait for that,
-    /// at most for `patience`, so that none makes steps that are overwritten.
+    /// Signals, on the chief, that the training is prepared: variables are created and restored. Waits for
+    /// this signal on the other workers.
+    ///
+    /// The wait is at most `patience`. It ensures that no worker makes steps that are overwritten.
     ///
     /// # Errors
-    /// Of a server; [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument) where the chief is not ready in time.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the chief is not ready within
+    ///   `patience`.
+    /// - The error of a server.
     pub fn ready(&self, patience: Duration) -> Result<()> {
         self.1.worker.as_ref().map_or(Ok(()), |worker| worker.progress.ready(patience))
     }
 
-    /// Says that this worker is through with the servers, when its updates have arrived. The chief then waits until all workers are, at most for
-    /// `patience`, and ends the servers in other processes. So each worker calls this at the end of the program.
+    /// Signals that this worker has finished with the servers, after its updates have been applied.
+    ///
+    /// Each worker calls this at the end of the program. The chief then waits for all workers, at most for
+    /// `patience`, and shuts down the servers in other processes.
     ///
     /// # Errors
-    /// Of an update that did not arrive, and of a server; [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument) that names the workers
-    /// that are not through in time.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): workers have not finished within
+    ///   `patience`. The error names them.
+    /// - The error of a server, or of an update that it did not receive.
     pub fn finish(&self, patience: Duration) -> Result<()> {
         let Some(Worker { servers, others, of, progress }) = &self.1.worker else { return Ok(()) };
         servers.steps().settle()?;
@@ -195,8 +217,10 @@ impl ParameterServerStrategy {
     }
 }
 
-/// Serves variables, if `resolver` says that this process is a parameter server, until the chief [ends](ParameterServerStrategy::finish) it. Says
-/// whether it did: then the program ends here. Workers go on.
+/// Serves variables until the chief [finishes](ParameterServerStrategy::finish), if this process is a
+/// parameter server of `resolver`.
+///
+/// Returns true if it was one; in that case the program should exit. On workers it returns false immediately.
 ///
 /// ```no_run
 /// use distribute::{TfConfigClusterResolver, between_graph};
@@ -212,7 +236,7 @@ impl ParameterServerStrategy {
 /// ```
 ///
 /// # Errors
-/// Those of [`Serve::run`].
+/// Returns the errors of [`Serve::run`].
 pub fn serve(resolver: &dyn ClusterResolver) -> Result<bool> {
     Serve::new().parameter_servers_alone().run(resolver)
 }

@@ -1,4 +1,5 @@
-//! How far the workers are, noted on a parameter server: whether the chief has prepared the training, and which workers are through with it.
+//! The progress of the workers on a parameter server: whether the chief has prepared the training, and which
+//! workers have finished.
 
 use super::KIND;
 use distribute_base::{Error, Result};
@@ -14,21 +15,22 @@ use std::time::Duration;
 const READY: &str = "between_graph::ParameterServerStrategy::ready";
 const FINISH: &str = "between_graph::ParameterServerStrategy::finish";
 
-/// On server 0: for each worker whether it is through, and behind them whether the chief is ready. All make it alike, so whoever comes
-/// first does.
+/// A table on server 0 with a flag for each worker that has finished, and a last one for a ready chief.
+///
+/// All workers create it in the same way; the first one succeeds.
 const TABLE: &str = "between_graph/progress";
 
-/// How long one who waits lets go by before it asks again: at first, and at most.
+/// The first and the longest interval between two requests of a waiting worker.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(500)];
 
-/// Notes how far workers are.
+/// The progress of the workers, written by each of them.
 pub(super) struct Progress {
     links: Arc<Links>,
     of: IndependentWorker,
 }
 
 impl Progress {
-    /// This worker begins, or begins again.
+    /// Resets the flags of this worker, when it starts or restarts.
     pub(super) fn begin(links: &Arc<Links>, of: IndependentWorker) -> Result<Self> {
         let progress = Self { links: links.clone(), of };
         let none = HostTensor::vector(vec![0i64; of.workers.saturating_add(1)]);
@@ -40,10 +42,11 @@ impl Progress {
         Ok(progress)
     }
 
-    /// The chief has prepared the training; the others wait for that.
+    /// Signals that the chief has prepared the training; other workers wait for it.
     ///
     /// # Errors
-    /// Of the server; [`Error::InvalidArgument`] where the chief is not ready after `patience`.
+    /// - [`Error::InvalidArgument`]: the chief is not ready within `patience`.
+    /// - The error of the server.
     pub(super) fn ready(&self, patience: Duration) -> Result<()> {
         if self.of.worker == 0 {
             return self.note(READY, self.of.workers, true);
@@ -58,15 +61,16 @@ impl Progress {
         wait(READY, patience, missing, late)
     }
 
-    /// This worker is through.
+    /// Signals that this worker has finished.
     pub(super) fn finish(&self) -> Result<()> {
         self.note(FINISH, self.of.worker, true)
     }
 
-    /// Waits until all workers are through.
+    /// Waits until all workers have finished.
     ///
     /// # Errors
-    /// Of the server; [`Error::InvalidArgument`] that names those that are not after `patience`.
+    /// - [`Error::InvalidArgument`]: workers have not finished within `patience`. The error names them.
+    /// - The error of the server.
     pub(super) fn wait_for_all(&self, patience: Duration) -> Result<()> {
         let missing = || {
             let noted = self.noted(FINISH)?.into_iter().take(self.of.workers).enumerate();
@@ -83,7 +87,7 @@ impl Progress {
             .map(drop)
     }
 
-    /// What has been noted of all.
+    /// Reads all flags.
     fn noted(&self, operation: &'static str) -> Result<Vec<i64>> {
         let rows = (0..=self.of.workers as i64).collect();
         match self.ask(operation, Request::ReadRows { table: TABLE.into(), rows })? {
@@ -99,7 +103,7 @@ impl Progress {
     }
 }
 
-/// Waits until `missing` gives nothing more; after `patience`, an error of what it gave last.
+/// Waits until `missing` returns `None`. After `patience`, returns an error about its last result.
 fn wait<T>(
     operation: &'static str,
     patience: Duration,
@@ -118,7 +122,7 @@ fn wait<T>(
     Ok(())
 }
 
-/// Who is not through.
+/// Returns the error message about the workers that have not finished.
 fn late(missing: &[usize], workers: usize, patience: Duration) -> String {
     let mut names = String::new();
     for (position, worker) in missing.iter().enumerate() {

@@ -1,22 +1,22 @@
-//! What a process is in a training between graphs: a pure function of the cluster.
+//! The role of a process in a training between graphs: a pure function of the cluster.
 
 use super::KIND;
 use distribute_base::{Error, Result};
 use distribute_cluster::{ClusterError, ClusterSpec, Job, Task};
 use distribute_core::IndependentWorker;
 
-/// What this process is.
+/// The role of this process.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// There is no cluster: it trains alone.
+    /// There is no cluster: the process trains alone.
     Local,
-    /// One of those that train against parameter servers.
+    /// The process trains with parameter servers, as one of several workers.
     Worker(Task, IndependentWorker),
 }
 
 impl Role {
     // PSV1-1, PSV1-2, CL-2, CL-3
-    /// What `task` is in a cluster.
+    /// Returns the role of `task` in a cluster.
     pub(super) fn of(spec: &ClusterSpec, task: Option<Task>) -> Result<Self> {
         if spec.is_empty() {
             return Ok(Role::Local);
@@ -77,7 +77,7 @@ mod tests {
         let led = r#"{"chief": ["z:1"], "worker": ["a:1", "b:1"], "ps": ["c:1"]}"#;
         assert_eq!([0, 1].map(|index| worker(role(led, Some(("worker", index))))), [(3, 1), (3, 2)]);
         assert_eq!(worker(role(led, Some(("chief", 0)))), (3, 0));
-        // A chief needs no workers.
+        // A chief is enough, without workers.
         assert_eq!(worker(role(r#"{"chief": ["z:1"], "ps": ["c:1"]}"#, Some(("chief", 0)))), (1, 0));
     }
 

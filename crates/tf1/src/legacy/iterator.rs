@@ -1,4 +1,4 @@
-//! Iterators that are initialized, and what input functions give.
+//! Iterators that are initialized, and the results of input functions.
 
 use distribute_base::Result;
 use distribute_core::{Distributed, DistributedDataset, DistributedIterator, PerReplica};
@@ -6,18 +6,18 @@ use distribute_data::{Dataset, ElementSpec};
 use distribute_tensor::Nest;
 use std::sync::Arc;
 
-/// A pass that can be restarted.
+/// An iterator that can be restarted.
 ///
-/// [`DistributedDataset`] does the same with Rust's iterators.
+/// [`DistributedDataset`] supports the same with Rust's iterators.
 #[doc(alias = "tf.distribute.InputIterator")]
 pub struct InputIterator<T> {
     dataset: DistributedDataset<T>,
     pass: DistributedIterator<T>,
 }
 
-/// The return value of the function given to [`Legacy::make_input_fn_iterator`](super::Legacy::make_input_fn_iterator).
+/// The result of the function passed to [`Legacy::make_input_fn_iterator`](super::Legacy::make_input_fn_iterator).
 pub enum InputSource<T> {
-    /// A dataset of which each replica takes one element in each step.
+    /// A dataset of which each replica receives one element in each step.
     Dataset(Dataset<T>),
     /// A callable that is called for each replica in each step, in order, until it returns `None`.
     Callable(Arc<dyn Fn() -> Result<Option<T>> + Send + Sync>),
@@ -30,7 +30,7 @@ impl<T> From<Dataset<T>> for InputSource<T> {
 }
 
 impl<T: Nest + 'static> InputSource<T> {
-    /// A function that is called for each replica in each step; `None` ends the pass.
+    /// Creates a source from a function that is called for each replica in each step; `None` ends the pass.
     pub fn callable(call: impl Fn() -> Result<Option<T>> + Send + Sync + 'static) -> Self {
         InputSource::Callable(Arc::new(call))
     }
@@ -52,31 +52,31 @@ impl<T: Nest> InputIterator<T> {
         Self { dataset, pass }
     }
 
-    /// Restarts with the next epoch.
+    /// Restarts the iterator with the next epoch.
     #[doc(alias = "initializer")]
     pub fn initialize(&mut self) {
         self.pass = self.dataset.iter();
     }
 
-    /// The elements of the next step.
+    /// Returns the elements of the next step.
     ///
     /// # Errors
-    /// Those of [`DistributedIterator::get_next`].
+    /// Returns the errors of [`DistributedIterator::get_next`].
     #[track_caller]
     pub fn get_next(&mut self) -> Result<PerReplica<T>> {
         self.pass.get_next()
     }
 
-    /// The elements of the next step; `None` at the end.
+    /// Returns the elements of the next step; `None` at the end.
     ///
     /// # Errors
-    /// Those of [`DistributedIterator::get_next_as_optional`].
+    /// Returns the errors of [`DistributedIterator::get_next_as_optional`].
     #[track_caller]
     pub fn get_next_as_optional(&mut self) -> Result<Option<PerReplica<T>>> {
         self.pass.get_next_as_optional()
     }
 
-    /// Dtypes and shapes of what each replica gets, as far as the pipeline tells.
+    /// Returns the dtypes and shapes of each replica's elements, if the pipeline defines them.
     #[doc(alias = "output_shapes")]
     #[doc(alias = "output_types")]
     pub fn element_spec(&self) -> Option<PerReplica<ElementSpec>> {
@@ -84,17 +84,18 @@ impl<T: Nest> InputIterator<T> {
     }
 }
 
-/// Where [`Legacy::experimental_run`](super::Legacy::experimental_run) takes the inputs of a step: the next ones of an [`InputIterator`], or `()` for none.
+/// The inputs of a step in [`Legacy::experimental_run`](super::Legacy::experimental_run): those of an
+/// [`InputIterator`], or `()` for none.
 pub trait Inputs {
-    /// What a replica gets.
+    /// The input of a replica.
     type Element;
-    /// What all of them get.
+    /// The inputs of all replicas.
     type Step: Distributed<Local = Self::Element>;
 
-    /// The inputs of one step.
+    /// Returns the inputs of one step.
     ///
     /// # Errors
-    /// Those of [`InputIterator::get_next`].
+    /// Returns the errors of [`InputIterator::get_next`].
     fn step(self) -> Result<Self::Step>;
 }
 

@@ -1,13 +1,14 @@
-//! TensorFlow's older names, for programs that are brought over as they are: what each does now has another one, which its documentation
-//! names.
+//! TensorFlow's older names, for programs that are ported without changes. Each item's documentation names the
+//! current one.
 //!
-//! | here | now |
+//! | older name | current name |
 //! |---|---|
 //! | [`make_dataset_iterator`](Legacy::make_dataset_iterator) | [`Strategy::distribute_dataset`] |
 //! | [`make_input_fn_iterator`](Legacy::make_input_fn_iterator) | [`Strategy::distribute_datasets_from_function`] |
 //! | [`make_numpy_dataset`](Legacy::make_numpy_dataset) | [`Dataset::from_slices`] |
-//! | [`experimental_run`](Legacy::experimental_run), [`call_for_each_replica`](Legacy::call_for_each_replica) | [`Strategy::run`] |
-//! | [`update_config_proto`](Legacy::update_config_proto), [`SessionConfig`] | nothing: there are no sessions |
+//! | [`experimental_run`](Legacy::experimental_run) | [`Strategy::run`] |
+//! | [`call_for_each_replica`](Legacy::call_for_each_replica) | [`Strategy::run`] |
+//! | [`update_config_proto`](Legacy::update_config_proto), [`SessionConfig`] | none: there are no sessions |
 
 mod iterator;
 mod session;
@@ -30,12 +31,15 @@ use distribute_tensor::Nest;
 
 /// The older methods of a [`Strategy`].
 pub trait Legacy {
-    /// An iterator over a dataset that is batched as the page of the strategy says: for *one replica* each, of which every replica takes the next,
-    /// by those that [work between graphs](crate::between_graph::ParameterServerStrategy), and workers take them in turn; else by the
-    /// *global* batch size, as for [`distribute_dataset`](Strategy::distribute_dataset), where each batch is cut.
+    /// Creates an iterator over a batched dataset.
+    ///
+    /// With a strategy for [training between graphs](crate::between_graph::ParameterServerStrategy), a batch
+    /// is for *one replica*: each replica receives the next batch, and workers take batches in turn. With
+    /// other strategies, a batch is a *global* batch and is split, as by
+    /// [`distribute_dataset`](Strategy::distribute_dataset).
     ///
     /// # Errors
-    /// Those of [`distribute_dataset`](Strategy::distribute_dataset).
+    /// Returns the errors of [`distribute_dataset`](Strategy::distribute_dataset).
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -58,12 +62,13 @@ pub trait Legacy {
     #[doc(alias = "tf.distribute.Strategy.make_dataset_iterator")]
     fn make_dataset_iterator<T: Nest + 'static>(&self, dataset: Dataset<T>) -> Result<InputIterator<T>>;
 
-    /// [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function), as an iterator. The function
-    /// makes a dataset, or a callable that makes one element at a time.
+    /// Creates an iterator over [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function).
+    ///
+    /// The function returns a dataset, or a callable that returns one element at a time.
     ///
     /// # Errors
-    /// Those of `distribute_datasets_from_function`; [`Error::InvalidArgument`] for a mode other than
-    /// [`PerWorker`](InputReplicationMode::PerWorker).
+    /// - [`Error::InvalidArgument`]: the mode is not [`PerWorker`](InputReplicationMode::PerWorker).
+    /// - The errors of `distribute_datasets_from_function`.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -89,12 +94,13 @@ pub trait Legacy {
         replication_mode: InputReplicationMode,
     ) -> Result<InputIterator<T>>;
 
-    /// A dataset of the rows of a nest of arrays: [`Dataset::from_slices`] under TensorFlow's name. The arrays are shared,
-    /// not copied. A `Vec` of arrays is a structure, as everywhere: each element is a `Vec` of rows.
+    /// Creates a dataset of the rows of a nest of arrays: [`Dataset::from_slices`] under TensorFlow's name.
+    ///
+    /// The arrays are shared, not copied. A `Vec` of arrays is a structure: each element is a `Vec` of rows.
     ///
     /// # Errors
-    /// [`Error::Data`] for a scalar, and for arrays with different numbers of rows; [`Error::WrongContext`] inside of
-    /// `run`.
+    /// - [`Error::Data`]: an array is a scalar, or the arrays have different numbers of rows.
+    /// - [`Error::WrongContext`]: the call is inside `run`.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -109,11 +115,13 @@ pub trait Legacy {
     #[doc(alias = "tf.distribute.Strategy.experimental_make_numpy_dataset")]
     fn make_numpy_dataset<T: Nest>(&self, arrays: T) -> Result<Dataset<T>>;
 
-    /// [`make_numpy_dataset`](Legacy::make_numpy_dataset) of the arrays in a file. For a `.npy`, `T` is a tensor; for a
-    /// `.npz`, whose arrays have names, a map or a tree.
+    /// Creates a [`make_numpy_dataset`](Legacy::make_numpy_dataset) from the arrays in a file.
+    ///
+    /// For a `.npy`, `T` is a tensor; for a `.npz`, whose arrays have names, a map or a tree.
     ///
     /// # Errors
-    /// Those of `make_numpy_dataset`, and of [`read_npy`] and [`read_npz`], which name the file and the offset in it.
+    /// - The errors of `make_numpy_dataset`.
+    /// - The errors of [`read_npy`] and [`read_npz`], which name the file and the offset in it.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -129,10 +137,12 @@ pub trait Legacy {
     /// ```
     fn make_numpy_dataset_from_file<T: Nest>(&self, file: impl Into<Location>) -> Result<Dataset<T>>;
 
-    /// A step with the next inputs of an iterator, of which each call takes one for each replica; with `()` a step without.
+    /// Makes a step with the next inputs of an iterator, one for each replica, or without inputs for `()`.
     ///
     /// # Errors
-    /// Those of [`InputIterator::get_next`], [`Error::OutOfRange`] at the end among them, and of [`Strategy::run`].
+    /// - [`Error::OutOfRange`]: the iterator is at its end.
+    /// - The other errors of [`InputIterator::get_next`].
+    /// - The errors of [`Strategy::run`].
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -153,10 +163,10 @@ pub trait Legacy {
         inputs: I,
     ) -> Result<PerReplica<R>>;
 
-    /// [`Strategy::run`] under its older name, with its arguments in their older order.
+    /// Calls [`Strategy::run`], with its arguments in their older order.
     ///
     /// # Errors
-    /// Those of [`Strategy::run`].
+    /// Returns the errors of [`Strategy::run`].
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -172,7 +182,7 @@ pub trait Legacy {
         args: A,
     ) -> Result<PerReplica<R>>;
 
-    /// The settings of a session as this strategy needs them: see [`SessionConfig`]. What is given stays as it is.
+    /// Returns the settings of a session for this strategy: see [`SessionConfig`]. The given settings do not change.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -184,7 +194,7 @@ pub trait Legacy {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Cluster`] where the cluster of the strategy cannot be found out.
+    /// - [`Error::Cluster`]: the cluster of the strategy cannot be resolved.
     #[doc(alias = "tf.distribute.Strategy.update_config_proto")]
     fn update_config_proto(&self, config: &SessionConfig) -> Result<SessionConfig>;
 }
@@ -215,7 +225,7 @@ impl Legacy for Strategy {
                 "the input replication mode has to be PerWorker; use distribute_datasets_from_function_with for PerReplica",
             ));
         }
-        // A callable is called when its element is wanted, not before.
+        // A callable should be called when its element is needed, not earlier.
         let options = InputOptions { per_replica_buffer_size: 0, ..Default::default() };
         let make = move |context| Ok(input_fn(context)?.into().into_dataset());
         Ok(InputIterator::new(self.distribute_datasets_from_function_with(options, make)?))

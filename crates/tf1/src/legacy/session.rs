@@ -1,11 +1,13 @@
-//! The settings of a session, as strategies need them: pure functions, for those who keep such settings.
+//! The session settings that strategies need: pure functions, for programs that keep such settings.
 
 use distribute_base::Result;
 use distribute_cluster::{ClusterError, ClusterSpec, Job, Task};
 use distribute_core::{Strategy, VariablePlacement};
 
-/// What of a session's settings a strategy has to say. There are no sessions here: programs that keep the settings of some, to hand them on, get what
-/// TensorFlow's strategies would make of them.
+/// The settings of a session that depend on the strategy.
+///
+/// There are no sessions here. Programs that keep such settings, to pass them on, get the same settings as
+/// from TensorFlow's strategies.
 ///
 /// ```
 /// use distribute::legacy::SessionConfig;
@@ -19,26 +21,28 @@ use distribute_core::{Strategy, VariablePlacement};
 #[doc(alias = "ConfigProto")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SessionConfig {
-    /// Whether sessions of one server have variables of their own.
+    /// Whether sessions of one server have separate variables.
     pub isolate_session_state: bool,
-    /// Which devices a session sees: all, if there is none.
+    /// The devices that a session can use; all if empty.
     pub device_filters: Vec<String>,
-    /// Who leads the collectives of several workers.
+    /// The task that leads collectives of several workers.
     pub collective_group_leader: String,
-    /// Of which operations the memory is allocated together.
+    /// The operations whose memory is allocated together.
     pub scoped_allocator_ops: Vec<String>,
 }
 
 impl SessionConfig {
     // STR-4
-    /// Those of a mirrored strategy: sessions do not see each other's variables.
+    /// Returns the settings of a mirrored strategy: sessions do not share variables.
     pub fn of_mirrored(&self) -> Self {
         Self { isolate_session_state: true, ..self.clone() }
     }
 
     // PSV1-7
-    /// Those of a task that trains against parameter servers, by itself: it sees its own devices and those of the servers, an evaluator its own;
-    /// variables are not its own alone. Without a cluster they are.
+    /// Returns the settings of an independent task with parameter servers.
+    ///
+    /// The task sees its own devices and those of the servers, an evaluator only its own. Variables are
+    /// shared, except without a cluster.
     pub fn of_parameter_servers(&self, cluster: Option<(&ClusterSpec, &Task)>) -> Self {
         let Some((_, task)) = cluster else { return self.of_mirrored() };
         let mut device_filters = vec![filter(task)];
@@ -51,11 +55,12 @@ impl SessionConfig {
     }
 
     // MW-12
-    /// Those of a worker of several in lock step: memory of reductions is allocated together, the leader is named, and it sees its own
-    /// devices alone.
+    /// Returns the settings of one of several synchronous workers.
+    ///
+    /// Memory of reductions is allocated together, the leader is named, and the worker sees only its own devices.
     ///
     /// # Errors
-    /// [`ClusterError`] where the task is none of the cluster.
+    /// - [`ClusterError`]: the task is not in the cluster.
     pub fn of_collectives(&self, cluster: Option<(&ClusterSpec, &Task)>) -> Result<Self, ClusterError> {
         let config = Self { scoped_allocator_ops: vec!["CollectiveReduce".into()], ..self.clone() };
         let Some((spec, task)) = cluster else { return Ok(config) };
@@ -66,15 +71,15 @@ impl SessionConfig {
     }
 }
 
-/// The devices of a task.
+/// Returns the devices of a task.
 fn filter(task: &Task) -> String {
     format!("/job:{}/task:{}", task.job, task.index)
 }
 
-/// The settings as a strategy needs them.
+/// Returns the settings for a strategy.
 pub(super) fn updated(strategy: &Strategy, config: &SessionConfig) -> Result<SessionConfig> {
     let extended = strategy.extended();
-    // Other strategies don't ask which task this is: a coordinator need not be among the tasks of its cluster.
+    // Other strategies do not need the task: a coordinator may be outside its cluster.
     let (independent, in_lock_step) = (extended.independent().is_some(), extended.group().is_some());
     let membership = match extended.cluster_resolver() {
         Some(resolver) if independent || in_lock_step => resolver.membership()?,
@@ -98,7 +103,7 @@ mod tests {
 
     const ALL: &str = r#"{"chief": ["z:1"], "worker": ["a:1", "b:1"], "ps": ["c:1"], "evaluator": ["e:1"]}"#;
 
-    /// Settings that somebody has made.
+    /// Returns settings that a user has changed.
     fn before() -> SessionConfig {
         SessionConfig {
             isolate_session_state: true,
@@ -119,7 +124,7 @@ mod tests {
             let after = before().of_parameter_servers(Some((&spec, &task)));
             assert!(!after.isolate_session_state, "{task}");
             assert_eq!(after.device_filters, filters);
-            // What it has nothing to say about stays.
+            // Settings that the strategy does not define do not change.
             assert_eq!(after.collective_group_leader, "somebody");
         }
         let alone = SessionConfig::default().of_parameter_servers(None);

@@ -1,4 +1,4 @@
-//! How often the label has the largest logit.
+//! The fraction of examples whose label has the largest logit.
 
 use super::counts::Counts;
 use candle_core::Tensor;
@@ -6,9 +6,9 @@ use distribute_base::{Error, Result};
 use distribute_core::{Strategy, Variable};
 use distribute_nn::loss;
 
-/// The share of examples whose label has the largest logit or probability; 0 without examples.
+/// The fraction of examples whose label has the largest logit or probability; 0 without examples.
 ///
-/// Of equal ones the first counts as the largest. See [the module](super) for an example.
+/// The first of several equal logits counts as the largest. See [the module](super) for an example.
 #[doc(alias = "tf.keras.metrics.SparseCategoricalAccuracy")]
 #[doc(alias = "SparseCategoricalAccuracy")]
 #[derive(Clone, Debug)]
@@ -18,18 +18,19 @@ pub struct Accuracy {
 }
 
 impl Accuracy {
-    /// An empty metric, whose variable has this name.
+    /// Creates an empty metric, whose variable has this name.
     ///
     /// # Errors
-    /// Those of [`Mean::new`](super::Mean::new).
+    /// Returns the errors of [`Mean::new`](super::Mean::new).
     pub fn new(strategy: &Strategy, name: &str) -> Result<Self> {
         Ok(Self { counts: Counts::new(strategy, name, &[2])? })
     }
 
-    /// Adds examples: logits or probabilities `[n, classes]`, and labels `[n]` of integers.
+    /// Adds examples: logits or probabilities `[n, classes]`, and integer labels `[n]`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for shapes that don't fit; those of writing a variable.
+    /// - [`Error::InvalidArgument`]: the shapes do not fit.
+    /// - The errors of writing a variable: see [`Variable`].
     #[track_caller]
     pub fn update(&self, logits: &Tensor, labels: &Tensor) -> Result<()> {
         if logits.rank() != 2 || labels.dims() != &logits.dims()[..1] {
@@ -44,25 +45,25 @@ impl Accuracy {
         self.counts.add(vec![correct as f64, labels.elem_count() as f64])
     }
 
-    /// The share of correct examples, over all replicas.
+    /// Returns the fraction of correct examples, over all replicas.
     ///
     /// # Errors
-    /// [`Error::WrongContext`](distribute_base::Error::WrongContext) inside of `run`.
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): the call is inside `run`.
     pub fn result(&self) -> Result<f64> {
         let counts = self.counts.total("Accuracy::result")?;
         Ok(counts[0] / counts[1].max(1.))
     }
 
-    /// Resets the counts, on all replicas.
+    /// Resets the counts on all replicas.
     ///
     /// # Errors
-    /// [`Error::WrongContext`](distribute_base::Error::WrongContext) inside of `run`.
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): the call is inside `run`.
     #[track_caller]
     pub fn reset(&self) -> Result<()> {
         self.counts.reset("Accuracy::reset")
     }
 
-    /// The counts: correct examples and all, f64.
+    /// Returns the counts, f64: correct examples, then all examples.
     pub fn variable(&self) -> &Variable {
         self.counts.variable()
     }

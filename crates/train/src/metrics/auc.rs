@@ -5,14 +5,14 @@ use candle_core::Tensor;
 use distribute_base::{Error, Result};
 use distribute_core::{Strategy, Variable};
 
-/// As in TensorFlow, thresholds begin just below 0, continue in even steps, and end just above 1.
+/// The distance of the first threshold below 0, and of the last above 1, as in TensorFlow.
 const EDGE: f64 = 1e-7;
 
-/// The area under the ROC curve: how likely a positive example has a larger prediction than a negative one.
+/// The area under the ROC curve: the probability that a positive example has a larger prediction than a negative one.
 ///
-/// Computed as in TensorFlow by default: from true and false positive rates at 200 even thresholds from 0 to 1, with linear
-/// interpolation. Predictions between the same thresholds count as equal, so the error is small unless predictions cluster.
-/// Without positive or without negative examples it is 0.
+/// By default it is computed as in TensorFlow: from true and false positive rates at 200 even thresholds from
+/// 0 to 1, with linear interpolation. Predictions between the same thresholds count as equal, so the error is
+/// small unless predictions cluster. Without positive or without negative examples the area is 0.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -31,24 +31,25 @@ const EDGE: f64 = 1e-7;
 #[derive(Clone, Debug)]
 pub struct Auc {
     thresholds: Vec<f64>,
-    /// For each threshold how many predictions are above it, and not above the next: of negative examples, then of
+    /// The number of predictions above each threshold and not above the next: of negative examples, then of
     /// positive ones.
     counts: Counts,
 }
 
 impl Auc {
-    /// An empty metric with 200 thresholds, whose variable has this name.
+    /// Creates an empty metric with 200 thresholds, whose variable has this name.
     ///
     /// # Errors
-    /// Those of [`Mean::new`](super::Mean::new).
+    /// Returns the errors of [`Mean::new`](super::Mean::new).
     pub fn new(strategy: &Strategy, name: &str) -> Result<Self> {
         Self::with_thresholds(strategy, name, 200)
     }
 
-    /// An empty metric with another number of thresholds.
+    /// Creates an empty metric with another number of thresholds.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for fewer than 2; and those of [`Auc::new`].
+    /// - [`Error::InvalidArgument`]: there are fewer than 2 thresholds.
+    /// - The errors of [`Auc::new`].
     pub fn with_thresholds(strategy: &Strategy, name: &str, thresholds: usize) -> Result<Self> {
         if thresholds < 2 {
             let reason = format!("{thresholds} thresholds make no curve; give 2 or more");
@@ -60,11 +61,13 @@ impl Auc {
         })
     }
 
-    /// Adds examples: predictions from 0 to 1, and labels of the same shape, of which all but 0 are positive.
+    /// Adds examples: predictions from 0 to 1, and labels of the same shape, which are positive unless they are 0.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for shapes that differ, and for a prediction out of range: it names the first.
-    /// Nothing is counted then. Those of writing a variable.
+    /// Nothing is counted after an error.
+    /// - [`Error::InvalidArgument`]: the shapes differ.
+    /// - [`Error::InvalidArgument`]: a prediction is out of range. The error names the first.
+    /// - The errors of writing a variable: see [`Variable`].
     #[track_caller]
     pub fn update(&self, predictions: &Tensor, labels: &Tensor) -> Result<()> {
         const OPERATION: &str = "Auc::update";
@@ -77,33 +80,33 @@ impl Auc {
                 );
                 return Err(Error::invalid(OPERATION, reason));
             }
-            // The first is below every prediction.
+            // The first threshold is below every prediction.
             let below = self.thresholds.partition_point(|threshold| *threshold < prediction) - 1;
             counts[below + if label == 0. { 0 } else { self.thresholds.len() }] += 1.;
         }
         self.counts.add(counts)
     }
 
-    /// The area, over the examples of all replicas.
+    /// Returns the area, over the examples of all replicas.
     ///
     /// # Errors
-    /// [`Error::WrongContext`](distribute_base::Error::WrongContext) inside of `run`.
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): the call is inside `run`.
     pub fn result(&self) -> Result<f64> {
         let counts = self.counts.total("Auc::result")?;
         let (negative, positive) = counts.split_at(self.thresholds.len());
         Ok(area(negative, positive))
     }
 
-    /// Resets the counts, on all replicas.
+    /// Resets the counts on all replicas.
     ///
     /// # Errors
-    /// [`Error::WrongContext`](distribute_base::Error::WrongContext) inside of `run`.
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): the call is inside `run`.
     #[track_caller]
     pub fn reset(&self) -> Result<()> {
         self.counts.reset("Auc::reset")
     }
 
-    /// The counts, f64 `[2, thresholds]`: negative and positive examples between thresholds.
+    /// Returns the counts, f64 `[2, thresholds]`: negative and positive examples between thresholds.
     pub fn variable(&self) -> &Variable {
         self.counts.variable()
     }
@@ -115,8 +118,9 @@ fn thresholds(count: usize) -> Vec<f64> {
     std::iter::once(-EDGE).chain(between.map(|t| f64::from(t as f32))).chain([1. + EDGE]).collect()
 }
 
-/// The area under the curve, where of each class so many lie between thresholds: trapezoids from the last threshold to
-/// the first.
+/// Returns the area under the curve by trapezoids, from the last threshold to the first.
+///
+/// `negative` and `positive` are the numbers of examples of each class between thresholds.
 fn area(negative: &[f64], positive: &[f64]) -> f64 {
     let (negatives, positives) = (negative.iter().sum::<f64>(), positive.iter().sum::<f64>());
     if negatives == 0. || positives == 0. {

@@ -1,11 +1,11 @@
-//! Which classes are predicted for which.
+//! The confusion matrix of predicted classes.
 
 use super::counts::{Counts, pairs};
 use candle_core::{Device, Tensor};
 use distribute_base::{Error, Result};
 use distribute_core::{Strategy, Variable};
 
-/// How many examples of each class (row) were predicted to be of each class (column).
+/// The number of examples of each class (row) that were predicted as each class (column).
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -28,10 +28,11 @@ pub struct ConfusionMatrix {
 }
 
 impl ConfusionMatrix {
-    /// An empty matrix for this many classes, whose variable has this name.
+    /// Creates an empty matrix for this number of classes, whose variable has this name.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no classes; and those of [`Mean::new`](super::Mean::new).
+    /// - [`Error::InvalidArgument`]: the number of classes is 0.
+    /// - The errors of [`Mean::new`](super::Mean::new).
     pub fn new(strategy: &Strategy, name: &str, classes: usize) -> Result<Self> {
         if classes == 0 {
             return Err(Error::invalid("ConfusionMatrix::new", "no classes; give their number"));
@@ -42,8 +43,10 @@ impl ConfusionMatrix {
     /// Adds examples: predicted classes, and labels of the same shape.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for shapes that differ, and for what is not one of the classes: it names the first.
-    /// Nothing is counted then. Those of writing a variable.
+    /// Nothing is counted after an error.
+    /// - [`Error::InvalidArgument`]: the shapes differ.
+    /// - [`Error::InvalidArgument`]: a number is not one of the classes. The error names the first.
+    /// - The errors of writing a variable: see [`Variable`].
     #[track_caller]
     pub fn update(&self, predictions: &Tensor, labels: &Tensor) -> Result<()> {
         const OPERATION: &str = "ConfusionMatrix::update";
@@ -65,25 +68,25 @@ impl ConfusionMatrix {
         self.counts.add(counts)
     }
 
-    /// The matrix over the examples of all replicas: i64 `[classes, classes]`, labels by predictions.
+    /// Returns the matrix over the examples of all replicas: i64 `[classes, classes]`, labels by predictions.
     ///
     /// # Errors
-    /// [`Error::WrongContext`](distribute_base::Error::WrongContext) inside of `run`.
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): the call is inside `run`.
     pub fn result(&self) -> Result<Tensor> {
         let counts = self.counts.total("ConfusionMatrix::result")?.into_iter().map(|count| count as i64);
         Ok(Tensor::from_vec(counts.collect(), (self.classes, self.classes), &Device::Cpu)?)
     }
 
-    /// Resets the counts, on all replicas.
+    /// Resets the counts on all replicas.
     ///
     /// # Errors
-    /// [`Error::WrongContext`](distribute_base::Error::WrongContext) inside of `run`.
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): the call is inside `run`.
     #[track_caller]
     pub fn reset(&self) -> Result<()> {
         self.counts.reset("ConfusionMatrix::reset")
     }
 
-    /// The counts, f64 `[classes, classes]`.
+    /// Returns the counts, f64 `[classes, classes]`.
     pub fn variable(&self) -> &Variable {
         self.counts.variable()
     }

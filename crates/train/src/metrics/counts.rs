@@ -1,4 +1,4 @@
-//! The numbers that all metrics are made of, to which replicas add.
+//! The sums that all metrics consist of, to which replicas add.
 
 use candle_core::{DType, Tensor};
 use distribute_base::internal::to_host;
@@ -7,14 +7,14 @@ use distribute_core::internal::{Here, here};
 use distribute_core::{Strategy, Variable};
 use distribute_tensor::HostTensor;
 
-/// Numbers that each replica adds to in its own copy, and that are read as the sum of the copies.
+/// The sums of a metric. Each replica adds to its own copy, and reads return the sum of the copies.
 #[derive(Clone, Debug)]
 pub(super) struct Counts {
     variable: Variable,
 }
 
 impl Counts {
-    /// Zeros.
+    /// Creates counts that are zeros.
     pub(super) fn new(strategy: &Strategy, name: &str, dims: &[usize]) -> Result<Self> {
         let zeros = HostTensor::zeros(distribute_tensor::DType::F64, dims)?;
         let create = || {
@@ -45,7 +45,7 @@ impl Counts {
         })
     }
 
-    /// The sums over all replicas.
+    /// Returns the sums over all replicas.
     pub(super) fn total(&self, operation: &'static str) -> Result<Vec<f64>> {
         outside(operation)?;
         Ok(self.variable.read::<HostTensor>()?.to_vec()?)
@@ -70,12 +70,12 @@ fn outside(operation: &'static str) -> Result<()> {
     Err(Error::WrongContext { operation, required: ContextKind::CrossReplica, found, advice })
 }
 
-/// The elements, in order, whatever the shape.
+/// Returns the elements of a tensor of any shape, in order.
 pub(super) fn numbers(tensor: &Tensor) -> Result<Vec<f64>> {
     Ok(to_host(tensor)?.flatten_all()?.to_dtype(DType::F64)?.to_vec1()?)
 }
 
-/// Elements of two tensors of one shape.
+/// Returns the pairs of elements of two tensors of the same shape.
 pub(super) fn pairs(
     operation: &'static str,
     [first, second]: [&str; 2],

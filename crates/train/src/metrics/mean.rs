@@ -1,4 +1,4 @@
-//! The mean of numbers, weighted or not.
+//! The mean of numbers, with or without weights.
 
 use super::counts::{Counts, numbers, pairs};
 use candle_core::Tensor;
@@ -31,11 +31,11 @@ pub struct Mean {
 }
 
 impl Mean {
-    /// An empty mean, whose variable has this name.
+    /// Creates an empty mean, whose variable has this name.
     ///
     /// # Errors
-    /// [`Error::MixedStrategies`](distribute_base::Error::MixedStrategies) and
-    /// [`Error::WrongContext`](distribute_base::Error::WrongContext), as of [`Strategy::scope`].
+    /// - [`Error::MixedStrategies`](distribute_base::Error::MixedStrategies),
+    ///   [`Error::WrongContext`](distribute_base::Error::WrongContext): as for [`Strategy::scope`].
     pub fn new(strategy: &Strategy, name: &str) -> Result<Self> {
         Ok(Self { counts: Counts::new(strategy, name, &[2])? })
     }
@@ -43,18 +43,20 @@ impl Mean {
     /// Adds each element of `values`, of any shape and dtype, with weight 1.
     ///
     /// # Errors
-    /// Those of writing a variable: see [`Variable`].
+    /// Returns the errors of writing a variable: see [`Variable`].
     #[track_caller]
     pub fn update(&self, values: &Tensor) -> Result<()> {
         let values = numbers(values)?;
         self.counts.add(vec![values.iter().sum(), values.len() as f64])
     }
 
-    /// Adds each element of `values` with its weight in `weights`. An element with weight 0 is ignored, even if it is NaN,
-    /// like the loss of an empty piece.
+    /// Adds each element of `values` with its weight in `weights`.
+    ///
+    /// An element with weight 0 is ignored, even if it is NaN, like the loss of an empty per-replica batch.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument) for shapes that differ; those of writing a variable.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the shapes differ.
+    /// - The errors of writing a variable: see [`Variable`].
     #[track_caller]
     pub fn update_weighted(&self, values: &Tensor, weights: &Tensor) -> Result<()> {
         let mut counts = vec![0., 0.];
@@ -67,25 +69,25 @@ impl Mean {
         self.counts.add(counts)
     }
 
-    /// The mean over all replicas.
+    /// Returns the mean over all replicas.
     ///
     /// # Errors
-    /// [`Error::WrongContext`](distribute_base::Error::WrongContext) inside of `run`.
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): the call is inside `run`.
     pub fn result(&self) -> Result<f64> {
         let counts = self.counts.total("Mean::result")?;
         Ok(if counts[1] == 0. { 0. } else { counts[0] / counts[1] })
     }
 
-    /// Resets the mean, on all replicas.
+    /// Resets the mean on all replicas.
     ///
     /// # Errors
-    /// [`Error::WrongContext`](distribute_base::Error::WrongContext) inside of `run`.
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): the call is inside `run`.
     #[track_caller]
     pub fn reset(&self) -> Result<()> {
         self.counts.reset("Mean::reset")
     }
 
-    /// The weighted sum and the sum of weights, f64.
+    /// Returns the weighted sum and the sum of weights, f64.
     pub fn variable(&self) -> &Variable {
         self.counts.variable()
     }

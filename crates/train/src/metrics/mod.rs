@@ -1,10 +1,12 @@
-//! Metrics over all replicas: counted in [`run`](distribute_core::Strategy::run) without communication, read outside of it.
+//! Metrics over all replicas: updated in [`run`](distribute_core::Strategy::run) without communication, read
+//! outside it.
 //!
 //! A metric is an ON_READ variable with aggregation SUM: each replica adds to its own copy, and
-//! [`result`](Mean::result) adds the copies up. So a metric costs a step only its own arithmetic, replicas may update it any
-//! number of times, and N replicas give the same result as one. Counts are f64: exact up to 2^53.
+//! [`result`](Mean::result) sums the copies. So a metric costs a step only local arithmetic, replicas may
+//! update it any number of times, and N replicas give the same result as one. Counts are f64: exact up to
+//! 2^53.
 //!
-//! `update` belongs into `run`; `result` and `reset` outside of it. A piece without rows changes nothing.
+//! Call `update` in `run`, and `result` and `reset` outside it. A per-replica batch without rows changes nothing.
 //!
 //! ```
 //! # use distribute::prelude::*;

@@ -1,4 +1,4 @@
-//! What a strategy and a coordinator say of themselves.
+//! Reports of a strategy and a coordinator.
 
 use super::waits::{self, Awaited};
 use distribute_cluster::{RecordedCall, Stopwatch};
@@ -18,20 +18,20 @@ use std::collections::BTreeMap;
 use std::sync::Weak;
 use std::time::Duration;
 
-/// How long a server has to say what it has. One that is slower is shown as the placement knows it.
+/// The time that a server has to report its usage. The report of a slower one is taken from the placement.
 const SOON: Duration = Duration::from_millis(300);
 
-/// What is watched. It keeps neither alive.
+/// The watched job. It does not keep the strategy or the coordinator alive.
 pub(super) struct Job {
     strategy: WeakStrategy,
     coordinator: Option<Weak<Scheduler>>,
     watch: Watch,
-    /// Since when each worker of the coordinator has not been there, as far as this has seen it.
+    /// The time since each worker of the coordinator was first seen as missing.
     away: BTreeMap<String, Stopwatch>,
-    /// What the coordinator was, and how stale values were, when closures had last ended.
+    /// The status of the coordinator, and the staleness of values, when closures last ended.
     status: Option<Status>,
     staleness: Option<f64>,
-    /// The last report, for when nothing is left of the job.
+    /// The last report, which is kept when the job is gone.
     last: Report,
 }
 
@@ -75,7 +75,7 @@ impl Job {
         let workers = status.workers.iter().map(worker).collect();
         let staleness = self.status.as_ref().and_then(|earlier| status.staleness_since(earlier));
         let (queued, ended) = (status.queued as u64, status.ended);
-        // Of the time since the last look in which closures ended.
+        // Update only if closures have ended since the last look: staleness is measured over that time.
         if staleness.is_some() || self.status.is_none() {
             self.status = Some(status);
             self.staleness = staleness;
@@ -103,7 +103,7 @@ impl Job {
 impl Source for Job {
     fn look(&mut self) -> Report {
         let Some(strategy) = self.strategy.upgrade() else {
-            // The training is over, and what it came to is still there to be seen.
+            // The training is over, but its results can still be read.
             self.last.replicas.iter_mut().for_each(|replica| replica.now = None);
             self.last.waits.clear();
             return self.last.clone();
@@ -143,7 +143,7 @@ impl Source for Job {
     }
 }
 
-/// Who trains.
+/// Reports the workers of the training.
 fn world(strategy: &Strategy, group: Option<&Group>, awaited: Option<&(RecordedCall, Vec<usize>)>) -> World {
     let world = group.map_or_else(|| strategy.world(), Group::world);
     let worker = |worker: usize| {
@@ -167,7 +167,7 @@ fn world(strategy: &Strategy, group: Option<&Group>, awaited: Option<&(RecordedC
     }
 }
 
-/// What is on each server.
+/// Reports the contents of each server.
 fn of_servers(servers: &ParameterServers) -> Vec<ParameterServer> {
     let placement = servers.placement();
     let mut all: Vec<_> = (0..placement.servers())
@@ -182,7 +182,7 @@ fn of_servers(servers: &ParameterServers) -> Vec<ParameterServer> {
     }
     for (server, usage) in all.iter_mut().zip(servers.usage_within(SOON)) {
         let Some(usage) = usage else { continue };
-        // Also of tables of ids, and of what other tasks have made.
+        // Includes tables of ids, and tables of other tasks.
         (server.tables, server.rows, server.bytes) = (usage.tables, usage.rows, usage.bytes);
         (server.rows_read, server.rows_pushed) = (Some(usage.rows_read), Some(usage.rows_pushed));
         server.copies = match usage.copies {

@@ -1,9 +1,10 @@
-//! Watching a running job: a page for browsers, JSON for programs and `distribute status`, metrics for Prometheus.
+//! The monitor of a running job: a page for browsers, JSON for programs and `distribute status`, metrics for
+//! Prometheus.
 //!
-//! | file | what it is |
+//! | file | contents |
 //! |---|---|
-//! | `job` | what a strategy and a coordinator say of themselves |
-//! | `waits` | who waits for whom and why, a pure function |
+//! | `job` | reports of a strategy and a coordinator |
+//! | `waits` | which replica or worker waits for which, and why; a pure function |
 
 mod job;
 mod waits;
@@ -22,14 +23,18 @@ use distribute_parameter_server::ClusterCoordinator;
 use job::Job;
 use std::net::SocketAddr;
 
-/// Shows what a job does, until it is dropped. It keeps neither strategy nor coordinator alive.
+/// A server that shows the status of a job until it is dropped. It does not keep the strategy or the
+/// coordinator alive.
 ///
-/// At its address there is a page that shows who trains, how fast, the loss, what each replica does, who waits for whom and why, the queue of a
-/// coordinator and the rows on parameter servers; the same as JSON at `/status.json`, of which `distribute status` makes a table; and metrics
-/// for Prometheus at `/metrics`. Without a request for more, other machines do not reach it.
+/// A page at its address shows the workers, the speed, the loss, the call of each replica, waits and their
+/// reasons, the queue of a coordinator, and the rows on parameter servers. The same is available as JSON at
+/// `/status.json`, which `distribute status` prints as a table. Metrics for Prometheus are at `/metrics`. By
+/// default, other machines cannot reach it.
 ///
-/// Loss and examples are those of [`minimize`](distribute_optimizer::Optimizer::minimize). What replicas do is known by the spans of a [timeline](distribute_trace), which cost about
-/// a microsecond each while somebody watches; a program with a `tracing` subscriber of its own adds [`trace::layer`](distribute_trace::layer()) to it.
+/// Loss and examples are those of [`minimize`](distribute_optimizer::Optimizer::minimize). The calls of
+/// replicas come from the spans of a [timeline](distribute_trace), which cost about a microsecond each while a
+/// monitor exists. A program with its own `tracing` subscriber has to add
+/// [`trace::layer`](distribute_trace::layer()) to it.
 ///
 /// ```
 /// use distribute::{monitor::Monitor, prelude::*};
@@ -42,14 +47,15 @@ use std::net::SocketAddr;
 /// # Ok::<(), distribute::Error>(())
 /// ```
 ///
-/// # When something breaks
-/// Whoever asks has five seconds to do so and five to take the answer, and 16 may ask at once: a browser that hangs concerns the job no more than one that
-/// is gone. Where the job itself is stuck, the page shows what was last known, and how old that is.
+/// # Failures
+/// A client has five seconds to send its request and five to read the response, and there can be 16 clients at
+/// a time. A client that hangs does not affect the job. If the job itself hangs, the page shows the last known
+/// status and its age.
 #[derive(Debug)]
 #[must_use = "dropped, nobody can watch the job"]
 pub struct Monitor {
     strategy: WeakStrategy,
-    /// None on workers that leave it to the chief.
+    /// The server; `None` on workers other than the chief.
     server: Option<Server>,
 }
 
@@ -63,15 +69,15 @@ pub struct MonitorBuilder {
 }
 
 impl Monitor {
-    /// Shows what a job does at [`DEFAULT_ADDRESS`].
+    /// Starts showing a job at [`DEFAULT_ADDRESS`].
     ///
     /// # Errors
-    /// Those of [`MonitorBuilder::start`].
+    /// Returns the errors of [`MonitorBuilder::start`].
     pub fn start(strategy: &Strategy) -> Result<Self> {
         Self::builder(strategy).start()
     }
 
-    /// A builder for a monitor with more settings.
+    /// Creates a builder for a monitor with other settings.
     pub fn builder(strategy: &Strategy) -> MonitorBuilder {
         MonitorBuilder {
             strategy: strategy.clone(),
@@ -81,18 +87,20 @@ impl Monitor {
         }
     }
 
-    /// Where the page is: none on workers that are not the chief, which shows it.
+    /// Returns the address of the page; `None` on workers other than the chief.
     pub fn address(&self) -> Option<SocketAddr> {
         self.server.as_ref().map(Server::address)
     }
 
-    /// What is shown now; none where nothing is.
+    /// Returns the current report; `None` on workers other than the chief.
     pub fn report(&self) -> Option<Report> {
         self.server.as_ref().map(Server::report)
     }
 
-    /// Counts a step that was made elsewhere, such as by a closure of a coordinator: over how many examples, with which loss. Steps of this strategy's optimizers
-    /// are counted by themselves.
+    /// Counts a step that was made elsewhere, such as by a closure of a coordinator, with its number of
+    /// examples and its loss.
+    ///
+    /// Steps of this strategy's optimizers are counted automatically.
     pub fn record(&self, examples: usize, loss: f64) {
         if let Some(strategy) = self.strategy.upgrade() {
             strategy.pulse().beat(examples as f64, Some(loss));
@@ -101,28 +109,31 @@ impl Monitor {
 }
 
 impl MonitorBuilder {
-    /// Shows this coordinator's queue and workers, too.
+    /// Also shows the queue and the workers of this coordinator.
     pub fn coordinator(mut self, coordinator: &ClusterCoordinator) -> Self {
         self.coordinator = Some(coordinator.clone());
         self
     }
 
-    /// Where the page is, instead of [`DEFAULT_ADDRESS`]. With port 0, where a port is free.
+    /// Sets the address of the page, instead of [`DEFAULT_ADDRESS`]. Port 0 selects a free port.
     pub fn address(mut self, address: impl Into<String>) -> Self {
         self.address = address.into();
         self
     }
 
-    /// Lets the address be one that other machines reach. Whoever does can read what the job does, and nothing is encrypted.
+    /// Allows an address that other machines can reach. They can then read the status of the job, and nothing
+    /// is encrypted.
     pub fn allow_plain_text_on_the_network(mut self) -> Self {
         self.network = true;
         self
     }
 
-    /// Shows it. On workers that are not the chief this does nothing.
+    /// Starts the monitor. Does nothing on workers other than the chief.
     ///
     /// # Errors
-    /// [`Error::Monitor`](distribute_base::Error::Monitor) for an address that is taken, or that other machines reach where that is not allowed.
+    /// - [`Error::Monitor`](distribute_base::Error::Monitor): the address is in use.
+    /// - [`Error::Monitor`](distribute_base::Error::Monitor): other machines can reach the address, and that
+    ///   is not allowed.
     pub fn start(self) -> Result<Monitor> {
         let Self { strategy, coordinator, address, network } = self;
         let chief = strategy.should_save_summary();

@@ -1,11 +1,11 @@
-//! Who waits for whom, and why: a pure function of what all do.
+//! The waits of replicas and workers with their reasons: a pure function of their calls.
 
 use distribute_monitor::{Coordinator, Replica, Wait};
 
-/// Waits that last less are part of every step.
+/// The duration in seconds below which a wait is part of a normal step.
 const SHORT: f64 = 0.5;
 
-/// What a worker awaits of the others of its world.
+/// A call in which a worker waits for others of its world.
 pub(super) struct Awaited<'a> {
     pub(super) me: usize,
     pub(super) workers: &'a [usize],
@@ -13,7 +13,7 @@ pub(super) struct Awaited<'a> {
     pub(super) seconds: f64,
 }
 
-/// The waits that last.
+/// Returns the waits that last.
 pub(super) fn all(
     replicas: &[Replica],
     group: Option<&Awaited<'_>>,
@@ -38,7 +38,7 @@ pub(super) fn all(
             "servers" => {
                 ("parameter servers".into(), "values of variables, or that gradients have arrived".into())
             }
-            // Where all of this worker's replicas wait for each other, one of them speaks to the other workers: see above.
+            // If all replicas of this worker wait for each other, one of them calls the other workers: see above.
             _ if busy.is_empty() && group.is_some() => continue,
             _ if busy.is_empty() => {
                 ("the others".into(), now.call.clone().unwrap_or_else(|| "the end of the step".into()))
@@ -68,7 +68,7 @@ fn waits_in(what: &str) -> bool {
     matches!(what, "waiting" | "input" | "servers")
 }
 
-/// The first ones of them, and how many more there are.
+/// Returns the first names, and the number of the others.
 fn list(names: impl ExactSizeIterator<Item = String>) -> String {
     const TOLD: usize = 4;
     let more = names.len().saturating_sub(TOLD);

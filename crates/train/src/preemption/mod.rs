@@ -1,10 +1,10 @@
-//! Ending in order before the machine is taken away: a checkpoint within the grace period, by all workers after the same step.
+//! Graceful shutdown on preemption: all workers save one checkpoint after the same step, within the grace period.
 //!
-//! | file | what it is |
+//! | file | contents |
 //! |---|---|
-//! | `notice` | whether this process was told to end, and whether all workers know |
-//! | `departure` | who ends then: pure |
-//! | `sigterm` | SIGTERM as such a notice |
+//! | `notice` | whether this process received a notice, and whether all workers have |
+//! | `departure` | which workers exit after a notice; pure |
+//! | `sigterm` | SIGTERM as a notice |
 
 mod sigterm;
 
@@ -20,20 +20,21 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What Kubernetes waits between SIGTERM and SIGKILL.
+/// The time between SIGTERM and SIGKILL on Kubernetes.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// Watches for the notice that a process of the training is about to end: SIGTERM, as schedulers send it some time before
-/// SIGKILL.
+/// A watch for the notice that a process of the training will be killed soon.
 ///
-/// A notice to one worker is one to all. It goes with the call by which the next step begins, so that all workers hear of it in
-/// the same step, end their loops after that, and save one checkpoint. A training that is started again from it goes on as
-/// if it had never ended. A worker that leaves in this way is no failed one.
+/// The notice is SIGTERM, which schedulers send some time before SIGKILL. A notice to one worker counts for
+/// all. The call at the start of the next step carries it, so all workers receive it in the same step, leave
+/// their loops after that step, and save one checkpoint. A training that is restarted from this checkpoint
+/// resumes as if it had never stopped. A worker that exits in this way does not count as failed.
 ///
-/// Where not all workers are needed (`MultiWorkerBuilder::min_workers`), and there is a
-/// [`Training`](crate::Training), only those leave that have got the notice: [`requested`](Self::requested) is true on them alone.
-/// The others have the whole state, meet again at once and go on. But where too few would be left, or the first worker is told to
-/// end, at whose address the others meet, all save and end.
+/// If fewer workers are enough (`MultiWorkerBuilder::min_workers`) and there is a
+/// [`Training`](crate::Training), only the workers that received the notice leave:
+/// [`requested`](Self::requested) is true on these alone. The others have the complete state, re-form the
+/// group immediately and continue. All workers save and exit if too few would remain, or if the first worker
+/// leaves, whose address is used for the rendezvous.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -66,13 +67,14 @@ const GRACE: Duration = Duration::from_secs(30);
 /// # Ok::<(), distribute::Error>(())
 /// ```
 ///
-/// As long as there is one, and its clones, SIGTERM does not end the process. Behind that it does again.
+/// SIGTERM does not kill the process while a `Preemption` or one of its clones exists. Afterwards it does again.
 ///
-/// # When it breaks
+/// # Failures
 ///
-/// A worker that is lost before all have heard fails the step of the others, as at any other time: they go on from the checkpoint of
-/// before. The same is true where a worker is killed while the chief writes, for which the others wait as long as the strategy's
-/// timeout. A step that takes longer than the grace period ends by SIGKILL.
+/// If a worker fails before all have received the notice, the step of the others fails as at any other time,
+/// and they resume from the previous checkpoint. The same happens if a worker is killed while the chief
+/// writes; the others wait for the chief up to the strategy's timeout. A step that takes longer than the grace
+/// period is ended by SIGKILL.
 #[doc(alias = "tf.distribute.experimental.PreemptionCheckpointHandler")]
 #[doc(alias = "PreemptionCheckpointHandler")]
 #[doc(alias = "tf.distribute.experimental.TerminationConfig")]
@@ -87,10 +89,10 @@ pub struct Preemption {
 }
 
 impl Preemption {
-    /// Watches for SIGTERM to this process from now on. All workers do.
+    /// Starts watching for SIGTERM to this process. All workers have to call this.
     ///
     /// # Errors
-    /// [`Error::Io`] where the system refuses the handler or the thread.
+    /// - [`Error::Io`]: the system refuses the handler or the thread.
     #[doc(alias = "termination_watcher_fn")]
     pub fn watch(strategy: &Strategy) -> Result<Self> {
         let then = "this worker ends after this step or the next; all save a checkpoint and end, unless the others can go on";
@@ -98,24 +100,29 @@ impl Preemption {
         Ok(Self { strategy: strategy.clone(), grace: GRACE, _sigterm: sigterm })
     }
 
-    /// How long the scheduler waits between the notice and the end of the process: 30 s by default, as Kubernetes does. Slurm's
-    /// is `KillWait`, [`distribute launch`](https://docs.rs/distribute-launch)'s is `--grace`, which is 10 s by default.
+    /// Sets the time that the scheduler waits between the notice and SIGKILL: by default 30 s, as on Kubernetes.
+    ///
+    /// On Slurm it is `KillWait`. For [`distribute launch`](https://docs.rs/distribute-launch) it is
+    /// `--grace`, 10 s by default.
     pub fn grace_period(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
     }
 
-    /// Gives the notice, as SIGTERM does: for one that comes in another way, such as from the metadata of a cloud's machine. Any
-    /// thread may do it, on any worker.
+    /// Gives the notice, like SIGTERM. Use this if the notice arrives in another way, such as from the
+    /// metadata service of a cloud. Any thread on any worker may call it.
     pub fn notify(&self) {
         self.strategy.notice().give();
     }
 
-    /// Whether the training is to end here. The same on all workers, if all ask after the same step; of several, a notice counts
-    /// once a step has begun after it.
+    /// Whether the training has to stop here.
     ///
-    /// Where only those leave that have got the notice, it is true on these. From then on such a worker makes no calls with the others,
-    /// and its steps are refused: it returns from the closure of [`Training::run`](crate::Training::run), and ends.
+    /// The result is the same on all workers if all ask after the same step. With several workers, a notice
+    /// takes effect once a step has begun after it.
+    ///
+    /// If only the workers that received the notice leave, the result is true on these. From then on such a
+    /// worker makes no calls with the others, and its steps are refused. It has to return from the closure of
+    /// [`Training::run`](crate::Training::run), and exit.
     pub fn requested(&self) -> bool {
         let Some(heard) = self.heard() else { return false };
         let strategy = &self.strategy;
@@ -134,14 +141,16 @@ impl Preemption {
         leaves
     }
 
-    /// Saves the checkpoint by which the training goes on later, as the next of a manager's folder, and says so. All workers
-    /// make this call, behind [`requested`](Self::requested); the chief writes. Returns its path.
+    /// Saves the checkpoint from which the training resumes, as the next one in the manager's folder, and logs it.
     ///
-    /// `None` on a worker that leaves while the others go on: nothing is to be saved, since they have its whole state.
+    /// All workers make this call after [`requested`](Self::requested); the chief writes. Returns the
+    /// checkpoint's path, or `None` on a worker that leaves while the others continue: they have its complete
+    /// state.
     ///
     /// # Errors
-    /// Those of [`Checkpoint::save_to`]. [`Error::GracePeriod`] where the checkpoint is whole, but later than the grace period, so that
-    /// a scheduler might have killed the process: nothing is to be done about this one, but for the next.
+    /// - [`Error::GracePeriod`]: the checkpoint is complete, but took longer than the grace period. This
+    ///   checkpoint is valid, but the scheduler may kill the process during the next one.
+    /// - The errors of [`Checkpoint::save_to`].
     #[track_caller]
     pub fn save(&self, training: &Checkpoint<'_>, manager: &CheckpointManager) -> Result<Option<PathBuf>> {
         if self.strategy.has_left() {
@@ -168,14 +177,14 @@ impl Preemption {
 
     fn heard(&self) -> Option<Heard> {
         let notice = self.strategy.notice();
-        // A process that is alone has nobody to tell.
+        // A single worker has no others to notify.
         if !self.strategy.world().is_multi_worker() {
             notice.hear(std::iter::once(notice.is_given()), None);
         }
         notice.heard()
     }
 
-    /// Who got a notice, in words.
+    /// Returns the workers that received a notice, as text.
     fn to(&self, workers: &[usize]) -> String {
         let each: Vec<_> = workers.iter().map(|worker| self.strategy.named(*worker)).collect();
         format!(" to {}", each.join(", "))

@@ -1,4 +1,4 @@
-//! SIGTERM as a notice, as long as somebody wants it to be one.
+//! SIGTERM as a notice, while there is a watch for it.
 
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
@@ -10,12 +10,14 @@ use signal_hook::iterator::{Handle, Signals};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Gives a notice at SIGTERM, until it is dropped.
+/// A watch that gives a notice at SIGTERM until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Sigterm(Handle);
 
-/// How many there are in this process, and whether the signal ends it as by default, for want of one. A handler of the crate
-/// stays where it is, so that one is needed that ends the process then.
+/// The number of watches in this process, and whether the signal kills the process, as it does by default
+/// without a watch.
+///
+/// A handler cannot be removed, so a second handler is needed that kills the process.
 struct Watches {
     count: usize,
     ends: Option<Arc<AtomicBool>>,
@@ -24,10 +26,10 @@ struct Watches {
 static WATCHES: Mutex<Watches> = Mutex::new(Watches { count: 0, ends: None });
 
 impl Sigterm {
-    /// With what this process does then, in words.
+    /// Starts a watch. `then` describes the process's reaction in the log.
     ///
     /// # Errors
-    /// [`Error::Io`] where the system refuses a handler or a thread.
+    /// - [`Error::Io`]: the system refuses a handler or a thread.
     pub(crate) fn watch(notice: Arc<Notice>, then: &'static str) -> Result<Self> {
         let io = |source| Error::Io { operation: "listening for SIGTERM".into(), source };
         let mut watches = lock(&WATCHES);
@@ -41,7 +43,7 @@ impl Sigterm {
         };
         let mut signals = Signals::new([SIGTERM]).map_err(io)?;
         let watch = Self(signals.handle());
-        // From here on dropping it counts it out again.
+        // From here on, dropping the watch decrements the count.
         watches.count += 1;
         ends.store(false, Ordering::SeqCst);
         drop(watches);

@@ -1,4 +1,4 @@
-//! What a training saves: its state, from which a restart goes on, and its best weights.
+//! The checkpoints of a training: its state, from which a restart resumes, and its best weights.
 
 use super::{Epoch, Trainer};
 use distribute_base::Result;
@@ -6,16 +6,19 @@ use distribute_checkpoint::CheckpointManager;
 use distribute_core::{Checkpoint, Replicated};
 use std::path::{Path, PathBuf};
 
-/// The key of `true` in the metadata of a checkpoint behind which its training makes no further one, so that an
-/// [`Evaluator`](super::Evaluator) ends there. [`run`](super::run) sets it; a loop of one's own does by
-/// [`metadata(runner::LAST, true)`](Checkpoint::metadata).
+/// The metadata key that is `true` in the last checkpoint of a training, after which an
+/// [`Evaluator`](super::Evaluator) exits.
+///
+/// [`run`](super::run) sets it; a custom loop sets it by [`metadata(runner::LAST, true)`](Checkpoint::metadata).
 pub const LAST: &str = "training:last";
 
-/// The key of the number of steps in the metadata of a checkpoint of a training, by which an [`Evaluator`](super::Evaluator) files what it
-/// finds. [`run`](super::run) sets it; a loop of one's own does by [`metadata(runner::STEP, step)`](Checkpoint::metadata).
+/// The metadata key of the number of steps in a checkpoint, which an [`Evaluator`](super::Evaluator) writes
+/// with its results.
+///
+/// [`run`](super::run) sets it; a custom loop sets it by [`metadata(runner::STEP, step)`](Checkpoint::metadata).
 pub const STEP: &str = "training:step";
 
-/// Where backups go, and what is in them.
+/// The folder and the components of backups.
 pub(super) struct Backup<'a> {
     pub manager: CheckpointManager,
     pub parts: Checkpoint<'a>,
@@ -28,7 +31,7 @@ impl<'a> Backup<'a> {
         Ok(Some(Self { manager, parts: parts.clone() }))
     }
 
-    /// Goes back to the latest backup, if there is one.
+    /// Restores the latest backup, if there is one.
     #[track_caller]
     pub fn restore(&self) -> Result<()> {
         self.parts.restore_latest(&self.manager).map(drop)
@@ -40,10 +43,11 @@ impl<'a> Backup<'a> {
     }
 }
 
-/// Where the best weights go.
+/// The folder of the best weights.
 pub(super) struct Best<'a> {
     folder: &'a Path,
-    /// That before it is kept, too: a training that is interrupted may go back to where it was the best.
+    /// The manager also keeps the previous best: an interrupted training may resume from a point at which that
+    /// was the best.
     manager: CheckpointManager,
     weights: Checkpoint<'a>,
 }
@@ -55,7 +59,7 @@ impl<'a> Best<'a> {
         Ok(Some(Self { folder, manager, weights: Checkpoint::new().part("model", &model.variables) }))
     }
 
-    /// Saves the weights as those of this epoch. Returns the name of the checkpoint.
+    /// Saves the weights as those of this epoch, and returns the name of the checkpoint.
     #[track_caller]
     pub fn save(&self, epoch: &Epoch) -> Result<String> {
         let weights = self.weights.clone().metadata("epoch", epoch.epoch);
@@ -64,7 +68,7 @@ impl<'a> Best<'a> {
         Ok(saved.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default())
     }
 
-    /// Gives the model the weights of this checkpoint.
+    /// Restores the model's weights from this checkpoint.
     #[track_caller]
     pub fn restore(&self, name: &str) -> Result<()> {
         self.weights.restore(self.folder.join(name)).map(drop)

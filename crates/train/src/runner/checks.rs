@@ -1,4 +1,4 @@
-//! What a [`Trainer`] says that contradicts itself.
+//! Checks for contradictory settings of a [`Trainer`].
 
 use super::Trainer;
 use distribute_base::{Error, Result};
@@ -8,8 +8,11 @@ use distribute_data::InputContext;
 
 impl Trainer<'_> {
     // GNN-4, GNN-7
+    /// Checks the settings.
+    ///
     /// # Errors
-    /// [`Error::InvalidArgument`], or [`Error::Data`] for a global batch that the replicas cannot share equally.
+    /// - [`Error::InvalidArgument`]: settings contradict each other.
+    /// - [`Error::Data`]: the global batch cannot be divided equally over the replicas.
     pub(super) fn check(&self, strategy: &Strategy, validates: bool) -> Result<()> {
         self.counts()?;
         self.fit(validates)?;
@@ -21,8 +24,10 @@ impl Trainer<'_> {
     }
 
     // PSV1-1
-    /// Workers that train by themselves are at steps of their own: what one of them saves is not the place of the others, and what it
-    /// restores would overwrite the updates that they have made meanwhile. Those that wait for a coordinator are not to be left waiting.
+    /// Refuses settings that do not fit independent or scheduled workers.
+    ///
+    /// Independent workers are at different steps. A backup of one worker is not the state of the others, and
+    /// restoring it would overwrite their updates. Workers that wait for a coordinator would wait forever.
     fn workers(&self, strategy: &Strategy) -> Result<()> {
         let Some(of) = strategy.extended().independent() else {
             return match scheduled_workers(strategy)? {
@@ -50,7 +55,7 @@ impl Trainer<'_> {
         }
     }
 
-    /// No count is 0.
+    /// Checks that no count is 0.
     fn counts(&self) -> Result<()> {
         let counts = [
             (Some(self.global_batch), "Trainer::new: a global batch"),
@@ -69,7 +74,7 @@ impl Trainer<'_> {
         }
     }
 
-    /// What needs something else has it.
+    /// Checks that each setting has the other settings that it needs.
     fn fit(&self, validates: bool) -> Result<()> {
         let examples = "no examples to validate with; give them by Datasets::validation";
         let (steps, backup) =
@@ -106,14 +111,14 @@ impl Trainer<'_> {
         }
     }
 
-    /// How many epochs there are, in their parts where there are any, and how many steps each has.
+    /// Returns the number of epochs, counting each of their parts as one, and the number of steps of each.
     pub(super) fn parts(&self) -> (usize, Option<usize>) {
         let parts = self.validate_per_epoch.unwrap_or(1);
         (self.epochs.saturating_mul(parts), self.steps_per_epoch.map(|steps| steps / parts.max(1)))
     }
 }
 
-/// How many workers wait for what a coordinator schedules.
+/// Returns the number of workers that wait for calls from a coordinator.
 fn scheduled_workers(strategy: &Strategy) -> Result<usize> {
     let extended = strategy.extended();
     let (Some(_), Some(resolver)) = (extended.parameter_servers(), extended.cluster_resolver()) else {

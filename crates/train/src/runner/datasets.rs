@@ -1,4 +1,4 @@
-//! [`Datasets`]: functions that make each worker's examples, and how these are batched.
+//! [`Datasets`]: functions that create each worker's examples, and the way of batching them.
 
 use super::Trainer;
 use distribute_base::{Error, Result};
@@ -10,19 +10,20 @@ use std::sync::Arc;
 type Provider<T> = Arc<dyn Fn(InputContext) -> Result<Dataset<T>> + Send + Sync>;
 type Batched<T, B> = Arc<dyn Fn(Dataset<T>, Batching) -> Result<Dataset<B>> + Send + Sync>;
 
-/// How a replica's batches are to be made.
+/// The sizes of a replica's batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Batching {
-    /// How many examples a replica gets in a step: its part of the trainer's global batch.
+    /// The number of examples of a replica in a step: its share of the trainer's global batch.
     pub per_replica: usize,
-    /// Whether a batch that has fewer examples is left out.
+    /// Whether a smaller last batch is dropped.
     pub drop_remainder: bool,
 }
 
-/// Functions that make the examples of each worker, not in batches: which files or rows are its own, it is told by the context.
+/// Functions that create the examples of each worker, without batching. The context tells a worker which files
+/// or rows to read.
 ///
-/// [`run`](super::run) calls them on each worker, and batches what they give.
+/// [`run`](super::run) calls them on each worker, and batches their datasets.
 #[doc(alias = "tfgnn.runner.DatasetProvider")]
 #[doc(alias = "DatasetProvider")]
 pub struct Datasets<T: Nest, B = <T as Nest>::Batch> {
@@ -32,7 +33,9 @@ pub struct Datasets<T: Nest, B = <T as Nest>::Batch> {
 }
 
 impl<T: Nest + 'static> Datasets<T> {
-    /// Examples to train on, not in batches: [`run`](super::run) gives [`Error::InvalidArgument`] if the dataset is batched already.
+    /// Creates datasets from a function that returns examples to train on, without batching.
+    ///
+    /// [`run`](super::run) returns [`Error::InvalidArgument`] if the dataset is batched already.
     pub fn new(training: impl Fn(InputContext) -> Result<Dataset<T>> + Send + Sync + 'static) -> Self {
         let batched = |examples: Dataset<T>, Batching { per_replica, drop_remainder }| {
             if let data::Batching::Batches(size) = examples.batching() {
@@ -49,7 +52,7 @@ impl<T: Nest + 'static> Datasets<T> {
 }
 
 impl<T: Nest + 'static, B: Nest + 'static> Datasets<T, B> {
-    /// Examples to validate with.
+    /// Sets a function that returns examples to validate with.
     #[doc(alias = "valid_ds_provider")]
     pub fn validation(
         self,
@@ -58,8 +61,10 @@ impl<T: Nest + 'static, B: Nest + 'static> Datasets<T, B> {
         Self { validation: Some(Arc::new(validation)), ..self }
     }
 
-    /// Makes batches of examples by this function, where stacking them is not enough: padded to the size of a replica's batch, or
-    /// graphs merged to one. It is told how many examples a batch has.
+    /// Sets the function that makes batches, if stacking examples is not enough: for padding to the size of a
+    /// replica's batch, or for merging graphs into one.
+    ///
+    /// `batched` receives the examples and the sizes of the batches.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -87,7 +92,7 @@ impl<T: Nest + 'static, B: Nest + 'static> Datasets<T, B> {
         self.validation.is_some()
     }
 
-    /// The batches to train on: without end where the trainer says how many steps an epoch has.
+    /// Returns the batches to train on. They are infinite if the trainer sets the number of steps of an epoch.
     #[track_caller]
     pub(super) fn to_train(
         &self,
@@ -102,7 +107,7 @@ impl<T: Nest + 'static, B: Nest + 'static> Datasets<T, B> {
         Ok(batches)
     }
 
-    /// The batches of one validation, if there is any.
+    /// Returns the batches of one validation, if there is any.
     #[track_caller]
     pub(super) fn to_validate(
         &self,
@@ -111,7 +116,7 @@ impl<T: Nest + 'static, B: Nest + 'static> Datasets<T, B> {
     ) -> Result<Option<DistributedDataset<B>>> {
         let Some(validation) = &self.validation else { return Ok(None) };
         let steps = trainer.validation_steps;
-        // A pass that ends by itself: the next one begins at the front.
+        // The pass is finite: the next one starts at the first example.
         let batches = self.batches(strategy, trainer, validation, move |examples, step| match steps {
             Some(steps) => examples.repeat_forever().take(steps * step),
             None => examples,
@@ -120,7 +125,8 @@ impl<T: Nest + 'static, B: Nest + 'static> Datasets<T, B> {
         Ok(Some(batches))
     }
 
-    /// What a provider gives, in batches for each replica. `limit` is told how many examples a worker takes in a step.
+    /// Batches the dataset of a provider for each replica. `limit` receives the number of examples of a
+    /// worker's step.
     #[track_caller]
     fn batches(
         &self,

@@ -1,4 +1,4 @@
-//! [`evaluate`] and [`predict`]: what a model makes of all batches of a dataset.
+//! [`evaluate`] and [`predict`]: the loss and the outputs of a model over all batches of a dataset.
 
 use candle_core::{DType, Tensor};
 use distribute_base::{Error, Result};
@@ -6,10 +6,11 @@ use distribute_core::{DistributedDataset, Replicated};
 use distribute_tensor::Nest;
 use distribute_tensor::ReduceOp;
 
-/// The mean loss of a model over all examples of a dataset.
+/// Computes the mean loss of a model over all examples of a dataset.
 ///
-/// `loss` is called on each replica with its model and its piece of the batch, and gives the mean loss and over how many examples. It is
-/// the same on all workers, which make this call together, under every strategy. Inside of the strategy's scope or outside makes no
+/// `loss` is called on each replica with its model and its per-replica batch, and returns the mean loss and
+/// its number of examples. All workers make this call together and get the same result, under every strategy.
+/// The call works inside and outside the strategy's scope.
 /// difference.
 ///
 /// ```
@@ -27,7 +28,8 @@ use distribute_tensor::ReduceOp;
 /// ```
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] where there is no example; those of the dataset and of `loss`.
+/// - [`Error::InvalidArgument`]: there are no examples.
+/// - The errors of the dataset and of `loss`.
 #[doc(alias = "tf.keras.Model.evaluate")]
 #[track_caller]
 pub fn evaluate<M: Send + Sync, B: Nest + Send>(
@@ -40,7 +42,7 @@ pub fn evaluate<M: Send + Sync, B: Nest + Send>(
     for batch in batches {
         let counted = strategy.run((model, batch?), |_ctx, (model, batch)| {
             let (loss, examples) = loss(model, batch)?;
-            // The mean over nothing may be NaN.
+            // The mean over no examples may be NaN.
             let sum = if examples == 0 { 0. } else { scalar(&loss)? * examples as f64 };
             Ok((sum, examples as f64))
         })?;
@@ -55,12 +57,14 @@ pub fn evaluate<M: Send + Sync, B: Nest + Send>(
     Ok(sum / examples)
 }
 
-/// What a model makes of all examples of a dataset: a tensor with their rows, in the order of the dataset where
-/// [`distribute_dataset`](distribute_core::Strategy::distribute_dataset) has cut its batches; where each worker reads its own, step by step in the order
-/// of replicas. It is the same on all workers, which make this call together.
+/// Computes the outputs of a model for all examples of a dataset, as a tensor with one row for each example.
 ///
-/// `outputs` is called on each replica with its model and its piece of the batch, which may have no rows, and gives a tensor with as
-/// many. Inside of the strategy's scope or outside makes no difference.
+/// Rows have the order of the dataset if [`distribute_dataset`](distribute_core::Strategy::distribute_dataset)
+/// has split its batches. If each worker reads its own data, rows are ordered by step, then by replica. All
+/// workers make this call together and get the same result.
+///
+/// `outputs` is called on each replica with its model and its per-replica batch, which may have no rows, and
+/// returns a tensor with the same number of rows. The call works inside and outside the strategy's scope.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -77,7 +81,9 @@ pub fn evaluate<M: Send + Sync, B: Nest + Send>(
 /// ```
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] where there is no example; [`Error::Tensor`] for outputs whose shapes differ in more than their rows; those of the dataset and of `outputs`.
+/// - [`Error::InvalidArgument`]: there are no examples.
+/// - [`Error::Tensor`]: the shapes of outputs differ in more than their rows.
+/// - The errors of the dataset and of `outputs`.
 #[doc(alias = "tf.keras.Model.predict")]
 #[track_caller]
 pub fn predict<M: Send + Sync, B: Nest + Send>(
@@ -88,7 +94,7 @@ pub fn predict<M: Send + Sync, B: Nest + Send>(
     let strategy = model.variables.strategy();
     let mut all = Vec::new();
     for batch in batches {
-        // Cut from the graph, which would keep all that has led to them.
+        // Detached from the graph, which would keep all intermediate tensors in memory.
         let pieces =
             strategy.run((model, batch?), |_ctx, (model, batch)| Ok(outputs(model, batch)?.detach()))?;
         all.push(strategy.gather(pieces, 0)?);

@@ -1,22 +1,22 @@
-//! [`History`]: what a training has come to, epoch by epoch, and how it is stored in a backup.
+//! [`History`]: the results of a training, epoch by epoch, and their form in a backup.
 
 use distribute_checkpoint::Value;
 
-/// What one epoch has come to.
+/// The results of one epoch.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Epoch {
-    /// Which one, from 0.
+    /// The number of the epoch, from 0.
     pub epoch: usize,
-    /// How many steps it had.
+    /// The number of its steps.
     pub steps: usize,
     /// The mean of its steps' losses, each of which is the mean over the global batch.
     pub loss: f64,
-    /// The mean loss over all examples of the validation, where the epoch ended with one.
+    /// The mean loss over all examples of the validation, if the epoch ended with one.
     pub validation_loss: Option<f64>,
 }
 
-/// To the bit: a NaN is equal to itself.
+/// Compares losses as bits, so that NaN equals itself.
 impl PartialEq for Epoch {
     fn eq(&self, other: &Self) -> bool {
         let bits = |epoch: &Self| {
@@ -26,23 +26,24 @@ impl PartialEq for Epoch {
     }
 }
 
-/// Why a training has ended.
+/// The reason why a training ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum End {
-    /// It has made all its epochs.
+    /// All epochs are complete.
     #[default]
     Epochs,
-    /// Its validations were no better for [so many times](super::Trainer::patience).
+    /// The validations have not improved for [a number of times](super::Trainer::patience).
     Patience,
-    /// A callback has said so.
+    /// A callback ended the training.
     Callback,
-    /// This process was [told to end](super::Trainer::save_on_notice): the training has not ended, and is to be started again.
+    /// The process [received a notice](super::Trainer::save_on_notice): the training is incomplete, and has to
+    /// be started again.
     Notice,
 }
 
 impl End {
-    /// As it is stored; what is `None` is not.
+    /// Returns the name in a backup, if this reason is stored.
     pub(super) fn name(self) -> Option<&'static str> {
         match self {
             End::Patience => Some("patience"),
@@ -56,19 +57,19 @@ impl End {
     }
 }
 
-/// All epochs of a training, also those from before it was interrupted.
+/// The epochs of a training, including those before an interruption.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 #[doc(alias = "tf.keras.callbacks.History")]
 pub struct History {
-    /// In their order.
+    /// The epochs, in order.
     pub epochs: Vec<Epoch>,
-    /// Why there are no more.
+    /// The reason why there are no more.
     pub end: End,
 }
 
 impl History {
-    /// The epoch with the lowest validation loss, the first of those that have it; `None` where no validation has come to a number.
+    /// Returns the first epoch with the lowest validation loss; `None` if no validation loss is a number.
     pub fn best(&self) -> Option<&Epoch> {
         let validated = self.epochs.iter().filter_map(|epoch| Some((epoch, epoch.validation_loss?)));
         let best = validated
@@ -77,20 +78,21 @@ impl History {
         best.map(|(epoch, _)| epoch)
     }
 
-    /// How many validations there have been since one was better than all before by more than `min_delta`.
+    /// Returns the number of validations since the last that was better than all before by more than `min_delta`.
     #[doc(alias = "tf.keras.callbacks.EarlyStopping")]
     #[doc(alias = "EarlyStopping")]
     pub(super) fn validations_since_better(&self, min_delta: f64) -> usize {
         let (mut least, mut since) = (f64::INFINITY, 0);
         for loss in self.epochs.iter().filter_map(|epoch| epoch.validation_loss) {
-            // Not so of a NaN; and infinity less anything is infinity.
+            // False for NaN. Infinity minus any number is infinity.
             (least, since) = if loss < least - min_delta { (loss, 0) } else { (least, since + 1) };
         }
         since
     }
 }
 
-/// As metadata of a checkpoint. Losses are stored as bits, since JSON has neither NaN nor all digits.
+/// Converts epochs to metadata of a checkpoint. Losses are stored as bits, because JSON has no NaN and may
+/// lose digits.
 pub(super) fn to_value(epochs: &[Epoch]) -> Value {
     let each = epochs.iter().map(|epoch| {
         let validation = epoch.validation_loss.map(f64::to_bits);
@@ -103,7 +105,7 @@ pub(super) fn to_value(epochs: &[Epoch]) -> Value {
     Value::from(each.collect::<Vec<_>>())
 }
 
-/// What [`to_value`] has stored; `None` if this is something else.
+/// Converts metadata that [`to_value`] has stored; `None` for other metadata.
 pub(super) fn from_value(value: &Value) -> Option<Vec<Epoch>> {
     let each = value.as_array()?.iter().enumerate().map(|(epoch, stored)| {
         let [steps, loss, validation] = &stored.as_array()?[..] else { return None };
@@ -137,7 +139,7 @@ mod tests {
     }
 
     fn with(losses: &[f64]) -> History {
-        // Every other epoch is not validated.
+        // Every other epoch has no validation.
         let validated = losses.iter().flat_map(|loss| [None, Some(*loss)]);
         let epochs = validated.enumerate().map(|(number, loss)| epoch(number, 1., loss)).collect();
         History { epochs, ..Default::default() }
@@ -151,7 +153,7 @@ mod tests {
             (&[NAN, NAN], 0., 2, None),
             (&[3., 2., 1.], 0., 0, Some(5)),
             (&[3., 2., 2., NAN], 0., 2, Some(3)),
-            // Slow, but better than the last that counted in the end.
+            // Slow, but finally better than the last improvement.
             (&[3., 2.8, 2.6, 2.4], 0.5, 0, Some(7)),
             (&[3., 2.8, 2.6], 0.5, 2, Some(5)),
             (&[1., 5., 0.5, 0.6], 0., 1, Some(5)),

@@ -1,14 +1,16 @@
-//! Whole trainings in one call: [`run`] goes through epochs, validates and keeps what a restart goes on from, under
-//! every strategy that trains in step.
+//! Complete trainings in one call.
 //!
-//! | item | what it is |
+//! [`run`] iterates over epochs, validates, and saves backups from which a restart resumes, under every
+//! synchronous strategy.
+//!
+//! | item | contents |
 //! |---|---|
-//! | [`Trainer`] | how long to train, in which batches, when to end early, and where backups go |
-//! | [`Datasets`] | what examples are for training and for validation, for each worker |
-//! | [`run`] | the training; it gives the [`History`] |
-//! | [`evaluate`], [`predict`] | the loss of a model over a dataset, and what it makes of each example |
-//! | [`Evaluator`] | a task of its own, which evaluates each checkpoint beside the training |
-//! | [`ParameterServerStrategy`] | parameter servers as `TF_CONFIG` has them |
+//! | [`Trainer`] | the length of the training, batch sizes, early stopping, and the location of backups |
+//! | [`Datasets`] | the training and validation examples of each worker |
+//! | [`run`] | the training; it returns the [`History`] |
+//! | [`evaluate`], [`predict`] | the loss of a model over a dataset, and its output for each example |
+//! | [`Evaluator`] | a separate task that evaluates each checkpoint in parallel to the training |
+//! | [`ParameterServerStrategy`] | parameter servers from `TF_CONFIG` |
 
 mod backup;
 mod checks;

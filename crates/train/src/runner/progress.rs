@@ -1,4 +1,4 @@
-//! [`Progress`]: how far a training has come. It is a part of its backups, and of what is handed over where a worker is lost.
+//! [`Progress`]: the position of a training, a component of its backups and of the state transferred after a failure.
 
 use super::STEP;
 use super::history::{self, End, Epoch, History};
@@ -8,7 +8,7 @@ use distribute_checkpoint::{Reader, Value, Writer};
 use distribute_core::{Checkpointed, Restore, Strategy};
 use std::sync::Mutex;
 
-/// How far a training has come, the same on all workers between two steps.
+/// The position of a training, which is the same on all workers between two steps.
 pub(super) struct Progress {
     strategy: Strategy,
     global_batch: usize,
@@ -18,23 +18,23 @@ pub(super) struct Progress {
 #[derive(Clone, Debug, Default)]
 struct State {
     epochs: Vec<Epoch>,
-    /// The checkpoint with the best weights.
+    /// The name of the checkpoint with the best weights.
     best: Option<String>,
     at: Point,
-    /// Where the training stood when so many updates had been made and a further one was about to be.
+    /// The first position after an update: the number of updates, and the position itself.
     anchor: Option<(u64, Point)>,
 }
 
-/// A place in a training.
+/// A position in a training.
 #[derive(Clone, Copy, Debug, Default)]
 struct Point {
-    /// How many epochs are over.
+    /// The number of complete epochs.
     epochs: usize,
-    /// How many steps of the one after that are.
+    /// The number of complete steps of the next epoch.
     steps: usize,
-    /// The sum of their losses.
+    /// The sum of the losses of these steps.
     sum: f64,
-    /// Why the training is over before its last epoch.
+    /// The reason why the training ended before its last epoch.
     ended: Option<End>,
 }
 
@@ -43,55 +43,56 @@ impl Progress {
         Self { strategy: strategy.clone(), global_batch, state: Mutex::default() }
     }
 
-    /// How many epochs are over, and how many steps of the next one.
+    /// Returns the number of complete epochs, and of complete steps of the next one.
     pub fn place(&self) -> (usize, usize) {
         let at = lock(&self.state).at;
         (at.epochs, at.steps)
     }
 
-    /// How many steps the whole training has made.
+    /// Returns the number of steps of all epochs.
     pub fn steps(&self) -> usize {
         let state = lock(&self.state);
         state.epochs.iter().map(|epoch| epoch.steps).sum::<usize>() + state.at.steps
     }
 
-    /// A batch is about to be taken, or the steps of an epoch are over: what is done from here on is done again if a worker is lost
-    /// before the next update.
+    /// Marks the position before a batch is taken, or after the steps of an epoch.
+    ///
+    /// Operations after this position are repeated if a worker fails before the next update.
     pub fn anchor(&self) {
         let updates = self.strategy.updates();
         let mut state = lock(&self.state);
-        // As positions in datasets are remembered: the first one since an update.
+        // Like positions in datasets: keep the first one since an update.
         if state.anchor.is_none_or(|(made, _)| made != updates) {
             state.anchor = Some((updates, state.at));
         }
     }
 
-    /// A step was made.
+    /// Counts a step.
     pub fn stepped(&self, loss: f64) {
         let at = &mut lock(&self.state).at;
         at.steps += 1;
         at.sum += loss;
     }
 
-    /// The mean of the losses of the epoch so far.
+    /// Returns the mean loss of the current epoch so far.
     pub fn loss(&self) -> f64 {
         let at = lock(&self.state).at;
         at.sum / at.steps as f64
     }
 
-    /// An epoch is over.
+    /// Adds a complete epoch.
     pub fn push(&self, epoch: Epoch, ended: Option<End>) {
         let mut state = lock(&self.state);
         state.epochs.push(epoch);
         state.at = Point { epochs: state.epochs.len(), ended, ..Default::default() };
     }
 
-    /// Why the training is over before its last epoch, if it is.
+    /// Returns the reason why the training ended before its last epoch, if it has.
     pub fn ended(&self) -> Option<End> {
         lock(&self.state).at.ended
     }
 
-    /// The name of the checkpoint with the best weights.
+    /// Returns the name of the checkpoint with the best weights.
     pub fn best(&self) -> Option<String> {
         lock(&self.state).best.clone()
     }

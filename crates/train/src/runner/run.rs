@@ -17,35 +17,37 @@ use distribute_tensor::Nest;
 use std::ops::ControlFlow;
 use std::panic::Location;
 
-/// What a batch is for.
+/// The purpose of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// The weights are updated with it.
+    /// The weights are updated with the batch.
     Training,
-    /// Its loss is counted alone.
+    /// Only the loss of the batch is computed.
     Validation,
 }
 
 impl Phase {
-    /// Whether it is for training, as `forward_t` wants to know.
+    /// Whether this is the training phase, for `forward_t`.
     pub fn is_training(self) -> bool {
         self == Phase::Training
     }
 }
 
-/// Trains a model, and gives what each epoch has come to.
+/// Trains a model, and returns the results of each epoch.
 ///
-/// `loss` is called on each replica with its model and its piece of the batch, and gives the mean loss and over how many examples. The
-/// batch is the trainer's global batch, of which each replica gets an equal part; examples are batched here, and which of them a
-/// worker reads is said by [`Datasets`]. Losses and weights are those of a loop by hand with
-/// [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function),
-/// [`run`](Strategy::run) and [`minimize`](Optimizer::minimize), bit for bit.
+/// `loss` is called on each replica with its model and its per-replica batch, and returns the mean loss and
+/// its number of examples. The trainer's global batch is divided equally over the replicas. Examples are
+/// batched here, and [`Datasets`] defines which of them a worker reads. Losses and weights are bit-identical
+/// to those of a custom loop with
+/// [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function), [`run`](Strategy::run)
+/// and [`minimize`](Optimizer::minimize).
 ///
-/// With [`Trainer::backup`], a training that was interrupted goes on behind the last backup when this is called again, with the
-/// same history as without the interruption; one that has ended is not trained again. All workers make this call together.
+/// With [`Trainer::backup`], calling this again resumes an interrupted training after the last backup, with
+/// the same history as without the interruption. A complete training is not repeated. All workers make this
+/// call together.
 ///
-/// Workers that run the program by themselves (`between_graph::ParameterServerStrategy`) each make it
-/// at their own pace, with a global batch, a history and an early end of their own.
+/// Independent workers (`between_graph::ParameterServerStrategy`) each make it at their own pace, with
+/// separate global batches, histories and early stopping.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -73,13 +75,21 @@ impl Phase {
 /// ```
 ///
 /// # Errors
-/// [`Error::NotSupported`] under a [`ParameterServerStrategy`](distribute_parameter_server::ParameterServerStrategy) of several workers, which would do nothing.
-/// [`Error::InvalidArgument`] for what contradicts itself in the trainer, a dataset without an end where one is needed, an epoch or a
-/// validation without an example, a folder with checkpoints of something else, a backup with another global batch, and backups of several
-/// workers that train by themselves; [`Error::Data`]
-/// for a global batch that the replicas cannot share equally. Those of the datasets, of
-/// `loss` and of the callbacks. [`Error::GracePeriod`] as [`Preemption::save`]. Where a worker is lost, the others get the error of the
-/// step, which names it, unless there is [`Trainer::recover`]: call it again on all, with a backup, to go on.
+/// - [`Error::NotSupported`]: the strategy is a
+///   [`ParameterServerStrategy`](distribute_parameter_server::ParameterServerStrategy) of several workers,
+///   which would stay idle.
+/// - [`Error::InvalidArgument`]: the settings of the trainer contradict each other.
+/// - [`Error::InvalidArgument`]: a dataset is infinite and needs an end, or an epoch or a validation has no
+///   examples.
+/// - [`Error::InvalidArgument`]: the folder contains checkpoints of another program, or a backup with another
+///   global batch.
+/// - [`Error::InvalidArgument`]: several independent workers would save backups.
+/// - [`Error::Data`]: the global batch cannot be divided equally over the replicas.
+/// - [`Error::GracePeriod`]: as for [`Preemption::save`].
+/// - The errors of the datasets, of `loss` and of the callbacks.
+///
+/// If a worker fails, the others get the error of the step, which names the failed worker, unless
+/// [`Trainer::recover`] is set. To resume, call this again on all workers, with a backup.
 #[doc(alias = "tfgnn.runner.run")]
 #[doc(alias = "tf.keras.Model.fit")]
 #[doc(alias = "tf.keras.Model.compile")]
@@ -112,7 +122,7 @@ where
         parts = parts.part("validation", validation);
     }
     let backup = Backup::new(trainer, &parts)?;
-    // Calls in closures would name this file as their place: what other workers hear of is called without.
+    // Calls in closures would report this file as their location, so collective calls are made without closures.
     if let Some(backup) = &backup {
         backup.restore()?;
     }
@@ -144,8 +154,8 @@ where
     }
 }
 
-/// What epochs are made with. How far they have come is known by `progress` and the datasets alone: where a worker is lost, all begin
-/// anew with that.
+/// The objects that epochs use. Only `progress` and the datasets have the position: after a failure, all
+/// workers restart from it.
 struct Epochs<'a, M, R: Rule, B, L> {
     trainer: &'a Trainer<'a>,
     strategy: &'a Strategy,
@@ -158,7 +168,7 @@ struct Epochs<'a, M, R: Rule, B, L> {
     best: Option<Best<'a>>,
     notice: Option<Preemption>,
     loss: &'a L,
-    /// Where `run` was called: the place that errors of its steps name.
+    /// The location of the call to `run`, which errors of its steps name.
     at: &'static Location<'static>,
 }
 
@@ -169,11 +179,11 @@ where
     B: Nest + Send,
     L: Fn(&M, B, Phase) -> Result<(Tensor, usize)> + Sync,
 {
-    /// Those that are left.
+    /// Runs the remaining epochs.
     #[track_caller]
     fn all(&self) -> Result<End> {
         let (epochs, steps) = self.trainer.parts();
-        // With steps that are counted, one pass goes through all epochs.
+        // With a set number of steps, one pass spans all epochs.
         let mut pass = None;
         let end = loop {
             let (epoch, _) = self.progress.place();
@@ -193,7 +203,7 @@ where
         Ok(end)
     }
 
-    /// Makes the steps of an epoch that are left. Breaks where the process is to end.
+    /// Makes the remaining steps of an epoch. Breaks if the process has to exit.
     #[track_caller]
     fn train(
         &self,
@@ -229,7 +239,7 @@ where
         }
     }
 
-    /// Makes a step, and gives the loss of its global batch.
+    /// Makes a step, and returns the loss of its global batch.
     #[track_caller]
     fn step(&self, batch: PerReplica<B>) -> Result<f64> {
         let Self { strategy, model, optimizer, progress, loss, at, .. } = *self;
@@ -237,17 +247,17 @@ where
         let losses = strategy.run((model, batch), |ctx, (model, batch)| {
             let (loss, examples) = loss(model, batch, Phase::Training)?;
             let loss = scalar(&optimizer.minimize_at(ctx, loss, examples, at)?)?;
-            // With the update, and not when the step is over: where a worker is lost between the two, both have been made.
+            // Counted with the update, not after the step: if a worker fails between the two, both were made.
             if Some(ctx.replica_id_in_sync_group()) == first {
                 progress.stepped(loss);
             }
             Ok(loss)
         })?;
-        // The same on all replicas.
+        // The loss is the same on all replicas.
         Ok(losses.values().first().copied().unwrap_or(f64::NAN))
     }
 
-    /// Validates, tells, and saves what the epoch has come to. Breaks where the process is to end.
+    /// Validates, calls the callbacks, and saves the results of the epoch. Breaks if the process has to exit.
     #[track_caller]
     fn finish(&self, epoch: usize, epochs: usize) -> Result<ControlFlow<()>> {
         let validates = (epoch + 1).is_multiple_of(self.trainer.validate_every.unwrap_or(1));
@@ -284,7 +294,7 @@ where
         Ok(if !last && self.told()? { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     }
 
-    /// Whether this process was told to end, in which case the training is saved.
+    /// Whether this process received a notice. If so, saves the training.
     #[track_caller]
     fn told(&self) -> Result<bool> {
         let (Some(notice), Some(backup)) = (&self.notice, &self.backup) else { return Ok(false) };

@@ -1,4 +1,4 @@
-//! [`Trainer`]: how a training is done.
+//! [`Trainer`]: the settings of a training.
 
 use super::Epoch;
 use distribute_base::Result;
@@ -9,19 +9,19 @@ use std::time::Duration;
 type OnEpoch<'a> = Box<dyn Fn(&Epoch) -> Result<ControlFlow<()>> + 'a>;
 type OnStep<'a> = Box<dyn Fn(&Step) -> Result<()> + 'a>;
 
-/// A step that was made.
+/// A completed step of a training.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Step {
-    /// Of which epoch, from 0.
+    /// The number of the epoch, from 0.
     pub epoch: usize,
-    /// Which one of the epoch, from 0.
+    /// The number of the step in the epoch, from 0.
     pub step: usize,
-    /// The mean over the global batch.
+    /// The mean loss over the global batch.
     pub loss: f64,
 }
 
-/// How long a training is, in which batches, and where its backups go.
+/// The settings of a training: its length, its batches, and the location of its backups.
 #[doc(alias = "tfgnn.runner.Trainer")]
 #[doc(alias = "tfgnn.runner.KerasTrainer")]
 #[doc(alias = "KerasTrainer")]
@@ -47,7 +47,7 @@ pub struct Trainer<'a> {
 }
 
 impl<'a> Trainer<'a> {
-    /// One epoch in batches of this size, which is that of all replicas together.
+    /// Creates the settings for one epoch, in global batches of this size (over all replicas).
     #[doc(alias = "global_batch_size")]
     pub fn new(global_batch: usize) -> Self {
         Self {
@@ -72,49 +72,54 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// How many epochs there are; 1 by default.
+    /// Sets the number of epochs; 1 by default.
     pub fn epochs(mut self, epochs: usize) -> Self {
         self.epochs = epochs;
         self
     }
 
-    /// Epochs of this many steps, over a dataset that is repeated. By default, an epoch is a pass over the dataset.
+    /// Sets the number of steps of an epoch, over a repeated dataset. By default, an epoch is a pass over the
+    /// dataset.
     pub fn steps_per_epoch(mut self, steps: usize) -> Self {
         self.steps_per_epoch = Some(steps);
         self
     }
 
-    /// Validations of this many steps, each from the front of the dataset, which is repeated where it is shorter. By default, a
-    /// validation is a pass over the dataset.
+    /// Sets the number of steps of a validation. Each validation starts at the first example; a shorter
+    /// dataset is repeated. By default, a validation is a pass over the dataset.
     pub fn validation_steps(mut self, steps: usize) -> Self {
         self.validation_steps = Some(steps);
         self
     }
 
-    /// Validates after each so many epochs; by default after each.
+    /// Sets the number of epochs between validations; 1 by default.
     #[doc(alias = "validation_freq")]
     pub fn validate_every(mut self, epochs: usize) -> Self {
         self.validate_every = Some(epochs);
         self
     }
 
-    /// Validates so many times in each epoch, at equal distances, the last time at its end. Each epoch is made in so many parts for that,
-    /// which the [`History`](super::History) and callbacks know as epochs. It needs [`steps_per_epoch`](Self::steps_per_epoch),
-    /// which the parts have to divide.
+    /// Validates `times` times in each epoch, at equal distances, the last time at its end.
+    ///
+    /// Each epoch is divided into this number of parts, which the [`History`](super::History) and callbacks
+    /// treat as epochs. This requires [`steps_per_epoch`](Self::steps_per_epoch), which has to be a multiple
+    /// of `times`.
     #[doc(alias = "validation_per_epoch")]
     pub fn validate_per_epoch(mut self, times: usize) -> Self {
         self.validate_per_epoch = Some(times);
         self
     }
 
-    /// Leaves out the batch at the end of a dataset that has fewer examples than others.
+    /// Drops the last batch of a dataset if it has fewer examples than the others.
     pub fn drop_remainder(mut self) -> Self {
         self.drop_remainder = true;
         self
     }
 
-    /// Ends the training when so many validations in a row have not been better than the best before: by more than
-    /// [`min_delta`](Self::min_delta). That holds for later starts, too.
+    /// Ends the training after this number of consecutive validations without improvement by more than
+    /// [`min_delta`](Self::min_delta).
+    ///
+    /// A training that resumes from a backup continues the count.
     #[doc(alias = "tf.keras.callbacks.EarlyStopping")]
     #[doc(alias = "EarlyStopping")]
     pub fn patience(mut self, validations: usize) -> Self {
@@ -122,14 +127,17 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// By how much a validation loss has to be lower than the one that counted last as better, for the training to go on; 0 by default.
+    /// Sets the minimum decrease of the validation loss, from the last improvement, that counts as an
+    /// improvement; 0 by default.
     pub fn min_delta(mut self, loss: f64) -> Self {
         self.min_delta = loss;
         self
     }
 
-    /// Saves the weights into this folder whenever a validation has been the best so far: as a checkpoint with the part `model` and
-    /// metadata `epoch` and `validation_loss`. The last two are kept. All workers name the same folder.
+    /// Saves the weights into this folder after each validation that is the best so far.
+    ///
+    /// The checkpoint has the component `model` and the metadata `epoch` and `validation_loss`. The last two
+    /// checkpoints are kept. All workers pass the same folder.
     #[doc(alias = "tf.keras.callbacks.ModelCheckpoint")]
     #[doc(alias = "ModelCheckpoint")]
     #[doc(alias = "tfgnn.runner.KerasTrainerCheckpointOptions")]
@@ -139,15 +147,16 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// When the training has ended, the model has the weights that were [saved as the best](Self::save_best), which this needs.
+    /// Restores the weights [saved as the best](Self::save_best) at the end of the training. This requires
+    /// `save_best`.
     #[doc(alias = "restore_best_weights")]
     pub fn restore_best(mut self) -> Self {
         self.restores_best = true;
         self
     }
 
-    /// Saves the training after each epoch into this folder, and goes on from there if it has been interrupted. All workers name the
-    /// same folder.
+    /// Saves the training into this folder after each epoch, and resumes an interrupted training from it. All
+    /// workers pass the same folder.
     #[doc(alias = "tf.keras.callbacks.BackupAndRestore")]
     #[doc(alias = "BackupAndRestore")]
     #[doc(alias = "backup_dir")]
@@ -156,22 +165,25 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// A backup also behind each so many steps of the training, within epochs.
+    /// Additionally saves a backup after each `steps` steps of the training, within epochs.
     #[doc(alias = "save_freq")]
     pub fn backup_every(mut self, steps: usize) -> Self {
         self.backup_every = Some(steps);
         self
     }
 
-    /// How many backups are kept; 2 by default. An [`Evaluator`](super::Evaluator) that is slower than the training wants more.
+    /// Sets the number of backups that are kept; 2 by default. An [`Evaluator`](super::Evaluator) that is
+    /// slower than the training needs more.
     #[doc(alias = "max_to_keep")]
     pub fn keep_backups(mut self, count: usize) -> Self {
         self.keep = count;
         self
     }
 
-    /// At SIGTERM, or another notice by a [`Preemption`](crate::Preemption) of the same strategy, makes a backup behind the step and returns, with
-    /// [`End::Notice`](super::End::Notice), on all workers. `grace` is how long the scheduler waits before it kills the process.
+    /// Saves a backup after the current step and returns [`End::Notice`](super::End::Notice) on all workers,
+    /// at SIGTERM or another notice by a [`Preemption`](crate::Preemption) of the same strategy.
+    ///
+    /// `grace` is the time that the scheduler waits before it kills the process.
     #[doc(alias = "save_before_preemption")]
     #[doc(alias = "tf.distribute.experimental.PreemptionCheckpointHandler")]
     #[doc(alias = "PreemptionCheckpointHandler")]
@@ -180,15 +192,17 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Goes on when another worker is lost, as a [`Training`](crate::Training) does: the others wait so long for one that takes its
-    /// place.
+    /// Resumes after another worker fails, like [`Training`](crate::Training). The others wait up to
+    /// `patience` for a replacement.
     pub fn recover(mut self, patience: Duration) -> Self {
         self.recovers = Some(patience);
         self
     }
 
-    /// Calls this after each epoch, before the backup; where it gives [`ControlFlow::Break`], the training ends there. It has to give the same on all workers:
-    /// what it is told is the same on all. Of several, all are called.
+    /// Adds a callback after each epoch, before the backup.
+    ///
+    /// If it returns [`ControlFlow::Break`], the training ends. It receives the same epoch on all workers, and
+    /// has to return the same value on all. All callbacks are called, even after one of them breaks.
     #[doc(alias = "callbacks")]
     #[doc(alias = "tf.keras.callbacks.Callback.on_epoch_end")]
     pub fn on_epoch(mut self, call: impl Fn(&Epoch) -> Result<ControlFlow<()>> + 'a) -> Self {
@@ -196,7 +210,7 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Calls this after each step of the training.
+    /// Adds a callback after each step of the training.
     #[doc(alias = "tf.keras.callbacks.Callback.on_train_batch_end")]
     pub fn on_step(mut self, call: impl Fn(&Step) -> Result<()> + 'a) -> Self {
         self.on_step.push(Box::new(call));

@@ -1,5 +1,6 @@
-//! How the workers that have met agree on where the training stands, and how some take over the state of another: the rounds of a
-//! `recovery::Handover`, in a session.
+//! State transfer after a rendezvous: the rounds of a `recovery::Handover` in a session.
+//!
+//! The workers agree on the position of the training, and workers without the state receive it from another.
 
 use bytes::Bytes;
 use distribute_base::{Error, Result};
@@ -15,23 +16,25 @@ use std::time::Duration;
 
 const OPERATION: &str = "Training";
 
-/// The conversation of the workers that have met.
+/// An exchange between the workers of a rendezvous.
 pub(super) struct Handover<'a> {
     pub strategy: &'a Strategy,
     pub parts: &'a Checkpoint<'a>,
-    /// Whether this process is part of the training.
+    /// Whether this process participates in the training.
     pub begun: &'a AtomicBool,
     pub session: Session,
-    /// How long to wait until all are there: those that have just started build their models first.
+    /// The time to wait for all workers: newly started ones build their models first.
     pub patience: Duration,
     pub at: &'static Location<'static>,
 }
 
 impl Handover<'_> {
-    /// Agrees with the others. Gives the worker from whom others, or this one, have taken over the state, if there is one.
+    /// Agrees with the others, and returns the worker whose state was transferred, if any.
     ///
     /// # Errors
-    /// The same on all workers, where one is lost meanwhile, cannot give its state or cannot take it over, or if nobody's is whole.
+    /// The error is the same on all workers:
+    /// - A worker fails, cannot send its state or cannot restore it.
+    /// - No worker has a complete state.
     pub fn make(&self, mine: Report) -> Result<Option<usize>> {
         let mut handover = recovery::Handover::new(self.strategy.world(), mine);
         loop {
@@ -58,14 +61,14 @@ impl Handover<'_> {
     fn take(&self, image: Bytes, source: usize, numbers: Numbers) -> Result<()> {
         let reader = Reader::from_image(image, &format!("the state of worker {source}"))?;
         self.parts.take_over(&reader)?;
-        // Where another is lost before all have it, this process has a state that counts.
+        // If another worker fails before all have the state, this process has a valid state.
         self.strategy.set_numbers(numbers);
         self.begun.store(true, Ordering::Relaxed);
         Ok(())
     }
 
     fn swap(&self, round: &Round) -> Result<Vec<Bytes>> {
-        // Who has just started builds its model first. All have to have the same parts.
+        // Newly started workers build their models first. All workers need the same components.
         let (what, timeout) = if round.is_first {
             (format!("where {:?} stands", self.parts), self.patience)
         } else {

@@ -1,4 +1,4 @@
-//! Which errors are those of a training that can go on when the workers have met again: one is lost, or others have come.
+//! The errors after which a training can resume when the group is re-formed: a worker failed, or new workers wait.
 
 use distribute_base::Error;
 use distribute_cluster::World;
@@ -6,8 +6,10 @@ use distribute_collective::recovery::Losses;
 use distribute_net::JoinError;
 use distribute_net::handshake::Reason;
 
-/// Whether an error tells that another worker is lost, late, has failed, or waits to take part: the state of this one, which has made
-/// so many updates, is whole, or can be taken from another.
+/// Whether an error means that another worker failed, timed out or waits to participate.
+///
+/// After such an error the state of this worker, which has made this number of updates, is complete, or can be
+/// received from another.
 pub(super) fn goes_on(error: &Error, world: World, losses: &mut Losses, updates: u64) -> bool {
     if error.is_waiting() {
         return true;
@@ -21,7 +23,7 @@ pub(super) fn goes_on(error: &Error, world: World, losses: &mut Losses, updates:
     }
 }
 
-/// Whether an error tells that the others have been through already when this worker wanted to meet them again.
+/// Whether an error means that the others had already finished when this worker tried to join them again.
 pub(super) fn is_end_of_all(error: &Error) -> bool {
     let Error::Join(error) = error else { return false };
     matches!(&**error, JoinError::Refused { refusal, .. } if refusal.reason == Reason::Ended)
@@ -52,7 +54,7 @@ mod tests {
         ] {
             let losses = &mut Losses::default();
             assert_eq!(super::goes_on(&error, world, losses, 7), goes_on, "{error}");
-            // Of a worker that is alone all of them are its own, but for those that come.
+            // A single worker gets no errors of others, except for workers that wait.
             assert_eq!(super::goes_on(&error, World::default(), losses, 7), error.is_waiting(), "{error}");
         }
     }

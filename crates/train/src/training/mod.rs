@@ -1,11 +1,12 @@
-//! A training that goes on when a worker is lost.
+//! Training that resumes after a worker fails.
 //!
-//! After which losses, in which rounds and from whose state is decided by `distribute_collective::recovery`, which is pure.
+//! `distribute_collective::recovery`, which is pure, decides after which failures to resume, in which rounds,
+//! and from which worker's state.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | [`loss`] | after which errors a training can go on |
-//! | [`handover`] | how the workers agree on where it stands, and how a state is handed over |
+//! | [`loss`] | the errors after which a training can resume |
+//! | [`handover`] | the agreement on the position of the training, and the transfer of its state |
 
 mod handover;
 mod loss;
@@ -22,23 +23,23 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How long to wait for the others, unless that is said.
+/// The default time to wait for other workers.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// A training over several workers that goes on when one of them is lost.
+/// A training over several workers that resumes after one of them fails.
 ///
-/// When a worker dies, the others get an error that names it. In [`run`](Self::run) they then meet again, together with the
-/// process that is started in its place, by `distribute launch --max-restarts`, Slurm or Kubernetes. It builds its model, makes a
-/// `Training` of it, and takes over the state of the worker that is furthest; all go on behind the last update of the weights
-/// that this one has made. No example is lost or used twice, and the weights become those of a training without interruption,
-/// bit for bit.
+/// When a worker fails, the others get an error that names it. In [`run`](Self::run) they then re-form the
+/// group, together with the replacement that `distribute launch --max-restarts`, Slurm or Kubernetes starts.
+/// The replacement builds its model, creates a `Training`, and receives the state of the most advanced worker.
+/// All workers resume after the last update of the weights that this worker has completed. No example is
+/// skipped or used twice, and the weights are bit-identical to those of a training without interruption.
 ///
-/// Workers that come to a training of fewer than there may be (`MultiWorkerBuilder::min_workers`) are let in in the
-/// same way: all meet again between two steps, and those that have come take over the state. A training goes on with fewer where
-/// nobody takes the place of one that was lost.
+/// Workers that join a training with fewer than the maximum (`MultiWorkerBuilder::min_workers`) are admitted
+/// in the same way: the group is re-formed between two steps, and new workers receive the state. If a failed
+/// worker is not replaced, such a training continues with fewer.
 ///
-/// The state is that of the parts of a [`Checkpoint`]: the strategy, the variables, optimizers and datasets, and whatever else a
-/// program goes by.
+/// The state is that of the components of a [`Checkpoint`]: the strategy, the variables, optimizers and
+/// datasets, and any other state that the program depends on.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -47,7 +48,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// use distribute::{Checkpoint, Training};
 ///
 /// # fn main() -> distribute::Result<()> {
-/// let strategy = MultiWorkerMirroredStrategy::builder().replicas(2).build()?; // alone, here
+/// let strategy = MultiWorkerMirroredStrategy::builder().replicas(2).build()?; // a single worker, here
 /// let model = strategy.replicate(|vb| linear(2, 1, vb.pp("fc")))?;
 /// let optimizer = Sgd::new(&model.variables, 0.1)?;
 /// let points = Tensor::arange(0f32, 32., &Device::Cpu)?.sin()?.reshape((16, 2))?;
@@ -60,7 +61,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 ///     .part("batches", &batches);
 /// let training = Training::new(parts)?;
 /// training.run(|| {
-///     // By the state, and not by variables of its own: this is where a worker begins that takes another's place.
+///     // Use the position in the state, not local variables: a replacement starts here.
 ///     while batches.position().epoch < 3 {
 ///         for batch in &batches {
 ///             strategy.run((&model, batch?), |ctx, (linear, points)| {
@@ -76,38 +77,41 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// # }
 /// ```
 ///
-/// # What a program does
+/// # Rules for programs
 ///
-/// - Between `Training::new` and the strategy, it makes models, optimizers and datasets, and no steps: a process that takes
-///   another's place does that alone, while the others wait. A restore from disk is done before `Training::new`, too; what is
-///   taken over from the others counts more.
-/// - The closure of [`run`](Self::run) goes by the state alone: how many steps the optimizer has made, in which epoch the dataset
-///   is. After a loss it is called again, on all workers, and goes on from there. Whatever it did since the last update, such as
-///   an evaluation between two epochs, it does again.
-/// - Who has a loop of their own calls [`recover`](Self::recover) with the error of their steps.
+/// - Between creating the strategy and `Training::new`, create models, optimizers and datasets, but make no
+///   steps: a replacement does this alone, while the others wait. Restore from disk before `Training::new`,
+///   because the state received from other workers takes precedence.
+/// - The closure of [`run`](Self::run) depends on the state only: on the number of steps of the optimizer, and
+///   on the epoch of the dataset. After a failure it is called again on all workers, and resumes from the
+///   state. Everything since the last update, such as an evaluation between two epochs, is repeated.
+/// - A custom loop calls [`recover`](Self::recover) with the error of a step.
 ///
-/// # What is not as without an interruption
+/// # Differences from a training without interruption
 ///
-/// Running statistics of batch-norm on the replicas of a worker that was lost begin with the mean of those of the worker that gives
-/// its state, and on others the step that was interrupted has counted twice: weights don't depend on them. Metrics that have
-/// counted a step which is made again have counted it twice; [`generation`](Self::generation) tells that it has happened.
+/// Running statistics of batch-norm on the replicas of a replaced worker start from the mean of those of the
+/// worker that sends its state. On the other workers, the interrupted step counts twice. Weights do not depend
+/// on them. Metrics count an interrupted step twice if they were updated before the failure;
+/// [`generation`](Self::generation) shows that this has happened.
 pub struct Training<'a> {
     strategy: Strategy,
     parts: Checkpoint<'a>,
     patience: Duration,
-    /// Whether this process has been part of the training.
+    /// Whether this process has participated in the training.
     begun: AtomicBool,
-    /// The generation in which it has agreed with the others last.
+    /// The generation in which this process last agreed with the others.
     agreed: AtomicU64,
     losses: Mutex<Losses>,
 }
 
 impl<'a> Training<'a> {
-    /// The training with these parts. All workers make this call together; in a training that goes on, this process takes over
-    /// the state of the others.
+    /// Creates the training of these components.
+    ///
+    /// All workers make this call together. If the training is already running, this process receives the
+    /// state of the others.
     ///
     /// # Errors
-    /// As [`recover`](Self::recover).
+    /// Returns the errors of [`recover`](Self::recover).
     #[track_caller]
     pub fn new(parts: Checkpoint<'a>) -> Result<Self> {
         let strategy = parts.together("Training::new")?;
@@ -121,26 +125,28 @@ impl<'a> Training<'a> {
         Ok(training)
     }
 
-    /// How long to wait, when a worker is lost, until another takes its place and has taken over the state; five minutes by
-    /// default.
+    /// Sets the time to wait, after a worker fails, until a replacement has received the state; five minutes
+    /// by default.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
 
-    /// How often the workers have met: 1 at first, and one more each time they have met again after one was lost.
+    /// Returns the number of rendezvous: 1 at first, and one more each time the group was re-formed.
     pub fn generation(&self) -> u64 {
         self.strategy.generation()
     }
 
-    /// Calls `train` until it succeeds on all workers, again each time that another worker was lost or has come.
+    /// Calls `train` until it succeeds on all workers. Calls it again each time another worker has failed or joined.
     ///
-    /// A worker that [was told to end](crate::Preemption) while the others go on returns as soon as its closure does.
+    /// A worker that [received a notice](crate::Preemption) while the others continue returns as soon as its
+    /// closure does.
     ///
-    /// When it has, nobody is waited for any more: a process that is started in the place of a worker which was lost behind that is told
-    /// so by those that are left ([`Error::Join`]).
+    /// Once `run` has succeeded, replacements are no longer admitted; a process started later gets [`Error::Join`].
     ///
     /// # Errors
+    /// - `train` returns an error that is not the failure of another worker.
+    /// - [`recover`](Self::recover) returns an error.
     /// Its error, where that is no loss of another worker; those of [`recover`](Self::recover).
     #[track_caller]
     pub fn run<R>(&self, mut train: impl FnMut() -> Result<R>) -> Result<R> {
@@ -153,16 +159,16 @@ impl<'a> Training<'a> {
         }
     }
 
-    /// From now on this process goes on where a worker is lost.
+    /// Lets this process resume after failures of other workers from now on.
     pub(crate) fn begin(&self) {
         self.strategy.set_over(false);
         self.strategy.set_survives(true);
     }
 
-    /// What an attempt has come to: its result, if all workers are through, or nothing where it is to be made again.
+    /// Returns the result of an attempt if all workers have finished, and `None` if the attempt has to be repeated.
     ///
     /// # Errors
-    /// Those of [`recover`](Self::recover).
+    /// Returns the errors of [`recover`](Self::recover).
     pub(crate) fn attempted<R>(&self, made: Result<R>, at: &'static Location<'static>) -> Result<Option<R>> {
         let (result, error) = match made {
             Ok(result) => match self.end_at(at) {
@@ -172,24 +178,25 @@ impl<'a> Training<'a> {
             Err(error) => (None, error),
         };
         match (self.recover(error), result) {
-            // The others are through, as this worker is, but it has not heard it of one that was lost after that.
+            // All workers have finished, but this worker missed it because of one that failed afterwards.
             (Err(error), Some(result)) if loss::is_end_of_all(&error) => Ok(Some(result)),
             (recovered, _) => recovered.map(|()| None),
         }
     }
 
-    /// Waits until all workers are through, so that nobody is waited for that is. [`run`](Self::run) does it; in a loop of one's own it
-    /// is the last of what is done again after a loss.
+    /// Waits until all workers have finished, so that none waits for one that has.
+    ///
+    /// [`run`](Self::run) calls this. A custom loop calls it as the last operation that is repeated after a failure.
     ///
     /// # Errors
-    /// [`Error::Collective`] if another worker is lost, late or makes another call.
+    /// - [`Error::Collective`]: another worker fails, times out or makes another call.
     #[track_caller]
     pub fn end(&self) -> Result<()> {
         self.end_at(Location::caller())
     }
 
     fn end_at(&self, at: &'static Location<'static>) -> Result<()> {
-        // The others go on.
+        // The others continue.
         if self.strategy.has_left() {
             return Ok(());
         }
@@ -200,9 +207,12 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// If an error tells that another worker was lost, is late, has failed or waits to take part, meets all others again, and who has
-    /// come since. When this returns, all workers have one state: that after the last finished update of the furthest worker.
-    /// Passes over datasets that are under way have to be begun anew: the next ones go on where the training stands.
+    /// Re-forms the group, including new workers, if an error means that another worker failed, timed out or
+    /// waits to participate.
+    ///
+    /// When this returns, all workers have the same state: that after the last update completed by the most
+    /// advanced worker. Start new passes over datasets that were being iterated; they resume at the position
+    /// of the training.
     ///
     /// ```no_run
     /// # use distribute::prelude::*;
@@ -217,12 +227,14 @@ impl<'a> Training<'a> {
     /// # }
     /// ```
     ///
-    /// # Errors
-    /// The error itself, if it is another one, as of this worker's own data, or if somebody is late a second time with no update
-    /// in between. [`Error::Join`] if a worker has not come within the [patience](Self::patience); [`Error::InvalidArgument`] where no worker has a whole state, since a step makes several
-    /// updates and not all of them were made; that of a part whose state cannot be given or taken. The error itself, too, where the
-    /// program has linked its workers, which only it can do again (`MultiWorkerBuilder::group`,
-    /// `on_threads`).
+    /// - The same error: it is not a failure of another worker, for example an error in this worker's own data.
+    /// - The same error: a worker has timed out a second time without an update in between.
+    /// - The same error: the program has connected its workers (`MultiWorkerBuilder::group`, `on_threads`), so
+    ///   only the program can do that again.
+    /// - [`Error::Join`]: a worker does not join within the [patience](Self::patience).
+    /// - [`Error::InvalidArgument`]: no worker has a complete state, because a step makes several updates and
+    ///   only some of them were made.
+    /// - The error of a component whose state cannot be saved or restored.
     #[track_caller]
     pub fn recover(&self, error: Error) -> Result<()> {
         let (at, watch) = (Location::caller(), Stopwatch::start());
@@ -248,12 +260,12 @@ impl<'a> Training<'a> {
             }
             match self.meet(deadline.remaining(), at) {
                 Ok(()) => break,
-                // Another was lost while they met.
+                // Another worker failed during the rendezvous.
                 Err(error) => lost = error,
             }
             once_more = true;
             if self.strategy.extended().elastic().is_some() {
-                // Those that have come may have been why: the others go on without them.
+                // The new workers may have caused the failure: the others continue without them.
                 deadline = Deadline::after(self.patience);
             }
         }
@@ -264,7 +276,7 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// Whether an error tells of nothing but that workers have left which were told to end.
+    /// Whether an error only means that workers have left after a notice.
     fn has_left(&self, error: &Error) -> bool {
         let (world, leaving) = (self.strategy.world(), self.strategy.notice().leaving());
         let of_leaving =
@@ -276,7 +288,7 @@ impl<'a> Training<'a> {
         loss::goes_on(error, self.strategy.world(), &mut lock(&self.losses), self.strategy.updates())
     }
 
-    /// Agrees with those that have met on where the training stands.
+    /// Agrees with the other workers of the rendezvous on the position of the training.
     fn meet(&self, patience: Duration, at: &'static Location<'static>) -> Result<()> {
         let was_begun = self.begun.load(Ordering::Relaxed);
         let rewind = || self.strategy.rewind_steps().and_then(|()| self.parts.rewind());
@@ -297,7 +309,7 @@ impl<'a> Training<'a> {
                     tracing::debug!(source, "the state is that of this worker");
                 }
             }
-            // It is the only one that is there, and goes by its own state.
+            // This is the only worker, and uses its own state.
             None => {
                 torn?;
                 self.strategy.set_numbers(self.strategy.numbers());

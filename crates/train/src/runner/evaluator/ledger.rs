@@ -1,4 +1,4 @@
-//! What was evaluated: a file of JSON lines, which is replaced as a whole, so that it never has half of one.
+//! The list of evaluations: a file of JSON lines, replaced atomically, so that it never has an incomplete line.
 
 use distribute_base::{Error, Result};
 use distribute_checkpoint::{Metadata, Value};
@@ -6,19 +6,19 @@ use distribute_files::WholeFile;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// What a checkpoint was found to be worth: a line of an [`Evaluator`](super::Evaluator)'s results.
+/// The evaluation of a checkpoint: a line of an [`Evaluator`](super::Evaluator)'s results.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Evaluated {
     /// The name of the checkpoint in its folder.
     pub checkpoint: String,
-    /// Its checksum: one of the same name may be of another training.
+    /// The checksum of the checkpoint, because another training may have one of the same name.
     pub checksum: u32,
-    /// How many steps the training had made.
+    /// The number of steps of the training.
     pub step: u64,
-    /// Whether it is the last of the training.
+    /// Whether this is the last checkpoint of the training.
     pub last: bool,
-    /// Figures and their names, by name.
+    /// The names and values of metrics, ordered by name.
     pub metrics: Vec<(String, f64)>,
 }
 
@@ -36,7 +36,7 @@ impl Evaluated {
 
     fn from_value(value: &Value) -> Option<Self> {
         let number = |value: &Value| match value {
-            // What JSON has no number for.
+            // Values for which JSON has no number.
             Value::String(text) => text.parse().ok(),
             value => value.as_f64(),
         };
@@ -53,15 +53,18 @@ impl Evaluated {
     }
 }
 
-/// All evaluations, those of before first.
+/// The list of all evaluations, oldest first.
 pub(super) struct Ledger {
     path: PathBuf,
     pub entries: Vec<Evaluated>,
 }
 
 impl Ledger {
+    /// Opens the file of results.
+    ///
     /// # Errors
-    /// [`Error::Io`] for a file that cannot be read, [`Error::InvalidArgument`] for one of something else.
+    /// - [`Error::Io`]: the file cannot be read.
+    /// - [`Error::InvalidArgument`]: the file contains something else.
     pub fn open(path: &Path) -> Result<Self> {
         let text = match distribute_files::open(path).and_then(io::read_to_string) {
             Ok(text) => text,
@@ -84,8 +87,10 @@ impl Ledger {
         self.entries.iter().any(|entry| entry.checkpoint == checkpoint && entry.checksum == checksum)
     }
 
+    /// Adds an evaluation and writes the file.
+    ///
     /// # Errors
-    /// [`Error::Io`]; the file is as before then.
+    /// - [`Error::Io`]: the file cannot be written, and has its previous contents.
     pub fn add(&mut self, mut entry: Evaluated) -> Result<()> {
         entry.metrics.sort_by(|a, b| a.0.cmp(&b.0));
         self.entries.push(entry);

@@ -1,4 +1,4 @@
-//! [`Evaluator`]: a task of its own, which evaluates each checkpoint of a training beside it.
+//! [`Evaluator`]: a separate task that evaluates each checkpoint of a training.
 
 mod ledger;
 
@@ -20,23 +20,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long to wait for a checkpoint, unless that is said.
+/// The default time to wait for a checkpoint.
 const PATIENCE: Duration = Duration::from_secs(3600);
-/// How often to look whether there is one.
+/// The interval between searches for a new checkpoint.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Watches the folder of a training's checkpoints, and evaluates each of them once.
+/// A watch on the folder of a training's checkpoints that evaluates each of them once.
 ///
-/// It is a process of its own, of the task `evaluator` where there is a cluster: `distribute launch --evaluator` starts one. Nobody
-/// waits for it, and the training does not know of it. What it finds goes into a file of JSON lines, and, with
-/// [`summaries`](Self::summaries), into event files for TensorBoard. The file also says which checkpoints were evaluated: an evaluator
-/// that is started again goes on behind them.
+/// The evaluator is a separate process, the task `evaluator` of a cluster: `distribute launch --evaluator`
+/// starts one. The training does not wait for it and does not depend on it. Its results go into a file of JSON
+/// lines and, with [`summaries`](Self::summaries), into event files for TensorBoard. The file also lists the
+/// evaluated checkpoints: an evaluator that is started again resumes after them.
 ///
-/// At SIGTERM, which `distribute launch` sends it when the training is through, it evaluates what is there, and ends.
-///
-/// It ends also behind the checkpoint that the training has marked as its last ([`LAST`](super::LAST)), which
-/// [`runner::run`](super::run) does also where it ends early. A checkpoint that the training has removed before it was evaluated is left
-/// out; [`Trainer::keep_backups`](super::Trainer::keep_backups) says how many there are.
+/// At SIGTERM, which `distribute launch` sends when the training has finished, the evaluator evaluates the
+/// remaining checkpoints and exits. It also exits after the checkpoint that is marked as the last
+/// ([`LAST`](super::LAST)), which [`runner::run`](super::run) marks even if it ends early. Checkpoints that
+/// the training removes before their evaluation are skipped;
+/// [`Trainer::keep_backups`](super::Trainer::keep_backups) sets the number of checkpoints that are kept.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -84,13 +84,13 @@ pub struct Evaluator {
 }
 
 impl Evaluator {
-    /// An evaluator of the checkpoints in this folder, which writes its results into this file.
+    /// Creates an evaluator of the checkpoints in this folder, which writes its results into this file.
     pub fn new(checkpoints: impl AsRef<Path>, results: impl AsRef<Path>) -> Self {
         let [checkpoints, results] = [checkpoints.as_ref(), results.as_ref()].map(Path::to_path_buf);
         Self { checkpoints, results, summaries: None, patience: PATIENCE }
     }
 
-    /// Writes results also into an event file in this folder, as scalars over the steps of the training.
+    /// Also writes results into an event file in this folder, as scalars over the steps of the training.
     #[doc(alias = "tf.keras.callbacks.TensorBoard")]
     #[doc(alias = "TensorBoard")]
     pub fn summaries(mut self, folder: impl AsRef<Path>) -> Self {
@@ -98,7 +98,7 @@ impl Evaluator {
         self
     }
 
-    /// How long to wait for the next checkpoint; an hour by default.
+    /// Sets the time to wait for the next checkpoint; an hour by default.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
@@ -107,19 +107,23 @@ impl Evaluator {
     /// Whether this process is the evaluator of the cluster in `TF_CONFIG`.
     ///
     /// # Errors
-    /// [`Error::Cluster`] where it is malformed.
+    /// - [`Error::Cluster`]: `TF_CONFIG` is malformed.
     // CL-3
     pub fn is_this_task() -> Result<bool> {
         Ok(TfConfigClusterResolver::from_env()?.task_type() == Some(Job::Evaluator))
     }
 
-    /// Evaluates all checkpoints that were not yet, in their order, until the last of the training, or SIGTERM. For each, `parts` are restored from
-    /// it, and `evaluate` gives figures with their names. Returns all evaluations, also those of before.
+    /// Evaluates all checkpoints in order, except those already evaluated, until the last of the training or SIGTERM.
+    ///
+    /// For each checkpoint, `parts` are restored from it, and `evaluate` returns metrics with their names.
+    /// Returns all evaluations, including earlier ones.
     ///
     /// # Errors
-    /// [`Error::NoCheckpoint`] where there is none for so long as the [patience](Self::patience) is, which names the folder. Those
-    /// of [`Checkpoint::restore_from`] and of `evaluate`: the checkpoint is evaluated at the next start. [`Error::Io`] and
-    /// [`Error::InvalidArgument`] where the results cannot be read or written.
+    /// - [`Error::NoCheckpoint`]: there is no new checkpoint within the [patience](Self::patience). The error
+    ///   names the folder.
+    /// - [`Error::Io`], [`Error::InvalidArgument`]: the results cannot be read or written.
+    /// - The errors of [`Checkpoint::restore_from`] and of `evaluate`. The checkpoint is evaluated at the next
+    ///   start.
     pub fn run(
         &self,
         parts: &Checkpoint<'_>,
@@ -133,13 +137,13 @@ impl Evaluator {
         let mut seen = BTreeSet::new();
         let mut deadline = Deadline::after(self.patience);
         loop {
-            // What there is now was made before the notice.
+            // Checkpoints listed from here on include all that were saved before the notice.
             let is_told = notice.is_given();
             let paths = manager.paths()?;
             let (mut is_last, mut any) = (false, false);
             for path in paths.iter().filter(|path| !seen.contains(*path)) {
                 let done = self.one(path, parts, &mut ledger, &summaries, &mut evaluate);
-                // One that was removed meanwhile is left out.
+                // Skip a checkpoint that was removed during the evaluation.
                 is_last = match done {
                     Err(_) if !path.exists() => false,
                     done => done?,
@@ -165,7 +169,7 @@ impl Evaluator {
         }
     }
 
-    /// Evaluates a checkpoint, if that was not done. Returns whether it is the last of the training.
+    /// Evaluates a checkpoint unless that was done before. Returns whether it is the last of the training.
     fn one(
         &self,
         path: &Path,
@@ -183,10 +187,10 @@ impl Evaluator {
         parts.restore_from(&checkpoint)?;
         let metrics = evaluate(&checkpoint)?;
         let step = checkpoint.metadata(STEP).and_then(Value::as_u64);
-        // That of a checkpoint which says nothing is its number.
+        // A checkpoint without this metadata has its number as the step.
         let number = || name.rsplit('-').next().and_then(|number| number.parse().ok()).unwrap_or_default();
         let step = step.unwrap_or_else(number);
-        // Before it counts as done: a figure that is there twice is better than none.
+        // Written before the evaluation is recorded: a duplicate value is better than a missing one.
         metrics.iter().try_for_each(|(tag, value)| summaries.scalar(tag, *value, step))?;
         summaries.flush()?;
         let checksum = checkpoint.checksum();
