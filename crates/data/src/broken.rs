@@ -8,13 +8,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// A count of the broken records that sources have skipped, given to a source with its `skip_broken`.
 ///
-/// Without one, the first broken record ends the pass with an error. With one, the pass goes on after it, and a warning at the
-/// pass's end has the number of records and the first error. Clones have one count, of all passes of all sources they were
-/// given to.
+/// Without one, the first broken record ends the pass with an error. With one, the pass goes on after it, and
+/// a warning at the pass's end has the number of records and the first error. Clones have one count, of all
+/// passes of all sources they were given to.
 ///
-/// A broken record is a row, record, line or sample that its format cannot read. If the format cannot find the next record
-/// after a damaged one, the rest of the file is skipped and counted as one record (in Parquet, as the rows that it has). A
-/// file that cannot be opened or read at all, a column that is not there and a type that tensors don't have stay errors.
+/// A broken record is a row, record, line or sample that its format cannot read. If the format cannot find
+/// the next record after a damaged one, the rest of the file is skipped and counted as one record (in
+/// Parquet, as the rows that it has). A file that cannot be opened or read at all, a column that is not there
+/// and a type that tensors don't have stay errors.
 ///
 /// ```
 /// use distribute_data::{Csv, SkippedRecords};
@@ -73,12 +74,12 @@ impl SkippedRecords {
         Self { counts: self.counts.clone(), most: records }
     }
 
-    /// The number of records skipped so far.
+    /// Returns the number of records skipped so far.
     pub fn count(&self) -> u64 {
         self.counts.records.load(Relaxed)
     }
 
-    /// The error of the first of them.
+    /// Returns the error of the first of them.
     pub fn first(&self) -> Option<String> {
         self.counts.first()
     }
@@ -108,7 +109,7 @@ impl Broken {
         Self { pass: skipped.map(pass).map(Arc::new) }
     }
 
-    /// Whether broken records are skipped.
+    /// Returns whether broken records are skipped.
     pub(crate) fn skips(&self) -> bool {
         self.pass.is_some()
     }
@@ -143,8 +144,8 @@ impl Broken {
         }
     }
 
-    /// Counts the rest of a file as one record if the error is about the file's contents, and not about reading it or about
-    /// what was asked for.
+    /// Counts the rest of a file as one record if the error is about the file's contents, and not about
+    /// reading it or about what was asked for.
     pub(crate) fn skip_rest(&self, error: Error) -> Result<()> {
         if is_of_contents(&error) { self.skip(error) } else { Err(error) }
     }
@@ -175,7 +176,8 @@ impl Drop for Pass {
     }
 }
 
-/// Whether an error is about the contents of a file. A column may also be one that no tensor can be made of.
+/// Returns whether an error is about the contents of a file. A column may also be one that no tensor can be
+/// made of.
 fn is_of_contents(error: &Error) -> bool {
     match error {
         Error::Io { source, .. } => {

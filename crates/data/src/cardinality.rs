@@ -17,7 +17,7 @@ pub enum Cardinality {
 }
 
 impl Cardinality {
-    /// The number of elements, if it is finite and known.
+    /// Returns the number of elements, if it is finite and known.
     pub fn finite(self) -> Option<usize> {
         match self {
             Cardinality::Finite(n) => Some(n),

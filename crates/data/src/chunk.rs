@@ -1,9 +1,9 @@
 //! Elements on their way through a pipeline, several at a time.
 //!
-//! Stages pass on [`Chunk`]s. Rows of a source stay indices as long as nobody looks at the rows, so a batch of them is cut
-//! out of the source in one piece: by a view if they are contiguous, otherwise by one gather. A batch stays a list of its
-//! elements until somebody looks at it, so a batch that is split over replicas is assembled piece by piece, and no row is
-//! copied twice.
+//! Stages pass on [`Chunk`]s. Rows of a source stay indices as long as nobody looks at the rows, so a batch
+//! of them is cut out of the source in one piece: by a view if they are contiguous, otherwise by one gather.
+//! A batch stays a list of its elements until somebody looks at it, so a batch that is split over replicas is
+//! assembled piece by piece, and no row is copied twice.
 
 use crate::room::reserve;
 use crate::rows::Rows;
@@ -38,7 +38,7 @@ impl Picks {
         }
     }
 
-    /// The first row.
+    /// Returns the first row.
     pub(crate) fn first(&self) -> Option<usize> {
         match self {
             Picks::Range(range) => range.clone().next(),
@@ -46,7 +46,7 @@ impl Picks {
         }
     }
 
-    /// The rows as a list.
+    /// Returns the rows as a list.
     pub(crate) fn into_list(self) -> Result<Vec<usize>> {
         match self {
             Picks::List(list) => Ok(list),
@@ -96,13 +96,13 @@ impl Chunk {
         Chunk::Values(vec![value])
     }
 
-    /// All rows of a batch that was made in the pass.
+    /// Returns all rows of a batch that was made in the pass.
     pub(crate) fn rows(tree: Tree<Leaf>, len: usize) -> Self {
         Chunk::Rows(Arc::new(Rows::Section { tree, len }), Picks::Range(0..len))
     }
 
-    /// The same elements without the rest of a section of which they are less than half: whoever keeps them would keep all
-    /// of it in memory.
+    /// Returns the same elements without the rest of a section of which they are less than half: whoever
+    /// keeps them would keep all of it in memory.
     pub(crate) fn compact(self) -> Result<Chunk> {
         match self {
             Chunk::Rows(source, picks)
@@ -123,7 +123,7 @@ impl Chunk {
         }
     }
 
-    /// A range of the elements, which shares their tensors. It must be within bounds.
+    /// Returns a range of the elements, which shares their tensors. It must be within bounds.
     pub(crate) fn slice(&self, range: Range<usize>) -> Chunk {
         match self {
             Chunk::Rows(source, Picks::Range(rows)) => {
@@ -138,7 +138,7 @@ impl Chunk {
         }
     }
 
-    /// The elements, each by itself.
+    /// Returns the elements, each by itself.
     pub(crate) fn into_values(self) -> Result<Vec<Tree<Leaf>>> {
         match self {
             Chunk::Rows(source, picks) => {
@@ -161,7 +161,8 @@ impl Chunk {
         }
     }
 
-    /// The same chunk with its batch assembled, for stages that keep it for later or read it more than once.
+    /// Returns the same chunk with its batch assembled, for stages that keep it for later or read it more
+    /// than once.
     pub(crate) fn together(self) -> Result<Chunk> {
         match self {
             Chunk::Batch(assembly) => Ok(Chunk::one(assembly.finish()?)),
@@ -183,7 +184,7 @@ impl Chunk {
         }
     }
 
-    /// The elements as one batch: every leaf gets a new axis 0.
+    /// Returns the elements as one batch: every leaf gets a new axis 0.
     fn into_batch(self) -> Result<Tree<Leaf>, Fault> {
         match self {
             Chunk::Rows(source, Picks::Range(range)) => source.slice(range).map_err(Fault::from),
@@ -231,7 +232,7 @@ pub(crate) struct Assembly {
 }
 
 impl Assembly {
-    /// An empty batch, which is the `number`-th of the pass.
+    /// Creates an empty batch, which is the `number`-th of the pass.
     pub(crate) fn new(number: usize) -> Self {
         Self { number, chunks: Vec::new(), len: 0 }
     }
@@ -250,7 +251,7 @@ impl Assembly {
         append(&mut self.chunks, chunk)
     }
 
-    /// The elements, each by itself.
+    /// Returns the elements, each by itself.
     pub(crate) fn into_values(self) -> Result<Vec<Tree<Leaf>>> {
         let mut values = Vec::new();
         reserve("single elements", &mut values, self.len)?;
@@ -260,7 +261,7 @@ impl Assembly {
         Ok(values)
     }
 
-    /// A range of the elements, which shares their tensors. It must be within bounds.
+    /// Returns a range of the elements, which shares their tensors. It must be within bounds.
     fn slice(&self, range: Range<usize>) -> Assembly {
         let mut part = Assembly::new(self.number);
         let mut start = 0;
@@ -289,7 +290,7 @@ impl Assembly {
         pieces.into_iter().map(|piece| self.slice(piece).finish()).collect()
     }
 
-    /// The batch.
+    /// Returns the batch.
     pub(crate) fn finish(self) -> Result<Tree<Leaf>> {
         let (batch, elements) = (self.number, self.len);
         self.put_together().map_err(|fault| match fault {

@@ -434,12 +434,12 @@ pub enum Error {
 }
 
 impl Error {
-    /// The error of a record of examples, or of a feature of it, whose file is not known here.
+    /// Returns the error of a record of examples, or of a feature of it, whose file is not known here.
     pub(crate) fn example(record: u64, feature: Option<&str>, what: String) -> Self {
         Error::Example { path: None, record, feature: feature.map(str::to_owned), what }
     }
 
-    /// The error of an example that is so many records after the one that it names.
+    /// Returns the error of an example that is so many records after the one that it names.
     pub(crate) fn at_record(self, after: u64) -> Self {
         match self {
             Error::Example { path, record, feature, what } => {
@@ -458,7 +458,7 @@ fn feature_of(feature: &Option<String>) -> String {
     feature.as_ref().map_or(String::new(), |feature| format!(", feature '{feature}'"))
 }
 
-/// The error for a parameter that is 0.
+/// Returns the error for a parameter that is 0.
 pub(crate) fn at_least_one(operation: &'static str, parameter: &'static str, value: usize) -> Result<()> {
     match value {
         0 => Err(Error::Parameter { operation, parameter, found: "0".into(), expected: "at least 1" }),

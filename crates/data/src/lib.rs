@@ -1,4 +1,5 @@
-//! Pipelines of nested tensors: where data comes from, how it is transformed, and how batches are split over replicas.
+//! Pipelines of nested tensors: where data comes from, how it is transformed, and how batches are split over
+//! replicas.
 //!
 //! ```
 //! use distribute_data::{Dataset, SplitRule, split};
@@ -36,12 +37,13 @@
 //! | [`mod@split`] | splits a batch into the pieces of replicas |
 //! | [`error`] | [`Error`]: what can go wrong, and where |
 //!
-//! Internally, a dataset is a `pipeline`, which is data: `operations` and their parameters. Iterating starts a chain of
-//! `stage`s that pass on `chunk`s of elements. In these, `rows` of a source stay indices until a batch is cut out in one
-//! piece. Each operation has one file: what users call, what it is as data, and how it runs. All formats of files are read by
-//! one operation, in `file_source`.
+//! Internally, a dataset is a `pipeline`, which is data: `operations` and their parameters. Iterating starts
+//! a chain of `stage`s that pass on `chunk`s of elements. In these, `rows` of a source stay indices until a
+//! batch is cut out in one piece. Each operation has one file: what users call, what it is as data, and how
+//! it runs. All formats of files are read by one operation, in `file_source`.
 //!
-//! A user function that fails or panics results in an error that names the element; it never takes the process down.
+//! A user function that fails or panics results in an error that names the element; it never takes the
+//! process down.
 
 #![forbid(unsafe_code)]
 

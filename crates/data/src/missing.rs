@@ -25,7 +25,7 @@ pub enum DefaultValue {
 }
 
 impl DefaultValue {
-    /// The value as an integer type; why not, if it has no such value.
+    /// Returns the value as an integer type; why not, if it has no such value.
     pub(crate) fn int<T: Element + TryFrom<i64>>(&self) -> Result<T, String> {
         match self {
             DefaultValue::Int(value) => T::try_from(*value).map_err(|_| self.refused(T::DTYPE.name())),
@@ -33,7 +33,7 @@ impl DefaultValue {
         }
     }
 
-    /// The value as a number.
+    /// Returns the value as a number.
     pub(crate) fn float(&self) -> Result<f64, String> {
         match self {
             DefaultValue::Int(value) => Ok(*value as f64),
@@ -51,7 +51,7 @@ impl DefaultValue {
         }
     }
 
-    /// The value as text.
+    /// Returns the value as text.
     pub(crate) fn text(&self) -> Result<&[u8], String> {
         match self {
             DefaultValue::Text(value) => Ok(value),

@@ -1,7 +1,7 @@
 //! A pipeline as data: which operations, with which parameters.
 //!
-//! Nothing runs here. A pipeline can be inspected and rewritten before it is started; [`Operation::start`] then makes the
-//! chain of stages that runs it.
+//! Nothing runs here. A pipeline can be inspected and rewritten before it is started; [`Operation::start`]
+//! then makes the chain of stages that runs it.
 
 use crate::chunk::Chunk;
 use crate::stage::Stage;
@@ -14,35 +14,36 @@ pub(crate) type Pipeline = Arc<dyn Operation>;
 
 /// One operation with its parameters: a source, or a transformation of the pipelines that are its inputs.
 pub(crate) trait Operation: Send + Sync {
-    /// The pipelines that it reads; empty for a source.
+    /// Returns the pipelines that it reads; empty for a source.
     fn inputs(&self) -> &[Pipeline] {
         &[]
     }
 
-    /// The same operation with `f` applied to each input; `None` for a source, which has none.
+    /// Returns the same operation with `f` applied to each input; `None` for a source, which has none.
     fn over(&self, _f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
         None
     }
 
-    /// The operation and its parameters, in a line.
+    /// Returns the operation and its parameters, in a line.
     fn describe(&self) -> String;
 
-    /// Describes what decides which elements come, and in which order: if it differs, a position refers to another element.
-    /// It excludes files, which are compared one by one. Empty if the operation affects neither.
+    /// Describes what decides which elements come, and in which order: if it differs, a position refers to
+    /// another element. It excludes files, which are compared one by one. Empty if the operation affects
+    /// neither.
     fn identity(&self) -> String {
         self.describe()
     }
 
-    /// The files of a source. They are not a part of [`identity`](Self::identity): a position has a
+    /// Returns the files of a source. They are not a part of [`identity`](Self::identity): a position has a
     /// [`FileList`](crate::FileList), and a cache belongs to certain files.
     fn files(&self) -> Option<&Files> {
         None
     }
 
-    /// The number of elements of a pass.
+    /// Returns the number of elements of a pass.
     fn cardinality(&self) -> Cardinality;
 
-    /// Whether elements are batches. By default, as for the spec, it is that of the first input.
+    /// Returns whether elements are batches. By default, as for the spec, it is that of the first input.
     fn batching(&self) -> Batching {
         self.inputs().first().map_or(Batching::Unknown, |input| input.batching())
     }
@@ -52,13 +53,14 @@ pub(crate) trait Operation: Send + Sync {
         self.inputs().first()?.spec(look)
     }
 
-    /// A pipeline with elements of the same kind that makes the first of them alone: without buffers, threads and caches,
-    /// and so that no later pass misses it. `None` if that is this operation, on inputs of which that is true.
+    /// Returns a pipeline with elements of the same kind that makes the first of them alone: without buffers,
+    /// threads and caches, and so that no later pass misses it. `None` if that is this operation, on inputs
+    /// of which that is true.
     fn lean(&self) -> Option<Pipeline> {
         None
     }
 
-    /// Whether its own parameters are in their ranges.
+    /// Returns whether its own parameters are in their ranges.
     fn check(&self) -> Result<()> {
         Ok(())
     }
@@ -66,29 +68,29 @@ pub(crate) trait Operation: Send + Sync {
     /// How the operation behaves if each worker reads some of the files.
     fn sharding(&self) -> Sharding;
 
-    /// For a source of files, the same source with a worker's files; for a hint, a worker's shard in its place. `None` for
-    /// all other operations.
+    /// For a source of files, the same source with a worker's files; for a hint, a worker's shard in its
+    /// place. `None` for all other operations.
     fn shard(&self, _shard: &WorkerShard) -> Option<Pipeline> {
         None
     }
 
-    /// Whether another pass with the same number has the same elements in the same order.
+    /// Returns whether another pass with the same number has the same elements in the same order.
     fn repeatable(&self) -> bool {
         true
     }
 
-    /// Whether reading it is worth a thread of its own, because it contains files or user functions that no thread works on
-    /// yet.
+    /// Returns whether reading it is worth a thread of its own, because it contains files or user functions
+    /// that no thread works on yet.
     fn costly(&self) -> bool {
         self.inputs().iter().any(|input| input.costly())
     }
 
-    /// The stages of one pass. `epoch` selects the orders of the shuffles in it.
+    /// Returns the stages of one pass. `epoch` selects the orders of the shuffles in it.
     fn start(&self, epoch: u64) -> Box<dyn Stage>;
 }
 
-/// In `impl Operation` for a type that is `Clone` and has one input, its field `input` or the given one: the methods about
-/// inputs.
+/// In `impl Operation` for a type that is `Clone` and has one input, its field `input` or the given one: the
+/// methods about inputs.
 macro_rules! one_input {
     () => {
         $crate::pipeline::one_input!(input);
@@ -138,7 +140,7 @@ pub(crate) enum Look {
 }
 
 impl Look {
-    /// The spec of the first element of a pipeline, if it may be made and can be.
+    /// Returns the spec of the first element of a pipeline, if it may be made and can be.
     pub(crate) fn at(self, pipeline: &Pipeline) -> Option<ElementSpec> {
         match self {
             Look::Never => None,
@@ -147,13 +149,13 @@ impl Look {
     }
 }
 
-/// The first element of a pipeline, if it can be made.
+/// Returns the first element of a pipeline, if it can be made.
 pub(crate) fn first(pipeline: &Pipeline) -> Option<Tree<Leaf>> {
     let mut stage = lean(pipeline).start(0);
     stage.next(1)?.and_then(Chunk::into_values).ok()?.into_iter().next()
 }
 
-/// The pipeline that makes the first element alone.
+/// Returns the pipeline that makes the first element alone.
 fn lean(pipeline: &Pipeline) -> Pipeline {
     match pipeline.lean() {
         Some(other) => lean(&other),
@@ -188,7 +190,7 @@ pub(crate) fn visit<'a>(pipeline: &'a Pipeline, f: &mut dyn FnMut(&'a dyn Operat
     f(pipeline.as_ref());
 }
 
-/// The pipeline with every source of files or hint replaced by a worker's shard.
+/// Returns the pipeline with every source of files or hint replaced by a worker's shard.
 pub(crate) fn shard(pipeline: &Pipeline, worker: &WorkerShard) -> Pipeline {
     match pipeline.shard(worker) {
         Some(sharded) => sharded,
@@ -196,7 +198,7 @@ pub(crate) fn shard(pipeline: &Pipeline, worker: &WorkerShard) -> Pipeline {
     }
 }
 
-/// The operation that may differ between two passes with the same number, if there is one.
+/// Returns the operation that may differ between two passes with the same number, if there is one.
 pub(crate) fn unrepeatable(pipeline: &Pipeline) -> Option<String> {
     if pipeline.repeatable() {
         pipeline.inputs().iter().find_map(unrepeatable)
@@ -205,7 +207,7 @@ pub(crate) fn unrepeatable(pipeline: &Pipeline) -> Option<String> {
     }
 }
 
-/// A checksum of everything that decides which elements come, and in which order.
+/// Returns a checksum of everything that decides which elements come, and in which order.
 pub(crate) fn identity(pipeline: &Pipeline) -> u32 {
     let mut text = String::new();
     visit(pipeline, &mut |operation| {
@@ -224,8 +226,8 @@ pub(crate) fn check(pipeline: &Pipeline) -> Result<()> {
     pipeline.check()
 }
 
-/// All operations from the sources on, one a line, with the number of elements behind each. All inputs but the last
-/// are indented.
+/// Returns all operations from the sources on, one a line, with the number of elements behind each. All
+/// inputs but the last are indented.
 pub(crate) fn explain(pipeline: &Pipeline) -> String {
     let mut text = String::new();
     for (i, input) in pipeline.inputs().iter().enumerate() {

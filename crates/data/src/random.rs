@@ -16,10 +16,10 @@ impl EpochRng {
         Self(rng)
     }
 
-    /// A number in `0..n`, each equally likely; 0 when `n` is 0.
+    /// Returns a number in `0..n`, each equally likely; 0 when `n` is 0.
     ///
-    /// Multiplies and rejects the few values that would make some results likelier (Lemire, "Fast random integer
-    /// generation in an interval", 2019).
+    /// Multiplies and rejects the few values that would make some results likelier (Lemire, "Fast random
+    /// integer generation in an interval", 2019).
     pub(crate) fn below(&mut self, n: usize) -> usize {
         if n == 0 {
             return 0;

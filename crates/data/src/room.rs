@@ -5,8 +5,8 @@ use crate::{Cardinality, Error, Result};
 /// More than any memory has addresses for, whatever the elements are.
 const MOST: u64 = 1 << 47;
 
-/// Refuses to hold `size` elements at once if the input has that many and no memory does. If its length is unknown, or fits
-/// into memory, buffers grow with the elements.
+/// Refuses to hold `size` elements at once if the input has that many and no memory does. If its length is
+/// unknown, or fits into memory, buffers grow with the elements.
 pub(crate) fn fits(
     operation: &'static str,
     parameter: &'static str,

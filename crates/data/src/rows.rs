@@ -29,7 +29,7 @@ impl Rows {
         }
     }
 
-    /// Whether its memory is free once no element refers to it.
+    /// Returns whether its memory is free once no element refers to it.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             Rows::Section { .. } => true,
@@ -79,7 +79,8 @@ impl Rows {
     }
 }
 
-/// The `i`-th number of a range; ranges of `i64` may be longer than `i64::MAX`, which wrapping gets right.
+/// Returns the `i`-th number of a range; ranges of `i64` may be longer than `i64::MAX`, which wrapping gets
+/// right.
 fn at(start: i64, i: usize) -> i64 {
     start.wrapping_add(i as i64)
 }

@@ -18,28 +18,28 @@ pub struct TensorSpec {
 pub type ElementSpec = Tree<TensorSpec>;
 
 impl TensorSpec {
-    /// A tensor of a known shape.
+    /// Creates a tensor of a known shape.
     pub fn new(dtype: DType, dims: impl IntoIterator<Item = usize>) -> Self {
         Self { dtype, dims: dims.into_iter().map(Some).collect() }
     }
 
-    /// A tensor with one value.
+    /// Creates a tensor with one value.
     pub fn scalar(dtype: DType) -> Self {
         Self::new(dtype, [])
     }
 
-    /// Whether all sizes are known.
+    /// Returns whether all sizes are known.
     pub fn is_static(&self) -> bool {
         self.dims.iter().all(Option::is_some)
     }
 
-    /// The same with an axis 0 inserted before the others.
+    /// Returns the same with an axis 0 inserted before the others.
     pub(crate) fn batched(mut self, rows: Option<usize>) -> Self {
         self.dims.insert(0, rows);
         self
     }
 
-    /// The same with another size of axis 0, if it has axes.
+    /// Returns the same with another size of axis 0, if it has axes.
     pub(crate) fn with_rows(mut self, rows: Option<usize>) -> Self {
         if let Some(first) = self.dims.first_mut() {
             *first = rows;
@@ -47,13 +47,14 @@ impl TensorSpec {
         self
     }
 
-    /// The same without axis 0, if it has axes.
+    /// Returns the same without axis 0, if it has axes.
     pub(crate) fn row(mut self) -> Self {
         self.dims.drain(..self.dims.len().min(1));
         self
     }
 
-    /// A spec that both tensors satisfy, in which sizes that differ are unknown; `None` if there is none.
+    /// Returns a spec that both tensors satisfy, in which sizes that differ are unknown; `None` if there is
+    /// none.
     pub(crate) fn or(self, other: Self) -> Option<Self> {
         let fits = self.dtype == other.dtype && self.dims.len() == other.dims.len();
         let dims = self.dims.into_iter().zip(other.dims).map(|(a, b)| if a == b { a } else { None });
@@ -61,12 +62,12 @@ impl TensorSpec {
     }
 }
 
-/// The spec of an element that is there. `None` if a leaf has no dtype of ours.
+/// Returns the spec of an element that is there. `None` if a leaf has no dtype of ours.
 pub(crate) fn of(tree: &Tree<Leaf>) -> Option<ElementSpec> {
     tree.try_map_at(&mut |leaf| Ok(TensorSpec::new(leaf.dtype()?, leaf.dims().iter().copied()))).ok()
 }
 
-/// The spec of all elements of a Rust type, where the type tells.
+/// Returns the spec of all elements of a Rust type, where the type tells.
 pub(crate) fn of_type<T: Nest>() -> Option<ElementSpec> {
     T::scalar_dtypes().map(|dtypes| dtypes.map(&mut TensorSpec::scalar))
 }

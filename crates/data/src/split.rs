@@ -45,7 +45,7 @@ pub(crate) fn pieces_of(batch: &Tree<Leaf>, pieces: &[Range<usize>]) -> Result<V
     pieces.iter().map(|piece| Ok(batch.narrow_rows(piece.start, piece.len())?)).collect()
 }
 
-/// The number of rows of a batch to be split over replicas.
+/// Returns the number of rows of a batch to be split over replicas.
 pub(crate) fn batch_rows(batch: &Tree<Leaf>) -> Result<usize> {
     rows(batch, "split a batch").map_err(|error| match error {
         Error::Scalar { path, .. } => Error::NotBatched { what: format!("{path} of an element is a scalar") },
@@ -56,10 +56,10 @@ pub(crate) fn batch_rows(batch: &Tree<Leaf>) -> Result<usize> {
     })
 }
 
-/// The number of rows that all leaves have.
+/// Returns the number of rows that all leaves have.
 ///
-/// What `Tree::rows` says, in errors that tell a scalar from leaves that differ: the one asks for `batch`, the other
-/// is a mistake in the data.
+/// What `Tree::rows` says, in errors that tell a scalar from leaves that differ: the one asks for `batch`,
+/// the other is a mistake in the data.
 pub(crate) fn rows(tree: &Tree<Leaf>, operation: &'static str) -> Result<usize> {
     let mut first: Option<(String, usize)> = None;
     tree.visit(&mut |path, leaf| {

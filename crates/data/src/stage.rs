@@ -8,21 +8,22 @@ use crate::{Error, Result};
 /// The consumer says how many elements it can use, so a batch of a million rows is one call, and nothing is computed in
 /// vain. Which elements come, and in which order, never depends on how many are requested at a time.
 pub(crate) trait Stage: Send {
-    /// The next 1 to `max` elements (`max` is at least 1), or `None` at the end.
+    /// Returns the next 1 to `max` elements (`max` is at least 1), or `None` at the end.
     ///
     /// Must not be called again after `None` or an error.
     fn next(&mut self, max: usize) -> Option<Result<Chunk>>;
 
-    /// Skips `count` elements, and returns how many there were: fewer only at the end, after which nothing must be requested
-    /// any more.
+    /// Skips `count` elements, and returns how many there were: fewer only at the end, after which nothing
+    /// must be requested any more.
     ///
-    /// The next element is the same as after reading the skipped ones. User functions need not be called for these.
+    /// The next element is the same as after reading the skipped ones. User functions need not be called for
+    /// these.
     fn skip(&mut self, count: usize) -> Result<usize> {
         read_over(self, count)
     }
 
-    /// How many passes of a repeated dataset have ended, with all of their elements passed on or dropped. 0 if the stage
-    /// cannot tell, or if its elements depend on the number of the pass.
+    /// How many passes of a repeated dataset have ended, with all of their elements passed on or dropped. 0
+    /// if the stage cannot tell, or if its elements depend on the number of the pass.
     ///
     /// A filter needs this to detect that no element will ever come.
     fn passes(&self) -> usize {

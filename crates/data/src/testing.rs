@@ -23,12 +23,12 @@ pub(crate) fn quietly<R>(body: impl FnOnce() -> R) -> R {
     tracing::subscriber::with_default(Deaf, body)
 }
 
-/// The elements of a dataset of numbers.
+/// Returns the elements of a dataset of numbers.
 pub(crate) fn values(data: &Dataset<i64>) -> Vec<i64> {
     data.iter().map(Result::unwrap).collect()
 }
 
-/// The elements of a dataset of batches of numbers.
+/// Returns the elements of a dataset of batches of numbers.
 pub(crate) fn ids<T: Nest>(data: &Dataset<T>) -> Vec<Vec<i64>> {
     data.typed::<HostTensor>()
         .iter()

@@ -8,12 +8,12 @@ use crate::{Compression, Dataset, ElementSpec, Error, Files, Location, Result, T
 use distribute_tensor::{DType, HostTensor, Leaf, Tree};
 use std::io::{BufRead, Read};
 
-/// The lines of text files, plain or compressed with gzip, without what ends them (LF or CR LF). Blank lines are elements
-/// too.
+/// Returns the lines of text files, plain or compressed with gzip, without what ends them (LF or CR LF).
+/// Blank lines are elements too.
 ///
 /// Elements are read as [`String`]; a line that is not UTF-8 gives [`Error::Type`](crate::Error::Type), and
-/// [`typed`](Dataset::typed)`::<HostTensor>()` reads it as bytes. A line that is longer than the
-/// [limit for one element](Location::element_limit) gives [`Error::Damaged`]: mostly the file isn't text.
+/// [`typed`](Dataset::typed)`::<HostTensor>()` reads it as bytes. A line that is longer than the [limit for
+/// one element](Location::element_limit) gives [`Error::Damaged`]: mostly the file isn't text.
 ///
 /// ```
 /// use distribute_data::{Location, text_lines};
@@ -27,7 +27,8 @@ pub fn text_lines(files: impl Into<Files>) -> Dataset<String> {
     Dataset::of_files(files.into(), TextLines { skipped: None })
 }
 
-/// The lines of text files, as [`text_lines`]; lines that are longer than the limit are skipped and counted.
+/// Returns the lines of text files, as [`text_lines`]; lines that are longer than the limit are skipped and
+/// counted.
 pub fn text_lines_skipping(files: impl Into<Files>, skipped: &SkippedRecords) -> Dataset<String> {
     Dataset::of_files(files.into(), TextLines { skipped: Some(skipped.clone()) })
 }

@@ -8,8 +8,9 @@ use std::thread::JoinHandle;
 
 /// Threads that run jobs and return their results, in the order of the jobs or as they are done.
 ///
-/// Every wait ends with its owner: a thread waits for jobs until the pool drops their sender. The pool waits only for
-/// threads that have a job, and a thread that dies reports it. Nobody joins a thread that may still be in a user function.
+/// Every wait ends with its owner: a thread waits for jobs until the pool drops their sender. The pool waits
+/// only for threads that have a job, and a thread that dies reports it. Nobody joins a thread that may still
+/// be in a user function.
 pub(crate) struct WorkerPool<J, D> {
     operation: &'static str,
     workers: Vec<Worker<J>>,
@@ -109,17 +110,17 @@ impl<J: Send + 'static, D: Send + 'static> WorkerPool<J, D> {
         Ok(Self { operation, workers, results, sent: 0, received: 0 })
     }
 
-    /// Whether there is a thread for another job.
+    /// Returns whether there is a thread for another job.
     pub(crate) fn has_room(&mut self) -> bool {
         self.next_worker().is_some()
     }
 
-    /// Whether the results of all jobs have been received.
+    /// Returns whether the results of all jobs have been received.
     pub(crate) fn is_idle(&self) -> bool {
         self.received == self.sent
     }
 
-    /// The worker whose turn it is, or who has least to do.
+    /// Returns the worker whose turn it is, or who has least to do.
     fn next_worker(&mut self) -> Option<&mut Worker<J>> {
         match &self.results {
             Results::InTurn(_) => {
@@ -160,8 +161,8 @@ impl<J: Send + 'static, D: Send + 'static> WorkerPool<J, D> {
         Some(Ok(result))
     }
 
-    /// Why a thread has died. It has nothing left to do, so the join doesn't wait. The other threads' indices change, which
-    /// doesn't matter because the pass is over.
+    /// Why a thread has died. It has nothing left to do, so the join doesn't wait. The other threads' indices
+    /// change, which doesn't matter because the pass is over.
     fn died(&mut self, worker: usize) -> Error {
         let panic = if worker < self.workers.len() {
             self.workers.swap_remove(worker).thread.join().err()

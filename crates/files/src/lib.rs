@@ -1,8 +1,8 @@
 //! How this project opens and writes files, whatever they contain.
 //!
 //! - A file gets its name when it is complete: [`WholeFile`]. So does a folder: [`Partial`].
-//! - What a killed process has left is removed by the next process that writes to the same place. Files that are still being
-//!   written, or that this project did not make, stay.
+//! - What a killed process has left is removed by the next process that writes to the same place. Files that
+//!   are still being written, or that this project did not make, stay.
 //! - Opening never blocks, as it would on a named pipe, and writing never follows a link into another file.
 //!
 //! | module | what it is |

@@ -7,8 +7,8 @@ use std::path::Path;
 
 /// A file that is locked until this is dropped, or until the process ends, however it ends.
 ///
-/// Dropping it unlocks the file. Closing alone would not: a process that another thread starts at that moment has the file open, and
-/// so locked, until it runs its own program.
+/// Dropping it unlocks the file. Closing alone would not: a process that another thread starts at that moment
+/// has the file open, and so locked, until it runs its own program.
 #[derive(Debug)]
 pub struct LockFile(File);
 

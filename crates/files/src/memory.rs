@@ -1,7 +1,7 @@
 //! The memory that this process may use, as Linux says in files.
 
-/// Returns the memory of this machine or, if that is less, of the container that this process is in, in bytes; `None` where the system
-/// does not say.
+/// Returns the memory of this machine or, if that is less, of the container that this process is in, in
+/// bytes; `None` where the system does not say.
 pub fn memory() -> Option<usize> {
     let number = |text: &str| text.trim().parse::<usize>().ok();
     let machine = std::fs::read_to_string("/proc/meminfo").ok()?;

@@ -10,8 +10,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A file or folder that isn't complete yet, next to its destination: `.model.distribute-0.part` for `model`. It is removed
-/// when dropped, unless it has been [renamed](Partial::rename).
+/// A file or folder that isn't complete yet, next to its destination: `.model.distribute-0.part` for `model`.
+/// It is removed when dropped, unless it has been [renamed](Partial::rename).
 ///
 /// Creating one removes those of killed processes for the same destination.
 #[derive(Debug)]
@@ -30,17 +30,18 @@ enum Kind {
     Folder,
 }
 
-/// Partials of one destination are numbered from 0. This many are checked even if earlier ones are absent, so that none is
-/// left behind unless more concurrent writers than this were killed.
+/// Partials of one destination are numbered from 0. This many are checked even if earlier ones are absent, so
+/// that none is left behind unless more concurrent writers than this were killed.
 const LOOKED_AT: u64 = 8;
 const MARK: &str = ".distribute-";
 const END: &str = ".part";
 
 impl Partial {
-    /// A new empty file, to become `path`.
+    /// Returns a new empty file, to become `path`.
     ///
     /// # Errors
-    /// Those of the system; [`InvalidInput`](io::ErrorKind::InvalidInput) for a path that doesn't end in a name.
+    /// Those of the system; [`InvalidInput`](io::ErrorKind::InvalidInput) for a path that doesn't end in a
+    /// name.
     pub fn file(path: &Path) -> io::Result<Self> {
         Self::new(path, Kind::File)
     }
@@ -53,7 +54,7 @@ impl Partial {
         Self::new(path, Kind::Private)
     }
 
-    /// A new empty folder, to become `path`.
+    /// Returns a new empty folder, to become `path`.
     ///
     /// # Errors
     /// The errors of [`file`](Self::file).
@@ -85,7 +86,7 @@ impl Partial {
         &self.path
     }
 
-    /// The file to write to; an error for a folder.
+    /// Returns the file to write to; an error for a folder.
     pub(crate) fn handle(&self) -> io::Result<&File> {
         self.handle.as_ref().ok_or_else(|| io::Error::other("this is a folder, not a file"))
     }
@@ -138,7 +139,7 @@ impl Drop for Partial {
     }
 }
 
-/// The file name of a partial's destination, if this is a name of a partial.
+/// Returns the file name of a partial's destination, if this is a name of a partial.
 pub fn whole_name(partial: &OsStr) -> Option<&str> {
     let (name, number) = partial.to_str()?.strip_prefix('.')?.strip_suffix(END)?.rsplit_once(MARK)?;
     let is_number = !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit());
@@ -218,7 +219,7 @@ fn clear(partial: &Path, kind: Kind) {
     }
 }
 
-/// Whether a path still refers to the file that was opened there.
+/// Returns whether a path still refers to the file that was opened there.
 fn is_at(handle: &File, path: &Path) -> bool {
     #[cfg(unix)]
     {

@@ -7,8 +7,8 @@ use std::path::Path;
 /// Opens a file for reading. Links are followed.
 ///
 /// # Errors
-/// Those of the system. At once, [`InvalidInput`](io::ErrorKind::InvalidInput) for anything but a file: a folder, or a named
-/// pipe, on which opening would wait for a writer.
+/// Those of the system. At once, [`InvalidInput`](io::ErrorKind::InvalidInput) for anything but a file: a
+/// folder, or a named pipe, on which opening would wait for a writer.
 pub fn open(path: impl AsRef<Path>) -> io::Result<File> {
     open_checked(path.as_ref(), regular)
 }
@@ -29,17 +29,18 @@ pub fn open_checked(path: &Path, fits: impl Fn(FileType) -> io::Result<()>) -> i
 /// Opens a lock file, and creates it if it doesn't exist. Its contents stay.
 ///
 /// # Errors
-/// Those of the system. At once, [`InvalidInput`](io::ErrorKind::InvalidInput) for anything but a file, including a link,
-/// since locking its target would lock something else.
+/// Those of the system. At once, [`InvalidInput`](io::ErrorKind::InvalidInput) for anything but a file,
+/// including a link, since locking its target would lock something else.
 pub fn open_lock(path: impl AsRef<Path>) -> io::Result<File> {
     own(path.as_ref(), private().read(true).write(true).truncate(false))
 }
 
-/// Opens a file that grows at its end, and creates it if it doesn't exist, for its owner alone. A link is refused: what it points to is
-/// another file.
+/// Opens a file that grows at its end, and creates it if it doesn't exist, for its owner alone. A link is
+/// refused: what it points to is another file.
 ///
 /// # Errors
-/// Those of the system. At once, [`InvalidInput`](io::ErrorKind::InvalidInput) for anything but a file, including a link.
+/// Those of the system. At once, [`InvalidInput`](io::ErrorKind::InvalidInput) for anything but a file,
+/// including a link.
 pub fn open_append(path: impl AsRef<Path>) -> io::Result<File> {
     own(path.as_ref(), private().append(true))
 }
@@ -99,7 +100,7 @@ pub(crate) fn require_replaceable(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The kind of a file, for messages.
+/// Returns the kind of a file, for messages.
 pub(crate) fn kind(found: FileType) -> &'static str {
     #[cfg(unix)]
     {
@@ -174,7 +175,7 @@ mod tests {
         assert_eq!(fs::read_to_string(at("precious")).unwrap(), "text");
     }
 
-    /// The error of an opening, which may hang.
+    /// Returns the error of an opening, which may hang.
     fn refused(open: impl FnOnce() -> io::Result<File> + Send + 'static) -> String {
         watched(move || open().map(drop)).unwrap_err().to_string()
     }

@@ -6,9 +6,9 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// A new file that has another name in the same folder until it is finished, and is removed if dropped before. So nobody
-/// reads half of it, and an existing file of this name stays as it is until then. A link of this name is replaced, not
-/// followed.
+/// A new file that has another name in the same folder until it is finished, and is removed if dropped
+/// before. So nobody reads half of it, and an existing file of this name stays as it is until then. A link of
+/// this name is replaced, not followed.
 ///
 /// What a killed process leaves behind is removed by the next process that writes a file of this name.
 #[derive(Debug)]
@@ -21,8 +21,8 @@ impl WholeFile {
     /// Begins a file that will be at `path`, in an existing folder.
     ///
     /// # Errors
-    /// Those of the system; [`InvalidInput`](io::ErrorKind::InvalidInput) if there is a folder, a named pipe or a device at
-    /// `path`, or it doesn't end in a name.
+    /// Those of the system; [`InvalidInput`](io::ErrorKind::InvalidInput) if there is a folder, a named pipe
+    /// or a device at `path`, or it doesn't end in a name.
     pub fn create(path: impl AsRef<Path>) -> io::Result<Self> {
         let path = path.as_ref();
         require_replaceable(path)?;

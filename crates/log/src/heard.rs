@@ -9,9 +9,9 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{NoSubscriber, with_default};
 use tracing::{Event, Level, Metadata, Subscriber, dispatcher};
 
-/// Runs `body`, whose warnings and errors go to the program's `tracing` subscriber. If there is none, they go to standard
-/// error, a line each, so that a program says by default that it is slow, or that its replicas wait for a stuck one. No
-/// subscriber is installed for that, so the program can still set its own.
+/// Runs `body`, whose warnings and errors go to the program's `tracing` subscriber. If there is none, they go
+/// to standard error, a line each, so that a program says by default that it is slow, or that its replicas
+/// wait for a stuck one. No subscriber is installed for that, so the program can still set its own.
 pub fn heard<R>(body: impl FnOnce() -> R) -> R {
     above(Level::WARN, body)
 }

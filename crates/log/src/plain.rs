@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-/// Text that may be from another process, as a line without control characters: a terminal would obey them. Each is written as Rust writes
-/// it in a string.
+/// Text that may be from another process, as a line without control characters: a terminal would obey them.
+/// Each is written as Rust writes it in a string.
 ///
 /// ```
 /// assert_eq!(distribute_log::plain("no\x1b[2J\n"), r"no\u{1b}[2J\n");
@@ -19,7 +19,7 @@ pub fn plain(text: &str) -> Cow<'_, str> {
     Cow::Owned(plain)
 }
 
-/// The same of text that has several lines, which it keeps.
+/// Returns the same of text that has several lines, which it keeps.
 pub fn plain_lines(text: &str) -> Cow<'_, str> {
     if !text.contains(|c: char| c.is_control() && c != '\n') {
         return Cow::Borrowed(text);

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Events that others cause, as often as they like: of each kind the first one is told, then how many have come, at intervals. Pure: times
-/// are those since some beginning.
+/// Events that others cause, as often as they like: of each kind the first one is told, then how many have
+/// come, at intervals. Pure: times are those since some beginning.
 ///
 /// ```
 /// use distribute_log::Repeats;
@@ -48,8 +48,8 @@ impl<K: Clone + PartialEq> Repeats<K> {
         }
     }
 
-    /// The counts that are to be told now: of the kinds of which more have come, and nothing was told for so long. To be called again and
-    /// again.
+    /// Returns the counts that are to be told now: of the kinds of which more have come, and nothing was told
+    /// for so long. To be called again and again.
     pub fn due(&mut self, now: Duration) -> Vec<(K, u64)> {
         let every = self.every;
         let is_due = |known: &Kind<K>| now.saturating_sub(known.told) >= every;

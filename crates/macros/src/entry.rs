@@ -5,7 +5,8 @@ use quote::quote;
 use syn::parse::{ParseStream, Parser};
 use syn::{Error, Ident, ItemFn, Path, Result, Token};
 
-/// The same function, with the call of `init` as its first statement, and the allocator that the arguments name.
+/// Returns the same function, with the call of `init` as its first statement, and the allocator that the
+/// arguments name.
 pub fn expand(arguments: TokenStream, mut function: ItemFn) -> Result<TokenStream> {
     let allocator = allocator.parse2(arguments)?.map(|allocator| {
         quote!(

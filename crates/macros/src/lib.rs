@@ -1,4 +1,5 @@
-//! The macros of `distribute`, which re-exports them: `#[derive(Nest)]`, `#[distribute::main]` and `#[distribute::remote]`.
+//! The macros of `distribute`, which re-exports them: `#[derive(Nest)]`, `#[distribute::main]` and
+//! `#[distribute::remote]`.
 //!
 //! | module | what it expands |
 //! |---|---|
@@ -7,7 +8,8 @@
 //! | `remote` | `#[distribute::remote]`: a function that workers run for a coordinator |
 //! | `source` | the hash of a function's source |
 //!
-//! Each is a function from syntax to tokens or an error, tested as such; the macros themselves only call them.
+//! Each is a function from syntax to tokens or an error, tested as such; the macros themselves only call
+//! them.
 
 #![forbid(unsafe_code)]
 
@@ -20,8 +22,8 @@ use proc_macro::TokenStream;
 
 /// Makes a struct a nest: `run`, `reduce`, `gather` and datasets take and give it as they do tuples.
 ///
-/// Named fields become a map by their names, the fields of a tuple struct a tuple; each has to be a nest itself. An
-/// enum is refused: all replicas need one structure.
+/// Named fields become a map by their names, the fields of a tuple struct a tuple; each has to be a nest
+/// itself. An enum is refused: all replicas need one structure.
 ///
 /// ```
 /// # use distribute_tensor as distribute;
@@ -41,8 +43,8 @@ use proc_macro::TokenStream;
 /// # Ok::<(), distribute::Error>(())
 /// ```
 ///
-/// Given to `run` or `update` by itself, all replicas get the same struct; its fields are not told apart, so what differs between
-/// replicas is a `PerReplica` of the struct.
+/// Given to `run` or `update` by itself, all replicas get the same struct; its fields are not told apart, so
+/// what differs between replicas is a `PerReplica` of the struct.
 ///
 /// Code that does not depend on `distribute` but on its tensor crate alone says so with
 /// `#[nest(crate = distribute_tensor)]`. Such a struct is an argument of `run` as a `PerReplica` only.
@@ -51,9 +53,10 @@ pub fn derive_nest(input: TokenStream) -> TokenStream {
     expand(syn::parse(input).and_then(nest::expand))
 }
 
-/// Marks the main function of a program that uses `distribute`: calls `distribute::init()` before anything else, while
-/// the process still has a single thread. That is when candle's own threads can be tamed; with its default settings
-/// two replicas run several times slower. A program that makes its strategy before it starts a thread needs no attribute.
+/// Marks the main function of a program that uses `distribute`: calls `distribute::init()` before anything
+/// else, while the process still has a single thread. That is when candle's own threads can be tamed; with
+/// its default settings two replicas run several times slower. A program that makes its strategy before it
+/// starts a thread needs no attribute.
 ///
 /// ```ignore
 /// #[distribute::main]
@@ -62,15 +65,17 @@ pub fn derive_nest(input: TokenStream) -> TokenStream {
 /// }
 /// ```
 ///
-/// `#[distribute::main(allocator = mimalloc::MiMalloc)]` makes it the program's `#[global_allocator]` as well: any unit struct that is a
-/// [`GlobalAlloc`](std::alloc::GlobalAlloc). candle allocates a tensor for each operation, so small models are faster with a faster
-/// allocator. The program depends on the allocator's crate itself (`cargo add mimalloc`), and a program has one allocator.
+/// `#[distribute::main(allocator = mimalloc::MiMalloc)]` makes it the program's `#[global_allocator]` as
+/// well: any unit struct that is a [`GlobalAlloc`](std::alloc::GlobalAlloc). candle allocates a tensor for
+/// each operation, so small models are faster with a faster allocator. The program depends on the allocator's
+/// crate itself (`cargo add mimalloc`), and a program has one allocator.
 #[proc_macro_attribute]
 pub fn main(arguments: TokenStream, item: TokenStream) -> TokenStream {
     expand(syn::parse(item).and_then(|function| entry::expand(arguments.into(), function)))
 }
 
-/// Makes a function one that workers run for a coordinator. All tasks of a job run the same program, and find the function by its name.
+/// Makes a function one that workers run for a coordinator. All tasks of a job run the same program, and find
+/// the function by its name.
 ///
 /// ```text
 /// #[distribute::remote]
@@ -81,13 +86,13 @@ pub fn main(arguments: TokenStream, item: TokenStream) -> TokenStream {
 /// coordinator.schedule(train_step, (&model, &data, 0.5))?;
 /// ```
 ///
-/// Its first parameter is the worker that runs it. Of the others, a `&T` is what the worker keeps, which another remote function has made
-/// there; anything else is a value that travels, and has serde's `Serialize` and `Deserialize`. It returns a `Result`, whose error
-/// becomes a `distribute::Error`.
+/// Its first parameter is the worker that runs it. Of the others, a `&T` is what the worker keeps, which
+/// another remote function has made there; anything else is a value that travels, and has serde's `Serialize`
+/// and `Deserialize`. It returns a `Result`, whose error becomes a `distribute::Error`.
 ///
-/// `train_step` is then a type and its only value: it can be called as before, given to a coordinator, and implements `RemoteFunction`.
-/// A hash of its source goes with its name, so that a worker refuses the calls of another version. What it calls is not in
-/// the hash.
+/// `train_step` is then a type and its only value: it can be called as before, given to a coordinator, and
+/// implements `RemoteFunction`. A hash of its source goes with its name, so that a worker refuses the calls
+/// of another version. What it calls is not in the hash.
 #[proc_macro_attribute]
 pub fn remote(arguments: TokenStream, item: TokenStream) -> TokenStream {
     expand(syn::parse(item).and_then(|function| remote::expand(arguments.into(), function)))

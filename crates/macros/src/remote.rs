@@ -12,7 +12,8 @@ const MOST: usize = 8;
 
 const CONTEXT: &str = "WorkerContext";
 
-/// A type of the function's name: it can be called like the function, names it to a coordinator, and is registered.
+/// Returns a type of the function's name: it can be called like the function, names it to a coordinator, and
+/// is registered.
 pub fn expand(arguments: TokenStream, function: ItemFn) -> Result<TokenStream> {
     if !arguments.is_empty() {
         return Err(Error::new_spanned(arguments, "#[distribute::remote] takes no arguments"));
@@ -115,7 +116,7 @@ fn check(signature: &Signature) -> Result<()> {
     Ok(())
 }
 
-/// Its return type.
+/// Returns its return type.
 fn output(signature: &Signature) -> Result<&Type> {
     const RESULT: &str =
         "a remote function returns a Result: distribute::Result<f32>, for example, or distribute::Result<()>";
@@ -130,7 +131,7 @@ fn output(signature: &Signature) -> Result<&Type> {
     }
 }
 
-/// The types of all parameters, of which the first is the worker.
+/// Returns the types of all parameters, of which the first is the worker.
 fn parameters(signature: &Signature) -> Result<Vec<&Type>> {
     const FIRST: &str =
         "the first parameter of a remote function is the worker that runs it: `worker: &WorkerContext`";
@@ -174,7 +175,7 @@ struct Kind<'a> {
 }
 
 impl Kind<'_> {
-    /// Its name, and how it is passed on.
+    /// Returns its name, and how it is passed on.
     fn passed((number, kind): (usize, &Self)) -> (Ident, TokenStream) {
         let name = quote::format_ident!("__{number}");
         let passed = if kind.by_reference { quote!(&#name) } else { quote!(#name) };

@@ -2,7 +2,8 @@
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-/// FNV-1a of 64 bits over the tokens: comments and white space don't count, and neither does the compiler that reads them.
+/// FNV-1a of 64 bits over the tokens: comments and white space don't count, and neither does the compiler
+/// that reads them.
 pub fn hash(tokens: TokenStream) -> u64 {
     let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
     hash.tokens(tokens);

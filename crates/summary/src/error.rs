@@ -18,7 +18,8 @@ pub enum Error {
         /// What the system said.
         source: io::Error,
     },
-    /// The file cannot be written: the disk is full, say. What was flushed before can be read; this writer writes no more.
+    /// The file cannot be written: the disk is full, say. What was flushed before can be read; this writer
+    /// writes no more.
     #[error(
         "summaries: {0}; what was flushed before can be read. Make room, and go on with another writer in the same folder"
     )]

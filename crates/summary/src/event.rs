@@ -1,4 +1,5 @@
-//! What is in an event file: TensorFlow's messages `Event`, `Summary` and `HistogramProto`, the fields that are written here.
+//! What is in an event file: TensorFlow's messages `Event`, `Summary` and `HistogramProto`, the fields that
+//! are written here.
 
 use prost::{Message, Oneof};
 
@@ -74,7 +75,7 @@ impl Event {
         Self { wall_time, step: i64::try_from(step).unwrap_or(i64::MAX), what: Some(what) }
     }
 
-    /// The one with which a file begins.
+    /// Returns the one with which a file begins.
     pub(crate) fn first(wall_time: f64) -> Self {
         Self { wall_time, step: 0, what: Some(What::FileVersion(VERSION.into())) }
     }

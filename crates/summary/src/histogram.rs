@@ -3,7 +3,8 @@
 use crate::event::Histogram;
 use std::sync::LazyLock;
 
-/// The limits between buckets. Values from one up to the next, which is not among them, are in the bucket of the upper one.
+/// The limits between buckets. Values from one up to the next, which is not among them, are in the bucket of
+/// the upper one.
 static LIMITS: LazyLock<Vec<f64>> = LazyLock::new(|| {
     let small =
         std::iter::successors(Some(1e-12), |limit| Some(limit * 1.1)).take_while(|limit| *limit < 1e20);
@@ -30,7 +31,8 @@ pub(crate) fn counted(values: impl IntoIterator<Item = f64>) -> Result<Histogram
     if number == 0. {
         (min, max) = (0., 0.);
     }
-    // What is empty at both ends is left out, but for a bucket below those with values, so that the first of these has two limits.
+    // What is empty at both ends is left out, but for a bucket below those with values, so that the first of
+    // these has two limits.
     let first = counts.iter().position(|count| *count > 0.).map_or(0, |first| first.saturating_sub(1));
     let last = counts.iter().rposition(|count| *count > 0.).unwrap_or(0);
     let part = |all: &[f64]| all.get(first..=last).unwrap_or_default().to_vec();

@@ -19,11 +19,12 @@ type Condition = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// Writes scalars and histograms into a file of its own, which TensorBoard reads while it grows.
 ///
-/// Events are flushed some seconds after they were written, when the next one is; by [`flush`](Self::flush); and when the writer is
-/// [closed](Self::close) or dropped. What was not flushed is lost where the process is killed; everything before can be read. Threads may share a writer.
+/// Events are flushed some seconds after they were written, when the next one is; by [`flush`](Self::flush);
+/// and when the writer is [closed](Self::close) or dropped. What was not flushed is lost where the process is
+/// killed; everything before can be read. Threads may share a writer.
 ///
-/// Several programs, and a program that goes on, may write into one folder: each writer has a file there. TensorBoard shows the
-/// folder as a run.
+/// Several programs, and a program that goes on, may write into one folder: each writer has a file there.
+/// TensorBoard shows the folder as a run.
 #[doc(alias = "tf.summary.SummaryWriter")]
 pub struct SummaryWriter {
     /// `None` for one that writes nothing.
@@ -45,7 +46,7 @@ struct Output {
 }
 
 impl SummaryWriter {
-    /// A writer of a new file in this folder, which is made if it is not there.
+    /// Creates a writer of a new file in this folder, which is made if it is not there.
     ///
     /// # Errors
     /// [`Error::Folder`] and [`Error::Write`].
@@ -62,7 +63,7 @@ impl SummaryWriter {
         Ok(Self { file: Some(EventFile { path, output }), condition: None, flush_every: FLUSHED_EVERY })
     }
 
-    /// A writer that writes nothing: for those who leave it to others.
+    /// Creates a writer that writes nothing: for those who leave it to others.
     #[doc(alias = "tf.summary.create_noop_writer")]
     pub fn noop() -> Self {
         Self { file: None, condition: None, flush_every: FLUSHED_EVERY }
@@ -81,7 +82,7 @@ impl SummaryWriter {
         self
     }
 
-    /// The file, if there is one.
+    /// Returns the file, if there is one.
     pub fn path(&self) -> Option<&Path> {
         self.file.as_ref().map(|file| &*file.path)
     }
@@ -140,7 +141,7 @@ impl SummaryWriter {
         }
     }
 
-    /// The file, if an event of this name is to be written now.
+    /// Returns the file, if an event of this name is to be written now.
     fn recording(&self, operation: &'static str, tag: &str) -> Result<Option<&EventFile>> {
         if tag.is_empty() || tag.len() > Error::LONGEST_TAG {
             return Err(Error::Tag { operation, tag: tag.into() });

@@ -193,7 +193,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// The rows as one batch.
+    /// Returns the rows as one batch.
     pub(crate) fn finish(self) -> distribute_tensor::Result<Tree<Leaf>> {
         let rows = self.rows;
         Ok(match self.layout {
@@ -240,7 +240,7 @@ fn i64_field(column: usize, field: &[u8], missing: &Missing) -> Result<i64, BadF
     }
 }
 
-/// A field as a number, with spaces around it or without.
+/// Returns a field as a number, with spaces around it or without.
 pub(crate) fn parse<T: std::str::FromStr>(field: &[u8]) -> Option<T> {
     std::str::from_utf8(field).ok()?.trim().parse().ok()
 }

@@ -53,7 +53,7 @@ impl Columns {
         Ok(Self { file: file.clone(), count: first.len(), names })
     }
 
-    /// The place of a column.
+    /// Returns the place of a column.
     pub(super) fn find(&self, column: &Column) -> Result<usize> {
         let (found, text) = match column {
             Column::At(place) => ((*place < self.count).then_some(*place), format!("{place}")),
@@ -169,7 +169,7 @@ impl<R: Read> Read for Metered<R> {
 /// The parser reads ahead of the row's end, and small limits are not kept exactly.
 const UNCOUNTED: u64 = 1 << 20;
 
-/// The rows of a text.
+/// Returns the rows of a text.
 pub(super) fn reader<R: Read>(text: R, dialect: Dialect, skip_header: bool) -> ::csv::Reader<R> {
     ::csv::ReaderBuilder::new()
         .has_headers(skip_header)
@@ -180,10 +180,10 @@ pub(super) fn reader<R: Read>(text: R, dialect: Dialect, skip_header: bool) -> :
         .from_reader(text)
 }
 
-/// The line, from 1 on, of the row that was found at byte `start` of the text.
+/// Returns the line, from 1 on, of the row that was found at byte `start` of the text.
 ///
-/// The parser passes over blank lines, with any kind of line ends, without counting them to the row. So where a row is
-/// broken the text is read once more, up to its first byte that ends no line.
+/// The parser passes over blank lines, with any kind of line ends, without counting them to the row. So where
+/// a row is broken the text is read once more, up to its first byte that ends no line.
 pub(super) fn line(file: &Location, start: u64) -> Result<u64> {
     let (mut line, mut after_cr) = (1, false);
     for (at, byte) in Compression::Auto.open(file)?.bytes().enumerate() {

@@ -70,7 +70,7 @@ fn filled(kind: ColumnType, value: &DefaultValue) -> Result<Filled, String> {
 }
 
 impl Missing {
-    /// The value that stands in for a field, if it is missing and there is one.
+    /// Returns the value that stands in for a field, if it is missing and there is one.
     pub(super) fn stand_in(&self, place: usize, field: &[u8]) -> Option<&Filled> {
         let filled = self.columns.get(place)?.as_ref()?;
         let field = field.trim_ascii();

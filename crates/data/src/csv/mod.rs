@@ -90,8 +90,8 @@ impl Csv {
         Self::files(location.into())
     }
 
-    /// Reads files one after the other: a list, or what [`Files::glob`] finds. Where there are header lines, all have the
-    /// same. Files of 0 bytes, as Spark writes them, have neither header nor rows.
+    /// Reads files one after the other: a list, or what [`Files::glob`] finds. Where there are header lines,
+    /// all have the same. Files of 0 bytes, as Spark writes them, have neither header nor rows.
     pub fn files(files: impl Into<Files>) -> Self {
         let dialect = Dialect { delimiter: b',', quoting: true };
         let (files, missing) = (files.into(), MissingFields::default());
@@ -103,7 +103,7 @@ impl Csv {
         Self::file(Location::bytes(name, bytes))
     }
 
-    /// Whether the first line names the columns; it does by default.
+    /// Returns whether the first line names the columns; it does by default.
     pub fn header(self, header: bool) -> Self {
         Self { header, ..self }
     }
@@ -114,18 +114,21 @@ impl Csv {
         Self { dialect: Dialect { delimiter, ..self.dialect }, ..self }
     }
 
-    /// Sets whether a field that begins with a quote ends with one, and has delimiters and line ends in between; it does
-    /// by default. With `false` a quote is text, as many writers of TSV mean it.
+    /// Sets whether a field that begins with a quote ends with one, and has delimiters and line ends in
+    /// between; it does by default. With `false` a quote is text, as many writers of TSV mean it.
     ///
-    /// With quotes, one that is never closed gives [`Error::Csv`](crate::Error::Csv), with the line on which its row begins.
+    /// With quotes, one that is never closed gives [`Error::Csv`](crate::Error::Csv), with the line on which
+    /// its row begins.
     #[doc(alias = "use_quote_delim")]
     pub fn quoting(self, quoting: bool) -> Self {
         Self { dialect: Dialect { quoting, ..self.dialect }, ..self }
     }
 
-    /// Sets the value of a field of a column that is empty: without it, such a field is an error, or text of no bytes.
+    /// Sets the value of a field of a column that is empty: without it, such a field is an error, or text of
+    /// no bytes.
     ///
-    /// A value that is not of the column's type gives [`Error::Parameter`](crate::Error::Parameter) where the dataset is made.
+    /// A value that is not of the column's type gives [`Error::Parameter`](crate::Error::Parameter) where the
+    /// dataset is made.
     ///
     /// ```
     /// use distribute_data::Csv;
@@ -143,13 +146,15 @@ impl Csv {
         self
     }
 
-    /// Sets the value of empty fields of all columns that can have it and have no [`default`](Self::default) of their own.
+    /// Sets the value of empty fields of all columns that can have it and have no [`default`](Self::default)
+    /// of their own.
     pub fn default_of_all(mut self, value: impl Into<DefaultValue>) -> Self {
         self.missing.all = Some(value.into());
         self
     }
 
-    /// Adds a text that stands for a missing value, as an empty field does: `NA`. It is one in columns that have a default.
+    /// Adds a text that stands for a missing value, as an empty field does: `NA`. It is one in columns that
+    /// have a default.
     #[doc(alias = "na_value")]
     pub fn missing(mut self, text: impl Into<Vec<u8>>) -> Self {
         self.missing.texts.push(text.into());
@@ -173,8 +178,8 @@ impl Csv {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`](crate::Error::Io) if the first line of the first file cannot be read, [`Error::Empty`](crate::Error::Empty) if there is no file; so for the
-    /// other two.
+    /// [`Error::Io`](crate::Error::Io) if the first line of the first file cannot be read,
+    /// [`Error::Empty`](crate::Error::Empty) if there is no file; so for the other two.
     pub fn features(self) -> Result<Dataset<HostTensor>> {
         self.dataset(|_| Ok(Layout::Features))
     }

@@ -1,6 +1,8 @@
-//! Rows of numbers in text without quotes: where every comma is between fields, and every end of a line ends a row.
+//! Rows of numbers in text without quotes: where every comma is between fields, and every end of a line ends
+//! a row.
 //!
-//! Nothing is decided here but that a row is what most rows are. Where one isn't, the parser of all CSV goes on from it.
+//! Nothing is decided here but that a row is what most rows are. Where one isn't, the parser of all CSV goes
+//! on from it.
 
 use super::block::{Block, Numbers, parse};
 use super::file::Dialect;
@@ -105,7 +107,7 @@ fn row(text: &[u8], mut at: usize, delimiter: u8, to: &mut Numbers<'_>) -> Optio
     None
 }
 
-/// The field that begins at a place, and where it ends.
+/// Returns the field that begins at a place, and where it ends.
 #[inline]
 fn field<T: std::str::FromStr>(
     text: &[u8],
@@ -127,8 +129,8 @@ fn field<T: std::str::FromStr>(
 /// Powers of ten that are exact as `f32`.
 const TENS: [f32; 11] = [1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10];
 
-/// A number with few digits and no exponent at the front of a text, and its length. Digits and power of ten are exact, so
-/// the quotient is rounded once, as it should be.
+/// Returns a number with few digits and no exponent at the front of a text, and its length. Digits and power
+/// of ten are exact, so the quotient is rounded once, as it should be.
 #[inline]
 fn number(text: &[u8]) -> Option<(f32, usize)> {
     let negative = text.first() == Some(&b'-');
@@ -151,7 +153,7 @@ fn number(text: &[u8]) -> Option<(f32, usize)> {
     Some((if negative { -value } else { value }, at))
 }
 
-/// An integer at the front of a text, and its length.
+/// Returns an integer at the front of a text, and its length.
 #[inline]
 fn integer(text: &[u8]) -> Option<(i64, usize)> {
     let negative = text.first() == Some(&b'-');

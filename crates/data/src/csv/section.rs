@@ -81,7 +81,7 @@ fn columns(n: usize) -> String {
     format!("{n} column{}", if n == 1 { "" } else { "s" })
 }
 
-/// A field as an error shows it: in quotes, and not all of it if it is long.
+/// Returns a field as an error shows it: in quotes, and not all of it if it is long.
 fn quote(field: &[u8]) -> String {
     let text = String::from_utf8_lossy(field);
     match text.char_indices().nth(40) {

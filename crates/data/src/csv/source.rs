@@ -72,7 +72,7 @@ struct CsvSections {
 }
 
 impl CsvSections {
-    /// Whether the row that begins with what is there, and does not end in it, may be longer.
+    /// Returns whether the row that begins with what is there, and does not end in it, may be longer.
     fn check(&self) -> Result<()> {
         // Rows are read many at once, so that small limits are not kept exactly.
         if self.bytes.len() <= 2 * SECTION {
@@ -113,7 +113,8 @@ impl CsvSections {
         if plain { plain::whole(&self.bytes) } else { self.ended_rows(&self.bytes) }
     }
 
-    /// Checks that the last row doesn't end within quotes: it would have swallowed all rows after it. The rows before it stay.
+    /// Checks that the last row doesn't end within quotes: it would have swallowed all rows after it. The
+    /// rows before it stay.
     fn check_quotes(&mut self) {
         // A line that ends ends a row, unless within quotes.
         let ended = self.ended_rows(&[&self.bytes, &b"\n"[..]].concat()).min(self.bytes.len());
@@ -137,7 +138,7 @@ impl CsvSections {
         self.failed = Some(error.unwrap_or_else(|error| error));
     }
 
-    /// The number of bytes of a text that are rows that end in it.
+    /// Returns the number of bytes of a text that are rows that end in it.
     fn ended_rows(&self, text: &[u8]) -> usize {
         let Dialect { delimiter, quoting } = self.format.dialect;
         // A line may end within quotes.

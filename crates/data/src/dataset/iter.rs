@@ -19,7 +19,7 @@ enum State {
 }
 
 impl<T: Nest> Iter<T> {
-    /// A pass, or the error that it gives first.
+    /// Creates a pass, or the error that it gives first.
     pub(crate) fn new(stage: Result<Box<dyn Stage>>) -> Self {
         Self { state: stage.map_or_else(State::Broken, State::Running), index: 0, elements: PhantomData }
     }

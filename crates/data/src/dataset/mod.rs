@@ -57,7 +57,7 @@ impl<T> Dataset<T> {
         self.pipeline.cardinality()
     }
 
-    /// Whether elements are batches and of what size, as far as the pipeline tells.
+    /// Returns whether elements are batches and of what size, as far as the pipeline tells.
     ///
     /// Slices whose rows are batches already count as single elements; `.map(|batch| batch)` makes that
     /// [`Batching::Unknown`].
@@ -65,7 +65,7 @@ impl<T> Dataset<T> {
         self.pipeline.batching()
     }
 
-    /// Whether all parameters are in their ranges, without running anything.
+    /// Returns whether all parameters are in their ranges, without running anything.
     ///
     /// # Errors
     ///
@@ -87,13 +87,14 @@ impl<T> Dataset<T> {
         }
     }
 
-    /// The operations from the source on, one a line, each with the number of elements behind it.
+    /// Returns the operations from the source on, one a line, each with the number of elements behind it.
     pub fn explain(&self) -> String {
         pipeline::explain(&self.pipeline)
     }
 
-    /// The same dataset, its elements read as another type of nest: `Tree<Leaf>` for any structure, or
-    /// `(HostTensor, i64)` where the second part is a scalar. An element that is no `U` gives [`Error::Type`].
+    /// Returns the same dataset, its elements read as another type of nest: `Tree<Leaf>` for any structure,
+    /// or `(HostTensor, i64)` where the second part is a scalar. An element that is no `U` gives
+    /// [`Error::Type`].
     pub fn typed<U: Nest>(&self) -> Dataset<U> {
         self.typed_as()
     }
@@ -105,15 +106,17 @@ impl<T> Dataset<T> {
 
     /// Returns the dtypes and shapes of the elements.
     ///
-    /// What sources and operations say of themselves holds for all elements: of tensors in memory, of columns of CSV files
-    /// and features of records, of results of functions whose type tells ([`Nest::scalar_dtypes`]: numbers, text, and
-    /// tuples and structs of these), and what [`assert_element_spec`](Dataset::assert_element_spec) declares.
+    /// What sources and operations say of themselves holds for all elements: of tensors in memory, of columns
+    /// of CSV files and features of records, of results of functions whose type tells
+    /// ([`Nest::scalar_dtypes`]: numbers, text, and tuples and structs of these), and what
+    /// [`assert_element_spec`](Dataset::assert_element_spec) declares.
     ///
-    /// Of other functions, generators and files the first element is made, once, when this is first called. Its structure
-    /// and dtypes are taken for those of all. So are its sizes, apart from the rows of batches, of which the last may have
-    /// fewer: where sizes differ from element to element, declare them. For this look, functions are called again with the
-    /// first elements, and what is taken from a generator is put back for the next pass; no pass is counted, no cache
-    /// is filled, and shuffles are left out. It takes as long as the first element does.
+    /// Of other functions, generators and files the first element is made, once, when this is first called.
+    /// Its structure and dtypes are taken for those of all. So are its sizes, apart from the rows of batches,
+    /// of which the last may have fewer: where sizes differ from element to element, declare them. For this
+    /// look, functions are called again with the first elements, and what is taken from a generator is put
+    /// back for the next pass; no pass is counted, no cache is filled, and shuffles are left out. It takes as
+    /// long as the first element does.
     ///
     /// `None` if the first element cannot be made, or if there is none.
     ///
@@ -131,12 +134,12 @@ impl<T> Dataset<T> {
         self.spec.get_or_init(look).clone()
     }
 
-    /// The spec that holds for all elements, without a look at one.
+    /// Returns the spec that holds for all elements, without a look at one.
     pub(crate) fn known_spec(&self) -> Option<ElementSpec> {
         self.pipeline.spec(Look::Never)
     }
 
-    /// A dataset of what an operation gives. Its passes count from 0.
+    /// Creates a dataset of what an operation gives. Its passes count from 0.
     pub(crate) fn of(operation: impl Operation + 'static) -> Self {
         Self::from_pipeline(Arc::new(operation))
     }

@@ -50,8 +50,8 @@ fn number(size: usize) -> i64 {
     i64::try_from(size).unwrap_or(i64::MAX)
 }
 
-/// To which size elements are padded, and with what values. By default to the longest of the batch along each axis, with
-/// zeros.
+/// To which size elements are padded, and with what values. By default to the longest of the batch along each
+/// axis, with zeros.
 ///
 /// ```
 /// use distribute_data::{Dataset, Padding};
@@ -74,14 +74,14 @@ impl Padding {
         Self::default()
     }
 
-    /// The sizes to pad to: for each tensor of an element, in order, one for each axis. `None` is the longest of the
-    /// batch.
+    /// Returns the sizes to pad to: for each tensor of an element, in order, one for each axis. `None` is the
+    /// longest of the batch.
     #[doc(alias = "padded_shapes")]
     pub fn sizes(self, sizes: impl IntoIterator<Item = Vec<Option<usize>>>) -> Self {
         Self { sizes: Some(sizes.into_iter().collect()), ..self }
     }
 
-    /// The padding: a nest with a scalar for each tensor of an element, of the tensor's dtype.
+    /// Returns the padding: a nest with a scalar for each tensor of an element, of the tensor's dtype.
     #[doc(alias = "padding_values")]
     pub fn values(self, values: impl Nest) -> Self {
         Self { values: Some(values.into_tree().flatten().0.into()), ..self }
@@ -107,8 +107,8 @@ pub struct Interleave {
     pub cycle_length: usize,
     /// The number of elements of one dataset before the next one's turn. At least 1, the default.
     pub block_length: usize,
-    /// The number of elements of each open dataset that are prepared ahead, on a thread of its own, of which there are at most 1024.
-    /// The order stays the same. 0, the default, starts no thread.
+    /// The number of elements of each open dataset that are prepared ahead, on a thread of its own, of which
+    /// there are at most 1024. The order stays the same. 0, the default, starts no thread.
     #[doc(alias = "num_parallel_calls")]
     pub ahead: usize,
 }

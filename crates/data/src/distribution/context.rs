@@ -22,7 +22,7 @@ impl Default for InputContext {
 }
 
 impl InputContext {
-    /// The rows of one replica in a global batch of `global_batch_size`.
+    /// Returns the rows of one replica in a global batch of `global_batch_size`.
     ///
     /// # Errors
     /// [`Error::NotDivisible`] if replicas would get different numbers of rows.

@@ -27,7 +27,7 @@ pub(crate) enum Cut {
 }
 
 impl Cut {
-    /// The pieces of batches, in the order of steps and of replicas within a step.
+    /// Returns the pieces of batches, in the order of steps and of replicas within a step.
     pub(crate) fn start(self, batches: Box<dyn Stage>) -> Box<dyn Stage> {
         match self {
             Cut::Not => batches,
@@ -38,8 +38,8 @@ impl Cut {
         }
     }
 
-    /// The pieces of a first batch of `rows` rows: one for each of the worker's replicas, for each step that the batch
-    /// lasts.
+    /// Returns the pieces of a first batch of `rows` rows: one for each of the worker's replicas, for each
+    /// step that the batch lasts.
     pub(crate) fn pieces(&self, rows: usize) -> Vec<Range<usize>> {
         match self {
             Cut::Stream { sizes } => recut(rows, sizes),
@@ -51,7 +51,7 @@ impl Cut {
         }
     }
 
-    /// The number of pieces of every batch, if it is always the same.
+    /// Returns the number of pieces of every batch, if it is always the same.
     fn pieces_of_a_batch(&self) -> Option<usize> {
         match self {
             Cut::Own { pieces, .. } => Some(pieces.len()),

@@ -6,9 +6,9 @@ use crate::{Error, Result, SplitRule};
 
 /// Decides for a pipeline and a number of workers.
 ///
-/// `Auto` shards by files if every source has at least as many files as there are workers, and no operation would behave
-/// differently on a shard (`take`, `zip`, …). Otherwise it shards by elements. Under [`SplitRule::TensorFlow`] it shards by
-/// files whenever all sources are files.
+/// `Auto` shards by files if every source has at least as many files as there are workers, and no operation
+/// would behave differently on a shard (`take`, `zip`, …). Otherwise it shards by elements. Under
+/// [`SplitRule::TensorFlow`] it shards by files whenever all sources are files.
 pub(super) fn decide(
     pipeline: &Pipeline,
     policy: AutoShardPolicy,
@@ -69,7 +69,7 @@ impl Sources {
         sources
     }
 
-    /// The reason that the files cannot be sharded over this many workers.
+    /// Returns the reason that the files cannot be sharded over this many workers.
     fn refusal(&self, workers: usize) -> Option<Error> {
         match (&self.other, self.files) {
             (Some(source), _) => Some(Error::Unshardable { reader: source.clone() }),

@@ -68,7 +68,7 @@ impl fmt::Display for FileDifference {
 }
 
 impl FileList {
-    /// The files of all sources, as they are now; `None` if there are none.
+    /// Returns the files of all sources, as they are now; `None` if there are none.
     pub(super) fn of<'a>(pipelines: impl IntoIterator<Item = &'a Pipeline>) -> Option<Self> {
         let mut all = Vec::new();
         for pipeline in pipelines {
@@ -96,7 +96,8 @@ impl FileList {
         Contents { folder: String::new(), files: Vec::new(), ..*self.0 }.into()
     }
 
-    /// Returns the first difference to another list, if there is one. A size or content that only one list has is no difference.
+    /// Returns the first difference to another list, if there is one. A size or content that only one list
+    /// has is no difference.
     pub fn difference(&self, other: &Self) -> Option<FileDifference> {
         let (here, there) = (self.0.as_ref(), other.0.as_ref());
         let brief = here.files.is_empty() || there.files.is_empty();
@@ -145,7 +146,7 @@ impl FileList {
 }
 
 impl Contents {
-    /// The first place at which another list has another name.
+    /// Returns the first place at which another list has another name.
     fn other_name(&self, other: &Self) -> Option<usize> {
         let (mine, theirs) = (self.files.iter(), other.files.iter());
         let differs = |((mine, _), (theirs, _)): (&(String, _), &(String, _))| mine != theirs;
@@ -157,7 +158,7 @@ impl Contents {
     }
 }
 
-/// A checksum of parts, each with its length.
+/// Returns a checksum of parts, each with its length.
 fn checksum(parts: impl Iterator<Item = Vec<u8>>) -> u32 {
     parts.fold(0, |sum, part| {
         let sum = crc32c::crc32c_append(sum, &(part.len() as u64).to_le_bytes());
@@ -165,7 +166,7 @@ fn checksum(parts: impl Iterator<Item = Vec<u8>>) -> u32 {
     })
 }
 
-/// The folder that all files are in, with the separator at its end.
+/// Returns the folder that all files are in, with the separator at its end.
 fn common_folder(names: &[String]) -> String {
     let Some((first, rest)) = names.split_first() else { return String::new() };
     let end = |name: &str| name.rfind(|c| c == '/' || std::path::is_separator(c)).map_or(0, |at| at + 1);

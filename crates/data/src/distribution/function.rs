@@ -16,7 +16,8 @@ pub(super) struct Function<T> {
     pub(super) per_replica: bool,
 }
 
-/// Datasets of one layout. Where workers come and go, those of another are not kept: they may have their data in memory.
+/// Datasets of one layout. Where workers come and go, those of another are not kept: they may have their data
+/// in memory.
 struct Made<T> {
     layout: Layout,
     all: HashMap<InputContext, Dataset<T>>,
@@ -31,7 +32,7 @@ impl<T> Function<T> {
         Self { make: Box::new(make), made: Mutex::new(made), per_replica }
     }
 
-    /// The datasets of a worker: one, or one for each of its replicas.
+    /// Returns the datasets of a worker: one, or one for each of its replicas.
     pub(super) fn datasets(&self, layout: Layout, worker: usize) -> Result<Vec<Dataset<T>>> {
         let Layout { workers, replicas } = layout;
         let num_replicas_in_sync = layout.total();

@@ -18,13 +18,14 @@ impl<T: Nest> Distribution<T> {
         Ok(Lockstep { together: self.together(epoch)?, ended: false, nest: PhantomData })
     }
 
-    /// The steps of all workers.
+    /// Returns the steps of all workers.
     pub(super) fn together(&self, epoch: u64) -> Result<Together> {
         Ok(Together((0..self.layout.workers).map(|worker| self.steps(worker, epoch)).collect::<Result<_>>()?))
     }
 }
 
-/// The passes of all workers in one process, to see who gets what. Yields the pieces of each step, by worker and replica.
+/// The passes of all workers in one process, to see who gets what. Yields the pieces of each step, by worker
+/// and replica.
 pub struct Lockstep<T> {
     together: Together,
     ended: bool,
@@ -40,7 +41,7 @@ impl Together {
         self.0.iter_mut().try_for_each(|worker| worker.skip(steps))
     }
 
-    /// The next step, `[worker][replica]`.
+    /// Returns the next step, `[worker][replica]`.
     fn step(&mut self) -> Result<Option<Vec<Vec<Tree<Leaf>>>>> {
         let mut all = StepCounts::default();
         for worker in &mut self.0 {

@@ -47,15 +47,16 @@ pub struct DistributeOptions {
     pub rule: SplitRule,
     /// At the end of the data.
     pub ends: UnevenEnds,
-    /// How many steps are made ahead of time, on a thread, where reading the dataset is worth one: where there are files
-    /// or functions of users that no [`prefetch`](Dataset::prefetch) works on yet.
+    /// How many steps are made ahead of time, on a thread, where reading the dataset is worth one: where
+    /// there are files or functions of users that no [`prefetch`](Dataset::prefetch) works on yet.
     pub prefetch: usize,
 }
 
 /// A dataset parted over workers and replicas.
 ///
-/// It is a plan: the same on every worker, and the same for all of them. [`worker`](Distribution::worker) starts the pass
-/// of one; [`lockstep`](Distribution::lockstep) runs all of them side by side, to see who gets what.
+/// It is a plan: the same on every worker, and the same for all of them. [`worker`](Distribution::worker)
+/// starts the pass of one; [`lockstep`](Distribution::lockstep) runs all of them side by side, to see who
+/// gets what.
 ///
 /// ```
 /// use distribute_data::{Dataset, DistributeOptions, Distribution, Layout};
@@ -109,7 +110,7 @@ impl<T: Nest> Distribution<T> {
         Self::of_pipeline(dataset.pipeline().clone(), layout, options)
     }
 
-    /// The same dataset, parted over others by the same options.
+    /// Returns the same dataset, parted over others by the same options.
     ///
     /// # Errors
     /// Those of [`new`](Self::new).
@@ -167,9 +168,9 @@ impl<T: Nest> Distribution<T> {
         Ok(Self { source: Source::Dataset(Arc::new(parted)), layout, options, prepare: None })
     }
 
-    /// What `make` makes for each worker (`per_replica`: for each replica): already batched for a replica, and sharded by
-    /// the context. Each replica takes one element a step. `make` is called once for each pipeline that this
-    /// process runs, when it is first needed.
+    /// What `make` makes for each worker (`per_replica`: for each replica): already batched for a replica,
+    /// and sharded by the context. Each replica takes one element a step. `make` is called once for each
+    /// pipeline that this process runs, when it is first needed.
     ///
     /// # Errors
     /// [`Error::Parameter`] for a layout of 0.
@@ -184,13 +185,13 @@ impl<T: Nest> Distribution<T> {
         Ok(Self { source, layout, options, prepare: None })
     }
 
-    /// Has `prepare` called with the number of each local replica and its piece, to bring it to a device, say; the replica
-    /// gets what it returns. Where steps are made ahead, on a thread, they are prepared there; otherwise when the step is asked
-    /// for. `costly` says that this is worth the thread by itself, whatever reading costs. An error or a panic of `prepare` ends
-    /// the pass, in the step of that piece.
+    /// Has `prepare` called with the number of each local replica and its piece, to bring it to a device,
+    /// say; the replica gets what it returns. Where steps are made ahead, on a thread, they are prepared
+    /// there; otherwise when the step is asked for. `costly` says that this is worth the thread by itself,
+    /// whatever reading costs. An error or a panic of `prepare` ends the pass, in the step of that piece.
     ///
-    /// An empty piece for a replica at the end is made of a piece that may have been prepared for another, and prepared in turn, before the workers
-    /// decide whether they take the step.
+    /// An empty piece for a replica at the end is made of a piece that may have been prepared for another,
+    /// and prepared in turn, before the workers decide whether they take the step.
     ///
     /// ```
     /// use distribute_data::{Dataset, DistributeOptions, Distribution, Layout};
@@ -234,7 +235,7 @@ impl<T: Nest> Distribution<T> {
         self.layout
     }
 
-    /// The policy taken and why; `None` for datasets made by a function.
+    /// Returns the policy taken and why; `None` for datasets made by a function.
     pub fn decision(&self) -> Option<&Decision> {
         match &self.source {
             Source::Dataset(parted) => Some(&parted.decision),
@@ -251,7 +252,7 @@ impl<T: Nest> Distribution<T> {
         Ok(WorkerPass::new(self.steps(worker, epoch)?, begun, self.same_batches()))
     }
 
-    /// Whether every worker reads the same batches, and takes its pieces of each.
+    /// Returns whether every worker reads the same batches, and takes its pieces of each.
     fn same_batches(&self) -> bool {
         self.decision().is_some_and(|decision| decision.taken == AutoShardPolicy::Data)
     }
@@ -261,8 +262,8 @@ impl<T: Nest> Distribution<T> {
         Position { epoch, steps: 0, origin: self.origin(), files: None }
     }
 
-    /// The files that all workers have to read alike, and over which alone a pass can go on, as they are now: their ends are
-    /// read. `None` if there are none, or if workers may read different ones.
+    /// Returns the files that all workers have to read alike, and over which alone a pass can go on, as they
+    /// are now: their ends are read. `None` if there are none, or if workers may read different ones.
     pub fn files(&self) -> Option<FileList> {
         let alone = self.layout.workers == 1;
         match &self.source {

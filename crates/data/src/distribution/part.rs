@@ -10,8 +10,9 @@ use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
     // PSV1-12
-    /// What worker `worker` of `workers` reads of this dataset of batches, where each makes steps of batches of its own: of files its own ones,
-    /// otherwise the batches `worker`, `worker + workers`, …; and why. No batch is cut, and workers may have different numbers of them.
+    /// What worker `worker` of `workers` reads of this dataset of batches, where each makes steps of batches
+    /// of its own: of files its own ones, otherwise the batches `worker`, `worker + workers`, …; and why. No
+    /// batch is cut, and workers may have different numbers of them.
     ///
     /// ```
     /// use distribute_data::{AutoShardPolicy, Dataset, DistributeOptions};
@@ -25,8 +26,9 @@ impl<T: Nest> Dataset<T> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Worker`] for a worker that there is not; [`Error::Unshardable`] and [`Error::TooFewFiles`] where the policy asks for files;
-    /// [`Error::Unordered`] where workers that read the same batches could see them in different orders.
+    /// [`Error::Worker`] for a worker that there is not; [`Error::Unshardable`] and [`Error::TooFewFiles`]
+    /// where the policy asks for files; [`Error::Unordered`] where workers that read the same batches could
+    /// see them in different orders.
     pub fn part_of_worker(
         &self,
         workers: usize,

@@ -15,7 +15,7 @@ use distribute_tensor::Nest;
 use std::ops::Range;
 
 impl<T: Nest> Distribution<T> {
-    /// The size of full batches, if the pipeline tells.
+    /// Returns the size of full batches, if the pipeline tells.
     pub(super) fn full(&self) -> Option<usize> {
         match &self.source {
             Source::Dataset(parted) => match parted.pipeline.batching() {
@@ -26,7 +26,7 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// The steps of one worker.
+    /// Returns the steps of one worker.
     pub(super) fn steps(&self, worker: usize, epoch: u64) -> Result<Steps> {
         self.layout.check_worker(worker)?;
         let Layout { replicas, .. } = self.layout;
@@ -75,7 +75,7 @@ impl<T: Nest> Distribution<T> {
         })
     }
 
-    /// The unsharded pipelines, from whose batches an empty one can be derived.
+    /// Returns the unsharded pipelines, from whose batches an empty one can be derived.
     pub(super) fn templates(&self, worker: usize, epoch: u64) -> Result<Templates> {
         let pipelines = match &self.source {
             Source::Dataset(parted) => vec![parted.pipeline.clone()],
@@ -91,8 +91,8 @@ impl<T: Nest> Distribution<T> {
         })
     }
 
-    /// The number of rows of a worker in a step of a full batch. If workers take turns with their shares, only the sum over
-    /// all workers is known, so it is attributed to one of them.
+    /// Returns the number of rows of a worker in a step of a full batch. If workers take turns with their
+    /// shares, only the sum over all workers is known, so it is attributed to one of them.
     fn own_full(&self, worker: usize) -> Option<usize> {
         let full = self.full()?;
         match self.cut(self.decision()?, worker) {
@@ -101,7 +101,8 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// The pieces of these replicas from step `step` on, prepared, and ahead if that is asked for and worth it.
+    /// Returns the pieces of these replicas from step `step` on, prepared, and ahead if that is asked for and
+    /// worth it.
     pub(super) fn ahead(
         &self,
         mut stage: Box<dyn Stage>,
@@ -120,8 +121,8 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// How a worker's batches are split into pieces. TensorFlow's rule cuts across their borders if all have the same known
-    /// size and differ from worker to worker.
+    /// How a worker's batches are split into pieces. TensorFlow's rule cuts across their borders if all have
+    /// the same known size and differ from worker to worker.
     pub(super) fn cut(&self, decision: &Decision, worker: usize) -> Cut {
         let Layout { workers, replicas } = self.layout;
         let of = self.layout.total();
@@ -140,8 +141,8 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// A worker's pieces of a batch that every worker sees: those of its own replicas, or under TensorFlow's rule every
-    /// `W`-th.
+    /// Returns a worker's pieces of a batch that every worker sees: those of its own replicas, or under
+    /// TensorFlow's rule every `W`-th.
     pub(super) fn own_pieces(&self, worker: usize, rule: SplitRule) -> Cut {
         let Layout { workers, replicas } = self.layout;
         let piece = |r| match rule {

@@ -10,8 +10,8 @@ use std::marker::PhantomData;
 /// One worker's pass over a [`Distribution`](super::Distribution).
 ///
 /// Several workers that read data of their own decide together in each step whether there is one more:
-/// [`prepare`](WorkerPass::prepare) returns what this worker has, and [`finish`](WorkerPass::finish) takes the sum over all
-/// workers.
+/// [`prepare`](WorkerPass::prepare) returns what this worker has, and [`finish`](WorkerPass::finish) takes
+/// the sum over all workers.
 pub struct WorkerPass<T> {
     steps: Steps,
     begun: Position,
@@ -21,13 +21,13 @@ pub struct WorkerPass<T> {
 }
 
 impl<T: Nest> WorkerPass<T> {
-    /// A pass that began at the position `begun`.
+    /// Creates a pass that began at the position `begun`.
     pub(super) fn new(steps: Steps, begun: Position, same_batches: bool) -> Self {
         Self { steps, begun, same_batches, nest: PhantomData }
     }
 
-    /// The sum of all workers' counts for the step that was prepared. Workers that read the same batches have to reach the
-    /// end together.
+    /// Returns the sum of all workers' counts for the step that was prepared. Workers that read the same
+    /// batches have to reach the end together.
     ///
     /// # Errors
     /// [`Error::OtherData`].
@@ -40,7 +40,7 @@ impl<T: Nest> WorkerPass<T> {
         }
     }
 
-    /// The position of the pass, after the steps that were taken.
+    /// Returns the position of the pass, after the steps that were taken.
     pub fn position(&self) -> Position {
         Position { steps: self.steps.taken(), ..self.begun.clone() }
     }
@@ -53,8 +53,8 @@ impl<T: Nest> WorkerPass<T> {
         self.steps.prepare()
     }
 
-    /// The step that was prepared: a piece for each replica of this worker. `None` if the workers don't take it, because the
-    /// pass is over.
+    /// Returns the step that was prepared: a piece for each replica of this worker. `None` if the workers
+    /// don't take it, because the pass is over.
     ///
     /// # Errors
     /// [`Error::NoEmptyBatch`], and [`Error::Type`] if a piece is not a `T`.
@@ -74,7 +74,8 @@ impl<T: Nest> WorkerPass<T> {
         self.steps.finish(all)
     }
 
-    /// The next step, for a single worker, or for workers of which none can be at the end before the others.
+    /// Returns the next step, for a single worker, or for workers of which none can be at the end before the
+    /// others.
     ///
     /// # Errors
     /// Those of [`prepare`](WorkerPass::prepare) and [`finish`](WorkerPass::finish).

@@ -6,12 +6,13 @@ use crate::{AutoShardPolicy, SplitRule};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A place in a pass over a distributed dataset: a few numbers, however much is in the buffers of shuffles, and the files.
+/// A place in a pass over a distributed dataset: a few numbers, however much is in the buffers of shuffles,
+/// and the files.
 ///
-/// The workers and replicas that began a pass determine which elements each of its steps takes. So it can continue with
-/// another number of workers or replicas, and no element of the epoch is lost or repeated. This requires that a pass with
-/// the same number has the same elements in the same order, which holds for all operations except those documented
-/// otherwise.
+/// The workers and replicas that began a pass determine which elements each of its steps takes. So it can
+/// continue with another number of workers or replicas, and no element of the epoch is lost or repeated. This
+/// requires that a pass with the same number has the same elements in the same order, which holds for all
+/// operations except those documented otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
     /// The pass, counted from 0.
@@ -21,9 +22,9 @@ pub struct Position {
     /// The workers and replicas that began this pass, and how the data was sharded then. It determines which element
     /// belongs to which step until the end of the pass.
     pub origin: Origin,
-    /// The files of the dataset. `None` at the beginning of a pass, if there are none, and if workers may read different ones: under
-    /// [`AutoShardPolicy::Off`] and for datasets made by a function, if there are several workers. Positions of earlier
-    /// versions have none, too; their files are not compared.
+    /// The files of the dataset. `None` at the beginning of a pass, if there are none, and if workers may
+    /// read different ones: under [`AutoShardPolicy::Off`] and for datasets made by a function, if there are
+    /// several workers. Positions of earlier versions have none, too; their files are not compared.
     #[serde(default)]
     pub files: Option<FileList>,
 }

@@ -27,7 +27,7 @@ impl Prepare {
         Self { function: Arc::new(function), costly }
     }
 
-    /// The piece of one replica in a step.
+    /// Returns the piece of one replica in a step.
     pub(super) fn piece(&self, step: u64, replica: usize, piece: Tree<Leaf>) -> Result<Tree<Leaf>> {
         let called = guarded("prepare", replica, || (self.function)(replica, piece));
         let failed = |cause: Cause| Error::Piece { step, replica, cause };
@@ -48,7 +48,8 @@ pub(super) struct PrepareStage {
 }
 
 impl PrepareStage {
-    /// The first piece is that of step `step` for the first of `replicas`, of which there is one at least.
+    /// Returns the first piece is that of step `step` for the first of `replicas`, of which there is one at
+    /// least.
     pub(super) fn new(input: Box<dyn Stage>, prepare: Prepare, replicas: Range<usize>, step: u64) -> Self {
         Self { input, prepare, replicas, step, made: 0 }
     }

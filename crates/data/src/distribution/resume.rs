@@ -15,15 +15,16 @@ use distribute_tensor::Nest;
 use std::sync::Arc;
 
 impl<T: Nest> Distribution<T> {
-    /// Starts the pass of one worker at a position: every element that was in no step before it comes exactly once.
+    /// Starts the pass of one worker at a position: every element that was in no step before it comes exactly
+    /// once.
     ///
-    /// On the layout that began the pass, each worker skips what it has had. On another layout, every worker reads the rest
-    /// of the pass as the old workers would have, and takes its pieces of each of their steps; the next pass uses the new
-    /// layout.
+    /// On the layout that began the pass, each worker skips what it has had. On another layout, every worker
+    /// reads the rest of the pass as the old workers would have, and takes its pieces of each of their steps;
+    /// the next pass uses the new layout.
     ///
     /// # Errors
-    /// - [`Error::Position`]: the position has another batch size, other operations or parameters, or other files, or an
-    ///   operation is not repeatable.
+    /// - [`Error::Position`]: the position has another batch size, other operations or parameters, or other
+    ///   files, or an operation is not repeatable.
     /// - [`Error::Worker`]: there is no such worker.
     pub fn resume(&self, worker: usize, position: &Position) -> Result<WorkerPass<T>> {
         self.layout.check_worker(worker)?;

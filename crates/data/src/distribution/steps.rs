@@ -23,7 +23,7 @@ impl Pieces {
         }
     }
 
-    /// The next piece of each replica, if it has one.
+    /// Returns the next piece of each replica, if it has one.
     fn next(&mut self, ended: &mut [bool]) -> Result<Vec<Option<Tree<Leaf>>>> {
         let mut pieces = Vec::with_capacity(ended.len());
         for replica in 0..ended.len() {
@@ -55,7 +55,7 @@ impl Pieces {
     }
 }
 
-/// The next element by itself.
+/// Returns the next element by itself.
 pub(super) fn one(stage: &mut Box<dyn Stage>) -> Result<Option<Tree<Leaf>>> {
     match stage.next(1) {
         None => Ok(None),
@@ -65,8 +65,8 @@ pub(super) fn one(stage: &mut Box<dyn Stage>) -> Result<Option<Tree<Leaf>>> {
 
 /// One worker's pass: pieces for its replicas, step by step.
 ///
-/// All workers decide together whether a step is taken: [`prepare`](Steps::prepare) returns what this one has for the next
-/// step, and [`finish`](Steps::finish) takes the sum over all of them.
+/// All workers decide together whether a step is taken: [`prepare`](Steps::prepare) returns what this one has
+/// for the next step, and [`finish`](Steps::finish) takes the sum over all of them.
 pub struct Steps {
     pieces: Pieces,
     ended: Vec<bool>,
@@ -130,7 +130,7 @@ impl Steps {
         }
     }
 
-    /// The number of steps taken or skipped.
+    /// Returns the number of steps taken or skipped.
     pub(crate) fn taken(&self) -> u64 {
         self.taken
     }
@@ -161,8 +161,8 @@ impl Steps {
         Ok(counts)
     }
 
-    /// Makes the empty pieces that are needed if the step is taken, and returns how many replicas lack one. This comes before all
-    /// workers decide on the step, so that no worker takes a step that another cannot.
+    /// Makes the empty pieces that are needed if the step is taken, and returns how many replicas lack one.
+    /// This comes before all workers decide on the step, so that no worker takes a step that another cannot.
     fn fill(&mut self) -> Result<usize> {
         self.padding.clear();
         let missing = self.next.iter().filter(|piece| piece.is_none()).count();
@@ -185,7 +185,7 @@ impl Steps {
         Ok(0)
     }
 
-    /// An empty piece for each replica that has none, prepared as the others are.
+    /// Returns an empty piece for each replica that has none, prepared as the others are.
     fn padding_of(&self, empty: &Tree<Leaf>) -> Result<Vec<Tree<Leaf>>> {
         let missing = self.next.iter().enumerate().filter(|(_, piece)| piece.is_none());
         let prepared = |(replica, _)| match &self.prepare {
@@ -201,7 +201,7 @@ impl Steps {
         self.over = true;
     }
 
-    /// The step that was prepared, if the workers take it; `None` at the end.
+    /// Returns the step that was prepared, if the workers take it; `None` at the end.
     pub(crate) fn finish(&mut self, all: StepCounts) -> Result<Option<Vec<Tree<Leaf>>>> {
         let next = std::mem::take(&mut self.next);
         let mut padding = std::mem::take(&mut self.padding).into_iter();
@@ -235,7 +235,8 @@ pub(crate) struct Templates {
 }
 
 impl Templates {
-    /// A batch without rows; `None` if elements have no rows, or if these pipelines have neither elements nor a spec.
+    /// Returns a batch without rows; `None` if elements have no rows, or if these pipelines have neither
+    /// elements nor a spec.
     fn empty(&self) -> Result<Option<Tree<Leaf>>> {
         for pipeline in &self.pipelines {
             if let Some(batch) = one(&mut pipeline.start(self.epoch))? {
@@ -246,7 +247,7 @@ impl Templates {
     }
 }
 
-/// A batch without rows by its spec, with 0 for unknown sizes.
+/// Returns a batch without rows by its spec, with 0 for unknown sizes.
 fn of_spec(spec: ElementSpec) -> Option<Tree<Leaf>> {
     let leaf = &mut |spec: TensorSpec| {
         let (_rows, inner) = spec.dims.split_first().ok_or(())?;
@@ -256,7 +257,7 @@ fn of_spec(spec: ElementSpec) -> Option<Tree<Leaf>> {
     spec.try_map(leaf).ok()
 }
 
-/// A batch like this one, without rows. It is kept for the whole pass.
+/// Returns a batch like this one, without rows. It is kept for the whole pass.
 fn without_rows(batch: &Tree<Leaf>) -> Option<Tree<Leaf>> {
     batch.without_rows().ok()
 }

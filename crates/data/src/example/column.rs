@@ -105,7 +105,7 @@ impl<'f> Column<'f> {
         }
     }
 
-    /// The column of `records` records, and that of its lengths if it is wanted.
+    /// Returns the column of `records` records, and that of its lengths if it is wanted.
     pub(super) fn finish(self, records: usize) -> Result<(HostTensor, Option<HostTensor>), String> {
         let (shape, values, lengths) = match self.wanted {
             Wanted::Fixed(fixed) => {

@@ -37,7 +37,7 @@ impl<K: Into<String>> FromIterator<(K, Feature)> for Example {
 }
 
 impl Example {
-    /// The example as a record: features in the order of their names, numbers side by side.
+    /// Returns the example as a record: features in the order of their names, numbers side by side.
     #[doc(alias = "SerializeToString")]
     pub fn encode(&self) -> Vec<u8> {
         encoded(&self.features)
@@ -84,14 +84,14 @@ pub(super) fn encoded(features: &BTreeMap<String, Feature>) -> Vec<u8> {
     out
 }
 
-/// A feature as it stands in an entry or a list.
+/// Returns a feature as it stands in an entry or a list.
 pub(super) fn encoded_feature(feature: &Feature) -> Vec<u8> {
     let mut out = Vec::new();
     Entry::of("", feature).put_feature(&mut out);
     out
 }
 
-/// The values of a feature of `record`, if they are of any kind.
+/// Returns the values of a feature of `record`, if they are of any kind.
 pub(super) fn decoded(feature: &[u8], record: &[u8]) -> Result<Option<Feature>, String> {
     let Some((kind, list)) = message::list(feature).map_err(|broken| broken.describe(record))? else {
         return Ok(None);
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The feature of an entry with one feature, "a".
+    /// Returns the feature of an entry with one feature, "a".
     fn decode(feature: &[u8]) -> Result<Option<Feature>> {
         let entry = [&[0x0a, 1, b'a', 0x12, feature.len() as u8][..], feature].concat();
         let features = [&[0x0a, entry.len() as u8][..], &entry].concat();

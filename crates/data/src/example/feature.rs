@@ -47,7 +47,7 @@ impl Kind {
         }
     }
 
-    /// The dtype of a column of such values.
+    /// Returns the dtype of a column of such values.
     pub(super) fn dtype(self) -> DType {
         match self {
             Kind::Bytes => DType::String,
@@ -94,7 +94,7 @@ impl Feature {
         }
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

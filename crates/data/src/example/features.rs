@@ -128,7 +128,7 @@ impl From<VarLen> for Wanted {
 }
 
 impl Wanted {
-    /// The name of the column of lengths.
+    /// Returns the name of the column of lengths.
     pub(super) fn lengths(&self) -> Option<&str> {
         match self {
             Wanted::Var(var) => var.lengths.as_deref(),
@@ -212,7 +212,7 @@ impl Features {
         Self { limit: self.limit.of(bytes), ..self }
     }
 
-    /// The first feature that has any number of values.
+    /// Returns the first feature that has any number of values.
     pub(crate) fn first_variable(&self) -> Option<&str> {
         let variable = |(_, wanted): &&(String, Wanted)| matches!(wanted, Wanted::Var(_));
         self.wanted.iter().find(variable).map(|(name, _)| name.as_str())
@@ -239,7 +239,7 @@ impl Features {
         Tree::Dict(columns)
     }
 
-    /// The names of all columns.
+    /// Returns the names of all columns.
     fn columns(&self) -> impl Iterator<Item = &str> {
         self.wanted.iter().flat_map(|(name, wanted)| std::iter::once(name.as_str()).chain(wanted.lengths()))
     }

@@ -78,7 +78,7 @@ fn key_and_feature(mut entry: &[u8]) -> Result<(&[u8], Cow<'_, [u8]>), Broken<'_
     Ok((key, feature.unwrap_or_default()))
 }
 
-/// A message in parts, one more of which was found.
+/// Returns a message in parts, one more of which was found.
 fn joined<'a>(before: Option<Cow<'a, [u8]>>, part: &'a [u8]) -> Cow<'a, [u8]> {
     match before {
         None => Cow::Borrowed(part),
@@ -92,7 +92,7 @@ fn joined<'a>(before: Option<Cow<'a, [u8]>>, part: &'a [u8]) -> Cow<'a, [u8]> {
 /// What a list holds, and its bytes.
 type List<'a> = (Kind, Cow<'a, [u8]>);
 
-/// The list of a feature, if it has one.
+/// Returns the list of a feature, if it has one.
 #[inline]
 pub(super) fn list(mut feature: &[u8]) -> Result<Option<List<'_>>, Broken<'_>> {
     let mut found: Option<List<'_>> = None;

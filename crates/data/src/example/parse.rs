@@ -9,15 +9,16 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 impl Features {
-    /// The columns of a batch of records: each with `records` rows, whatever order the features of a record are in.
+    /// Returns the columns of a batch of records: each with `records` rows, whatever order the features of a
+    /// record are in.
     ///
-    /// Of features that a record has twice, the last is meant. Features that were not asked for are passed over
-    /// without a look at their values.
+    /// Of features that a record has twice, the last is meant. Features that were not asked for are passed
+    /// over without a look at their values.
     ///
     /// # Errors
     ///
-    /// [`Error::Example`] if a record is broken, lacks a feature that has no default, or has values of another kind or
-    /// number.
+    /// [`Error::Example`] if a record is broken, lacks a feature that has no default, or has values of
+    /// another kind or number.
     #[doc(alias = "tf.io.parse_example")]
     pub fn parse<'a, I>(&self, records: I) -> Result<BTreeMap<String, HostTensor>>
     where
@@ -47,7 +48,7 @@ impl Features {
         Ok(tensors)
     }
 
-    /// The features of one record, without an axis of records.
+    /// Returns the features of one record, without an axis of records.
     ///
     /// # Errors
     ///

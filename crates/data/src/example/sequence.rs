@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 
 /// Named features of a whole record, and named lists of features: one for each step of a sequence.
 ///
-/// For training, [`SequenceFeatures::parse`](super::SequenceFeatures::parse) reads whole batches of records without making
-/// these.
+/// For training, [`SequenceFeatures::parse`](super::SequenceFeatures::parse) reads whole batches of records
+/// without making these.
 ///
 /// ```
 /// use distribute_data::example::SequenceExample;
@@ -77,8 +77,8 @@ impl SequenceExample {
         out
     }
 
-    /// Decodes a record. A feature of the whole record that holds values of no kind is left out; a step that does is read as
-    /// one of no strings.
+    /// Decodes a record. A feature of the whole record that holds values of no kind is left out; a step that
+    /// does is read as one of no strings.
     ///
     /// # Errors
     ///

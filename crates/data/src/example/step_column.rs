@@ -14,7 +14,8 @@ use std::collections::BTreeMap;
 type Columns = BTreeMap<String, HostTensor>;
 
 impl SequenceFeatures {
-    /// Parses a batch of records: the columns of the context, and those of the lists, each with a row for each record.
+    /// Parses a batch of records: the columns of the context, and those of the lists, each with a row for
+    /// each record.
     ///
     /// # Errors
     ///
@@ -134,7 +135,7 @@ impl<'f> StepColumn<'f> {
         Ok(())
     }
 
-    /// The column, the number of steps of each record, and the number of values of each step.
+    /// Returns the column, the number of steps of each record, and the number of values of each step.
     fn finish(self) -> Result<(HostTensor, HostTensor, Option<HostTensor>), String> {
         let records = self.records.len();
         let lens = differences(&self.records);
@@ -166,7 +167,7 @@ impl<'f> StepColumn<'f> {
     }
 }
 
-/// The lengths of parts that end at `ends`.
+/// Returns the lengths of parts that end at `ends`.
 fn differences(ends: &[usize]) -> Vec<usize> {
     let starts = std::iter::once(0).chain(ends.iter().copied());
     ends.iter().zip(starts).map(|(end, start)| end - start).collect()

@@ -8,10 +8,11 @@ use distribute_tensor::{DType, Tree};
 use std::collections::BTreeMap;
 
 /// A list of features, one for each step of a sequence, that becomes a column: steps of fixed shape as
-/// `[records, longest, shape...]`, steps of any length as `[records, longest, most]`. What is shorter is filled up.
+/// `[records, longest, shape...]`, steps of any length as `[records, longest, most]`. What is shorter is
+/// filled up.
 ///
-/// A record that lacks a list of steps of a fixed shape is an error unless [`or_empty`](Self::or_empty) is set; a list of steps
-/// of any length is empty then.
+/// A record that lacks a list of steps of a fixed shape is an error unless [`or_empty`](Self::or_empty) is
+/// set; a list of steps of any length is empty then.
 ///
 /// ```
 /// use distribute_data::example::{FixedLen, SequenceExample, SequenceFeatures, Steps};
@@ -101,7 +102,7 @@ impl Steps {
         Self { optional: true, ..self }
     }
 
-    /// The number of values of a step, if all have the same.
+    /// Returns the number of values of a step, if all have the same.
     pub(super) fn size(&self) -> Option<usize> {
         self.shape.as_ref().map(|shape| shape.iter().product())
     }
@@ -123,7 +124,8 @@ impl Steps {
     }
 }
 
-/// The context features and the lists that sequence examples are asked for, by name. Others in a record are passed over.
+/// The context features and the lists that sequence examples are asked for, by name. Others in a record are
+/// passed over.
 #[derive(Clone, Debug)]
 pub struct SequenceFeatures {
     pub(super) context: Features,

@@ -19,7 +19,8 @@ pub(super) fn announced(head: &[u8], plain: Option<bool>) -> Result<Compression,
         return Err(name);
     }
     match head {
-        // Some writers put a frame before all others that is to be skipped: 16 numbers are kept for it. What follows says whether it is zstd.
+        // Some writers put a frame before all others that is to be skipped: 16 numbers are kept for it. What
+        // follows says whether it is zstd.
         [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Ok(Compression::Zstd),
         _ if starts_bzip2(head) => Err("bzip2"),
         _ if plain == Some(false) && starts_zlib(head) => Ok(Compression::Zlib),

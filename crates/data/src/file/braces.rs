@@ -1,7 +1,7 @@
 //! Patterns that stand for several: `{a,b}` and `{000..099}`.
 
-/// The patterns that one with braces stands for, in order; itself if it has none. Braces that hold neither a comma nor a
-/// range of numbers are text.
+/// Returns the patterns that one with braces stands for, in order; itself if it has none. Braces that hold
+/// neither a comma nor a range of numbers are text.
 ///
 /// # Errors
 ///
@@ -39,7 +39,8 @@ fn too_many() -> String {
     format!("its braces stand for more than {MOST} patterns")
 }
 
-/// The length of the braces with which a text begins, and what is in them; `None` if they aren't closed.
+/// Returns the length of the braces with which a text begins, and what is in them; `None` if they aren't
+/// closed.
 fn closing(text: &str) -> Option<usize> {
     let mut depth = 0usize;
     for (at, byte) in text.bytes().enumerate() {
@@ -55,7 +56,7 @@ fn closing(text: &str) -> Option<usize> {
     None
 }
 
-/// The choices within braces; `None` if they are text.
+/// Returns the choices within braces; `None` if they are text.
 fn choices(inner: &str) -> Result<Option<Vec<String>>, String> {
     if let Some((first, last)) = inner.split_once("..")
         && let (Some(from), Some(to)) = (number(first), number(last))
@@ -91,7 +92,7 @@ fn choices(inner: &str) -> Result<Option<Vec<String>>, String> {
     Ok((all.len() > 1).then_some(all))
 }
 
-/// A number of a range; `None` if it is text, or has more digits than any `u64`.
+/// Returns a number of a range; `None` if it is text, or has more digits than any `u64`.
 fn number(text: &str) -> Option<u64> {
     let is_number = text.len() <= 20 && text.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| text.parse().ok())?

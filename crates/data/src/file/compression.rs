@@ -13,14 +13,16 @@ use zstd::stream::read::Decoder as ZstdDecoder;
 
 /// How a file is compressed.
 ///
-/// Gzip announces itself: three bytes with which no text starts, and with which a TFRecord file starts only if its
-/// first record has a length of 559 903 bytes plus a multiple of 16 MiB. Zlib doesn't: its two bytes may be the text
-/// `x^`. So zlib is found only by formats that know their own first bytes when they see them; for others, such as
-/// text, it has to be named. Zstd and lz4 announce themselves, and are read where the features `zstd` and `lz4` are enabled
-/// (`parquet` enables both). What is compressed in another way that announces itself, such as bzip2 and xz, is refused by name.
+/// Gzip announces itself: three bytes with which no text starts, and with which a TFRecord file starts only
+/// if its first record has a length of 559 903 bytes plus a multiple of 16 MiB. Zlib doesn't: its two bytes
+/// may be the text `x^`. So zlib is found only by formats that know their own first bytes when they see them;
+/// for others, such as text, it has to be named. Zstd and lz4 announce themselves, and are read where the
+/// features `zstd` and `lz4` are enabled (`parquet` enables both). What is compressed in another way that
+/// announces itself, such as bzip2 and xz, is refused by name.
 ///
-/// Frames that are to be skipped, before and between frames of zstd and lz4, are skipped. After the end of a stream there may be zeros, with which some media fill their blocks, and after gzip another gzip
-/// member. Anything else there is an error: it may be what is left of a member.
+/// Frames that are to be skipped, before and between frames of zstd and lz4, are skipped. After the end of a
+/// stream there may be zeros, with which some media fill their blocks, and after gzip another gzip member.
+/// Anything else there is an error: it may be what is left of a member.
 ///
 /// ```
 /// use distribute_data::{Compression, Location};
@@ -56,21 +58,22 @@ const BUFFER: usize = 256 * 1024;
 pub(super) const HEAD: usize = 16;
 
 impl Compression {
-    /// The unpacked bytes of a file, buffered. Zlib is unpacked only if it is named.
+    /// Returns the unpacked bytes of a file, buffered. Zlib is unpacked only if it is named.
     ///
     /// # Errors
     ///
-    /// - [`Error::Io`](crate::Error::Io): the file cannot be opened, its first bytes cannot be read, or they say that it is
-    ///   compressed in a way that is not read. A stream that is broken fails when it is read, with how many bytes of it could be
-    ///   unpacked.
-    /// - [`Error::Feature`](crate::Error::Feature): it is compressed with zstd or lz4, and that feature is not enabled.
+    /// - [`Error::Io`](crate::Error::Io): the file cannot be opened, its first bytes cannot be read, or they
+    ///   say that it is compressed in a way that is not read. A stream that is broken fails when it is read,
+    ///   with how many bytes of it could be unpacked.
+    /// - [`Error::Feature`](crate::Error::Feature): it is compressed with zstd or lz4, and that feature is
+    ///   not enabled.
     pub fn open(self, location: &Location) -> Result<Box<dyn BufRead + Send>> {
         self.unpack(location, |_| None).map(|(bytes, _)| bytes)
     }
 
-    /// The unpacked bytes of a file of a format that knows its own beginning: where `plain` says that the first 16
-    /// bytes (fewer if the file is shorter) are the format's, [`Auto`](Self::Auto) takes nothing off, and where it
-    /// doesn't, zlib is looked for as well as gzip.
+    /// Returns the unpacked bytes of a file of a format that knows its own beginning: where `plain` says that
+    /// the first 16 bytes (fewer if the file is shorter) are the format's, [`Auto`](Self::Auto) takes nothing
+    /// off, and where it doesn't, zlib is looked for as well as gzip.
     ///
     /// # Errors
     ///
@@ -83,8 +86,8 @@ impl Compression {
         self.unpack(location, |head| Some(plain(head))).map(|(bytes, _)| bytes)
     }
 
-    /// The unpacked bytes, and whether there was anything to unpack. `plain` says whether the first bytes are those of
-    /// the format, where that can be told.
+    /// Returns the unpacked bytes, and whether there was anything to unpack. `plain` says whether the first
+    /// bytes are those of the format, where that can be told.
     pub(crate) fn unpack(
         self,
         location: &Location,
@@ -126,8 +129,9 @@ impl Compression {
         })
     }
 
-    /// Why a format can make nothing of a file that it has opened in this way: that its stream is damaged, if it is, else
-    /// `error`. What comes out of a damaged stream is wrong in any way, and the checksum that says so is at its end.
+    /// Why a format can make nothing of a file that it has opened in this way: that its stream is damaged, if
+    /// it is, else `error`. What comes out of a damaged stream is wrong in any way, and the checksum that
+    /// says so is at its end.
     pub(crate) fn blame(
         self,
         location: &Location,
@@ -159,7 +163,7 @@ const NO_FRAME: &str =
 /// The kind of all errors about a stream, other than those of reading it.
 pub(super) const DAMAGED: ErrorKind = ErrorKind::InvalidData;
 
-/// The bytes of a stream, buffered.
+/// Returns the bytes of a stream, buffered.
 fn unpacked(decoder: Decoder<impl BufRead + Send + 'static>) -> Box<dyn BufRead + Send> {
     Box::new(BufReader::with_capacity(BUFFER, Unpacked { decoder: Some(decoder), offset: 0 }))
 }
@@ -309,7 +313,7 @@ impl<R: BufRead> Read for Unpacked<R> {
     }
 }
 
-/// The error for a file that is compressed in a way that is not read.
+/// Returns the error for a file that is compressed in a way that is not read.
 fn refused(location: &Location, name: &str) -> Error {
     let what = format!(
         "it is compressed with {name}, which is not read: unpack it first, or compress it with gzip or zstd"
@@ -317,7 +321,7 @@ fn refused(location: &Location, name: &str) -> Error {
     location.io_error(io::Error::new(ErrorKind::Unsupported, what))
 }
 
-/// The error for a file that is compressed in a way that needs a feature.
+/// Returns the error for a file that is compressed in a way that needs a feature.
 #[cfg(not(all(feature = "zstd", feature = "lz4")))]
 fn needs(location: &Location, feature: &'static str) -> Error {
     Error::Feature { what: format!("{location}, which is compressed with {feature}"), feature }

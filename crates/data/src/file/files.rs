@@ -25,24 +25,25 @@ use std::collections::BTreeMap;
 pub struct Files(Vec<Location>);
 
 impl Files {
-    /// The files whose paths match a pattern, sorted by path: `?` is one character, `*` any number of them within a
-    /// name, `**` any number of folders, `[ab]` and `[!ab]` one of these or none of them. `{a,b}` and `{000..099}` are several
-    /// patterns, each of which has to find a file.
+    /// Returns the files whose paths match a pattern, sorted by path: `?` is one character, `*` any number of
+    /// them within a name, `**` any number of folders, `[ab]` and `[!ab]` one of these or none of them.
+    /// `{a,b}` and `{000..099}` are several patterns, each of which has to find a file.
     ///
     /// Hidden files and folders, whose names begin with a dot, match only what begins with a dot.
     ///
-    /// Names that are not UTF-8 match as if `\u{fffd}` stood for what is no text. Links to folders are followed, but `**`
-    /// enters each folder once, by a path without links if there is one: so no file comes twice because of a link, and
-    /// links in a circle end.
+    /// Names that are not UTF-8 match as if `\u{fffd}` stood for what is no text. Links to folders are
+    /// followed, but `**` enters each folder once, by a path without links if there is one: so no file comes
+    /// twice because of a link, and links in a circle end.
     ///
-    /// With the feature `object-store` the pattern may be a URL, `s3://bucket/data/train-*.tfrecord`, with `?`, `*`, `[ab]`
-    /// and `[!ab]` in its last part, which matches names as they are, and not as URLs write them (`%`, `#`). Web servers
-    /// have no listings: of `https://host/train-{000..099}.tar` the files are not looked for before they are read.
+    /// With the feature `object-store` the pattern may be a URL, `s3://bucket/data/train-*.tfrecord`, with
+    /// `?`, `*`, `[ab]` and `[!ab]` in its last part, which matches names as they are, and not as URLs write
+    /// them (`%`, `#`). Web servers have no listings: of `https://host/train-{000..099}.tar` the files are
+    /// not looked for before they are read.
     ///
     /// # Errors
     ///
-    /// [`Error::NoFiles`] if nothing matches, [`Error::Parameter`] if the pattern is none, [`Error::Io`] if a folder
-    /// cannot be read.
+    /// [`Error::NoFiles`] if nothing matches, [`Error::Parameter`] if the pattern is none, [`Error::Io`] if a
+    /// folder cannot be read.
     ///
     /// ```no_run
     /// # use distribute_data::Files;
@@ -73,8 +74,8 @@ impl Files {
         Ok(Self(files))
     }
 
-    /// The files that one of several workers reads: `index`, `index + workers`, … A worker beyond the number
-    /// of files gets none.
+    /// Returns the files that one of several workers reads: `index`, `index + workers`, … A worker beyond the
+    /// number of files gets none.
     ///
     /// # Errors
     ///
@@ -92,7 +93,7 @@ impl Files {
         Ok(self.iter().skip(index).step_by(workers).collect())
     }
 
-    /// The same files with a [limit for one element](Location::element_limit) of so many bytes.
+    /// Returns the same files with a [limit for one element](Location::element_limit) of so many bytes.
     pub fn element_limit(self, bytes: u64) -> Self {
         self.into_iter().map(|file| file.element_limit(bytes)).collect()
     }
@@ -102,12 +103,12 @@ impl Files {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The files in order.
+    /// Returns the files in order.
     pub fn iter(&self) -> std::slice::Iter<'_, Location> {
         self.0.iter()
     }
@@ -122,7 +123,7 @@ fn local(pattern: &str) -> Result<Vec<Location>> {
 /// The objects of each folder that has been listed: many patterns of braces are of one.
 type Listings = BTreeMap<String, Vec<(String, FileState)>>;
 
-/// Whether a URL is of one file of a web server, which has no listings.
+/// Returns whether a URL is of one file of a web server, which has no listings.
 fn is_of_web_server(url: &str) -> bool {
     let name = url.rsplit_once('/').map_or(url, |(_, name)| name);
     cfg!(feature = "object-store")

@@ -44,7 +44,7 @@ impl AsGiven {
     }
 }
 
-/// A URL without user and password.
+/// Returns a URL without user and password.
 pub(super) fn without_user(url: &Url) -> Url {
     let mut plain = url.clone();
     // An error would mean that the URL has no host, and such ones are refused before.
@@ -86,7 +86,7 @@ impl HttpService for Service {
     }
 }
 
-/// The bytes of a part of a URL, in which others are written as `%41`.
+/// Returns the bytes of a part of a URL, in which others are written as `%41`.
 fn decoded(text: &str) -> Vec<u8> {
     let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
     while let Some((first, more)) = rest.split_first() {

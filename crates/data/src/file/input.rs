@@ -38,7 +38,8 @@ impl<R: Read> Input<R> {
         Error::Io { path: self.path.clone(), source }
     }
 
-    /// The next bytes, into all of `buffer` or, where the file ends, a part of it: how many there were.
+    /// Returns the next bytes, into all of `buffer` or, where the file ends, a part of it: how many there
+    /// were.
     fn receive(&mut self, buffer: &mut [u8]) -> Result<usize> {
         let mut filled = 0;
         while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
@@ -53,7 +54,7 @@ impl<R: Read> Input<R> {
         Ok(filled)
     }
 
-    /// The next bytes, into all of `buffer`.
+    /// Returns the next bytes, into all of `buffer`.
     pub(crate) fn fill(&mut self, buffer: &mut [u8]) -> Result<()> {
         match buffer.len() - self.receive(buffer)? {
             0 => Ok(()),
@@ -72,13 +73,13 @@ impl<R: Read> Input<R> {
         }
     }
 
-    /// The next `N` bytes.
+    /// Returns the next `N` bytes.
     pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
         let mut bytes = [0; N];
         self.fill(&mut bytes).map(|()| bytes)
     }
 
-    /// The next `len` bytes. No memory is reserved for more than have been received.
+    /// Returns the next `len` bytes. No memory is reserved for more than have been received.
     pub(crate) fn bytes(&mut self, len: u64) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         let received = self.reader.by_ref().take(len).read_to_end(&mut bytes);

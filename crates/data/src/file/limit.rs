@@ -14,7 +14,7 @@ pub(crate) struct ElementLimit {
 }
 
 impl ElementLimit {
-    /// The default, which `setting` changes.
+    /// Returns the default, which `setting` changes.
     pub(crate) fn new(setting: &'static str) -> Self {
         Self { bytes: DEFAULT, setting }
     }
@@ -28,7 +28,8 @@ impl ElementLimit {
         self.bytes
     }
 
-    /// Whether so many bytes are too many: what is wrong then, and what to do. `what` is what takes them: `a row`.
+    /// Returns whether so many bytes are too many: what is wrong then, and what to do. `what` is what takes
+    /// them: `a row`.
     pub(crate) fn check(self, what: &str, bytes: u64) -> Result<(), String> {
         if bytes <= self.bytes {
             Ok(())

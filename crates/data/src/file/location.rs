@@ -55,12 +55,12 @@ impl Location {
         Self { kind, limit: ElementLimit::new("Location::element_limit"), listed: None }
     }
 
-    /// How many bytes of memory one element of the file may take, whatever its format: a line, a row, a record, a sample,
-    /// an array that was compressed, all arrays of a `.npz` together. More is an error that says where. 256 MiB unless
-    /// set; up to 1 MiB is not counted exactly.
+    /// How many bytes of memory one element of the file may take, whatever its format: a line, a row, a
+    /// record, a sample, an array that was compressed, all arrays of a `.npz` together. More is an error that
+    /// says where. 256 MiB unless set; up to 1 MiB is not counted exactly.
     ///
-    /// Without a limit a file of a few megabytes could fill the memory: compressed bytes unpack to a thousand times as
-    /// many.
+    /// Without a limit a file of a few megabytes could fill the memory: compressed bytes unpack to a thousand
+    /// times as many.
     ///
     /// ```
     /// use distribute_data::{Location, text_lines};
@@ -74,12 +74,12 @@ impl Location {
         self.limit
     }
 
-    /// The path, URL or name as it was given, with whatever is secret in it.
+    /// Returns the path, URL or name as it was given, with whatever is secret in it.
     pub(crate) fn as_given(&self) -> &[u8] {
         self.key().1.as_encoded_bytes()
     }
 
-    /// The local path, if it is one.
+    /// Returns the local path, if it is one.
     pub fn path(&self) -> Option<&Path> {
         match &self.kind {
             Kind::Path(path) => Some(path),
@@ -87,7 +87,7 @@ impl Location {
         }
     }
 
-    /// The bytes, if they are in memory.
+    /// Returns the bytes, if they are in memory.
     pub(crate) fn bytes_in_memory(&self) -> Option<&[u8]> {
         match &self.kind {
             Kind::Bytes(_, bytes) => Some((**bytes).as_ref()),
@@ -95,24 +95,24 @@ impl Location {
         }
     }
 
-    /// The same object, with its size and tag from a listing.
+    /// Returns the same object, with its size and tag from a listing.
     #[cfg(feature = "object-store")]
     pub(super) fn listed_as(self, state: FileState) -> Self {
         Self { listed: Some(state), ..self }
     }
 
-    /// The size and tag that a listing has of an object.
+    /// Returns the size and tag that a listing has of an object.
     pub(crate) fn listed(&self) -> Option<FileState> {
         self.listed
     }
 
-    /// The raw bytes from the first one on; [`Compression::open`](super::Compression::open) unpacks them. Reads
-    /// aren't buffered.
+    /// Returns the raw bytes from the first one on; [`Compression::open`](super::Compression::open) unpacks
+    /// them. Reads aren't buffered.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if the file cannot be opened, [`Error::Feature`] for a URL where the feature `object-store` is
-    /// not enabled.
+    /// [`Error::Io`] if the file cannot be opened, [`Error::Feature`] for a URL where the feature
+    /// `object-store` is not enabled.
     pub fn open(&self) -> Result<Box<dyn Read + Send>> {
         match &self.kind {
             Kind::Path(path) => Ok(Box::new(super::open::open(path).map_err(|e| self.io_error(e))?)),
@@ -127,7 +127,7 @@ impl Location {
         }
     }
 
-    /// A local file, to be read from any place; `None` for what is elsewhere.
+    /// Returns a local file, to be read from any place; `None` for what is elsewhere.
     pub(crate) fn open_file(&self) -> Result<Option<File>> {
         self.path().map(|path| super::open::open(path).map_err(|e| self.io_error(e))).transpose()
     }
@@ -137,7 +137,7 @@ impl Location {
         Error::Io { path: self.to_string(), source: self.discreet(source) }
     }
 
-    /// An error of the system or of a library, without what is secret in a URL.
+    /// Returns an error of the system or of a library, without what is secret in a URL.
     fn discreet(&self, error: std::io::Error) -> std::io::Error {
         match &self.kind {
             Kind::Url(url) => std::io::Error::new(error.kind(), discreet_message(url, &error.to_string())),

@@ -36,7 +36,8 @@ pub(super) fn open(url: &str) -> Result<Box<dyn Read + Send>> {
     Ok(Box::new(Pieces::start(store, path, PIECE)?))
 }
 
-/// The names of the objects right below a folder as parts of URLs, and what the listing tells of each.
+/// Returns the names of the objects right below a folder as parts of URLs, and what the listing tells of
+/// each.
 pub(super) fn list(folder: &str) -> Result<Vec<(String, FileState)>> {
     let (store, path) = find(folder)?;
     let found = within(&runtime()?, LISTING, store.list_with_delimiter(Some(&path)))?;
@@ -49,8 +50,9 @@ pub(super) fn list(folder: &str) -> Result<Vec<(String, FileState)>> {
     Ok(found.objects.iter().filter_map(named).collect())
 }
 
-/// The settings of clients of web servers. One without ranges answers with a whole object, which lasts as long as its consumer takes:
-/// so there is no deadline for an answer, but one for its next bytes. (A setting has no other word for "none".)
+/// The settings of clients of web servers. One without ranges answers with a whole object, which lasts as
+/// long as its consumer takes: so there is no deadline for an answer, but one for its next bytes. (A setting
+/// has no other word for "none".)
 const WEB: [(ClientConfigKey, &str); 2] =
     [(ClientConfigKey::Timeout, "10years"), (ClientConfigKey::ReadTimeout, "30s")];
 
@@ -316,7 +318,7 @@ mod tests {
         });
     }
 
-    /// A server of one object, and what it is asked: method, path and the headers that matter.
+    /// Returns a server of one object, and what it is asked: method, path and the headers that matter.
     fn server(ranges: bool, body: &'static [u8]) -> (String, Receiver<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let host = listener.local_addr().unwrap().to_string();

@@ -10,7 +10,7 @@ pub(super) fn open(path: &Path) -> Result<File> {
     distribute_files::open_checked(path, again)
 }
 
-/// Whether what is read can be read once more.
+/// Returns whether what is read can be read once more.
 fn again(found: FileType) -> Result<()> {
     #[cfg(unix)]
     let disk = std::os::unix::fs::FileTypeExt::is_block_device(&found);

@@ -33,8 +33,8 @@ impl PathPattern {
         Path::new(pattern).components().map(segment).collect::<std::result::Result<_, _>>().map(Self)
     }
 
-    /// The files that match. Links are followed, but `**` enters no folder twice, whatever paths lead to it: among
-    /// folders that link to each other there are as many paths as orders of them.
+    /// Returns the files that match. Links are followed, but `**` enters no folder twice, whatever paths lead
+    /// to it: among folders that link to each other there are as many paths as orders of them.
     pub(super) fn files(&self) -> Result<BTreeSet<PathBuf>> {
         let mut walk = Walk::default();
         walk.descend(PathBuf::new(), &self.0)?;
@@ -45,8 +45,8 @@ impl PathPattern {
 #[derive(Default)]
 struct Walk {
     found: BTreeSet<PathBuf>,
-    /// Where the folders really are that `**` has entered, and how much of the pattern was left there: what is left finds
-    /// the same in them, by whatever path it came.
+    /// Where the folders really are that `**` has entered, and how much of the pattern was left there: what
+    /// is left finds the same in them, by whatever path it came.
     entered: BTreeSet<(usize, PathBuf)>,
 }
 
@@ -80,8 +80,8 @@ impl Walk {
         }
     }
 
-    /// A folder and all below it that were not entered with so much of the pattern left. Those to which a path without
-    /// links leads have that one.
+    /// Returns a folder and all below it that were not entered with so much of the pattern left. Those to
+    /// which a path without links leads have that one.
     fn enter(&mut self, at: PathBuf, left: usize) -> Result<Vec<PathBuf>> {
         let mut entered = Vec::new();
         let (mut folders, mut links) = (vec![at], VecDeque::new());
@@ -107,13 +107,13 @@ impl Walk {
     }
 }
 
-/// Whether a name matches. Hidden files, whose names begin with a dot, only do if the pattern begins with one: notebooks,
-/// file systems and editors leave copies of others.
+/// Returns whether a name matches. Hidden files, whose names begin with a dot, only do if the pattern begins
+/// with one: notebooks, file systems and editors leave copies of others.
 pub(super) fn matches(pattern: &Pattern, name: &str) -> bool {
     (!name.starts_with('.') || pattern.as_str().starts_with('.')) && pattern.matches(name)
 }
 
-/// The folder that a path is, where no path is this one.
+/// Returns the folder that a path is, where no path is this one.
 fn here(at: &Path) -> &Path {
     if at.as_os_str().is_empty() { Path::new(".") } else { at }
 }

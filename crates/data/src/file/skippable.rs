@@ -3,7 +3,8 @@
 use super::compression::{DAMAGED, HEAD};
 use std::io::{self, Cursor, Read};
 
-/// Returns the length of a frame that is to be skipped after its head of 8 bytes, if these bytes begin with one. Zstd and lz4 have the same.
+/// Returns the length of a frame that is to be skipped after its head of 8 bytes, if these bytes begin with
+/// one. Zstd and lz4 have the same.
 pub(super) fn skippable(head: &[u8]) -> Option<u64> {
     let (&[0x50..=0x5f, 0x2a, 0x4d, 0x18], rest) = head.split_first_chunk::<4>()? else { return None };
     rest.first_chunk().map(|length| u64::from(u32::from_le_bytes(*length)))
@@ -19,8 +20,8 @@ pub(super) fn pass(bytes: &mut impl Read, length: u64) -> io::Result<()> {
     }
 }
 
-/// Passes over the frames that are to be skipped at the beginning of a file, of which `head` has been read. Returns the first bytes after
-/// these.
+/// Passes over the frames that are to be skipped at the beginning of a file, of which `head` has been read.
+/// Returns the first bytes after these.
 pub(super) fn after_skippable(mut head: Vec<u8>, raw: &mut impl Read) -> io::Result<Vec<u8>> {
     while let Some(length) = skippable(&head) {
         let mut all = Cursor::new(head).chain(raw.by_ref());

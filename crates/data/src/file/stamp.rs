@@ -14,7 +14,8 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
-    /// The stamp of a file as it is now. Nothing is asked of a host, and nothing secret of a URL is kept.
+    /// Returns the stamp of a file as it is now. Nothing is asked of a host, and nothing secret of a URL is
+    /// kept.
     pub(crate) fn of(file: &Location) -> Self {
         let Some(path) = file.path() else {
             return Self {
@@ -32,7 +33,8 @@ impl Stamp {
         }
     }
 
-    /// Describes how a file differs from the same file as it was. A size or time that only one of them has is no difference.
+    /// Describes how a file differs from the same file as it was. A size or time that only one of them has is
+    /// no difference.
     pub(crate) fn difference(&self, was: &Self) -> Option<String> {
         let text = |name: &[u8]| format!("'{}'", String::from_utf8_lossy(name));
         if self.name != was.name {

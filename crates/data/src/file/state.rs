@@ -45,13 +45,13 @@ impl FileState {
         Ok(Self { bytes: Some(found.len()), content: Some(checksum(&first, &last)) })
     }
 
-    /// The state of an object in a listing.
+    /// Returns the state of an object in a listing.
     #[cfg(feature = "object-store")]
     pub(crate) fn of_object(bytes: u64, tag: Option<&str>) -> Self {
         Self { bytes: Some(bytes), content: tag.map(|tag| crc32c::crc32c(tag.as_bytes())) }
     }
 
-    /// Its bytes.
+    /// Returns its bytes.
     pub(crate) fn encode(self) -> Vec<u8> {
         let number = |number: Option<u64>| number.unwrap_or(u64::MAX).to_le_bytes();
         [number(self.bytes), number(self.content.map(u64::from))].concat()

@@ -1,6 +1,6 @@
 //! URLs as text: which text is one, and what of it may be shown.
 
-/// Whether text is a URL: a scheme of letters, digits and `+-.`, and `://`.
+/// Returns whether text is a URL: a scheme of letters, digits and `+-.`, and `://`.
 pub(super) fn is_url(text: &str) -> bool {
     text.split_once("://").is_some_and(|(scheme, _)| is_scheme(scheme))
 }
@@ -10,7 +10,8 @@ fn is_scheme(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
 }
 
-/// The name of an object as the last part of a URL: what means something else there is written as `%23`.
+/// Returns the name of an object as the last part of a URL: what means something else there is written as
+/// `%23`.
 #[cfg(feature = "object-store")]
 pub(super) fn in_url(name: &str) -> String {
     let escaped = |c: char| "%?#\\ \"<>`{}|^".contains(c) || c.is_ascii_control();
@@ -18,8 +19,8 @@ pub(super) fn in_url(name: &str) -> String {
     name.chars().map(shown).collect()
 }
 
-/// A URL without what may be secret: users and passwords before the host, signatures and tokens behind the path. Other
-/// text stays as it is.
+/// Returns a URL without what may be secret: users and passwords before the host, signatures and tokens
+/// behind the path. Other text stays as it is.
 pub(super) fn discreet(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("://").filter(|(scheme, _)| is_scheme(scheme)) else {
         return text.into();

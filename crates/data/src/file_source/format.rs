@@ -8,13 +8,13 @@ use crate::{Compression, ElementSpec, Error, Location, Result};
 
 /// A format of files: it makes elements of a file.
 pub(crate) trait Format: Send + Sync + 'static {
-    /// The name of the format and its parameters: `TFRecord`.
+    /// Returns the name of the format and its parameters: `TFRecord`.
     fn describe(&self) -> String;
 
     /// Dtypes and shapes of the elements.
     fn spec(&self) -> Option<ElementSpec>;
 
-    /// Whether elements are batches.
+    /// Returns whether elements are batches.
     fn batching(&self) -> Batching {
         Batching::Elements
     }
@@ -22,17 +22,18 @@ pub(crate) trait Format: Send + Sync + 'static {
     /// Starts to read one file, of which `broken` is the policy for broken records.
     fn open(&self, file: &Location, broken: &Broken) -> Result<Reading>;
 
-    /// The count for broken records, if they are skipped.
+    /// Returns the count for broken records, if they are skipped.
     fn skipped(&self) -> Option<&SkippedRecords> {
         None
     }
 
-    /// The reason that a file cannot be parsed: because its compressed stream is damaged, if it is, otherwise `error`.
+    /// Returns the reason that a file cannot be parsed: because its compressed stream is damaged, if it is,
+    /// otherwise `error`.
     fn blame(&self, file: &Location, error: Error) -> Error {
         Compression::Auto.blame(file, |_| None, error)
     }
 
-    /// The number of threads that parse sections of files.
+    /// Returns the number of threads that parse sections of files.
     fn threads(&self) -> usize {
         1
     }
@@ -53,7 +54,8 @@ pub(crate) enum Reading {
 
 /// The sections of a file, one after the other. Reading them only finds where they end.
 pub(crate) trait Sections: Send {
-    /// The work that parses the next section; `None` at the end. Must not be called again after an error.
+    /// Returns the work that parses the next section; `None` at the end. Must not be called again after an
+    /// error.
     fn next(&mut self) -> Option<Result<Work>>;
 
     /// Skips `count` elements and returns how many there were, if that is cheaper than making them.
@@ -77,7 +79,7 @@ pub(crate) struct Made {
 }
 
 impl Made {
-    /// The next elements, then the error.
+    /// Returns the next elements, then the error.
     pub(super) fn take(&mut self, max: usize) -> Result<Option<Chunk>> {
         match self.chunk.take() {
             Some(chunk) if chunk.len() > max => {
@@ -94,7 +96,8 @@ impl Made {
     }
 }
 
-/// The number of threads: as many as the machine has cores, but no more than one reading thread can keep busy.
+/// Returns the number of threads: as many as the machine has cores, but no more than one reading thread can
+/// keep busy.
 pub(crate) fn threads() -> usize {
     const MOST: usize = 8;
     std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST))

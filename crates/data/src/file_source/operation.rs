@@ -9,7 +9,7 @@ use distribute_tensor::Nest;
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// A dataset of the contents of files.
+    /// Creates a dataset of the contents of files.
     pub(crate) fn of_files(files: Files, format: impl Format) -> Self {
         Self::of(FilesSource { files: Arc::new(files), format: Arc::new(format) })
     }
@@ -69,7 +69,7 @@ impl Operation for FilesSource {
     }
 }
 
-/// The files of a worker's shard.
+/// Returns the files of a worker's shard.
 pub(crate) fn own(files: &Files, worker: &WorkerShard) -> Option<Files> {
     match *worker {
         WorkerShard::Files { workers, index } => files.shard(workers, index).ok(),

@@ -51,7 +51,7 @@ impl FilesStage {
         }
     }
 
-    /// The file that is being read, or the next one; `None` after the last.
+    /// Returns the file that is being read, or the next one; `None` after the last.
     fn current(&mut self) -> Result<Option<&mut Reading>> {
         if self.current.is_none() {
             let Some(file) = self.files.iter().nth(self.next) else { return Ok(None) };
@@ -62,12 +62,12 @@ impl FilesStage {
         Ok(self.current.as_mut())
     }
 
-    /// The number of the file that is being read.
+    /// Returns the number of the file that is being read.
     fn reading(&self) -> usize {
         self.next.saturating_sub(1)
     }
 
-    /// The reason why a file cannot be parsed.
+    /// Returns the reason why a file cannot be parsed.
     fn blame(&self, file: usize, error: Error) -> Error {
         match self.files.iter().nth(file) {
             Some(file) => self.format.blame(file, error),
@@ -110,7 +110,7 @@ impl FilesStage {
         Ok(())
     }
 
-    /// Whether another section may be in progress.
+    /// Returns whether another section may be in progress.
     fn has_room(&mut self) -> bool {
         self.under_way.iter().map(|(_, bytes)| bytes).sum::<usize>() < MOST_BYTES
             && self.pool.as_mut().is_none_or(WorkerPool::has_room)
@@ -167,13 +167,13 @@ impl FilesStage {
         }
     }
 
-    /// Whether everything that was read has been passed on.
+    /// Returns whether everything that was read has been passed on.
     fn is_idle(&self) -> bool {
         self.made.is_empty() && self.failed.is_none() && self.pool.as_ref().is_none_or(WorkerPool::is_idle)
     }
 
-    /// Skips elements of the current file without making them, if possible. Returns how many there were, and whether the
-    /// file is at its end.
+    /// Skips elements of the current file without making them, if possible. Returns how many there were, and
+    /// whether the file is at its end.
     fn pass_over(&mut self, count: usize) -> Result<(usize, bool)> {
         // Broken records are no elements, and only reading them finds which are broken.
         if !self.is_idle() || self.broken.skips() {

@@ -23,7 +23,7 @@ pub(super) fn bytes(header: &Header) -> Option<u64> {
     Some(if header.shape.contains(&0) { 0 } else { bytes as u64 })
 }
 
-/// The elements after a header, in row-major order.
+/// Returns the elements after a header, in row-major order.
 pub(super) fn read(header: &Header, input: &mut Input<impl Read>) -> Result<Buffer> {
     macro_rules! numbers {
         ($($dtype:ident $ty:ty;)*) => {

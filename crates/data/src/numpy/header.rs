@@ -36,7 +36,7 @@ pub(super) struct Text {
 }
 
 impl Text {
-    /// The number of bytes; `None` if that is more than a number holds.
+    /// Returns the number of bytes; `None` if that is more than a number holds.
     pub(super) fn bytes(self) -> Option<usize> {
         self.characters.checked_mul(if self.unicode { 4 } else { 1 })
     }
@@ -61,7 +61,7 @@ const CODES: [(DType, &str); 14] = [
 ];
 
 impl Header {
-    /// The header with which we write a tensor.
+    /// Returns the header with which we write a tensor.
     pub(super) fn of(tensor: &HostTensor) -> Result<Self> {
         let dtype = tensor.dtype();
         if CODES.iter().any(|(known, _)| *known == dtype) {
@@ -73,7 +73,7 @@ impl Header {
         }
     }
 
-    /// The bytes up to the first element.
+    /// Returns the bytes up to the first element.
     pub(super) fn encode(&self) -> Vec<u8> {
         let code = CODES.iter().find(|(dtype, _)| *dtype == self.dtype).map_or("", |(_, code)| code);
         let order = match (self.dtype.bytes(), self.big_endian) {
@@ -190,7 +190,8 @@ impl<'a> Literal<'a> {
         yes.or_else(|| self.token(b"False").map(|()| false))
     }
 
-    /// A dtype's code, whether its elements are big-endian, and the room that they have if they are text.
+    /// Returns a dtype's code, whether its elements are big-endian, and the room that they have if they are
+    /// text.
     fn descr(&mut self) -> Parsed<(DType, bool, Option<Text>)> {
         const KNOWN: &str = "the code of a bool, integer, float, complex or text dtype, such as '<f4'";
         self.blanks();

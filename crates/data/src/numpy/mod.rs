@@ -1,8 +1,8 @@
 //! Arrays as numpy saves them: `.npy` files, and `.npz` files of several.
 //!
-//! All dtypes that numpy and [`HostTensor`] both have: bool, integers, `float16` to `float64`, `complex64`, `complex128`
-//! and text (`str_` as UTF-8, `bytes_`), in either byte order, row by row or column by column. Dates, structures and
-//! Python objects are refused, and so is a file that is longer than its header says.
+//! All dtypes that numpy and [`HostTensor`] both have: bool, integers, `float16` to `float64`, `complex64`,
+//! `complex128` and text (`str_` as UTF-8, `bytes_`), in either byte order, row by row or column by column.
+//! Dates, structures and Python objects are refused, and so is a file that is longer than its header says.
 //!
 //! | file | what it is |
 //! |---|---|
@@ -54,8 +54,8 @@ pub fn read_npy(location: impl Into<Location>) -> Result<HostTensor> {
 ///
 /// # Errors
 ///
-/// As [`read_npy`]; errors name the array's file within the archive as `file.npz/name.npy`. All arrays together may take
-/// as much memory as the file has bytes, or as [one element may](Location::element_limit).
+/// As [`read_npy`]; errors name the array's file within the archive as `file.npz/name.npy`. All arrays
+/// together may take as much memory as the file has bytes, or as [one element may](Location::element_limit).
 ///
 /// ```no_run
 /// let arrays = distribute_data::numpy::read_npz("mnist.npz")?;

@@ -9,10 +9,10 @@ use std::thread::JoinHandle;
 
 /// Runs its input on a thread that stays at most `buffer` elements ahead of the consumer.
 ///
-/// No deadline is needed: a wait on a channel ends when the other end is dropped. The thread drops its end when the input
-/// ends, fails or panics. The consumer drops its end with the stage; the thread's next send then fails, and the thread ends.
-/// Nobody joins a thread that may still be in a user function. Only the user function itself can take long, just as it would
-/// without a thread.
+/// No deadline is needed: a wait on a channel ends when the other end is dropped. The thread drops its end
+/// when the input ends, fails or panics. The consumer drops its end with the stage; the thread's next send
+/// then fails, and the thread ends. Nobody joins a thread that may still be in a user function. Only the user
+/// function itself can take long, just as it would without a thread.
 pub(crate) struct AheadStage {
     state: State,
     buffer: usize,

@@ -7,11 +7,12 @@ use crate::{Cardinality, Dataset, Error, Result};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// Asserts that there are `count` elements, which is the [`cardinality`](Dataset::cardinality) from here on.
+    /// Asserts that there are `count` elements, which is the [`cardinality`](Dataset::cardinality) from here
+    /// on.
     ///
-    /// Another number gives [`Error::Cardinality`]: before anything is read if the pipeline tells, otherwise in the pass,
-    /// at its end or in place of the first excess element. Workers that read files of their own each have only some of the
-    /// elements, so the assertion is removed for them.
+    /// Another number gives [`Error::Cardinality`]: before anything is read if the pipeline tells, otherwise
+    /// in the pass, at its end or in place of the first excess element. Workers that read files of their own
+    /// each have only some of the elements, so the assertion is removed for them.
     ///
     /// ```
     /// # use distribute_data::Dataset;

@@ -8,10 +8,11 @@ use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Declares the dtypes and shapes of all elements: what a function or a generator gives, whose sizes differ or are
-    /// not told by the first element. A size that is `None` may be any.
+    /// Declares the dtypes and shapes of all elements: what a function or a generator gives, whose sizes
+    /// differ or are not told by the first element. A size that is `None` may be any.
     ///
-    /// Every element is checked as it comes. One with another structure, dtype or shape gives [`Error::Spec`] in the pass.
+    /// Every element is checked as it comes. One with another structure, dtype or shape gives [`Error::Spec`]
+    /// in the pass.
     ///
     /// ```
     /// use distribute_data::{Dataset, TensorSpec};
@@ -102,7 +103,7 @@ struct AssertStage {
 }
 
 impl AssertStage {
-    /// The elements before the first that is something else.
+    /// Returns the elements before the first that is something else.
     fn check(&mut self, chunk: Chunk) -> Result<Chunk> {
         let chunk = chunk.together()?;
         let right = match &chunk {
@@ -126,7 +127,8 @@ impl AssertStage {
         }
     }
 
-    /// Whether the element `offset` elements after those passed on is what was declared; it has failed if it isn't.
+    /// Returns whether the element `offset` elements after those passed on is what was declared; it has
+    /// failed if it isn't.
     fn is_right(&mut self, offset: usize, value: &Tree<Leaf>) -> bool {
         let index = self.input.index + offset;
         let difference = self.declared.difference(value);

@@ -9,11 +9,11 @@ use crate::{Cardinality, Dataset, ElementSpec, Result};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// Stacks `size` consecutive elements along a new axis 0: leaves of shape `[…]` become leaves of shape `[size, …]`. The
-    /// last batch has the remaining elements, at least one.
+    /// Stacks `size` consecutive elements along a new axis 0: leaves of shape `[…]` become leaves of shape
+    /// `[size, …]`. The last batch has the remaining elements, at least one.
     ///
-    /// Elements that differ in structure, dtype or shape give [`Error::Stack`](crate::Error::Stack) in the pass, `size` 0 gives
-    /// [`Error::Parameter`](crate::Error::Parameter).
+    /// Elements that differ in structure, dtype or shape give [`Error::Stack`](crate::Error::Stack) in the
+    /// pass, `size` 0 gives [`Error::Parameter`](crate::Error::Parameter).
     #[doc(alias = "tf.data.Dataset.batch")]
     pub fn batch(&self, size: usize) -> Dataset<T::Batch> {
         Dataset::of(Batch { input: self.pipeline().clone(), size, drop_remainder: false })
@@ -77,7 +77,7 @@ pub(crate) fn batches(elements: Cardinality, size: usize, drop_remainder: bool) 
     elements.map(|n| if drop_remainder { n / size.max(1) } else { n.div_ceil(size.max(1)) })
 }
 
-/// The number of rows of all batches, if it is always the same.
+/// Returns the number of rows of all batches, if it is always the same.
 pub(crate) fn batch_rows(elements: Cardinality, size: usize, drop_remainder: bool) -> Option<usize> {
     let full = drop_remainder || elements == Cardinality::Infinite;
     full.then_some(size)

@@ -8,11 +8,12 @@ use distribute_tensor::Nest;
 use std::sync::{Arc, OnceLock};
 
 impl<T: Nest> Dataset<T> {
-    /// Keeps all elements of the first complete pass in memory, for later passes. A pass that ends early keeps nothing, and
-    /// a dataset that never ends gives [`Error::Endless`].
+    /// Keeps all elements of the first complete pass in memory, for later passes. A pass that ends early
+    /// keeps nothing, and a dataset that never ends gives [`Error::Endless`].
     ///
-    /// Every pass has the elements of the input's pass 0, in its order, so put a [`shuffle`](Dataset::shuffle) after the
-    /// cache, not before it. Tensors are shared, and rows in memory are kept as indices.
+    /// Every pass has the elements of the input's pass 0, in its order, so put a
+    /// [`shuffle`](Dataset::shuffle) after the cache, not before it. Tensors are shared, and rows in memory
+    /// are kept as indices.
     #[doc(alias = "tf.data.Dataset.cache")]
     pub fn cache(&self) -> Self {
         Self::of(Cache { input: self.pipeline().clone(), kept: Arc::default() })
@@ -141,7 +142,7 @@ struct KeptStage {
 }
 
 impl KeptStage {
-    /// The next elements, up to `max`, all of one chunk; `None` at the end.
+    /// Returns the next elements, up to `max`, all of one chunk; `None` at the end.
     fn advance(&mut self, max: usize) -> Option<(usize, std::ops::Range<usize>)> {
         let chunks = &self.kept.get()?.chunks;
         while self.start == chunks.get(self.chunk)?.len() {
@@ -181,7 +182,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// A dataset of five numbers, and how many of them have been made.
+    /// Returns a dataset of five numbers, and how many of them have been made.
     fn counted() -> (Dataset<i64>, Arc<AtomicUsize>) {
         let made = Arc::new(AtomicUsize::new(0));
         let count = made.clone();

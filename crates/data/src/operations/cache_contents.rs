@@ -19,7 +19,7 @@ pub(super) struct Contents {
 /// How the record begins, unlike any element. The last byte is the version.
 const BEGIN: &[u8] = b"\xd5cache\x02";
 
-/// The current state of a pipeline's files, which takes a system call for each.
+/// Returns the current state of a pipeline's files, which takes a system call for each.
 pub(super) fn files(pipeline: &Pipeline) -> Arc<[Stamp]> {
     let mut stamps = Vec::new();
     pipeline::visit(pipeline, &mut |operation| {
@@ -29,7 +29,7 @@ pub(super) fn files(pipeline: &Pipeline) -> Arc<[Stamp]> {
 }
 
 impl Contents {
-    /// The contents of a pipeline with these files.
+    /// Returns the contents of a pipeline with these files.
     pub(super) fn of(pipeline: &Pipeline, files: Arc<[Stamp]>) -> Self {
         let count = match pipeline.cardinality() {
             Cardinality::Unknown => String::new(),

@@ -14,15 +14,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 impl<T: Nest> Dataset<T> {
-    /// A [`cache`](Dataset::cache) in a local file. The first complete pass writes it, and later passes read it, in later
-    /// processes, too. The file gets its name when it is complete. Workers that read files of their own, or have a hint,
-    /// each have a file of their own: `path.0-of-2`. If a function makes a dataset for each worker, each needs its own
-    /// path.
+    /// Returns a [`cache`](Dataset::cache) in a local file. The first complete pass writes it, and later
+    /// passes read it, in later processes, too. The file gets its name when it is complete. Workers that read
+    /// files of their own, or have a hint, each have a file of their own: `path.0-of-2`. If a function makes
+    /// a dataset for each worker, each needs its own path.
     ///
-    /// A cache of other operations, parameters, lengths or shapes, or of other source files, gives [`Error::Cache`]. Source
-    /// files are compared by path as given, size and time of modification, as of the first pass of the process; files that
-    /// no longer exist are ignored. Bytes in memory are compared by name and size, URLs without what follows a `?`. Changes
-    /// inside of your functions, or in files that these read, cannot be detected: delete the cache then.
+    /// A cache of other operations, parameters, lengths or shapes, or of other source files, gives
+    /// [`Error::Cache`]. Source files are compared by path as given, size and time of modification, as of the
+    /// first pass of the process; files that no longer exist are ignored. Bytes in memory are compared by
+    /// name and size, URLs without what follows a `?`. Changes inside of your functions, or in files that
+    /// these read, cannot be detected: delete the cache then.
     ///
     /// A damaged file gives [`Error::Record`] or [`Error::Damaged`] in the pass, one that cannot be written
     /// [`Error::Write`]. Elements must be host tensors, of any dtype, and not larger than [one element may
@@ -121,8 +122,8 @@ impl Operation for CacheFile {
     }
 }
 
-/// Passes on the elements of the input and writes them: an identification, a record for each element, and their number at
-/// the end.
+/// Passes on the elements of the input and writes them: an identification, a record for each element, and
+/// their number at the end.
 struct WriteStage {
     input: Box<dyn Stage>,
     file: Arc<Location>,
@@ -199,7 +200,7 @@ struct ReadStage {
 }
 
 impl ReadStage {
-    /// The records of up to `max` elements; none at the end, where their number is checked.
+    /// Returns the records of up to `max` elements; none at the end, where their number is checked.
     fn records(&mut self, max: usize) -> Result<Vec<Vec<u8>>> {
         if self.ended {
             return Ok(Vec::new());

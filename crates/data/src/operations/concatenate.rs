@@ -8,7 +8,7 @@ use distribute_tensor::Nest;
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// The elements of this dataset, then those of the other.
+    /// Returns the elements of this dataset, then those of the other.
     ///
     /// ```
     /// # use distribute_data::Dataset;

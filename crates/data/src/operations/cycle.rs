@@ -50,7 +50,7 @@ impl Cycle {
         Self { input, operation, function, turns, epoch, index: 0, slots: Vec::new(), turn: 0, left }
     }
 
-    /// The dataset of the next element; `Empty` if there is none.
+    /// Returns the dataset of the next element; `Empty` if there is none.
     fn open(&mut self) -> Slot {
         let element = match self.input.as_mut().and_then(|input| input.next(1)) {
             None => {
@@ -85,8 +85,8 @@ impl Cycle {
         Ok(Box::new(stage))
     }
 
-    /// With threads, the whole cycle is opened at the start. Slots become empty in the order of their turns, so each still
-    /// gets the same element as if it were opened at its turn.
+    /// With threads, the whole cycle is opened at the start. Slots become empty in the order of their turns,
+    /// so each still gets the same element as if it were opened at its turn.
     fn open_all(&mut self) {
         while self.input.is_some() && self.slots.len() < self.turns.cycle_length {
             let slot = self.open();
@@ -102,7 +102,7 @@ impl Cycle {
         }
     }
 
-    /// The dataset whose turn it is, and the element it was made of; `None` when all have ended.
+    /// Returns the dataset whose turn it is, and the element it was made of; `None` when all have ended.
     fn current(&mut self) -> Result<Option<(&mut dyn Stage, usize)>> {
         if self.turns.ahead > 0 && self.slots.is_empty() {
             self.open_all();
@@ -154,7 +154,7 @@ impl Cycle {
         self.next_turn();
     }
 
-    /// An error in the dataset of an element.
+    /// Returns an error in the dataset of an element.
     fn inner(&self, index: usize) -> impl FnOnce(Error) -> Error + use<> {
         let operation = self.operation;
         move |error| Error::Inner { operation, index, cause: error.into() }

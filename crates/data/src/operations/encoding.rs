@@ -76,8 +76,8 @@ pub(super) enum Broken {
     TooLarge(String),
 }
 
-/// Decodes an element. No memory is reserved for bytes that don't exist, and structures encoded in few bytes take no more
-/// memory than an element may.
+/// Decodes an element. No memory is reserved for bytes that don't exist, and structures encoded in few bytes
+/// take no more memory than an element may.
 pub(super) fn decode(bytes: &[u8], limit: ElementLimit) -> Result<Tree<Leaf>, Broken> {
     let mut input = Bytes { rest: bytes, taken: 0, most: limit.bytes().max(LEAST) };
     let element = input.tree(DEEPEST).filter(|_| input.rest.is_empty());

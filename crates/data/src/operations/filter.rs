@@ -13,8 +13,8 @@ use std::sync::Arc;
 impl<T: Nest> Dataset<T> {
     /// Keeps the elements for which `predicate` is true.
     ///
-    /// If it keeps no element in 100 passes over a dataset that is [repeated](Dataset::repeat) before it, the pass ends with
-    /// [`Error::EmptyPasses`].
+    /// If it keeps no element in 100 passes over a dataset that is [repeated](Dataset::repeat) before it, the
+    /// pass ends with [`Error::EmptyPasses`].
     ///
     /// A panic gives [`Error::Panicked`] with the element's index and ends the pass.
     #[doc(alias = "tf.data.Dataset.filter")]
@@ -26,8 +26,8 @@ impl<T: Nest> Dataset<T> {
         self.try_filter(move |value| Ok::<bool, Infallible>(predicate(value)))
     }
 
-    /// [`filter`](Dataset::filter) with a function that can fail; its error gives [`Error::Function`] with the element's
-    /// index and ends the pass.
+    /// [`filter`](Dataset::filter) with a function that can fail; its error gives [`Error::Function`] with
+    /// the element's index and ends the pass.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -50,7 +50,7 @@ impl<T: Nest> Dataset<T> {
 /// A user's choice among elements, with the element's index.
 pub(crate) type FilterFn = Arc<dyn Fn(Tree<Leaf>, usize) -> Result<bool> + Send + Sync>;
 
-/// A user's choice as a function of trees, whose errors and panics name the element.
+/// Returns a user's choice as a function of trees, whose errors and panics name the element.
 pub(crate) fn on_trees<T: Nest + 'static, E: Into<Cause>>(
     operation: &'static str,
     predicate: impl Fn(&T) -> Result<bool, E> + Send + Sync + 'static,
@@ -112,7 +112,7 @@ struct FilterStage {
 }
 
 impl FilterStage {
-    /// Whether an element is kept; false after an element has failed.
+    /// Returns whether an element is kept; false after an element has failed.
     fn keep(&mut self, tree: Result<Tree<Leaf>>) -> bool {
         let index = self.input.index;
         self.input.index += 1;
@@ -126,15 +126,16 @@ impl FilterStage {
         })
     }
 
-    /// Kept rows stay rows of their source, so a batch of them is still one gather, unless they are few: then stages that
-    /// keep them for later would keep all that was read.
+    /// Kept rows stay rows of their source, so a batch of them is still one gather, unless they are few: then
+    /// stages that keep them for later would keep all that was read.
     fn apply(&mut self, chunk: Chunk) -> Result<Chunk> {
         let read = chunk.len();
         Ok(match chunk {
             Chunk::Rows(source, picks) => {
                 let mut rows = picks.into_list()?;
                 rows.retain(|row| self.keep(source.row(*row)));
-                // Who asks for one row at a time gets many from a section, or one of many sections: so all so far are counted.
+                // Who asks for one row at a time gets many from a section, or one of many sections: so all so
+                // far are counted.
                 (self.read, self.kept) =
                     (self.read.saturating_add(read), self.kept.saturating_add(rows.len()));
                 let few = self.kept.saturating_mul(2) < self.read;

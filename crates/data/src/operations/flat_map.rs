@@ -7,7 +7,8 @@ use distribute_tensor::Nest;
 const IN_ORDER: Interleave = Interleave { cycle_length: 1, block_length: usize::MAX, ahead: 0 };
 
 impl<T: Nest> Dataset<T> {
-    /// The elements of the datasets that `function` makes of each element, one dataset after the other.
+    /// Returns the elements of the datasets that `function` makes of each element, one dataset after the
+    /// other.
     ///
     /// Errors and passes are those of [`interleave`](Dataset::interleave).
     ///

@@ -10,14 +10,15 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 impl<T: Nest> Dataset<T> {
-    /// The elements of an iterator that `make` makes for each pass, which may be endless. Restoring a position requires that
-    /// `make` yields the same elements again.
+    /// Returns the elements of an iterator that `make` makes for each pass, which may be endless. Restoring a
+    /// position requires that `make` yields the same elements again.
     ///
-    /// What elements are is told by their type or by their first one, which [`element_spec`](Dataset::element_spec) takes
-    /// and puts back; where sizes differ, declare it: [`assert_element_spec`](Dataset::assert_element_spec).
+    /// What elements are is told by their type or by their first one, which
+    /// [`element_spec`](Dataset::element_spec) takes and puts back; where sizes differ, declare it:
+    /// [`assert_element_spec`](Dataset::assert_element_spec).
     ///
-    /// An `Err` gives [`Error::Generator`] with the element's index, a panic of `make` or of the iterator gives
-    /// [`Error::Panicked`]; both end the pass.
+    /// An `Err` gives [`Error::Generator`] with the element's index, a panic of `make` or of the iterator
+    /// gives [`Error::Panicked`]; both end the pass.
     ///
     /// ```
     /// # use distribute_data::Dataset;

@@ -11,13 +11,14 @@ use distribute_tensor::Nest;
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Maps each element to a dataset, and reads several of these datasets in turn, for example files side by side.
+    /// Maps each element to a dataset, and reads several of these datasets in turn, for example files side by
+    /// side.
     ///
-    /// A dataset that has ended is replaced by that of the next element at its next turn. Each is read in a pass with this
-    /// dataset's number, so that shuffles in it have another order in each pass.
+    /// A dataset that has ended is replaced by that of the next element at its next turn. Each is read in a
+    /// pass with this dataset's number, so that shuffles in it have another order in each pass.
     ///
-    /// A panic gives [`Error::Panicked`], an error in one of the datasets [`Error::Inner`], both with the element's
-    /// index; they end the pass.
+    /// A panic gives [`Error::Panicked`], an error in one of the datasets [`Error::Inner`], both with the
+    /// element's index; they end the pass.
     #[doc(alias = "tf.data.Dataset.interleave")]
     pub fn interleave<U, F>(&self, function: F, turns: Interleave) -> Dataset<U>
     where
@@ -40,7 +41,7 @@ impl<T: Nest> Dataset<T> {
         self.in_turn("interleave", function, turns)
     }
 
-    /// The implementation of `interleave` and `flat_map`.
+    /// Returns the implementation of `interleave` and `flat_map`.
     pub(super) fn in_turn<U, E, F>(
         &self,
         operation: &'static str,
@@ -58,7 +59,7 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
-/// A user's function as one from a tree to a pipeline, whose errors and panics name the element.
+/// Returns a user's function as one from a tree to a pipeline, whose errors and panics name the element.
 fn on_trees<T, U, E, F>(operation: &'static str, function: F) -> InnerFn
 where
     T: Nest + 'static,
@@ -106,7 +107,7 @@ impl Operation for InTurn {
         Batching::Unknown
     }
 
-    /// The spec of the dataset of the first element.
+    /// Returns the spec of the dataset of the first element.
     fn spec(&self, look: Look) -> Option<ElementSpec> {
         match look {
             Look::Never => None,

@@ -25,7 +25,8 @@ impl<T: Nest> Dataset<T> {
 
     /// Applies a function that can fail to every element.
     ///
-    /// An `Err` gives [`Error::Function`], a panic [`Error::Panicked`], both with the element's index; they end the pass.
+    /// An `Err` gives [`Error::Function`], a panic [`Error::Panicked`], both with the element's index; they
+    /// end the pass.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -48,7 +49,7 @@ impl<T: Nest> Dataset<T> {
 /// A user's function from element to element, with the element's index.
 pub(crate) type MapFn = Arc<dyn Fn(Tree<Leaf>, usize) -> Result<Tree<Leaf>> + Send + Sync>;
 
-/// A user's function as one from tree to tree, whose errors and panics name the element.
+/// Returns a user's function as one from tree to tree, whose errors and panics name the element.
 pub(crate) fn on_trees<T, U, E, F>(operation: &'static str, function: F) -> MapFn
 where
     T: Nest + 'static,
@@ -138,7 +139,7 @@ struct MapStage {
 }
 
 impl MapStage {
-    /// The elements before one that fails come first, however many were requested.
+    /// Returns the elements before one that fails come first, however many were requested.
     fn apply(&mut self, chunk: Chunk) -> Result<Chunk> {
         let mut mapped = Vec::with_capacity(chunk.len());
         for tree in chunk.into_values()? {

@@ -12,11 +12,12 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Like [`map`](Dataset::map), on `threads` threads: the same elements in the same order, a few of which are made ahead
-    /// for each thread. The threads start with the first requested element and end with the pass.
+    /// Like [`map`](Dataset::map), on `threads` threads: the same elements in the same order, a few of which
+    /// are made ahead for each thread. The threads start with the first requested element and end with the
+    /// pass.
     ///
-    /// Worth it for functions that take microseconds or more. `threads` 0, and more than 1024, give [`Error::Parameter`] in
-    /// the pass.
+    /// Worth it for functions that take microseconds or more. `threads` 0, and more than 1024, give
+    /// [`Error::Parameter`] in the pass.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -48,8 +49,9 @@ impl<T: Nest> Dataset<T> {
         Dataset::of(MapParallel { map, threads, ordered: true })
     }
 
-    /// Like [`map_parallel`](Dataset::map_parallel), in the order in which elements are done, so that a slow one does not
-    /// hold up others. The order differs from pass to pass, so a pass cannot be resumed in the middle.
+    /// Like [`map_parallel`](Dataset::map_parallel), in the order in which elements are done, so that a slow
+    /// one does not hold up others. The order differs from pass to pass, so a pass cannot be resumed in the
+    /// middle.
     #[doc(alias = "deterministic")]
     pub fn map_unordered<U, F>(&self, threads: usize, function: F) -> Dataset<U>
     where
@@ -60,8 +62,8 @@ impl<T: Nest> Dataset<T> {
         self.try_map_unordered(threads, move |value| Ok::<U, Infallible>(function(value)))
     }
 
-    /// [`map_unordered`](Dataset::map_unordered) with a function that can fail; its error ends the pass, at whatever place
-    /// it comes.
+    /// [`map_unordered`](Dataset::map_unordered) with a function that can fail; its error ends the pass, at
+    /// whatever place it comes.
     #[doc(alias = "deterministic")]
     pub fn try_map_unordered<U, E, F>(&self, threads: usize, function: F) -> Dataset<U>
     where

@@ -11,7 +11,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 impl Dataset<i64> {
-    /// The numbers from 0 to `n - 1`, or those of a range, as scalars of `int64`. Sizes of `usize` are taken too. Batches are tensors of shape `[n]`.
+    /// Returns the numbers from 0 to `n - 1`, or those of a range, as scalars of `int64`. Sizes of `usize`
+    /// are taken too. Batches are tensors of shape `[n]`.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -28,15 +29,18 @@ impl Dataset<i64> {
 }
 
 impl<T: Nest> Dataset<T> {
-    /// The slices along axis 0 of all tensors of a nest: leaves of shape `[n, …]` give `n` elements with leaves of
-    /// shape `[…]`. The tensors are shared, not copied, and batches are cut out of them in one piece.
+    /// Returns the slices along axis 0 of all tensors of a nest: leaves of shape `[n, …]` give `n` elements
+    /// with leaves of shape `[…]`. The tensors are shared, not copied, and batches are cut out of them in one
+    /// piece.
     ///
-    /// Elements are typed like the nest; where slices are scalars, [`typed`](Dataset::typed) reads them as numbers.
+    /// Elements are typed like the nest; where slices are scalars, [`typed`](Dataset::typed) reads them as
+    /// numbers.
     ///
     /// # Errors
     ///
-    /// [`Error::Scalar`](crate::Error::Scalar) if a leaf has no axis 0, [`Error::UnequalRows`](crate::Error::UnequalRows)
-    /// if leaves have different numbers of rows, [`Error::NoTensor`](crate::Error::NoTensor) if there is no leaf.
+    /// [`Error::Scalar`](crate::Error::Scalar) if a leaf has no axis 0,
+    /// [`Error::UnequalRows`](crate::Error::UnequalRows) if leaves have different numbers of rows,
+    /// [`Error::NoTensor`](crate::Error::NoTensor) if there is no leaf.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -54,8 +58,8 @@ impl<T: Nest> Dataset<T> {
         Ok(Self::of(InMemory(Arc::new(Rows::Memory { tree, len }))))
     }
 
-    /// Elements that are in memory one by one; they may be of any structures and shapes, as long as nobody batches them.
-    /// One nest as the only element is `from_items([nest])`.
+    /// Elements that are in memory one by one; they may be of any structures and shapes, as long as nobody
+    /// batches them. One nest as the only element is `from_items([nest])`.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -126,7 +130,7 @@ struct RowsStage {
 }
 
 impl RowsStage {
-    /// The next rows, up to `count`.
+    /// Returns the next rows, up to `count`.
     fn advance(&mut self, count: usize) -> Range<usize> {
         let start = self.next;
         self.next = self.rows.len().min(start.saturating_add(count));

@@ -59,7 +59,7 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The dataset that `FlatMap` and `Interleave` make of an element, as a list.
+/// Returns the dataset that `FlatMap` and `Interleave` make of an element, as a list.
 fn inner(x: i64, k: i64) -> std::ops::Range<i64> {
     10 * x..10 * x + (x + k) % 4
 }
@@ -118,7 +118,7 @@ fn on_vec(data: Vec<i64>, step: &Step) -> Vec<i64> {
     }
 }
 
-/// The elements of pass `epoch`.
+/// Returns the elements of pass `epoch`.
 fn pass(data: &Dataset<i64>, epoch: u64) -> Vec<i64> {
     data.epoch(epoch).map(Result::unwrap).collect()
 }

@@ -24,7 +24,7 @@ pub(super) fn pad(padding: &Padding, elements: Assembly, first: usize) -> Result
     Ok(structure.fill(joined.into_iter().map(Leaf::Host))?)
 }
 
-/// The path of each leaf.
+/// Returns the path of each leaf.
 fn paths(element: Option<&Tree<Leaf>>) -> Vec<String> {
     let mut paths = Vec::new();
     let mut note = |path: &dyn Fn() -> String, _: &Leaf| {
@@ -66,7 +66,7 @@ fn given<'a, X>(all: Option<&'a [X]>, i: usize, of: usize, what: &str) -> Result
     }
 }
 
-/// The shape that all tensors fit into.
+/// Returns the shape that all tensors fit into.
 fn common_shape(tensors: &[HostTensor], sizes: Option<&[Option<usize>]>) -> Result<Vec<usize>, Bad> {
     let rank = sizes.map_or(tensors.first().map_or(0, HostTensor::rank), <[_]>::len);
     let mut shape = vec![0; rank];
@@ -90,7 +90,7 @@ fn common_shape(tensors: &[HostTensor], sizes: Option<&[Option<usize>]>) -> Resu
     Ok(shape)
 }
 
-/// All tensors, of dtype `T`, in one that is filled up with `value`.
+/// Returns all tensors, of dtype `T`, in one that is filled up with `value`.
 fn join<T: Element>(
     _: &[T],
     tensors: &[HostTensor],

@@ -11,10 +11,11 @@ use crate::{Cardinality, Dataset, ElementSpec, Padding, Result};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// [`batch`](Dataset::batch) of elements whose tensors may differ in size: each is padded at the end of its axes.
+    /// [`batch`](Dataset::batch) of elements whose tensors may differ in size: each is padded at the end of
+    /// its axes.
     ///
-    /// [`Error::Pad`](crate::Error::Pad) in the pass names the element and the tensor if it is longer than the given size,
-    /// if ranks or dtypes differ, or if it is not a dense tensor in host memory.
+    /// [`Error::Pad`](crate::Error::Pad) in the pass names the element and the tensor if it is longer than
+    /// the given size, if ranks or dtypes differ, or if it is not a dense tensor in host memory.
     #[doc(alias = "tf.data.Dataset.padded_batch")]
     pub fn padded_batch(&self, size: usize, padding: Padding) -> Dataset<T::Batch> {
         Dataset::of(PaddedBatch { input: self.pipeline().clone(), size, padding, drop_remainder: false })

@@ -13,7 +13,8 @@ pub(super) struct Pairing {
 }
 
 impl Pairing {
-    /// The elements of both, to the end of the shorter. Where both are rows next to each other, they stay rows.
+    /// Returns the elements of both, to the end of the shorter. Where both are rows next to each other, they
+    /// stay rows.
     pub(super) fn pair(&mut self, first: Chunk, second: Chunk) -> Result<Chunk> {
         match (first, second) {
             (Chunk::Rows(first, Picks::Range(a)), Chunk::Rows(second, Picks::Range(b))) => {
@@ -28,7 +29,8 @@ impl Pairing {
         }
     }
 
-    /// The pairs from row `a` of the one and row `b` of the other on, and where in them these rows are.
+    /// Returns the pairs from row `a` of the one and row `b` of the other on, and where in them these rows
+    /// are.
     fn rows(&mut self, first: &Arc<Rows>, a: usize, second: &Arc<Rows>, b: usize) -> (Arc<Rows>, usize) {
         if let Some(rows) = &self.last
             && let Rows::Pairs { first: x, first_start, second: y, second_start, .. } = rows.as_ref()

@@ -10,19 +10,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 impl Dataset<HostTensor> {
-    /// Parses batches of records that are `tf.train.Example`: from strings `[n]` to columns `[n, …]` by name. Features of
-    /// variable length are as long as the longest of their batch.
+    /// Parses batches of records that are `tf.train.Example`: from strings `[n]` to columns `[n, …]` by name.
+    /// Features of variable length are as long as the longest of their batch.
     ///
-    /// [`Error::Example`] in the pass names record and feature; [`Error::Type`] if elements are not vectors of strings.
+    /// [`Error::Example`] in the pass names record and feature; [`Error::Type`] if elements are not vectors
+    /// of strings.
     #[doc(alias = "tf.io.parse_example")]
     pub fn parse_examples(&self, features: &Features) -> Dataset<BTreeMap<String, HostTensor>> {
         Dataset::of(ParseExamples { input: self.pipeline().clone(), parser: Arc::new(features.clone()) })
     }
 
-    /// Parses batches of records that are `tf.train.SequenceExample`: from strings `[n]` to the columns of the context and
-    /// those of the lists, `[n, …]` by name. Lists are as long as the longest of their batch.
+    /// Parses batches of records that are `tf.train.SequenceExample`: from strings `[n]` to the columns of
+    /// the context and those of the lists, `[n, …]` by name. Lists are as long as the longest of their batch.
     ///
-    /// [`Error::Example`] in the pass names record, list and step; [`Error::Type`] if elements are not vectors of strings.
+    /// [`Error::Example`] in the pass names record, list and step; [`Error::Type`] if elements are not
+    /// vectors of strings.
     #[doc(alias = "tf.io.parse_sequence_example")]
     pub fn parse_sequence_examples(
         &self,

@@ -7,9 +7,9 @@ use crate::{Cardinality, Dataset};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// Prepares up to `buffer` elements ahead, on a thread that starts with the first requested element and ends with the
-    /// pass: at the end, at an error, or when the iterator is dropped (after a user function that is running). 0 does
-    /// nothing.
+    /// Prepares up to `buffer` elements ahead, on a thread that starts with the first requested element and
+    /// ends with the pass: at the end, at an error, or when the iterator is dropped (after a user function
+    /// that is running). 0 does nothing.
     ///
     /// A thread that cannot be started gives [`Error::Thread`](crate::Error::Thread).
     #[doc(alias = "tf.data.Dataset.prefetch")]

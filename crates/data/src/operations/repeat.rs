@@ -14,8 +14,8 @@ impl<T: Nest> Dataset<T> {
         Self::of(Repeat { input: self.pipeline().clone(), times: Some(times) })
     }
 
-    /// Repeats the dataset without end. One that is known to be empty ends at once; after 100 passes in a row without an
-    /// element, one that could have had some gives [`Error::EmptyPasses`].
+    /// Repeats the dataset without end. One that is known to be empty ends at once; after 100 passes in a row
+    /// without an element, one that could have had some gives [`Error::EmptyPasses`].
     #[doc(alias = "tf.data.Dataset.repeat")]
     pub fn repeat_forever(&self) -> Self {
         Self::of(Repeat { input: self.pipeline().clone(), times: None })
@@ -70,7 +70,8 @@ struct RepeatStage {
     empty: usize,
 }
 
-/// This many empty passes in a row are not a coincidence. Without a limit, a filter that keeps nothing would run for ever.
+/// This many empty passes in a row are not a coincidence. Without a limit, a filter that keeps nothing would
+/// run for ever.
 const MOST_EMPTY: usize = 100;
 
 /// Detects that a stage drops all elements of a dataset that is repeated before it.
@@ -95,15 +96,15 @@ impl Fruitless {
 }
 
 impl RepeatStage {
-    /// Repetition `r` of pass `epoch` is epoch `epoch * times + r` of the input, so one pass over `repeat(3)` shuffles like
-    /// three passes over the input. Endless repetitions have 2³² epochs for each pass.
+    /// Repetition `r` of pass `epoch` is epoch `epoch * times + r` of the input, so one pass over `repeat(3)`
+    /// shuffles like three passes over the input. Endless repetitions have 2³² epochs for each pass.
     fn new(input: Pipeline, times: Option<usize>, epoch: u64) -> Self {
         let first_epoch = epoch.wrapping_mul(times.map_or(1 << 32, |times| times as u64));
         Self { input, times, first_epoch, started: 0, current: None, empty: 0 }
     }
 
-    /// The repetition at work, or the next one; `None` after the last. An empty one is not the last: in another order a
-    /// `take_while` finds something.
+    /// Returns the repetition at work, or the next one; `None` after the last. An empty one is not the last:
+    /// in another order a `take_while` finds something.
     fn current(&mut self) -> Result<Option<&mut Box<dyn Stage>>> {
         if self.current.is_none() {
             let over = self.times.is_some_and(|times| self.started >= times);

@@ -9,17 +9,18 @@ use distribute_tensor::Nest;
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// The elements `index`, `index + workers`, `index + 2 * workers`, … of this dataset. Together the shards of all
-    /// workers are the dataset.
+    /// Returns the elements `index`, `index + workers`, `index + 2 * workers`, … of this dataset. Together
+    /// the shards of all workers are the dataset.
     ///
-    /// `index` not below `workers` gives [`Error::Worker`] in the pass, `workers` 0 gives [`Error::Parameter`].
+    /// `index` not below `workers` gives [`Error::Worker`] in the pass, `workers` 0 gives
+    /// [`Error::Parameter`].
     #[doc(alias = "tf.data.Dataset.shard")]
     pub fn shard(&self, workers: usize, index: usize) -> Self {
         Self::of(Shard { input: self.pipeline().clone(), workers, index })
     }
 
-    /// The place at which [`AutoShardPolicy::Hint`](crate::AutoShardPolicy::Hint) puts a shard for each worker. Without
-    /// that policy a pass gives [`Error::Hinted`].
+    /// Returns the place at which [`AutoShardPolicy::Hint`](crate::AutoShardPolicy::Hint) puts a shard for
+    /// each worker. Without that policy a pass gives [`Error::Hinted`].
     #[doc(alias = "tf.data.experimental.SHARD_HINT")]
     #[doc(alias = "SHARD_HINT")]
     pub fn shard_hint(&self) -> Self {

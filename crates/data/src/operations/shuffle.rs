@@ -14,9 +14,9 @@ use std::sync::Arc;
 impl<T: Nest> Dataset<T> {
     /// Shuffles elements, by drawing from a buffer of `buffer` elements that is refilled after each draw.
     ///
-    /// With a buffer of at least the number of elements, every order is equally likely. The order depends only on `seed`
-    /// and the epoch: every pass, and every repetition of a later [`repeat`](Dataset::repeat), has its own. Tensors in
-    /// memory and ranges are shuffled as row indices, 8 bytes each.
+    /// With a buffer of at least the number of elements, every order is equally likely. The order depends
+    /// only on `seed` and the epoch: every pass, and every repetition of a later [`repeat`](Dataset::repeat),
+    /// has its own. Tensors in memory and ranges are shuffled as row indices, 8 bytes each.
     ///
     /// `buffer` 0 gives [`Error::Parameter`] in the pass.
     #[doc(alias = "tf.data.Dataset.shuffle")]

@@ -7,13 +7,13 @@ use crate::{Cardinality, Dataset, Result};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// The first `count` elements.
+    /// Returns the first `count` elements.
     #[doc(alias = "tf.data.Dataset.take")]
     pub fn take(&self, count: usize) -> Self {
         Self::of(Take { input: self.pipeline().clone(), count })
     }
 
-    /// All but the first `count` elements.
+    /// Returns all but the first `count` elements.
     #[doc(alias = "tf.data.Dataset.skip")]
     pub fn skip(&self, count: usize) -> Self {
         Self::of(Skip { input: self.pipeline().clone(), count })

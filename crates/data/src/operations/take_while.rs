@@ -9,7 +9,7 @@ use distribute_tensor::{Leaf, Nest, Tree};
 use std::convert::Infallible;
 
 impl<T: Nest> Dataset<T> {
-    /// The elements before the first for which `predicate` is false.
+    /// Returns the elements before the first for which `predicate` is false.
     ///
     /// A panic gives [`Error::Panicked`] with the element's index and ends the pass.
     ///
@@ -97,7 +97,7 @@ impl TakeWhileStage {
         !self.ended && self.failed.is_none()
     }
 
-    /// The elements before the end. Rows stay rows of their source.
+    /// Returns the elements before the end. Rows stay rows of their source.
     fn apply(&mut self, chunk: Chunk) -> Result<Chunk> {
         let taken = match &chunk {
             Chunk::Rows(source, Picks::Range(rows)) => {

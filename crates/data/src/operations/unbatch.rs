@@ -10,11 +10,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 impl<B: Nest> Dataset<B> {
-    /// The rows of each batch as elements: leaves of shape `[n, …]` give `n` elements with leaves of shape `[…]`. The
-    /// opposite of [`batch`](Dataset::batch).
+    /// Returns the rows of each batch as elements: leaves of shape `[n, …]` give `n` elements with leaves of
+    /// shape `[…]`. The opposite of [`batch`](Dataset::batch).
     ///
-    /// `U` is the type of the elements: numbers and tensors alike become tensors in a batch. Batching them again cuts them
-    /// out of the batches in one piece.
+    /// `U` is the type of the elements: numbers and tensors alike become tensors in a batch. Batching them
+    /// again cuts them out of the batches in one piece.
     ///
     /// [`Error::Scalar`](crate::Error::Scalar), [`Error::UnequalRows`](crate::Error::UnequalRows) and
     /// [`Error::NoTensor`](crate::Error::NoTensor) in the pass if an element is no batch.
@@ -37,7 +37,7 @@ struct Unbatch {
 }
 
 impl Unbatch {
-    /// The rows that all batches have, where that is one number.
+    /// Returns the rows that all batches have, where that is one number.
     fn rows(&self) -> Option<usize> {
         let spec = self.input.spec(Look::Never)?;
         let mut rows = spec.leaves().into_iter().map(|leaf| leaf.dims.first().copied().flatten());

@@ -6,7 +6,8 @@ use distribute_tensor::Nest;
 use distribute_testing::watched;
 use proptest::prelude::*;
 
-/// The elements of a pass before its end or its first error, read one by one, and whether it ended well.
+/// Returns the elements of a pass before its end or its first error, read one by one, and whether it ended
+/// well.
 fn one_by_one(data: &Dataset<i64>, epoch: u64) -> (Vec<i64>, bool) {
     let mut all = Vec::new();
     for element in data.epoch(epoch) {

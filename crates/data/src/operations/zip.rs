@@ -23,8 +23,9 @@ impl<T: Nest> Dataset<T> {
         Dataset::of(Zip { inputs: [self.pipeline().clone(), other.pipeline().clone()], exact: false })
     }
 
-    /// Like [`zip`](Dataset::zip), for datasets that must be equally long. Otherwise it gives [`Error::UnequalZip`]: before
-    /// anything is read if both lengths are known, or when one ends before the other.
+    /// Like [`zip`](Dataset::zip), for datasets that must be equally long. Otherwise it gives
+    /// [`Error::UnequalZip`]: before anything is read if both lengths are known, or when one ends before the
+    /// other.
     pub fn zip_equal<U: Nest>(&self, other: &Dataset<U>) -> Dataset<(T, U)> {
         Dataset::of(Zip { inputs: [self.pipeline().clone(), other.pipeline().clone()], exact: true })
     }
@@ -155,8 +156,8 @@ impl ZipStage {
     }
 }
 
-/// Skipping reads both inputs: one that is skipped separately could fail beyond the end of the other, where nobody would
-/// have looked.
+/// Skipping reads both inputs: one that is skipped separately could fail beyond the end of the other, where
+/// nobody would have looked.
 impl Stage for ZipStage {
     fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         match (self.ended, self.exact) {
@@ -174,7 +175,8 @@ mod tests {
     use distribute_testing::watched;
     use proptest::prelude::*;
 
-    /// A dataset of the numbers `0..n`, of a kind: rows, values, unknown length, several sources, made ahead.
+    /// Returns a dataset of the numbers `0..n`, of a kind: rows, values, unknown length, several sources,
+    /// made ahead.
     fn of_kind(n: i64, kind: usize) -> Dataset<i64> {
         match kind {
             0 => Dataset::range(n),

@@ -65,7 +65,7 @@ trait Source: Send {
     /// Starts to read rows.
     fn open(&self, part: &Part) -> ::parquet::errors::Result<ParquetRecordBatchReader>;
 
-    /// The rows of a row group with damaged pages, and why.
+    /// Returns the rows of a row group with damaged pages, and why.
     fn broken_rows(&self, group: usize) -> Vec<(Range<u64>, Error)>;
 }
 
@@ -236,7 +236,7 @@ impl Batches {
         self.rows
     }
 
-    /// The next rows; `None` at the end.
+    /// Returns the next rows; `None` at the end.
     pub(super) fn pull(&mut self) -> Result<Option<Columns>> {
         loop {
             while let Some((first, batch)) = self.read.pop_front() {
@@ -273,7 +273,8 @@ impl Batches {
         }
     }
 
-    /// The columns of rows, of which the first is row `first` of the file; if a row is the reason that there are none, which.
+    /// Returns the columns of rows, of which the first is row `first` of the file; if a row is the reason
+    /// that there are none, which.
     fn columns(&self, batch: &RecordBatch, first: u64) -> Result<Columns, (Option<usize>, Error)> {
         let none = Missing::default();
         let mut columns = Vec::new();
@@ -316,7 +317,7 @@ impl Batches {
         Ok(())
     }
 
-    /// A batch of rows as tensors, of which each has an axis of rows.
+    /// Returns a batch of rows as tensors, of which each has an axis of rows.
     fn together(&self, columns: Columns) -> Result<Tree<Leaf>> {
         let whole = |(name, column)| match column {
             Tensors::Whole(tensor) => Ok((name, Tree::Leaf(Leaf::Host(tensor)))),
@@ -335,8 +336,8 @@ impl Batches {
     }
 }
 
-/// The rows of row groups, each with how many rows it has and how many of them are read at a time. Each row group is a part
-/// of its own if others may have to be read without it.
+/// Returns the rows of row groups, each with how many rows it has and how many of them are read at a time.
+/// Each row group is a part of its own if others may have to be read without it.
 fn parts(groups: &[(u64, usize)], alone: bool) -> Vec<Part> {
     let mut first = 0;
     let all = if alone {

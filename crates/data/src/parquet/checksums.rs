@@ -1,7 +1,7 @@
 //! Pages whose bytes have another checksum than was stored with them.
 //!
-//! The library compares them only where its feature says so, and then tells neither column nor page. So pages are compared as
-//! it reads them: at the place and of the length that their headers say.
+//! The library compares them only where its feature says so, and then tells neither column nor page. So pages
+//! are compared as it reads them: at the place and of the length that their headers say.
 
 use super::pages::Page;
 use crate::{Error, Location};
@@ -55,13 +55,13 @@ impl Checksums {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// The error for the page that the library was refused last, if it was.
+    /// Returns the error for the page that the library was refused last, if it was.
     pub(super) fn error(&self, location: &Location) -> Option<Error> {
         let at = self.take_refused()?;
         Some(damaged(location, at, self.pages.get(&at)?))
     }
 
-    /// The rows of a row group with a damaged page, and the error of each page.
+    /// Returns the rows of a row group with a damaged page, and the error of each page.
     pub(super) fn broken_rows(
         &self,
         location: &Location,

@@ -20,12 +20,12 @@ pub(super) struct Refused {
 }
 
 impl Refused {
-    /// The row, counted from the first of the batch, if the column could be read without it.
+    /// Returns the row, counted from the first of the batch, if the column could be read without it.
     pub(super) fn row(&self) -> Option<usize> {
         self.row
     }
 
-    /// The reason, where the batch starts at row `first` of the file.
+    /// Returns the reason, where the batch starts at row `first` of the file.
     pub(super) fn describe(&self, first: u64) -> String {
         match self.row {
             Some(row) => format!("row {} {}", first + row as u64, self.what),
@@ -68,7 +68,7 @@ pub(super) struct Missing {
 
 type Converted<T = HostTensor> = Result<T, Refused>;
 
-/// The rows of a column, and whether each is there if that was asked for.
+/// Returns the rows of a column, and whether each is there if that was asked for.
 pub(super) fn column(found: &Found, missing: &Missing) -> Converted<(Tensors, Option<HostTensor>)> {
     let len = found.array.len();
     let mask = missing.mask.as_ref();
@@ -89,7 +89,7 @@ struct Filled<'a> {
 }
 
 impl Filled<'_> {
-    /// The same for what is in lists, of which there is no mask.
+    /// Returns the same for what is in lists, of which there is no mask.
     fn inner(self) -> Self {
         Self { zero: false, ..self }
     }
@@ -134,7 +134,7 @@ impl<'a> Rows<'a> {
         self.lacks.and_then(|lacks| lacks.get(row)).copied().unwrap_or(false)
     }
 
-    /// The first row without a value.
+    /// Returns the first row without a value.
     fn first_missing(&self) -> Option<usize> {
         self.lacks?.iter().position(|lacks| *lacks)
     }
@@ -177,8 +177,8 @@ impl<'a> Rows<'a> {
         Self::lists(values, &bounds, if fixed { filled } else { filled.inner() })
     }
 
-    /// Lists that start at these places of `values`, the last of which is their end. A list that is missing is empty, or as
-    /// long as all others must be.
+    /// Lists that start at these places of `values`, the last of which is their end. A list that is missing
+    /// is empty, or as long as all others must be.
     fn lists(values: &ArrayRef, bounds: &[usize], filled: Filled<'_>) -> Converted<Tensors> {
         let spans: Vec<(usize, usize)> = bounds
             .iter()
@@ -206,7 +206,7 @@ impl<'a> Rows<'a> {
         spans.iter().enumerate().map(row).collect::<Converted<_>>().map(Tensors::Ragged)
     }
 
-    /// A tensor of as many rows as there are, of a type that is no list.
+    /// Returns a tensor of as many rows as there are, of a type that is no list.
     fn tensor(self, filled: Filled<'_>) -> Converted {
         let array = self.array;
         match array.data_type() {

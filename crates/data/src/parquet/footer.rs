@@ -31,7 +31,7 @@ pub(super) fn check(file: &impl ChunkReader) -> Result<(), String> {
     }
 }
 
-/// The reason for which a description is refused that cannot be followed to its end.
+/// Returns the reason for which a description is refused that cannot be followed to its end.
 fn damaged<T>(found: Option<T>) -> Result<T, String> {
     found.ok_or_else(|| "its description is damaged".to_string())
 }
@@ -84,7 +84,7 @@ fn check_columns(input: &mut Thrift<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// The number of children of the column that comes next.
+/// Returns the number of children of the column that comes next.
 fn children(input: &mut Thrift<'_>) -> Option<u64> {
     let (mut id, mut children) = (0, 0);
     while let Some(kind) = input.field(&mut id)? {
@@ -101,7 +101,7 @@ fn children(input: &mut Thrift<'_>) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// A description with columns that have so many children.
+    /// Returns a description with columns that have so many children.
     fn described(children: &[u32]) -> Vec<u8> {
         let mut bytes = vec![0x15, 2, 0x19, 0xfc];
         varint(children.len() as u32, &mut bytes);

@@ -46,11 +46,12 @@ use std::collections::BTreeMap;
 /// | structures | a column for each field: `image.bytes`, `image.path` |
 ///
 /// A row without a value (null) is NaN in a column of floats, as in pandas, and an error in others unless
-/// [`default`](Self::default) or [`mask`](Self::mask) say what it is. Columns of other types, such as dates, are errors: leave
-/// them out with [`columns`](Self::columns). Nothing is unpacked but the columns that are read.
+/// [`default`](Self::default) or [`mask`](Self::mask) say what it is. Columns of other types, such as dates,
+/// are errors: leave them out with [`columns`](Self::columns). Nothing is unpacked but the columns that are
+/// read.
 ///
-/// A page with another checksum than was stored with it is an error that names file, column and page. Pages that are compressed
-/// with brotli need the feature `brotli`.
+/// A page with another checksum than was stored with it is an error that names file, column and page. Pages
+/// that are compressed with brotli need the feature `brotli`.
 ///
 /// ```no_run
 /// use distribute_data::parquet::Parquet;
@@ -80,8 +81,8 @@ const ROWS: usize = 1024;
 const BYTES: u64 = 16 << 20;
 
 impl Parquet {
-    /// A file. From memory and from URLs all of it is read before its first row; from local paths no more than is
-    /// asked for.
+    /// Creates a file. From memory and from URLs all of it is read before its first row; from local paths no
+    /// more than is asked for.
     pub fn file(location: impl Into<Location>) -> Self {
         Self::files(location.into())
     }
@@ -92,8 +93,9 @@ impl Parquet {
         Self { files, columns: None, rows: None, bytes: None, missing, checksums: true, skipped: None }
     }
 
-    /// Selects columns, by name or by their place in the file, from 0 on; all by default. A field of a structure has its path
-    /// as a name: `image.bytes`. A column that is given by its place is named so in the result: `"3"`.
+    /// Selects columns, by name or by their place in the file, from 0 on; all by default. A field of a
+    /// structure has its path as a name: `image.bytes`. A column that is given by its place is named so in
+    /// the result: `"3"`.
     ///
     /// Two columns of one name give [`Error::Column`] if that name is read; by their places both are.
     pub fn columns<C: Into<Column>>(self, columns: impl IntoIterator<Item = C>) -> Self {
@@ -109,17 +111,18 @@ impl Parquet {
         Self { rows: Some(rows), ..self }
     }
 
-    /// Sets how many bytes of memory the rows that are read at a time may take, before they are elements: 16 MiB unless
-    /// this or [`rows`](Self::rows) is set. A row that takes more is read alone. How much rows take is estimated from the
-    /// sizes of the file's pages.
+    /// Sets how many bytes of memory the rows that are read at a time may take, before they are elements: 16
+    /// MiB unless this or [`rows`](Self::rows) is set. A row that takes more is read alone. How much rows
+    /// take is estimated from the sizes of the file's pages.
     ///
-    /// How many rows are read at a time changes no element of a [`dataset`](Self::dataset), only memory and time.
+    /// How many rows are read at a time changes no element of a [`dataset`](Self::dataset), only memory and
+    /// time.
     pub fn bytes(self, bytes: u64) -> Self {
         Self { bytes: Some(bytes), ..self }
     }
 
-    /// Sets the value that stands in for missing ones (null) in a column, and in its lists. A list that is missing is an empty
-    /// one.
+    /// Sets the value that stands in for missing ones (null) in a column, and in its lists. A list that is
+    /// missing is an empty one.
     ///
     /// A column that isn't there gives [`Error::NoColumn`], a value of another type [`Error::Column`].
     ///
@@ -134,8 +137,8 @@ impl Parquet {
         self
     }
 
-    /// Adds a column of this name, `bool` of shape `[rows]`, that says which rows of a column have a value. The others are
-    /// zero, `false` or empty, NaN among floats, or the [`default`](Self::default).
+    /// Adds a column of this name, `bool` of shape `[rows]`, that says which rows of a column have a value.
+    /// The others are zero, `false` or empty, NaN among floats, or the [`default`](Self::default).
     pub fn mask(mut self, column: impl Into<String>, name: impl Into<String>) -> Self {
         self.missing.entry(column.into()).or_default().mask = Some(name.into());
         self
@@ -147,9 +150,9 @@ impl Parquet {
         Self { checksums, ..self }
     }
 
-    /// Skips and counts broken rows: those of damaged pages, those without a value for which there is no default, and those
-    /// that take more than [one element may](Location::element_limit). If no page is known to be damaged but a row group cannot
-    /// be read on, the rest of its rows are skipped.
+    /// Skips and counts broken rows: those of damaged pages, those without a value for which there is no
+    /// default, and those that take more than [one element may](Location::element_limit). If no page is known
+    /// to be damaged but a row group cannot be read on, the rest of its rows are skipped.
     pub fn skip_broken(self, skipped: &SkippedRecords) -> Self {
         Self { skipped: Some(skipped.clone()), ..self }
     }
@@ -177,7 +180,8 @@ impl Parquet {
         }
     }
 
-    /// The rows of the files as elements, one file after the other: maps from column to tensor, as [`rows`] reads them.
+    /// Returns the rows of the files as elements, one file after the other: maps from column to tensor, as
+    /// [`rows`] reads them.
     ///
     /// 0 rows at a time give [`Error::Parameter`] in the pass.
     ///
@@ -214,7 +218,7 @@ impl Parquet {
     }
 }
 
-/// The error for a mask that has another column's name.
+/// Returns the error for a mask that has another column's name.
 fn mask_taken(mask: &str) -> Error {
     Error::Parameter {
         operation: "Parquet::mask",

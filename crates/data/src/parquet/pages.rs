@@ -39,7 +39,8 @@ pub(super) struct Widest {
 const TEXT: u64 = size_of::<Vec<u8>>() as u64;
 
 impl Widest {
-    /// Adds a page of a column whose values are numbers of `width` bytes, or text (`None`); why it is too large, if it is.
+    /// Adds a page of a column whose values are numbers of `width` bytes, or text (`None`); why it is too
+    /// large, if it is.
     pub(super) fn add(&mut self, page: &Page, width: Option<u64>, limit: ElementLimit) -> Result<(), String> {
         limit.check("a page", page.unpacked)?;
         match width {
@@ -60,7 +61,7 @@ impl Widest {
 }
 
 impl Page {
-    /// The header that bytes begin with; `None` if they end before it does, or are none.
+    /// Returns the header that bytes begin with; `None` if they end before it does, or are none.
     pub(super) fn read(bytes: &[u8]) -> Option<Page> {
         let mut input = Thrift::new(bytes);
         let mut page = Page::default();

@@ -27,19 +27,19 @@ impl ColumnSize {
         }
     }
 
-    /// The number of bytes.
+    /// Returns the number of bytes.
     fn bytes(&self) -> u64 {
         self.parts.iter().fold(0, |all, (_, bytes)| all.saturating_add(*bytes))
     }
 
-    /// The most bytes of `values` values that follow each other.
+    /// Returns the most bytes of `values` values that follow each other.
     fn most(&self, values: u64) -> u64 {
         // The largest run begins or ends with a part.
         most(self.parts.iter(), values).max(most(self.parts.iter().rev(), values))
     }
 }
 
-/// The most bytes of `wanted` values that follow each other, from the beginning of a part on.
+/// Returns the most bytes of `wanted` values that follow each other, from the beginning of a part on.
 fn most<'a>(parts: impl Iterator<Item = &'a (u64, u64)> + Clone, wanted: u64) -> u64 {
     let mut ahead = parts.clone();
     let (mut values, mut bytes, mut last, mut most) = (0u64, 0u64, (0, 0), 0);
@@ -66,7 +66,7 @@ pub(super) struct GroupSize {
 }
 
 impl GroupSize {
-    /// The size of a row on average, and the number of the column that takes the most of it.
+    /// Returns the size of a row on average, and the number of the column that takes the most of it.
     pub(super) fn row(&self) -> (u64, usize) {
         let rows = self.rows.max(1);
         let all = self.columns.iter().fold(0u64, |all, column| all.saturating_add(column.bytes()));
@@ -74,7 +74,8 @@ impl GroupSize {
         (all / rows, largest.map_or(0, |(number, _)| number))
     }
 
-    /// Returns the number of rows, at most `most`, that are read at a time, so that they take no more than `bytes` and a row.
+    /// Returns the number of rows, at most `most`, that are read at a time, so that they take no more than
+    /// `bytes` and a row.
     pub(super) fn at_a_time(&self, most: usize, bytes: u64) -> usize {
         let row = self.columns.iter().fold(0u64, |all, column| all.saturating_add(column.largest));
         let mut rows = most;
@@ -84,7 +85,7 @@ impl GroupSize {
         rows.max(1)
     }
 
-    /// The most bytes of `rows` rows that follow each other.
+    /// Returns the most bytes of `rows` rows that follow each other.
     fn most(&self, rows: usize) -> u64 {
         let of_column = |column: &ColumnSize| {
             let values = u128::from(column.values) * rows as u128;

@@ -26,12 +26,12 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Whether a row has a value.
+    /// Returns whether a row has a value.
     pub(super) fn is_there(&self, row: usize) -> bool {
         self.array.is_valid(row) && self.within.iter().all(|structure| structure.is_valid(row))
     }
 
-    /// Whether all rows may have values.
+    /// Returns whether all rows may have values.
     pub(super) fn is_whole(&self) -> bool {
         self.array.null_count() == 0 && self.within.iter().all(|structure| structure.null_count() == 0)
     }
@@ -69,7 +69,7 @@ impl Selected {
         Ok(Self { columns, leaves, schema: schema.clone() })
     }
 
-    /// The numbers of all leaves that are read.
+    /// Returns the numbers of all leaves that are read.
     pub(super) fn leaves(&self) -> impl Iterator<Item = usize> + '_ {
         self.leaves.iter().copied()
     }
@@ -83,7 +83,7 @@ impl Selected {
         Err(Error::NoColumn { path: location.to_string(), column: format!("'{name}'"), known })
     }
 
-    /// The columns of rows that were read.
+    /// Returns the columns of rows that were read.
     pub(super) fn of(&self, batch: &RecordBatch) -> Vec<Found> {
         let mut arrays = BTreeMap::new();
         self.walk(&self.schema, batch.columns(), 0, &[], &mut arrays);
@@ -122,7 +122,7 @@ impl Selected {
     }
 }
 
-/// The columns of a file, and the first leaf of each.
+/// Returns the columns of a file, and the first leaf of each.
 fn roots(schema: &Fields) -> Vec<(&Field, usize)> {
     let mut first = 0;
     let root = |field| {
@@ -133,7 +133,7 @@ fn roots(schema: &Fields) -> Vec<(&Field, usize)> {
     schema.iter().map(|field| &**field).map(root).collect()
 }
 
-/// The number of leaves that a column of a type has.
+/// Returns the number of leaves that a column of a type has.
 fn count(data_type: &DataType) -> usize {
     match data_type {
         DataType::Struct(fields) => fields.iter().map(|field| count(field.data_type())).sum(),
@@ -215,7 +215,7 @@ fn named<'a>(fields: &[(&'a Field, usize)], name: &str, paths: &mut Vec<(&'a Fie
     }
 }
 
-/// The error for a name that two columns have, with these first leaves.
+/// Returns the error for a name that two columns have, with these first leaves.
 fn twice(location: &Location, roots: &[(&Field, usize)], name: String, leaves: &[usize]) -> Error {
     let at = |leaf: &usize| roots.partition_point(|(_, first)| first <= leaf);
     if let [first, rest @ ..] = leaves

@@ -12,7 +12,7 @@ use ::parquet::file::reader::ChunkReader;
 use distribute_tensor::HostTensor;
 use std::ops::Range;
 
-/// The memory that some rows of a column take.
+/// Returns the memory that some rows of a column take.
 pub(super) fn bytes(column: &Tensors, rows: Range<usize>) -> u64 {
     match column {
         Tensors::Whole(column) => tensor_bytes(column, rows),
@@ -23,7 +23,7 @@ pub(super) fn bytes(column: &Tensors, rows: Range<usize>) -> u64 {
     }
 }
 
-/// The memory that some rows of a tensor take.
+/// Returns the memory that some rows of a tensor take.
 fn tensor_bytes(column: &HostTensor, rows: Range<usize>) -> u64 {
     let each: usize = column.dims().iter().skip(1).product();
     let values = rows.start * each..rows.end * each;
@@ -36,8 +36,8 @@ fn tensor_bytes(column: &HostTensor, rows: Range<usize>) -> u64 {
     }
 }
 
-/// Looks at the pages of a row group's columns that are read, none of which may take more than an element may. Returns the
-/// sizes of the columns, and what the longest text of a dictionary may take.
+/// Looks at the pages of a row group's columns that are read, none of which may take more than an element
+/// may. Returns the sizes of the columns, and what the longest text of a dictionary may take.
 pub(super) fn sizes(
     location: &Location,
     file: &impl ChunkReader,
@@ -87,7 +87,7 @@ pub(super) fn sizes(
     Ok((size, entry))
 }
 
-/// The header of the page at a place; `None` where there is none, which the library will say better.
+/// Returns the header of the page at a place; `None` where there is none, which the library will say better.
 fn page(location: &Location, file: &impl ChunkReader, at: u64, end: u64) -> Result<Option<Page>> {
     // Headers are short, but may hold the least and the greatest value.
     let mut len = 256;

@@ -11,8 +11,9 @@ use crate::{Dataset, ElementSpec, Error, Files, Location, Result};
 use distribute_tensor::{HostTensor, Leaf, Tree};
 use std::collections::BTreeMap;
 
-/// The rows of Parquet files, one file after the other: maps from column to tensor. `columns` are read, all where there
-/// are none. See [`Parquet`] for what becomes of which column, and for how many rows are read at a time.
+/// Returns the rows of Parquet files, one file after the other: maps from column to tensor. `columns` are
+/// read, all where there are none. See [`Parquet`] for what becomes of which column, and for how many rows
+/// are read at a time.
 ///
 /// [`Error::NoColumn`](crate::Error::NoColumn) in the pass if a file has no such column.
 ///
@@ -33,7 +34,7 @@ pub fn rows<C: Into<super::Column>>(
     if columns.is_empty() { parquet.dataset() } else { parquet.columns(columns).dataset() }
 }
 
-/// The rows of the files of a reader.
+/// Returns the rows of the files of a reader.
 pub(super) fn dataset(mut parquet: Parquet) -> Dataset<BTreeMap<String, HostTensor>> {
     let files = std::mem::take(&mut parquet.files);
     Dataset::of_files(files, ParquetRows { parquet })
@@ -96,7 +97,8 @@ impl RowsStage {
     }
 }
 
-/// Rows that were read together as elements: views of them if all rows of a column have one shape, otherwise each by itself.
+/// Rows that were read together as elements: views of them if all rows of a column have one shape, otherwise
+/// each by itself.
 fn chunk(columns: Columns) -> Result<Chunk> {
     let len = columns.first().map_or(0, |(_, column)| match column {
         Tensors::Whole(tensor) => tensor.dims().first().copied().unwrap_or(0),

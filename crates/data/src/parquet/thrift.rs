@@ -40,7 +40,7 @@ impl<'a> Thrift<'a> {
         Some((zigzag >> 1) as i64 ^ -((zigzag & 1) as i64))
     }
 
-    /// The kind of the next field, and in `id` its number; `Some(None)` at the structure's end.
+    /// Returns the kind of the next field, and in `id` its number; `Some(None)` at the structure's end.
     pub(super) fn field(&mut self, id: &mut i64) -> Option<Option<u8>> {
         let byte = self.byte()?;
         if byte == 0 {
@@ -89,7 +89,7 @@ impl<'a> Thrift<'a> {
         Some(())
     }
 
-    /// The kind and the number of the elements of a list, or of a set.
+    /// Returns the kind and the number of the elements of a list, or of a set.
     pub(super) fn list(&mut self) -> Option<(u8, u64)> {
         let head = self.byte()?;
         let len = if head >> 4 == 15 { self.varint()? } else { u64::from(head >> 4) };

@@ -59,7 +59,8 @@ impl std::iter::Sum for StepCounts {
 }
 
 impl UnevenEnds {
-    /// The rule for datasets that a function makes. `known` says whether their tensors have static shapes.
+    /// Returns the rule for datasets that a function makes. `known` says whether their tensors have static
+    /// shapes.
     pub(crate) fn of_function(self, rule: SplitRule, known: bool) -> Self {
         match (self, rule) {
             // ITER-3: TensorFlow makes empty batches only of tensors that may have any number of rows.
@@ -68,7 +69,7 @@ impl UnevenEnds {
         }
     }
 
-    /// Whether the step is taken, by all workers or by none.
+    /// Returns whether the step is taken, by all workers or by none.
     pub fn take(self, all: StepCounts) -> bool {
         let everybody = all.present > 0 && all.missing == 0;
         match self {

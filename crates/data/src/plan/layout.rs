@@ -20,7 +20,7 @@ impl Layout {
         Self { workers: 1, replicas }
     }
 
-    /// The number of replicas of all workers together.
+    /// Returns the number of replicas of all workers together.
     pub fn total(&self) -> usize {
         self.workers.saturating_mul(self.replicas)
     }

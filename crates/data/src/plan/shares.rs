@@ -3,12 +3,14 @@
 use super::split::SplitRule;
 use std::ops::Range;
 
-/// The steps in which one of a worker's own batches is used, and the rows of each of its replicas in them.
+/// Returns the steps in which one of a worker's own batches is used, and the rows of each of its replicas in
+/// them.
 ///
-/// A worker that reads its own files makes batches of the global size. A step takes a share of such a batch: `replicas` of
-/// the `workers * replicas` pieces of a full batch. So a batch lasts `workers` steps. In each step every worker takes
-/// another share, beginning with that of its own replicas, and together they take a global batch. A share that is cut short
-/// is spread evenly over the replicas. There is no step without rows, so a short batch lasts fewer steps.
+/// A worker that reads its own files makes batches of the global size. A step takes a share of such a batch:
+/// `replicas` of the `workers * replicas` pieces of a full batch. So a batch lasts `workers` steps. In each
+/// step every worker takes another share, beginning with that of its own replicas, and together they take a
+/// global batch. A share that is cut short is spread evenly over the replicas. There is no step without rows,
+/// so a short batch lasts fewer steps.
 ///
 /// `full` is the size of full batches. With one worker a batch is one step, split by [`SplitRule::Even`].
 ///

@@ -6,22 +6,25 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub enum SplitRule {
-    /// As evenly as possible: of b rows over n replicas, the first b mod n replicas get ⌈b/n⌉ and the others ⌊b/n⌋.
+    /// As evenly as possible: of b rows over n replicas, the first b mod n replicas get ⌈b/n⌉ and the others
+    /// ⌊b/n⌋.
     ///
-    /// No two pieces differ by more than one row, whatever the batch size. A shorter last batch is split in the same way.
+    /// No two pieces differ by more than one row, whatever the batch size. A shorter last batch is split in
+    /// the same way.
     #[default]
     Even,
-    /// As TensorFlow splits batches of sources in memory: ⌈b/n⌉ rows each as long as there are any, so the last replicas
-    /// may get fewer or none (4 rows over 3 replicas: 2, 2, 0). Datasets that a function makes for each worker or replica
-    /// end as in TensorFlow, see [`UnevenEnds::PadEmpty`](crate::UnevenEnds::PadEmpty).
+    /// As TensorFlow splits batches of sources in memory: ⌈b/n⌉ rows each as long as there are any, so the
+    /// last replicas may get fewer or none (4 rows over 3 replicas: 2, 2, 0). Datasets that a function makes
+    /// for each worker or replica end as in TensorFlow, see
+    /// [`UnevenEnds::PadEmpty`](crate::UnevenEnds::PadEmpty).
     ///
     /// (TensorFlow splits batches of files in another way; [`recut`](super::recut) has those sizes.)
     TensorFlow,
 }
 
 impl SplitRule {
-    /// The ranges of rows of `pieces` pieces of a batch of `rows` rows: contiguous, in order, and together the whole batch.
-    /// Pieces may be empty.
+    /// Returns the ranges of rows of `pieces` pieces of a batch of `rows` rows: contiguous, in order, and
+    /// together the whole batch. Pieces may be empty.
     ///
     /// ```
     /// use distribute_data::SplitRule;
@@ -32,7 +35,7 @@ impl SplitRule {
         (0..pieces).map(|k| self.start(rows, pieces, k)..self.start(rows, pieces, k + 1)).collect()
     }
 
-    /// The rows of piece `piece` of `pieces`; empty if there is no such piece.
+    /// Returns the rows of piece `piece` of `pieces`; empty if there is no such piece.
     pub fn piece(self, rows: usize, pieces: usize, piece: usize) -> Range<usize> {
         if piece < pieces {
             self.start(rows, pieces, piece)..self.start(rows, pieces, piece + 1)
@@ -41,7 +44,7 @@ impl SplitRule {
         }
     }
 
-    /// The first row of piece `k`; `pieces` is not 0.
+    /// Returns the first row of piece `k`; `pieces` is not 0.
     fn start(self, rows: usize, pieces: usize, k: usize) -> usize {
         match self {
             SplitRule::Even => (rows / pieces) * k + k.min(rows % pieces),

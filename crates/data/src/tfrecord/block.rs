@@ -24,7 +24,7 @@ impl Records {
         self.ranges.len()
     }
 
-    /// Whether there are none: the file is at its end.
+    /// Returns whether there are none: the file is at its end.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
@@ -39,34 +39,34 @@ impl Records {
         self.ranges = indices.iter().filter_map(|index| self.ranges.get(*index).cloned()).collect();
     }
 
-    /// The record of this index within the block.
+    /// Returns the record of this index within the block.
     pub fn get(&self, index: usize) -> Option<&[u8]> {
         self.ranges.get(index).and_then(|range| self.bytes.get(range.clone()))
     }
 
-    /// The records in order.
+    /// Returns the records in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> + Clone {
         self.ranges.iter().map(|range| self.bytes.get(range.clone()).unwrap_or_default())
     }
 
-    /// The file, or the name given to bytes in memory.
+    /// Returns the file, or the name given to bytes in memory.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// The index in the file of the first of them, counted from 0.
+    /// Returns the index in the file of the first of them, counted from 0.
     pub fn first(&self) -> u64 {
         self.first
     }
 
-    /// A copy of them as a vector of strings: `[records]`.
+    /// Returns a copy of them as a vector of strings: `[records]`.
     pub fn to_tensor(&self) -> HostTensor {
         HostTensor::vector(self.iter().map(<[u8]>::to_vec).collect())
     }
 }
 
 impl Features {
-    /// The columns of records read from a file; errors name it.
+    /// Returns the columns of records read from a file; errors name it.
     ///
     /// # Errors
     ///

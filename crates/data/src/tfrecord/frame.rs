@@ -55,8 +55,8 @@ impl Frame {
     }
 }
 
-/// Whether a file that begins with these bytes, 12 at least or all that it has, is a TFRecord file that is not
-/// compressed: the checksum of the first length agrees, or there is no record at all.
+/// Returns whether a file that begins with these bytes, 12 at least or all that it has, is a TFRecord file
+/// that is not compressed: the checksum of the first length agrees, or there is no record at all.
 pub(super) fn starts(head: &[u8]) -> bool {
     match head.split_first_chunk::<8>().map(|(length, rest)| (length, rest.first_chunk::<4>())) {
         Some((length, Some(stored))) => compare("length", masked_crc(length), *stored).is_ok(),
@@ -89,7 +89,7 @@ pub(super) fn truncated(found: usize, needs: usize) -> String {
     }
 }
 
-/// The bytes around `data`: before it and behind it.
+/// Returns the bytes around `data`: before it and behind it.
 pub(super) fn around(data: &[u8]) -> ([u8; HEADER], [u8; FOOTER]) {
     let length = (data.len() as u64).to_le_bytes();
     let mut header = [0; HEADER];

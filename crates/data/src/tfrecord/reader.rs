@@ -68,7 +68,8 @@ impl TfRecordReader<Box<dyn BufRead + Send>> {
 }
 
 impl<R: Read> TfRecordReader<R> {
-    /// Reads what has no compression, or had it taken off; it needs no buffer of its own. `path` is what errors call it.
+    /// Reads what has no compression, or had it taken off; it needs no buffer of its own. `path` is what
+    /// errors call it.
     pub fn new(path: impl Into<Arc<str>>, source: R) -> Self {
         let (path, bytes) = (path.into(), Arc::default());
         let limit = ElementLimit::new("element_limit");
@@ -87,17 +88,17 @@ impl<R: Read> TfRecordReader<R> {
         Self { broken, ..self }
     }
 
-    /// The next `most` records, or as many as there still are. None at the end of the file.
+    /// Returns the next `most` records, or as many as there still are. None at the end of the file.
     ///
     /// # Errors
     ///
-    /// [`Error::Record`] if the next record is damaged or the file ends in the middle of it, [`Error::Io`] if reading
-    /// failed or a compressed stream is broken.
+    /// [`Error::Record`] if the next record is damaged or the file ends in the middle of it, [`Error::Io`] if
+    /// reading failed or a compressed stream is broken.
     pub fn read(&mut self, most: usize) -> Result<Records> {
         self.next(most, false)
     }
 
-    /// The next `most` records, or fewer: those that can be had without reading on, but one at least.
+    /// Returns the next `most` records, or fewer: those that can be had without reading on, but one at least.
     pub(crate) fn read_at_hand(&mut self, most: usize) -> Result<Records> {
         self.next(most, true)
     }
@@ -206,7 +207,7 @@ impl<R: Read> TfRecordReader<R> {
         dropped
     }
 
-    /// The error for the record at `at`, the `ahead`-th of those not given out yet.
+    /// Returns the error for the record at `at`, the `ahead`-th of those not given out yet.
     fn damaged(&self, at: usize, ahead: usize, what: String) -> Error {
         let (offset, record) = (self.base + at as u64, self.records + ahead as u64);
         Error::Record { path: self.path.to_string(), offset, record, what }
@@ -229,7 +230,7 @@ mod tests {
         records.iter().flat_map(|record| framed(record)).collect()
     }
 
-    /// The records until the end or the first error, `most` at once.
+    /// Returns the records until the end or the first error, `most` at once.
     fn read(bytes: impl Read, most: usize) -> (Vec<Vec<u8>>, Option<Error>) {
         let mut reader = TfRecordReader::new("f", bytes);
         let mut all = Vec::new();

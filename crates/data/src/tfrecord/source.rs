@@ -66,8 +66,8 @@ impl TfRecord {
         Self { compression, ..self }
     }
 
-    /// Skips and counts broken records: those whose data have another checksum, and those that are not the examples asked
-    /// for. After a damaged length the rest of the file is skipped.
+    /// Skips and counts broken records: those whose data have another checksum, and those that are not the
+    /// examples asked for. After a damaged length the rest of the file is skipped.
     #[doc(alias = "ignore_errors")]
     pub fn skip_broken(self, skipped: &SkippedRecords) -> Self {
         Self { skipped: Some(skipped.clone()), ..self }
@@ -181,8 +181,8 @@ impl Sections for RecordSections {
     }
 }
 
-/// Elements of records. Of records of which one cannot be parsed, those before it come first, or all others if such records
-/// are skipped.
+/// Elements of records. Of records of which one cannot be parsed, those before it come first, or all others
+/// if such records are skipped.
 fn made(features: Option<&Features>, mut records: Records, broken: &Broken) -> Made {
     let Some(features) = features else {
         return Made {
@@ -218,7 +218,7 @@ fn made(features: Option<&Features>, mut records: Records, broken: &Broken) -> M
     }
 }
 
-/// The records that can be parsed, up to the first that is one too many to be skipped.
+/// Returns the records that can be parsed, up to the first that is one too many to be skipped.
 fn good(features: &Features, records: &Records, broken: &Broken) -> (Vec<usize>, Option<Error>) {
     let mut good = Vec::new();
     for index in 0..records.len() {

@@ -22,8 +22,8 @@ pub struct TfRecordWriter {
 }
 
 impl TfRecordWriter {
-    /// A writer of the file that is to be at `path`, in a folder that is there. [`Compression::Auto`] is gzip for
-    /// names that end in `.gz`, and none for others.
+    /// Creates a writer of the file that is to be at `path`, in a folder that is there. [`Compression::Auto`]
+    /// is gzip for names that end in `.gz`, and none for others.
     ///
     /// # Errors
     ///
@@ -37,8 +37,9 @@ impl TfRecordWriter {
         Ok(Self::to(path, output))
     }
 
-    /// A writer of a file that is read while it grows: it has its name at once, replaces a file of this name, and is not
-    /// compressed. What has been [flushed](Self::flush) can be read; behind it there may be a part of a record.
+    /// Creates a writer of a file that is read while it grows: it has its name at once, replaces a file of
+    /// this name, and is not compressed. What has been [flushed](Self::flush) can be read; behind it there
+    /// may be a part of a record.
     ///
     /// # Errors
     ///
@@ -53,8 +54,8 @@ impl TfRecordWriter {
         Self { path, output: Some(BufWriter::with_capacity(1 << 18, output)) }
     }
 
-    /// Hands everything written so far to the system, so that it outlives this process, where the file grows under its name. Of a compressed
-    /// file, the last records may follow later.
+    /// Hands everything written so far to the system, so that it outlives this process, where the file grows
+    /// under its name. Of a compressed file, the last records may follow later.
     ///
     /// # Errors
     ///
@@ -84,7 +85,8 @@ impl TfRecordWriter {
         Ok(())
     }
 
-    /// Brings all records to the disk and gives the file its name, unless it has it already. A file that had it is replaced.
+    /// Brings all records to the disk and gives the file its name, unless it has it already. A file that had
+    /// it is replaced.
     ///
     /// # Errors
     ///

@@ -28,8 +28,8 @@ pub(super) struct Members<R> {
 }
 
 impl<R: Read> Members<R> {
-    /// The next file, passing over folders and links; `None` at the end. Names that are too long for a header come
-    /// in a member before it: GNU's, or a PAX extension.
+    /// Returns the next file, passing over folders and links; `None` at the end. Names that are too long for
+    /// a header come in a member before it: GNU's, or a PAX extension.
     pub(super) fn next(&mut self) -> Result<Option<Member>> {
         let (mut name, mut size) = (None, None);
         loop {
@@ -71,7 +71,8 @@ impl<R: Read> Members<R> {
         }
     }
 
-    /// The header that comes next; `None` at the end of the file. Archives may follow each other, as `cat` puts them.
+    /// Returns the header that comes next; `None` at the end of the file. Archives may follow each other, as
+    /// `cat` puts them.
     fn header(&mut self) -> Result<Option<(u64, Header)>> {
         let (offset, block) = loop {
             let offset = self.input.offset();

@@ -17,15 +17,15 @@ const KEY: &str = "__key__";
 
 /// The samples of a tar file in order, which may be compressed with gzip.
 ///
-/// A sample is made of files that follow each other and have one key: their path up to the first dot of the last
-/// part. Files whose names have no dot, or nothing before it, belong to none, nor do folders and links.
+/// A sample is made of files that follow each other and have one key: their path up to the first dot of the
+/// last part. Files whose names have no dot, or nothing before it, belong to none, nor do folders and links.
 ///
 /// The first error ends the iterator: [`Error::Io`](crate::Error::Io) or
 /// [`Error::Damaged`](crate::Error::Damaged) with the byte in the tar file.
 ///
-/// A tar file that ends behind a member, without the empty block that ends tar files, is warned of: more samples may have
-/// been there. [`require_end`](Self::require_end) makes that an error. Tar files that were put together with `cat` are read
-/// one after the other.
+/// A tar file that ends behind a member, without the empty block that ends tar files, is warned of: more
+/// samples may have been there. [`require_end`](Self::require_end) makes that an error. Tar files that were
+/// put together with `cat` are read one after the other.
 ///
 /// ```
 /// use distribute_data::webdataset::Samples;
@@ -143,7 +143,7 @@ impl Samples {
         Ok(())
     }
 
-    /// A file's key and kind; `None` if it belongs to no sample.
+    /// Returns a file's key and kind; `None` if it belongs to no sample.
     fn parts(&self, member: &Member) -> Result<Option<(String, String)>> {
         let name = std::str::from_utf8(&member.name).map_err(|_| {
             let what = format!("the name '{}' is not UTF-8", String::from_utf8_lossy(&member.name));

@@ -225,7 +225,7 @@ fn another_source_is_another_number() {
     ));
     // Its docs are no part of it.
     let documented = source(quote!(
-        /// The same.
+        /// Returns the same.
         pub fn f(worker: &WorkerContext, x: f32) -> Result<f32> {
             Ok(x)
         }

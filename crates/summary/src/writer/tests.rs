@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The events of a file, up to its end or a record that is not whole.
+/// Returns the events of a file, up to its end or a record that is not whole.
 fn events(path: &Path) -> Vec<Event> {
     let mut reader = TfRecordReader::open(path, Compression::None).unwrap();
     let mut events = Vec::new();
