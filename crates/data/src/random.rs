@@ -5,8 +5,8 @@ use rand_core::{Rng, SeedableRng};
 
 /// Random numbers that depend on (seed, epoch) alone.
 ///
-/// Each epoch is a stream of its own of the generator keyed by the seed, so epochs are independent, and epoch 7 can
-/// be had without running epochs 0 to 6.
+/// Each epoch is a separate stream of the generator keyed by the seed. So epochs are independent, and epoch 7
+/// needs no run of epochs 0 to 6.
 pub(crate) struct EpochRng(ChaCha8Rng);
 
 impl EpochRng {

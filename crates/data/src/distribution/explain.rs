@@ -1,4 +1,4 @@
-//! Who gets what, and why, in words.
+//! Describes a distribution in words.
 
 use super::parts::Parted;
 use super::{Distribution, Source};
@@ -9,8 +9,8 @@ use distribute_tensor::Nest;
 use std::fmt::Write;
 
 impl<T: Nest> Distribution<T> {
-    /// Describes the pipeline, the policy taken and why, what each worker reads, the rows of each replica in
-    /// a step of a full batch, and what happens at the end.
+    /// Describes the pipeline, the chosen policy and its reason, the input of each worker, the rows of each
+    /// replica in a step of a full batch, and the treatment of the end.
     ///
     /// ```
     /// use distribute_data::{Dataset, DistributeOptions, Distribution, Layout};

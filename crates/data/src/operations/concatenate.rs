@@ -1,4 +1,4 @@
-//! One dataset after another.
+//! Concatenates two datasets.
 
 use crate::chunk::Chunk;
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding};
@@ -69,7 +69,7 @@ impl Operation for Concatenate {
 
 struct ConcatenateStage {
     current: Box<dyn Stage>,
-    /// What comes after the current one.
+    /// The stage after the current one.
     second: Option<Box<dyn Stage>>,
 }
 
