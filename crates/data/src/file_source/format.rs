@@ -1,4 +1,4 @@
-//! [`Format`]: how a file becomes elements.
+//! [`Format`]: a format of files.
 
 use crate::broken::{Broken, SkippedRecords};
 use crate::chunk::Chunk;
@@ -6,12 +6,12 @@ use crate::pipeline::Batching;
 use crate::stage::Stage;
 use crate::{Compression, ElementSpec, Error, Location, Result};
 
-/// A format of files: it makes elements of a file.
+/// A format of files, which turns files into elements.
 pub(crate) trait Format: Send + Sync + 'static {
     /// Returns the name of the format and its parameters: `TFRecord`.
     fn describe(&self) -> String;
 
-    /// Dtypes and shapes of the elements.
+    /// Returns the dtypes and shapes of the elements, if they are known without reading.
     fn spec(&self) -> Option<ElementSpec>;
 
     /// Returns whether elements are batches.
@@ -19,15 +19,15 @@ pub(crate) trait Format: Send + Sync + 'static {
         Batching::Elements
     }
 
-    /// Starts to read one file, of which `broken` is the policy for broken records.
+    /// Starts to read one file. `broken` is the policy for broken records.
     fn open(&self, file: &Location, broken: &Broken) -> Result<Reading>;
 
-    /// Returns the count for broken records, if they are skipped.
+    /// Returns the count of broken records, if they are skipped.
     fn skipped(&self) -> Option<&SkippedRecords> {
         None
     }
 
-    /// Returns the reason that a file cannot be parsed: because its compressed stream is damaged, if it is,
+    /// Returns the reason that a file cannot be parsed: damage of its compressed stream, if there is any,
     /// otherwise `error`.
     fn blame(&self, file: &Location, error: Error) -> Error {
         Compression::Auto.blame(file, |_| None, error)
@@ -38,7 +38,7 @@ pub(crate) trait Format: Send + Sync + 'static {
         1
     }
 
-    /// Checks that its parameters are in their ranges.
+    /// Checks that the format's parameters are in range.
     fn check(&self) -> Result<()> {
         Ok(())
     }
@@ -46,32 +46,32 @@ pub(crate) trait Format: Send + Sync + 'static {
 
 /// The way in which one file is read.
 pub(crate) enum Reading {
-    /// Element by element, on the thread that asks for them.
+    /// Element by element, on the thread that requests them.
     Elements(Box<dyn Stage>),
-    /// In sections, which become elements on any thread.
+    /// In sections, which any thread can parse.
     Sections(Box<dyn Sections>),
 }
 
-/// The sections of a file, one after the other. Reading them only finds where they end.
+/// The sections of a file, one after the other. Reading them only finds their boundaries.
 pub(crate) trait Sections: Send {
     /// Returns the work that parses the next section; `None` at the end. Must not be called again after an
     /// error.
     fn next(&mut self) -> Option<Result<Work>>;
 
-    /// Skips `count` elements and returns how many there were, if that is cheaper than making them.
+    /// Skips `count` elements and returns how many there were; `None` if making them is as cheap.
     fn skip(&mut self, _count: usize) -> Result<Option<usize>> {
         Ok(None)
     }
 }
 
-/// Parses a section into elements.
+/// A section that is to be parsed into elements.
 pub(crate) struct Work {
-    /// The number of bytes of the file that it holds.
+    /// The number of bytes of the section.
     pub(crate) bytes: usize,
     pub(crate) make: Box<dyn FnOnce() -> Made + Send>,
 }
 
-/// The elements of a section, up to the first that is broken.
+/// The elements of a section before the first broken one, and its error.
 #[derive(Default)]
 pub(crate) struct Made {
     pub(crate) chunk: Option<Chunk>,
@@ -96,8 +96,7 @@ impl Made {
     }
 }
 
-/// Returns the number of threads: as many as the machine has cores, but no more than one reading thread can
-/// keep busy.
+/// Returns the number of threads: the number of cores, but at most as many as one reading thread can supply.
 pub(crate) fn threads() -> usize {
     const MOST: usize = 8;
     std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST))

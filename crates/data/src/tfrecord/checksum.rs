@@ -1,4 +1,4 @@
-//! The masked checksum that stands beside each part of a record.
+//! The masked checksum of each part of a record.
 
 /// Returns the CRC-32C of bytes, masked.
 ///
