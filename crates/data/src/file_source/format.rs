@@ -46,9 +46,9 @@ pub(crate) trait Format: Send + Sync + 'static {
 
 /// The way in which one file is read.
 pub(crate) enum Reading {
-    /// Element by element, on the thread that requests them.
+    /// Single elements, made on the thread that requests them.
     Elements(Box<dyn Stage>),
-    /// In sections, which any thread can parse.
+    /// Sections, which any thread can parse.
     Sections(Box<dyn Sections>),
 }
 
@@ -96,7 +96,8 @@ impl Made {
     }
 }
 
-/// Returns the number of threads: the number of cores, but at most as many as one reading thread can supply.
+/// Returns the number of threads: the number of cores, limited to the number that one reading thread
+/// can supply.
 pub(crate) fn threads() -> usize {
     const MOST: usize = 8;
     std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST))
