@@ -199,6 +199,7 @@ impl Csv {
     /// # Errors
     ///
     /// - [`Error::NoColumn`](crate::Error::NoColumn): there is no column `label`.
+    /// - [`Error::Csv`](crate::Error::Csv): two columns have the name `label`.
     /// - Any error of [`features`](Self::features).
     #[doc(alias = "label_name")]
     pub fn labelled(self, label: impl Into<Column>) -> Result<Dataset<(HostTensor, i64)>> {

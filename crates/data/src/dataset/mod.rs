@@ -69,8 +69,13 @@ impl<T> Dataset<T> {
     ///
     /// # Errors
     ///
-    /// - [`Error::Parameter`]: a parameter is out of range, as in `batch(0)` or `shuffle(0, …)`. A pass over
-    ///   such a dataset gives the same error.
+    /// A pass over such a dataset gives the same error.
+    /// - [`Error::Parameter`]: a parameter is out of range, as in `batch(0)` or `shuffle(0, …)`.
+    /// - [`Error::Worker`]: the index of a [`shard`](Dataset::shard) is not below its number of workers.
+    /// - [`Error::Hinted`]: there is a [`shard_hint`](Dataset::shard_hint).
+    /// - [`Error::Endless`]: a dataset that never ends is cached.
+    /// - [`Error::Cardinality`]: an [asserted](Dataset::assert_cardinality) number of elements is wrong.
+    /// - [`Error::UnequalZip`]: datasets of [`zip_equal`](Dataset::zip_equal) have different lengths.
     pub fn check(&self) -> Result<()> {
         pipeline::check(&self.pipeline)
     }
@@ -80,8 +85,8 @@ impl<T> Dataset<T> {
     ///
     /// # Errors
     ///
-    /// - [`Error::Parameter`]: see [`check`](Dataset::check).
     /// - [`Error::NotBatched`]: [`batching`](Dataset::batching) is [`Batching::Elements`].
+    /// - Any error of [`check`](Dataset::check).
     pub fn check_batched(&self) -> Result<()> {
         self.check()?;
         match self.batching() {
@@ -181,7 +186,7 @@ impl<T: Nest> Dataset<T> {
     /// - [`Error::Endless`]: the dataset never ends.
     /// - [`Error::Empty`]: the dataset has no elements.
     /// - [`Error::Stack`]: elements differ in shape.
-    /// - Any error of the pass.
+    /// - Any error of [`check`](Dataset::check) or of the pass.
     pub fn load(&self) -> Result<T::Batch> {
         if self.cardinality() == Cardinality::Infinite {
             return Err(Error::Endless { operation: "load" });

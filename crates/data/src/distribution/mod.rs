@@ -109,8 +109,8 @@ impl<T: Nest> Distribution<T> {
     /// - [`Error::TooFewFiles`]: the policy needs files, and a source has fewer files than there are workers.
     /// - [`Error::Hinted`]: the dataset has a shard hint, and the policy is another one.
     /// - [`Error::Unordered`]: workers that read the same batches could see them in different orders.
-    /// - [`Error::Parameter`]: a number of the layout is 0 or too large, or another parameter is out of
-    ///   range.
+    /// - [`Error::Parameter`]: a number of the layout is 0 or too large.
+    /// - Any error of [`Dataset::check`].
     pub fn new(dataset: &Dataset<T>, layout: Layout, options: DistributeOptions) -> Result<Self> {
         Self::of_pipeline(dataset.pipeline().clone(), layout, options)
     }
@@ -204,7 +204,8 @@ impl<T: Nest> Distribution<T> {
     /// use distribute_data::{Dataset, DistributeOptions, Distribution, Layout};
     ///
     /// let data = Dataset::range(6).batch(4);
-    /// let plan = Distribution::new(&data, Layout::one_worker(2), DistributeOptions { prefetch: 1, ..Default::default() })?;
+    /// let options = DistributeOptions { prefetch: 1, ..Default::default() };
+    /// let plan = Distribution::new(&data, Layout::one_worker(2), options)?;
     /// let (sender, prepared) = std::sync::mpsc::channel();
     /// let plan = plan.prepared(true, move |replica, piece| {
     ///     sender.send(replica)?;

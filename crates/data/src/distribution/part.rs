@@ -22,7 +22,10 @@ impl<T: Nest> Dataset<T> {
     /// let batches = Dataset::range(10).batch(2);
     /// let (second, decision) = batches.part_of_worker(2, 1, &DistributeOptions::default())?;
     /// assert_eq!(decision.taken, AutoShardPolicy::Data);
-    /// let ids: Vec<_> = second.iter().map(|batch| Ok(batch?.to_vec::<i64>()?)).collect::<Result<_, distribute_data::Error>>()?;
+    /// let ids: Vec<_> = second
+    ///     .iter()
+    ///     .map(|batch| Ok(batch?.to_vec::<i64>()?))
+    ///     .collect::<Result<_, distribute_data::Error>>()?;
     /// assert_eq!(ids, [[2, 3], [6, 7]]);
     /// # Ok::<(), distribute_data::Error>(())
     /// ```

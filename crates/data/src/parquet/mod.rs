@@ -41,7 +41,7 @@ use std::collections::BTreeMap;
 /// | booleans, integers, floats | of their dtype, `[rows]` |
 /// | text, bytes | `string`, `[rows]` |
 /// | lists of these, all of one length | `[rows, length]` |
-/// | lists of different lengths | in a [`dataset`](Self::dataset), for [`padded_batch`](Dataset::padded_batch): each row `[length]` |
+/// | lists of different lengths | rows `[length]` in a `dataset`, for [`padded_batch`](Dataset::padded_batch) |
 /// | categories (dictionaries) | as their values |
 /// | structures | a column for each field: `image.bytes`, `image.path` |
 ///
@@ -162,12 +162,12 @@ impl Parquet {
     /// # Errors
     ///
     /// - [`Error::Io`]: the file cannot be read or is no Parquet file.
-    /// - [`Error::NoColumn`]: a selected column doesn't exist.
+    /// - [`Error::NoColumn`]: a selected column, or one with a default or mask, doesn't exist.
     /// - [`Error::Feature`]: a column is compressed with brotli, and the feature `brotli` is not enabled.
     /// - [`Error::Damaged`]: a page exceeds the [limit for one element](Location::element_limit).
     /// - [`Error::Column`]: the average row exceeds that limit, two columns have one name, or a column is
     ///   compressed with LZO.
-    /// - [`Error::Parameter`]: the number of rows at a time is 0, two columns and masks have one name, or
+    /// - [`Error::Parameter`]: the number of rows at a time is 0, a mask has the name of another column, or
     ///   there is not exactly one file.
     pub fn open(&self) -> Result<Batches> {
         self.check()?;
