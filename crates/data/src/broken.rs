@@ -6,15 +6,16 @@ use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A count of the broken records that sources have skipped, given to a source with its `skip_broken`.
+/// A count of broken records that sources have skipped. Pass it to the `skip_broken` of a source.
 ///
-/// Without one, the first broken record ends the pass with an error. With one, the pass goes on after it, and a warning at the
-/// pass's end has the number of records and the first error. Clones have one count, of all passes of all sources they were
-/// given to.
+/// Without one, the first broken record ends the pass with an error. With one, the pass continues after the
+/// record, and a warning at the end of the pass has the number of records and the first error. Clones share
+/// one count, over all passes of all sources.
 ///
-/// A broken record is a row, record, line or sample that its format cannot read. If the format cannot find the next record
-/// after a damaged one, the rest of the file is skipped and counted as one record (in Parquet, as the rows that it has). A
-/// file that cannot be opened or read at all, a column that is not there and a type that tensors don't have stay errors.
+/// A broken record is a row, record, line or sample that its format cannot read. If the format cannot find
+/// the next record after a damaged one, the rest of the file is skipped and counted as one record (in
+/// Parquet, as its number of rows). These stay errors: a file that cannot be opened or read at all, a missing
+/// column, and a type without a tensor dtype.
 ///
 /// ```
 /// use distribute_data::{Csv, SkippedRecords};
@@ -62,23 +63,23 @@ impl Default for SkippedRecords {
 }
 
 impl SkippedRecords {
-    /// Makes a count of 0 that lets a pass skip any number of records.
+    /// Creates a count of 0 that lets a pass skip any number of records.
     pub fn new() -> Self {
         Self { counts: Arc::default(), most: u64::MAX }
     }
 
-    /// Sets how many records a pass may skip; the next broken one is an error. It is for sources that are given the
-    /// result, which has the same count.
+    /// Returns the same count with a limit: the number of records that a pass may skip. The next broken
+    /// record is an error. The limit applies to the sources that the result is given to.
     pub fn at_most(&self, records: u64) -> Self {
         Self { counts: self.counts.clone(), most: records }
     }
 
-    /// The number of records skipped so far.
+    /// Returns the number of records skipped so far.
     pub fn count(&self) -> u64 {
         self.counts.records.load(Relaxed)
     }
 
-    /// The error of the first of them.
+    /// Returns the error of the first skipped record.
     pub fn first(&self) -> Option<String> {
         self.counts.first()
     }
@@ -98,7 +99,7 @@ struct Pass {
 }
 
 impl Broken {
-    /// Begins a pass that skips records if there is a count for them.
+    /// Begins a pass that skips broken records if there is a count for them.
     pub(crate) fn of_pass(skipped: Option<&SkippedRecords>) -> Self {
         let pass = |all: &SkippedRecords| Pass {
             all: all.clone(),
@@ -108,17 +109,17 @@ impl Broken {
         Self { pass: skipped.map(pass).map(Arc::new) }
     }
 
-    /// Whether broken records are skipped.
+    /// Returns whether broken records are skipped.
     pub(crate) fn skips(&self) -> bool {
         self.pass.is_some()
     }
 
-    /// Counts a record that `error` says is broken; returns the error if it has to end the pass.
+    /// Counts a broken record. Returns its error if that has to end the pass.
     pub(crate) fn skip(&self, error: Error) -> Result<()> {
         self.skip_many(1, error)
     }
 
-    /// Counts records, all for one error.
+    /// Counts several records that have one error.
     pub(crate) fn skip_many(&self, records: u64, error: Error) -> Result<()> {
         let Some(pass) = &self.pass else { return Err(error) };
         if pass.counts.add(records, &error).saturating_add(records) > pass.all.most {
@@ -128,10 +129,10 @@ impl Broken {
         Ok(())
     }
 
-    /// Counts a record. Its error is only made if it is needed: finding the line of a row takes a reading of the file.
+    /// Counts a record. Its error is only made if needed, because finding the line of a row reads the file.
     pub(crate) fn skip_with(&self, error: impl FnOnce() -> Error) -> Result<()> {
         match &self.pass {
-            // Two threads may both find room for one more.
+            // Two threads may both find space for one more.
             Some(pass)
                 if (1..pass.all.most).contains(&pass.counts.records.load(Relaxed))
                     && pass.counts.records.fetch_add(1, Relaxed) < pass.all.most =>
@@ -143,13 +144,13 @@ impl Broken {
         }
     }
 
-    /// Counts the rest of a file as one record if the error is about the file's contents, and not about reading it or about
-    /// what was asked for.
+    /// Counts the rest of a file as one record if the error is about the contents of the file. Other errors
+    /// are returned.
     pub(crate) fn skip_rest(&self, error: Error) -> Result<()> {
         if is_of_contents(&error) { self.skip(error) } else { Err(error) }
     }
 
-    /// Reports what was skipped, once.
+    /// Logs the number of skipped records, once.
     pub(crate) fn report(&self) {
         if let Some(pass) = &self.pass {
             pass.report();
@@ -169,13 +170,14 @@ impl Pass {
 }
 
 impl Drop for Pass {
-    /// A pass that is given up reports, too.
+    /// Logs the count of an abandoned pass as well.
     fn drop(&mut self) {
         self.report();
     }
 }
 
-/// Whether an error is about the contents of a file. A column may also be one that no tensor can be made of.
+/// Returns whether an error is about the contents of a file. [`Error::Column`] is not among these, because it
+/// may also be about a column that no tensor can represent.
 fn is_of_contents(error: &Error) -> bool {
     match error {
         Error::Io { source, .. } => {

@@ -1,23 +1,23 @@
-//! How many elements a dataset has.
+//! [`Cardinality`]: the number of elements of a dataset.
 
-/// The number of elements of one pass over a dataset, as far as it is known without running it.
+/// The number of elements of one pass over a dataset, if it is known without running the pass.
 #[doc(alias = "tf.data.Dataset.cardinality")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cardinality {
-    /// Exactly this many.
+    /// Exactly this number.
     Finite(usize),
     /// The dataset never ends.
     #[doc(alias = "tf.data.INFINITE_CARDINALITY")]
     #[doc(alias = "INFINITE_CARDINALITY")]
     Infinite,
-    /// Known only by running it, as with generators, files and filters.
+    /// Unknown before the pass, as for generators, files and filters.
     #[doc(alias = "tf.data.UNKNOWN_CARDINALITY")]
     #[doc(alias = "UNKNOWN_CARDINALITY")]
     Unknown,
 }
 
 impl Cardinality {
-    /// The number of elements, if it is finite and known.
+    /// Returns the number of elements, if it is finite and known.
     pub fn finite(self) -> Option<usize> {
         match self {
             Cardinality::Finite(n) => Some(n),
@@ -25,7 +25,7 @@ impl Cardinality {
         }
     }
 
-    /// Maps a finite number; infinite and unknown stay as they are.
+    /// Maps a finite number. Infinite and unknown stay as they are.
     pub(crate) fn map(self, f: impl FnOnce(usize) -> usize) -> Self {
         match self {
             Cardinality::Finite(n) => Cardinality::Finite(f(n)),

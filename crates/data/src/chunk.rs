@@ -1,9 +1,9 @@
 //! Elements on their way through a pipeline, several at a time.
 //!
-//! Stages pass on [`Chunk`]s. Rows of a source stay indices as long as nobody looks at the rows, so a batch of them is cut
-//! out of the source in one piece: by a view if they are contiguous, otherwise by one gather. A batch stays a list of its
-//! elements until somebody looks at it, so a batch that is split over replicas is assembled piece by piece, and no row is
-//! copied twice.
+//! Stages pass on [`Chunk`]s. Rows of a source stay indices until an operation needs their values. A batch of
+//! them is cut out of the source at once: as a view if the rows are contiguous, otherwise by one gather. A
+//! batch stays a list of its elements until its values are needed. So a batch that is split over replicas is
+//! assembled per replica, and no row is copied twice.
 
 use crate::room::reserve;
 use crate::rows::Rows;
@@ -14,15 +14,15 @@ use std::sync::Arc;
 
 /// One or more elements in order.
 pub(crate) enum Chunk {
-    /// Rows of a source, not yet looked at.
+    /// Rows of a source, still as indices.
     Rows(Arc<Rows>, Picks),
-    /// Elements by themselves.
+    /// Single elements.
     Values(Vec<Tree<Leaf>>),
-    /// One element: a batch, not yet assembled.
+    /// One element: a batch that is not assembled yet.
     Batch(Assembly),
 }
 
-/// Which rows, in which order.
+/// The selection and order of rows.
 pub(crate) enum Picks {
     /// Contiguous rows.
     Range(Range<usize>),
@@ -38,7 +38,7 @@ impl Picks {
         }
     }
 
-    /// The first row.
+    /// Returns the first row.
     pub(crate) fn first(&self) -> Option<usize> {
         match self {
             Picks::Range(range) => range.clone().next(),
@@ -46,7 +46,7 @@ impl Picks {
         }
     }
 
-    /// The rows as a list.
+    /// Returns the rows as a list.
     pub(crate) fn into_list(self) -> Result<Vec<usize>> {
         match self {
             Picks::List(list) => Ok(list),
@@ -68,7 +68,7 @@ impl Picks {
         Ok(())
     }
 
-    /// Appends more rows; returns them if there is no memory for a list.
+    /// Appends more rows. Returns them if there is no memory for a list.
     fn append(&mut self, other: Picks) -> Option<Picks> {
         match (&mut *self, other) {
             (Picks::Range(mine), Picks::Range(theirs)) if mine.end == theirs.start => mine.end = theirs.end,
@@ -91,18 +91,18 @@ impl Picks {
 }
 
 impl Chunk {
-    /// One element.
+    /// Creates a chunk of one element.
     pub(crate) fn one(value: Tree<Leaf>) -> Self {
         Chunk::Values(vec![value])
     }
 
-    /// All rows of a batch that was made in the pass.
+    /// Creates a chunk of all rows of a batch that was made in the pass.
     pub(crate) fn rows(tree: Tree<Leaf>, len: usize) -> Self {
         Chunk::Rows(Arc::new(Rows::Section { tree, len }), Picks::Range(0..len))
     }
 
-    /// The same elements without the rest of a section of which they are less than half: whoever keeps them would keep all
-    /// of it in memory.
+    /// Returns the same elements without the rest of their section if they are less than half of it. Keeping
+    /// them would otherwise keep the whole section in memory.
     pub(crate) fn compact(self) -> Result<Chunk> {
         match self {
             Chunk::Rows(source, picks)
@@ -123,7 +123,7 @@ impl Chunk {
         }
     }
 
-    /// A range of the elements, which shares their tensors. It must be within bounds.
+    /// Returns a range of the elements, which shares their tensors. It must be within bounds.
     pub(crate) fn slice(&self, range: Range<usize>) -> Chunk {
         match self {
             Chunk::Rows(source, Picks::Range(rows)) => {
@@ -138,7 +138,7 @@ impl Chunk {
         }
     }
 
-    /// The elements, each by itself.
+    /// Returns the elements as single values.
     pub(crate) fn into_values(self) -> Result<Vec<Tree<Leaf>>> {
         match self {
             Chunk::Rows(source, picks) => {
@@ -161,7 +161,8 @@ impl Chunk {
         }
     }
 
-    /// The same chunk with its batch assembled, for stages that keep it for later or read it more than once.
+    /// Returns the same chunk with its batch assembled, for stages that keep it for later or read it more
+    /// than once.
     pub(crate) fn together(self) -> Result<Chunk> {
         match self {
             Chunk::Batch(assembly) => Ok(Chunk::one(assembly.finish()?)),
@@ -169,7 +170,7 @@ impl Chunk {
         }
     }
 
-    /// Appends `other`; returns it if the two cannot be one chunk.
+    /// Appends `other`. Returns it if the two cannot be one chunk.
     pub(crate) fn append(&mut self, other: Chunk) -> Option<Chunk> {
         match (self, other) {
             (Chunk::Rows(mine, picks), Chunk::Rows(theirs, more)) if Arc::ptr_eq(mine, &theirs) => {
@@ -183,7 +184,7 @@ impl Chunk {
         }
     }
 
-    /// The elements as one batch: every leaf gets a new axis 0.
+    /// Returns the elements as one batch: every leaf gets a new axis 0.
     fn into_batch(self) -> Result<Tree<Leaf>, Fault> {
         match self {
             Chunk::Rows(source, Picks::Range(range)) => source.slice(range).map_err(Fault::from),
@@ -194,7 +195,7 @@ impl Chunk {
     }
 }
 
-/// Why chunks could not be assembled.
+/// The reason that chunks could not be assembled.
 enum Fault {
     Tensor(distribute_tensor::Error),
     Other(Error),
@@ -209,7 +210,7 @@ impl From<Error> for Fault {
     }
 }
 
-/// Appends a chunk to those that are kept. The last one is compacted once another section follows.
+/// Appends a chunk to a list of chunks. The last one is compacted once another section follows.
 pub(crate) fn append(chunks: &mut Vec<Chunk>, chunk: Chunk) -> Result<()> {
     let Some(mut last) = chunks.pop() else {
         chunks.push(chunk);
@@ -224,14 +225,14 @@ pub(crate) fn append(chunks: &mut Vec<Chunk>, chunk: Chunk) -> Result<()> {
 
 /// Chunks that will become one batch.
 pub(crate) struct Assembly {
-    /// Its place in the pass, for errors.
+    /// The index of the batch in the pass, for errors.
     number: usize,
     chunks: Vec<Chunk>,
     len: usize,
 }
 
 impl Assembly {
-    /// An empty batch, which is the `number`-th of the pass.
+    /// Creates an empty batch, the `number`-th of the pass.
     pub(crate) fn new(number: usize) -> Self {
         Self { number, chunks: Vec::new(), len: 0 }
     }
@@ -244,13 +245,13 @@ impl Assembly {
         self.number
     }
 
-    /// Appends elements. Of a section that has been left only those in the batch are kept.
+    /// Appends elements. Once a section ends, only its elements of the batch are kept.
     pub(crate) fn push(&mut self, chunk: Chunk) -> Result<()> {
         self.len += chunk.len();
         append(&mut self.chunks, chunk)
     }
 
-    /// The elements, each by itself.
+    /// Returns the elements as single values.
     pub(crate) fn into_values(self) -> Result<Vec<Tree<Leaf>>> {
         let mut values = Vec::new();
         reserve("single elements", &mut values, self.len)?;
@@ -260,7 +261,7 @@ impl Assembly {
         Ok(values)
     }
 
-    /// A range of the elements, which shares their tensors. It must be within bounds.
+    /// Returns a range of the elements, which shares their tensors. It must be within bounds.
     fn slice(&self, range: Range<usize>) -> Assembly {
         let mut part = Assembly::new(self.number);
         let mut start = 0;
@@ -280,7 +281,7 @@ impl Assembly {
     /// Splits the batch into pieces. Each row of a source is copied once, directly into its piece.
     pub(crate) fn cut(self, pieces: Vec<Range<usize>>) -> Result<Vec<Tree<Leaf>>> {
         let of_rows = self.chunks.iter().all(|chunk| matches!(chunk, Chunk::Rows(..)));
-        // An empty piece is derived from the whole batch, and elements that differ should be one error, not two.
+        // An empty piece is derived from the whole batch. Elements that differ should be one error, not two.
         if pieces.len() < 2 || !of_rows || pieces.iter().any(Range::is_empty) {
             let batch = self.finish()?;
             crate::split::batch_rows(&batch)?;
@@ -289,7 +290,7 @@ impl Assembly {
         pieces.into_iter().map(|piece| self.slice(piece).finish()).collect()
     }
 
-    /// The batch.
+    /// Returns the batch.
     pub(crate) fn finish(self) -> Result<Tree<Leaf>> {
         let (batch, elements) = (self.number, self.len);
         self.put_together().map_err(|fault| match fault {

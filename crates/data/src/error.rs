@@ -1,16 +1,17 @@
-//! What can go wrong while data is read, changed and cut.
+//! The errors of reading, transforming and splitting data.
 
 use crate::Cardinality;
 
 /// The result of operations on datasets.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of any type, as user functions return them.
+/// An error of any type, as returned by user functions.
 pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// What went wrong with a dataset. Every variant says where: a file and line, or the index of an element.
+/// An error of a dataset. Every variant has a position: a file and line, or the index of an element.
 ///
-/// Indices count from 0 within one pass over the dataset; lines and columns of files count from 1, as editors do.
+/// Indices count from 0 within one pass over the dataset. Lines and columns of files count from 1, as in
+/// editors.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -19,17 +20,17 @@ pub enum Error {
     Io {
         /// The file, or the name given to bytes in memory.
         path: String,
-        /// What the operating system or the decoder said.
+        /// The error of the operating system or the decoder.
         source: std::io::Error,
     },
-    /// The bytes of a file are not what its format needs there.
+    /// The bytes of a file don't match its format.
     #[error("'{path}', byte {offset}: {what}")]
     Damaged {
         /// The file, or the name given to bytes in memory; within an archive, `archive/member`.
         path: String,
-        /// The byte, counted from 0, of the file with its compression taken off.
+        /// The offset of the byte, counted from 0 in the decompressed file.
         offset: u64,
-        /// What is wrong there.
+        /// The defect.
         what: String,
     },
     /// A column of a file cannot become a tensor.
@@ -39,13 +40,13 @@ pub enum Error {
         path: String,
         /// The column.
         column: String,
-        /// What stands in the way: its type, or a row, counted from 0.
+        /// The reason: its type, or a row, counted from 0.
         what: String,
     },
     /// A file needs a feature of this crate that is not enabled.
     #[error("'{what}' needs the cargo feature `{feature}` of distribute-data")]
     Feature {
-        /// The file, and what in it needs the feature.
+        /// The file, and its part that needs the feature.
         what: String,
         /// The feature.
         feature: &'static str,
@@ -59,9 +60,9 @@ pub enum Error {
     /// A file could not be written.
     #[error("cannot write '{path}': {source}")]
     Write {
-        /// The file that was to be there.
+        /// The file.
         path: String,
-        /// What the operating system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
     /// An element cannot be written to a file.
@@ -71,7 +72,7 @@ pub enum Error {
         path: String,
         /// The element, counted from 0 within the pass.
         index: u64,
-        /// Why not.
+        /// The reason.
         what: String,
     },
     /// A TFRecord file is damaged, or ends in the middle of a record.
@@ -79,26 +80,26 @@ pub enum Error {
     Record {
         /// The file, or the name given to bytes in memory.
         path: String,
-        /// Where the record begins, in bytes of the file with its compression taken off.
+        /// The offset of the record, in bytes of the decompressed file.
         offset: u64,
         /// The record, counted from 0 within the file.
         record: u64,
-        /// What is wrong with it.
+        /// The defect.
         what: String,
     },
-    /// A record is no `tf.train.Example`, or its features are not those asked for.
+    /// A record is no `tf.train.Example`, or its features are not the requested ones.
     #[error("{}record {record}{}: {what}", file_of(path), feature_of(feature))]
     Example {
-        /// The file, or the name given to bytes in memory, where it is known.
+        /// The file, or the name given to bytes in memory, if it is known.
         path: Option<String>,
-        /// The record, counted from 0 within the file, or within the records given where no file is known.
+        /// The record, counted from 0 within the file, or within the given records if no file is known.
         record: u64,
-        /// The feature, unless the record is broken before any.
+        /// The feature. `None` if the record is broken before its first feature.
         feature: Option<String>,
-        /// What is wrong with it.
+        /// The defect.
         what: String,
     },
-    /// A field of a CSV file is not what its column needs, or a row is wider or narrower than the first.
+    /// A field of a CSV file doesn't fit its column, or a row is wider or narrower than the first.
     #[error("'{path}', line {line}, column {column}: found {found}, expected {expected}")]
     Csv {
         /// The file, or the name given to bytes in memory.
@@ -107,9 +108,9 @@ pub enum Error {
         line: u64,
         /// The column, counted from 1.
         column: usize,
-        /// What stood there.
+        /// The text of the field.
         found: String,
-        /// What had to stand there.
+        /// The expected content.
         expected: String,
     },
     /// A CSV file has no such column.
@@ -119,7 +120,7 @@ pub enum Error {
         path: String,
         /// The column asked for.
         column: String,
-        /// The columns that there are.
+        /// The columns of the file.
         known: String,
     },
     /// A function given to `try_map`, `try_filter` and the like returned an error.
@@ -129,18 +130,18 @@ pub enum Error {
         operation: &'static str,
         /// The element, counted from 0 within the pass.
         index: usize,
-        /// What the function said.
+        /// The function's error.
         #[source]
         cause: Cause,
     },
-    /// The dataset that a function made of an element could not be made, or its pass failed.
+    /// A function failed to make a dataset of an element, or the pass of that dataset failed.
     #[error("{operation}: the dataset of element {index} failed: {cause}")]
     Inner {
         /// The transformation.
         operation: &'static str,
-        /// The element it was made of, counted from 0 within the pass.
+        /// The element that the dataset was made of, counted from 0 within the pass.
         index: usize,
-        /// What the function or the dataset said.
+        /// The error of the function or the dataset.
         #[source]
         cause: Cause,
     },
@@ -149,11 +150,11 @@ pub enum Error {
     Generator {
         /// The element, counted from 0 within the pass.
         index: usize,
-        /// What the iterator said.
+        /// The iterator's error.
         #[source]
         cause: Cause,
     },
-    /// A function given to the dataset panicked. The panic is caught; the pass over the dataset is over.
+    /// A function given to the dataset panicked. The panic is caught, and the pass over the dataset ends.
     #[error("the function given to {operation} panicked at element {index}: {message}")]
     Panicked {
         /// The transformation or source.
@@ -163,48 +164,48 @@ pub enum Error {
         /// The panic's message.
         message: String,
     },
-    /// An element is not of the Rust type that the dataset's type promises.
+    /// An element is not of the Rust type of the dataset.
     #[error("{operation}: element {index} has another type than the dataset says: {source}")]
     Type {
-        /// Who wanted the element.
+        /// The operation that needed the element.
         operation: &'static str,
         /// The element, counted from 0 within the pass.
         index: usize,
-        /// What was needed and what was found.
+        /// The expected and the actual type.
         source: distribute_tensor::Error,
     },
-    /// Elements cannot be put together to a batch: their structures, dtypes or shapes differ.
+    /// Elements cannot be stacked into a batch: their structures, dtypes or shapes differ.
     #[error(
         "batch {batch} cannot be put together from its {elements} elements: {source}; all elements of a batch need one structure, dtype and shape"
     )]
     Stack {
         /// The batch, counted from 0 within the pass.
         batch: usize,
-        /// How many elements it has.
+        /// The number of its elements.
         elements: usize,
-        /// How they differ.
+        /// The difference.
         source: distribute_tensor::Error,
     },
-    /// Single elements were to be cut over replicas.
+    /// Single elements were to be split over replicas.
     #[error(
         "{what}, so it cannot be cut over replicas: call `.batch(global_batch_size)` on the dataset first"
     )]
     NotBatched {
-        /// What was found instead of a batch.
+        /// The input that is not a batch.
         what: String,
     },
-    /// A scalar stands where rows are needed.
+    /// A scalar was given instead of rows.
     #[error("{operation} needs rows, but {path} is a scalar: it has no axis 0 to cut")]
     Scalar {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
-        /// Where in the structure: `value.a[1]`.
+        /// The path of the scalar in the structure: `value.a[1]`.
         path: String,
     },
     /// Two leaves of one nest have different numbers of rows.
     #[error("{operation} needs equal sizes of axis 0: {first_path} has {first} rows, {path} has {rows}")]
     UnequalRows {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
         /// The first leaf.
         first_path: String,
@@ -215,65 +216,65 @@ pub enum Error {
         /// Its number of rows.
         rows: usize,
     },
-    /// A dataset has not the number of elements that it has to have.
+    /// A dataset doesn't have the asserted number of elements.
     #[error("assert_cardinality: there have to be {expected} elements, but this dataset {found}")]
     Cardinality {
-        /// How many there have to be.
+        /// The asserted number.
         expected: usize,
-        /// How many there are, in words.
+        /// The actual number, in words.
         found: String,
     },
-    /// An element is not what was declared.
+    /// An element doesn't have the declared spec.
     #[error("assert_element_spec: element {index} has to be {expected}, but is {found}")]
     Spec {
         /// The element, counted from 0 within the pass.
         index: usize,
-        /// The spec that was declared.
+        /// The declared spec.
         expected: String,
         /// The element's dtypes and shapes.
         found: String,
     },
-    /// An element cannot be made as large as the others of its batch.
+    /// An element cannot be padded to the size of the others in its batch.
     #[error("padded_batch: {path} of element {index} cannot be padded: {why}")]
     Pad {
-        /// Where in the element: `value.a[1]`.
+        /// The path of the tensor in the element: `value.a[1]`.
         path: String,
         /// The element, counted from 0 within the pass.
         index: usize,
-        /// What is in the way.
+        /// The reason.
         why: String,
     },
-    /// One of two datasets that have to be equally long ends before the other.
+    /// One of two datasets that must be equally long ends before the other.
     #[error("zip_equal: the {shorter} dataset ends after {len} elements, the other doesn't ({other})")]
     UnequalZip {
         /// `first` or `second`.
         shorter: &'static str,
         /// Its number of elements.
         len: usize,
-        /// How many the other has, as far as the pipeline tells.
+        /// The number of elements of the other, if the pipeline determines it.
         other: Cardinality,
     },
     /// A nest without any leaf has no rows.
     #[error("{operation} needs at least one tensor, but {found} holds none")]
     NoTensor {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
         /// The structure found.
         found: String,
     },
-    /// A dataset that had to have elements has none.
+    /// A dataset has no elements, but the operation needs at least one.
     #[error("{operation} needs at least one element, but the dataset is empty")]
     Empty {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
     },
-    /// A dataset that had to end never does.
+    /// A dataset never ends, but the operation needs one that does.
     #[error("{operation} needs a dataset that ends, but this one is repeated forever: call `.take(n)` first")]
     Endless {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
     },
-    /// A parameter is outside of its range.
+    /// A parameter is out of range.
     #[error("{operation}: {parameter} is {found}, but must be {expected}")]
     Parameter {
         /// The transformation.
@@ -282,7 +283,7 @@ pub enum Error {
         parameter: &'static str,
         /// The value given.
         found: String,
-        /// What it has to be.
+        /// The allowed range.
         expected: &'static str,
     },
     /// The file of a cache holds elements of another pipeline.
@@ -292,25 +293,25 @@ pub enum Error {
     Cache {
         /// The file.
         path: String,
-        /// What differs.
+        /// The difference.
         why: String,
     },
-    /// What an operation has to hold at once doesn't fit into memory.
+    /// The elements that an operation holds at once don't fit into memory.
     #[error("{operation}: {elements} elements at once do not fit into memory; ask for fewer")]
     Memory {
         /// The operation.
         operation: &'static str,
-        /// How many.
+        /// The number of elements.
         elements: usize,
     },
-    /// A repeated dataset gave nothing, again and again, or nothing that a filter behind it keeps.
+    /// A repeated dataset had no element in several passes in a row, or none that the filters after it keep.
     #[error(
         "{operation}: {passes} passes in a row had no element: look at what filters keep, or take an empty dataset out"
     )]
     EmptyPasses {
-        /// Which operation waited for one.
+        /// The operation that waited for an element.
         operation: &'static str,
-        /// How many passes.
+        /// The number of passes.
         passes: usize,
     },
     /// A thread of a pass could not be started.
@@ -318,18 +319,18 @@ pub enum Error {
     Thread {
         /// The transformation.
         operation: &'static str,
-        /// What the operating system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// A thread of a pass ended without saying why.
+    /// A thread of a pass died.
     #[error("a thread of {operation} died: {message}")]
     ThreadDied {
         /// The transformation.
         operation: &'static str,
-        /// Its panic's message.
+        /// The message of its panic.
         message: String,
     },
-    /// The elements of this source cannot be parted by files.
+    /// The elements of this source cannot be sharded by files.
     #[error(
         "{reader} cannot be parted by files over workers: use AutoShardPolicy::Data, or Auto, which finds that out itself"
     )]
@@ -337,27 +338,27 @@ pub enum Error {
         /// The source.
         reader: String,
     },
-    /// There are fewer files than workers, so that some would have nothing to read.
+    /// There are fewer files than workers, so some workers would have nothing to read.
     #[error(
         "a source has {files} file(s), not enough for {workers} workers: write more files, or use AutoShardPolicy::Data"
     )]
     TooFewFiles {
-        /// The files of the source that has the fewest.
+        /// The number of files of the source that has the fewest.
         files: usize,
-        /// The workers.
+        /// The number of workers.
         workers: usize,
     },
-    /// A dataset with a hint was read without a policy that replaces it.
+    /// A dataset with a shard hint was read without a policy that replaces the hint.
     #[error(
         "shard_hint says only where to part the dataset: distribute it with AutoShardPolicy::Hint, or call `shard(workers, index)` instead"
     )]
     Hinted,
-    /// Workers that each take their pieces of the same batches would see different batches.
+    /// Workers that each take their rows of the same batches would see different batches.
     #[error(
         "\"{operation}\" may give another order to each worker, and all take their pieces of the same batches: use an operation that keeps the order, or another AutoShardPolicy than Data"
     )]
     Unordered {
-        /// The operation that doesn't give the same once more.
+        /// The operation whose order differs between passes.
         operation: String,
     },
     /// The function that makes a dataset for each pipeline failed or panicked.
@@ -365,18 +366,18 @@ pub enum Error {
     DatasetFunction {
         /// The pipeline that it was to make.
         context: crate::InputContext,
-        /// What the function said.
+        /// The function's error.
         #[source]
         cause: Cause,
     },
-    /// A replica's piece could not be prepared for it.
+    /// The function that prepares per-replica batches failed.
     #[error("step {step}: the piece of local replica {replica} cannot be prepared: {cause}")]
     Piece {
         /// The step, counted from 0 within the pass.
         step: u64,
         /// The local replica.
         replica: usize,
-        /// What was in the way.
+        /// The function's error.
         #[source]
         cause: Cause,
     },
@@ -385,47 +386,47 @@ pub enum Error {
     Worker {
         /// The worker asked for.
         worker: usize,
-        /// How many there are.
+        /// The number of workers.
         workers: usize,
     },
-    /// A global batch cannot be cut into pieces of one size.
+    /// A global batch cannot be split into equal per-replica batches.
     #[error(
         "the global batch size {global} is not divisible by the {replicas} replicas in sync: make it a multiple of {replicas}"
     )]
     NotDivisible {
         /// The global batch size.
         global: usize,
-        /// The replicas of all workers.
+        /// The number of replicas of all workers.
         replicas: usize,
     },
-    /// Some replicas have data for a last step and others don't, and nothing says what an empty batch looks like.
+    /// Some replicas have data for a last step and others don't, and the shape of an empty batch is unknown.
     #[error(
         "only {present} of {replicas} replicas have data for step {step}, and no empty batch can be made for the others: elements that are no batches have no rows to leave out, and a dataset without elements shows none: call `.batch(n)`, or use UnevenEnds::StopAll or Drop"
     )]
     NoEmptyBatch {
         /// The step, counted from 0 within the pass.
         step: u64,
-        /// Replicas with data.
+        /// The number of replicas with data.
         present: usize,
-        /// All replicas.
+        /// The number of all replicas.
         replicas: usize,
     },
-    /// Of workers that read the same dataset, one is at its end before the others.
+    /// One of several workers that read the same dataset reaches its end before the others.
     #[error(
         "worker {worker} is at the end of the data at step {step}, and others are not: the workers read different data; give all of them the same files, and functions that give the same for the same element"
     )]
     OtherData {
         /// The step, counted from 0 within the pass.
         step: u64,
-        /// The first worker that is at the end.
+        /// The first worker that reached the end.
         worker: usize,
     },
-    /// A position is of a pass over another dataset, or not one of ours.
+    /// A position belongs to a pass over another dataset, or is invalid.
     #[error("the position ({position}) cannot be restored: {why}")]
     Position {
         /// The position.
         position: String,
-        /// What doesn't fit.
+        /// The mismatch.
         why: String,
     },
     /// A tensor operation failed.
@@ -434,12 +435,12 @@ pub enum Error {
 }
 
 impl Error {
-    /// The error of a record of examples, or of a feature of it, whose file is not known here.
+    /// Returns the error of a record of examples, or of one of its features, without a file.
     pub(crate) fn example(record: u64, feature: Option<&str>, what: String) -> Self {
         Error::Example { path: None, record, feature: feature.map(str::to_owned), what }
     }
 
-    /// The error of an example that is so many records after the one that it names.
+    /// Returns the error with its record moved on by `after` records.
     pub(crate) fn at_record(self, after: u64) -> Self {
         match self {
             Error::Example { path, record, feature, what } => {
@@ -458,7 +459,7 @@ fn feature_of(feature: &Option<String>) -> String {
     feature.as_ref().map_or(String::new(), |feature| format!(", feature '{feature}'"))
 }
 
-/// The error for a parameter that is 0.
+/// Returns the error for a parameter that is 0.
 pub(crate) fn at_least_one(operation: &'static str, parameter: &'static str, value: usize) -> Result<()> {
     match value {
         0 => Err(Error::Parameter { operation, parameter, found: "0".into(), expected: "at least 1" }),

@@ -3,10 +3,10 @@
 use crate::{Error, Result};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Calls `f`; a panic becomes an error that names the operation and the element.
+/// Calls `f`. A panic becomes an error that names the operation and the element.
 ///
-/// Asserting unwind safety is sound here: the caller ends its pass on that error, so this crate never uses anything again
-/// that the panic may have left inconsistent.
+/// Asserting unwind safety is sound here: the caller ends its pass on that error, so this crate never uses
+/// values again that the panic may have left inconsistent.
 pub(crate) fn guarded<R>(operation: &'static str, index: usize, f: impl FnOnce() -> R) -> Result<R> {
     catch_unwind(AssertUnwindSafe(f)).map_err(|payload| Error::Panicked {
         operation,
@@ -15,7 +15,7 @@ pub(crate) fn guarded<R>(operation: &'static str, index: usize, f: impl FnOnce()
     })
 }
 
-/// The text of a panic, if it has one.
+/// Returns the message of a panic, if it has one.
 pub(crate) fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
     match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
         (Some(text), _) => (*text).to_string(),

@@ -1,4 +1,4 @@
-//! Pipelines of nested tensors: where data comes from, how it is transformed, and how batches are split over replicas.
+//! Pipelines of nested tensors: sources, transformations, and splitting batches over replicas.
 //!
 //! ```
 //! use distribute_data::{Dataset, SplitRule, split};
@@ -22,26 +22,27 @@
 //! |---|---|
 //! | [`dataset`] | [`Dataset`]: sources, transformations, iteration |
 //! | [`csv`] | [`Csv`]: rows of CSV files as elements |
-//! | [`mod@file`] | [`Location`], [`Compression`], [`Files`]: what all file sources read through |
+//! | [`mod@file`] | [`Location`], [`Compression`], [`Files`]: shared by all file sources |
 //! | [`text_lines`] | lines of text |
-//! | [`numpy`] | arrays as numpy saves them |
+//! | [`numpy`] | arrays in numpy's formats |
 //! | `parquet` | columns of Parquet files; feature `parquet` |
 //! | `webdataset` | samples of tar files; feature `webdataset` |
 //! | [`tfrecord`] | [`TfRecord`], [`TfRecordReader`] and [`TfRecordWriter`]: files of records |
-//! | [`example`] | [`Example`], and [`Features`](example::Features): records as columns of tensors; the same of sequences |
-//! | [`SkippedRecords`], [`DefaultValue`] | what becomes of broken records, and of missing values |
-//! | [`cardinality`] | [`Cardinality`]: how many elements there are |
-//! | [`plan`] | who gets which rows, as functions of numbers: [`SplitRule`] and TensorFlow's sizes |
+//! | [`example`] | [`Example`], [`Features`](example::Features): records and sequences as columns of tensors |
+//! | [`SkippedRecords`], [`DefaultValue`] | the handling of broken records, and of missing values |
+//! | [`cardinality`] | [`Cardinality`]: the number of elements |
+//! | [`plan`] | the assignment of rows, as functions of numbers: [`SplitRule`] and TensorFlow's sizes |
 //! | [`distribution`] | [`Distribution`]: the pass of each worker, step by step, and its position |
-//! | [`mod@split`] | splits a batch into the pieces of replicas |
-//! | [`error`] | [`Error`]: what can go wrong, and where |
+//! | [`mod@split`] | splits a batch into per-replica batches |
+//! | [`error`] | [`Error`] |
 //!
-//! Internally, a dataset is a `pipeline`, which is data: `operations` and their parameters. Iterating starts a chain of
-//! `stage`s that pass on `chunk`s of elements. In these, `rows` of a source stay indices until a batch is cut out in one
-//! piece. Each operation has one file: what users call, what it is as data, and how it runs. All formats of files are read by
-//! one operation, in `file_source`.
+//! Internally, a dataset is a `pipeline`, which is data: `operations` and their parameters. Iterating starts
+//! a chain of `stage`s that pass on `chunk`s of elements. In a chunk, `rows` of a source stay indices until a
+//! batch is cut out with one copy. Each operation has one file with its public method, its data and its
+//! stage. One operation, in `file_source`, reads all file formats.
 //!
-//! A user function that fails or panics results in an error that names the element; it never takes the process down.
+//! A user function that fails or panics results in an error that names the element. It never takes the
+//! process down.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
-//! Values that stand in for missing ones.
+//! Values that replace missing ones.
 
 use distribute_tensor::Element;
 
-/// A value that stands in for a missing one in a column: an integer, a number, a boolean or text.
+/// A value that replaces the missing values of a column: an integer, a float, a boolean or text.
 ///
 /// ```
 /// use distribute_data::DefaultValue;
@@ -25,7 +25,10 @@ pub enum DefaultValue {
 }
 
 impl DefaultValue {
-    /// The value as an integer type; why not, if it has no such value.
+    /// Returns the value as an integer type.
+    ///
+    /// # Errors
+    /// The message if the value has no such form.
     pub(crate) fn int<T: Element + TryFrom<i64>>(&self) -> Result<T, String> {
         match self {
             DefaultValue::Int(value) => T::try_from(*value).map_err(|_| self.refused(T::DTYPE.name())),
@@ -33,7 +36,7 @@ impl DefaultValue {
         }
     }
 
-    /// The value as a number.
+    /// Returns the value as a float.
     pub(crate) fn float(&self) -> Result<f64, String> {
         match self {
             DefaultValue::Int(value) => Ok(*value as f64),
@@ -42,7 +45,7 @@ impl DefaultValue {
         }
     }
 
-    /// The value as a boolean, which Parquet alone has.
+    /// Returns the value as a boolean. Only Parquet has columns of booleans.
     #[cfg(any(feature = "parquet", test))]
     pub(crate) fn bool(&self) -> Result<bool, String> {
         match self {
@@ -51,7 +54,7 @@ impl DefaultValue {
         }
     }
 
-    /// The value as text.
+    /// Returns the value as text.
     pub(crate) fn text(&self) -> Result<&[u8], String> {
         match self {
             DefaultValue::Text(value) => Ok(value),

@@ -1,7 +1,7 @@
-//! A pipeline as data: which operations, with which parameters.
+//! A pipeline as data: operations and their parameters.
 //!
-//! Nothing runs here. A pipeline can be inspected and rewritten before it is started; [`Operation::start`] then makes the
-//! chain of stages that runs it.
+//! Nothing runs here. A pipeline can be inspected and rewritten before it is started. [`Operation::start`]
+//! then makes the chain of stages that runs it.
 
 use crate::chunk::Chunk;
 use crate::stage::Stage;
@@ -9,86 +9,88 @@ use crate::{Cardinality, ElementSpec, Files, Result, spec};
 use distribute_tensor::{Leaf, Tree};
 use std::sync::Arc;
 
-/// An operation and, through its inputs, all those before it.
+/// An operation and, through its inputs, all operations before it.
 pub(crate) type Pipeline = Arc<dyn Operation>;
 
 /// One operation with its parameters: a source, or a transformation of the pipelines that are its inputs.
 pub(crate) trait Operation: Send + Sync {
-    /// The pipelines that it reads; empty for a source.
+    /// Returns the pipelines that the operation reads; empty for a source.
     fn inputs(&self) -> &[Pipeline] {
         &[]
     }
 
-    /// The same operation with `f` applied to each input; `None` for a source, which has none.
+    /// Returns the same operation with `f` applied to each input; `None` for a source.
     fn over(&self, _f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
         None
     }
 
-    /// The operation and its parameters, in a line.
+    /// Returns the operation and its parameters, as one line.
     fn describe(&self) -> String;
 
-    /// Describes what decides which elements come, and in which order: if it differs, a position refers to another element.
-    /// It excludes files, which are compared one by one. Empty if the operation affects neither.
+    /// Describes all that determines the elements and their order. If it differs, a position refers to
+    /// another element. It excludes files, which are compared one by one. Empty if the operation affects
+    /// neither.
     fn identity(&self) -> String {
         self.describe()
     }
 
-    /// The files of a source. They are not a part of [`identity`](Self::identity): a position has a
-    /// [`FileList`](crate::FileList), and a cache belongs to certain files.
+    /// Returns the files of a source. They are not a part of [`identity`](Self::identity): a position has a
+    /// [`FileList`](crate::FileList), and a cache is bound to certain files.
     fn files(&self) -> Option<&Files> {
         None
     }
 
-    /// The number of elements of a pass.
+    /// Returns the number of elements of a pass.
     fn cardinality(&self) -> Cardinality;
 
-    /// Whether elements are batches. By default, as for the spec, it is that of the first input.
+    /// Returns whether elements are batches. The default is that of the first input.
     fn batching(&self) -> Batching {
         self.inputs().first().map_or(Batching::Unknown, |input| input.batching())
     }
 
-    /// Dtypes and shapes of the elements, if they are known.
+    /// Returns the dtypes and shapes of the elements, if they are known. The default is that of the first
+    /// input.
     fn spec(&self, look: Look) -> Option<ElementSpec> {
         self.inputs().first()?.spec(look)
     }
 
-    /// A pipeline with elements of the same kind that makes the first of them alone: without buffers, threads and caches,
-    /// and so that no later pass misses it. `None` if that is this operation, on inputs of which that is true.
+    /// Returns a pipeline for the first element alone. Its elements have the same spec, and it has no
+    /// buffers, threads or caches. It takes no element away from later passes. `None` if this operation on
+    /// such inputs is already one.
     fn lean(&self) -> Option<Pipeline> {
         None
     }
 
-    /// Whether its own parameters are in their ranges.
+    /// Checks that the operation's own parameters are in range.
     fn check(&self) -> Result<()> {
         Ok(())
     }
 
-    /// How the operation behaves if each worker reads some of the files.
+    /// Returns how the operation behaves if each worker reads some of the files.
     fn sharding(&self) -> Sharding;
 
-    /// For a source of files, the same source with a worker's files; for a hint, a worker's shard in its place. `None` for
-    /// all other operations.
+    /// Returns a worker's shard of a source of files or of a shard hint. `None` for all other operations.
     fn shard(&self, _shard: &WorkerShard) -> Option<Pipeline> {
         None
     }
 
-    /// Whether another pass with the same number has the same elements in the same order.
+    /// Returns whether another pass with the same number has the same elements in the same order.
     fn repeatable(&self) -> bool {
         true
     }
 
-    /// Whether reading it is worth a thread of its own, because it contains files or user functions that no thread works on
-    /// yet.
+    /// Returns whether reading the pipeline is worth a thread. It is if it contains files or user functions
+    /// that don't run on a thread yet.
     fn costly(&self) -> bool {
         self.inputs().iter().any(|input| input.costly())
     }
 
-    /// The stages of one pass. `epoch` selects the orders of the shuffles in it.
+    /// Returns the stages of one pass. `epoch` selects the orders of its shuffles.
     fn start(&self, epoch: u64) -> Box<dyn Stage>;
 }
 
-/// In `impl Operation` for a type that is `Clone` and has one input, its field `input` or the given one: the methods about
-/// inputs.
+/// The methods about inputs of `impl Operation`, for a type that is `Clone` and has one input. The input is
+/// the field `input` or the given one.
 macro_rules! one_input {
     () => {
         $crate::pipeline::one_input!(input);
@@ -110,35 +112,35 @@ macro_rules! one_input {
 }
 pub(crate) use one_input;
 
-/// Whether the elements of a dataset are batches, as far as the pipeline tells.
+/// Whether the elements of a dataset are batches, if the pipeline determines that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batching {
-    /// Batches of this size, except for shorter ones at the end of the data or of an epoch.
+    /// Batches of this size. Only the last one of the data or of an epoch may be shorter.
     Batches(usize),
     /// Unknown: a generator, or a `map` after the batching, may make batches of any size.
     Unknown,
-    /// Single elements: slices, a range or rows of a file that nothing has batched.
+    /// Single elements: unbatched slices, ranges or rows of a file.
     Elements,
 }
 
 impl Batching {
-    /// What is known of elements that come from either of two datasets.
+    /// Returns the value that holds for elements of either of two datasets.
     pub(crate) fn or(self, other: Batching) -> Batching {
         if self == other { self } else { Batching::Unknown }
     }
 }
 
-/// Whether an element may be made to know what elements are.
+/// Whether an element may be computed to determine the spec.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// No: what is known holds for every element.
+    /// No: the spec holds for every element.
     Never,
-    /// The first one, if nothing else tells. Others may have other sizes.
+    /// The first one, if nothing else determines the spec. Others may have other sizes.
     AtFirst,
 }
 
 impl Look {
-    /// The spec of the first element of a pipeline, if it may be made and can be.
+    /// Returns the spec of the first element of a pipeline, if computing it is allowed and succeeds.
     pub(crate) fn at(self, pipeline: &Pipeline) -> Option<ElementSpec> {
         match self {
             Look::Never => None,
@@ -147,13 +149,13 @@ impl Look {
     }
 }
 
-/// The first element of a pipeline, if it can be made.
+/// Returns the first element of a pipeline, if it can be computed.
 pub(crate) fn first(pipeline: &Pipeline) -> Option<Tree<Leaf>> {
     let mut stage = lean(pipeline).start(0);
     stage.next(1)?.and_then(Chunk::into_values).ok()?.into_iter().next()
 }
 
-/// The pipeline that makes the first element alone.
+/// Returns the pipeline that computes the first element alone.
 fn lean(pipeline: &Pipeline) -> Pipeline {
     match pipeline.lean() {
         Some(other) => lean(&other),
@@ -161,16 +163,16 @@ fn lean(pipeline: &Pipeline) -> Pipeline {
     }
 }
 
-/// How an operation behaves if each worker reads some of the files.
+/// The behavior of an operation if each worker reads some of the files.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sharding {
-    /// It reads this many files, of which each worker takes some.
+    /// The operation reads this many files, and each worker takes some of them.
     Files(usize),
-    /// A source that isn't files: it cannot be sharded.
+    /// The operation is a source other than files, so it cannot be sharded.
     Source,
-    /// Applied to the workers' shards, it gives the same elements together as applied to the whole.
+    /// The results on the workers' shards are together the result on all elements.
     Through,
-    /// It counts, pairs or drops elements, so its result on a shard is not a shard of its result.
+    /// The operation counts, pairs or drops elements, so its result on a shard is not a shard of its result.
     Whole,
 }
 
@@ -178,7 +180,7 @@ pub(crate) enum Sharding {
 pub(crate) enum WorkerShard {
     /// The files `index`, `index + workers`, …
     Files { workers: usize, index: usize },
-    /// The elements `index`, `index + workers`, … where the user put a hint.
+    /// The elements `index`, `index + workers`, … at the user's shard hint.
     Hint { workers: usize, index: usize },
 }
 
@@ -188,7 +190,7 @@ pub(crate) fn visit<'a>(pipeline: &'a Pipeline, f: &mut dyn FnMut(&'a dyn Operat
     f(pipeline.as_ref());
 }
 
-/// The pipeline with every source of files or hint replaced by a worker's shard.
+/// Returns the pipeline with every source of files or shard hint replaced by a worker's shard.
 pub(crate) fn shard(pipeline: &Pipeline, worker: &WorkerShard) -> Pipeline {
     match pipeline.shard(worker) {
         Some(sharded) => sharded,
@@ -196,7 +198,7 @@ pub(crate) fn shard(pipeline: &Pipeline, worker: &WorkerShard) -> Pipeline {
     }
 }
 
-/// The operation that may differ between two passes with the same number, if there is one.
+/// Returns the operation that may differ between two passes with the same number, if there is one.
 pub(crate) fn unrepeatable(pipeline: &Pipeline) -> Option<String> {
     if pipeline.repeatable() {
         pipeline.inputs().iter().find_map(unrepeatable)
@@ -205,7 +207,7 @@ pub(crate) fn unrepeatable(pipeline: &Pipeline) -> Option<String> {
     }
 }
 
-/// A checksum of everything that decides which elements come, and in which order.
+/// Returns a checksum of all that determines the elements and their order.
 pub(crate) fn identity(pipeline: &Pipeline) -> u32 {
     let mut text = String::new();
     visit(pipeline, &mut |operation| {
@@ -218,14 +220,14 @@ pub(crate) fn identity(pipeline: &Pipeline) -> u32 {
     crc32c::crc32c(text.as_bytes())
 }
 
-/// Checks that all parameters are in their ranges, from the source on.
+/// Checks that all parameters are in range, from the source on.
 pub(crate) fn check(pipeline: &Pipeline) -> Result<()> {
     pipeline.inputs().iter().try_for_each(check)?;
     pipeline.check()
 }
 
-/// All operations from the sources on, one a line, with the number of elements behind each. All inputs but the last
-/// are indented.
+/// Returns all operations from the sources on, one a line, each with the number of elements after it. All
+/// inputs except the last are indented.
 pub(crate) fn explain(pipeline: &Pipeline) -> String {
     let mut text = String::new();
     for (i, input) in pipeline.inputs().iter().enumerate() {

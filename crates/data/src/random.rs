@@ -5,8 +5,8 @@ use rand_core::{Rng, SeedableRng};
 
 /// Random numbers that depend on (seed, epoch) alone.
 ///
-/// Each epoch is a stream of its own of the generator keyed by the seed, so epochs are independent, and epoch 7 can
-/// be had without running epochs 0 to 6.
+/// Each epoch is a separate stream of the generator keyed by the seed. So epochs are independent, and epoch 7
+/// needs no run of epochs 0 to 6.
 pub(crate) struct EpochRng(ChaCha8Rng);
 
 impl EpochRng {
@@ -16,10 +16,10 @@ impl EpochRng {
         Self(rng)
     }
 
-    /// A number in `0..n`, each equally likely; 0 when `n` is 0.
+    /// Returns a number in `0..n`, each equally likely; 0 when `n` is 0.
     ///
-    /// Multiplies and rejects the few values that would make some results likelier (Lemire, "Fast random integer
-    /// generation in an interval", 2019).
+    /// Multiplies and rejects the few values that would make some results likelier (Lemire, "Fast random
+    /// integer generation in an interval", 2019).
     pub(crate) fn below(&mut self, n: usize) -> usize {
         if n == 0 {
             return 0;

@@ -1,12 +1,12 @@
-//! Refuses to hold more at once than memory can have.
+//! Checks that buffers can fit into memory.
 
 use crate::{Cardinality, Error, Result};
 
-/// More than any memory has addresses for, whatever the elements are.
+/// More elements than any address space holds, whatever their size.
 const MOST: u64 = 1 << 47;
 
-/// Refuses to hold `size` elements at once if the input has that many and no memory does. If its length is unknown, or fits
-/// into memory, buffers grow with the elements.
+/// Checks that `size` elements can be held at once. The check fails if the input has that many and no memory
+/// holds them. If the length of the input is unknown, or fits into memory, buffers grow with the elements.
 pub(crate) fn fits(
     operation: &'static str,
     parameter: &'static str,
@@ -22,8 +22,8 @@ pub(crate) fn fits(
     if held as u64 > MOST { Err(Error::Parameter { operation, parameter, found, expected }) } else { Ok(()) }
 }
 
-/// Reserves memory for elements, with an error instead of the end of the process.
+/// Reserves memory for elements. Returns an error instead of aborting the process.
 pub(crate) fn reserve<T>(operation: &'static str, list: &mut Vec<T>, elements: usize) -> Result<()> {
-    // Less than exactly what is needed is enough to grow again and again.
+    // Reserving exactly the needed size would make each growth a reallocation.
     list.try_reserve(elements).map_err(|_| Error::Memory { operation, elements })
 }

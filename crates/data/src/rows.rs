@@ -1,4 +1,4 @@
-//! Where rows come from: tensors in memory, the numbers of a range, or two of them side by side.
+//! Sources of rows: tensors in memory, the numbers of a range, or two sources zipped.
 
 use crate::Result;
 use crate::room::reserve;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub(crate) enum Rows {
     /// The rows of a nest of tensors that the user keeps in memory, all of whose leaves have `len` rows.
     Memory { tree: Tree<Leaf>, len: usize },
-    /// The same of tensors that were made in the pass, such as a section of a file: nobody else keeps them.
+    /// The rows of tensors that were made in the pass, such as a section of a file. Nothing else keeps them.
     Section { tree: Tree<Leaf>, len: usize },
     /// The numbers `start..start + len`, which are never stored.
     Range { start: i64, len: usize },
@@ -29,7 +29,7 @@ impl Rows {
         }
     }
 
-    /// Whether its memory is free once no element refers to it.
+    /// Returns whether the memory of the rows is freed once no element refers to it.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             Rows::Section { .. } => true,
@@ -38,7 +38,7 @@ impl Rows {
         }
     }
 
-    /// Row `i`, without its first axis.
+    /// Returns row `i`, without its first axis.
     pub(crate) fn row(&self, i: usize) -> Result<Tree<Leaf>> {
         match self {
             Rows::Memory { tree, .. } | Rows::Section { tree, .. } => Ok(tree.row(i)?),
@@ -49,7 +49,7 @@ impl Rows {
         }
     }
 
-    /// Contiguous rows, as a view where possible.
+    /// Returns contiguous rows, as a view if possible.
     pub(crate) fn slice(&self, range: Range<usize>) -> Result<Tree<Leaf>> {
         match self {
             Rows::Memory { tree, len } | Rows::Section { tree, len } if range == (0..*len) => {
@@ -66,7 +66,7 @@ impl Rows {
         }
     }
 
-    /// Any rows in any order, in one gather.
+    /// Returns any rows in any order, by one gather.
     pub(crate) fn gather(&self, indices: &[usize]) -> Result<Tree<Leaf>> {
         match self {
             Rows::Memory { tree, .. } | Rows::Section { tree, .. } => Ok(tree.take_rows(indices)?),
@@ -79,17 +79,18 @@ impl Rows {
     }
 }
 
-/// The `i`-th number of a range; ranges of `i64` may be longer than `i64::MAX`, which wrapping gets right.
+/// Returns the `i`-th number of a range. Ranges of `i64` may be longer than `i64::MAX`; wrapping gives the
+/// right number.
 fn at(start: i64, i: usize) -> i64 {
     start.wrapping_add(i as i64)
 }
 
-/// Two values as one element.
+/// Returns two values as one element.
 pub(crate) fn pair(first: Tree<Leaf>, second: Tree<Leaf>) -> Tree<Leaf> {
     Tree::Tuple(vec![first, second])
 }
 
-/// Numbers of a range as one tensor.
+/// Returns the numbers of a range as one tensor.
 fn numbers(len: usize, numbers: impl Iterator<Item = i64>) -> Result<Tree<Leaf>> {
     let mut all = Vec::new();
     reserve("a batch of numbers", &mut all, len)?;

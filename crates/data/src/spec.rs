@@ -1,15 +1,15 @@
-//! [`TensorSpec`]: what is known about a tensor before it exists.
+//! [`TensorSpec`]: the dtype and shape of a tensor, known before the tensor exists.
 
 use distribute_tensor::{DType, Leaf, Nest, Tree};
 use std::fmt;
 
-/// The dtype and shape of a tensor, in which sizes may be unknown.
+/// The dtype and shape of a tensor. Sizes of axes may be unknown.
 #[doc(alias = "tf.TensorSpec")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
     /// The type of the elements.
     pub dtype: DType,
-    /// The sizes of the axes; `None` for one that differs from element to element.
+    /// The sizes of the axes; `None` for a size that differs from element to element.
     pub dims: Vec<Option<usize>>,
 }
 
@@ -18,28 +18,28 @@ pub struct TensorSpec {
 pub type ElementSpec = Tree<TensorSpec>;
 
 impl TensorSpec {
-    /// A tensor of a known shape.
+    /// Creates the spec of a tensor with a known shape.
     pub fn new(dtype: DType, dims: impl IntoIterator<Item = usize>) -> Self {
         Self { dtype, dims: dims.into_iter().map(Some).collect() }
     }
 
-    /// A tensor with one value.
+    /// Creates the spec of a tensor with one value.
     pub fn scalar(dtype: DType) -> Self {
         Self::new(dtype, [])
     }
 
-    /// Whether all sizes are known.
+    /// Returns whether all sizes are known.
     pub fn is_static(&self) -> bool {
         self.dims.iter().all(Option::is_some)
     }
 
-    /// The same with an axis 0 inserted before the others.
+    /// Returns the spec with an axis 0 inserted before the others.
     pub(crate) fn batched(mut self, rows: Option<usize>) -> Self {
         self.dims.insert(0, rows);
         self
     }
 
-    /// The same with another size of axis 0, if it has axes.
+    /// Returns the spec with another size of axis 0, if it has axes.
     pub(crate) fn with_rows(mut self, rows: Option<usize>) -> Self {
         if let Some(first) = self.dims.first_mut() {
             *first = rows;
@@ -47,13 +47,13 @@ impl TensorSpec {
         self
     }
 
-    /// The same without axis 0, if it has axes.
+    /// Returns the spec without axis 0, if it has axes.
     pub(crate) fn row(mut self) -> Self {
         self.dims.drain(..self.dims.len().min(1));
         self
     }
 
-    /// A spec that both tensors satisfy, in which sizes that differ are unknown; `None` if there is none.
+    /// Returns a spec that both tensors satisfy, with sizes that differ as unknown; `None` if there is none.
     pub(crate) fn or(self, other: Self) -> Option<Self> {
         let fits = self.dtype == other.dtype && self.dims.len() == other.dims.len();
         let dims = self.dims.into_iter().zip(other.dims).map(|(a, b)| if a == b { a } else { None });
@@ -61,17 +61,17 @@ impl TensorSpec {
     }
 }
 
-/// The spec of an element that is there. `None` if a leaf has no dtype of ours.
+/// Returns the spec of an existing element; `None` if a leaf has no dtype of this crate.
 pub(crate) fn of(tree: &Tree<Leaf>) -> Option<ElementSpec> {
     tree.try_map_at(&mut |leaf| Ok(TensorSpec::new(leaf.dtype()?, leaf.dims().iter().copied()))).ok()
 }
 
-/// The spec of all elements of a Rust type, where the type tells.
+/// Returns the spec of all elements of a Rust type, if the type determines it.
 pub(crate) fn of_type<T: Nest>() -> Option<ElementSpec> {
     T::scalar_dtypes().map(|dtypes| dtypes.map(&mut TensorSpec::scalar))
 }
 
-/// What holds for elements of either spec; `None` if their structures, dtypes or ranks differ.
+/// Returns the spec that elements of either spec satisfy; `None` if structures, dtypes or ranks differ.
 pub(crate) fn either(first: ElementSpec, second: ElementSpec) -> Option<ElementSpec> {
     let both = Tree::zip(vec![first, second]).ok()?;
     both.try_map(&mut |mut pair| match (pair.pop(), pair.pop()) {
@@ -88,7 +88,7 @@ impl From<TensorSpec> for ElementSpec {
 }
 
 impl fmt::Display for TensorSpec {
-    /// `float32 [?, 784]`
+    /// Formats the spec, as in `float32 [?, 784]`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let dims: Vec<_> =
             self.dims.iter().map(|size| size.map_or("?".into(), |size| size.to_string())).collect();

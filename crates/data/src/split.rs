@@ -1,20 +1,22 @@
-//! Splits batches into the pieces of replicas.
+//! Splits batches into per-replica batches.
 
 use crate::plan::layout::check_replicas;
 use crate::{Error, Result, SplitRule};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::ops::Range;
 
-/// Splits a batch into `pieces` pieces along axis 0, as `rule` says. The pieces are views where possible.
+/// Splits a batch along axis 0 into `pieces` per-replica batches by `rule`. They are views if possible.
 ///
-/// Every leaf of shape `[b, …]` becomes leaves of shape `[bₖ, …]`; pieces with `bₖ` = 0 are tensors without rows, not
-/// missing values. Concatenated in order, the pieces are the batch.
+/// Every leaf of shape `[b, …]` becomes leaves of shape `[bₖ, …]`. A per-replica batch with `bₖ` = 0 has
+/// tensors without rows, not missing values. Concatenated in order, the results are the batch.
 ///
 /// # Errors
 ///
-/// [`Error::NotBatched`] if a leaf is a scalar, which is what elements of a dataset without
-/// [`batch`](crate::Dataset::batch) look like, or if there is no leaf; [`Error::UnequalRows`] if leaves have
-/// different numbers of rows; [`Error::Type`] if a piece is not a `T`.
+/// - [`Error::NotBatched`]: a leaf is a scalar, which is the form of elements of a dataset without
+///   [`batch`](crate::Dataset::batch); or there is no leaf.
+/// - [`Error::UnequalRows`]: leaves have different numbers of rows.
+/// - [`Error::Parameter`]: there are more than 65536 pieces.
+/// - [`Error::Type`]: a per-replica batch is not a `T`.
 ///
 /// ```
 /// use distribute_data::{SplitRule, split};
@@ -33,19 +35,23 @@ pub fn split<T: Nest>(batch: T, pieces: usize, rule: SplitRule) -> Result<Vec<T>
     pieces.into_iter().enumerate().map(typed).collect()
 }
 
-/// [`split`] for a batch whose structure is known at run time.
+/// Splits a batch whose structure is known only at run time, as [`split`] does.
+///
+/// # Errors
+///
+/// The errors of [`split`], except [`Error::Type`].
 pub fn split_batch(batch: &Tree<Leaf>, pieces: usize, rule: SplitRule) -> Result<Vec<Tree<Leaf>>> {
     let rows = batch_rows(batch)?;
     check_replicas("split a batch", "the number of pieces", pieces)?;
     pieces_of(batch, &rule.pieces(rows, pieces))
 }
 
-/// These rows of a batch.
+/// Returns the given ranges of rows of a batch.
 pub(crate) fn pieces_of(batch: &Tree<Leaf>, pieces: &[Range<usize>]) -> Result<Vec<Tree<Leaf>>> {
     pieces.iter().map(|piece| Ok(batch.narrow_rows(piece.start, piece.len())?)).collect()
 }
 
-/// The number of rows of a batch to be split over replicas.
+/// Returns the number of rows of a batch to be split over replicas.
 pub(crate) fn batch_rows(batch: &Tree<Leaf>) -> Result<usize> {
     rows(batch, "split a batch").map_err(|error| match error {
         Error::Scalar { path, .. } => Error::NotBatched { what: format!("{path} of an element is a scalar") },
@@ -56,10 +62,10 @@ pub(crate) fn batch_rows(batch: &Tree<Leaf>) -> Result<usize> {
     })
 }
 
-/// The number of rows that all leaves have.
+/// Returns the number of rows that all leaves have.
 ///
-/// What `Tree::rows` says, in errors that tell a scalar from leaves that differ: the one asks for `batch`, the other
-/// is a mistake in the data.
+/// `Tree::rows` returns the same number. The errors here distinguish a scalar, for which `batch` is missing,
+/// from leaves that differ, which is a mistake in the data.
 pub(crate) fn rows(tree: &Tree<Leaf>, operation: &'static str) -> Result<usize> {
     let mut first: Option<(String, usize)> = None;
     tree.visit(&mut |path, leaf| {
@@ -102,7 +108,7 @@ mod tests {
         let expected = "value[1] of an element is a scalar, so it cannot be cut over replicas: \
                         call `.batch(global_batch_size)` on the dataset first";
         assert_eq!(error.to_string(), expected);
-        // One replica, too: the number of replicas must not decide whether a program is right.
+        // With one replica as well: the number of replicas must not decide whether a program is right.
         assert!(matches!(split(7i64, 1, SplitRule::Even), Err(Error::NotBatched { .. })));
         assert!(matches!(split((), 2, SplitRule::Even), Err(Error::NotBatched { .. })));
     }

@@ -4,7 +4,7 @@ use crate::{Dataset, Interleave};
 use distribute_tensor::HostTensor;
 use distribute_tensor::Nest;
 
-/// Does what warns, so often that nobody would find anything else in the output.
+/// Runs `body` without logging, because its many warnings would hide all other output.
 pub(crate) fn quietly<R>(body: impl FnOnce() -> R) -> R {
     struct Deaf;
     impl tracing::Subscriber for Deaf {
@@ -23,12 +23,12 @@ pub(crate) fn quietly<R>(body: impl FnOnce() -> R) -> R {
     tracing::subscriber::with_default(Deaf, body)
 }
 
-/// The elements of a dataset of numbers.
+/// Returns the elements of a dataset of numbers.
 pub(crate) fn values(data: &Dataset<i64>) -> Vec<i64> {
     data.iter().map(Result::unwrap).collect()
 }
 
-/// The elements of a dataset of batches of numbers.
+/// Returns the elements of a dataset of batches of numbers.
 pub(crate) fn ids<T: Nest>(data: &Dataset<T>) -> Vec<Vec<i64>> {
     data.typed::<HostTensor>()
         .iter()
@@ -36,7 +36,7 @@ pub(crate) fn ids<T: Nest>(data: &Dataset<T>) -> Vec<Vec<i64>> {
         .collect()
 }
 
-/// What `interleave` does, on lists.
+/// Implements `interleave` on lists.
 pub(crate) fn in_turn(lists: &[Vec<i64>], turns: Interleave) -> Vec<i64> {
     let (mut lists, mut all) = (lists.iter().cloned(), Vec::new());
     let mut cycle: Vec<Option<std::vec::IntoIter<i64>>> =

@@ -8,12 +8,12 @@ use crate::{Compression, Dataset, ElementSpec, Error, Files, Location, Result, T
 use distribute_tensor::{DType, HostTensor, Leaf, Tree};
 use std::io::{BufRead, Read};
 
-/// The lines of text files, plain or compressed with gzip, without what ends them (LF or CR LF). Blank lines are elements
-/// too.
+/// Returns the lines of text files, plain or compressed with gzip, without their line endings (LF or CR LF).
+/// Blank lines are elements as well.
 ///
-/// Elements are read as [`String`]; a line that is not UTF-8 gives [`Error::Type`](crate::Error::Type), and
-/// [`typed`](Dataset::typed)`::<HostTensor>()` reads it as bytes. A line that is longer than the
-/// [limit for one element](Location::element_limit) gives [`Error::Damaged`]: mostly the file isn't text.
+/// Elements are read as [`String`]. A line that is not UTF-8 gives [`Error::Type`](crate::Error::Type);
+/// [`typed`](Dataset::typed)`::<HostTensor>()` reads it as bytes. A line that is longer than the [limit for
+/// one element](Location::element_limit) gives [`Error::Damaged`]: in most cases the file isn't text.
 ///
 /// ```
 /// use distribute_data::{Location, text_lines};
@@ -27,7 +27,8 @@ pub fn text_lines(files: impl Into<Files>) -> Dataset<String> {
     Dataset::of_files(files.into(), TextLines { skipped: None })
 }
 
-/// The lines of text files, as [`text_lines`]; lines that are longer than the limit are skipped and counted.
+/// Returns the lines of text files, as [`text_lines`] does, but skips and counts lines that are longer than
+/// the limit.
 pub fn text_lines_skipping(files: impl Into<Files>, skipped: &SkippedRecords) -> Dataset<String> {
     Dataset::of_files(files.into(), TextLines { skipped: Some(skipped.clone()) })
 }
@@ -56,17 +57,17 @@ impl Format for TextLines {
     }
 }
 
-/// The most lines read at once: they stay in memory together until the last of them is gone.
+/// The most lines that are read at once. They stay in memory together until the last of them is dropped.
 const MOST_LINES: usize = 1024;
 
-/// The most bytes of lines read at once, but for the last of them.
+/// The most bytes of lines that are read at once, not counting the last line.
 const MOST_BYTES: usize = 1 << 20;
 
 struct LinesStage {
     file: Location,
     text: Box<dyn BufRead + Send>,
     offset: u64,
-    /// What went wrong after the lines that were handed on last.
+    /// The error after the lines that were passed on last.
     failed: Option<Error>,
     broken: Broken,
 }
@@ -91,7 +92,7 @@ impl LinesStage {
         Ok((read > 0).then_some(line))
     }
 
-    /// Passes over the rest of a line and returns its length.
+    /// Skips the rest of a line and returns its length.
     fn pass_line(&mut self) -> Result<u64> {
         self.text.skip_until(b'\n').map(|read| read as u64).map_err(|e| self.file.io_error(e))
     }
@@ -110,7 +111,7 @@ impl LinesStage {
                 }
                 Ok(None) => break,
                 Err(error) if lines.is_empty() => return Err(error),
-                // The lines before come first.
+                // The lines before the error come first.
                 Err(error) => {
                     self.failed = Some(error);
                     break;

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 
-/// Threads that run jobs and return their results, in the order of the jobs or as they are done.
+/// Threads that run jobs and return their results, in the order of the jobs or of their completion.
 ///
-/// Every wait ends with its owner: a thread waits for jobs until the pool drops their sender. The pool waits only for
-/// threads that have a job, and a thread that dies reports it. Nobody joins a thread that may still be in a user function.
+/// Every wait is bounded by the owner: a thread waits for jobs until the pool drops their sender. The pool
+/// waits only for threads that have a job, and a thread that dies reports it. The pool never joins a thread
+/// that may still be in a user function.
 pub(crate) struct WorkerPool<J, D> {
     operation: &'static str,
     workers: Vec<Worker<J>>,
@@ -31,7 +32,7 @@ struct Done<D> {
     result: Option<D>,
 }
 
-/// Reports the death of a thread when dropped by a panic, even to those who wait for any thread.
+/// Reports the death of a thread when it is dropped by a panic, also to a caller that waits for any thread.
 struct Life<D> {
     worker: usize,
     results: Sender<Done<D>>,
@@ -45,18 +46,18 @@ impl<D> Drop for Life<D> {
     }
 }
 
-/// Where results come from.
+/// The channels of results.
 enum Results<D> {
     /// A channel from each thread, so that results can be received in the order of the jobs.
     InTurn(Vec<Receiver<Done<D>>>),
-    /// One channel from all threads, in the order in which jobs are done.
+    /// One channel from all threads, in the order of completion.
     AsTheyCome(Receiver<Done<D>>),
 }
 
-/// The most threads of one operation; more would only compete for cores.
+/// The most threads of one operation. More would only compete for cores.
 const MOST_THREADS: usize = 1024;
 
-/// Refuses a number of threads that no machine has a use for.
+/// Checks that the number of threads is at most [`MOST_THREADS`].
 pub(crate) fn most_threads(operation: &'static str, threads: usize) -> Result<()> {
     let (parameter, expected) = ("the number of threads", "at most 1024");
     if threads > MOST_THREADS {
@@ -66,11 +67,12 @@ pub(crate) fn most_threads(operation: &'static str, threads: usize) -> Result<()
     }
 }
 
-/// How many jobs each thread may have: one in progress, and some so that it needn't wait for the next.
+/// The number of jobs that each thread may have: one in progress, and some so that it needn't wait for the
+/// next.
 pub(crate) const JOBS: usize = 4;
 
 impl<J: Send + 'static, D: Send + 'static> WorkerPool<J, D> {
-    /// Starts the threads. `operation` is who asked for them, for their names and for errors.
+    /// Starts the threads. `operation` is used for their names and for errors.
     pub(crate) fn start(
         operation: &'static str,
         threads: usize,
@@ -109,17 +111,17 @@ impl<J: Send + 'static, D: Send + 'static> WorkerPool<J, D> {
         Ok(Self { operation, workers, results, sent: 0, received: 0 })
     }
 
-    /// Whether there is a thread for another job.
+    /// Returns whether there is a thread for another job.
     pub(crate) fn has_room(&mut self) -> bool {
         self.next_worker().is_some()
     }
 
-    /// Whether the results of all jobs have been received.
+    /// Returns whether the results of all jobs have been received.
     pub(crate) fn is_idle(&self) -> bool {
         self.received == self.sent
     }
 
-    /// The worker whose turn it is, or who has least to do.
+    /// Returns the worker whose turn it is, or the one with the fewest jobs.
     fn next_worker(&mut self) -> Option<&mut Worker<J>> {
         match &self.results {
             Results::InTurn(_) => {
@@ -131,7 +133,7 @@ impl<J: Send + 'static, D: Send + 'static> WorkerPool<J, D> {
         .filter(|worker| worker.waiting < JOBS)
     }
 
-    /// Gives a job to a thread that has room for one.
+    /// Sends a job to a thread that has space for one.
     pub(crate) fn send(&mut self, job: J) {
         if let Some(worker) = self.next_worker() {
             // The death of a thread is noticed when its result is awaited.
@@ -160,8 +162,8 @@ impl<J: Send + 'static, D: Send + 'static> WorkerPool<J, D> {
         Some(Ok(result))
     }
 
-    /// Why a thread has died. It has nothing left to do, so the join doesn't wait. The other threads' indices change, which
-    /// doesn't matter because the pass is over.
+    /// Returns the error of a dead thread. The thread has nothing left to do, so the join doesn't wait. The
+    /// other threads' indices change, which doesn't matter because the pass is over.
     fn died(&mut self, worker: usize) -> Error {
         let panic = if worker < self.workers.len() {
             self.workers.swap_remove(worker).thread.join().err()

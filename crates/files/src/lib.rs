@@ -1,16 +1,16 @@
-//! How this project opens and writes files, whatever they contain.
+//! Opening and writing of files, whatever they contain.
 //!
 //! - A file gets its name when it is complete: [`WholeFile`]. So does a folder: [`Partial`].
-//! - What a killed process has left is removed by the next process that writes to the same place. Files that are still being
-//!   written, or that this project did not make, stay.
-//! - Opening never blocks, as it would on a named pipe, and writing never follows a link into another file.
+//! - The leftovers of a killed process are removed by the next process that writes to the same path. Files
+//!   that are still being written, or that this project did not make, stay.
+//! - Opening never blocks, as it would on a named pipe, and writing never follows a link to another file.
 //!
 //! | module | what it is |
 //! |---|---|
-//! | `lock` | [`LockFile`]: locks that end when they are dropped |
-//! | `memory` | [`memory`]: how much there is |
-//! | `regular` | opens regular files, and nothing that blocks |
-//! | `partial` | [`Partial`]: files and folders that aren't complete yet |
+//! | `lock` | [`LockFile`]: locks that are released when they are dropped |
+//! | `memory` | [`memory`]: the size of the memory |
+//! | `regular` | opens regular files, without blocking |
+//! | `partial` | [`Partial`]: incomplete files and folders |
 //! | `whole` | [`WholeFile`] |
 
 #![forbid(unsafe_code)]

@@ -1,22 +1,23 @@
-//! Files that keep other processes and threads out.
+//! Lock files, which exclude other processes and threads.
 
 use crate::open_lock;
 use std::fs::{File, TryLockError};
 use std::io;
 use std::path::Path;
 
-/// A file that is locked until this is dropped, or until the process ends, however it ends.
+/// A file that is locked until this value is dropped, or until the process exits in any way.
 ///
-/// Dropping it unlocks the file. Closing alone would not: a process that another thread starts at that moment has the file open, and
-/// so locked, until it runs its own program.
+/// Dropping unlocks the file explicitly. Closing alone would not be enough: a process that another thread
+/// starts at the same moment inherits the open file, and thus the lock, until it executes its own program.
 #[derive(Debug)]
 pub struct LockFile(File);
 
 impl LockFile {
-    /// Locks a file, and creates it if it doesn't exist. Returns `None` if another process or thread has locked it.
+    /// Locks a file, and creates it if it doesn't exist. Returns `None` if another process or thread has
+    /// locked it.
     ///
     /// # Errors
-    /// Those of [`open_lock`], and the system's for a file that cannot be locked.
+    /// The errors of [`open_lock`], and the error of the operating system if the file cannot be locked.
     pub fn acquire(path: impl AsRef<Path>) -> io::Result<Option<Self>> {
         let file = open_lock(path)?;
         match file.try_lock() {
@@ -44,7 +45,7 @@ mod tests {
         let path = folder.path().join("lock");
         let held = LockFile::acquire(&path).unwrap().unwrap();
         assert!(LockFile::acquire(&path).unwrap().is_none());
-        // What a process has between fork and exec.
+        // The state of a process between fork and exec.
         let inherited = held.0.try_clone().unwrap();
         drop(held);
         assert!(LockFile::acquire(&path).unwrap().is_some());

@@ -1,7 +1,7 @@
-//! Files and folders that aren't complete yet, and their names.
+//! Incomplete files and folders, and their names.
 //!
-//! A partial file or folder is locked as long as its writer lives: the system releases the lock when the process ends,
-//! however it ends. So one that can be locked was left behind.
+//! A partial file or folder is locked while its writer runs. The system releases the lock when the process
+//! exits in any way. So one that can be locked was left behind.
 
 use crate::regular::{kind, open_any};
 use distribute_log::heard;
@@ -10,10 +10,10 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A file or folder that isn't complete yet, next to its destination: `.model.distribute-0.part` for `model`. It is removed
-/// when dropped, unless it has been [renamed](Partial::rename).
+/// A file or folder that isn't complete yet, next to its destination: `.model.distribute-0.part` for `model`.
+/// It is removed when dropped, unless it has been [renamed](Partial::rename).
 ///
-/// Creating one removes those of killed processes for the same destination.
+/// Creating one removes those that killed processes have left for the same destination.
 #[derive(Debug)]
 pub struct Partial {
     path: PathBuf,
@@ -25,27 +25,28 @@ pub struct Partial {
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     File,
-    /// A file for its owner alone.
+    /// A file accessible only to its owner.
     Private,
     Folder,
 }
 
-/// Partials of one destination are numbered from 0. This many are checked even if earlier ones are absent, so that none is
-/// left behind unless more concurrent writers than this were killed.
+/// The number of partials of one destination that are checked, counted from 0, even if earlier ones are
+/// absent. So none is left behind unless more concurrent writers than this were killed.
 const LOOKED_AT: u64 = 8;
 const MARK: &str = ".distribute-";
 const END: &str = ".part";
 
 impl Partial {
-    /// A new empty file, to become `path`.
+    /// Creates an empty file that will become `path`.
     ///
     /// # Errors
-    /// Those of the system; [`InvalidInput`](io::ErrorKind::InvalidInput) for a path that doesn't end in a name.
+    /// - [`InvalidInput`](io::ErrorKind::InvalidInput): the path doesn't end in a name.
+    /// - Any error of the operating system.
     pub fn file(path: &Path) -> io::Result<Self> {
         Self::new(path, Kind::File)
     }
 
-    /// Equivalent to [`file`](Self::file), for its owner alone.
+    /// Creates a file like [`file`](Self::file), accessible only to its owner.
     ///
     /// # Errors
     /// The errors of [`file`](Self::file).
@@ -53,7 +54,7 @@ impl Partial {
         Self::new(path, Kind::Private)
     }
 
-    /// A new empty folder, to become `path`.
+    /// Creates an empty folder that will become `path`.
     ///
     /// # Errors
     /// The errors of [`file`](Self::file).
@@ -64,7 +65,7 @@ impl Partial {
     /// Moves the file or folder at `path` to an unused name, so that it can be removed bit by bit.
     ///
     /// # Errors
-    /// Those of the system; `path` is unchanged then.
+    /// Any error of the operating system. `path` is then unchanged.
     pub fn of_old(path: &Path) -> io::Result<Self> {
         let unused = |partial: &io::Result<PathBuf>| {
             partial.as_ref().map_or(true, |partial| fs::symlink_metadata(partial).is_err())
@@ -80,30 +81,31 @@ impl Partial {
         clear(path, Kind::Folder);
     }
 
-    /// Where it is.
+    /// Returns the path of the partial file or folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The file to write to; an error for a folder.
+    /// Returns the file to write to, or an error for a folder.
     pub(crate) fn handle(&self) -> io::Result<&File> {
         self.handle.as_ref().ok_or_else(|| io::Error::other("this is a folder, not a file"))
     }
 
-    /// Gives it its final name. An existing file is replaced, as by the system's `rename`.
+    /// Renames the file or folder to its final name. An existing file is replaced, as by the system's
+    /// `rename`.
     ///
     /// # Errors
-    /// Those of the system; the partial is removed then.
+    /// Any error of the operating system. The partial is then removed.
     pub fn rename(mut self, path: &Path) -> io::Result<Option<File>> {
         fs::rename(&self.path, path)?;
         self.whole = true;
         Ok(self.handle.take())
     }
 
-    /// Removes it, as dropping it does, and returns errors.
+    /// Removes the file or folder, like dropping it, but returns errors.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Any error of the operating system.
     pub fn remove(mut self) -> io::Result<()> {
         self.whole = true;
         remove(&self.path)
@@ -138,7 +140,7 @@ impl Drop for Partial {
     }
 }
 
-/// The file name of a partial's destination, if this is a name of a partial.
+/// Returns the file name of a partial's destination, if this is a name of a partial.
 pub fn whole_name(partial: &OsStr) -> Option<&str> {
     let (name, number) = partial.to_str()?.strip_prefix('.')?.strip_suffix(END)?.rsplit_once(MARK)?;
     let is_number = !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit());
@@ -166,16 +168,16 @@ fn create(partial: &Path, kind: Kind) -> io::Result<Option<File>> {
         }
         Kind::Folder => {
             fs::create_dir(partial)?;
-            // Another process may have taken it for a leftover and removed it.
+            // Another process may have removed it as a leftover.
             Ok(open_any(partial).ok())
         }
     }
 }
 
-/// Locks the partial; `None` if another process took it for a leftover before.
+/// Locks the partial. Returns `None` if another process has removed it as a leftover before.
 fn hold(partial: &Path, handle: Option<File>) -> io::Result<Option<Partial>> {
     let mine = match &handle {
-        // Without locks, nobody takes it for a leftover.
+        // Without locks, no process removes it as a leftover.
         None => partial.exists(),
         Some(handle) => match handle.try_lock() {
             Ok(()) => is_at(handle, partial),
@@ -186,7 +188,7 @@ fn hold(partial: &Path, handle: Option<File>) -> io::Result<Option<Partial>> {
     Ok(mine.then(|| Partial { path: partial.to_path_buf(), handle, whole: false }))
 }
 
-/// Removes a partial that nobody has locked.
+/// Removes a partial that no process has locked.
 fn clear(partial: &Path, kind: Kind) {
     let Ok(found) = fs::symlink_metadata(partial).map(|found| found.file_type()) else { return };
     let is_ours = match kind {
@@ -218,7 +220,7 @@ fn clear(partial: &Path, kind: Kind) {
     }
 }
 
-/// Whether a path still refers to the file that was opened there.
+/// Returns whether a path still refers to the file that was opened there.
 fn is_at(handle: &File, path: &Path) -> bool {
     #[cfg(unix)]
     {
@@ -261,13 +263,13 @@ mod tests {
     fn what_was_left_is_removed_and_what_is_held_or_of_others_stays() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
-        // Two writers at once, and what a killed one left: nobody holds its lock.
+        // Two writers at once, and a leftover of a killed one, whose lock is free.
         let first = Partial::file(&at("a")).unwrap();
         let second = Partial::file(&at("a")).unwrap();
         assert_eq!(names(folder.path()), [".a.distribute-0.part", ".a.distribute-1.part"]);
         fs::write(at(".a.distribute-2.part"), "left").unwrap();
         fs::write(at(".a.distribute-7.part"), "left").unwrap();
-        // Of others: another place, another name, another kind.
+        // Partials of others: another folder, another name, another kind.
         fs::write(at(".b.distribute-0.part"), "of b").unwrap();
         fs::write(at(".a.part"), "not ours").unwrap();
         fs::create_dir(at(".a.distribute-3.part")).unwrap();

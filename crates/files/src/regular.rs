@@ -1,4 +1,4 @@
-//! Opens regular files, and nothing else.
+//! Opens regular files only.
 
 use std::fs::{self, File, FileType, OpenOptions};
 use std::io;
@@ -7,52 +7,55 @@ use std::path::Path;
 /// Opens a file for reading. Links are followed.
 ///
 /// # Errors
-/// Those of the system. At once, [`InvalidInput`](io::ErrorKind::InvalidInput) for anything but a file: a folder, or a named
-/// pipe, on which opening would wait for a writer.
+/// - [`InvalidInput`](io::ErrorKind::InvalidInput), at once: the path is no file, but a folder, or for
+///   example a named pipe, whose opening would block until there is a writer.
+/// - Any error of the operating system.
 pub fn open(path: impl AsRef<Path>) -> io::Result<File> {
     open_checked(path.as_ref(), regular)
 }
 
-/// Opens what `fits` for reading. Links are followed.
+/// Opens a file for reading if `fits` accepts its type. Links are followed.
 ///
 /// # Errors
-/// Those of the system. At once, those of `fits`, which is called with the type of the file.
+/// Any error of the operating system, and the error of `fits`, at once.
 pub fn open_checked(path: &Path, fits: impl Fn(FileType) -> io::Result<()>) -> io::Result<File> {
     // Checked first: opening a pipe and closing it again would end the program that writes to it.
     fits(fs::metadata(path)?.file_type())?;
-    // Opened without blocking, in case it has become a pipe in the meantime.
+    // Opened without blocking, because the file may have been replaced by a pipe.
     let file = options(false).read(true).open(path)?;
     fits(file.metadata()?.file_type())?;
     Ok(file)
 }
 
-/// Opens a lock file, and creates it if it doesn't exist. Its contents stay.
+/// Opens a lock file, and creates it if it doesn't exist. Its contents are kept.
 ///
 /// # Errors
-/// Those of the system. At once, [`InvalidInput`](io::ErrorKind::InvalidInput) for anything but a file, including a link,
-/// since locking its target would lock something else.
+/// - [`InvalidInput`](io::ErrorKind::InvalidInput), at once: the path is no file. A link is refused as well,
+///   because locking its target would lock another file.
+/// - Any error of the operating system.
 pub fn open_lock(path: impl AsRef<Path>) -> io::Result<File> {
     own(path.as_ref(), private().read(true).write(true).truncate(false))
 }
 
-/// Opens a file that grows at its end, and creates it if it doesn't exist, for its owner alone. A link is refused: what it points to is
-/// another file.
+/// Opens a file for appending, and creates it if it doesn't exist, accessible only to its owner.
 ///
 /// # Errors
-/// Those of the system. At once, [`InvalidInput`](io::ErrorKind::InvalidInput) for anything but a file, including a link.
+/// - [`InvalidInput`](io::ErrorKind::InvalidInput), at once: the path is no file. A link is refused as well,
+///   because its target is another file.
+/// - Any error of the operating system.
 pub fn open_append(path: impl AsRef<Path>) -> io::Result<File> {
     own(path.as_ref(), private().append(true))
 }
 
-/// Opens a file for reading or, if `writes`, for writing as well. A link is refused.
+/// Opens an existing file for reading or, if `writes`, for writing as well. A link is refused.
 ///
 /// # Errors
-/// Those of [`open_append`], and where there is no such file.
+/// The errors of [`open_append`], and [`NotFound`](io::ErrorKind::NotFound) if the file doesn't exist.
 pub fn open_own(path: impl AsRef<Path>, writes: bool) -> io::Result<File> {
     own(path.as_ref(), options(true).read(true).write(writes))
 }
 
-/// Options to create a file for its owner alone.
+/// Returns options that create a file accessible only to its owner.
 fn private() -> OpenOptions {
     let mut options = options(true);
     #[cfg(unix)]
@@ -74,10 +77,10 @@ fn own(path: &Path, options: &OpenOptions) -> io::Result<File> {
     }
 }
 
-/// Creates a folder, and those that it is in, for their owner alone. Those that are there stay as they are.
+/// Creates a folder and its parents, accessible only to their owner. Existing folders stay as they are.
 ///
 /// # Errors
-/// Those of the system.
+/// Any error of the operating system.
 pub fn create_private_folder(path: impl AsRef<Path>) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
@@ -91,7 +94,7 @@ pub(crate) fn open_any(path: &Path) -> io::Result<File> {
     options(true).read(true).open(path)
 }
 
-/// Refuses to replace anything but a file or a link.
+/// Checks that the path is free, or has a file or a link.
 pub(crate) fn require_replaceable(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path).map(|found| found.file_type()) {
         Ok(found) if !found.is_file() && !found.is_symlink() => Err(no_file(found)),
@@ -99,7 +102,7 @@ pub(crate) fn require_replaceable(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The kind of a file, for messages.
+/// Returns the kind of a file, for messages.
 pub(crate) fn kind(found: FileType) -> &'static str {
     #[cfg(unix)]
     {
@@ -174,7 +177,7 @@ mod tests {
         assert_eq!(fs::read_to_string(at("precious")).unwrap(), "text");
     }
 
-    /// The error of an opening, which may hang.
+    /// Returns the error of an opening, which may hang.
     fn refused(open: impl FnOnce() -> io::Result<File> + Send + 'static) -> String {
         watched(move || open().map(drop)).unwrap_err().to_string()
     }

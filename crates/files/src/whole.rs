@@ -6,11 +6,11 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// A new file that has another name in the same folder until it is finished, and is removed if dropped before. So nobody
-/// reads half of it, and an existing file of this name stays as it is until then. A link of this name is replaced, not
-/// followed.
+/// A new file that has another name in the same folder until it is finished, and is removed if it is dropped
+/// before that. So an incomplete file is never read, and an existing file of this name stays as it was until
+/// then. A link of this name is replaced, not followed.
 ///
-/// What a killed process leaves behind is removed by the next process that writes a file of this name.
+/// The leftovers of a killed process are removed by the next process that writes a file of this name.
 #[derive(Debug)]
 pub struct WholeFile {
     path: PathBuf,
@@ -18,18 +18,19 @@ pub struct WholeFile {
 }
 
 impl WholeFile {
-    /// Begins a file that will be at `path`, in an existing folder.
+    /// Creates a file that will be at `path`, in an existing folder.
     ///
     /// # Errors
-    /// Those of the system; [`InvalidInput`](io::ErrorKind::InvalidInput) if there is a folder, a named pipe or a device at
-    /// `path`, or it doesn't end in a name.
+    /// - [`InvalidInput`](io::ErrorKind::InvalidInput): `path` is a folder, a named pipe or a device, or
+    ///   doesn't end in a name.
+    /// - Any error of the operating system.
     pub fn create(path: impl AsRef<Path>) -> io::Result<Self> {
         let path = path.as_ref();
         require_replaceable(path)?;
         Ok(Self { path: path.to_path_buf(), partial: Partial::file(path)? })
     }
 
-    /// Equivalent to [`create`](Self::create), for its owner alone.
+    /// Creates a file like [`create`](Self::create), accessible only to its owner.
     ///
     /// # Errors
     /// The errors of [`create`](Self::create).
@@ -42,7 +43,8 @@ impl WholeFile {
     /// Writes a file with these bytes at `path`, and syncs it to disk.
     ///
     /// # Errors
-    /// The errors of [`create`](Self::create) and [`finish`](Self::finish); what was at `path` is as it was then.
+    /// The errors of [`create`](Self::create) and [`finish`](Self::finish). An existing file then stays as it
+    /// was.
     pub fn write(path: impl AsRef<Path>, bytes: &[u8]) -> io::Result<()> {
         let mut file = Self::create(path)?;
         file.write_all(bytes)?;
@@ -52,7 +54,7 @@ impl WholeFile {
     /// Syncs the file to disk and gives it its name, replacing an existing file.
     ///
     /// # Errors
-    /// Those of the system; there is no new file then.
+    /// Any error of the operating system. No new file exists in that case.
     pub fn finish(self) -> io::Result<()> {
         self.partial.handle()?.sync_all()?;
         require_replaceable(&self.path)?;
@@ -62,7 +64,7 @@ impl WholeFile {
     /// Gives the file its name now, so that it can be read while it grows.
     ///
     /// # Errors
-    /// Those of [`finish`](Self::finish).
+    /// The errors of [`finish`](Self::finish).
     pub fn into_growing(self) -> io::Result<File> {
         require_replaceable(&self.path)?;
         let file = self.partial.rename(&self.path)?;
@@ -113,7 +115,7 @@ mod tests {
         fs::write(&other, b"").unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
         assert_eq!(mode(&path), mode(&other));
-        // Or by nobody else, also where it takes the place of another one.
+        // Accessible to no other user, also if it replaces another file.
         WholeFile::create_private(&path).unwrap().finish().unwrap();
         assert_eq!(mode(&path) & 0o777, 0o600);
     }
@@ -140,7 +142,7 @@ mod tests {
         assert_eq!(error.to_string(), "this is a folder, not a file");
         #[cfg(unix)]
         assert!(WholeFile::create("/dev/null").unwrap_err().to_string().contains("a device"));
-        // Also where it has come meanwhile.
+        // Also if it was created later.
         let path = folder.path().join("a");
         let file = WholeFile::create(&path).unwrap();
         fs::create_dir(&path).unwrap();

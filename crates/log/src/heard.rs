@@ -9,15 +9,15 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{NoSubscriber, with_default};
 use tracing::{Event, Level, Metadata, Subscriber, dispatcher};
 
-/// Runs `body`, whose warnings and errors go to the program's `tracing` subscriber. If there is none, they go to standard
-/// error, a line each, so that a program says by default that it is slow, or that its replicas wait for a stuck one. No
-/// subscriber is installed for that, so the program can still set its own.
+/// Runs `body` and sends its warnings and errors to the program's `tracing` subscriber. If there is none,
+/// they go to standard error, one line each. So a program reports by default that it is slow, or that its
+/// replicas wait for a hung one. No subscriber is installed, so the program can still set its own.
 pub fn heard<R>(body: impl FnOnce() -> R) -> R {
     above(Level::WARN, body)
 }
 
-/// Like [`heard`], for what the user of a program wants to know in any case: who it trains with, for whom it waits. Its
-/// events are of level INFO.
+/// Runs `body` like [`heard`], and includes events of level INFO. This is for information that users need in
+/// any case, such as the workers that a training has or waits for.
 pub fn told<R>(body: impl FnOnce() -> R) -> R {
     above(Level::INFO, body)
 }
@@ -49,7 +49,7 @@ impl<O: Write + 'static> Subscriber for Lines<O> {
     fn event(&self, event: &Event<'_>) {
         let mut line = Line::default();
         event.record(&mut line);
-        // A closed output wants no lines.
+        // A closed output is ignored.
         let _ = line.write(*event.metadata().level(), &mut (self.out)());
     }
 
@@ -76,12 +76,12 @@ impl Line {
             _ => "",
         };
         let (open, close) = if self.fields.is_empty() { ("", "") } else { (" (", ")") };
-        // Some of it may be the words of another process.
+        // A part of the text may come from another process.
         let text = format!("distribute: {level}{}{open}{}{close}", self.message, self.fields);
         plain_lines(&text).into_owned()
     }
 
-    /// Writes a line in one call, so that output of other threads and processes comes before or after it.
+    /// Writes a line in one call, so that it is not mixed with output of other threads and processes.
     fn write(&self, level: Level, out: &mut impl Write) -> io::Result<()> {
         let mut text = self.text(level);
         text.push('\n');
@@ -91,7 +91,7 @@ impl Line {
 
 impl Visit for Line {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        // Writing into a string does not fail.
+        // Writing to a string cannot fail.
         let _ = match field.name() {
             "message" => write!(self.message, "{value:?}"),
             name => {
@@ -112,7 +112,7 @@ mod tests {
         static WRITES: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// Keeps what this thread writes, write by write.
+    /// Keeps the output of this thread, one entry for each write.
     struct Kept;
 
     impl Write for Kept {

@@ -1,7 +1,8 @@
 //! Warnings and errors that reach the user even in a program without a `tracing` subscriber.
 //!
-//! Crates of this workspace emit warnings and errors inside of [`heard`]. All other events go to `tracing` as usual. What others can cause
-//! as often as they like is limited by [`Repeats`], and [`plain`] takes out of their words what a terminal obeys.
+//! Crates of this workspace emit warnings and errors inside [`heard`]. All other events go to `tracing` as
+//! usual. [`Repeats`] limits events that other processes can cause at any rate. [`plain`] escapes control
+//! characters in their texts.
 
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,9 @@
-//! [`plain`]: text of others, without what a terminal obeys.
+//! [`plain`]: escapes control characters in text from other processes.
 
 use std::borrow::Cow;
 
-/// Text that may be from another process, as a line without control characters: a terminal would obey them. Each is written as Rust writes
-/// it in a string.
+/// Returns text as a line without control characters, for example from another process, because a terminal
+/// would obey them. Each is escaped as in a Rust string.
 ///
 /// ```
 /// assert_eq!(distribute_log::plain("no\x1b[2J\n"), r"no\u{1b}[2J\n");
@@ -19,7 +19,7 @@ pub fn plain(text: &str) -> Cow<'_, str> {
     Cow::Owned(plain)
 }
 
-/// The same of text that has several lines, which it keeps.
+/// Escapes text of several lines like [`plain`], but keeps the line breaks.
 pub fn plain_lines(text: &str) -> Cow<'_, str> {
     if !text.contains(|c: char| c.is_control() && c != '\n') {
         return Cow::Borrowed(text);
@@ -37,7 +37,7 @@ mod tests {
         for text in ["", "ps 0 → naïve 文", "\"a\\b\""] {
             assert!(matches!(plain(text), Cow::Borrowed(same) if same == text));
         }
-        // Of C0, DEL and C1.
+        // All of C0, DEL and C1.
         let obeyed: String = (0..0xa0).filter_map(char::from_u32).filter(|c| c.is_control()).collect();
         assert_eq!(obeyed.chars().count(), 65);
         assert!(!plain(&obeyed).contains(char::is_control));

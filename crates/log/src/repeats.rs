@@ -1,9 +1,10 @@
-//! [`Repeats`]: events that come often, and are told seldom.
+//! [`Repeats`]: limits how often repeated events are logged.
 
 use std::time::Duration;
 
-/// Events that others cause, as often as they like: of each kind the first one is told, then how many have come, at intervals. Pure: times
-/// are those since some beginning.
+/// A limit for events that other processes can cause at any rate. The first event of each kind is logged.
+/// After that, their number is logged at intervals. Times are measured from any fixed start; no clock is
+/// read.
 ///
 /// ```
 /// use distribute_log::Repeats;
@@ -24,17 +25,18 @@ pub struct Repeats<K> {
 struct Kind<K> {
     kind: K,
     told: Duration,
-    /// The number of those that have come since, and that were not told.
+    /// The number of events since then that were not logged.
     more: u64,
 }
 
 impl<K: Clone + PartialEq> Repeats<K> {
-    /// Something is told of each kind once in this time.
+    /// Creates a limit of one log entry of each kind in the time `every`.
     pub fn new(every: Duration) -> Self {
         Self { every, kinds: Vec::new() }
     }
 
-    /// One of this kind has come. Says whether to tell of it; else it is counted. There are to be few kinds.
+    /// Records an event. Returns whether it should be logged; otherwise it is counted. There should be few
+    /// kinds.
     pub fn come(&mut self, kind: K, now: Duration) -> bool {
         match self.kinds.iter_mut().find(|known| known.kind == kind) {
             Some(known) => {
@@ -48,12 +50,12 @@ impl<K: Clone + PartialEq> Repeats<K> {
         }
     }
 
-    /// The counts that are to be told now: of the kinds of which more have come, and nothing was told for so long. To be called again and
-    /// again.
+    /// Returns the kinds and counts that should be logged now: those with unlogged events, if the last log
+    /// entry is old enough. Call this method repeatedly.
     pub fn due(&mut self, now: Duration) -> Vec<(K, u64)> {
         let every = self.every;
         let is_due = |known: &Kind<K>| now.saturating_sub(known.told) >= every;
-        // The next one of a kind that has become quiet is told at once.
+        // The next event of a kind that has been quiet is logged at once.
         self.kinds.retain(|known| known.more > 0 || !is_due(known));
         let due = self.kinds.iter_mut().filter(|known| is_due(known));
         due.map(|known| {

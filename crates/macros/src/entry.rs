@@ -1,11 +1,11 @@
-//! `#[distribute::main]`.
+//! The expansion of `#[distribute::main]`.
 
 use proc_macro2::TokenStream;
 use quote::quote;
 use syn::parse::{ParseStream, Parser};
 use syn::{Error, Ident, ItemFn, Path, Result, Token};
 
-/// The same function, with the call of `init` as its first statement, and the allocator that the arguments name.
+/// Returns the function with a call of `init` as its first statement, and the allocator from the arguments.
 pub fn expand(arguments: TokenStream, mut function: ItemFn) -> Result<TokenStream> {
     let allocator = allocator.parse2(arguments)?.map(|allocator| {
         quote!(
@@ -30,7 +30,7 @@ pub fn expand(arguments: TokenStream, mut function: ItemFn) -> Result<TokenStrea
     Ok(quote!(#allocator #function))
 }
 
-/// Reads the arguments: none, or a unit struct that allocates.
+/// Parses the arguments: none, or the path of a unit struct that is an allocator.
 fn allocator(arguments: ParseStream<'_>) -> Result<Option<Path>> {
     const TAKES: &str =
         "#[distribute::main] takes an allocator or nothing: write allocator = mimalloc::MiMalloc";

@@ -1,13 +1,15 @@
-//! The macros of `distribute`, which re-exports them: `#[derive(Nest)]`, `#[distribute::main]` and `#[distribute::remote]`.
+//! The macros of `distribute`, which re-exports them: `#[derive(Nest)]`, `#[distribute::main]` and
+//! `#[distribute::remote]`.
 //!
 //! | module | what it expands |
 //! |---|---|
 //! | `nest` | `#[derive(Nest)]`: a struct as a nested structure of tensors |
-//! | `entry` | `#[distribute::main]`: what has to happen before any thread starts |
+//! | `entry` | `#[distribute::main]`: setup before any thread starts |
 //! | `remote` | `#[distribute::remote]`: a function that workers run for a coordinator |
 //! | `source` | the hash of a function's source |
 //!
-//! Each is a function from syntax to tokens or an error, tested as such; the macros themselves only call them.
+//! Each module is a function from syntax to tokens or an error, and is tested as such. The macros only call
+//! these functions.
 
 #![forbid(unsafe_code)]
 
@@ -18,10 +20,10 @@ mod source;
 
 use proc_macro::TokenStream;
 
-/// Makes a struct a nest: `run`, `reduce`, `gather` and datasets take and give it as they do tuples.
+/// Derives `Nest` for a struct: `run`, `reduce`, `gather` and datasets accept and return it like a tuple.
 ///
-/// Named fields become a map by their names, the fields of a tuple struct a tuple; each has to be a nest itself. An
-/// enum is refused: all replicas need one structure.
+/// Named fields become a map by their names, the fields of a tuple struct a tuple. Each field has to be a
+/// nest. An enum gives an error, because all replicas need one structure.
 ///
 /// ```
 /// # use distribute_tensor as distribute;
@@ -41,19 +43,20 @@ use proc_macro::TokenStream;
 /// # Ok::<(), distribute::Error>(())
 /// ```
 ///
-/// Given to `run` or `update` by itself, all replicas get the same struct; its fields are not told apart, so what differs between
-/// replicas is a `PerReplica` of the struct.
+/// If the struct itself is an argument of `run` or `update`, all replicas get the same struct. Its fields are
+/// not distributed one by one, so different values for each replica need a `PerReplica` of the struct.
 ///
-/// Code that does not depend on `distribute` but on its tensor crate alone says so with
-/// `#[nest(crate = distribute_tensor)]`. Such a struct is an argument of `run` as a `PerReplica` only.
+/// Code that depends only on the tensor crate, and not on `distribute`, needs
+/// `#[nest(crate = distribute_tensor)]`. Such a struct is an argument of `run` only in a `PerReplica`.
 #[proc_macro_derive(Nest, attributes(nest))]
 pub fn derive_nest(input: TokenStream) -> TokenStream {
     expand(syn::parse(input).and_then(nest::expand))
 }
 
-/// Marks the main function of a program that uses `distribute`: calls `distribute::init()` before anything else, while
-/// the process still has a single thread. That is when candle's own threads can be tamed; with its default settings
-/// two replicas run several times slower. A program that makes its strategy before it starts a thread needs no attribute.
+/// Marks the main function of a program that uses `distribute`. It calls `distribute::init()` before anything
+/// else, while the process still has a single thread. Only then can candle's own threads be limited. With
+/// candle's default settings two replicas run several times slower. A program that makes its strategy before
+/// it starts a thread needs no attribute.
 ///
 /// ```ignore
 /// #[distribute::main]
@@ -62,15 +65,17 @@ pub fn derive_nest(input: TokenStream) -> TokenStream {
 /// }
 /// ```
 ///
-/// `#[distribute::main(allocator = mimalloc::MiMalloc)]` makes it the program's `#[global_allocator]` as well: any unit struct that is a
-/// [`GlobalAlloc`](std::alloc::GlobalAlloc). candle allocates a tensor for each operation, so small models are faster with a faster
-/// allocator. The program depends on the allocator's crate itself (`cargo add mimalloc`), and a program has one allocator.
+/// `#[distribute::main(allocator = mimalloc::MiMalloc)]` also sets the program's `#[global_allocator]`, to
+/// any unit struct that is a [`GlobalAlloc`](std::alloc::GlobalAlloc). candle allocates a tensor for each
+/// operation, so small models are faster with a faster allocator. The program has to depend on the
+/// allocator's crate (`cargo add mimalloc`), and can have only one allocator.
 #[proc_macro_attribute]
 pub fn main(arguments: TokenStream, item: TokenStream) -> TokenStream {
     expand(syn::parse(item).and_then(|function| entry::expand(arguments.into(), function)))
 }
 
-/// Makes a function one that workers run for a coordinator. All tasks of a job run the same program, and find the function by its name.
+/// Makes a function callable by a coordinator, on its workers. All tasks of a job run the same program, and
+/// find the function by its name.
 ///
 /// ```text
 /// #[distribute::remote]
@@ -81,13 +86,14 @@ pub fn main(arguments: TokenStream, item: TokenStream) -> TokenStream {
 /// coordinator.schedule(train_step, (&model, &data, 0.5))?;
 /// ```
 ///
-/// Its first parameter is the worker that runs it. Of the others, a `&T` is what the worker keeps, which another remote function has made
-/// there; anything else is a value that travels, and has serde's `Serialize` and `Deserialize`. It returns a `Result`, whose error
-/// becomes a `distribute::Error`.
+/// The first parameter is the worker that runs the function. Another parameter `&T` is a value that the
+/// worker keeps, made there by another remote function. Any other parameter is sent to the worker, and needs
+/// serde's `Serialize` and `Deserialize`. The function returns a `Result`; its error becomes a
+/// `distribute::Error`.
 ///
-/// `train_step` is then a type and its only value: it can be called as before, given to a coordinator, and implements `RemoteFunction`.
-/// A hash of its source goes with its name, so that a worker refuses the calls of another version. What it calls is not in
-/// the hash.
+/// `train_step` becomes a type and its only value. It can be called as before, is passed to a coordinator,
+/// and implements `RemoteFunction`. A hash of the source is sent with the name, so a worker refuses calls of
+/// another version. The functions that it calls are not part of the hash.
 #[proc_macro_attribute]
 pub fn remote(arguments: TokenStream, item: TokenStream) -> TokenStream {
     expand(syn::parse(item).and_then(|function| remote::expand(arguments.into(), function)))

@@ -1,11 +1,11 @@
-//! `#[derive(Nest)]`.
+//! The expansion of `#[derive(Nest)]`.
 
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
 use syn::ext::IdentExt;
 use syn::{Data, DeriveInput, Error, Fields, Generics, Path, Result, parse_quote};
 
-/// The implementation of `Nest` for a struct.
+/// Returns the implementation of `Nest` for a struct.
 pub fn expand(input: DeriveInput) -> Result<TokenStream> {
     let fields = match &input.data {
         Data::Struct(data) => &data.fields,
@@ -34,7 +34,7 @@ pub fn expand(input: DeriveInput) -> Result<TokenStream> {
     }
     let name = &input.ident;
     let (impl_generics, type_generics, where_clause) = generics.split_for_impl();
-    // The traits of values that replicas get are those of `distribute`, which code that names another crate may not have.
+    // The traits of values are those of `distribute`. Code that names another crate may not depend on it.
     let values = if given.is_none() { values(&input, &generics) } else { TokenStream::new() };
     Ok(quote! {
         #values
@@ -56,7 +56,7 @@ pub fn expand(input: DeriveInput) -> Result<TokenStream> {
     })
 }
 
-/// The implementations of `Distributed` and `Reducible`: all replicas get the same struct.
+/// Returns the implementations of `Distributed` and `Reducible`: all replicas get the same struct.
 fn values(input: &DeriveInput, generics: &Generics) -> TokenStream {
     let mut generics = generics.clone();
     for parameter in input.generics.type_params() {
@@ -86,7 +86,8 @@ fn values(input: &DeriveInput, generics: &Generics) -> TokenStream {
     }
 }
 
-/// The path of the crate of `Nest`, if `#[nest(crate = path)]` gives one. Without it the path is that of users of `distribute`.
+/// Returns the path of the crate of `Nest`, if `#[nest(crate = path)]` gives one. The default is the path for
+/// users of `distribute`.
 fn tensor_crate(input: &DeriveInput) -> Result<Option<Path>> {
     let mut path = None;
     for attribute in input.attrs.iter().filter(|a| a.path().is_ident("nest")) {
@@ -101,7 +102,7 @@ fn tensor_crate(input: &DeriveInput) -> Result<Option<Path>> {
     Ok(path)
 }
 
-/// Named fields: a map by their names.
+/// Returns the code for named fields: a map by their names.
 fn named(fields: &Fields, tensor: &Path) -> (TokenStream, TokenStream, TokenStream) {
     let types = fields.iter().map(|f| &f.ty);
     let idents: Vec<_> = fields.iter().filter_map(|f| f.ident.as_ref()).collect();
@@ -122,7 +123,7 @@ fn named(fields: &Fields, tensor: &Path) -> (TokenStream, TokenStream, TokenStre
     (into, from, dtypes)
 }
 
-/// A tuple struct or a unit struct: a tuple.
+/// Returns the code for a tuple struct or a unit struct: a tuple.
 fn unnamed(fields: &Fields, tensor: &Path) -> (TokenStream, TokenStream, TokenStream) {
     let types: Vec<_> = fields.iter().map(|f| &f.ty).collect();
     let count = types.len();

@@ -1,4 +1,4 @@
-//! `#[distribute::remote]`.
+//! The expansion of `#[distribute::remote]`.
 
 use crate::source;
 use proc_macro2::TokenStream;
@@ -7,12 +7,13 @@ use syn::ext::IdentExt;
 use syn::spanned::Spanned;
 use syn::{Attribute, Error, FnArg, Ident, ItemFn, Meta, PatType, Result, ReturnType, Signature, Type};
 
-/// As many parameters behind the worker as tuples of arguments may have.
+/// The most parameters after the worker: the longest tuple of arguments.
 const MOST: usize = 8;
 
 const CONTEXT: &str = "WorkerContext";
 
-/// A type of the function's name: it can be called like the function, names it to a coordinator, and is registered.
+/// Returns a type with the function's name. It can be called like the function, identifies it to a
+/// coordinator, and is registered.
 pub fn expand(arguments: TokenStream, function: ItemFn) -> Result<TokenStream> {
     if !arguments.is_empty() {
         return Err(Error::new_spanned(arguments, "#[distribute::remote] takes no arguments"));
@@ -82,7 +83,7 @@ pub fn expand(arguments: TokenStream, function: ItemFn) -> Result<TokenStream> {
     })
 }
 
-/// What kind of function it has to be.
+/// Checks that the function is of a supported kind.
 fn check(signature: &Signature) -> Result<()> {
     let refuse = |tokens: &dyn ToTokens, text: &str| {
         Err(Error::new_spanned(tokens.to_token_stream(), format!("a remote function {text}")))
@@ -115,7 +116,7 @@ fn check(signature: &Signature) -> Result<()> {
     Ok(())
 }
 
-/// Its return type.
+/// Returns the return type.
 fn output(signature: &Signature) -> Result<&Type> {
     const RESULT: &str =
         "a remote function returns a Result: distribute::Result<f32>, for example, or distribute::Result<()>";
@@ -130,7 +131,7 @@ fn output(signature: &Signature) -> Result<&Type> {
     }
 }
 
-/// The types of all parameters, of which the first is the worker.
+/// Returns the types of all parameters. The first is the worker.
 fn parameters(signature: &Signature) -> Result<Vec<&Type>> {
     const FIRST: &str =
         "the first parameter of a remote function is the worker that runs it: `worker: &WorkerContext`";
@@ -167,14 +168,14 @@ fn is_context(ty: &Type) -> bool {
     reference.mutability.is_none() && path.path.segments.last().is_some_and(|last| last.ident == CONTEXT)
 }
 
-/// How a parameter travels.
+/// The way in which a parameter is passed.
 struct Kind<'a> {
     of: &'a Type,
     by_reference: bool,
 }
 
 impl Kind<'_> {
-    /// Its name, and how it is passed on.
+    /// Returns the parameter's name, and the expression that passes it on.
     fn passed((number, kind): (usize, &Self)) -> (Ident, TokenStream) {
         let name = quote::format_ident!("__{number}");
         let passed = if kind.by_reference { quote!(&#name) } else { quote!(#name) };
@@ -212,7 +213,7 @@ fn kind(ty: &Type) -> Result<Kind<'_>> {
     }
 }
 
-/// Which attributes belong to what the function becomes.
+/// The attributes of the function, divided among the items of the expansion.
 #[derive(Default)]
 struct Attributes<'a> {
     of_type: Vec<&'a Attribute>,

@@ -1,8 +1,8 @@
-//! A hash of source code, the same wherever and whenever it is compiled.
+//! A hash of source code that is equal on all machines and compilers.
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-/// FNV-1a of 64 bits over the tokens: comments and white space don't count, and neither does the compiler that reads them.
+/// Returns the 64-bit FNV-1a hash of the tokens. Comments, white space and the compiler make no difference.
 pub fn hash(tokens: TokenStream) -> u64 {
     let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
     hash.tokens(tokens);
@@ -18,7 +18,7 @@ impl Fnv {
         }
     }
 
-    /// Its text, and that it ends there.
+    /// Adds the text of a token and an end marker.
     fn token(&mut self, text: &str) {
         self.bytes(text.as_bytes());
         self.bytes(&[0xff]);

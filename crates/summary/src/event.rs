@@ -1,14 +1,15 @@
-//! What is in an event file: TensorFlow's messages `Event`, `Summary` and `HistogramProto`, the fields that are written here.
+//! The contents of an event file: the written fields of TensorFlow's messages `Event`, `Summary` and
+//! `HistogramProto`.
 
 use prost::{Message, Oneof};
 
-/// The version with which files begin.
+/// The version in the first event of every file.
 pub(crate) const VERSION: &str = "brain.Event:2";
 
 /// A record of the file.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Event {
-    /// Seconds since 1970.
+    /// The time in seconds since 1970.
     #[prost(double, tag = "1")]
     pub(crate) wall_time: f64,
     #[prost(int64, tag = "2")]
@@ -47,7 +48,7 @@ pub(crate) enum Kind {
     Histogram(Histogram),
 }
 
-/// Values, counted: `counts[i]` of them are at most `limits[i]`, and more than the limit before.
+/// Counted values: `counts[i]` of them are below `limits[i]`, and not below the previous limit.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Histogram {
     #[prost(double, tag = "1")]
@@ -67,14 +68,14 @@ pub(crate) struct Histogram {
 }
 
 impl Event {
-    /// That of one value.
+    /// Creates the event of one value.
     pub(crate) fn of(wall_time: f64, step: u64, tag: &str, kind: Kind) -> Self {
         let value = Value { tag: tag.into(), kind: Some(kind) };
         let what = What::Summary(Summary { values: vec![value] });
         Self { wall_time, step: i64::try_from(step).unwrap_or(i64::MAX), what: Some(what) }
     }
 
-    /// The one with which a file begins.
+    /// Creates the first event of a file.
     pub(crate) fn first(wall_time: f64) -> Self {
         Self { wall_time, step: 0, what: Some(What::FileVersion(VERSION.into())) }
     }
@@ -84,7 +85,8 @@ impl Event {
 mod tests {
     use super::*;
 
-    /// Bytes that TensorFlow writes for the same events: field numbers and types are those of its messages.
+    /// The bytes that TensorFlow writes for the same events: field numbers and types are those of its
+    /// messages.
     #[test]
     fn messages_have_the_bytes_of_tensorflows() {
         let first = Event::first(1.5).encode_to_vec();

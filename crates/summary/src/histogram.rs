@@ -1,9 +1,11 @@
-//! Values counted in buckets, as TensorBoard expects them: each is a tenth wider than the one nearer to zero.
+//! Histograms as TensorBoard expects them: counts in buckets, each a tenth wider than the next one towards
+//! zero.
 
 use crate::event::Histogram;
 use std::sync::LazyLock;
 
-/// The limits between buckets. Values from one up to the next, which is not among them, are in the bucket of the upper one.
+/// The limits of the buckets, in ascending order. The bucket of a limit has the values below it, from the
+/// previous limit on.
 static LIMITS: LazyLock<Vec<f64>> = LazyLock::new(|| {
     let small =
         std::iter::successors(Some(1e-12), |limit| Some(limit * 1.1)).take_while(|limit| *limit < 1e20);
@@ -11,7 +13,7 @@ static LIMITS: LazyLock<Vec<f64>> = LazyLock::new(|| {
     positive.iter().rev().map(|limit| -limit).chain([0.]).chain(positive.iter().copied()).collect()
 });
 
-/// Counts them. The first value that is NaN or infinite is the error.
+/// Counts values in buckets. The error is the first value that is NaN or infinite.
 pub(crate) fn counted(values: impl IntoIterator<Item = f64>) -> Result<Histogram, f64> {
     let mut counts = vec![0f64; LIMITS.len()];
     let (mut number, mut sum, mut sum_of_squares) = (0f64, 0f64, 0f64);
@@ -30,7 +32,8 @@ pub(crate) fn counted(values: impl IntoIterator<Item = f64>) -> Result<Histogram
     if number == 0. {
         (min, max) = (0., 0.);
     }
-    // What is empty at both ends is left out, but for a bucket below those with values, so that the first of these has two limits.
+    // Empty buckets at both ends are left out. One below the first values is kept, so that their bucket has
+    // two limits.
     let first = counts.iter().position(|count| *count > 0.).map_or(0, |first| first.saturating_sub(1));
     let last = counts.iter().rposition(|count| *count > 0.).unwrap_or(0);
     let part = |all: &[f64]| all.get(first..=last).unwrap_or_default().to_vec();

@@ -16,10 +16,10 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | `writer` | [`SummaryWriter`]: what programs call, and when what is written can be read |
-//! | `event` | what is in the file: TensorFlow's messages |
-//! | `histogram` | values counted in buckets, a pure function |
-//! | `name` | names by which TensorBoard finds files |
+//! | `writer` | [`SummaryWriter`]: the public interface, and flushing |
+//! | `event` | the contents of the file: TensorFlow's messages |
+//! | `histogram` | counts values in buckets, a pure function |
+//! | `name` | the names by which TensorBoard finds files |
 //! | `error` | [`Error`] |
 
 #![forbid(unsafe_code)]

@@ -1,10 +1,12 @@
-//! Names of event files: TensorBoard reads the files of a folder whose names have `tfevents` in them, in the order of names.
+//! Names of event files. TensorBoard reads the files of a folder with `tfevents` in their names, in the order
+//! of names.
 
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A name that no other file of this folder has: by the second, the machine, the process and a number.
+/// Returns an unused name for a file of this folder, made of the second, the machine, the process and a
+/// number.
 pub(crate) fn of_file(now: Duration) -> String {
     static NUMBERS: AtomicU64 = AtomicU64::new(0);
     let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
@@ -15,7 +17,7 @@ fn named(seconds: u64, host: &str, process: u32, number: u64) -> String {
     format!("events.out.tfevents.{seconds:010}.{host}.{process}.{number}")
 }
 
-/// The name of this machine, as far as it can be in a file's name.
+/// Returns the name of this machine, without characters that are not allowed in a file name.
 fn host() -> String {
     let found = fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| std::env::var("HOSTNAME"));
     in_a_name(found.as_deref().unwrap_or_default())

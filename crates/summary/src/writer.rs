@@ -1,4 +1,4 @@
-//! [`SummaryWriter`]: what programs call.
+//! [`SummaryWriter`]: writes summaries to a file.
 
 use crate::event::{Event, Kind};
 use crate::{Error, Result, histogram, name};
@@ -12,21 +12,22 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How old what has not been flushed may be when another event is written.
+/// The age of unflushed events at which the next event flushes them.
 const FLUSHED_EVERY: Duration = Duration::from_secs(10);
 
 type Condition = Box<dyn Fn() -> bool + Send + Sync>;
 
-/// Writes scalars and histograms into a file of its own, which TensorBoard reads while it grows.
+/// A writer of scalars and histograms to its own file, which TensorBoard reads while it grows.
 ///
-/// Events are flushed some seconds after they were written, when the next one is; by [`flush`](Self::flush); and when the writer is
-/// [closed](Self::close) or dropped. What was not flushed is lost where the process is killed; everything before can be read. Threads may share a writer.
+/// Events are flushed in three cases: when the next one is written some seconds later; by
+/// [`flush`](Self::flush); and when the writer is [closed](Self::close) or dropped. If the process is killed,
+/// unflushed events are lost, and all earlier ones can be read. Threads may share a writer.
 ///
-/// Several programs, and a program that goes on, may write into one folder: each writer has a file there. TensorBoard shows the
-/// folder as a run.
+/// Several programs, and a program that resumes, may write to one folder, because each writer has its own
+/// file. TensorBoard displays the folder as one run.
 #[doc(alias = "tf.summary.SummaryWriter")]
 pub struct SummaryWriter {
-    /// `None` for one that writes nothing.
+    /// The file; `None` for a writer that writes nothing.
     file: Option<EventFile>,
     condition: Option<Condition>,
     flush_every: Duration,
@@ -40,15 +41,16 @@ struct EventFile {
 struct Output {
     records: TfRecordWriter,
     flushed: Stopwatch,
-    /// Whether somebody was told that the disk takes no more.
+    /// Whether a write error has been returned already.
     failed: bool,
 }
 
 impl SummaryWriter {
-    /// A writer of a new file in this folder, which is made if it is not there.
+    /// Creates a writer of a new file in `folder`, which is created if it doesn't exist.
     ///
     /// # Errors
-    /// [`Error::Folder`] and [`Error::Write`].
+    /// - [`Error::Folder`]: the folder cannot be created.
+    /// - [`Error::Write`]: the file cannot be created or written.
     #[doc(alias = "tf.summary.create_file_writer")]
     pub fn create(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
@@ -62,44 +64,47 @@ impl SummaryWriter {
         Ok(Self { file: Some(EventFile { path, output }), condition: None, flush_every: FLUSHED_EVERY })
     }
 
-    /// A writer that writes nothing: for those who leave it to others.
+    /// Creates a writer that writes nothing, for workers that leave summaries to others.
     #[doc(alias = "tf.summary.create_noop_writer")]
     pub fn noop() -> Self {
         Self { file: None, condition: None, flush_every: FLUSHED_EVERY }
     }
 
-    /// Writes only where `condition` says so, which is asked before each event.
+    /// Writes only while `condition` is true. It is called before each event.
     #[doc(alias = "tf.summary.record_if")]
     pub fn record_if(mut self, condition: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         self.condition = Some(Box::new(condition));
         self
     }
 
-    /// Events are flushed when the next one is written so long after, instead of 10 s; with zero, at once.
+    /// Sets the age of unflushed events at which the next event flushes them; 10 s by default. Zero flushes
+    /// every event at once.
     pub fn flush_every(mut self, time: Duration) -> Self {
         self.flush_every = time;
         self
     }
 
-    /// The file, if there is one.
+    /// Returns the path of the file, if there is one.
     pub fn path(&self) -> Option<&Path> {
         self.file.as_ref().map(|file| &*file.path)
     }
 
-    /// Writes a number, which becomes an `f32`. NaN and infinities can be written.
+    /// Writes a number as an `f32`. NaN and infinities are allowed.
     ///
     /// # Errors
-    /// [`Error::Write`] if the disk does not take it, and for every event after that; [`Error::Tag`].
+    /// - [`Error::Write`]: the disk is full or fails. Every later event returns this error as well.
+    /// - [`Error::Tag`]: the tag is empty or longer than [`LONGEST_TAG`](Error::LONGEST_TAG).
     #[doc(alias = "tf.summary.scalar")]
     pub fn scalar(&self, tag: &str, value: f64, step: u64) -> Result<()> {
         let Some(file) = self.recording("scalar", tag)? else { return Ok(()) };
         self.write(file, tag, step, Kind::Scalar(value as f32))
     }
 
-    /// Counts values in buckets, each a tenth wider than the one nearer to zero, and writes these.
+    /// Writes a histogram: counts of values in buckets, each a tenth wider than the next one towards zero.
     ///
     /// # Errors
-    /// Those of [`scalar`](Self::scalar); [`Error::NotFinite`].
+    /// - [`Error::NotFinite`]: a value is NaN or infinite.
+    /// - Any error of [`scalar`](Self::scalar).
     #[doc(alias = "tf.summary.histogram")]
     pub fn histogram<V: Into<f64>>(
         &self,
@@ -113,10 +118,10 @@ impl SummaryWriter {
         self.write(file, tag, step, Kind::Histogram(counted))
     }
 
-    /// Hands everything written so far to the system: it can be read, and outlives this process.
+    /// Passes all written events to the operating system. They can then be read, and survive this process.
     ///
     /// # Errors
-    /// [`Error::Write`].
+    /// - [`Error::Write`]: the disk is full or fails.
     #[doc(alias = "tf.summary.SummaryWriter.flush")]
     pub fn flush(&self) -> Result<()> {
         match &self.file {
@@ -125,10 +130,10 @@ impl SummaryWriter {
         }
     }
 
-    /// Brings everything to the disk, and closes the file.
+    /// Writes all events to the disk, and closes the file.
     ///
     /// # Errors
-    /// [`Error::Write`], also where an event could not be written before.
+    /// - [`Error::Write`]: the disk is full or fails, or an earlier event could not be written.
     #[doc(alias = "tf.summary.SummaryWriter.close")]
     pub fn close(mut self) -> Result<()> {
         match self.file.take() {
@@ -140,7 +145,7 @@ impl SummaryWriter {
         }
     }
 
-    /// The file, if an event of this name is to be written now.
+    /// Returns the file, if an event with this tag is to be written now.
     fn recording(&self, operation: &'static str, tag: &str) -> Result<Option<&EventFile>> {
         if tag.is_empty() || tag.len() > Error::LONGEST_TAG {
             return Err(Error::Tag { operation, tag: tag.into() });
@@ -164,7 +169,7 @@ fn failed(source: distribute_data::Error) -> Error {
 
 impl EventFile {
     fn lock(&self) -> MutexGuard<'_, Output> {
-        // A record that a panic has cut off makes the next ones fail: nothing is written behind it.
+        // A record that a panic has truncated makes later ones fail, so nothing is written after it.
         self.output.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,28 +1,28 @@
-//! Rows of a CSV file becoming columns of tensors.
+//! Collects rows of a CSV file as columns of tensors.
 
 use super::missing::{Filled, Missing};
 use crate::{ElementSpec, TensorSpec};
 use distribute_tensor::{DType, HostTensor, Leaf, Tree};
 
-/// What the fields of a column are.
+/// The type of the fields of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ColumnType {
     /// Numbers: `float32`.
     F32,
     /// Integers: `int64`.
     I64,
-    /// Text: `string`, its bytes as they stand in the file.
+    /// Text: `string`, with the bytes of the file.
     Text,
 }
 
-/// What becomes of a row.
+/// The form of an element.
 #[derive(Clone, Debug)]
 pub(crate) enum Layout {
     /// All columns: one vector of `float32`.
     Features,
     /// A vector of all columns but one, and that one as `int64`.
     Labelled { label: usize },
-    /// Named scalars: name, place and type.
+    /// Named scalars: name, position and type of each column.
     Columns(Vec<(String, usize, ColumnType)>),
 }
 
@@ -37,7 +37,7 @@ impl ColumnType {
 }
 
 impl Layout {
-    /// Returns the type of the fields at a place, if they are read.
+    /// Returns the type of the fields at a position, if they are read.
     pub(super) fn kind(&self, place: usize) -> Option<ColumnType> {
         match self {
             Layout::Features => Some(ColumnType::F32),
@@ -49,7 +49,7 @@ impl Layout {
         }
     }
 
-    /// What an element is, of rows of so many columns.
+    /// Returns the spec of an element, for rows of `width` columns.
     pub(crate) fn spec(&self, width: usize) -> ElementSpec {
         let vector = |width| Tree::Leaf(TensorSpec::new(DType::F32, [width]));
         let scalar = |dtype| Tree::Leaf(TensorSpec::scalar(dtype));
@@ -65,7 +65,7 @@ impl Layout {
     }
 }
 
-/// Several rows, column by column, on the way to tensors.
+/// Several rows, stored by column, before they become tensors.
 pub(crate) struct Block<'a> {
     layout: &'a Layout,
     missing: &'a Missing,
@@ -76,10 +76,10 @@ pub(crate) struct Block<'a> {
     columns: Vec<Fields>,
 }
 
-/// Where rows of numbers go.
+/// The destination of rows of numbers.
 pub(crate) struct Numbers<'a> {
     pub(crate) width: usize,
-    /// The place of the column that is an integer.
+    /// The position of the integer column.
     pub(crate) label: Option<usize>,
     pub(crate) rows: &'a mut usize,
     pub(crate) features: &'a mut Vec<f32>,
@@ -93,7 +93,7 @@ enum Fields {
     Text(Vec<Vec<u8>>),
 }
 
-/// A field that is not what its column needs.
+/// A field that is not of its column's type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BadField {
     pub(crate) column: usize,
@@ -120,7 +120,8 @@ impl<'a> Block<'a> {
         self.rows
     }
 
-    /// Takes rows of plain numbers: where they go, and the place of the label among them.
+    /// Returns the destination of rows of plain numbers, and the position of the label; `None` for named
+    /// columns.
     pub(crate) fn numbers(&mut self) -> Option<Numbers<'_>> {
         let label = match self.layout {
             Layout::Features => None,
@@ -131,7 +132,7 @@ impl<'a> Block<'a> {
         Some(Numbers { width: self.width, label, rows, features, labels })
     }
 
-    /// Adds a row of the right width, or nothing if a field is bad.
+    /// Adds a row of the right width. Adds nothing if a field is bad.
     pub(crate) fn push(&mut self, record: &::csv::ByteRecord) -> Result<(), BadField> {
         let added = self.add(record);
         match added {
@@ -175,7 +176,7 @@ impl<'a> Block<'a> {
         Ok(())
     }
 
-    /// Takes back what a bad row has left.
+    /// Removes the fields of a bad row.
     fn discard(&mut self) {
         let rows = self.rows;
         let width = match self.layout {
@@ -193,7 +194,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// The rows as one batch.
+    /// Returns the rows as one batch.
     pub(crate) fn finish(self) -> distribute_tensor::Result<Tree<Leaf>> {
         let rows = self.rows;
         Ok(match self.layout {
@@ -240,7 +241,7 @@ fn i64_field(column: usize, field: &[u8], missing: &Missing) -> Result<i64, BadF
     }
 }
 
-/// A field as a number, with spaces around it or without.
+/// Parses a field as a number, with or without spaces around it.
 pub(crate) fn parse<T: std::str::FromStr>(field: &[u8]) -> Option<T> {
     std::str::from_utf8(field).ok()?.trim().parse().ok()
 }

@@ -1,4 +1,4 @@
-//! CSV files: how they are opened, and which columns they have.
+//! Opens CSV files and finds their columns.
 
 use super::Column;
 use super::block::Layout;
@@ -7,7 +7,7 @@ use crate::file::ElementLimit;
 use crate::{Compression, Error, Files, Location, Result};
 use std::io::{ErrorKind, Read};
 
-/// How the files of a dataset are read: that of which the first line has been seen, and others like it.
+/// The settings for reading the files of a dataset, with the columns of the first file.
 pub(super) struct CsvFormat {
     pub(super) header: bool,
     pub(super) dialect: Dialect,
@@ -21,21 +21,21 @@ pub(super) struct CsvFormat {
 pub(super) struct Dialect {
     /// The byte between fields.
     pub(super) delimiter: u8,
-    /// Whether a field that begins with a quote ends with one.
+    /// Whether fields may be quoted.
     pub(super) quoting: bool,
 }
 
 /// The columns of a file.
 pub(super) struct Columns {
     file: Location,
-    /// How many there are; 0 if the file is empty.
+    /// The number of columns; 0 if the file is empty.
     pub(super) count: usize,
-    /// Their names, if there is a header line.
+    /// The names of the columns, if there is a header line.
     names: Vec<String>,
 }
 
 impl Columns {
-    /// Those of the first line.
+    /// Reads the columns from the first line.
     fn read(file: &Location, header: bool, dialect: Dialect) -> Result<Self> {
         let delimiter = dialect.delimiter;
         let mut first = ::csv::ByteRecord::new();
@@ -53,7 +53,7 @@ impl Columns {
         Ok(Self { file: file.clone(), count: first.len(), names })
     }
 
-    /// The place of a column.
+    /// Returns the position of a column.
     pub(super) fn find(&self, column: &Column) -> Result<usize> {
         let (found, text) = match column {
             Column::At(place) => ((*place < self.count).then_some(*place), format!("{place}")),
@@ -84,14 +84,14 @@ impl Columns {
         })
     }
 
-    /// What an error calls a column: its name, if it has one.
+    /// Returns a column as named in errors; empty if it has no name.
     pub(super) fn describe(&self, place: usize) -> String {
         self.names.get(place).map_or(String::new(), |name| format!(" for '{name}'"))
     }
 }
 
 impl CsvFormat {
-    /// Looks at the first line of the first file that has one and lets `layout` find its columns.
+    /// Reads the first line of the first file that has one. `layout` finds its columns.
     pub(super) fn look(
         files: &Files,
         header: bool,
@@ -114,7 +114,7 @@ impl CsvFormat {
         Ok(Self { header, dialect, columns, layout, missing })
     }
 
-    /// Where there are header lines, all files have one header.
+    /// Checks that a file has the same header as the first file, if there are header lines.
     pub(super) fn check_header(&self, file: &Location) -> Result<()> {
         if !self.header || *file == self.columns.file {
             return Ok(());
@@ -140,15 +140,15 @@ impl CsvFormat {
     }
 }
 
-/// What a row takes in memory: its bytes, and where each of its fields is.
+/// Returns the memory that a row takes: its bytes, and the positions of its fields.
 pub(super) fn cost(row: &[u8], delimiter: u8) -> u64 {
-    /// A field's end while it is parsed, and the field by itself where it is text.
+    /// The end of a field during parsing, and the field itself if it is text.
     const FIELD: u64 = 32;
     let fields = row.iter().filter(|byte| **byte == delimiter).count();
     row.len() as u64 + FIELD * fields as u64
 }
 
-/// A text of which no more is read than one row may take.
+/// A text that is read only up to the limit of one row.
 struct Metered<R> {
     text: R,
     limit: ElementLimit,
@@ -166,24 +166,24 @@ impl<R: Read> Read for Metered<R> {
     }
 }
 
-/// The parser reads ahead of the row's end, and small limits are not kept exactly.
+/// The tolerance of the limit: the parser reads ahead of the row's end, and small limits are not exact.
 const UNCOUNTED: u64 = 1 << 20;
 
-/// The rows of a text.
+/// Returns the rows of a text.
 pub(super) fn reader<R: Read>(text: R, dialect: Dialect, skip_header: bool) -> ::csv::Reader<R> {
     ::csv::ReaderBuilder::new()
         .has_headers(skip_header)
         .delimiter(dialect.delimiter)
         .quoting(dialect.quoting)
-        // Rows of another width are found by us, so that the error can name the column.
+        // Rows of another width are detected in this crate, so that the error can name the column.
         .flexible(true)
         .from_reader(text)
 }
 
-/// The line, from 1 on, of the row that was found at byte `start` of the text.
+/// Returns the line, counted from 1, of the row at byte `start` of the text.
 ///
-/// The parser passes over blank lines, with any kind of line ends, without counting them to the row. So where a row is
-/// broken the text is read once more, up to its first byte that ends no line.
+/// The parser skips blank lines, with any kind of line ending, without counting them. So the text is read
+/// again, up to the first byte of a broken row that ends no line.
 pub(super) fn line(file: &Location, start: u64) -> Result<u64> {
     let (mut line, mut after_cr) = (1, false);
     for (at, byte) in Compression::Auto.open(file)?.bytes().enumerate() {
@@ -191,14 +191,14 @@ pub(super) fn line(file: &Location, start: u64) -> Result<u64> {
         if at as u64 >= start && byte != b'\n' && byte != b'\r' {
             break;
         }
-        // CR LF is one end of a line.
+        // CR LF is a single line ending.
         line += u64::from(byte == b'\r' || (byte == b'\n' && !after_cr));
         after_cr = byte == b'\r';
     }
     Ok(line)
 }
 
-/// What went wrong below the rows: in reading or in taking gzip off.
+/// Returns the error of reading or decompressing the text.
 pub(super) fn failure(file: &Location, error: ::csv::Error) -> Error {
     let source = match error.into_kind() {
         ::csv::ErrorKind::Io(error) => error,

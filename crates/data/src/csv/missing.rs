@@ -9,13 +9,13 @@ use crate::{DefaultValue, Error, Result};
 #[derive(Clone, Debug, Default)]
 pub(super) struct MissingFields {
     pub(super) columns: Vec<(Column, DefaultValue)>,
-    /// The value for all columns that can have it.
+    /// The value for all columns of a matching type.
     pub(super) all: Option<DefaultValue>,
-    /// The texts that stand for a missing field, besides an empty one.
+    /// The texts that mark a missing field, in addition to an empty one.
     pub(super) texts: Vec<Vec<u8>>,
 }
 
-/// The value that stands in for a missing field.
+/// A value that replaces a missing field.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Filled {
     F32(f32),
@@ -23,12 +23,12 @@ pub(super) enum Filled {
     Text(Vec<u8>),
 }
 
-/// The same for the columns of a file.
+/// The values and texts for the columns of a file.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Missing {
     columns: Vec<Option<Filled>>,
     texts: Vec<Vec<u8>>,
-    /// Whether a field that is a number may be missing.
+    /// Whether a field that parses as a number may be missing.
     pub(super) numbers: bool,
 }
 
@@ -70,7 +70,7 @@ fn filled(kind: ColumnType, value: &DefaultValue) -> Result<Filled, String> {
 }
 
 impl Missing {
-    /// The value that stands in for a field, if it is missing and there is one.
+    /// Returns the replacement of a field, if the field is missing and its column has one.
     pub(super) fn stand_in(&self, place: usize, field: &[u8]) -> Option<&Filled> {
         let filled = self.columns.get(place)?.as_ref()?;
         let field = field.trim_ascii();
@@ -97,7 +97,8 @@ mod tests {
             found["t"].to_vec::<Vec<u8>>().unwrap(),
             [b"a".to_vec(), b"none".to_vec(), b"none".to_vec()]
         );
-        // A default of all is for the columns that can have it; text without one is as it stands.
+        // A default of all columns applies to those of a matching type. Text without a default stays as it
+        // is.
         let all = read(csv().default_of_all(0.25).missing("NA")).unwrap();
         assert_eq!(all["x"].to_vec::<f32>().unwrap(), [1., 0.25, 2.]);
         assert_eq!(all["t"].to_vec::<Vec<u8>>().unwrap(), [b"a".to_vec(), Vec::new(), Vec::new()]);
@@ -125,7 +126,7 @@ mod tests {
         assert!(error.contains("for column y: its default, 0.5, is no value of int64"), "{error}");
         assert!(csv().default("z", 1).features().unwrap_err().to_string().contains("no column 'z'"));
         assert!(csv().default("x", "none").features().is_err());
-        // Columns that are not read need none.
+        // Columns that are not read need no default.
         assert!(csv().default("x", "none").columns([("y", ColumnType::I64)]).is_ok());
     }
 }

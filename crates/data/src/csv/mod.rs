@@ -19,13 +19,15 @@ use source::CsvRows;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Reads CSV: files or bytes in memory, plain or compressed with gzip (which is seen from the first bytes).
+/// A reader of CSV: files or bytes in memory, plain or compressed with gzip (which is detected from the first
+/// bytes).
 ///
-/// One of [`features`](Csv::features), [`labelled`](Csv::labelled) and [`columns`](Csv::columns) says what an element
-/// is and makes the dataset. Each pass reads the file anew, as far as it is asked for; [`Dataset::load`] reads all of
-/// it into tensors, of which [`Dataset::from_slices`] then makes fast passes with full shuffles.
+/// One of [`features`](Csv::features), [`labelled`](Csv::labelled) and [`columns`](Csv::columns) chooses the
+/// form of an element and makes the dataset. Each pass reads the files from the beginning, as far as elements
+/// are requested. [`Dataset::load`] reads all of it into tensors, of which [`Dataset::from_slices`] makes
+/// fast passes with full shuffles.
 ///
-/// A row that is broken gives [`Error::Csv`](crate::Error::Csv), naming file, line and column.
+/// A broken row gives [`Error::Csv`](crate::Error::Csv), with file, line and column.
 ///
 /// ```
 /// use distribute_data::{Csv, Dataset};
@@ -50,10 +52,10 @@ pub struct Csv {
     skipped: Option<SkippedRecords>,
 }
 
-/// A column of a file: by its place from 0 on, or by its name (in CSV, that in the header line).
+/// A column of a file: its position, counted from 0, or its name (in CSV, the name in the header line).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Column {
-    /// The place, from 0 on.
+    /// The position, counted from 0.
     At(usize),
     /// The name.
     Named(String),
@@ -90,42 +92,45 @@ impl Csv {
         Self::files(location.into())
     }
 
-    /// Reads files one after the other: a list, or what [`Files::glob`] finds. Where there are header lines, all have the
-    /// same. Files of 0 bytes, as Spark writes them, have neither header nor rows.
+    /// Reads files one after the other: a list, or the result of [`Files::glob`]. If there are header lines,
+    /// all files must have the same one. Files of 0 bytes, such as Spark writes, have neither header nor
+    /// rows.
     pub fn files(files: impl Into<Files>) -> Self {
         let dialect = Dialect { delimiter: b',', quoting: true };
         let (files, missing) = (files.into(), MissingFields::default());
         Self { files, header: true, dialect, missing, threads: threads(), skipped: None }
     }
 
-    /// Reads bytes in memory, as `include_bytes!` gives them. `name` is what errors call them.
+    /// Reads bytes in memory, such as those of `include_bytes!`. `name` is used in errors.
     pub fn bytes(name: impl Into<String>, bytes: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
         Self::file(Location::bytes(name, bytes))
     }
 
-    /// Whether the first line names the columns; it does by default.
+    /// Sets whether the first line names the columns. The default is `true`.
     pub fn header(self, header: bool) -> Self {
         Self { header, ..self }
     }
 
-    /// What stands between fields: a comma by default, `b'\t'` for TSV.
+    /// Sets the byte between fields: a comma by default, `b'\t'` for TSV.
     #[doc(alias = "field_delim")]
     pub fn delimiter(self, delimiter: u8) -> Self {
         Self { dialect: Dialect { delimiter, ..self.dialect }, ..self }
     }
 
-    /// Sets whether a field that begins with a quote ends with one, and has delimiters and line ends in between; it does
-    /// by default. With `false` a quote is text, as many writers of TSV mean it.
+    /// Sets whether fields may be quoted, and then contain delimiters and line endings. The default is
+    /// `true`. With `false` a quote is text, as many writers of TSV intend.
     ///
-    /// With quotes, one that is never closed gives [`Error::Csv`](crate::Error::Csv), with the line on which its row begins.
+    /// A quote that is never closed gives [`Error::Csv`](crate::Error::Csv), with the line on which its row
+    /// begins.
     #[doc(alias = "use_quote_delim")]
     pub fn quoting(self, quoting: bool) -> Self {
         Self { dialect: Dialect { quoting, ..self.dialect }, ..self }
     }
 
-    /// Sets the value of a field of a column that is empty: without it, such a field is an error, or text of no bytes.
+    /// Sets the value of empty fields of a column. Without it, such a field is an error, or text of no bytes.
     ///
-    /// A value that is not of the column's type gives [`Error::Parameter`](crate::Error::Parameter) where the dataset is made.
+    /// A value that is not of the column's type gives [`Error::Parameter`](crate::Error::Parameter) when the
+    /// dataset is made.
     ///
     /// ```
     /// use distribute_data::Csv;
@@ -143,61 +148,73 @@ impl Csv {
         self
     }
 
-    /// Sets the value of empty fields of all columns that can have it and have no [`default`](Self::default) of their own.
+    /// Sets the value of empty fields of all columns of a matching type that have no
+    /// [`default`](Self::default).
     pub fn default_of_all(mut self, value: impl Into<DefaultValue>) -> Self {
         self.missing.all = Some(value.into());
         self
     }
 
-    /// Adds a text that stands for a missing value, as an empty field does: `NA`. It is one in columns that have a default.
+    /// Adds a text that marks a missing value, like an empty field: `NA`. It applies to columns that have a
+    /// default.
     #[doc(alias = "na_value")]
     pub fn missing(mut self, text: impl Into<Vec<u8>>) -> Self {
         self.missing.texts.push(text.into());
         self
     }
 
-    /// Skips and counts broken rows: those with fields that are not of their column's type, and those that are wider or
-    /// narrower than the first row. A quote that is never closed, or a row that is too long, ends the file.
+    /// Skips and counts broken rows: those with fields that are not of their column's type, and those that
+    /// are wider or narrower than the first row. A quote that is never closed, or a row that is too long,
+    /// ends the file.
     #[doc(alias = "ignore_errors")]
     pub fn skip_broken(self, skipped: &SkippedRecords) -> Self {
         Self { skipped: Some(skipped.clone()), ..self }
     }
 
-    /// On how many threads rows are parsed: as many as there are cores by default, up to 8. 1 starts none. The order of
-    /// rows is that in the files in any case.
+    /// Sets the number of threads that parse rows: by default the number of cores, up to 8. 1 starts no
+    /// thread. The order of rows is always that in the files.
     pub fn threads(self, threads: usize) -> Self {
         Self { threads, ..self }
     }
 
-    /// Elements are rows of numbers: `float32` of shape `[columns]`.
+    /// Makes a dataset of rows of numbers: `float32` of shape `[columns]`.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`](crate::Error::Io) if the first line of the first file cannot be read, [`Error::Empty`](crate::Error::Empty) if there is no file; so for the
-    /// other two.
+    /// [`labelled`](Self::labelled) and [`columns`](Self::columns) return these errors as well.
+    /// - [`Error::Io`](crate::Error::Io): the first line of the first file cannot be read.
+    /// - [`Error::Empty`](crate::Error::Empty): there is no file.
+    /// - [`Error::Damaged`](crate::Error::Damaged): the first row exceeds the [limit for one
+    ///   element](Location::element_limit).
+    /// - [`Error::NoColumn`](crate::Error::NoColumn): a column with a [`default`](Self::default) doesn't
+    ///   exist.
+    /// - [`Error::Parameter`](crate::Error::Parameter): a default is not of its column's type.
     pub fn features(self) -> Result<Dataset<HostTensor>> {
         self.dataset(|_| Ok(Layout::Features))
     }
 
-    /// Elements are (features, label): all other columns as `float32` of shape `[columns - 1]`, and the column
-    /// `label` as `int64`.
+    /// Makes a dataset of (features, label): all other columns as `float32` of shape `[columns - 1]`, and the
+    /// column `label` as `int64`.
     ///
     /// # Errors
     ///
-    /// [`Error::NoColumn`](crate::Error::NoColumn) if there is no column `label`.
+    /// - [`Error::NoColumn`](crate::Error::NoColumn): there is no column `label`.
+    /// - [`Error::Csv`](crate::Error::Csv): two columns have the name `label`.
+    /// - Any error of [`features`](Self::features).
     #[doc(alias = "label_name")]
     pub fn labelled(self, label: impl Into<Column>) -> Result<Dataset<(HostTensor, i64)>> {
         let label = label.into();
         self.dataset(|columns| Ok(Layout::Labelled { label: columns.find(&label)? }))
     }
 
-    /// Elements are maps from name to scalar, of these columns and types; other columns are left out. A column that
-    /// is given by its place is named so in the map: `"3"`.
+    /// Makes a dataset of maps from name to scalar, with the given columns and types. Other columns are left
+    /// out. A column given by its position has that as its name in the map: `"3"`.
     ///
     /// # Errors
     ///
     /// - [`Error::NoColumn`](crate::Error::NoColumn): a column doesn't exist.
-    /// - [`Error::Csv`](crate::Error::Csv): two columns have the name that was asked for.
+    /// - [`Error::Csv`](crate::Error::Csv): two columns have the requested name.
+    /// - Any error of [`features`](Self::features).
     ///
     /// ```
     /// use distribute_data::csv::{ColumnType, Csv};

@@ -1,31 +1,32 @@
-//! Rows of numbers in text without quotes: where every comma is between fields, and every end of a line ends a row.
+//! Parses rows of numbers in text without quotes: every comma separates fields, and every line ending ends a
+//! row.
 //!
-//! Nothing is decided here but that a row is what most rows are. Where one isn't, the parser of all CSV goes on from it.
+//! This is a fast path for ordinary rows only. From the first other row on, the general CSV parser continues.
 
 use super::block::{Block, Numbers, parse};
 use super::file::Dialect;
 
-/// Whether nothing in a text means anything else than it says.
+/// Returns whether every byte of a text has its plain meaning.
 pub(super) fn is_plain(text: &[u8], Dialect { delimiter, quoting }: Dialect) -> bool {
     let part_of_numbers = delimiter.is_ascii_alphanumeric() || b"+-.\r\n\" ".contains(&delimiter);
     !(part_of_numbers || (quoting && text.contains(&b'"')))
 }
 
-/// How many bytes of a plain text are whole lines.
+/// Returns the number of bytes of a plain text that are complete lines.
 pub(super) fn whole(text: &[u8]) -> usize {
     text.iter().rposition(|byte| ends_line(*byte)).map_or(0, |last| last + 1)
 }
 
-/// Why no more rows were added.
+/// The reason that no more rows were added.
 #[derive(Debug, PartialEq)]
 pub(super) enum Stop {
-    /// There are no more.
+    /// There are no more rows.
     End,
-    /// The row that begins here is another one than is expected.
+    /// An unexpected row begins at this byte.
     At(usize),
 }
 
-/// Adds the rows of a plain text to a block of numbers. `first` is whether this is how the file starts.
+/// Adds the rows of a plain text to a block of numbers. `first`: whether the file starts with this text.
 pub(super) fn rows(
     text: &[u8],
     delimiter: u8,
@@ -46,7 +47,7 @@ pub(super) fn rows(
         match row(text, at, delimiter, &mut numbers) {
             Some(end) => {
                 if *numbers.rows == 0 {
-                    // As many more as rows like this fit into the rest.
+                    // Estimates the number of rows in the rest from the first row.
                     let more = (text.len() - end) / (end - at).max(1) + 1;
                     numbers.features.reserve(more * (numbers.features.len() - features));
                     numbers.labels.reserve(more * (numbers.labels.len() - labels));
@@ -72,7 +73,7 @@ fn line_end(text: &[u8]) -> usize {
     text.iter().position(|byte| ends_line(*byte)).unwrap_or(text.len())
 }
 
-/// Where the next line that isn't blank begins.
+/// Returns the beginning of the next line that isn't blank.
 #[inline]
 fn next_line(text: &[u8], mut at: usize) -> usize {
     while text.get(at).is_some_and(|byte| ends_line(*byte)) {
@@ -81,7 +82,7 @@ fn next_line(text: &[u8], mut at: usize) -> usize {
     at
 }
 
-/// Adds the row that begins at a place, and says where it ends. `None` where a field or the number of fields is wrong.
+/// Adds the row that begins at `at`, and returns its end. `None` if a field or the number of fields is wrong.
 #[inline]
 fn row(text: &[u8], mut at: usize, delimiter: u8, to: &mut Numbers<'_>) -> Option<usize> {
     for column in 0..to.width {
@@ -105,7 +106,7 @@ fn row(text: &[u8], mut at: usize, delimiter: u8, to: &mut Numbers<'_>) -> Optio
     None
 }
 
-/// The field that begins at a place, and where it ends.
+/// Returns the field that begins at `at`, and its end.
 #[inline]
 fn field<T: std::str::FromStr>(
     text: &[u8],
@@ -127,8 +128,8 @@ fn field<T: std::str::FromStr>(
 /// Powers of ten that are exact as `f32`.
 const TENS: [f32; 11] = [1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10];
 
-/// A number with few digits and no exponent at the front of a text, and its length. Digits and power of ten are exact, so
-/// the quotient is rounded once, as it should be.
+/// Parses a number with few digits and no exponent at the start of a text. Returns it with its length. Digits
+/// and power of ten are exact, so the quotient is rounded once, as required.
 #[inline]
 fn number(text: &[u8]) -> Option<(f32, usize)> {
     let negative = text.first() == Some(&b'-');
@@ -143,7 +144,7 @@ fn number(text: &[u8]) -> Option<(f32, usize)> {
         (all, at) = (with_fraction, end);
     }
     let ten = TENS.get(places)?;
-    // Below 20 digits nothing has been lost on the way.
+    // With fewer than 20 digits no overflow has occurred.
     if count == 0 || count > 19 || all > 1 << 24 {
         return None;
     }
@@ -151,7 +152,7 @@ fn number(text: &[u8]) -> Option<(f32, usize)> {
     Some((if negative { -value } else { value }, at))
 }
 
-/// An integer at the front of a text, and its length.
+/// Parses an integer at the start of a text. Returns it with its length.
 #[inline]
 fn integer(text: &[u8]) -> Option<(i64, usize)> {
     let negative = text.first() == Some(&b'-');
@@ -162,7 +163,8 @@ fn integer(text: &[u8]) -> Option<(i64, usize)> {
     Some((if negative { -value } else { value }, end))
 }
 
-/// Puts the digits from `at` on behind those of a number, and says where they end. Of more than 19 the front is lost.
+/// Appends the digits from `at` on to a number, and returns the end of the digits. More than 19 digits
+/// overflow.
 #[inline]
 fn digits(text: &[u8], mut at: usize, mut number: u64) -> (u64, usize) {
     while let Some(byte) = text.get(at) {
@@ -202,7 +204,7 @@ mod tests {
             prop_assert_eq!(found, text.parse::<i64>().ok());
         }
 
-        /// Plain rows and the parser of all CSV see the same, whatever the bytes.
+        /// The fast path and the general parser give the same result for any bytes.
         #[test]
         fn it_reads_what_the_parser_of_all_csv_reads(text in "[-0-9., \r\n]{0,60}") {
             let layout = Layout::Labelled { label: 1 };

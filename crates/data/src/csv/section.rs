@@ -1,4 +1,4 @@
-//! A section of a CSV file becoming elements.
+//! Parses a section of a CSV file into elements.
 
 use super::block::Block;
 use super::file::{CsvFormat, failure, line, reader};
@@ -10,18 +10,18 @@ use crate::{Error, Location, Result};
 use std::io::Read;
 use std::sync::Arc;
 
-/// Whole rows of a file, which become elements on any thread.
+/// Complete rows of a file, which any thread can parse.
 pub(super) struct Section {
     pub(super) format: Arc<CsvFormat>,
     pub(super) file: Location,
-    /// Where in the text they are.
+    /// The offset of the rows in the text.
     pub(super) offset: u64,
     pub(super) bytes: Vec<u8>,
     pub(super) broken: Broken,
 }
 
 impl Section {
-    /// Their elements, up to the first row that is broken unless such rows are skipped.
+    /// Returns the elements before the first broken row. If broken rows are skipped, returns all others.
     pub(super) fn made(&self) -> Made {
         let mut block = Block::new(&self.format.layout, &self.format.missing, self.format.columns.count);
         let failed = self.parse(&mut block).err();
@@ -44,9 +44,9 @@ impl Section {
                 Stop::At(place) => start = place,
             }
         }
-        // Where the text is not plain, or a row is not what it should be: the parser that knows everything says what.
+        // If the text is not plain, or a row is unexpected, the general parser continues and finds the error.
         let rest = self.bytes.get(start..).unwrap_or_default();
-        // A mark of the byte order can only stand at the start of the file.
+        // A byte order mark can only be at the start of the file.
         let ahead: &[u8] = if first && start == 0 { b"" } else { b"\n" };
         let mut rows = reader(ahead.chain(rest), self.format.dialect, skip_header && start == 0);
         let mut row = ::csv::ByteRecord::new();
@@ -57,7 +57,7 @@ impl Section {
         Ok(())
     }
 
-    /// Adds the row that was found at a place, or skips it if it is broken and may be skipped.
+    /// Adds the row at an offset, or skips it if it is broken and skipping is allowed.
     fn push(&self, row: &::csv::ByteRecord, at: u64, block: &mut Block<'_>) -> Result<()> {
         let broken = |column: usize, found: String, expected: String| match line(&self.file, at) {
             Ok(line) => Error::Csv { path: self.file.to_string(), line, column: column + 1, found, expected },
@@ -81,7 +81,7 @@ fn columns(n: usize) -> String {
     format!("{n} column{}", if n == 1 { "" } else { "s" })
 }
 
-/// A field as an error shows it: in quotes, and not all of it if it is long.
+/// Returns a field in quotes for an error, shortened if it is long.
 fn quote(field: &[u8]) -> String {
     let text = String::from_utf8_lossy(field);
     match text.char_indices().nth(40) {

@@ -1,4 +1,4 @@
-//! CSV files in sections of whole rows.
+//! Reads CSV files in sections of complete rows.
 
 use super::file::{CsvFormat, Dialect, cost, line, reader};
 use super::plain;
@@ -54,27 +54,27 @@ impl Format for CsvRows {
     }
 }
 
-/// How many bytes are parsed together, at least: rows are not cut.
+/// The least number of bytes that are parsed together. Rows are not cut.
 const SECTION: usize = 1 << 18;
 
 struct CsvSections {
     format: Arc<CsvFormat>,
     file: Location,
     text: Box<dyn BufRead + Send>,
-    /// Where in the text `bytes` begins.
+    /// The offset of `bytes` in the text.
     offset: u64,
-    /// What was read and is in no section yet.
+    /// The bytes that were read and are in no section yet.
     bytes: Vec<u8>,
     ended: bool,
-    /// Why nothing more can be read: after the rows before.
+    /// The error that ended reading. It is returned after the rows before it.
     failed: Option<Error>,
     broken: Broken,
 }
 
 impl CsvSections {
-    /// Whether the row that begins with what is there, and does not end in it, may be longer.
+    /// Checks that the incomplete row in `bytes` may be longer.
     fn check(&self) -> Result<()> {
-        // Rows are read many at once, so that small limits are not kept exactly.
+        // Many rows are read at once, so small limits are not exact.
         if self.bytes.len() <= 2 * SECTION {
             return Ok(());
         }
@@ -86,9 +86,9 @@ impl CsvSections {
         })
     }
 
-    /// Reads on.
+    /// Reads more bytes.
     fn fill(&mut self) {
-        // More for a row that is longer than what is there, but no more than is there already.
+        // Doubles the bytes for a row that is longer than them, but reads no more than are already there.
         let limit = usize::try_from(self.file.limit().bytes()).unwrap_or(usize::MAX);
         let more = self.bytes.len().min(limit.saturating_sub(self.bytes.len())).max(SECTION);
         self.bytes.reserve_exact(more);
@@ -101,7 +101,7 @@ impl CsvSections {
         }
     }
 
-    /// How many of the bytes are whole rows.
+    /// Returns the number of bytes that are complete rows.
     fn whole(&mut self) -> usize {
         let plain = plain::is_plain(&self.bytes, self.format.dialect);
         if self.ended && self.failed.is_none() {
@@ -113,9 +113,10 @@ impl CsvSections {
         if plain { plain::whole(&self.bytes) } else { self.ended_rows(&self.bytes) }
     }
 
-    /// Checks that the last row doesn't end within quotes: it would have swallowed all rows after it. The rows before it stay.
+    /// Checks that the last row doesn't end within quotes. Such a row would contain all rows after it. The
+    /// rows before it stay.
     fn check_quotes(&mut self) {
-        // A line that ends ends a row, unless within quotes.
+        // A line ending ends a row, unless it is within quotes.
         let ended = self.ended_rows(&[&self.bytes, &b"\n"[..]].concat()).min(self.bytes.len());
         let rest = self.bytes.split_off(ended);
         if rest.iter().all(|byte| b"\r\n".contains(byte)) {
@@ -137,12 +138,12 @@ impl CsvSections {
         self.failed = Some(error.unwrap_or_else(|error| error));
     }
 
-    /// The number of bytes of a text that are rows that end in it.
+    /// Returns the number of bytes of a text that are complete rows.
     fn ended_rows(&self, text: &[u8]) -> usize {
         let Dialect { delimiter, quoting } = self.format.dialect;
         // A line may end within quotes.
         let mut parser = csv_core::ReaderBuilder::new().delimiter(delimiter).quoting(quoting).build();
-        // What the fields are is of no matter, so they needn't have room.
+        // The contents of the fields don't matter, so small buffers are enough.
         let (mut fields, mut ends) = ([0; 4096], [0; 64]);
         let (mut at, mut whole) = (0, 0);
         loop {
@@ -152,7 +153,8 @@ impl CsvSections {
             match found {
                 ReadRecordResult::Record => whole = at,
                 ReadRecordResult::OutputFull | ReadRecordResult::OutputEndsFull => {}
-                // The last row may not be whole. (An empty rest would mean the text's end to the parser.)
+                // The last row may be incomplete. (An empty rest would mean the end of the text to the
+                // parser.)
                 ReadRecordResult::InputEmpty | ReadRecordResult::End => return whole,
             }
             if at == text.len() {
@@ -191,7 +193,7 @@ mod tests {
     use crate::csv::{ColumnType, Csv};
     use distribute_testing::watched;
 
-    /// Rows of several sections: a number, and a text that may hold ends of lines and quotes.
+    /// Returns rows of several sections: a number, and a text that may contain line endings and quotes.
     fn long(end: &str, odd_from: usize) -> String {
         let row = |i: usize| match i {
             i if i < odd_from => format!("{i},plain{end}"),
@@ -249,7 +251,8 @@ mod tests {
         assert!(error.contains("Csv::quoting(false)"), "{error}");
         let texts = csv().quoting(false).columns([("t", ColumnType::Text)]).unwrap().load().unwrap();
         assert_eq!(texts["t"].to_vec::<Vec<u8>>().unwrap()[3], b"\"x3");
-        // Quotes that are closed at the end, in the middle of fields, or before blank lines are right.
+        // Quotes that are closed at the end, quotes in the middle of fields, and quotes before blank lines
+        // are valid.
         for text in ["a\n\"x\"", "a\n\"x\"\n", "a\n\"x\ny\"\n\n\r\n", "a\nx\"y\n"] {
             let rows = Csv::bytes("q.csv", text).columns([("a", ColumnType::Text)]).unwrap();
             assert_eq!(rows.load().unwrap()["a"].dims(), [1], "{text:?}");

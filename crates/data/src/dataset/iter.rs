@@ -5,7 +5,7 @@ use crate::{Error, Result};
 use distribute_tensor::Nest;
 use std::marker::PhantomData;
 
-/// One pass over a [`Dataset`](super::Dataset). After the end or an error it gives nothing more.
+/// One pass over a [`Dataset`](super::Dataset). After the end or an error it yields nothing more.
 pub struct Iter<T> {
     state: State,
     index: usize,
@@ -19,7 +19,7 @@ enum State {
 }
 
 impl<T: Nest> Iter<T> {
-    /// A pass, or the error that it gives first.
+    /// Creates a pass that yields the elements of `stage`, or its error first.
     pub(crate) fn new(stage: Result<Box<dyn Stage>>) -> Self {
         Self { state: stage.map_or_else(State::Broken, State::Running), index: 0, elements: PhantomData }
     }
@@ -37,7 +37,8 @@ impl<T: Nest> Iterator for Iter<T> {
     type Item = Result<T>;
 
     fn next(&mut self) -> Option<Result<T>> {
-        // Ended until proven otherwise, so the stages and their threads go as soon as there is nothing more to get.
+        // Set to ended until an element has come, so that the stages and their threads are dropped right
+        // after the last one.
         let mut stage = match std::mem::replace(&mut self.state, State::Ended) {
             State::Running(stage) => stage,
             State::Broken(error) => return Some(Err(error)),

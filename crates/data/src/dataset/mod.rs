@@ -1,4 +1,4 @@
-//! [`Dataset`]: a pipeline of nests, and iterating it.
+//! [`Dataset`]: a pipeline of nests, and iteration over it.
 
 mod iter;
 mod parameters;
@@ -15,25 +15,25 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// A pipeline of elements of type `T`: a source and transformations, run anew by each pass over it.
+/// A pipeline of elements of type `T`: a source and transformations. Each pass runs it from the beginning.
 ///
-/// Nothing is computed before it is asked for. Clones are handles on the same dataset.
+/// Nothing is computed before it is asked for. Clones are handles to the same dataset.
 ///
 /// # Passes and epochs
 ///
-/// Passes over a dataset, by [`iter`](Dataset::iter) or a `for` loop, are counted, and the order of every
-/// [`shuffle`](Dataset::shuffle) in it depends on its seed and that count: each pass has another order, and the same
-/// program has the same orders each time it runs. Clones count together; a transformation of a dataset counts by
-/// itself, from 0. [`epoch`](Dataset::epoch) gives the pass of any number.
+/// Passes over a dataset, by [`iter`](Dataset::iter) or a `for` loop, are counted. The order of every
+/// [`shuffle`](Dataset::shuffle) depends on its seed and that count. So each pass has another order, and a
+/// program has the same orders each time it runs. Clones share one count. A transformation of a dataset has
+/// its own count, from 0. [`epoch`](Dataset::epoch) starts the pass with any number.
 ///
 /// # Errors
 ///
-/// Elements come as [`Result`]s. After an error a pass is over; the next pass starts from the beginning.
+/// Elements are [`Result`]s. An error ends the pass; the next pass starts from the beginning.
 #[doc(alias = "tf.data.Dataset")]
 pub struct Dataset<T> {
     pipeline: Pipeline,
     passes: Arc<AtomicU64>,
-    /// The spec, once it has been asked for.
+    /// The spec, after the first request.
     spec: Arc<OnceLock<Option<ElementSpec>>>,
     elements: PhantomData<fn() -> T>,
 }
@@ -51,34 +51,42 @@ impl<T> std::fmt::Debug for Dataset<T> {
 }
 
 impl<T> Dataset<T> {
-    /// How many elements a pass gives, as far as that is known without running it.
+    /// Returns the number of elements of a pass, if it is known without running one.
     #[doc(alias = "tf.data.Dataset.cardinality")]
     pub fn cardinality(&self) -> Cardinality {
         self.pipeline.cardinality()
     }
 
-    /// Whether elements are batches and of what size, as far as the pipeline tells.
+    /// Returns whether elements are batches and of what size, if the pipeline determines it.
     ///
-    /// Slices whose rows are batches already count as single elements; `.map(|batch| batch)` makes that
+    /// Slices whose rows are already batches count as single elements. `.map(|batch| batch)` makes that
     /// [`Batching::Unknown`].
     pub fn batching(&self) -> Batching {
         self.pipeline.batching()
     }
 
-    /// Whether all parameters are in their ranges, without running anything.
+    /// Checks that all parameters are in range, without running anything.
     ///
     /// # Errors
     ///
-    /// [`Error::Parameter`]: `batch(0)` or `shuffle(0, …)`. A pass over such a dataset gives the same error.
+    /// A pass over such a dataset gives the same error.
+    /// - [`Error::Parameter`]: a parameter is out of range, as in `batch(0)` or `shuffle(0, …)`.
+    /// - [`Error::Worker`]: the index of a [`shard`](Dataset::shard) is not below its number of workers.
+    /// - [`Error::Hinted`]: there is a [`shard_hint`](Dataset::shard_hint).
+    /// - [`Error::Endless`]: a dataset that never ends is cached.
+    /// - [`Error::Cardinality`]: an [asserted](Dataset::assert_cardinality) number of elements is wrong.
+    /// - [`Error::UnequalZip`]: datasets of [`zip_equal`](Dataset::zip_equal) have different lengths.
     pub fn check(&self) -> Result<()> {
         pipeline::check(&self.pipeline)
     }
 
-    /// [`check`](Dataset::check), and that elements are not single ones that cannot be cut over replicas.
+    /// Calls [`check`](Dataset::check), and checks that the elements are not single ones, which cannot be
+    /// split over replicas.
     ///
     /// # Errors
     ///
-    /// [`Error::NotBatched`] if [`batching`](Dataset::batching) is [`Batching::Elements`].
+    /// - [`Error::NotBatched`]: [`batching`](Dataset::batching) is [`Batching::Elements`].
+    /// - Any error of [`check`](Dataset::check).
     pub fn check_batched(&self) -> Result<()> {
         self.check()?;
         match self.batching() {
@@ -87,13 +95,14 @@ impl<T> Dataset<T> {
         }
     }
 
-    /// The operations from the source on, one a line, each with the number of elements behind it.
+    /// Returns the operations from the source on, one a line, each with the number of elements after it.
     pub fn explain(&self) -> String {
         pipeline::explain(&self.pipeline)
     }
 
-    /// The same dataset, its elements read as another type of nest: `Tree<Leaf>` for any structure, or
-    /// `(HostTensor, i64)` where the second part is a scalar. An element that is no `U` gives [`Error::Type`].
+    /// Returns the same dataset with its elements read as another type of nest: `Tree<Leaf>` for any
+    /// structure, or `(HostTensor, i64)` if the second part is a scalar. An element that is no `U` gives
+    /// [`Error::Type`].
     pub fn typed<U: Nest>(&self) -> Dataset<U> {
         self.typed_as()
     }
@@ -105,17 +114,22 @@ impl<T> Dataset<T> {
 
     /// Returns the dtypes and shapes of the elements.
     ///
-    /// What sources and operations say of themselves holds for all elements: of tensors in memory, of columns of CSV files
-    /// and features of records, of results of functions whose type tells ([`Nest::scalar_dtypes`]: numbers, text, and
-    /// tuples and structs of these), and what [`assert_element_spec`](Dataset::assert_element_spec) declares.
+    /// Some sources and operations determine a spec that holds for all elements:
+    /// - tensors in memory, columns of CSV files and features of records,
+    /// - functions with a return type that determines it ([`Nest::scalar_dtypes`]: numbers, text, and tuples
+    ///   and structs of these),
+    /// - [`assert_element_spec`](Dataset::assert_element_spec).
     ///
-    /// Of other functions, generators and files the first element is made, once, when this is first called. Its structure
-    /// and dtypes are taken for those of all. So are its sizes, apart from the rows of batches, of which the last may have
-    /// fewer: where sizes differ from element to element, declare them. For this look, functions are called again with the
-    /// first elements, and what is taken from a generator is put back for the next pass; no pass is counted, no cache
-    /// is filled, and shuffles are left out. It takes as long as the first element does.
+    /// For other functions, generators and files, the first call of this method computes the first element,
+    /// once. Its structure and dtypes are assumed for all elements. Its sizes are as well, except for the
+    /// rows of batches, since the last batch may have fewer. If sizes differ from element to element, declare
+    /// them.
     ///
-    /// `None` if the first element cannot be made, or if there is none.
+    /// Computing the first element calls functions with the first elements again. Elements that are taken
+    /// from a generator are put back for the next pass. No pass is counted, no cache is filled, and shuffles
+    /// are left out. The call takes as long as the first element does.
+    ///
+    /// `None` if the first element cannot be computed, or if there is none.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -131,12 +145,12 @@ impl<T> Dataset<T> {
         self.spec.get_or_init(look).clone()
     }
 
-    /// The spec that holds for all elements, without a look at one.
+    /// Returns the spec that holds for all elements, without computing one.
     pub(crate) fn known_spec(&self) -> Option<ElementSpec> {
         self.pipeline.spec(Look::Never)
     }
 
-    /// A dataset of what an operation gives. Its passes count from 0.
+    /// Creates a dataset of the elements of an operation. Its passes count from 0.
     pub(crate) fn of(operation: impl Operation + 'static) -> Self {
         Self::from_pipeline(Arc::new(operation))
     }
@@ -157,19 +171,22 @@ impl<T: Nest> Dataset<T> {
         self.epoch(self.passes.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Starts the pass of a given number, in the order that this pass has. Does not count as a pass.
+    /// Starts the pass with the given number, in the order of that pass. It is not counted as a pass.
     pub fn epoch(&self, number: u64) -> Iter<T> {
         Iter::new(self.check().map(|()| self.pipeline.start(number)))
     }
 }
 
 impl<T: Nest> Dataset<T> {
-    /// Runs one pass (which counts) and returns all elements as one batch: every leaf of shape `[…]` becomes one of
-    /// shape `[n, …]`. Of a dataset of rows, that is the whole as tensors.
+    /// Runs one pass (which is counted) and returns all elements as one batch: every leaf of shape `[…]`
+    /// becomes one of shape `[n, …]`.
     ///
     /// # Errors
     ///
-    /// Those of the pass; [`Error::Endless`], [`Error::Empty`], and [`Error::Stack`] if elements differ in shape.
+    /// - [`Error::Endless`]: the dataset never ends.
+    /// - [`Error::Empty`]: the dataset has no elements.
+    /// - [`Error::Stack`]: elements differ in shape.
+    /// - Any error of [`check`](Dataset::check) or of the pass.
     pub fn load(&self) -> Result<T::Batch> {
         if self.cardinality() == Cardinality::Infinite {
             return Err(Error::Endless { operation: "load" });
@@ -249,7 +266,7 @@ mod tests {
     fn datasets_that_were_not_batched_are_found_without_running_them() {
         let x = HostTensor::new(vec![0f32; 6], [3, 2]).unwrap();
         let data = Dataset::from_slices(x).unwrap();
-        // The elements are vectors, which a split would cut through.
+        // The elements are vectors, which a split would cut into pieces.
         let error = data.shuffle(3, 1).check_batched().unwrap_err();
         assert!(error.to_string().contains(".batch(global_batch_size)"), "{error}");
         data.batch(2).repeat_forever().check_batched().unwrap();

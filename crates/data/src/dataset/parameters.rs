@@ -1,4 +1,5 @@
-//! Parameters of operations: [`Numbers`] of a range, [`Padding`] of batches, [`Interleave`] for turns.
+//! Parameters of operations: [`Numbers`] of a range, [`Padding`] of batches, [`Interleave`] for reading in
+//! turn.
 
 use distribute_tensor::{Leaf, Nest};
 use std::ops::Range;
@@ -14,14 +15,14 @@ impl From<i64> for Numbers {
     }
 }
 
-/// The type of literals, where nothing else says it.
+/// Converts an integer literal, whose default type is `i32`.
 impl From<i32> for Numbers {
     fn from(end: i32) -> Self {
         Numbers(0..i64::from(end))
     }
 }
 
-/// A size, such as the length of a `Vec`. One beyond `i64::MAX` ends there.
+/// Converts a size, such as the length of a `Vec`. A size beyond `i64::MAX` becomes `i64::MAX`.
 impl From<usize> for Numbers {
     fn from(end: usize) -> Self {
         Numbers(0..number(end))
@@ -50,7 +51,7 @@ fn number(size: usize) -> i64 {
     i64::try_from(size).unwrap_or(i64::MAX)
 }
 
-/// To which size elements are padded, and with what values. By default to the longest of the batch along each axis, with
+/// The sizes and values of padding. The defaults are the longest size in the batch along each axis, and
 /// zeros.
 ///
 /// ```
@@ -69,19 +70,19 @@ pub struct Padding {
 }
 
 impl Padding {
-    /// To the longest element of the batch, with zeros, false or empty strings.
+    /// Creates padding to the longest element of the batch, with zeros, `false` or empty strings.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The sizes to pad to: for each tensor of an element, in order, one for each axis. `None` is the longest of the
-    /// batch.
+    /// Sets the sizes to pad to: for each tensor of an element, in order, one size for each axis. `None` is
+    /// the longest in the batch.
     #[doc(alias = "padded_shapes")]
     pub fn sizes(self, sizes: impl IntoIterator<Item = Vec<Option<usize>>>) -> Self {
         Self { sizes: Some(sizes.into_iter().collect()), ..self }
     }
 
-    /// The padding: a nest with a scalar for each tensor of an element, of the tensor's dtype.
+    /// Sets the padding values: a nest with a scalar for each tensor of an element, of the tensor's dtype.
     #[doc(alias = "padding_values")]
     pub fn values(self, values: impl Nest) -> Self {
         Self { values: Some(values.into_tree().flatten().0.into()), ..self }
@@ -105,10 +106,10 @@ impl Padding {
 pub struct Interleave {
     /// The number of datasets that are open at once. At least 1; 4 by default.
     pub cycle_length: usize,
-    /// The number of elements of one dataset before the next one's turn. At least 1, the default.
+    /// The number of consecutive elements of one dataset. At least 1, the default.
     pub block_length: usize,
-    /// The number of elements of each open dataset that are prepared ahead, on a thread of its own, of which there are at most 1024.
-    /// The order stays the same. 0, the default, starts no thread.
+    /// The number of elements of each open dataset that are prepared ahead, on one thread for each. There are
+    /// at most 1024 threads. The order stays the same. 0, the default, starts no thread.
     #[doc(alias = "num_parallel_calls")]
     pub ahead: usize,
 }

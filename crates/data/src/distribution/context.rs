@@ -3,13 +3,13 @@
 use crate::{Error, Result};
 use std::fmt;
 
-/// Which of how many pipelines to make, and for how many replicas.
+/// The index of the pipeline to make, the number of pipelines, and the number of replicas.
 #[doc(alias = "tf.distribute.InputContext")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct InputContext {
     /// The number of pipelines: one for each worker, or for each replica.
     pub num_input_pipelines: usize,
-    /// The number of the pipeline to make, from 0.
+    /// The index of the pipeline to make, from 0.
     pub input_pipeline_id: usize,
     /// The number of replicas of all workers.
     pub num_replicas_in_sync: usize,
@@ -22,10 +22,10 @@ impl Default for InputContext {
 }
 
 impl InputContext {
-    /// The rows of one replica in a global batch of `global_batch_size`.
+    /// Returns the number of rows of one replica in a global batch of `global_batch_size`.
     ///
     /// # Errors
-    /// [`Error::NotDivisible`] if replicas would get different numbers of rows.
+    /// - [`Error::NotDivisible`]: replicas would get different numbers of rows.
     ///
     /// ```
     /// # use distribute_data::InputContext;
@@ -46,7 +46,7 @@ impl InputContext {
 }
 
 impl fmt::Display for InputContext {
-    /// `input pipeline id 0, total: 2`
+    /// Formats the context, as in `input pipeline id 0, total: 2`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "input pipeline id {}, total: {}", self.input_pipeline_id, self.num_input_pipelines)
     }

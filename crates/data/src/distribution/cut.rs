@@ -1,4 +1,4 @@
-//! Splits a worker's batches into the pieces of its replicas.
+//! Splits a worker's batches into per-replica batches.
 
 use crate::Result;
 use crate::chunk::Chunk;
@@ -13,21 +13,22 @@ use distribute_tensor::{Leaf, Tree};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// How a worker's batches are split.
+/// The way a worker's batches are split.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
-    /// Every worker reads the same batches. Each batch has `of` pieces, and this worker takes `pieces`, in this order.
+    /// Every worker reads the same batches. Each batch has `of` pieces, and this worker takes `pieces`, in
+    /// this order.
     Own { rule: SplitRule, of: usize, pieces: Vec<usize> },
-    /// Every worker reads batches of its own, of `full` rows if that is known, and takes its share in each step.
+    /// Every worker reads its own batches, of `full` rows if that is known, and takes its share in each step.
     Shares { full: Option<usize>, layout: Layout, worker: usize },
-    /// Across the borders of batches, into a cycle of sizes.
+    /// Batches are cut across their boundaries, into a cycle of sizes.
     Stream { sizes: Vec<usize> },
     /// Elements are passed on as they are.
     Not,
 }
 
 impl Cut {
-    /// The pieces of batches, in the order of steps and of replicas within a step.
+    /// Returns a stage of per-replica batches, in the order of steps and of replicas within a step.
     pub(crate) fn start(self, batches: Box<dyn Stage>) -> Box<dyn Stage> {
         match self {
             Cut::Not => batches,
@@ -38,8 +39,8 @@ impl Cut {
         }
     }
 
-    /// The pieces of a first batch of `rows` rows: one for each of the worker's replicas, for each step that the batch
-    /// lasts.
+    /// Returns the rows of a first batch of `rows` rows: one range for each of the worker's replicas, for
+    /// each step that the batch lasts.
     pub(crate) fn pieces(&self, rows: usize) -> Vec<Range<usize>> {
         match self {
             Cut::Stream { sizes } => recut(rows, sizes),
@@ -51,7 +52,7 @@ impl Cut {
         }
     }
 
-    /// The number of pieces of every batch, if it is always the same.
+    /// Returns the number of pieces of every batch, if it is constant.
     fn pieces_of_a_batch(&self) -> Option<usize> {
         match self {
             Cut::Own { pieces, .. } => Some(pieces.len()),

@@ -4,11 +4,11 @@ use crate::pipeline::{Pipeline, Sharding, visit};
 use crate::plan::policy::{AutoShardPolicy, Decision};
 use crate::{Error, Result, SplitRule};
 
-/// Decides for a pipeline and a number of workers.
+/// Decides how a pipeline is sharded over a number of workers.
 ///
-/// `Auto` shards by files if every source has at least as many files as there are workers, and no operation would behave
-/// differently on a shard (`take`, `zip`, …). Otherwise it shards by elements. Under [`SplitRule::TensorFlow`] it shards by
-/// files whenever all sources are files.
+/// `Auto` shards by files if every source has at least as many files as there are workers, and no operation
+/// would behave differently on a shard (`take`, `zip`, …). Otherwise it shards by elements. Under
+/// [`SplitRule::TensorFlow`] it shards by files whenever all sources are files.
 pub(super) fn decide(
     pipeline: &Pipeline,
     policy: AutoShardPolicy,
@@ -23,7 +23,7 @@ pub(super) fn decide(
         AutoShardPolicy::Off => decided(policy, "as asked: every worker reads everything".into()),
         AutoShardPolicy::Data => decided(policy, "as asked".into()),
         AutoShardPolicy::Hint => decided(policy, "as asked: where shard_hint stands".into()),
-        // One worker needs no sharding, so nothing can be in its way (AS-3).
+        // One worker needs no sharding, so no source can be in the way (AS-3).
         AutoShardPolicy::File if workers == 1 && sources.other.is_some() => {
             decided(AutoShardPolicy::Off, "one worker reads everything".into())
         }
@@ -46,7 +46,7 @@ pub(super) fn decide(
     }
 }
 
-/// The sources of a pipeline, as far as it matters for sharding.
+/// The properties of a pipeline's sources that matter for sharding.
 #[derive(Default)]
 struct Sources {
     /// The smallest number of files of a source.
@@ -69,7 +69,7 @@ impl Sources {
         sources
     }
 
-    /// The reason that the files cannot be sharded over this many workers.
+    /// Returns the reason that the files cannot be sharded over this many workers.
     fn refusal(&self, workers: usize) -> Option<Error> {
         match (&self.other, self.files) {
             (Some(source), _) => Some(Error::Unshardable { reader: source.clone() }),

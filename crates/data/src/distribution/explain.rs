@@ -1,4 +1,4 @@
-//! Who gets what, and why, in words.
+//! Describes a distribution in words.
 
 use super::parts::Parted;
 use super::{Distribution, Source};
@@ -9,8 +9,8 @@ use distribute_tensor::Nest;
 use std::fmt::Write;
 
 impl<T: Nest> Distribution<T> {
-    /// Describes the pipeline, the policy taken and why, what each worker reads, the rows of each replica in a step of a
-    /// full batch, and what happens at the end.
+    /// Describes the pipeline, the chosen policy and its reason, the input of each worker, the rows of each
+    /// replica in a step of a full batch, and the treatment of the end.
     ///
     /// ```
     /// use distribute_data::{Dataset, DistributeOptions, Distribution, Layout};
@@ -59,7 +59,7 @@ impl<T: Nest> Distribution<T> {
         writeln!(out, "{}", self.tail())
     }
 
-    /// The rows of a worker's replicas in its first step of a full batch.
+    /// Returns the rows of a worker's replicas in its first step of a full batch.
     fn sizes(&self, worker: usize) -> String {
         let (Some(decision), Some(full)) = (self.decision(), self.full()) else {
             return "; how many rows a step has is only known when it is read".into();
@@ -92,7 +92,7 @@ impl<T: Nest> Distribution<T> {
     }
 }
 
-/// The sources of a pipeline, in a line.
+/// Returns the sources of a pipeline, in a line.
 fn sources(pipeline: &Pipeline) -> String {
     let mut all = Vec::new();
     pipeline::visit(pipeline, &mut |operation| {

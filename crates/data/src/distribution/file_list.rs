@@ -1,4 +1,4 @@
-//! [`FileList`]: the files of a dataset, as positions and other workers know them.
+//! [`FileList`]: the files of a dataset, in positions and in messages to other workers.
 
 use crate::file::{FileState, Location, differ};
 use crate::pipeline::{self, Pipeline};
@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
 
-/// The files that a dataset reads, in order: what tells them from others and from what they were.
+/// The files that a dataset reads, in order, with enough information to detect changes.
 ///
-/// Files are compared by name, size and content. Of a name, the folder that all files are in is left out: folders move,
-/// and workers have copies of their own. Of the content, the first and the last 4096 bytes are compared, instead of the
-/// time of modification, which differs between copies. Of more than 1024 files all names are compared, but sizes and
-/// contents of 1024 only, spread evenly. Of objects behind URLs the size and the tag are known if
-/// [`Files::glob`](crate::Files::glob) has listed them.
+/// Files are compared by name, size and content. The common folder of all files is not part of a name,
+/// because folders move and workers have their own copies. Of the content, the first and the last 4096 bytes
+/// are compared. The time of modification is not compared, because it differs between copies. If there are
+/// more than 1024 files, all names are compared, but the sizes and contents of only 1024, spread evenly. The
+/// size and the tag of objects behind URLs are known if [`Files::glob`](crate::Files::glob) has listed them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Contents", into = "Contents")]
 pub struct FileList(Arc<Contents>);
@@ -21,12 +21,12 @@ pub struct FileList(Arc<Contents>);
 struct Contents {
     /// The number of files.
     count: u64,
-    /// The folder that all files are in.
+    /// The common folder of all files.
     folder: String,
-    /// Checksums of all names, and of what is known of the files.
+    /// Checksums of all names, and of the sizes and contents of the files.
     names: u32,
     states: u32,
-    /// The files, or some of them; none of a brief list.
+    /// The files, or some of them. Empty in a brief list.
     files: Vec<(String, FileState)>,
 }
 
@@ -41,15 +41,15 @@ impl From<FileList> for Contents {
     }
 }
 
-/// The most files whose sizes and contents are looked at.
+/// The most files whose sizes and contents are compared.
 const MOST: usize = 1024;
 
 /// A difference between two lists of files, for an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileDifference {
-    /// The thing that differs: `the size of 'a.csv'`.
+    /// The property that differs: `the size of 'a.csv'`.
     pub what: String,
-    /// Its value in the list that was asked: `3 bytes`.
+    /// Its value in the list on which [`FileList::difference`] was called: `3 bytes`.
     pub here: String,
     /// Its value in the other list.
     pub there: String,
@@ -68,7 +68,7 @@ impl fmt::Display for FileDifference {
 }
 
 impl FileList {
-    /// The files of all sources, as they are now; `None` if there are none.
+    /// Returns the current files of all sources; `None` if there are none.
     pub(super) fn of<'a>(pipelines: impl IntoIterator<Item = &'a Pipeline>) -> Option<Self> {
         let mut all = Vec::new();
         for pipeline in pipelines {
@@ -91,12 +91,13 @@ impl FileList {
         Contents { count: count as u64, folder, names, states, files }.into()
     }
 
-    /// Returns a short form of the list, a few numbers: it shows that files differ, and cannot name them.
+    /// Returns a short form of the list: a few numbers. It shows that files differ, but not which ones.
     pub fn brief(&self) -> Self {
         Contents { folder: String::new(), files: Vec::new(), ..*self.0 }.into()
     }
 
-    /// Returns the first difference to another list, if there is one. A size or content that only one list has is no difference.
+    /// Returns the first difference to another list, if there is one. A size or content that only one list
+    /// has is no difference.
     pub fn difference(&self, other: &Self) -> Option<FileDifference> {
         let (here, there) = (self.0.as_ref(), other.0.as_ref());
         let brief = here.files.is_empty() || there.files.is_empty();
@@ -145,7 +146,7 @@ impl FileList {
 }
 
 impl Contents {
-    /// The first place at which another list has another name.
+    /// Returns the first position at which another list has another name.
     fn other_name(&self, other: &Self) -> Option<usize> {
         let (mine, theirs) = (self.files.iter(), other.files.iter());
         let differs = |((mine, _), (theirs, _)): (&(String, _), &(String, _))| mine != theirs;
@@ -157,7 +158,7 @@ impl Contents {
     }
 }
 
-/// A checksum of parts, each with its length.
+/// Returns a checksum of parts, each with its length.
 fn checksum(parts: impl Iterator<Item = Vec<u8>>) -> u32 {
     parts.fold(0, |sum, part| {
         let sum = crc32c::crc32c_append(sum, &(part.len() as u64).to_le_bytes());
@@ -165,7 +166,7 @@ fn checksum(parts: impl Iterator<Item = Vec<u8>>) -> u32 {
     })
 }
 
-/// The folder that all files are in, with the separator at its end.
+/// Returns the common folder of all files, with the separator at its end.
 fn common_folder(names: &[String]) -> String {
     let Some((first, rest)) = names.split_first() else { return String::new() };
     let end = |name: &str| name.rfind(|c| c == '/' || std::path::is_separator(c)).map_or(0, |at| at + 1);

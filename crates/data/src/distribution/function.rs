@@ -16,7 +16,8 @@ pub(super) struct Function<T> {
     pub(super) per_replica: bool,
 }
 
-/// Datasets of one layout. Where workers come and go, those of another are not kept: they may have their data in memory.
+/// The datasets of one layout. In an elastic job, the datasets of an earlier layout are dropped, because they
+/// may have their data in memory.
 struct Made<T> {
     layout: Layout,
     all: HashMap<InputContext, Dataset<T>>,
@@ -31,7 +32,7 @@ impl<T> Function<T> {
         Self { make: Box::new(make), made: Mutex::new(made), per_replica }
     }
 
-    /// The datasets of a worker: one, or one for each of its replicas.
+    /// Returns the datasets of a worker: one, or one for each of its replicas.
     pub(super) fn datasets(&self, layout: Layout, worker: usize) -> Result<Vec<Dataset<T>>> {
         let Layout { workers, replicas } = layout;
         let num_replicas_in_sync = layout.total();
@@ -53,14 +54,14 @@ impl<T> Function<T> {
         if let Some(dataset) = self.made(layout).all.get(&context) {
             return Ok(dataset.clone());
         }
-        // Without the lock, since the function may use the distribution itself.
+        // Called without the lock, because the function may use the distribution itself.
         let dataset = catch_unwind(AssertUnwindSafe(|| (self.make)(context)))
             .unwrap_or_else(|panic| Err(format!("it panicked: {}", panic_message(panic.as_ref())).into()))
             .map_err(|cause| Error::DatasetFunction { context, cause })?;
         Ok(self.made(layout).all.entry(context).or_insert(dataset).clone())
     }
 
-    /// What it has made for a layout; what it had for another is gone.
+    /// Returns the datasets of a layout. Drops the datasets of any other layout.
     fn made(&self, layout: Layout) -> MutexGuard<'_, Made<T>> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if made.layout != layout {

@@ -1,4 +1,4 @@
-//! [`Lockstep`]: all workers of a distribution side by side, in one thread.
+//! [`Lockstep`]: all workers of a distribution, run together on one thread.
 
 use super::Distribution;
 use super::steps::Steps;
@@ -10,21 +10,22 @@ use distribute_tensor::{Leaf, Nest, Tree};
 use std::marker::PhantomData;
 
 impl<T: Nest> Distribution<T> {
-    /// Runs all workers' passes side by side. Yields the pieces of each step, by worker and replica.
+    /// Runs all workers' passes together. Yields the per-replica batches of each step, by worker and replica.
     ///
     /// # Errors
-    /// Those of [`worker`](Distribution::worker).
+    /// The errors of [`worker`](Distribution::worker).
     pub fn lockstep(&self, epoch: u64) -> Result<Lockstep<T>> {
         Ok(Lockstep { together: self.together(epoch)?, ended: false, nest: PhantomData })
     }
 
-    /// The steps of all workers.
+    /// Returns the steps of all workers.
     pub(super) fn together(&self, epoch: u64) -> Result<Together> {
         Ok(Together((0..self.layout.workers).map(|worker| self.steps(worker, epoch)).collect::<Result<_>>()?))
     }
 }
 
-/// The passes of all workers in one process, to see who gets what. Yields the pieces of each step, by worker and replica.
+/// The passes of all workers in one process, which shows the data of each replica. Yields the per-replica
+/// batches of each step, by worker and replica.
 pub struct Lockstep<T> {
     together: Together,
     ended: bool,
@@ -40,7 +41,7 @@ impl Together {
         self.0.iter_mut().try_for_each(|worker| worker.skip(steps))
     }
 
-    /// The next step, `[worker][replica]`.
+    /// Returns the next step, `[worker][replica]`.
     fn step(&mut self) -> Result<Option<Vec<Vec<Tree<Leaf>>>>> {
         let mut all = StepCounts::default();
         for worker in &mut self.0 {
@@ -67,14 +68,14 @@ impl<T: Nest> Iterator for Lockstep<T> {
     }
 }
 
-/// The steps of all workers as batches, to be split again: the rows of all pieces, in the order of global replicas.
+/// The steps of all workers as batches to be split again: the rows of all replicas, in their global order.
 pub(super) struct Gathered(pub(super) Together);
 
 impl Gathered {
     fn batch(&mut self) -> Result<Option<Chunk>> {
         let Some(step) = self.0.step()? else { return Ok(None) };
         let mut pieces = step.concat();
-        // If no piece has rows, one is kept.
+        // If no per-replica batch has rows, one is kept.
         let filled = pieces.iter().filter(|piece| piece.rows().is_ok_and(|rows| rows > 0)).count();
         if filled > 0 {
             pieces.retain(|piece| piece.rows().is_ok_and(|rows| rows > 0));

@@ -1,4 +1,4 @@
-//! A dataset parted over workers and replicas: who gets what, step by step.
+//! A dataset that is sharded over workers and split over replicas, step by step.
 
 mod context;
 mod cut;
@@ -37,25 +37,27 @@ use parts::Parted;
 use prepare::Prepare;
 use std::sync::Arc;
 
-/// How a dataset is parted.
+/// The options of distributing a dataset.
 #[doc(alias = "tf.data.experimental.DistributeOptions")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DistributeOptions {
-    /// Over workers.
+    /// The way to shard the dataset over workers.
     pub policy: AutoShardPolicy,
-    /// Over replicas.
+    /// The rule by which batches are split over replicas.
     pub rule: SplitRule,
-    /// At the end of the data.
+    /// The treatment of the end of the data.
     pub ends: UnevenEnds,
-    /// How many steps are made ahead of time, on a thread, where reading the dataset is worth one: where there are files
-    /// or functions of users that no [`prefetch`](Dataset::prefetch) works on yet.
+    /// The number of steps that are made ahead of time, on a thread. It applies if reading the dataset is
+    /// worth a thread: if there are files or user functions without a [`prefetch`](Dataset::prefetch) after
+    /// them.
     pub prefetch: usize,
 }
 
-/// A dataset parted over workers and replicas.
+/// A dataset that is sharded over workers and split over replicas.
 ///
-/// It is a plan: the same on every worker, and the same for all of them. [`worker`](Distribution::worker) starts the pass
-/// of one; [`lockstep`](Distribution::lockstep) runs all of them side by side, to see who gets what.
+/// It is a plan, which is the same on every worker. [`worker`](Distribution::worker) starts the pass of one
+/// worker. [`lockstep`](Distribution::lockstep) runs all of them together, which shows the data of each
+/// replica.
 ///
 /// ```
 /// use distribute_data::{Dataset, DistributeOptions, Distribution, Layout};
@@ -79,11 +81,11 @@ pub struct Distribution<T> {
     prepare: Option<Prepare>,
 }
 
-/// What is parted.
+/// The dataset that is distributed.
 enum Source<T> {
-    /// Global batches, by a policy.
+    /// Global batches, sharded by a policy.
     Dataset(Arc<Parted>),
-    /// What a function makes for each worker, or for each replica.
+    /// Datasets that a function makes for each worker, or for each replica.
     Function(Arc<Function<T>>),
 }
 
@@ -98,21 +100,25 @@ impl<T> Clone for Distribution<T> {
 }
 
 impl<T: Nest> Distribution<T> {
-    /// Parts a dataset that is batched by the *global* batch size.
+    /// Distributes a dataset that is batched by the *global* batch size.
     ///
     /// # Errors
-    /// Before anything is read, and on every worker alike: [`Error::NotBatched`]; [`Error::Unshardable`] and
-    /// [`Error::TooFewFiles`] where the policy asks for files; [`Error::Hinted`] where a hint stands and
-    /// the policy is another; [`Error::Unordered`] where workers that read the same batches could see them in
-    /// different orders; [`Error::Parameter`] for a layout or parameter of 0.
+    /// All errors are returned before anything is read, and on every worker alike.
+    /// - [`Error::NotBatched`]: the elements are single ones.
+    /// - [`Error::Unshardable`]: the policy needs files, and a source has none.
+    /// - [`Error::TooFewFiles`]: the policy needs files, and a source has fewer files than there are workers.
+    /// - [`Error::Hinted`]: the dataset has a shard hint, and the policy is another one.
+    /// - [`Error::Unordered`]: workers that read the same batches could see them in different orders.
+    /// - [`Error::Parameter`]: a number of the layout is 0 or too large.
+    /// - Any error of [`Dataset::check`].
     pub fn new(dataset: &Dataset<T>, layout: Layout, options: DistributeOptions) -> Result<Self> {
         Self::of_pipeline(dataset.pipeline().clone(), layout, options)
     }
 
-    /// The same dataset, parted over others by the same options.
+    /// Returns the same dataset, distributed over another layout with the same options.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     ///
     /// ```
     /// use distribute_data::{Dataset, DistributeOptions, Distribution, Layout};
@@ -151,7 +157,7 @@ impl<T: Nest> Distribution<T> {
             });
         }
         let parted = Parted::new(pipeline, decision, layout.workers);
-        // TensorFlow hands single elements to a single replica.
+        // TensorFlow passes single elements to a single replica.
         if parted.pipeline.batching() == Batching::Elements
             && (options.rule != SplitRule::TensorFlow || layout.total() > 1)
         {
@@ -167,12 +173,12 @@ impl<T: Nest> Distribution<T> {
         Ok(Self { source: Source::Dataset(Arc::new(parted)), layout, options, prepare: None })
     }
 
-    /// What `make` makes for each worker (`per_replica`: for each replica): already batched for a replica, and sharded by
-    /// the context. Each replica takes one element a step. `make` is called once for each pipeline that this
-    /// process runs, when it is first needed.
+    /// Distributes datasets that `make` returns for each worker, or for each replica if `per_replica` is
+    /// true. They have to be batched for one replica and sharded by the context. Each replica takes one
+    /// element a step. `make` is called once for each pipeline of this process, when it is first needed.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for a layout of 0.
+    /// - [`Error::Parameter`]: a number of the layout is 0 or too large.
     pub fn from_function(
         layout: Layout,
         per_replica: bool,
@@ -184,19 +190,22 @@ impl<T: Nest> Distribution<T> {
         Ok(Self { source, layout, options, prepare: None })
     }
 
-    /// Has `prepare` called with the number of each local replica and its piece, to bring it to a device, say; the replica
-    /// gets what it returns. Where steps are made ahead, on a thread, they are prepared there; otherwise when the step is asked
-    /// for. `costly` says that this is worth the thread by itself, whatever reading costs. An error or a panic of `prepare` ends
-    /// the pass, in the step of that piece.
+    /// Applies `prepare` to each per-replica batch, for example to copy it to a device. Its arguments are the
+    /// index of the local replica and the batch; the replica gets its result.
     ///
-    /// An empty piece for a replica at the end is made of a piece that may have been prepared for another, and prepared in turn, before the workers
-    /// decide whether they take the step.
+    /// If steps are made ahead, `prepare` runs on that thread; otherwise it runs when the step is requested.
+    /// `costly` means that `prepare` alone is worth the thread, whatever reading costs. An error or a panic
+    /// of `prepare` ends the pass, in the step of that batch.
+    ///
+    /// An empty batch for a replica at the end is derived from a batch that may have been prepared for
+    /// another replica. It is prepared as well, before the workers decide whether they take the step.
     ///
     /// ```
     /// use distribute_data::{Dataset, DistributeOptions, Distribution, Layout};
     ///
     /// let data = Dataset::range(6).batch(4);
-    /// let plan = Distribution::new(&data, Layout::one_worker(2), DistributeOptions { prefetch: 1, ..Default::default() })?;
+    /// let options = DistributeOptions { prefetch: 1, ..Default::default() };
+    /// let plan = Distribution::new(&data, Layout::one_worker(2), options)?;
     /// let (sender, prepared) = std::sync::mpsc::channel();
     /// let plan = plan.prepared(true, move |replica, piece| {
     ///     sender.send(replica)?;
@@ -216,11 +225,12 @@ impl<T: Nest> Distribution<T> {
         Self { prepare: Some(Prepare::new(costly, prepare)), ..self }
     }
 
-    /// What a function makes for a worker: its dataset, or one for each of its replicas. None for a dataset that is
-    /// parted.
+    /// Returns the datasets that the function makes for a worker: one, or one for each of its replicas. Empty
+    /// for a dataset that is not made by a function.
     ///
     /// # Errors
-    /// [`Error::DatasetFunction`], [`Error::Worker`].
+    /// - [`Error::DatasetFunction`]: the function failed.
+    /// - [`Error::Worker`]: there is no such worker.
     pub fn made_for(&self, worker: usize) -> Result<Vec<Dataset<T>>> {
         self.layout.check_worker(worker)?;
         match &self.source {
@@ -229,12 +239,12 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// Who takes part.
+    /// Returns the numbers of workers and replicas.
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// The policy taken and why; `None` for datasets made by a function.
+    /// Returns the chosen policy and its reason; `None` for datasets made by a function.
     pub fn decision(&self) -> Option<&Decision> {
         match &self.source {
             Source::Dataset(parted) => Some(&parted.decision),
@@ -245,24 +255,26 @@ impl<T: Nest> Distribution<T> {
     /// Starts pass `epoch` of one worker.
     ///
     /// # Errors
-    /// [`Error::Worker`] if there is no such worker, and those of a function that makes datasets.
+    /// - [`Error::Worker`]: there is no such worker.
+    /// - [`Error::DatasetFunction`]: the function that makes datasets failed.
     pub fn worker(&self, worker: usize, epoch: u64) -> Result<WorkerPass<T>> {
         let begun = Position { files: self.files(), ..self.beginning(epoch) };
         Ok(WorkerPass::new(self.steps(worker, epoch)?, begun, self.same_batches()))
     }
 
-    /// Whether every worker reads the same batches, and takes its pieces of each.
+    /// Returns whether every worker reads the same batches and takes its rows of each.
     fn same_batches(&self) -> bool {
         self.decision().is_some_and(|decision| decision.taken == AutoShardPolicy::Data)
     }
 
-    /// Where pass `epoch` begins.
+    /// Returns the position at the beginning of pass `epoch`.
     pub fn beginning(&self, epoch: u64) -> Position {
         Position { epoch, steps: 0, origin: self.origin(), files: None }
     }
 
-    /// The files that all workers have to read alike, and over which alone a pass can go on, as they are now: their ends are
-    /// read. `None` if there are none, or if workers may read different ones.
+    /// Returns the current files, which all workers have to read alike and a resumed pass needs unchanged.
+    /// The first and last bytes of each file are read. `None` if there are no files, or if workers may read
+    /// different ones.
     pub fn files(&self) -> Option<FileList> {
         let alone = self.layout.workers == 1;
         match &self.source {

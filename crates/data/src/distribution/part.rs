@@ -1,4 +1,4 @@
-//! The part of one of several workers that don't wait for each other: each makes whole batches its own steps.
+//! Datasets of workers that don't wait for each other: each uses whole batches as its own steps.
 
 use super::DistributeOptions;
 use super::decide::decide;
@@ -10,8 +10,11 @@ use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
     // PSV1-12
-    /// What worker `worker` of `workers` reads of this dataset of batches, where each makes steps of batches of its own: of files its own ones,
-    /// otherwise the batches `worker`, `worker + workers`, …; and why. No batch is cut, and workers may have different numbers of them.
+    /// Returns the batches of this dataset that worker `worker` of `workers` reads, and the decision with its
+    /// reason. Each worker makes steps of its own batches.
+    ///
+    /// If the sources are sharded by files, a worker reads its own files. Otherwise it takes the batches
+    /// `worker`, `worker + workers`, … No batch is split, and workers may have different numbers of batches.
     ///
     /// ```
     /// use distribute_data::{AutoShardPolicy, Dataset, DistributeOptions};
@@ -19,14 +22,19 @@ impl<T: Nest> Dataset<T> {
     /// let batches = Dataset::range(10).batch(2);
     /// let (second, decision) = batches.part_of_worker(2, 1, &DistributeOptions::default())?;
     /// assert_eq!(decision.taken, AutoShardPolicy::Data);
-    /// let ids: Vec<_> = second.iter().map(|batch| Ok(batch?.to_vec::<i64>()?)).collect::<Result<_, distribute_data::Error>>()?;
+    /// let ids: Vec<_> = second
+    ///     .iter()
+    ///     .map(|batch| Ok(batch?.to_vec::<i64>()?))
+    ///     .collect::<Result<_, distribute_data::Error>>()?;
     /// assert_eq!(ids, [[2, 3], [6, 7]]);
     /// # Ok::<(), distribute_data::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::Worker`] for a worker that there is not; [`Error::Unshardable`] and [`Error::TooFewFiles`] where the policy asks for files;
-    /// [`Error::Unordered`] where workers that read the same batches could see them in different orders.
+    /// - [`Error::Worker`]: there is no such worker.
+    /// - [`Error::Unshardable`]: the policy needs files, and a source has none.
+    /// - [`Error::TooFewFiles`]: the policy needs files, and a source has fewer files than there are workers.
+    /// - [`Error::Unordered`]: workers that read the same batches could see them in different orders.
     pub fn part_of_worker(
         &self,
         workers: usize,

@@ -1,4 +1,4 @@
-//! What one worker reads, and how it is split.
+//! Builds the steps of one worker: its pipeline, and the splitting of its batches.
 
 use super::cut::Cut;
 use super::prepare::PrepareStage;
@@ -15,7 +15,7 @@ use distribute_tensor::Nest;
 use std::ops::Range;
 
 impl<T: Nest> Distribution<T> {
-    /// The size of full batches, if the pipeline tells.
+    /// Returns the size of full batches, if the pipeline determines it.
     pub(super) fn full(&self) -> Option<usize> {
         match &self.source {
             Source::Dataset(parted) => match parted.pipeline.batching() {
@@ -26,7 +26,7 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// The steps of one worker.
+    /// Returns the steps of one worker.
     pub(super) fn steps(&self, worker: usize, epoch: u64) -> Result<Steps> {
         self.layout.check_worker(worker)?;
         let Layout { replicas, .. } = self.layout;
@@ -60,10 +60,11 @@ impl<T: Nest> Distribution<T> {
         Ok(Steps::new(pieces, ends, self.own_full(worker), templates, self.prepare.clone()))
     }
 
-    /// What happens at the end of a worker's data.
+    /// Returns the treatment of the end of a worker's data.
     ///
     /// # Errors
-    /// Those of a function that makes datasets.
+    /// - [`Error::Worker`]: there is no such worker.
+    /// - [`Error::DatasetFunction`]: the function that makes datasets failed.
     pub fn ends(&self, worker: usize) -> Result<UnevenEnds> {
         let made = self.made_for(worker)?;
         let known = |made: &Dataset<T>| {
@@ -75,7 +76,7 @@ impl<T: Nest> Distribution<T> {
         })
     }
 
-    /// The unsharded pipelines, from whose batches an empty one can be derived.
+    /// Returns the unsharded pipelines. An empty batch can be derived from their batches.
     pub(super) fn templates(&self, worker: usize, epoch: u64) -> Result<Templates> {
         let pipelines = match &self.source {
             Source::Dataset(parted) => vec![parted.pipeline.clone()],
@@ -91,8 +92,8 @@ impl<T: Nest> Distribution<T> {
         })
     }
 
-    /// The number of rows of a worker in a step of a full batch. If workers take turns with their shares, only the sum over
-    /// all workers is known, so it is attributed to one of them.
+    /// Returns the number of rows of a worker in a step of a full batch. If workers take turns with their
+    /// shares, only the sum over all workers is known, so it is attributed to worker 0.
     fn own_full(&self, worker: usize) -> Option<usize> {
         let full = self.full()?;
         match self.cut(self.decision()?, worker) {
@@ -101,7 +102,8 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// The pieces of these replicas from step `step` on, prepared, and ahead if that is asked for and worth it.
+    /// Returns the per-replica batches of `replicas` from step `step` on, prepared. They are made ahead if
+    /// that is requested and worth a thread.
     pub(super) fn ahead(
         &self,
         mut stage: Box<dyn Stage>,
@@ -120,8 +122,8 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// How a worker's batches are split into pieces. TensorFlow's rule cuts across their borders if all have the same known
-    /// size and differ from worker to worker.
+    /// Returns how a worker's batches are split. TensorFlow's rule cuts across the boundaries of batches if
+    /// all have the same known size and differ from worker to worker.
     pub(super) fn cut(&self, decision: &Decision, worker: usize) -> Cut {
         let Layout { workers, replicas } = self.layout;
         let of = self.layout.total();
@@ -140,8 +142,8 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// A worker's pieces of a batch that every worker sees: those of its own replicas, or under TensorFlow's rule every
-    /// `W`-th.
+    /// Returns a worker's part of a batch that every worker reads: the rows of its own replicas, or under
+    /// TensorFlow's rule every `W`-th piece.
     pub(super) fn own_pieces(&self, worker: usize, rule: SplitRule) -> Cut {
         let Layout { workers, replicas } = self.layout;
         let piece = |r| match rule {
@@ -152,11 +154,12 @@ impl<T: Nest> Distribution<T> {
     }
 }
 
-/// A dataset and what each worker reads of it.
+/// A dataset and the pipeline of each worker.
 pub(super) struct Parted {
     pub(super) pipeline: Pipeline,
     pub(super) decision: Decision,
-    /// The pipeline of each worker. They are made once, so that the contents of caches survive until the next pass.
+    /// The pipeline of each worker. They are made once, so that the contents of caches survive until the next
+    /// pass.
     pub(super) parts: Vec<Pipeline>,
 }
 
@@ -172,7 +175,7 @@ impl Parted {
         Self { parts: (0..workers).map(part).collect(), pipeline, decision }
     }
 
-    /// Checks that all parameters are in their ranges; they are the same for all workers.
+    /// Checks that all parameters are in range. They are the same for all workers.
     pub(super) fn check(&self) -> Result<()> {
         self.parts.first().map_or(Ok(()), pipeline::check)
     }

@@ -9,9 +9,9 @@ use std::marker::PhantomData;
 
 /// One worker's pass over a [`Distribution`](super::Distribution).
 ///
-/// Several workers that read data of their own decide together in each step whether there is one more:
-/// [`prepare`](WorkerPass::prepare) returns what this worker has, and [`finish`](WorkerPass::finish) takes the sum over all
-/// workers.
+/// Workers that read their own data decide together in each step whether there is one more:
+/// [`prepare`](WorkerPass::prepare) returns this worker's counts, and [`finish`](WorkerPass::finish) takes
+/// the sum over all workers.
 pub struct WorkerPass<T> {
     steps: Steps,
     begun: Position,
@@ -21,16 +21,16 @@ pub struct WorkerPass<T> {
 }
 
 impl<T: Nest> WorkerPass<T> {
-    /// A pass that began at the position `begun`.
+    /// Creates a pass that began at the position `begun`.
     pub(super) fn new(steps: Steps, begun: Position, same_batches: bool) -> Self {
         Self { steps, begun, same_batches, nest: PhantomData }
     }
 
-    /// The sum of all workers' counts for the step that was prepared. Workers that read the same batches have to reach the
-    /// end together.
+    /// Returns the sum of all workers' counts for the step that was prepared. Workers that read the same
+    /// batches have to reach the end together.
     ///
     /// # Errors
-    /// [`Error::OtherData`].
+    /// - [`Error::OtherData`]: one of several workers that read the same batches has ended before the others.
     pub fn total(&self, counts: &[StepCounts]) -> Result<StepCounts> {
         let all: StepCounts = counts.iter().copied().sum();
         let ended = counts.iter().position(|counts| counts.missing > 0);
@@ -40,24 +40,25 @@ impl<T: Nest> WorkerPass<T> {
         }
     }
 
-    /// The position of the pass, after the steps that were taken.
+    /// Returns the position after the steps that were taken.
     pub fn position(&self) -> Position {
         Position { steps: self.steps.taken(), ..self.begun.clone() }
     }
 
-    /// Makes the pieces of the next step, and counts them.
+    /// Makes the per-replica batches of the next step, and returns their counts.
     ///
     /// # Errors
-    /// Those of the pipeline; the pass is over then.
+    /// Any error of the pipeline. It ends the pass.
     pub fn prepare(&mut self) -> Result<StepCounts> {
         self.steps.prepare()
     }
 
-    /// The step that was prepared: a piece for each replica of this worker. `None` if the workers don't take it, because the
-    /// pass is over.
+    /// Returns the step that was prepared: a batch for each replica of this worker. `None` if the workers
+    /// don't take the step, because the pass is over. `all` is the sum of the counts of all workers.
     ///
     /// # Errors
-    /// [`Error::NoEmptyBatch`], and [`Error::Type`] if a piece is not a `T`.
+    /// - [`Error::NoEmptyBatch`]: a replica has no data, and its empty batch cannot be made.
+    /// - [`Error::Type`]: a per-replica batch is not a `T`.
     pub fn finish(&mut self, all: StepCounts) -> Result<Option<Vec<T>>> {
         let Some(pieces) = self.finish_trees(all)? else { return Ok(None) };
         let typed = |(index, piece)| {
@@ -66,18 +67,19 @@ impl<T: Nest> WorkerPass<T> {
         pieces.into_iter().enumerate().map(typed).collect::<Result<_>>().map(Some)
     }
 
-    /// Like [`finish`](WorkerPass::finish), with structures that are known only at run time.
+    /// Returns the step as [`finish`](WorkerPass::finish) does, with a structure that is known only at run
+    /// time.
     ///
     /// # Errors
-    /// [`Error::NoEmptyBatch`].
+    /// - [`Error::NoEmptyBatch`]: a replica has no data, and its empty batch cannot be made.
     pub fn finish_trees(&mut self, all: StepCounts) -> Result<Option<Vec<Tree<Leaf>>>> {
         self.steps.finish(all)
     }
 
-    /// The next step, for a single worker, or for workers of which none can be at the end before the others.
+    /// Returns the next step, for a single worker, or for workers that can only reach the end together.
     ///
     /// # Errors
-    /// Those of [`prepare`](WorkerPass::prepare) and [`finish`](WorkerPass::finish).
+    /// The errors of [`prepare`](WorkerPass::prepare) and [`finish`](WorkerPass::finish).
     pub fn step(&mut self) -> Result<Option<Vec<T>>> {
         let mine = self.prepare()?;
         self.finish(mine)

@@ -1,4 +1,4 @@
-//! [`Position`]: a place in a pass.
+//! [`Position`]: a position in a pass.
 
 use super::FileList;
 use crate::plan::layout::Layout;
@@ -6,41 +6,43 @@ use crate::{AutoShardPolicy, SplitRule};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A place in a pass over a distributed dataset: a few numbers, however much is in the buffers of shuffles, and the files.
+/// A position in a pass over a distributed dataset: a few numbers and the files, however many elements are in
+/// the buffers of shuffles.
 ///
-/// The workers and replicas that began a pass determine which elements each of its steps takes. So it can continue with
-/// another number of workers or replicas, and no element of the epoch is lost or repeated. This requires that a pass with
-/// the same number has the same elements in the same order, which holds for all operations except those documented
-/// otherwise.
+/// The workers and replicas that began a pass determine which elements each of its steps takes. So the pass
+/// can resume with another number of workers or replicas, and no element of the epoch is lost or repeated.
+/// This requires that a pass with the same number has the same elements in the same order. It holds for all
+/// operations except those documented otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
     /// The pass, counted from 0.
     pub epoch: u64,
     /// The number of steps taken in it.
     pub steps: u64,
-    /// The workers and replicas that began this pass, and how the data was sharded then. It determines which element
-    /// belongs to which step until the end of the pass.
+    /// The workers and replicas that began this pass, and its sharding. They determine which element belongs
+    /// to which step until the end of the pass.
     pub origin: Origin,
-    /// The files of the dataset. `None` at the beginning of a pass, if there are none, and if workers may read different ones: under
-    /// [`AutoShardPolicy::Off`] and for datasets made by a function, if there are several workers. Positions of earlier
-    /// versions have none, too; their files are not compared.
+    /// The files of the dataset. `None` at the beginning of a pass, if there are none, and if workers may
+    /// read different ones. The latter is the case if there are several workers, and the policy is
+    /// [`AutoShardPolicy::Off`] or a function makes the datasets. Positions of earlier versions have `None`;
+    /// their files are not compared.
     #[serde(default)]
     pub files: Option<FileList>,
 }
 
-/// How the elements of a pass are divided into steps.
+/// The division of the elements of a pass into steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
     /// The number of workers and replicas.
     pub layout: Layout,
-    /// The policy taken; `None` for datasets made by a function.
+    /// The chosen policy; `None` for datasets made by a function.
     pub policy: Option<AutoShardPolicy>,
-    /// How batches are split.
+    /// The rule by which batches are split.
     pub rule: SplitRule,
-    /// The size of full batches, if the pipeline tells.
+    /// The size of full batches, if the pipeline determines it.
     pub batch: Option<usize>,
-    /// A checksum of the operations and their parameters, without files, numbers of threads and buffers of prefetches;
-    /// `None` for datasets made by a function. It cannot detect changes inside of user functions.
+    /// A checksum of the operations and their parameters, without files, numbers of threads and sizes of
+    /// prefetches. `None` for datasets made by a function. It cannot detect changes inside user functions.
     pub pipeline: Option<u32>,
 }
 

@@ -1,4 +1,4 @@
-//! [`Prepare`]: what is done with a replica's piece when it has been made.
+//! [`Prepare`]: a function that is applied to each per-replica batch.
 
 use super::steps::one;
 use crate::chunk::Chunk;
@@ -9,11 +9,11 @@ use distribute_tensor::{Leaf, Tree};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A function of a local replica and its piece, which gives the piece that the replica gets.
+/// A function of a local replica and its batch. Returns the batch that the replica gets.
 #[derive(Clone)]
 pub(crate) struct Prepare {
     function: Arc<Function>,
-    /// Whether it is worth a thread.
+    /// Whether the function is worth a thread.
     pub(super) costly: bool,
 }
 
@@ -27,7 +27,7 @@ impl Prepare {
         Self { function: Arc::new(function), costly }
     }
 
-    /// The piece of one replica in a step.
+    /// Returns the prepared batch of one replica in a step.
     pub(super) fn piece(&self, step: u64, replica: usize, piece: Tree<Leaf>) -> Result<Tree<Leaf>> {
         let called = guarded("prepare", replica, || (self.function)(replica, piece));
         let failed = |cause: Cause| Error::Piece { step, replica, cause };
@@ -35,20 +35,21 @@ impl Prepare {
     }
 }
 
-/// Prepares pieces, which its input gives replica by replica.
+/// A stage that prepares per-replica batches. Its input yields them replica by replica.
 pub(super) struct PrepareStage {
     input: Box<dyn Stage>,
     prepare: Prepare,
-    /// The replicas that get a piece in each step, in this order.
+    /// The replicas that get a batch in each step, in this order.
     replicas: Range<usize>,
-    /// The step of the next piece.
+    /// The step of the next batch.
     step: u64,
-    /// How many pieces of that step have been made.
+    /// The number of batches of that step that have been made.
     made: usize,
 }
 
 impl PrepareStage {
-    /// The first piece is that of step `step` for the first of `replicas`, of which there is one at least.
+    /// Creates a stage. The first batch of `input` is that of step `step` for the first of `replicas`, which
+    /// must not be empty.
     pub(super) fn new(input: Box<dyn Stage>, prepare: Prepare, replicas: Range<usize>, step: u64) -> Self {
         Self { input, prepare, replicas, step, made: 0 }
     }
@@ -72,7 +73,7 @@ impl Stage for PrepareStage {
         self.piece().transpose()
     }
 
-    /// What is skipped is not prepared.
+    /// Skips batches without preparing them.
     fn skip(&mut self, count: usize) -> Result<usize> {
         let skipped = self.input.skip(count)?;
         self.count(skipped);

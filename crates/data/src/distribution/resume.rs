@@ -1,4 +1,4 @@
-//! Continues a pass at a position, on the same layout or another.
+//! Resumes a pass at a position, on the same layout or another.
 
 use super::decide::decide;
 use super::lockstep::Gathered;
@@ -15,19 +15,21 @@ use distribute_tensor::Nest;
 use std::sync::Arc;
 
 impl<T: Nest> Distribution<T> {
-    /// Starts the pass of one worker at a position: every element that was in no step before it comes exactly once.
+    /// Starts the pass of one worker at a position. Every element that was in no step before the position
+    /// comes exactly once.
     ///
-    /// On the layout that began the pass, each worker skips what it has had. On another layout, every worker reads the rest
-    /// of the pass as the old workers would have, and takes its pieces of each of their steps; the next pass uses the new
-    /// layout.
+    /// On the layout that began the pass, each worker skips the steps that were taken. On another layout,
+    /// every worker reads the rest of the pass as the old workers would have, and takes its rows of each of
+    /// their steps. The next pass uses the new layout.
     ///
     /// # Errors
-    /// - [`Error::Position`]: the position has another batch size, other operations or parameters, or other files, or an
-    ///   operation is not repeatable.
+    /// - [`Error::Position`]: the position has another batch size, other operations or parameters, or other
+    ///   files, or an operation is not repeatable.
     /// - [`Error::Worker`]: there is no such worker.
+    /// - [`Error::DatasetFunction`]: the function that makes datasets failed.
     pub fn resume(&self, worker: usize, position: &Position) -> Result<WorkerPass<T>> {
         self.layout.check_worker(worker)?;
-        // Within a pass these are the files that it was begun with, as far as that is known.
+        // Within a pass these are the files that the pass was begun with, if that is known.
         let files = self.files();
         self.check(position, || files.clone())?;
         self.made_for(worker)?.iter().try_for_each(|made| repeatable(position, made.pipeline()))?;
@@ -42,9 +44,9 @@ impl<T: Nest> Distribution<T> {
             old.skip(position.steps)?;
             let replicas = self.layout.replicas;
             let stage = self.own_pieces(worker, self.options.rule).start(Box::new(Gathered(old)));
-            // What is costly is done ahead by the old workers' own threads.
+            // Costly work is done ahead by the old workers' own threads.
             let pieces = Pieces::Dealt(self.ahead(stage, false, 0..replicas, position.steps), replicas);
-            // The old workers decide together where the end is.
+            // The old workers' steps already decide together where the end is.
             let ends = UnevenEnds::PadEmpty;
             let templates = self.templates(worker, position.epoch)?;
             let mut steps = Steps::new(pieces, ends, None, templates, self.prepare.clone());
@@ -52,21 +54,22 @@ impl<T: Nest> Distribution<T> {
             steps
         };
         let origin = if position.steps == 0 { mine } else { position.origin };
-        // On another layout, every worker reads the same.
+        // On another layout, every worker reads the same batches.
         let same_batches = !as_begun || self.same_batches();
         Ok(WorkerPass::new(steps, Position { origin, files, ..position.clone() }, same_batches))
     }
 
-    /// Checks that a pass can continue at a position.
+    /// Checks that a pass can resume at a position.
     ///
     /// # Errors
-    /// [`Error::Position`]: the position has another batch size, other operations or parameters, other files, or an invalid
-    /// number of workers, or an operation is not repeatable.
+    /// - [`Error::Position`]: the position has another batch size, other operations or parameters, other
+    ///   files, or an invalid number of workers, or an operation is not repeatable.
     pub fn check_position(&self, position: &Position) -> Result<()> {
         self.check(position, || self.files())
     }
 
-    /// [`check_position`](Self::check_position) with the files as they are now, which are asked for if they matter.
+    /// Checks a position as [`check_position`](Self::check_position) does. `files` returns the current files
+    /// and is called only if they matter.
     fn check(&self, position: &Position, files: impl FnOnce() -> Option<FileList>) -> Result<()> {
         let refuse = |why: String| Err(Error::Position { position: position.to_string(), why });
         let (mine, theirs) = (self.origin(), &position.origin);
@@ -100,7 +103,7 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// How a pass of this distribution is divided into steps.
+    /// Returns how a pass of this distribution is divided into steps.
     pub(super) fn origin(&self) -> Origin {
         Origin {
             layout: self.layout,
@@ -114,7 +117,8 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// This dataset, divided as it was when a pass began, and not prepared: its pieces are divided again.
+    /// Returns this dataset with the division of an earlier pass, and not prepared, because its batches are
+    /// split again.
     fn as_begun(&self, origin: &Origin) -> Self {
         let mut plan = self.clone();
         plan.prepare = None;
@@ -129,8 +133,8 @@ impl<T: Nest> Distribution<T> {
     }
 }
 
-/// Checks that the files are those of a position within a pass, or elements would come again or never. Between passes
-/// files may change, though not their number, which is a part of the pipeline's checksum.
+/// Checks that the files are those of a position within a pass. Otherwise elements could be repeated or lost.
+/// Between passes files may change, except for their number, which is a part of the pipeline's checksum.
 fn check_files(position: &Position, files: impl FnOnce() -> Option<FileList>) -> Result<()> {
     let Some(theirs) = position.files.as_ref().filter(|_| position.steps > 0) else { return Ok(()) };
     match files().and_then(|mine| mine.difference(theirs)) {
@@ -145,7 +149,7 @@ fn check_files(position: &Position, files: impl FnOnce() -> Option<FileList>) ->
     }
 }
 
-/// Checks that a pass over a pipeline can be repeated, to continue in the middle.
+/// Checks that a pass over a pipeline can be repeated, to resume in the middle.
 fn repeatable(position: &Position, pipeline: &Pipeline) -> Result<()> {
     match pipeline::unrepeatable(pipeline).filter(|_| position.steps > 0) {
         None => Ok(()),

@@ -1,4 +1,4 @@
-//! [`Steps`]: the pieces of one worker's replicas, step by step.
+//! [`Steps`]: the batches of one worker's replicas, step by step.
 
 use super::prepare::Prepare;
 use crate::pipeline::{Look, Pipeline};
@@ -7,11 +7,11 @@ use crate::stage::Stage;
 use crate::{ElementSpec, Error, Result, TensorSpec};
 use distribute_tensor::{HostTensor, Leaf, Tree};
 
-/// Where the pieces of a worker's replicas come from.
+/// The source of the batches of a worker's replicas.
 pub(crate) enum Pieces {
-    /// From one stage, replica by replica.
+    /// One stage that yields them replica by replica.
     Dealt(Box<dyn Stage>, usize),
-    /// From a stage for each replica.
+    /// A stage for each replica.
     Each(Vec<Box<dyn Stage>>),
 }
 
@@ -23,7 +23,7 @@ impl Pieces {
         }
     }
 
-    /// The next piece of each replica, if it has one.
+    /// Returns the next batch of each replica, if it has one.
     fn next(&mut self, ended: &mut [bool]) -> Result<Vec<Option<Tree<Leaf>>>> {
         let mut pieces = Vec::with_capacity(ended.len());
         for replica in 0..ended.len() {
@@ -55,7 +55,7 @@ impl Pieces {
     }
 }
 
-/// The next element by itself.
+/// Returns the next element as a single value.
 pub(super) fn one(stage: &mut Box<dyn Stage>) -> Result<Option<Tree<Leaf>>> {
     match stage.next(1) {
         None => Ok(None),
@@ -63,23 +63,24 @@ pub(super) fn one(stage: &mut Box<dyn Stage>) -> Result<Option<Tree<Leaf>>> {
     }
 }
 
-/// One worker's pass: pieces for its replicas, step by step.
+/// One worker's pass: batches for its replicas, step by step.
 ///
-/// All workers decide together whether a step is taken: [`prepare`](Steps::prepare) returns what this one has for the next
-/// step, and [`finish`](Steps::finish) takes the sum over all of them.
+/// All workers decide together whether a step is taken: [`prepare`](Steps::prepare) returns the counts of
+/// this worker for the next step, and [`finish`](Steps::finish) takes the sum over all workers.
 pub struct Steps {
     pieces: Pieces,
     ended: Vec<bool>,
     ends: UnevenEnds,
-    /// The number of rows of this worker in a full step; if the pipeline doesn't tell, that of its first step.
+    /// The number of rows of this worker in a full step. If the pipeline doesn't determine it, that of its
+    /// first step.
     full: Option<usize>,
-    /// An empty piece, once it is known; `Some(None)` if elements have no rows.
+    /// An empty batch, once it is known; `Some(None)` if elements have no rows.
     empty: Option<Option<Tree<Leaf>>>,
     templates: Templates,
-    /// What is done with empty pieces; the others come prepared.
+    /// The function that prepares empty batches. The other batches come prepared.
     prepare: Option<Prepare>,
     next: Vec<Option<Tree<Leaf>>>,
-    /// Empty pieces for those that have none in `next`, in their order.
+    /// Empty batches for the replicas that have none in `next`, in their order.
     padding: Vec<Tree<Leaf>>,
     taken: u64,
     /// Whether the pass has ended, for all workers or by an error.
@@ -120,7 +121,7 @@ impl Steps {
         self.count(steps);
         let mut left = usize::try_from(steps).unwrap_or(usize::MAX);
         if left > 0 && self.ends == UnevenEnds::Drop && self.full.is_none() {
-            // The first step tells which later ones are full.
+            // The first step determines which later ones are full.
             self.prepare()?;
             left -= 1;
         }
@@ -130,12 +131,12 @@ impl Steps {
         }
     }
 
-    /// The number of steps taken or skipped.
+    /// Returns the number of steps taken or skipped.
     pub(crate) fn taken(&self) -> u64 {
         self.taken
     }
 
-    /// Makes the pieces of the next step, and counts them; there are none after the end or an error.
+    /// Makes the batches of the next step, and counts them. There are none after the end or an error.
     pub(crate) fn prepare(&mut self) -> Result<StepCounts> {
         let next = self.pieces.next(&mut self.ended);
         if next.is_err() {
@@ -161,8 +162,9 @@ impl Steps {
         Ok(counts)
     }
 
-    /// Makes the empty pieces that are needed if the step is taken, and returns how many replicas lack one. This comes before all
-    /// workers decide on the step, so that no worker takes a step that another cannot.
+    /// Makes the empty batches that are needed if the step is taken, and returns the number of replicas that
+    /// lack one. This comes before all workers decide on the step, so that no worker takes a step that
+    /// another cannot.
     fn fill(&mut self) -> Result<usize> {
         self.padding.clear();
         let missing = self.next.iter().filter(|piece| piece.is_none()).count();
@@ -185,7 +187,7 @@ impl Steps {
         Ok(0)
     }
 
-    /// An empty piece for each replica that has none, prepared as the others are.
+    /// Returns an empty batch for each replica that has none, prepared like the others.
     fn padding_of(&self, empty: &Tree<Leaf>) -> Result<Vec<Tree<Leaf>>> {
         let missing = self.next.iter().enumerate().filter(|(_, piece)| piece.is_none());
         let prepared = |(replica, _)| match &self.prepare {
@@ -195,13 +197,13 @@ impl Steps {
         missing.map(prepared).collect()
     }
 
-    /// Ends the pass: whatever is left belongs to no step.
+    /// Ends the pass: remaining batches belong to no step.
     fn end(&mut self) {
         self.ended.fill(true);
         self.over = true;
     }
 
-    /// The step that was prepared, if the workers take it; `None` at the end.
+    /// Returns the step that was prepared, if the workers take it; `None` at the end.
     pub(crate) fn finish(&mut self, all: StepCounts) -> Result<Option<Vec<Tree<Leaf>>>> {
         let next = std::mem::take(&mut self.next);
         let mut padding = std::mem::take(&mut self.padding).into_iter();
@@ -223,19 +225,20 @@ impl Steps {
     }
 }
 
-/// How a worker that has seen no batch finds out what one looks like.
+/// The means to make an empty batch for a worker that has seen none.
 pub(crate) struct Templates {
     /// The unsharded pipelines, one of which has a first batch if any worker has data.
     pub(crate) pipelines: Vec<Pipeline>,
     pub(crate) epoch: u64,
     /// Whether no other worker has data.
     pub(crate) alone: bool,
-    /// Gives what was made by a spec the kinds of leaves that elements have.
+    /// Converts a value made by a spec to the kinds of leaves that elements have.
     pub(crate) fit: fn(Tree<Leaf>) -> Tree<Leaf>,
 }
 
 impl Templates {
-    /// A batch without rows; `None` if elements have no rows, or if these pipelines have neither elements nor a spec.
+    /// Returns a batch without rows; `None` if elements have no rows, or if these pipelines have neither
+    /// elements nor a spec.
     fn empty(&self) -> Result<Option<Tree<Leaf>>> {
         for pipeline in &self.pipelines {
             if let Some(batch) = one(&mut pipeline.start(self.epoch))? {
@@ -246,7 +249,7 @@ impl Templates {
     }
 }
 
-/// A batch without rows by its spec, with 0 for unknown sizes.
+/// Returns a batch without rows for a spec, with 0 for unknown sizes.
 fn of_spec(spec: ElementSpec) -> Option<Tree<Leaf>> {
     let leaf = &mut |spec: TensorSpec| {
         let (_rows, inner) = spec.dims.split_first().ok_or(())?;
@@ -256,7 +259,7 @@ fn of_spec(spec: ElementSpec) -> Option<Tree<Leaf>> {
     spec.try_map(leaf).ok()
 }
 
-/// A batch like this one, without rows. It is kept for the whole pass.
+/// Returns a batch like the given one, without rows. It is kept for the whole pass.
 fn without_rows(batch: &Tree<Leaf>) -> Option<Tree<Leaf>> {
     batch.without_rows().ok()
 }

@@ -1,4 +1,4 @@
-//! Tests: who gets which elements, on how many workers, from where on.
+//! Tests of a distribution: which elements each replica gets, on any number of workers, from any position.
 
 mod ends;
 mod files;
@@ -33,7 +33,8 @@ fn policies() -> impl proptest::strategy::Strategy<Value = AutoShardPolicy> {
 }
 
 proptest! {
-    // INV-10. Sizes as the design says: pieces of a step differ by one row at most, the larger ones first.
+    // INV-10. Sizes follow the design: per-replica batches of a step differ by one row at most, the larger
+    // ones first.
     #[test]
     fn every_element_is_in_one_piece(
         n in 0i64..60, batch in 1usize..9, workers in 1usize..5, replicas in 1usize..4, exact: bool, policy in policies(),
@@ -70,7 +71,7 @@ proptest! {
         }
     }
 
-    // A pass that stops anywhere goes on anywhere: on any layout, twice over.
+    // A pass that stops at any step can resume on any layout, twice in a row.
     #[test]
     fn a_pass_goes_on_where_it_stood(
         n in 0i64..50, batch in 1usize..7, shuffled: bool, policy in policies(),
@@ -206,7 +207,7 @@ fn datasets_of_a_function_are_dealt_to_the_replicas() {
     assert_eq!(ids(each.lockstep(0).unwrap()), [[[vec![0, 2], vec![1, 3]]], [[vec![4], vec![]]]]);
 }
 
-/// `Drop` asks for whole global batches: on the layout of all workers together, not on one's own.
+/// `Drop` needs full global batches: over all workers together, not over one worker.
 #[test]
 fn a_worker_alone_knows_what_a_whole_batch_is() {
     for policy in [AutoShardPolicy::Data, AutoShardPolicy::Off] {
@@ -214,7 +215,7 @@ fn a_worker_alone_knows_what_a_whole_batch_is() {
         let plan = plan(&Dataset::range(11).batch(4), 2, 1, &options);
         let steps = ids(plan.lockstep(0).unwrap());
         let rows: Vec<usize> = steps.iter().map(|step| step.concat().concat().len()).collect();
-        // Each worker reads all eleven by itself: 22, of which the last two make no batch.
+        // Each worker reads all 11 elements: 22 in total, and the last two make no batch.
         let whole = if policy == AutoShardPolicy::Data { 2 } else { 5 };
         assert_eq!(rows, vec![4; whole], "{policy}");
     }
@@ -274,7 +275,7 @@ at the end: a last batch that is shorter is cut evenly; replicas without data ge
     assert_eq!(values(&Dataset::range(1)), [0]);
 }
 
-/// Workers that see different batches would lose elements and have others twice.
+/// Workers with different batches would lose some elements and repeat others.
 #[test]
 fn batches_that_all_share_have_to_be_the_same_for_all() {
     let data = Dataset::range(8).map_unordered(2, |x| x).batch(4);

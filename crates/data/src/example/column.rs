@@ -1,4 +1,4 @@
-//! A column while records are added to it.
+//! A column that collects the values of records.
 
 use super::feature::{Feature, Kind};
 use super::features::{FixedLen, VarLen, Wanted};
@@ -6,14 +6,14 @@ use super::message;
 use crate::file::ElementLimit;
 use distribute_tensor::HostTensor;
 
-/// The values of one feature of the records so far.
+/// The values of one feature, of the records so far.
 #[derive(Debug)]
 pub(super) struct Column<'f> {
     wanted: &'f Wanted,
-    /// Values of one record, or of one row of it.
+    /// The number of values of one record, or of one row of it.
     size: usize,
     values: Feature,
-    /// Where the values of each record end, if their numbers differ.
+    /// The ends of the values of each record, if their numbers differ.
     ends: Vec<usize>,
     limit: ElementLimit,
 }
@@ -28,7 +28,7 @@ impl<'f> Column<'f> {
         Self { wanted, size: shape.iter().product(), values: kind.empty(), ends: Vec::new(), limit }
     }
 
-    /// Makes room for so many records, but not for more values than fit into so many bytes.
+    /// Reserves memory for `records` records, but for no more values than fit into `bytes` bytes.
     pub(super) fn reserve(&mut self, records: usize, bytes: usize) {
         let values = self.size.saturating_mul(records);
         match &mut self.values {
@@ -51,7 +51,7 @@ impl<'f> Column<'f> {
             return Err(format!("found {}, expected {}", kind.name(), wanted.name()));
         }
         let before = self.values.len();
-        // Hardly ever more than the values can be: two bytes of a record are a string, one is a number.
+        // An upper bound in nearly all cases: two bytes of a record are a string, one is a number.
         let most = list.len().saturating_mul(wanted.bytes() / if wanted == Kind::Bytes { 2 } else { 1 });
         if self.taken(0).saturating_add(most as u64 + list.len() as u64) > self.limit.bytes() {
             let count = message::count(&list, wanted).map_err(|broken| broken.describe(record))?;
@@ -81,7 +81,7 @@ impl<'f> Column<'f> {
         }
     }
 
-    /// What the values take in memory together with some more, besides the bytes of strings.
+    /// Returns the memory that the values and `more` further ones take, without the bytes of strings.
     fn taken(&self, more: usize) -> u64 {
         self.values.len().saturating_add(more).saturating_mul(self.values.kind().bytes()) as u64
     }
@@ -105,7 +105,7 @@ impl<'f> Column<'f> {
         }
     }
 
-    /// The column of `records` records, and that of its lengths if it is wanted.
+    /// Returns the column of `records` records, and the column of its lengths if requested.
     pub(super) fn finish(self, records: usize) -> Result<(HostTensor, Option<HostTensor>), String> {
         let (shape, values, lengths) = match self.wanted {
             Wanted::Fixed(fixed) => {
@@ -138,7 +138,8 @@ impl<'f> Column<'f> {
     }
 }
 
-/// Values of records that end at `ends`, each filled up to `longest`; `None` where memory does not suffice.
+/// Returns the values of records that end at `ends`, each padded to `longest`; `None` if memory doesn't
+/// suffice.
 pub(super) fn padded(values: Feature, ends: &[usize], longest: usize, padding: &Feature) -> Option<Feature> {
     fn fill<T: Clone>(values: Vec<T>, ends: &[usize], longest: usize, padding: &T) -> Option<Vec<T>> {
         let mut out = Vec::new();

@@ -1,4 +1,4 @@
-//! One example, to be written or looked at.
+//! [`Example`]: one example, to be written or inspected.
 
 use super::feature::Feature;
 use super::message;
@@ -6,9 +6,10 @@ use super::wire::{bytes_field_len, put_bytes_key, put_varint, varint_len};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 
-/// Named features: what a record of most TFRecord files holds.
+/// Named features: the content of a record in most TFRecord files.
 ///
-/// For training, [`Features::parse`](super::Features::parse) reads whole batches of records without making these.
+/// For training, [`Features::parse`](super::Features::parse) reads whole batches of records without making
+/// values of this type.
 ///
 /// ```
 /// use distribute_data::example::Example;
@@ -37,17 +38,17 @@ impl<K: Into<String>> FromIterator<(K, Feature)> for Example {
 }
 
 impl Example {
-    /// The example as a record: features in the order of their names, numbers side by side.
+    /// Returns the example as a record. Features are in the order of their names, and numbers are packed.
     #[doc(alias = "SerializeToString")]
     pub fn encode(&self) -> Vec<u8> {
         encoded(&self.features)
     }
 
-    /// Reads a record. A feature without a list, which holds values of no kind, is left out.
+    /// Reads a record. A feature without a list of values is left out.
     ///
     /// # Errors
     ///
-    /// [`Error::Example`] with index 0 if these bytes are no example.
+    /// - [`Error::Example`]: the bytes are no example. The index of the record is 0.
     #[doc(alias = "FromString")]
     pub fn decode(record: &[u8]) -> Result<Self> {
         let error = |feature: Option<&str>, what| Error::example(0, feature, what);
@@ -71,7 +72,7 @@ impl Example {
     }
 }
 
-/// Features as they stand in a record.
+/// Encodes features as in a record.
 pub(super) fn encoded(features: &BTreeMap<String, Feature>) -> Vec<u8> {
     let entries: Vec<_> = features.iter().map(|(name, feature)| Entry::of(name, feature)).collect();
     if entries.is_empty() {
@@ -84,14 +85,14 @@ pub(super) fn encoded(features: &BTreeMap<String, Feature>) -> Vec<u8> {
     out
 }
 
-/// A feature as it stands in an entry or a list.
+/// Returns a feature encoded as in an entry or a list.
 pub(super) fn encoded_feature(feature: &Feature) -> Vec<u8> {
     let mut out = Vec::new();
     Entry::of("", feature).put_feature(&mut out);
     out
 }
 
-/// The values of a feature of `record`, if they are of any kind.
+/// Returns the values of a feature of `record`, if it has a list of values.
 pub(super) fn decoded(feature: &[u8], record: &[u8]) -> Result<Option<Feature>, String> {
     let Some((kind, list)) = message::list(feature).map_err(|broken| broken.describe(record))? else {
         return Ok(None);
@@ -101,11 +102,11 @@ pub(super) fn decoded(feature: &[u8], record: &[u8]) -> Result<Option<Feature>, 
     Ok(Some(values))
 }
 
-/// An entry on its way into a record: what is written before each message is its length.
+/// An entry to be written. Its sizes are computed first, because each message is preceded by its length.
 struct Entry<'a> {
     name: &'a str,
     feature: &'a Feature,
-    /// The bytes of numbers that stand side by side.
+    /// The bytes of packed numbers.
     packed: usize,
     /// The bytes of the list, and of the entry.
     list: usize,
@@ -164,7 +165,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The feature of an entry with one feature, "a".
+    /// Returns the feature of an entry with one feature, "a".
     fn decode(feature: &[u8]) -> Result<Option<Feature>> {
         let entry = [&[0x0a, 1, b'a', 0x12, feature.len() as u8][..], feature].concat();
         let features = [&[0x0a, entry.len() as u8][..], &entry].concat();

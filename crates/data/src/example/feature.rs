@@ -1,9 +1,9 @@
-//! The values of one feature.
+//! [`Feature`]: the values of one feature.
 
 use distribute_tensor::DType;
 use distribute_tensor::dtype::Buffer;
 
-/// The values of one feature of an example: any number of them, of one of three kinds.
+/// The values of one feature of an example: any number of values, all of one of three kinds.
 ///
 /// ```
 /// use distribute_data::example::Feature;
@@ -29,7 +29,7 @@ pub enum Feature {
     Ints(Vec<i64>),
 }
 
-/// What the values of a feature are.
+/// The kind of the values of a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Bytes,
@@ -38,7 +38,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// What errors call so many values.
+    /// Returns the plural name of the values, for errors.
     pub(super) fn name(self) -> &'static str {
         match self {
             Kind::Bytes => "bytes",
@@ -47,7 +47,7 @@ impl Kind {
         }
     }
 
-    /// The dtype of a column of such values.
+    /// Returns the dtype of a column of such values.
     pub(super) fn dtype(self) -> DType {
         match self {
             Kind::Bytes => DType::String,
@@ -56,7 +56,7 @@ impl Kind {
         }
     }
 
-    /// What a value takes in memory, besides the bytes of a string.
+    /// Returns the memory that a value takes, without the bytes of a string.
     pub(super) fn bytes(self) -> usize {
         match self {
             Kind::Bytes => size_of::<Vec<u8>>(),
@@ -65,7 +65,7 @@ impl Kind {
         }
     }
 
-    /// No values.
+    /// Returns a feature without values.
     pub(super) fn empty(self) -> Feature {
         match self {
             Kind::Bytes => Feature::Bytes(Vec::new()),
@@ -74,7 +74,7 @@ impl Kind {
         }
     }
 
-    /// One value: zero or an empty string.
+    /// Returns a feature with one value: zero or an empty string.
     pub(super) fn zero(self) -> Feature {
         match self {
             Kind::Bytes => Feature::Bytes(vec![Vec::new()]),
@@ -85,7 +85,7 @@ impl Kind {
 }
 
 impl Feature {
-    /// How many values there are.
+    /// Returns the number of values.
     pub fn len(&self) -> usize {
         match self {
             Feature::Bytes(values) => values.len(),
@@ -94,7 +94,7 @@ impl Feature {
         }
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -115,7 +115,7 @@ impl Feature {
         }
     }
 
-    /// Appends the values of another of the same kind, over and over: `times` times.
+    /// Appends the values of another feature of the same kind, `times` times.
     pub(super) fn append(&mut self, other: &Feature, times: usize) {
         fn repeat<T: Clone>(values: &mut Vec<T>, others: &[T], times: usize) {
             match others {

@@ -1,4 +1,4 @@
-//! Which features a batch is to have, and how.
+//! [`Features`]: the features of a batch, and their columns.
 
 use super::feature::{Feature, Kind};
 use crate::file::ElementLimit;
@@ -6,12 +6,12 @@ use crate::{ElementSpec, Error, Result, TensorSpec};
 use distribute_tensor::{DType, Tree};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The features that records are asked for, by name. Others in a record are passed over.
+/// The features to read from records, by name. Other features of a record are skipped.
 ///
 /// [`parse`](Features::parse) turns records into columns.
 #[derive(Clone, Debug)]
 pub struct Features {
-    /// In the order of their names.
+    /// The features, in the order of their names.
     pub(super) wanted: Vec<(String, Wanted)>,
     pub(super) limit: ElementLimit,
 }
@@ -22,7 +22,7 @@ impl Default for Features {
     }
 }
 
-/// How the values of one feature become a column.
+/// The way in which the values of one feature become a column.
 #[derive(Clone, Debug)]
 pub enum Wanted {
     /// The same number of values in each record.
@@ -42,31 +42,31 @@ pub struct FixedLen {
 }
 
 impl FixedLen {
-    /// `float32` of this shape; `[]` is one number.
+    /// Creates a feature of `float32` with this shape; `[]` is one number.
     pub fn floats(shape: impl Into<Vec<usize>>) -> Self {
         Self { kind: Kind::Floats, shape: shape.into(), default: None }
     }
 
-    /// `int64` of this shape; `[]` is one number.
+    /// Creates a feature of `int64` with this shape; `[]` is one number.
     pub fn ints(shape: impl Into<Vec<usize>>) -> Self {
         Self { kind: Kind::Ints, shape: shape.into(), default: None }
     }
 
-    /// Strings of bytes of this shape; `[]` is one string.
+    /// Creates a feature of byte strings with this shape; `[]` is one string.
     pub fn bytes(shape: impl Into<Vec<usize>>) -> Self {
         Self { kind: Kind::Bytes, shape: shape.into(), default: None }
     }
 
-    /// What a record has that lacks the feature: values of the shape, or one that stands for all. Without it such a
-    /// record is an error.
+    /// Sets the values for records without the feature: values of the shape, or one value for all elements.
+    /// Without a default such a record is an error.
     pub fn or(self, default: impl Into<Feature>) -> Self {
         Self { default: Some(default.into()), ..self }
     }
 }
 
-/// A feature with any number of values: a column `[records, longest]`, in which shorter records are filled up.
+/// A feature with any number of values: a column `[records, longest]`, in which shorter records are padded.
 ///
-/// One long record makes the whole batch as wide. A record that lacks the feature has no values.
+/// One long record makes the whole batch as wide. A record without the feature has no values.
 #[doc(alias = "tf.io.VarLenFeature")]
 #[doc(alias = "VarLenFeature")]
 #[doc(alias = "tf.io.FixedLenSequenceFeature")]
@@ -80,17 +80,17 @@ pub struct VarLen {
 }
 
 impl VarLen {
-    /// `float32`, filled up with 0.
+    /// Creates a feature of `float32`, padded with 0.
     pub fn floats() -> Self {
         Self::new(Kind::Floats)
     }
 
-    /// `int64`, filled up with 0.
+    /// Creates a feature of `int64`, padded with 0.
     pub fn ints() -> Self {
         Self::new(Kind::Ints)
     }
 
-    /// Strings of bytes, filled up with empty ones.
+    /// Creates a feature of byte strings, padded with empty ones.
     pub fn bytes() -> Self {
         Self::new(Kind::Bytes)
     }
@@ -99,17 +99,18 @@ impl VarLen {
         Self { kind, shape: Vec::new(), padding: kind.zero(), lengths: None }
     }
 
-    /// Values are rows of this shape: the column is `[records, longest, shape...]`.
+    /// Makes the values rows of this shape: the column is `[records, longest, shape...]`.
     pub fn rows(self, shape: impl Into<Vec<usize>>) -> Self {
         Self { shape: shape.into(), ..self }
     }
 
-    /// What shorter records are filled up with: one value.
+    /// Sets the padding of shorter records: one value.
     pub fn pad(self, padding: impl Into<Feature>) -> Self {
         Self { padding: padding.into(), ..self }
     }
 
-    /// Adds a column of this name, `int64` of shape `[records]`: how many values (or rows) each record has.
+    /// Adds a column of this name, `int64` of shape `[records]`: the number of values (or rows) of each
+    /// record.
     pub fn lengths(self, name: impl Into<String>) -> Self {
         Self { lengths: Some(name.into()), ..self }
     }
@@ -128,7 +129,7 @@ impl From<VarLen> for Wanted {
 }
 
 impl Wanted {
-    /// The name of the column of lengths.
+    /// Returns the name of the column of lengths, if there is one.
     pub(super) fn lengths(&self) -> Option<&str> {
         match self {
             Wanted::Var(var) => var.lengths.as_deref(),
@@ -176,17 +177,17 @@ impl Wanted {
 }
 
 impl Features {
-    /// No features yet.
+    /// Creates an empty set of features.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// These and one more: a [`FixedLen`] or a [`VarLen`].
+    /// Adds a feature: a [`FixedLen`] or a [`VarLen`].
     ///
     /// # Errors
     ///
-    /// [`Error::Parameter`] if a column of this name (or of its lengths) is there already, or a default or padding
-    /// is not of the feature's kind or number of values.
+    /// - [`Error::Parameter`]: a column of this name (or of the name for its lengths) exists already; the
+    ///   shape is invalid; or a default or padding is not of the feature's kind or number of values.
     pub fn with(mut self, name: impl Into<String>, wanted: impl Into<Wanted>) -> Result<Self> {
         let (name, wanted) = (name.into(), wanted.into());
         wanted.check()?;
@@ -206,19 +207,19 @@ impl Features {
         Ok(self)
     }
 
-    /// How many bytes of memory a column may take; 256 MiB unless set. One long list makes all rows of its column as
-    /// wide, so that a small file could fill the memory.
+    /// Sets the bytes of memory that a column may take; 256 MiB by default. One long list makes all rows of
+    /// its column as wide, so a small file could otherwise fill the memory.
     pub fn element_limit(self, bytes: u64) -> Self {
         Self { limit: self.limit.of(bytes), ..self }
     }
 
-    /// The first feature that has any number of values.
+    /// Returns the first feature with any number of values.
     pub(crate) fn first_variable(&self) -> Option<&str> {
         let variable = |(_, wanted): &&(String, Wanted)| matches!(wanted, Wanted::Var(_));
         self.wanted.iter().find(variable).map(|(name, _)| name.as_str())
     }
 
-    /// What is known of the columns of `rows` records.
+    /// Returns the spec of the columns of `rows` records.
     pub(crate) fn spec(&self, rows: Option<usize>) -> ElementSpec {
         let mut columns = BTreeMap::new();
         for (name, wanted) in &self.wanted {
@@ -239,7 +240,7 @@ impl Features {
         Tree::Dict(columns)
     }
 
-    /// The names of all columns.
+    /// Returns the names of all columns.
     fn columns(&self) -> impl Iterator<Item = &str> {
         self.wanted.iter().flat_map(|(name, wanted)| std::iter::once(name.as_str()).chain(wanted.lengths()))
     }

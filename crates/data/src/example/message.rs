@@ -1,4 +1,4 @@
-//! The messages of an example, as they stand in a record.
+//! The messages of an example, as encoded in a record.
 //!
 //! ```text
 //! Example  { 1: Features }              Feature   { 1: BytesList | 2: FloatList | 3: Int64List }
@@ -10,8 +10,8 @@
 //! FeatureList     { 1: Feature, any number }
 //! ```
 //!
-//! As protobuf has it, a message in several parts is their concatenation; of entries with one key the last is meant;
-//! fields that are not known, or are written in another way, are passed over.
+//! As in protobuf, a message in several parts is their concatenation. If entries have the same key, the last
+//! one is used. Unknown fields, and fields of another wire type, are skipped.
 
 use super::feature::{Feature, Kind};
 use super::wire::{Broken, Value, field, varints};
@@ -34,7 +34,7 @@ pub(super) fn lists<'a>(
     entries_of::<2>(record, each)
 }
 
-/// Takes the next feature off a list.
+/// Takes the next feature from a list.
 pub(super) fn next_feature<'a>(list: &mut &'a [u8]) -> Result<Option<&'a [u8]>, Broken<'a>> {
     while let Some(found) = field(list)? {
         if let (1, Value::Bytes(feature)) = found {
@@ -78,7 +78,7 @@ fn key_and_feature(mut entry: &[u8]) -> Result<(&[u8], Cow<'_, [u8]>), Broken<'_
     Ok((key, feature.unwrap_or_default()))
 }
 
-/// A message in parts, one more of which was found.
+/// Returns a message with another part appended.
 fn joined<'a>(before: Option<Cow<'a, [u8]>>, part: &'a [u8]) -> Cow<'a, [u8]> {
     match before {
         None => Cow::Borrowed(part),
@@ -89,10 +89,10 @@ fn joined<'a>(before: Option<Cow<'a, [u8]>>, part: &'a [u8]) -> Cow<'a, [u8]> {
     }
 }
 
-/// What a list holds, and its bytes.
+/// The kind of the values of a list, and its bytes.
 type List<'a> = (Kind, Cow<'a, [u8]>);
 
-/// The list of a feature, if it has one.
+/// Returns the list of a feature, if it has one.
 #[inline]
 pub(super) fn list(mut feature: &[u8]) -> Result<Option<List<'_>>, Broken<'_>> {
     let mut found: Option<List<'_>> = None;
@@ -103,20 +103,20 @@ pub(super) fn list(mut feature: &[u8]) -> Result<Option<List<'_>>, Broken<'_>> {
             (3, Value::Bytes(part)) => (Kind::Ints, part),
             _ => continue,
         };
-        // Of several kinds, the last is meant.
+        // If there are several kinds, the last one is used.
         let before = found.filter(|(before, _)| *before == kind).map(|(_, list)| list);
         found = Some((kind, joined(before, part)));
     }
     Ok(found)
 }
 
-/// How many values of a kind a list holds.
+/// Returns the number of values of a kind in a list.
 pub(super) fn count<'a>(mut list: &'a [u8], kind: Kind) -> Result<usize, Broken<'a>> {
     let mut count = 0;
     while let Some(found) = field(&mut list)? {
         count += match (kind, found) {
             (Kind::Floats, (1, Value::Bytes(packed))) => packed.len() / 4,
-            // The last byte of each number has no 1 in front.
+            // The last byte of each number has its highest bit clear.
             (Kind::Ints, (1, Value::Bytes(packed))) => packed.iter().filter(|byte| **byte < 0x80).count(),
             (Kind::Bytes, (1, Value::Bytes(_)))
             | (Kind::Floats, (1, Value::Fixed32(_)))
@@ -127,7 +127,7 @@ pub(super) fn count<'a>(mut list: &'a [u8], kind: Kind) -> Result<usize, Broken<
     Ok(count)
 }
 
-/// Appends what a list holds.
+/// Appends the values of a list.
 #[inline]
 pub(super) fn values<'a>(mut list: &'a [u8], out: &mut Feature) -> Result<(), Broken<'a>> {
     match out {

@@ -1,4 +1,4 @@
-//! Records that are `tf.train.Example`: features by name, and how batches of them become columns of tensors.
+//! Records that are `tf.train.Example`: features by name, and their conversion to columns of tensors.
 //!
 //! ```
 //! use distribute_data::example::{Example, Features, FixedLen, VarLen};

@@ -1,4 +1,4 @@
-//! Records becoming columns, straight from their bytes.
+//! Parses records into columns, straight from their bytes.
 
 use super::column::Column;
 use super::features::Features;
@@ -9,15 +9,16 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 impl Features {
-    /// The columns of a batch of records: each with `records` rows, whatever order the features of a record are in.
+    /// Returns the columns of a batch of records. Each has `records` rows, whatever the order of features in
+    /// a record.
     ///
-    /// Of features that a record has twice, the last is meant. Features that were not asked for are passed over
-    /// without a look at their values.
+    /// If a record has a feature twice, the last one is used. Other features are skipped without reading
+    /// their values.
     ///
     /// # Errors
     ///
-    /// [`Error::Example`] if a record is broken, lacks a feature that has no default, or has values of another kind or
-    /// number.
+    /// - [`Error::Example`]: a record is broken, lacks a feature without a default, or has values of another
+    ///   kind or number; or a column exceeds the [limit](Self::element_limit).
     #[doc(alias = "tf.io.parse_example")]
     pub fn parse<'a, I>(&self, records: I) -> Result<BTreeMap<String, HostTensor>>
     where
@@ -47,11 +48,11 @@ impl Features {
         Ok(tensors)
     }
 
-    /// The features of one record, without an axis of records.
+    /// Returns the features of one record, without an axis of records.
     ///
     /// # Errors
     ///
-    /// As [`parse`](Features::parse).
+    /// The errors of [`parse`](Features::parse).
     #[doc(alias = "tf.io.parse_single_example")]
     pub fn parse_one(&self, record: &[u8]) -> Result<BTreeMap<String, HostTensor>> {
         let columns = self.parse([record])?;
@@ -59,13 +60,13 @@ impl Features {
     }
 }
 
-/// Finds the wanted features of a record.
+/// A finder of the requested features of a record.
 struct Finder<'f, 'a> {
     features: &'f Features,
-    /// The names of the record before in its order, and which wanted ones they are. Most records have the same order,
-    /// so that one comparison tells which feature this is.
+    /// The names of the previous record in its order, and the indices of the requested features. Most records
+    /// have the same order, so one comparison usually identifies a feature.
     order: Vec<(&'a [u8], Option<usize>)>,
-    /// The last value of each wanted feature of this record.
+    /// The last value of each requested feature of this record.
     found: Vec<Option<Cow<'a, [u8]>>>,
 }
 
@@ -88,7 +89,8 @@ impl<'a> Finder<'_, 'a> {
         Ok(&self.found)
     }
 
-    /// Which wanted feature this is; the next record is expected to have it at the same place.
+    /// Returns the index of the requested feature with this name. The next record is expected to have it at
+    /// the same position.
     fn look_up(&mut self, place: usize, name: &'a [u8]) -> Option<usize> {
         let wanted = self.features.wanted.binary_search_by(|(other, _)| other.as_bytes().cmp(name)).ok();
         match self.order.get_mut(place) {

@@ -1,4 +1,4 @@
-//! One sequence example, to be written or looked at.
+//! [`SequenceExample`]: one sequence example, to be written or inspected.
 
 use super::example::{decoded, encoded, encoded_feature};
 use super::feature::Feature;
@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 
 /// Named features of a whole record, and named lists of features: one for each step of a sequence.
 ///
-/// For training, [`SequenceFeatures::parse`](super::SequenceFeatures::parse) reads whole batches of records without making
-/// these.
+/// For training, [`SequenceFeatures::parse`](super::SequenceFeatures::parse) reads whole batches of records
+/// without making values of this type.
 ///
 /// ```
 /// use distribute_data::example::SequenceExample;
@@ -32,7 +32,7 @@ pub struct SequenceExample {
 }
 
 impl SequenceExample {
-    /// Makes one without features.
+    /// Creates an example without features.
     pub fn new() -> Self {
         Self::default()
     }
@@ -53,7 +53,7 @@ impl SequenceExample {
         self
     }
 
-    /// Encodes it as a record: features and lists in the order of their names.
+    /// Returns the example as a record. Features and lists are in the order of their names.
     #[doc(alias = "SerializeToString")]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = encoded(&self.context);
@@ -77,12 +77,12 @@ impl SequenceExample {
         out
     }
 
-    /// Decodes a record. A feature of the whole record that holds values of no kind is left out; a step that does is read as
-    /// one of no strings.
+    /// Reads a record. A feature of the whole record without a list of values is left out. A step without one
+    /// is read as a list of no strings.
     ///
     /// # Errors
     ///
-    /// [`Error::Example`] with index 0 if these bytes are no sequence example.
+    /// - [`Error::Example`]: the bytes are no sequence example. The index of the record is 0.
     #[doc(alias = "FromString")]
     pub fn decode(record: &[u8]) -> Result<Self> {
         let context = super::Example::decode(record)?.features;

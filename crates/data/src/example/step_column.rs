@@ -1,4 +1,4 @@
-//! The steps of sequence examples becoming columns.
+//! Parses the steps of sequence examples into columns.
 
 use super::column::padded;
 use super::feature::{Feature, Kind};
@@ -14,12 +14,13 @@ use std::collections::BTreeMap;
 type Columns = BTreeMap<String, HostTensor>;
 
 impl SequenceFeatures {
-    /// Parses a batch of records: the columns of the context, and those of the lists, each with a row for each record.
+    /// Returns the columns of a batch of records: those of the context, and those of the lists. Each has a
+    /// row for each record.
     ///
     /// # Errors
     ///
-    /// [`Error::Example`]: a record is broken, lacks a feature that has no default or a list that has to be there, or has values
-    /// of another kind or number.
+    /// - [`Error::Example`]: a record is broken, lacks a feature without a default or a required list, or has
+    ///   values of another kind or number; or a column exceeds the [limit](Self::element_limit).
     #[doc(alias = "tf.io.parse_sequence_example")]
     pub fn parse<'a, I>(&self, records: I) -> Result<(Columns, Columns)>
     where
@@ -54,11 +55,11 @@ impl SequenceFeatures {
         Ok((context, lists))
     }
 
-    /// Parses one record, without an axis of records.
+    /// Returns the columns of one record, without an axis of records.
     ///
     /// # Errors
     ///
-    /// The same as of [`parse`](Self::parse).
+    /// The errors of [`parse`](Self::parse).
     #[doc(alias = "tf.io.parse_single_sequence_example")]
     pub fn parse_one(&self, record: &[u8]) -> Result<(Columns, Columns)> {
         let (context, lists) = self.parse([record])?;
@@ -134,7 +135,7 @@ impl<'f> StepColumn<'f> {
         Ok(())
     }
 
-    /// The column, the number of steps of each record, and the number of values of each step.
+    /// Returns the column, the number of steps of each record, and the number of values of each step.
     fn finish(self) -> Result<(HostTensor, HostTensor, Option<HostTensor>), String> {
         let records = self.records.len();
         let lens = differences(&self.records);
@@ -166,7 +167,7 @@ impl<'f> StepColumn<'f> {
     }
 }
 
-/// The lengths of parts that end at `ends`.
+/// Returns the lengths of parts that end at `ends`.
 fn differences(ends: &[usize]) -> Vec<usize> {
     let starts = std::iter::once(0).chain(ends.iter().copied());
     ends.iter().zip(starts).map(|(end, start)| end - start).collect()
@@ -267,7 +268,7 @@ mod tests {
             SequenceFeatures::new().list("x", Steps::ints([1]).or_empty()).unwrap().element_limit(1 << 20);
         let error = parse(&limited, &records).unwrap_err().to_string();
         assert!(error.contains("a column of shape [1000, 1000, 1] takes more than 1048576 bytes"), "{error}");
-        // Steps without values have lengths, too.
+        // Steps without values have lengths as well.
         let long = SequenceExample::new().with_list("x", vec![Vec::<i64>::new(); 1000]);
         let records: Vec<_> = std::iter::once(long).chain(vec![SequenceExample::new(); 999]).collect();
         let lengths = SequenceFeatures::new().list("x", Steps::ragged_ints().step_lengths("n")).unwrap();
@@ -275,7 +276,7 @@ mod tests {
         assert!(error.contains("column 'n' of shape [1000, 1000] takes more than 1048576 bytes"), "{error}");
     }
 
-    /// A record as Google's protobuf writes it: a label, two frames, and steps of 2, 0 and 1 words.
+    /// A record written by Google's protobuf: a label, two frames, and steps of 2, 0 and 1 words.
     const BY_PROTOBUF: &[u8] =
         b"\x0a\x10\x0a\x0e\x0a\x05label\x12\x05\x1a\x03\x0a\x01\x07\x12\x45\x0a\x26\x0a\x06frames\
         \x12\x1c\x0a\x0c\x12\x0a\x0a\x08\0\0\0\x3f\0\0\x80\x3f\x0a\x0c\x12\x0a\x0a\x08\0\0\xc0\x3f\0\0\0\x40\

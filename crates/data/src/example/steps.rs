@@ -1,4 +1,4 @@
-//! The lists of sequence examples that a batch is to have.
+//! [`SequenceFeatures`]: the lists of sequence examples, and their columns.
 
 use super::feature::{Feature, Kind};
 use super::features::{Features, Wanted};
@@ -7,11 +7,12 @@ use crate::{ElementSpec, Error, Result, TensorSpec};
 use distribute_tensor::{DType, Tree};
 use std::collections::BTreeMap;
 
-/// A list of features, one for each step of a sequence, that becomes a column: steps of fixed shape as
-/// `[records, longest, shape...]`, steps of any length as `[records, longest, most]`. What is shorter is filled up.
+/// A list of features, one for each step of a sequence, that becomes a column. Steps of fixed shape give
+/// `[records, longest, shape...]`, steps of any length `[records, longest, most]`. Shorter lists and steps
+/// are padded.
 ///
-/// A record that lacks a list of steps of a fixed shape is an error unless [`or_empty`](Self::or_empty) is set; a list of steps
-/// of any length is empty then.
+/// A record without a list of steps of fixed shape is an error, unless [`or_empty`](Self::or_empty) is set. A
+/// missing list of steps of any length is empty.
 ///
 /// ```
 /// use distribute_data::example::{FixedLen, SequenceExample, SequenceFeatures, Steps};
@@ -45,32 +46,32 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// Makes steps of `float32` of this shape; `[]` is one number each.
+    /// Creates a list of steps of `float32` with this shape; `[]` is one number each.
     pub fn floats(shape: impl Into<Vec<usize>>) -> Self {
         Self::new(Kind::Floats, Some(shape.into()))
     }
 
-    /// Makes steps of `int64` of this shape.
+    /// Creates a list of steps of `int64` with this shape.
     pub fn ints(shape: impl Into<Vec<usize>>) -> Self {
         Self::new(Kind::Ints, Some(shape.into()))
     }
 
-    /// Makes steps of strings of bytes of this shape.
+    /// Creates a list of steps of byte strings with this shape.
     pub fn bytes(shape: impl Into<Vec<usize>>) -> Self {
         Self::new(Kind::Bytes, Some(shape.into()))
     }
 
-    /// Makes steps of any number of `float32`.
+    /// Creates a list of steps with any number of `float32`.
     pub fn ragged_floats() -> Self {
         Self::new(Kind::Floats, None)
     }
 
-    /// Makes steps of any number of `int64`.
+    /// Creates a list of steps with any number of `int64`.
     pub fn ragged_ints() -> Self {
         Self::new(Kind::Ints, None)
     }
 
-    /// Makes steps of any number of strings of bytes.
+    /// Creates a list of steps with any number of byte strings.
     pub fn ragged_bytes() -> Self {
         Self::new(Kind::Bytes, None)
     }
@@ -80,7 +81,7 @@ impl Steps {
         Self { kind, shape, padding: kind.zero(), lengths: None, step_lengths: None, optional }
     }
 
-    /// Sets the value with which shorter lists and steps are filled up: zero or no bytes unless set.
+    /// Sets the padding of shorter lists and steps: zero or an empty string by default.
     pub fn pad(self, padding: impl Into<Feature>) -> Self {
         Self { padding: padding.into(), ..self }
     }
@@ -95,13 +96,13 @@ impl Steps {
         Self { step_lengths: Some(name.into()), ..self }
     }
 
-    /// Takes a record that lacks the list as one with no steps.
+    /// Treats a record without the list as one with no steps.
     #[doc(alias = "allow_missing")]
     pub fn or_empty(self) -> Self {
         Self { optional: true, ..self }
     }
 
-    /// The number of values of a step, if all have the same.
+    /// Returns the number of values of a step, if it is fixed.
     pub(super) fn size(&self) -> Option<usize> {
         self.shape.as_ref().map(|shape| shape.iter().product())
     }
@@ -123,7 +124,8 @@ impl Steps {
     }
 }
 
-/// The context features and the lists that sequence examples are asked for, by name. Others in a record are passed over.
+/// The context features and the lists to read from sequence examples, by name. Others in a record are
+/// skipped.
 #[derive(Clone, Debug)]
 pub struct SequenceFeatures {
     pub(super) context: Features,
@@ -140,7 +142,7 @@ impl Default for SequenceFeatures {
 }
 
 impl SequenceFeatures {
-    /// Makes one that asks for nothing.
+    /// Creates an empty set of features and lists.
     pub fn new() -> Self {
         Self::default()
     }
@@ -149,7 +151,7 @@ impl SequenceFeatures {
     ///
     /// # Errors
     ///
-    /// The same as of [`Features::with`].
+    /// The errors of [`Features::with`].
     #[doc(alias = "context_features")]
     pub fn context(self, name: impl Into<String>, wanted: impl Into<Wanted>) -> Result<Self> {
         Ok(Self { context: self.context.with(name, wanted)?, ..self })
@@ -159,8 +161,8 @@ impl SequenceFeatures {
     ///
     /// # Errors
     ///
-    /// [`Error::Parameter`]: a column of lists (or of their lengths) has this name already, or the padding is not one value of
-    /// the list's kind.
+    /// - [`Error::Parameter`]: a column of lists (or of their lengths) has this name already, the shape is
+    ///   invalid, or the padding is not one value of the list's kind.
     #[doc(alias = "sequence_features")]
     pub fn list(mut self, name: impl Into<String>, steps: Steps) -> Result<Self> {
         steps.check()?;
@@ -183,12 +185,12 @@ impl SequenceFeatures {
         }
     }
 
-    /// Sets how many bytes of memory a column may take; 256 MiB unless set.
+    /// Sets the bytes of memory that a column may take; 256 MiB by default.
     pub fn element_limit(self, bytes: u64) -> Self {
         Self { context: self.context.element_limit(bytes), limit: self.limit.of(bytes), ..self }
     }
 
-    /// Returns dtypes and shapes of the columns of `rows` records, as far as they are known.
+    /// Returns the dtypes and shapes of the columns of `rows` records.
     pub(crate) fn spec(&self, rows: Option<usize>) -> ElementSpec {
         let mut lists = BTreeMap::new();
         let lengths = || TensorSpec::scalar(DType::I64);

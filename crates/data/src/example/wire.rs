@@ -1,20 +1,20 @@
-//! Protobuf's wire format: fields one after the other, each a number, how its value is written, and the value.
+//! Protobuf's wire format: a sequence of fields, each with a number, a wire type and a value.
 
-/// Bytes that are no wire format.
+/// An error: bytes that are not in the wire format.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Broken<'a> {
-    /// What follows the place, within the bytes that were read.
+    /// The bytes from the error on, within the bytes that were read.
     pub(super) rest: &'a [u8],
     pub(super) what: &'static str,
 }
 
 impl Broken<'_> {
-    /// Where in `record` and why.
+    /// Returns the position in `record`, and the reason.
     pub(super) fn describe(self, record: &[u8]) -> String {
         let place = self.rest.as_ptr().addr().checked_sub(record.as_ptr().addr());
         match place.filter(|place| *place <= record.len()) {
             Some(place) => format!("broken at byte {place} of its {}: {}", record.len(), self.what),
-            // What is written in several parts was put together elsewhere.
+            // A value in several parts was joined in another buffer.
             None => format!("broken in a value of several parts: {}", self.what),
         }
     }
@@ -23,23 +23,23 @@ impl Broken<'_> {
 /// The value of a field.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Value<'a> {
-    /// A number in as many bytes as it needs.
+    /// A number with a variable number of bytes.
     Varint(u64),
     /// Four bytes.
     Fixed32([u8; 4]),
     /// A string, a message, or several numbers.
     Bytes(&'a [u8]),
-    /// What no message here has: eight bytes, or a group.
+    /// A value that no message here has: eight bytes, or a group.
     Other,
 }
 
-/// How deep groups may stand in each other: as C++ has it.
+/// The deepest nesting of groups, as in C++.
 const DEPTH: usize = 100;
 
-/// Takes the next field off `rest`; `None` at its end.
+/// Takes the next field from `rest`; `None` at its end.
 #[inline]
 pub(super) fn field<'a>(rest: &mut &'a [u8]) -> Result<Option<(u64, Value<'a>)>, Broken<'a>> {
-    // Nearly all fields are bytes, with a number below 16.
+    // Nearly all fields are bytes with a number below 16.
     match rest.split_first() {
         Some((key, after)) if key & 0x87 == 2 && *key > 7 => {
             *rest = after;
@@ -64,7 +64,7 @@ fn other_field<'a>(rest: &mut &'a [u8]) -> Result<(u64, Value<'a>), Broken<'a>> 
     Ok((number, value))
 }
 
-/// Takes a field's number and the way its value is written.
+/// Takes the number and the wire type of a field.
 #[inline]
 fn key<'a>(rest: &mut &'a [u8]) -> Result<(u64, u64), Broken<'a>> {
     let start = *rest;
@@ -76,7 +76,7 @@ fn key<'a>(rest: &mut &'a [u8]) -> Result<(u64, u64), Broken<'a>> {
     }
 }
 
-/// Takes a number of 1 to 10 bytes, each with 7 bits of it.
+/// Takes a number of 1 to 10 bytes with 7 bits each.
 #[inline]
 pub(super) fn varint<'a>(rest: &mut &'a [u8]) -> Result<u64, Broken<'a>> {
     match **rest {
@@ -96,7 +96,7 @@ fn long_varint<'a>(rest: &mut &'a [u8]) -> Result<u64, Broken<'a>> {
     let start = *rest;
     let mut number = 0;
     for (at, byte) in start.iter().take(10).enumerate() {
-        // The tenth byte has room for one bit.
+        // The tenth byte has space for one bit.
         if at == 9 && *byte > 1 {
             break;
         }
@@ -110,7 +110,7 @@ fn long_varint<'a>(rest: &mut &'a [u8]) -> Result<u64, Broken<'a>> {
     Err(Broken { rest: start, what })
 }
 
-/// Takes a length and so many bytes.
+/// Takes a length and the bytes after it.
 #[inline]
 fn bytes<'a>(rest: &mut &'a [u8]) -> Result<&'a [u8], Broken<'a>> {
     let start = *rest;
@@ -135,7 +135,7 @@ fn fixed<'a, const N: usize>(rest: &mut &'a [u8]) -> Result<[u8; N], Broken<'a>>
     }
 }
 
-/// Takes the fields of a group and its end.
+/// Skips the fields of a group and its end.
 fn skip_group<'a>(rest: &mut &'a [u8], group: u64, depth: usize) -> Result<(), Broken<'a>> {
     if depth == 0 {
         return Err(Broken { rest, what: "groups stand in each other over 100 deep" });
@@ -157,7 +157,7 @@ fn skip_group<'a>(rest: &mut &'a [u8], group: u64, depth: usize) -> Result<(), B
     }
 }
 
-/// Appends numbers that stand side by side.
+/// Appends packed numbers.
 pub(super) fn varints<'a>(mut rest: &'a [u8], out: &mut Vec<i64>) -> Result<(), Broken<'a>> {
     const ENDS: u64 = 0x8080_8080_8080_8080;
     while let Some(eight) = rest.first_chunk::<8>() {
@@ -167,7 +167,7 @@ pub(super) fn varints<'a>(mut rest: &'a [u8], out: &mut Vec<i64>) -> Result<(), 
             out.extend(eight.map(i64::from));
             rest = rest.get(8..).unwrap_or_default();
         } else if ends != 0 {
-            // All bits up to the highest of the first byte that ends a number, then 7 bits of each byte put together.
+            // Keeps the bits up to the first byte that ends a number, then joins the 7 bits of each byte.
             let word = word & (ends ^ (ends - 1)) & !ENDS;
             let pairs = (word & 0x007f_007f_007f_007f) | ((word & 0x7f00_7f00_7f00_7f00) >> 1);
             let fours = (pairs & 0x0000_3fff_0000_3fff) | ((pairs & 0x3fff_0000_3fff_0000) >> 2);
@@ -183,7 +183,7 @@ pub(super) fn varints<'a>(mut rest: &'a [u8], out: &mut Vec<i64>) -> Result<(), 
     Ok(())
 }
 
-/// How many bytes a number takes.
+/// Returns the number of bytes that a number takes.
 pub(super) fn varint_len(number: u64) -> usize {
     (64 - (number | 1).leading_zeros() as usize).div_ceil(7)
 }
@@ -203,7 +203,7 @@ pub(super) fn put_bytes_key(field: u64, len: usize, out: &mut Vec<u8>) {
     put_varint(len as u64, out);
 }
 
-/// How many bytes a field of so many bytes takes with its key.
+/// Returns the number of bytes of a field with `len` bytes, including its key.
 pub(super) fn bytes_field_len(len: usize) -> usize {
     1 + varint_len(len as u64) + len
 }

@@ -1,13 +1,13 @@
-//! The compression that the first bytes of a file announce.
+//! Detects the compression of a file from its first bytes.
 
 use super::Compression;
 
-/// Returns the compression of a file that starts with `head`, where its format says that this is how plain files start,
-/// or that it isn't, or can't tell.
+/// Returns the compression of a file that starts with `head`. `plain`: whether the format recognizes `head`
+/// as the start of an uncompressed file; `None` if the format cannot tell.
 ///
 /// # Errors
 ///
-/// The name of a compression that is not read.
+/// The name of a compression that is not supported.
 pub(super) fn announced(head: &[u8], plain: Option<bool>) -> Result<Compression, &'static str> {
     if plain == Some(true) {
         return Ok(Compression::None);
@@ -19,7 +19,8 @@ pub(super) fn announced(head: &[u8], plain: Option<bool>) -> Result<Compression,
         return Err(name);
     }
     match head {
-        // Some writers put a frame before all others that is to be skipped: 16 numbers are kept for it. What follows says whether it is zstd.
+        // Some writers put a skippable frame before all others; 16 magic numbers are reserved for it. The
+        // frames after it determine whether the file is zstd.
         [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Ok(Compression::Zstd),
         _ if starts_bzip2(head) => Err("bzip2"),
         _ if plain == Some(false) && starts_zlib(head) => Ok(Compression::Zlib),
@@ -27,14 +28,14 @@ pub(super) fn announced(head: &[u8], plain: Option<bool>) -> Result<Compression,
     }
 }
 
-/// The first bytes of what is read.
+/// The first bytes of supported compressions.
 const READ: [(Compression, &[u8]); 3] = [
     (Compression::Gzip, &[0x1f, 0x8b, 8]),
     (Compression::Zstd, &[0x28, 0xb5, 0x2f, 0xfd]),
     (Compression::Lz4, &[0x04, 0x22, 0x4d, 0x18]),
 ];
 
-/// The first bytes of what is not read, none of which begins a text.
+/// The first bytes of unsupported compressions. No text begins with any of them.
 const NOT_READ: [(&str, &[u8]); 6] = [
     ("xz", b"\xfd7zXZ\0"),
     ("lz4 of the time before frames", &[0x02, 0x21, 0x4c, 0x18]),
@@ -44,7 +45,8 @@ const NOT_READ: [(&str, &[u8]); 6] = [
     ("compress (.Z)", &[0x1f, 0x9d]),
 ];
 
-/// Bzip2's mark, the size of its blocks, and the first digits of pi, or of its root if nothing was compressed.
+/// Returns whether `head` begins with bzip2's magic bytes and block size. The digits of pi follow, or those
+/// of its square root if nothing was compressed.
 fn starts_bzip2(head: &[u8]) -> bool {
     match head.strip_prefix(b"BZh") {
         Some([b'1'..=b'9', rest @ ..]) => rest.starts_with(b"1AY&SY") || rest.starts_with(b"\x17rE8P\x90"),
@@ -52,7 +54,8 @@ fn starts_bzip2(head: &[u8]) -> bool {
     }
 }
 
-/// Deflate with a window of at most 32 KiB, no dictionary, and the two bytes as one number divisible by 31 (RFC 1950).
+/// Returns whether `head` begins like zlib: deflate with a window of at most 32 KiB, no dictionary, and two
+/// bytes that are a multiple of 31 as one number (RFC 1950).
 pub(super) fn starts_zlib(head: &[u8]) -> bool {
     let &[cmf, flg, ..] = head else { return false };
     cmf & 15 == 8 && cmf >> 4 <= 7 && flg & 0x20 == 0 && u16::from_be_bytes([cmf, flg]) % 31 == 0

@@ -1,14 +1,14 @@
-//! Patterns that stand for several: `{a,b}` and `{000..099}`.
+//! Expands braces in patterns: `{a,b}` and `{000..099}`.
 
-/// The patterns that one with braces stands for, in order; itself if it has none. Braces that hold neither a comma nor a
-/// range of numbers are text.
+/// Returns the expansions of a pattern with braces, in order, or the pattern itself if it has none. Braces
+/// with neither a comma nor a range of numbers are text.
 ///
 /// # Errors
 ///
-/// A text that says that there are more than [`MOST`].
+/// The message if there are more than [`MOST`].
 pub(super) fn expand(pattern: &str) -> Result<Vec<String>, String> {
     let mut done = Vec::new();
-    // The text before the first brace that is still to be looked at, and the rest.
+    // The text before the first brace that is not expanded yet, and the rest.
     let mut open = vec![(String::new(), pattern.to_string())];
     while let Some((before, rest)) = open.pop() {
         let group = rest.find('{').and_then(|start| Some((start, closing(rest.get(start..)?)?)));
@@ -19,7 +19,7 @@ pub(super) fn expand(pattern: &str) -> Result<Vec<String>, String> {
         let text = |range: std::ops::Range<usize>| rest.get(range).unwrap_or_default();
         let (ahead, after) = (format!("{before}{}", text(0..start)), text(start + len..rest.len()));
         match choices(text(start + 1..start + len - 1))? {
-            // Text, in which there may be braces.
+            // The brace is text, and braces may follow in it.
             None => open.push((ahead + "{", text(start + 1..rest.len()).to_string())),
             Some(choices) => {
                 if done.len() + open.len() + choices.len() > MOST {
@@ -32,14 +32,15 @@ pub(super) fn expand(pattern: &str) -> Result<Vec<String>, String> {
     Ok(done)
 }
 
-/// The most patterns that one may stand for.
+/// The most expansions of one pattern.
 const MOST: usize = 1_000_000;
 
 fn too_many() -> String {
     format!("its braces stand for more than {MOST} patterns")
 }
 
-/// The length of the braces with which a text begins, and what is in them; `None` if they aren't closed.
+/// Returns the length of the braces at the beginning of a text, including their contents; `None` if they
+/// aren't closed.
 fn closing(text: &str) -> Option<usize> {
     let mut depth = 0usize;
     for (at, byte) in text.bytes().enumerate() {
@@ -55,12 +56,12 @@ fn closing(text: &str) -> Option<usize> {
     None
 }
 
-/// The choices within braces; `None` if they are text.
+/// Returns the alternatives within braces; `None` if the braces are text.
 fn choices(inner: &str) -> Result<Option<Vec<String>>, String> {
     if let Some((first, last)) = inner.split_once("..")
         && let (Some(from), Some(to)) = (number(first), number(last))
     {
-        // A zero in front asks for as many digits.
+        // A leading zero pads all numbers to the same number of digits.
         let padded = [first, last].iter().any(|text| text.len() > 1 && text.starts_with('0'));
         let digits = if padded { first.len().max(last.len()) } else { 0 };
         if from.abs_diff(to) >= MOST as u64 {
@@ -91,7 +92,7 @@ fn choices(inner: &str) -> Result<Option<Vec<String>>, String> {
     Ok((all.len() > 1).then_some(all))
 }
 
-/// A number of a range; `None` if it is text, or has more digits than any `u64`.
+/// Returns a number of a range; `None` if it is text, or has more digits than any `u64`.
 fn number(text: &str) -> Option<u64> {
     let is_number = text.len() <= 20 && text.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| text.parse().ok())?
@@ -119,7 +120,7 @@ mod tests {
         assert_eq!(expand("train-{000..099}.tar").unwrap().len(), 100);
         assert!(expand("{0..9999999}").unwrap_err().contains("more than 1000000"));
         assert!(expand(&"{0..99}".repeat(9)).is_err());
-        // More digits than a width of a format may have.
+        // More digits than a format width may have.
         for text in ["{0..99999999999999999999}", &format!("{{{}1..2}}", "0".repeat(70_000))] {
             assert!(expand(text).unwrap() == [text]);
         }

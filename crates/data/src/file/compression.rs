@@ -1,4 +1,4 @@
-//! What is taken off a file before its format sees the bytes.
+//! [`Compression`]: decompresses a file before its format reads the bytes.
 
 use super::Location;
 use super::announced::announced;
@@ -11,16 +11,18 @@ use std::io::{self, BufRead, BufReader, Cursor, ErrorKind, Read};
 #[cfg(feature = "zstd")]
 use zstd::stream::read::Decoder as ZstdDecoder;
 
-/// How a file is compressed.
+/// The compression of a file.
 ///
-/// Gzip announces itself: three bytes with which no text starts, and with which a TFRecord file starts only if its
-/// first record has a length of 559 903 bytes plus a multiple of 16 MiB. Zlib doesn't: its two bytes may be the text
-/// `x^`. So zlib is found only by formats that know their own first bytes when they see them; for others, such as
-/// text, it has to be named. Zstd and lz4 announce themselves, and are read where the features `zstd` and `lz4` are enabled
-/// (`parquet` enables both). What is compressed in another way that announces itself, such as bzip2 and xz, is refused by name.
+/// [`Auto`](Self::Auto) detects gzip by its first three bytes. No text starts with them, and a TFRecord file
+/// does only if its first record has a length of 559 903 bytes plus a multiple of 16 MiB. The two bytes of
+/// zlib may be the text `x^`, so zlib is detected only by formats that recognize their own first bytes. For
+/// other formats, such as text, zlib has to be named. Zstd and lz4 are detected as well, and read if the
+/// features `zstd` and `lz4` are enabled (`parquet` enables both). Other compressions with magic bytes, such
+/// as bzip2 and xz, give an error that names them.
 ///
-/// Frames that are to be skipped, before and between frames of zstd and lz4, are skipped. After the end of a stream there may be zeros, with which some media fill their blocks, and after gzip another gzip
-/// member. Anything else there is an error: it may be what is left of a member.
+/// Skippable frames before and between frames of zstd and lz4 are skipped. After the end of a stream there
+/// may be zeros, with which some media fill their blocks. After gzip there may be another gzip member.
+/// Anything else there is an error, because it may be the rest of a damaged member.
 ///
 /// ```
 /// use distribute_data::{Compression, Location};
@@ -34,47 +36,50 @@ use zstd::stream::read::Decoder as ZstdDecoder;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Compression {
-    /// What the first bytes say; a name may lie, and bytes in memory have none.
+    /// Detected from the first bytes. File names are ignored: they may be wrong, and bytes in memory have
+    /// none.
     #[default]
     Auto,
-    /// None: bytes are read as they are.
+    /// No compression: bytes are read as they are.
     None,
     /// Gzip, of one member or several.
     Gzip,
     /// Zlib: deflate with zlib's header and checksum.
     Zlib,
-    /// Zstandard, of one frame or several; needs the feature `zstd`.
+    /// Zstandard, of one frame or several. Needs the feature `zstd`.
     Zstd,
-    /// Frames of lz4, one or several; needs the feature `lz4`.
+    /// Frames of lz4, one or several. Needs the feature `lz4`.
     Lz4,
 }
 
-/// What is read at once: files of long records are read in few calls of the operating system.
+/// The number of bytes read at once, so that files of long records are read in few system calls.
 const BUFFER: usize = 256 * 1024;
 
-/// How many of the first bytes are looked at.
+/// The number of first bytes that are inspected.
 pub(super) const HEAD: usize = 16;
 
 impl Compression {
-    /// The unpacked bytes of a file, buffered. Zlib is unpacked only if it is named.
+    /// Returns the decompressed bytes of a file, buffered. Zlib is decompressed only if it is named.
+    ///
+    /// A damaged stream fails when it is read. Its error has the number of bytes that could be decompressed.
     ///
     /// # Errors
     ///
-    /// - [`Error::Io`](crate::Error::Io): the file cannot be opened, its first bytes cannot be read, or they say that it is
-    ///   compressed in a way that is not read. A stream that is broken fails when it is read, with how many bytes of it could be
-    ///   unpacked.
-    /// - [`Error::Feature`](crate::Error::Feature): it is compressed with zstd or lz4, and that feature is not enabled.
+    /// - [`Error::Io`](crate::Error::Io): the file cannot be opened, its first bytes cannot be read, or its
+    ///   compression is not supported.
+    /// - [`Error::Feature`](crate::Error::Feature): the file is compressed with zstd or lz4, and that feature
+    ///   is not enabled.
     pub fn open(self, location: &Location) -> Result<Box<dyn BufRead + Send>> {
         self.unpack(location, |_| None).map(|(bytes, _)| bytes)
     }
 
-    /// The unpacked bytes of a file of a format that knows its own beginning: where `plain` says that the first 16
-    /// bytes (fewer if the file is shorter) are the format's, [`Auto`](Self::Auto) takes nothing off, and where it
-    /// doesn't, zlib is looked for as well as gzip.
+    /// Returns the decompressed bytes of a file of a format with known first bytes. `plain` gets the first 16
+    /// bytes (fewer if the file is shorter) and returns whether they belong to the format. If they do,
+    /// [`Auto`](Self::Auto) decompresses nothing. Otherwise it detects zlib as well as gzip.
     ///
     /// # Errors
     ///
-    /// As [`open`](Self::open).
+    /// The errors of [`open`](Self::open).
     pub fn open_known(
         self,
         location: &Location,
@@ -83,8 +88,8 @@ impl Compression {
         self.unpack(location, |head| Some(plain(head))).map(|(bytes, _)| bytes)
     }
 
-    /// The unpacked bytes, and whether there was anything to unpack. `plain` says whether the first bytes are those of
-    /// the format, where that can be told.
+    /// Returns the decompressed bytes, and whether the file was compressed. `plain` returns whether the first
+    /// bytes are those of the format, or `None` if the format cannot tell.
     pub(crate) fn unpack(
         self,
         location: &Location,
@@ -126,8 +131,9 @@ impl Compression {
         })
     }
 
-    /// Why a format can make nothing of a file that it has opened in this way: that its stream is damaged, if it is, else
-    /// `error`. What comes out of a damaged stream is wrong in any way, and the checksum that says so is at its end.
+    /// Returns the reason that a format failed on a file that was opened this way: the damage of its
+    /// compressed stream if there is any, else `error`. The bytes of a damaged stream can be wrong in any
+    /// way, and the checksum that shows it is at the end.
     pub(crate) fn blame(
         self,
         location: &Location,
@@ -148,29 +154,29 @@ impl Compression {
     }
 }
 
-/// How much is unpacked to find whether a stream is damaged: it takes seconds, and a file of zeros may unpack to more
-/// than anybody waits for.
+/// The number of bytes that are decompressed to detect damage. This takes seconds. A file of zeros may
+/// decompress to far more.
 const MOST_LOOKED_AT: u64 = 4 << 30;
 
-/// The error for a file of nothing that is known after frames that are to be skipped.
+/// The message for a file with an unknown format after its skippable frames.
 const NO_FRAME: &str =
     "a frame that is to be skipped is at its beginning, and no frame of zstd or lz4 follows";
 
-/// The kind of all errors about a stream, other than those of reading it.
+/// The kind of all errors about a stream, except those of reading it.
 pub(super) const DAMAGED: ErrorKind = ErrorKind::InvalidData;
 
-/// The bytes of a stream, buffered.
+/// Returns the decompressed bytes of a stream, buffered.
 fn unpacked(decoder: Decoder<impl BufRead + Send + 'static>) -> Box<dyn BufRead + Send> {
     Box::new(BufReader::with_capacity(BUFFER, Unpacked { decoder: Some(decoder), offset: 0 }))
 }
 
 enum Decoder<R: BufRead> {
-    /// One member of several.
+    /// A decoder of one of several members.
     Gzip(GzDecoder<R>),
     Zlib(ZlibDecoder<R>),
     #[cfg(feature = "zstd")]
     Zstd(ZstdDecoder<'static, R>),
-    /// One frame of several.
+    /// A decoder of one of several frames.
     #[cfg(feature = "lz4")]
     Lz4(Box<Lz4Decoder<Watched<R>>>),
 }
@@ -200,14 +206,14 @@ impl<R: BufRead> Decoder<R> {
             Decoder::Zstd(frames) => frames.read(buffer),
             #[cfg(feature = "lz4")]
             Decoder::Lz4(frame) => match frame.read(buffer)? {
-                // The decoder takes the end of the bytes for that of the frame.
+                // The decoder takes the end of the bytes for the end of the frame.
                 0 if !buffer.is_empty() && frame.get_mut().ended => Err(ErrorKind::UnexpectedEof.into()),
                 read => Ok(read),
             },
         }
     }
 
-    /// Returns the first byte after the end that is not 0, and of no frame that is to be skipped.
+    /// Returns the first byte after the end that is not 0 and not part of a skippable frame.
     fn following(&mut self) -> io::Result<Option<u8>> {
         #[cfg(feature = "lz4")]
         let skips = matches!(self, Decoder::Lz4(_));
@@ -239,10 +245,10 @@ impl<R: BufRead> Decoder<R> {
     }
 }
 
-/// The error for anything else after the end of a stream.
+/// The message for other bytes after the end of a stream.
 const NO_PART: &str = "it ends here, and what follows is no part of it";
 
-/// Bytes of which it is known whether more were asked for than there are.
+/// A reader that records whether its end was reached.
 #[cfg(feature = "lz4")]
 struct Watched<R> {
     bytes: R,
@@ -258,15 +264,15 @@ impl<R: Read> Read for Watched<R> {
     }
 }
 
-/// Unpacks a stream, and says in errors how far it could be unpacked.
+/// Decompresses a stream. Its errors have the number of decompressed bytes.
 struct Unpacked<R: BufRead> {
-    /// `None` behind the end.
+    /// The decoder; `None` after the end.
     decoder: Option<Decoder<R>>,
     offset: u64,
 }
 
 impl<R: BufRead> Unpacked<R> {
-    /// Goes on to the next member, if there is one.
+    /// Continues with the next member, if there is one.
     fn end(&mut self) -> io::Result<()> {
         let Some(decoder) = &mut self.decoder else { return Ok(()) };
         let found = decoder.following()?;
@@ -309,7 +315,7 @@ impl<R: BufRead> Read for Unpacked<R> {
     }
 }
 
-/// The error for a file that is compressed in a way that is not read.
+/// Returns the error for a file whose compression is not supported.
 fn refused(location: &Location, name: &str) -> Error {
     let what = format!(
         "it is compressed with {name}, which is not read: unpack it first, or compress it with gzip or zstd"
@@ -317,7 +323,7 @@ fn refused(location: &Location, name: &str) -> Error {
     location.io_error(io::Error::new(ErrorKind::Unsupported, what))
 }
 
-/// The error for a file that is compressed in a way that needs a feature.
+/// Returns the error for a file whose compression needs a feature.
 #[cfg(not(all(feature = "zstd", feature = "lz4")))]
 fn needs(location: &Location, feature: &'static str) -> Error {
     Error::Feature { what: format!("{location}, which is compressed with {feature}"), feature }
@@ -371,7 +377,7 @@ mod tests {
         }
         assert_eq!(announced(&[0x1f, 0x8b, 8, 0], Some(true)), Ok(Compression::None));
         assert_eq!(announced(&[0x1f, 0x8b, 8, 0], Some(false)), Ok(Compression::Gzip));
-        // Not divisible by 31, a dictionary, another method, a window too large.
+        // Not divisible by 31, a dictionary, another method, a window that is too large.
         for not in [[0x78, 0x9d], [0x78, 0xbb], [0x77, 0x9c], [0x88, 0x1c], [0x00, 0x00]] {
             assert!(!starts_zlib(&not), "{not:?}");
         }
@@ -410,7 +416,7 @@ mod tests {
         }
     }
 
-    /// Its bytes were read as text.
+    /// Earlier, its bytes were read as text.
     #[test]
     fn what_is_compressed_in_another_way_is_refused_by_name() {
         let packed: [(&str, &[u8]); 7] = [
@@ -437,7 +443,7 @@ mod tests {
         }
     }
 
-    /// "abc", as the program zstd writes it.
+    /// The text "abc", compressed by the program zstd.
     const ZSTD: &[u8] = b"\x28\xb5\x2f\xfd\x24\x03\x19\0\0abc\x99\x09\x77\xad";
 
     #[test]
@@ -460,7 +466,7 @@ mod tests {
             assert_eq!(read(Compression::Auto.open(&location).unwrap()).unwrap(), b"abcabc", "{feature}");
             assert_eq!(read(kind.open(&location).unwrap()).unwrap(), b"abcabc");
             let zeros = Location::bytes("a", [frame, &[0; 1000]].concat());
-            // Zeros behind the end: zstd takes them for a frame.
+            // Zeros after the end: zstd takes them for a frame.
             assert_eq!(read(kind.open(&zeros).unwrap()).is_ok(), feature == "lz4");
             for cut in 1..frame.len() {
                 let location = Location::bytes("cut", frame[..cut].to_vec());

@@ -1,4 +1,4 @@
-//! Which files a source reads, and in which order.
+//! [`Files`]: the files of a source, in order.
 
 use super::braces::expand;
 use super::pattern::PathPattern;
@@ -25,24 +25,31 @@ use std::collections::BTreeMap;
 pub struct Files(Vec<Location>);
 
 impl Files {
-    /// The files whose paths match a pattern, sorted by path: `?` is one character, `*` any number of them within a
-    /// name, `**` any number of folders, `[ab]` and `[!ab]` one of these or none of them. `{a,b}` and `{000..099}` are several
-    /// patterns, each of which has to find a file.
+    /// Returns the files whose paths match a pattern, sorted by path.
     ///
-    /// Hidden files and folders, whose names begin with a dot, match only what begins with a dot.
+    /// - `?` matches one character, and `*` any number of them within a name.
+    /// - `**` matches any number of folders.
+    /// - `[ab]` matches one of these characters, and `[!ab]` any other.
+    /// - `{a,b}` and `{000..099}` are several patterns, each of which has to match a file.
     ///
-    /// Names that are not UTF-8 match as if `\u{fffd}` stood for what is no text. Links to folders are followed, but `**`
-    /// enters each folder once, by a path without links if there is one: so no file comes twice because of a link, and
-    /// links in a circle end.
+    /// Hidden files and folders, whose names begin with a dot, are matched only by patterns that begin with a
+    /// dot.
     ///
-    /// With the feature `object-store` the pattern may be a URL, `s3://bucket/data/train-*.tfrecord`, with `?`, `*`, `[ab]`
-    /// and `[!ab]` in its last part, which matches names as they are, and not as URLs write them (`%`, `#`). Web servers
-    /// have no listings: of `https://host/train-{000..099}.tar` the files are not looked for before they are read.
+    /// Names that are not UTF-8 match as if `\u{fffd}` replaced their invalid parts. Links to folders are
+    /// followed, but `**` enters each folder once, by a path without links if there is one. So no file is
+    /// found twice because of a link, and circular links end.
+    ///
+    /// With the feature `object-store` the pattern may be a URL, such as `s3://bucket/data/train-*.tfrecord`.
+    /// Its last part may have `?`, `*`, `[ab]` and `[!ab]`, which match the names of objects without URL
+    /// escapes (`%`, `#`). Web servers have no listings. So the files of `https://host/train-{000..099}.tar`
+    /// are not checked before they are read.
     ///
     /// # Errors
     ///
-    /// [`Error::NoFiles`] if nothing matches, [`Error::Parameter`] if the pattern is none, [`Error::Io`] if a folder
-    /// cannot be read.
+    /// - [`Error::NoFiles`]: nothing matches.
+    /// - [`Error::Parameter`]: the pattern is invalid.
+    /// - [`Error::Io`]: a folder cannot be read.
+    /// - [`Error::Feature`]: the pattern is a URL, and the feature `object-store` is not enabled.
     ///
     /// ```no_run
     /// # use distribute_data::Files;
@@ -73,12 +80,12 @@ impl Files {
         Ok(Self(files))
     }
 
-    /// The files that one of several workers reads: `index`, `index + workers`, … A worker beyond the number
-    /// of files gets none.
+    /// Returns the files that one of several workers reads: `index`, `index + workers`, … A worker beyond the
+    /// number of files gets none.
     ///
     /// # Errors
     ///
-    /// [`Error::Parameter`] unless `index < workers`.
+    /// - [`Error::Parameter`]: `index` is not less than `workers`.
     #[doc(alias = "tf.data.Dataset.shard")]
     pub fn shard(&self, workers: usize, index: usize) -> Result<Self> {
         if index >= workers {
@@ -92,37 +99,37 @@ impl Files {
         Ok(self.iter().skip(index).step_by(workers).collect())
     }
 
-    /// The same files with a [limit for one element](Location::element_limit) of so many bytes.
+    /// Returns the same files with a [limit for one element](Location::element_limit) of `bytes` bytes.
     pub fn element_limit(self, bytes: u64) -> Self {
         self.into_iter().map(|file| file.element_limit(bytes)).collect()
     }
 
-    /// How many there are.
+    /// Returns the number of files.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no files.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The files in order.
+    /// Returns the files in order.
     pub fn iter(&self) -> std::slice::Iter<'_, Location> {
         self.0.iter()
     }
 }
 
-/// Local files that match.
+/// Returns the local files that match.
 fn local(pattern: &str) -> Result<Vec<Location>> {
     let pattern = PathPattern::new(pattern).map_err(|e| not_a_pattern(pattern, &e))?;
     Ok(pattern.files()?.into_iter().map(Location::from).collect())
 }
 
-/// The objects of each folder that has been listed: many patterns of braces are of one.
+/// The objects of each folder that has been listed. Several patterns of one brace often share a folder.
 type Listings = BTreeMap<String, Vec<(String, FileState)>>;
 
-/// Whether a URL is of one file of a web server, which has no listings.
+/// Returns whether a URL is that of a single file on a web server, which has no listings.
 fn is_of_web_server(url: &str) -> bool {
     let name = url.rsplit_once('/').map_or(url, |(_, name)| name);
     cfg!(feature = "object-store")
@@ -130,7 +137,7 @@ fn is_of_web_server(url: &str) -> bool {
         && !name.contains(['*', '['])
 }
 
-/// Objects that match.
+/// Returns the objects that match.
 #[cfg(feature = "object-store")]
 fn remote(pattern: &str, listings: &mut Listings) -> Result<Vec<Location>> {
     let (folder, name) = pattern.rsplit_once('/').unwrap_or_default();

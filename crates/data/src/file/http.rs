@@ -1,4 +1,4 @@
-//! URLs of HTTP that are asked for as they were given: with their signature, user and password.
+//! Sends HTTP requests with the exact URL that was given: with its signature, user and password.
 
 use object_store::client::{
     ClientOptions, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
@@ -8,18 +8,18 @@ use std::future::Future;
 use std::pin::Pin;
 use url::Url;
 
-/// A connection whose requests are all for one URL.
+/// A connector whose requests are all for one URL.
 #[derive(Debug)]
 pub(super) struct AsGiven {
     target: Target,
 }
 
-/// The URL that is requested; nothing of it is shown.
+/// The requested URL. It is hidden in debug output.
 #[derive(Clone)]
 struct Target {
     /// The URL without user and password.
     url: String,
-    /// The header that has them.
+    /// The header with user and password.
     authorization: Option<String>,
 }
 
@@ -44,10 +44,10 @@ impl AsGiven {
     }
 }
 
-/// A URL without user and password.
+/// Returns a URL without user and password.
 pub(super) fn without_user(url: &Url) -> Url {
     let mut plain = url.clone();
-    // An error would mean that the URL has no host, and such ones are refused before.
+    // An error would mean that the URL has no host. Such URLs are refused before.
     let _ = plain.set_username("");
     let _ = plain.set_password(None);
     plain
@@ -86,7 +86,7 @@ impl HttpService for Service {
     }
 }
 
-/// The bytes of a part of a URL, in which others are written as `%41`.
+/// Decodes a part of a URL, in which bytes may be written as `%41`.
 fn decoded(text: &str) -> Vec<u8> {
     let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
     while let Some((first, more)) = rest.split_first() {
@@ -105,7 +105,7 @@ fn decoded(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// RFC 4648.
+/// Encodes bytes as base64 (RFC 4648).
 fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::new();

@@ -1,9 +1,9 @@
-//! Bytes received, and how far.
+//! [`Input`]: received bytes and their offset.
 
 use crate::{Error, Result};
 use std::io::Read;
 
-/// Reads a file from its start and says in errors where in it they are.
+/// Reads a file from its start. Its errors have the offset in the file.
 pub(crate) struct Input<R> {
     path: String,
     reader: R,
@@ -15,17 +15,17 @@ impl<R: Read> Input<R> {
         Self { path, reader, offset: 0 }
     }
 
-    /// How many bytes have been received.
+    /// Returns the number of bytes received.
     pub(crate) fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// What is wrong with the bytes received last, or missing after them.
+    /// Returns an error about the bytes received last, or about missing bytes after them.
     pub(crate) fn damaged(&self, what: impl Into<String>) -> Error {
         self.damaged_at(self.offset, what)
     }
 
-    /// What is wrong at a place.
+    /// Returns an error about the bytes at an offset.
     pub(crate) fn damaged_at(&self, offset: u64, what: impl Into<String>) -> Error {
         Error::Damaged { path: self.path.clone(), offset, what: what.into() }
     }
@@ -38,7 +38,7 @@ impl<R: Read> Input<R> {
         Error::Io { path: self.path.clone(), source }
     }
 
-    /// The next bytes, into all of `buffer` or, where the file ends, a part of it: how many there were.
+    /// Fills `buffer` with the next bytes, or a part of it if the file ends. Returns their number.
     fn receive(&mut self, buffer: &mut [u8]) -> Result<usize> {
         let mut filled = 0;
         while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
@@ -53,7 +53,7 @@ impl<R: Read> Input<R> {
         Ok(filled)
     }
 
-    /// The next bytes, into all of `buffer`.
+    /// Fills all of `buffer` with the next bytes.
     pub(crate) fn fill(&mut self, buffer: &mut [u8]) -> Result<()> {
         match buffer.len() - self.receive(buffer)? {
             0 => Ok(()),
@@ -72,13 +72,13 @@ impl<R: Read> Input<R> {
         }
     }
 
-    /// The next `N` bytes.
+    /// Returns the next `N` bytes.
     pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
         let mut bytes = [0; N];
         self.fill(&mut bytes).map(|()| bytes)
     }
 
-    /// The next `len` bytes. No memory is reserved for more than have been received.
+    /// Returns the next `len` bytes. No memory is reserved for more than have been received.
     pub(crate) fn bytes(&mut self, len: u64) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         let received = self.reader.by_ref().take(len).read_to_end(&mut bytes);
@@ -90,7 +90,7 @@ impl<R: Read> Input<R> {
         }
     }
 
-    /// Nothing may follow. What a checksum says of the bytes is known only when their end has been seen.
+    /// Checks that no bytes follow. Reading to the end also makes decoders verify their checksums.
     pub(crate) fn end(&mut self) -> Result<()> {
         let mut more = Vec::new();
         match self.reader.by_ref().take(1).read_to_end(&mut more) {
@@ -105,7 +105,7 @@ impl<R: Read> Input<R> {
 mod tests {
     use super::*;
 
-    /// Gives its bytes one by one.
+    /// Returns its bytes one by one.
     struct Slow<'a>(&'a [u8]);
     impl Read for Slow<'_> {
         fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {

@@ -1,12 +1,12 @@
-//! How much memory one element of a file may take.
+//! [`ElementLimit`]: the memory that one element of a file may take.
 
-/// What one element may take where nothing else was said: more than elements have, and less than machines have.
+/// The default limit: more than elements need, and less than machines have.
 const DEFAULT: u64 = 256 << 20;
 
-/// What one element may take in memory, and with which setting users change that.
+/// The memory that one element may take, and the name of the setting that changes it.
 ///
-/// A few bytes of a compressed file unpack to thousands of times as many, and a few values that are padded fill whole
-/// batches. So every format asks this before it makes room for what it was only told of, and while it unpacks.
+/// A few compressed bytes expand to thousands of times as many, and a few padded values fill whole batches.
+/// So every format checks the limit before it allocates memory for a stated size, and while it decompresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ElementLimit {
     bytes: u64,
@@ -14,12 +14,12 @@ pub(crate) struct ElementLimit {
 }
 
 impl ElementLimit {
-    /// The default, which `setting` changes.
+    /// Creates the default limit. `setting` is the name of the setting that changes it.
     pub(crate) fn new(setting: &'static str) -> Self {
         Self { bytes: DEFAULT, setting }
     }
 
-    /// Another number of bytes.
+    /// Returns the limit with another number of bytes.
     pub(crate) fn of(self, bytes: u64) -> Self {
         Self { bytes, ..self }
     }
@@ -28,7 +28,8 @@ impl ElementLimit {
         self.bytes
     }
 
-    /// Whether so many bytes are too many: what is wrong then, and what to do. `what` is what takes them: `a row`.
+    /// Checks that `bytes` bytes are allowed. The error has the problem and its solution. `what` names the
+    /// element: `a row`.
     pub(crate) fn check(self, what: &str, bytes: u64) -> Result<(), String> {
         if bytes <= self.bytes {
             Ok(())

@@ -1,4 +1,4 @@
-//! Where the bytes of a file are.
+//! [`Location`]: the location of a file.
 
 use super::url::{discreet, discreet_message, is_url};
 use super::{ElementLimit, FileState};
@@ -9,15 +9,17 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Where a file is: at a local path, in memory under a name, or at a URL (`s3://`, `gs://`, `az://`, `http://`,
-/// `https://`, `file://`) behind the feature `object-store`.
+/// The location of a file: a local path, bytes in memory with a name, or a URL (`s3://`, `gs://`, `az://`,
+/// `http://`, `https://`, `file://`) with the feature `object-store`.
 ///
-/// Text with a scheme such as `s3://` is a URL, other text is a path. Nothing is opened before [`open`](Self::open).
+/// Text with a scheme such as `s3://` is a URL, other text is a path. Nothing is opened before
+/// [`open`](Self::open).
 ///
-/// A local path is that of a file that can be read again. Pipes are refused, whether they have a name, are standard
-/// input or what a shell puts in a command's place (`<(…)`): each pass reads its files anew, and would find the rest.
+/// A local path must be that of a file that can be read repeatedly. Pipes are refused: named pipes, standard
+/// input, and process substitutions of a shell (`<(…)`). Each pass reads its files from the beginning, and
+/// would find only the rest of a pipe.
 ///
-/// Where a URL is shown, as in errors, there is `…` in place of users, passwords and what follows a `?`.
+/// If a URL is displayed, as in errors, `…` replaces users, passwords and the part after a `?`.
 ///
 /// ```
 /// use distribute_data::Location;
@@ -34,7 +36,7 @@ use std::sync::Arc;
 pub struct Location {
     kind: Kind,
     limit: ElementLimit,
-    /// The size and tag that a listing has of an object.
+    /// The size and tag of an object in a listing.
     listed: Option<FileState>,
 }
 
@@ -46,7 +48,7 @@ enum Kind {
 }
 
 impl Location {
-    /// Bytes in memory, as `include_bytes!` gives them. `name` is what errors call them.
+    /// Creates a location of bytes in memory, such as those of `include_bytes!`. `name` is used in errors.
     pub fn bytes(name: impl Into<String>, bytes: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
         Self::of(Kind::Bytes(name.into().into(), Arc::new(bytes)))
     }
@@ -55,12 +57,12 @@ impl Location {
         Self { kind, limit: ElementLimit::new("Location::element_limit"), listed: None }
     }
 
-    /// How many bytes of memory one element of the file may take, whatever its format: a line, a row, a record, a sample,
-    /// an array that was compressed, all arrays of a `.npz` together. More is an error that says where. 256 MiB unless
-    /// set; up to 1 MiB is not counted exactly.
+    /// Sets the memory in bytes that one element of the file may take, whatever its format: a line, a row, a
+    /// record, a sample, a compressed array, or all arrays of a `.npz` together. A larger element gives an
+    /// error with its position. The default is 256 MiB. Limits up to 1 MiB are not exact.
     ///
-    /// Without a limit a file of a few megabytes could fill the memory: compressed bytes unpack to a thousand times as
-    /// many.
+    /// Without a limit a file of a few megabytes could fill the memory, because compressed bytes expand to a
+    /// thousand times as many.
     ///
     /// ```
     /// use distribute_data::{Location, text_lines};
@@ -74,12 +76,12 @@ impl Location {
         self.limit
     }
 
-    /// The path, URL or name as it was given, with whatever is secret in it.
+    /// Returns the path, URL or name as it was given, including secrets.
     pub(crate) fn as_given(&self) -> &[u8] {
         self.key().1.as_encoded_bytes()
     }
 
-    /// The local path, if it is one.
+    /// Returns the local path, if the location is one.
     pub fn path(&self) -> Option<&Path> {
         match &self.kind {
             Kind::Path(path) => Some(path),
@@ -87,7 +89,7 @@ impl Location {
         }
     }
 
-    /// The bytes, if they are in memory.
+    /// Returns the bytes, if they are in memory.
     pub(crate) fn bytes_in_memory(&self) -> Option<&[u8]> {
         match &self.kind {
             Kind::Bytes(_, bytes) => Some((**bytes).as_ref()),
@@ -95,24 +97,24 @@ impl Location {
         }
     }
 
-    /// The same object, with its size and tag from a listing.
+    /// Returns the same object, with its size and tag from a listing.
     #[cfg(feature = "object-store")]
     pub(super) fn listed_as(self, state: FileState) -> Self {
         Self { listed: Some(state), ..self }
     }
 
-    /// The size and tag that a listing has of an object.
+    /// Returns the size and tag of the object in a listing.
     pub(crate) fn listed(&self) -> Option<FileState> {
         self.listed
     }
 
-    /// The raw bytes from the first one on; [`Compression::open`](super::Compression::open) unpacks them. Reads
-    /// aren't buffered.
+    /// Returns the raw bytes from the beginning; [`Compression::open`](super::Compression::open) decompresses
+    /// them. Reads aren't buffered.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if the file cannot be opened, [`Error::Feature`] for a URL where the feature `object-store` is
-    /// not enabled.
+    /// - [`Error::Io`]: the file cannot be opened.
+    /// - [`Error::Feature`]: the location is a URL, and the feature `object-store` is not enabled.
     pub fn open(&self) -> Result<Box<dyn Read + Send>> {
         match &self.kind {
             Kind::Path(path) => Ok(Box::new(super::open::open(path).map_err(|e| self.io_error(e))?)),
@@ -127,17 +129,17 @@ impl Location {
         }
     }
 
-    /// A local file, to be read from any place; `None` for what is elsewhere.
+    /// Opens a local file, for reading at any position; `None` for other locations.
     pub(crate) fn open_file(&self) -> Result<Option<File>> {
         self.path().map(|path| super::open::open(path).map_err(|e| self.io_error(e))).transpose()
     }
 
-    /// What went wrong while this was read.
+    /// Returns the error of a failed read.
     pub(crate) fn io_error(&self, source: std::io::Error) -> Error {
         Error::Io { path: self.to_string(), source: self.discreet(source) }
     }
 
-    /// An error of the system or of a library, without what is secret in a URL.
+    /// Returns an error of the system or of a library without the secrets of a URL.
     fn discreet(&self, error: std::io::Error) -> std::io::Error {
         match &self.kind {
             Kind::Url(url) => std::io::Error::new(error.kind(), discreet_message(url, &error.to_string())),
@@ -145,7 +147,7 @@ impl Location {
         }
     }
 
-    /// By what locations are told apart and ordered: what they are, their name, and where in memory they are.
+    /// Returns the key that locations are compared by: their kind, name and address in memory.
     fn key(&self) -> (u8, &OsStr, usize) {
         match &self.kind {
             Kind::Path(path) => (0, path.as_os_str(), 0),
@@ -206,15 +208,16 @@ impl std::fmt::Debug for Location {
     }
 }
 
-/// Bytes in memory are equal where they are the same bytes under the same name. The limit for an element makes no
-/// difference.
+/// Compares locations. Bytes in memory are equal if they are the same allocation with the same name. The
+/// limit for an element is ignored.
 impl PartialEq for Location {
     fn eq(&self, other: &Self) -> bool {
         self.key() == other.key()
     }
 }
 impl Eq for Location {}
-/// Paths come before URLs and these before bytes; within them the order is that of their names' bytes.
+/// Orders paths before URLs, and URLs before bytes. Within each kind, the order is that of the bytes of the
+/// names.
 impl Ord for Location {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.key().cmp(&other.key())
@@ -231,7 +234,7 @@ impl std::hash::Hash for Location {
     }
 }
 
-/// Says nothing secret in errors.
+/// A reader whose errors have no secrets.
 #[cfg(feature = "object-store")]
 struct Discreet {
     location: Location,
@@ -245,7 +248,7 @@ impl Read for Discreet {
     }
 }
 
-/// Reads bytes that other passes read as well.
+/// A reader of bytes that other passes read as well.
 struct Shared {
     bytes: Arc<dyn AsRef<[u8]> + Send + Sync>,
     next: usize,
@@ -303,7 +306,7 @@ mod tests {
             format!("{failed:?}"),
             crate::Files::glob("https://me:pass@host/a***?sig=abc").unwrap_err().to_string(),
         ];
-        // With the feature these would ask the host.
+        // With the feature, these would send a request to the host.
         if cfg!(not(feature = "object-store")) {
             shown.push(url.open().err().map_or(String::new(), |error| format!("{error} {error:?}")));
             shown.push(crate::Files::glob("https://me:pass@host/*.csv?sig=abc").unwrap_err().to_string());
@@ -312,12 +315,12 @@ mod tests {
         for text in shown {
             assert!(!text.contains("pass") && !text.contains("sig=") && !text.contains("abc"), "{text}");
         }
-        // What is read is what was given.
+        // The names that are read are the given ones.
         let names: Vec<_> = Dataset::list_files(files).iter().map(Result::unwrap).collect();
         assert_eq!(names[1], "https://me:pass@host/b.csv?sig=def");
     }
 
-    // A pipe's bytes come once: whoever read it a second time would find the rest of it, or wait for ever.
+    // The bytes of a pipe come only once. A second reader would find the rest of them, or wait forever.
     // INV-24
     #[cfg(unix)]
     #[test]
@@ -353,7 +356,7 @@ mod tests {
                     assert!(error.contains(&path.display().to_string()), "{error}");
                 }
             }
-            // One that comes later than the first file is met when it is its turn.
+            // A pipe after the first file is detected at its turn.
             let files = crate::Files::from([Location::bytes("a", "x\n1\n"), Location::from(&pipe)]);
             let error = crate::Csv::files(files).features().unwrap().iter().nth(1).unwrap().unwrap_err();
             assert!(error.to_string().contains("this is a pipe"), "{error}");

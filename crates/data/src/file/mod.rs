@@ -1,22 +1,22 @@
-//! Where files are, how they are packed, and which of them a source reads.
+//! Locations of files, their compression, and the list of files of a source.
 //!
 //! | file | what it is |
 //! |---|---|
 //! | `location.rs` | [`Location`]: a path, bytes in memory or a URL |
-//! | `open.rs` | local files that can be read again |
-//! | `url.rs` | what of a URL may be shown, and names as parts of one |
+//! | `open.rs` | opens local files that can be read repeatedly |
+//! | `url.rs` | hides the secrets of URLs, and escapes names as parts of URLs |
 //! | `state.rs` | a file's size and a checksum of its ends, the same for all copies: for positions and other workers |
 //! | `stamp.rs` | a file's name, size and time, which are found without reading it: for caches on this machine |
-//! | `limit.rs` | how much memory one element may take |
-//! | `compression.rs` | [`Compression`]: what is taken off before a format sees the bytes |
-//! | `announced.rs` | which compression the first bytes announce |
+//! | `limit.rs` | the memory that one element may take |
+//! | `compression.rs` | [`Compression`]: decompresses a file before its format reads the bytes |
+//! | `announced.rs` | detects the compression from the first bytes |
 //! | `skippable.rs` | frames that zstd and lz4 skip |
 //! | `files.rs` | [`Files`]: an ordered list of locations, and a worker's part of it |
 //! | `pattern.rs` | local files whose paths match a pattern |
-//! | `braces.rs` | patterns that stand for several |
-//! | `input.rs` | bytes received, and how far: what binary formats are parsed from |
+//! | `braces.rs` | expands braces in patterns |
+//! | `input.rs` | received bytes and their offset, for the parsers of binary formats |
 //! | `object_store.rs` | objects behind URLs, read ahead on a thread; feature `object-store` |
-//! | `http.rs` | URLs that are asked for as they were given; feature `object-store` |
+//! | `http.rs` | HTTP requests with the exact URL that was given; feature `object-store` |
 
 mod announced;
 mod braces;

@@ -1,6 +1,6 @@
 //! Objects behind URLs, read ahead on a thread.
 //!
-//! Settings such as keys and regions come from the environment, as each cloud's own tools name them: `AWS_…`,
+//! Settings such as keys and regions come from the environment variables of each cloud's own tools: `AWS_…`,
 //! `GOOGLE_…`, `AZURE_…`.
 
 use super::FileState;
@@ -17,31 +17,31 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use url::{Position, Url};
 
-/// What is asked for at once. One request for a whole object would stay open for as long as its consumer takes to
-/// work through it, and stores close those that stand still.
+/// The number of bytes of one request. One request for a whole object would stay open while its consumer
+/// works through it, and stores close idle connections.
 const PIECE: u64 = 8 * 1024 * 1024;
 
-/// How many pieces wait for the consumer, apart from the one that it reads and the one that is on its way.
+/// The number of chunks that wait for the consumer, in addition to the current one and the one in flight.
 const AHEAD: usize = 1;
 
-/// How long a request may take, with its repetitions after failures that pass.
+/// The deadline of a request, including its retries after transient failures.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// The deadline of a listing: a request for each thousand names, one after the other.
+/// The deadline of a listing, which takes one request for each thousand names, one after the other.
 const LISTING: Duration = Duration::from_secs(30 * 60);
 
-/// Reads an object from its first byte on. The first piece is on its way when this returns.
+/// Reads an object from its first byte on. The first chunk is already requested when this returns.
 pub(super) fn open(url: &str) -> Result<Box<dyn Read + Send>> {
     let (store, path) = find(url)?;
     Ok(Box::new(Pieces::start(store, path, PIECE)?))
 }
 
-/// The names of the objects right below a folder as parts of URLs, and what the listing tells of each.
+/// Returns the names of the objects directly in a folder, as parts of URLs, and their sizes and tags.
 pub(super) fn list(folder: &str) -> Result<Vec<(String, FileState)>> {
     let (store, path) = find(folder)?;
     let found = within(&runtime()?, LISTING, store.list_with_delimiter(Some(&path)))?;
     let named = |object: &ObjectMeta| {
-        // What is called as the folder itself marks it, and is no file in it.
+        // An object with the name of the folder itself marks the folder, and is no file in it.
         let mut below = object.location.prefix_match(&path)?;
         let name = below.next().filter(|_| below.next().is_none())?.as_ref().to_string();
         Some((name, FileState::of_object(object.size, object.e_tag.as_deref())))
@@ -49,8 +49,9 @@ pub(super) fn list(folder: &str) -> Result<Vec<(String, FileState)>> {
     Ok(found.objects.iter().filter_map(named).collect())
 }
 
-/// The settings of clients of web servers. One without ranges answers with a whole object, which lasts as long as its consumer takes:
-/// so there is no deadline for an answer, but one for its next bytes. (A setting has no other word for "none".)
+/// The settings of clients of web servers. A server without ranges answers with the whole object, and the
+/// answer lasts as long as its consumer takes. So there is no deadline for an answer, but one for its next
+/// bytes. (The setting cannot express "none".)
 const WEB: [(ClientConfigKey, &str); 2] =
     [(ClientConfigKey::Timeout, "10years"), (ClientConfigKey::ReadTimeout, "30s")];
 
@@ -59,10 +60,10 @@ fn find(url: &str) -> Result<(Box<dyn ObjectStore>, Path)> {
     let is_http = matches!(url.scheme(), "http" | "https");
     let is_signed = url.query().is_some() || !url.username().is_empty() || url.password().is_some();
     install_cryptography();
-    // Who writes http:// means it: it has to be allowed.
+    // An explicit http:// has to be allowed by a setting.
     let plain = (url.scheme() == "http").then_some((ClientConfigKey::AllowHttp, "true"));
     let web = WEB.into_iter().chain(plain);
-    // What was signed is asked for as it was given, on whichever host.
+    // A signed URL is requested exactly as it was given, on any host.
     if is_http && is_signed {
         let store = HttpBuilder::new()
             .with_url(&without_user(&url)[..Position::BeforePath])
@@ -80,11 +81,11 @@ fn find(url: &str) -> Result<(Box<dyn ObjectStore>, Path)> {
     Ok(object_store::parse_url_opts(&url, settings.chain(web))?)
 }
 
-/// Makes ring the cryptography of the process's TLS, unless the program has chosen another: an HTTP client of `reqwest`
-/// panics where there is none.
+/// Makes ring the cryptography of the process's TLS, unless the program has chosen another. An HTTP client of
+/// `reqwest` panics if there is none.
 fn install_cryptography() {
     if rustls::crypto::CryptoProvider::get_default().is_none() {
-        // An error says that another thread was first.
+        // An error means that another thread was first.
         let _ = rustls::crypto::ring::default_provider().install_default();
     }
 }
@@ -93,28 +94,28 @@ fn runtime() -> Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }
 
-/// Waits for one request.
+/// Waits for one request, up to `time`.
 fn within<T>(
     runtime: &Runtime,
     time: Duration,
     request: impl Future<Output = object_store::Result<T>>,
 ) -> Result<T> {
-    // The timer belongs to the runtime, so it is made inside.
+    // The timer belongs to the runtime, so it is created inside it.
     match runtime.block_on(async { tokio::time::timeout(time, request).await }) {
         Ok(result) => Ok(result?),
         Err(_) => Err(Error::new(ErrorKind::TimedOut, format!("no answer within {time:?}"))),
     }
 }
 
-/// An object's bytes in pieces that a thread asks for ahead of the reader.
+/// An object's bytes in chunks that a thread requests ahead of the reader.
 ///
-/// Neither waits for longer than the other lives or [`DEADLINE`]: the reader's wait ends when the thread drops its end
-/// of the channel, after the object's end or an error; the thread's wait for a place ends when the reader is
-/// dropped.
+/// All waits are bounded. The reader's wait ends when the thread drops its end of the channel, after the
+/// object's end or an error; each request of the thread has a [`DEADLINE`]. The thread's wait for a free slot
+/// ends when the reader is dropped.
 struct Pieces {
     receiver: Receiver<Result<bytes::Bytes>>,
     piece: Cursor<bytes::Bytes>,
-    /// The empty piece behind the last one has come.
+    /// Whether the empty chunk after the last one has come.
     ended: bool,
 }
 
@@ -131,7 +132,7 @@ impl Pieces {
     }
 }
 
-/// Sends an object piece by piece, until its end or the reader's.
+/// Sends an object chunk by chunk, until its end or until the reader is dropped.
 fn request(
     store: &dyn ObjectStore,
     path: &Path,
@@ -139,9 +140,10 @@ fn request(
     sender: &SyncSender<Result<bytes::Bytes>>,
 ) -> Result<()> {
     let runtime = runtime()?;
-    // The first piece tells how large the object is: who asks only for that may not be allowed to, or get no answer.
+    // The first chunk also has the size of the object. A separate request for the size may be forbidden or
+    // get no answer.
     let asked = |range: Range<u64>, tag: Option<String>| {
-        // All pieces are of one version, where its tag says that bytes are the same (a weak one does not).
+        // All chunks must be of one version, if the tag guarantees equal bytes (a weak tag does not).
         let if_match = tag.filter(|tag| !tag.starts_with("W/"));
         let options = GetOptions { range: Some(GetRange::Bounded(range)), if_match, ..Default::default() };
         within(&runtime, DEADLINE, async {
@@ -153,7 +155,7 @@ fn request(
     let (mut bytes, object) = match asked(0..piece, None) {
         Ok(first) => first,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::TimedOut) => return Err(error),
-        // An object without bytes has no ranges, and some servers know none.
+        // An object without bytes has no ranges, and some servers support none.
         Err(_) => return request_whole(&runtime, store, path, sender),
     };
     let mut next = 0u64;
@@ -173,12 +175,12 @@ fn request(
         let following = next..object.size.min(next.saturating_add(piece));
         bytes = asked(following, object.e_tag.clone())?.0;
     }
-    // A thread that died is not taken for an object's end.
+    // The empty chunk distinguishes the object's end from a thread that died.
     let _ = sender.send(Ok(bytes::Bytes::new()));
     Ok(())
 }
 
-/// Sends an object as one answer brings it, whose next bytes have the deadline of a request.
+/// Sends an object from a single answer. Its next bytes have the deadline of a request.
 fn request_whole(
     runtime: &Runtime,
     store: &dyn ObjectStore,
@@ -209,7 +211,7 @@ impl Read for Pieces {
             if read > 0 || buffer.is_empty() || self.ended {
                 return Ok(read);
             }
-            // This wait ends with the thread, see above.
+            // This wait ends with the thread, see [`Pieces`].
             match self.receiver.iter().next() {
                 Some(piece) => self.piece = Cursor::new(piece?),
                 None => {
@@ -316,12 +318,13 @@ mod tests {
         });
     }
 
-    /// A server of one object, and what it is asked: method, path and the headers that matter.
+    /// Returns the URL of a server of one object, and a channel of its requests: method, path and relevant
+    /// headers.
     fn server(ranges: bool, body: &'static [u8]) -> (String, Receiver<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let host = listener.local_addr().unwrap().to_string();
         let (sender, asked) = std::sync::mpsc::channel();
-        // It ends with the process.
+        // The thread exits with the process.
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();

@@ -1,22 +1,22 @@
-//! Opening local files that can be read again.
+//! Opens local files that can be read repeatedly.
 
 use std::fs::{File, FileType};
 use std::io::{Error, ErrorKind, Result};
 use std::path::Path;
 
-/// Opens a file that gives the same bytes each time it is read. Others are refused at once, without waiting for
-/// whoever writes into them.
+/// Opens a file that has the same bytes each time it is read. Other files are refused at once, without
+/// waiting for their writers.
 pub(super) fn open(path: &Path) -> Result<File> {
     distribute_files::open_checked(path, again)
 }
 
-/// Whether what is read can be read once more.
+/// Checks that a file can be read repeatedly.
 fn again(found: FileType) -> Result<()> {
     #[cfg(unix)]
     let disk = std::os::unix::fs::FileTypeExt::is_block_device(&found);
     #[cfg(not(unix))]
     let disk = false;
-    // Reading a folder fails with a text of its own.
+    // Reading a folder fails with its own message.
     if found.is_file() || found.is_dir() || disk {
         Ok(())
     } else {

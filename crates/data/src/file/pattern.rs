@@ -1,4 +1,4 @@
-//! Local files whose paths match a pattern.
+//! [`PathPattern`]: finds local files whose paths match a pattern.
 
 use crate::{Location, Result};
 use glob::{Pattern, PatternError};
@@ -10,9 +10,9 @@ use std::path::{Component, Path, PathBuf};
 pub(super) struct PathPattern(Vec<Segment>);
 
 enum Segment {
-    /// A name as it stands, or what comes before names: `/`, `..`.
+    /// A literal name, or a component before names: `/`, `..`.
     Literal(PathBuf),
-    /// A name that matches.
+    /// A pattern of names.
     Name(Pattern),
     /// Any number of folders.
     Folders,
@@ -20,7 +20,7 @@ enum Segment {
 
 impl PathPattern {
     pub(super) fn new(pattern: &str) -> std::result::Result<Self, PatternError> {
-        // As a whole, for the places of errors.
+        // Parsed as a whole, for the positions in errors.
         Pattern::new(pattern)?;
         let segment = |component: Component<'_>| {
             let text = component.as_os_str().to_string_lossy();
@@ -33,8 +33,8 @@ impl PathPattern {
         Path::new(pattern).components().map(segment).collect::<std::result::Result<_, _>>().map(Self)
     }
 
-    /// The files that match. Links are followed, but `**` enters no folder twice, whatever paths lead to it: among
-    /// folders that link to each other there are as many paths as orders of them.
+    /// Returns the files that match. Links are followed, but `**` enters no folder twice, whatever paths lead
+    /// to it. Folders that link to each other have a path for each of their permutations.
     pub(super) fn files(&self) -> Result<BTreeSet<PathBuf>> {
         let mut walk = Walk::default();
         walk.descend(PathBuf::new(), &self.0)?;
@@ -45,8 +45,8 @@ impl PathPattern {
 #[derive(Default)]
 struct Walk {
     found: BTreeSet<PathBuf>,
-    /// Where the folders really are that `**` has entered, and how much of the pattern was left there: what is left finds
-    /// the same in them, by whatever path it came.
+    /// The real paths of the folders that `**` has entered, and the number of remaining segments of the
+    /// pattern. The same remaining segments match the same files in a folder, whatever its path.
     entered: BTreeSet<(usize, PathBuf)>,
 }
 
@@ -62,7 +62,7 @@ impl Walk {
             Segment::Literal(name) => self.descend(at.join(name), rest),
             Segment::Name(pattern) => {
                 for (_, entry) in entries(&at)? {
-                    // What is no text is matched by what stands for a character that is none.
+                    // Invalid UTF-8 is matched as the replacement character.
                     let name = entry.file_name().map(|name| name.to_string_lossy());
                     let matches = name.is_some_and(|name| matches(pattern, &name));
                     if matches && (rest.is_empty() || entry.is_dir()) {
@@ -80,8 +80,8 @@ impl Walk {
         }
     }
 
-    /// A folder and all below it that were not entered with so much of the pattern left. Those to which a path without
-    /// links leads have that one.
+    /// Returns a folder and all folders below it that were not entered with this number of remaining
+    /// segments. A folder that a path without links leads to gets that path.
     fn enter(&mut self, at: PathBuf, left: usize) -> Result<Vec<PathBuf>> {
         let mut entered = Vec::new();
         let (mut folders, mut links) = (vec![at], VecDeque::new());
@@ -107,18 +107,19 @@ impl Walk {
     }
 }
 
-/// Whether a name matches. Hidden files, whose names begin with a dot, only do if the pattern begins with one: notebooks,
-/// file systems and editors leave copies of others.
+/// Returns whether a name matches. Hidden files, whose names begin with a dot, only match a pattern that
+/// begins with one: notebooks, file systems and editors leave hidden copies of other files.
 pub(super) fn matches(pattern: &Pattern, name: &str) -> bool {
     (!name.starts_with('.') || pattern.as_str().starts_with('.')) && pattern.matches(name)
 }
 
-/// The folder that a path is, where no path is this one.
+/// Returns the folder of a path; the current folder for an empty path.
 fn here(at: &Path) -> &Path {
     if at.as_os_str().is_empty() { Path::new(".") } else { at }
 }
 
-/// What is in a folder, with whether it is a link: sorted, links last. Nothing if it is no folder.
+/// Returns the entries of a folder, with whether they are links, sorted with links last. Empty if it is no
+/// folder.
 fn entries(folder: &Path) -> Result<Vec<(bool, PathBuf)>> {
     let entry = |entry: std::io::Result<std::fs::DirEntry>| {
         let entry = entry?;
@@ -235,10 +236,10 @@ mod tests {
         symlink("x/y", at("other")).unwrap();
         symlink("nowhere", at("broken")).unwrap();
         symlink(outside.path(), at("x/outside")).unwrap();
-        // Files come once, by a path without links where there is one.
+        // Each file is found once, by a path without links if there is one.
         assert_eq!(found(folder.path(), "**/*.csv"), ["x/a.csv", "x/outside/c.csv", "x/y/b.csv"]);
         assert_eq!(found(folder.path(), "*/**/b.csv"), ["x/y/b.csv"]);
-        // But names are those of links, too.
+        // Links are matched by their names as well.
         assert_eq!(found(folder.path(), "**/other/*.csv"), ["other/b.csv"]);
         assert_eq!(
             found(folder.path(), "other/**/*.csv"),
@@ -246,7 +247,7 @@ mod tests {
         );
     }
 
-    /// There are more than 10⁴⁷ paths without a circle.
+    /// There are more than 10⁴⁷ paths without a cycle.
     #[cfg(unix)]
     #[test]
     fn folders_that_link_to_each_other_are_entered_once() {

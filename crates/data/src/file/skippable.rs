@@ -1,15 +1,16 @@
-//! Frames that zstd and lz4 skip: a head of 8 bytes, with the length of what follows.
+//! Frames that zstd and lz4 skip: a head of 8 bytes with the length of the rest.
 
 use super::compression::{DAMAGED, HEAD};
 use std::io::{self, Cursor, Read};
 
-/// Returns the length of a frame that is to be skipped after its head of 8 bytes, if these bytes begin with one. Zstd and lz4 have the same.
+/// Returns the length of a skippable frame after its head of 8 bytes, if the bytes begin with such a head.
+/// Zstd and lz4 have the same heads.
 pub(super) fn skippable(head: &[u8]) -> Option<u64> {
     let (&[0x50..=0x5f, 0x2a, 0x4d, 0x18], rest) = head.split_first_chunk::<4>()? else { return None };
     rest.first_chunk().map(|length| u64::from(u32::from_le_bytes(*length)))
 }
 
-/// Passes over so many bytes.
+/// Skips `length` bytes.
 pub(super) fn pass(bytes: &mut impl Read, length: u64) -> io::Result<()> {
     let passed = io::copy(&mut bytes.take(length), &mut io::sink())?;
     if passed == length {
@@ -19,8 +20,8 @@ pub(super) fn pass(bytes: &mut impl Read, length: u64) -> io::Result<()> {
     }
 }
 
-/// Passes over the frames that are to be skipped at the beginning of a file, of which `head` has been read. Returns the first bytes after
-/// these.
+/// Skips the skippable frames at the beginning of a file, whose first bytes are `head`. Returns the first
+/// bytes after the frames.
 pub(super) fn after_skippable(mut head: Vec<u8>, raw: &mut impl Read) -> io::Result<Vec<u8>> {
     while let Some(length) = skippable(&head) {
         let mut all = Cursor::new(head).chain(raw.by_ref());
@@ -37,7 +38,7 @@ mod tests {
     use crate::Error;
     use std::io::BufRead;
 
-    /// "abc", as the program zstd writes it.
+    /// The text "abc", compressed by the program zstd.
     const ZSTD: &[u8] = b"\x28\xb5\x2f\xfd\x24\x03\x19\0\0abc\x99\x09\x77\xad";
 
     fn read(mut bytes: Box<dyn BufRead + Send>) -> std::io::Result<Vec<u8>> {
@@ -77,7 +78,7 @@ mod tests {
                     }
                     assert_eq!(read(open(named, &[&first, &second]).unwrap()).unwrap(), b"");
                 }
-                // One that is cut off, before a frame and after.
+                // A truncated frame, before another frame and after it.
                 let cut = skip(300_000, 3);
                 for length in [1, 4, 7, 8, 200_000] {
                     let cut = &cut[..length];
@@ -96,7 +97,7 @@ mod tests {
         let location = Location::bytes("a", [&skip(3, 0), &b"a text"[..]].concat());
         let error = Compression::Auto.open(&location).map(drop).unwrap_err().to_string();
         assert!(error.contains("no frame of zstd or lz4 follows"), "{error}");
-        // Many of them are not many calls within each other.
+        // Many frames don't cause deep recursion.
         let many = Location::bytes(
             "a",
             [skip(0, 0).repeat(200_000), lz4.to_vec(), skip(0, 0).repeat(200_000)].concat(),

@@ -1,20 +1,21 @@
-//! A file's name, size and time of modification, which tell it from others without reading it.
+//! [`Stamp`]: a file's name, size and time of modification, which identify it without reading it.
 
 use super::{Location, differ};
 use std::time::UNIX_EPOCH;
 
-/// A file's name as it was given, its size, and when it was modified.
+/// A file's name as it was given, its size, and its time of modification.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Stamp {
     name: Vec<u8>,
-    /// In bytes; where it is not known, as of an object behind a URL or a file that is gone, `None`.
+    /// The size in bytes; `None` if it is unknown, as for an object behind a URL or a file that no longer
+    /// exists.
     len: Option<u64>,
-    /// In nanoseconds since 1970.
+    /// The time of modification, in nanoseconds since 1970.
     modified: Option<u64>,
 }
 
 impl Stamp {
-    /// The stamp of a file as it is now. Nothing is asked of a host, and nothing secret of a URL is kept.
+    /// Returns the current stamp of a file. No request is sent to a host, and no secrets of a URL are kept.
     pub(crate) fn of(file: &Location) -> Self {
         let Some(path) = file.path() else {
             return Self {
@@ -32,7 +33,8 @@ impl Stamp {
         }
     }
 
-    /// Describes how a file differs from the same file as it was. A size or time that only one of them has is no difference.
+    /// Describes how a file differs from an earlier stamp of it. A size or time that only one of them has is
+    /// no difference.
     pub(crate) fn difference(&self, was: &Self) -> Option<String> {
         let text = |name: &[u8]| format!("'{}'", String::from_utf8_lossy(name));
         if self.name != was.name {
@@ -48,7 +50,7 @@ impl Stamp {
         modified.map(|_| format!("{} is not as old as it was when it was written", text(&self.name)))
     }
 
-    /// Adds its bytes.
+    /// Appends the stamp to `bytes`.
     pub(crate) fn encode(&self, bytes: &mut Vec<u8>) {
         for number in [Some(self.name.len() as u64), self.len, self.modified] {
             bytes.extend(number.unwrap_or(UNKNOWN).to_le_bytes());
@@ -56,7 +58,7 @@ impl Stamp {
         bytes.extend(&self.name);
     }
 
-    /// Takes one off the beginning of bytes.
+    /// Decodes a stamp from the beginning of `bytes`, and removes it.
     pub(crate) fn decode(bytes: &mut &[u8]) -> Option<Self> {
         let mut number = || {
             let (number, rest) = bytes.split_first_chunk()?;
@@ -71,7 +73,7 @@ impl Stamp {
     }
 }
 
-/// In the place of a number that is not known.
+/// The encoding of an unknown number.
 const UNKNOWN: u64 = u64::MAX;
 
 #[cfg(test)]
@@ -99,7 +101,7 @@ mod tests {
         );
         std::fs::remove_file(&path).unwrap();
         assert_eq!(differs(Stamp::of(&Location::from(&path))), "");
-        // What is secret in a URL is not kept: a signature is another each time.
+        // The secrets of a URL are not kept: a signature differs each time.
         let signed = Stamp::of(&Location::from("https://me:pass@host/a.csv?sig=abc"));
         assert_eq!(signed, Stamp::of(&Location::from("https://you:word@host/a.csv?sig=def")));
         assert_eq!(Stamp::of(&Location::bytes("a", "text")).len, Some(4));

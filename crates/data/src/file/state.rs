@@ -1,16 +1,17 @@
-//! A file's size and a checksum of its ends, which all copies of it share.
+//! [`FileState`]: a file's size and a checksum of its ends, equal for all its copies.
 
 use super::Location;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 
-/// The size of a file and a checksum, which are found without reading all of it.
+/// The size and a checksum of a file, which are found without reading all of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileState {
-    /// The number of bytes; `None` if it is unknown, as with an object behind a URL or a file that is gone.
+    /// The number of bytes; `None` if it is unknown, as for an object behind a URL or a file that no longer
+    /// exists.
     pub(crate) bytes: Option<u64>,
-    /// A checksum of its ends, or of an object's tag.
+    /// A checksum of the file's ends, or of an object's tag.
     pub(crate) content: Option<u32>,
 }
 
@@ -18,7 +19,7 @@ pub(crate) struct FileState {
 const END: u64 = 4096;
 
 impl FileState {
-    /// Reads the state of a file as it is now. Nothing is asked of a host.
+    /// Reads the current state of a file. No request is sent to a host.
     pub(crate) fn of(file: &Location) -> Self {
         if let Some(bytes) = file.bytes_in_memory() {
             let ends = END as usize;
@@ -45,20 +46,20 @@ impl FileState {
         Ok(Self { bytes: Some(found.len()), content: Some(checksum(&first, &last)) })
     }
 
-    /// The state of an object in a listing.
+    /// Returns the state of an object in a listing.
     #[cfg(feature = "object-store")]
     pub(crate) fn of_object(bytes: u64, tag: Option<&str>) -> Self {
         Self { bytes: Some(bytes), content: tag.map(|tag| crc32c::crc32c(tag.as_bytes())) }
     }
 
-    /// Its bytes.
+    /// Returns the state as bytes.
     pub(crate) fn encode(self) -> Vec<u8> {
         let number = |number: Option<u64>| number.unwrap_or(u64::MAX).to_le_bytes();
         [number(self.bytes), number(self.content.map(u64::from))].concat()
     }
 }
 
-/// Both, if both are known and they differ.
+/// Returns both values, if both are known and they differ.
 pub(crate) fn differ<T: PartialEq>(mine: Option<T>, theirs: Option<T>) -> Option<(T, T)> {
     mine.zip(theirs).filter(|(mine, theirs)| mine != theirs)
 }

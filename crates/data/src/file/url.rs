@@ -1,6 +1,6 @@
-//! URLs as text: which text is one, and what of it may be shown.
+//! URLs as text: recognizes them, and hides their secrets.
 
-/// Whether text is a URL: a scheme of letters, digits and `+-.`, and `://`.
+/// Returns whether a text is a URL: a scheme of letters, digits and `+-.`, and `://`.
 pub(super) fn is_url(text: &str) -> bool {
     text.split_once("://").is_some_and(|(scheme, _)| is_scheme(scheme))
 }
@@ -10,7 +10,7 @@ fn is_scheme(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
 }
 
-/// The name of an object as the last part of a URL: what means something else there is written as `%23`.
+/// Returns the name of an object as the last part of a URL. Reserved characters are escaped, as in `%23`.
 #[cfg(feature = "object-store")]
 pub(super) fn in_url(name: &str) -> String {
     let escaped = |c: char| "%?#\\ \"<>`{}|^".contains(c) || c.is_ascii_control();
@@ -18,13 +18,13 @@ pub(super) fn in_url(name: &str) -> String {
     name.chars().map(shown).collect()
 }
 
-/// A URL without what may be secret: users and passwords before the host, signatures and tokens behind the path. Other
-/// text stays as it is.
+/// Returns a URL without parts that may be secret: users and passwords before the host, signatures and tokens
+/// after the path. Other text stays as it is.
 pub(super) fn discreet(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("://").filter(|(scheme, _)| is_scheme(scheme)) else {
         return text.into();
     };
-    // A glob's `?` is not told from a query's, so both are hidden.
+    // The `?` of a glob is indistinguishable from that of a query, so both are hidden.
     let (place, hidden) = match rest.find(['?', '#']) {
         Some(end) => (rest.get(..end).unwrap_or_default(), "?…"),
         None => (rest, ""),
@@ -36,7 +36,8 @@ pub(super) fn discreet(text: &str) -> String {
     }
 }
 
-/// What others say of a URL, without what may be secret in it: they may quote it as it was given, or as they read it.
+/// Returns a library's message about a URL without secrets. The message may quote the URL as it was given, or
+/// in another form.
 pub(super) fn discreet_message(url: &str, message: &str) -> String {
     let mut text = message.to_string();
     if let Some((_, query)) = url.split_once('?').filter(|(_, query)| !query.is_empty()) {

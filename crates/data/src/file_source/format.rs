@@ -1,4 +1,4 @@
-//! [`Format`]: how a file becomes elements.
+//! [`Format`]: a format of files.
 
 use crate::broken::{Broken, SkippedRecords};
 use crate::chunk::Chunk;
@@ -6,38 +6,39 @@ use crate::pipeline::Batching;
 use crate::stage::Stage;
 use crate::{Compression, ElementSpec, Error, Location, Result};
 
-/// A format of files: it makes elements of a file.
+/// A format of files, which turns files into elements.
 pub(crate) trait Format: Send + Sync + 'static {
-    /// The name of the format and its parameters: `TFRecord`.
+    /// Returns the name of the format and its parameters: `TFRecord`.
     fn describe(&self) -> String;
 
-    /// Dtypes and shapes of the elements.
+    /// Returns the dtypes and shapes of the elements, if they are known without reading.
     fn spec(&self) -> Option<ElementSpec>;
 
-    /// Whether elements are batches.
+    /// Returns whether elements are batches.
     fn batching(&self) -> Batching {
         Batching::Elements
     }
 
-    /// Starts to read one file, of which `broken` is the policy for broken records.
+    /// Starts to read one file. `broken` is the policy for broken records.
     fn open(&self, file: &Location, broken: &Broken) -> Result<Reading>;
 
-    /// The count for broken records, if they are skipped.
+    /// Returns the count of broken records, if they are skipped.
     fn skipped(&self) -> Option<&SkippedRecords> {
         None
     }
 
-    /// The reason that a file cannot be parsed: because its compressed stream is damaged, if it is, otherwise `error`.
+    /// Returns the reason that a file cannot be parsed: damage of its compressed stream, if there is any,
+    /// otherwise `error`.
     fn blame(&self, file: &Location, error: Error) -> Error {
         Compression::Auto.blame(file, |_| None, error)
     }
 
-    /// The number of threads that parse sections of files.
+    /// Returns the number of threads that parse sections of files.
     fn threads(&self) -> usize {
         1
     }
 
-    /// Checks that its parameters are in their ranges.
+    /// Checks that the format's parameters are in range.
     fn check(&self) -> Result<()> {
         Ok(())
     }
@@ -45,31 +46,32 @@ pub(crate) trait Format: Send + Sync + 'static {
 
 /// The way in which one file is read.
 pub(crate) enum Reading {
-    /// Element by element, on the thread that asks for them.
+    /// Single elements, made on the thread that requests them.
     Elements(Box<dyn Stage>),
-    /// In sections, which become elements on any thread.
+    /// Sections, which any thread can parse.
     Sections(Box<dyn Sections>),
 }
 
-/// The sections of a file, one after the other. Reading them only finds where they end.
+/// The sections of a file, one after the other. Reading them only finds their boundaries.
 pub(crate) trait Sections: Send {
-    /// The work that parses the next section; `None` at the end. Must not be called again after an error.
+    /// Returns the work that parses the next section; `None` at the end. Must not be called again after an
+    /// error.
     fn next(&mut self) -> Option<Result<Work>>;
 
-    /// Skips `count` elements and returns how many there were, if that is cheaper than making them.
+    /// Skips `count` elements and returns how many there were; `None` if making them is as cheap.
     fn skip(&mut self, _count: usize) -> Result<Option<usize>> {
         Ok(None)
     }
 }
 
-/// Parses a section into elements.
+/// A section that is to be parsed into elements.
 pub(crate) struct Work {
-    /// The number of bytes of the file that it holds.
+    /// The number of bytes of the section.
     pub(crate) bytes: usize,
     pub(crate) make: Box<dyn FnOnce() -> Made + Send>,
 }
 
-/// The elements of a section, up to the first that is broken.
+/// The elements of a section before the first broken one, and its error.
 #[derive(Default)]
 pub(crate) struct Made {
     pub(crate) chunk: Option<Chunk>,
@@ -77,7 +79,7 @@ pub(crate) struct Made {
 }
 
 impl Made {
-    /// The next elements, then the error.
+    /// Returns the next elements, then the error.
     pub(super) fn take(&mut self, max: usize) -> Result<Option<Chunk>> {
         match self.chunk.take() {
             Some(chunk) if chunk.len() > max => {
@@ -94,7 +96,8 @@ impl Made {
     }
 }
 
-/// The number of threads: as many as the machine has cores, but no more than one reading thread can keep busy.
+/// Returns the number of threads: the number of cores, limited to the number that one reading thread
+/// can supply.
 pub(crate) fn threads() -> usize {
     const MOST: usize = 8;
     std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST))

@@ -1,7 +1,7 @@
-//! Elements of files: what every format has in common.
+//! Elements of files: the common part of all formats.
 //!
-//! A format implements [`Format`]. It returns a file's elements one by one, or in sections that any thread parses. `operation`
-//! is the source as data. `stage` reads the files one after the other.
+//! A format implements [`Format`]. It returns a file's elements one by one, or in sections that any thread
+//! parses. `operation` is the source as data. `stage` reads the files one after the other.
 
 mod format;
 mod operation;

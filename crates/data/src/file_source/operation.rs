@@ -1,4 +1,4 @@
-//! Elements of files, one file after the other.
+//! A source that reads files, one after the other.
 
 use super::format::Format;
 use super::stage::FilesStage;
@@ -9,7 +9,7 @@ use distribute_tensor::Nest;
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// A dataset of the contents of files.
+    /// Creates a dataset of the contents of files.
     pub(crate) fn of_files(files: Files, format: impl Format) -> Self {
         Self::of(FilesSource { files: Arc::new(files), format: Arc::new(format) })
     }
@@ -69,7 +69,7 @@ impl Operation for FilesSource {
     }
 }
 
-/// The files of a worker's shard.
+/// Returns the files of a worker's shard.
 pub(crate) fn own(files: &Files, worker: &WorkerShard) -> Option<Files> {
     match *worker {
         WorkerShard::Files { workers, index } => files.shard(workers, index).ok(),
@@ -77,7 +77,7 @@ pub(crate) fn own(files: &Files, worker: &WorkerShard) -> Option<Files> {
     }
 }
 
-/// Files by name, or how many there are.
+/// Returns the files by name, or their number.
 pub(crate) fn names(files: &Files) -> String {
     let names: Vec<_> = files.iter().map(|file| format!("'{file}'")).collect();
     match names.as_slice() {
@@ -139,7 +139,7 @@ mod tests {
         )
     }
 
-    /// `[worker]` the lines that it gets.
+    /// Returns the lines of each worker, by worker.
     fn lines(plan: &Distribution<HostTensor>) -> Vec<String> {
         let mut all = vec![String::new(); plan.layout().workers];
         for step in plan.lockstep(0).unwrap() {
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(lines(&asked), ["0134", "2"]);
     }
 
-    /// Elements of renamed, longer or other files would come twice or never: 20 of 40 were missed.
+    /// Elements of renamed, longer or other files would be repeated or lost: 20 of 40 were missed.
     #[test]
     fn a_position_within_a_pass_is_refused_where_files_are_others() {
         let folder = tempfile::tempdir().unwrap();
@@ -229,13 +229,13 @@ mod tests {
         refused(&format!("is 3 (file 1 is {}) here, and was 2 (file 1 is {})", at("aa.txt"), at("b.txt")));
         std::fs::remove_file(folder.path().join("aa.txt")).unwrap();
         data().check_position(&position).unwrap();
-        // Positions of earlier versions know no files.
+        // Positions of earlier versions have no files.
         let earlier = Position { files: None, ..position };
         write("b.txt", "2\n3\n4\n");
         data().check_position(&earlier).unwrap();
     }
 
-    /// A position means the same in a folder that was moved. A cache is of its files: see `cache_file.rs`.
+    /// A position stays valid if its folder is moved. A cache does not: see `cache_file.rs`.
     #[test]
     fn a_position_goes_on_where_files_were_moved() {
         let files = |folder: &str| {
@@ -247,7 +247,7 @@ mod tests {
         plan(&data("new"), AutoShardPolicy::File, 1).unwrap().check_position(&pass.position()).unwrap();
     }
 
-    /// A pass over files of workers of their own goes on elsewhere.
+    /// A pass over the workers' own files resumes on another layout.
     #[test]
     fn a_pass_over_files_goes_on_with_another_number_of_workers() {
         let data = text_lines(three()).batch(2);

@@ -1,4 +1,4 @@
-//! One pass over files, several sections of which are parsed at the same time.
+//! One pass over files. Several sections are parsed at the same time.
 
 use super::format::{Format, Made, Reading, Work};
 use crate::broken::Broken;
@@ -12,22 +12,22 @@ use std::sync::Arc;
 /// The most bytes of all sections in progress; one section may have more.
 const MOST_BYTES: usize = 64 << 20;
 
-/// The elements of files, one file after the other and in the order within them, whichever threads make them.
+/// The elements of files, one file after the other and in the order within them, on any number of threads.
 pub(crate) struct FilesStage {
     files: Arc<Files>,
     format: Arc<dyn Format>,
     next: usize,
     current: Option<Reading>,
-    /// Elements that have been made and not passed on.
+    /// Elements that have been made but not passed on.
     made: Made,
-    /// The number of their file.
+    /// The index of their file.
     made_of: usize,
     /// The threads. The first section is parsed without them, so that a small file needs none.
     pool: Option<WorkerPool<Work, Made>>,
-    /// The files and bytes of the sections that threads have, in the order in which they come back.
+    /// The files and bytes of the sections that the threads have, in the order of their results.
     under_way: VecDeque<(usize, usize)>,
     begun: bool,
-    /// An error that comes after the sections in progress.
+    /// An error to return after the sections in progress.
     failed: Option<Error>,
     broken: Broken,
 }
@@ -51,7 +51,7 @@ impl FilesStage {
         }
     }
 
-    /// The file that is being read, or the next one; `None` after the last.
+    /// Returns the file that is being read, or the next one; `None` after the last.
     fn current(&mut self) -> Result<Option<&mut Reading>> {
         if self.current.is_none() {
             let Some(file) = self.files.iter().nth(self.next) else { return Ok(None) };
@@ -62,12 +62,12 @@ impl FilesStage {
         Ok(self.current.as_mut())
     }
 
-    /// The number of the file that is being read.
+    /// Returns the index of the file that is being read.
     fn reading(&self) -> usize {
         self.next.saturating_sub(1)
     }
 
-    /// The reason why a file cannot be parsed.
+    /// Returns the reason that a file cannot be parsed.
     fn blame(&self, file: usize, error: Error) -> Error {
         match self.files.iter().nth(file) {
             Some(file) => self.format.blame(file, error),
@@ -75,7 +75,7 @@ impl FilesStage {
         }
     }
 
-    /// Goes on to the next file if broken records are skipped.
+    /// Continues with the next file if broken records are skipped.
     fn skip_rest(&mut self, error: Error) -> Result<()> {
         let error = self.blame(self.reading(), error);
         self.broken.skip_rest(error)?;
@@ -94,7 +94,7 @@ impl FilesStage {
         Ok(None)
     }
 
-    /// Sends sections to threads that have room.
+    /// Sends sections to the threads while they have space.
     fn feed(&mut self) -> Result<()> {
         let threads = self.format.threads();
         while self.begun && threads > 1 && self.has_room() {
@@ -110,7 +110,7 @@ impl FilesStage {
         Ok(())
     }
 
-    /// Whether another section may be in progress.
+    /// Returns whether another section may be in progress.
     fn has_room(&mut self) -> bool {
         self.under_way.iter().map(|(_, bytes)| bytes).sum::<usize>() < MOST_BYTES
             && self.pool.as_mut().is_none_or(WorkerPool::has_room)
@@ -167,15 +167,15 @@ impl FilesStage {
         }
     }
 
-    /// Whether everything that was read has been passed on.
+    /// Returns whether all elements that were read have been passed on.
     fn is_idle(&self) -> bool {
         self.made.is_empty() && self.failed.is_none() && self.pool.as_ref().is_none_or(WorkerPool::is_idle)
     }
 
-    /// Skips elements of the current file without making them, if possible. Returns how many there were, and whether the
-    /// file is at its end.
+    /// Skips elements of the current file without making them, if possible. Returns how many there were, and
+    /// whether the file has ended.
     fn pass_over(&mut self, count: usize) -> Result<(usize, bool)> {
-        // Broken records are no elements, and only reading them finds which are broken.
+        // Broken records are no elements, and only parsing finds them.
         if !self.is_idle() || self.broken.skips() {
             return Ok((0, false));
         }
@@ -225,7 +225,7 @@ mod tests {
     use distribute_testing::watched;
     use std::io::Read;
 
-    /// A file's bytes, three to a section; a `?` is broken.
+    /// A file of bytes, three in a section. A `?` is broken.
     struct Bytes {
         threads: usize,
         skips: bool,

@@ -1,4 +1,4 @@
-//! Bytes to elements and back.
+//! Decodes the elements of an array.
 
 use super::header::{Header, Text};
 use crate::Result;
@@ -9,10 +9,10 @@ use half::f16;
 use num_complex::{Complex32, Complex64};
 use std::io::Read;
 
-/// Bytes read and converted at once; a multiple of every element's size.
+/// The number of bytes that are read and converted at once; a multiple of every element's size.
 const CHUNK: usize = 64 * 1024;
 
-/// Returns the memory that the elements take; `None` if that is more than a number holds.
+/// Returns the memory that the elements take; `None` on overflow.
 pub(super) fn bytes(header: &Header) -> Option<u64> {
     let each = match header.text {
         Some(text) => text.bytes()?.checked_add(size_of::<Vec<u8>>())?,
@@ -23,7 +23,7 @@ pub(super) fn bytes(header: &Header) -> Option<u64> {
     Some(if header.shape.contains(&0) { 0 } else { bytes as u64 })
 }
 
-/// The elements after a header, in row-major order.
+/// Returns the elements after a header, in row-major order.
 pub(super) fn read(header: &Header, input: &mut Input<impl Read>) -> Result<Buffer> {
     macro_rules! numbers {
         ($($dtype:ident $ty:ty;)*) => {
@@ -58,10 +58,11 @@ pub(super) fn read(header: &Header, input: &mut Input<impl Read>) -> Result<Buff
     numbers! { F16 f16; F32 f32; F64 f64; I8 i8; U8 u8; I16 i16; U16 u16; I32 i32; U32 u32; I64 i64; U64 u64; }
 }
 
-/// Texts, each with as much room as the longest. What is after their last character is zeros.
+/// Reads texts of fixed width. They are padded with zeros.
 fn texts(header: &Header, input: &mut Input<impl Read>) -> Result<Buffer> {
     let too_large = || input.damaged(format!("shape {:?} is too large", header.shape));
-    // Texts take more memory than bytes of the file: their sum may be too large even if the file's is not.
+    // In memory, texts take more bytes than in the file. So their sum may overflow even if that of the file
+    // doesn't.
     bytes(header).ok_or_else(too_large)?;
     let count =
         header.shape.iter().try_fold(1usize, |count, size| count.checked_mul(*size)).ok_or_else(too_large)?;
@@ -95,7 +96,7 @@ fn halves<const N: usize, const H: usize>(bytes: [u8; N]) -> Option<([u8; H], [u
     Some((*first, *rest.first_chunk::<H>()?))
 }
 
-/// Elements of `N` bytes each. Memory grows with what is received, whatever the shape says.
+/// Reads elements of `N` bytes each. Memory grows with the received bytes, whatever the stated shape.
 fn numbers<T: Element, const N: usize>(
     header: &Header,
     input: &mut Input<impl Read>,
@@ -129,7 +130,7 @@ fn row_major<T: Clone>(columns: &[T], shape: &[usize]) -> Vec<T> {
     let mut at = 0;
     for _ in 0..columns.len() {
         rows.extend(columns.get(at).cloned());
-        // The last axis goes round first.
+        // The last axis varies fastest.
         for ((i, size), stride) in index.iter_mut().zip(shape).zip(&strides).rev() {
             *i += 1;
             at += stride;

@@ -1,48 +1,49 @@
-//! Dtype, order and shape: the Python literal before the elements, read and written.
+//! The header of an array: dtype, order and shape as a Python literal, read and written.
 
 use crate::Result;
 use crate::file::Input;
 use distribute_tensor::{DType, HostTensor};
 use std::io::Read;
 
-/// How every file begins.
+/// The first bytes of every file.
 pub(super) const MAGIC: &[u8] = b"\x93NUMPY";
 
-/// Elements start at a multiple of this many bytes in files that we write, as in numpy's.
+/// The alignment of the elements in files that this crate writes, as in numpy's.
 const ALIGNMENT: usize = 64;
 
-/// No header is longer: its shape alone would fill the memory. (numpy itself reads up to 10,000 bytes.)
+/// The longest accepted header: a longer shape would fill the memory. (numpy itself reads up to 10,000
+/// bytes.)
 const LONGEST: u64 = 1 << 20;
 
-/// What stands before the elements.
+/// The header before the elements.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Header {
     pub(super) dtype: DType,
     pub(super) big_endian: bool,
-    /// The room of an element of text; `None` for numbers.
+    /// The width of a text; `None` for numbers.
     pub(super) text: Option<Text>,
-    /// Column by column.
+    /// Whether the elements are in column-major order.
     pub(super) fortran: bool,
     pub(super) shape: Vec<usize>,
 }
 
-/// The room that each text of an array has.
+/// The width of each text of an array.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Text {
     /// The number of characters.
     pub(super) characters: usize,
-    /// Whether a character is of Unicode and has 4 bytes, and not 1.
+    /// Whether a character has 4 bytes of Unicode, and not 1.
     pub(super) unicode: bool,
 }
 
 impl Text {
-    /// The number of bytes; `None` if that is more than a number holds.
+    /// Returns the number of bytes; `None` on overflow.
     pub(super) fn bytes(self) -> Option<usize> {
         self.characters.checked_mul(if self.unicode { 4 } else { 1 })
     }
 }
 
-/// The dtypes of both, and numpy's codes.
+/// The dtypes that this crate and numpy both have, and numpy's codes.
 const CODES: [(DType, &str); 14] = [
     (DType::Bool, "b1"),
     (DType::I8, "i1"),
@@ -61,7 +62,7 @@ const CODES: [(DType, &str); 14] = [
 ];
 
 impl Header {
-    /// The header with which we write a tensor.
+    /// Returns the header of a tensor that is to be written.
     pub(super) fn of(tensor: &HostTensor) -> Result<Self> {
         let dtype = tensor.dtype();
         if CODES.iter().any(|(known, _)| *known == dtype) {
@@ -73,7 +74,7 @@ impl Header {
         }
     }
 
-    /// The bytes up to the first element.
+    /// Returns the bytes up to the first element.
     pub(super) fn encode(&self) -> Vec<u8> {
         let code = CODES.iter().find(|(dtype, _)| *dtype == self.dtype).map_or("", |(_, code)| code);
         let order = match (self.dtype.bytes(), self.big_endian) {
@@ -88,7 +89,7 @@ impl Header {
             "{{'descr': '{order}{code}', 'fortran_order': {fortran}, 'shape': ({}{comma}), }}",
             sizes.join(", ")
         );
-        // Version 1 has room for a length below 64 KiB, version 2 for any.
+        // The length field of version 1 allows less than 64 KiB, that of version 2 any length.
         let long = text.len() + 2 * ALIGNMENT > usize::from(u16::MAX);
         let before = MAGIC.len() + if long { 6 } else { 4 };
         let padded = (before + text.len() + 1).next_multiple_of(ALIGNMENT) - before;
@@ -102,7 +103,7 @@ impl Header {
         [MAGIC, &[version, 0], &len, text.as_bytes()].concat()
     }
 
-    /// Reads up to the first element.
+    /// Reads the header, up to the first element.
     pub(super) fn read(input: &mut Input<impl Read>) -> Result<Self> {
         if input.array::<6>()? != MAGIC {
             return Err(input.damaged_at(0, "this is no .npy file: it doesn't begin with \\x93NUMPY"));
@@ -125,13 +126,13 @@ impl Header {
     }
 }
 
-/// A Python dictionary that is being read.
+/// A parser of a Python dictionary.
 struct Literal<'a> {
     text: &'a [u8],
     next: usize,
 }
 
-/// The value, or what was expected at `next`.
+/// The value, or a description of the expected token at `next`.
 type Parsed<T> = std::result::Result<T, &'static str>;
 
 impl<'a> Literal<'a> {
@@ -169,7 +170,7 @@ impl<'a> Literal<'a> {
         self.next += rest.iter().take_while(|b| b.is_ascii_whitespace()).count();
     }
 
-    /// Passes over blanks and, if it comes next, the token.
+    /// Skips blanks and the token, if it comes next.
     fn token(&mut self, token: &[u8]) -> Option<()> {
         self.blanks();
         self.text.get(self.next..)?.starts_with(token).then(|| self.next += token.len())
@@ -190,7 +191,7 @@ impl<'a> Literal<'a> {
         yes.or_else(|| self.token(b"False").map(|()| false))
     }
 
-    /// A dtype's code, whether its elements are big-endian, and the room that they have if they are text.
+    /// Returns a dtype, whether its elements are big-endian, and their width if they are text.
     fn descr(&mut self) -> Parsed<(DType, bool, Option<Text>)> {
         const KNOWN: &str = "the code of a bool, integer, float, complex or text dtype, such as '<f4'";
         self.blanks();
@@ -240,7 +241,7 @@ impl<'a> Literal<'a> {
         let digits = rest.iter().take_while(|b| b.is_ascii_digit()).count();
         let size = std::str::from_utf8(rest.get(..digits)?).ok()?.parse().ok()?;
         self.next += digits;
-        // Python 2 wrote long integers so.
+        // Python 2 wrote long integers with this suffix.
         let _ = self.token(b"L");
         Some(size)
     }

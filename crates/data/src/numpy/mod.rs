@@ -1,13 +1,14 @@
-//! Arrays as numpy saves them: `.npy` files, and `.npz` files of several.
+//! Arrays in numpy's formats: `.npy` files, and `.npz` files of several arrays.
 //!
-//! All dtypes that numpy and [`HostTensor`] both have: bool, integers, `float16` to `float64`, `complex64`, `complex128`
-//! and text (`str_` as UTF-8, `bytes_`), in either byte order, row by row or column by column. Dates, structures and
-//! Python objects are refused, and so is a file that is longer than its header says.
+//! All dtypes that numpy and [`HostTensor`] both have are read: bool, integers, `float16` to `float64`,
+//! `complex64`, `complex128` and text (`str_` as UTF-8, `bytes_`), in either byte order, in row-major or
+//! column-major order. Dates, structures and Python objects give an error, and so does a file that is longer
+//! than its header states.
 //!
 //! | file | what it is |
 //! |---|---|
 //! | `header.rs` | dtype, order and shape: the Python literal before the elements, read and written |
-//! | `elements.rs` | bytes to elements and back |
+//! | `elements.rs` | decodes the elements |
 
 mod elements;
 mod header;
@@ -25,8 +26,9 @@ use std::path::Path;
 ///
 /// # Errors
 ///
-/// [`Error::Io`] if the file cannot be read, [`Error::Damaged`] if it is no such file, is one of a dtype that tensors
-/// don't have, or is compressed and larger than [one element may be](Location::element_limit).
+/// - [`Error::Io`]: the file cannot be read.
+/// - [`Error::Damaged`]: the file is no `.npy` file, has a dtype that tensors don't have, or is compressed
+///   and larger than the [limit for one element](Location::element_limit).
 ///
 /// ```
 /// use distribute_data::numpy::{read_npy, write_npy};
@@ -44,18 +46,19 @@ pub fn read_npy(location: impl Into<Location>) -> Result<HostTensor> {
     let location = location.into();
     let known = |head: &[u8]| Some(head.starts_with(MAGIC));
     let (bytes, packed) = Compression::Auto.unpack(&location, known)?;
-    // What wasn't compressed takes no more memory than the file has bytes.
+    // An uncompressed array takes no more memory than the file has bytes.
     let mut room = Room { limit: packed.then(|| location.limit()), taken: 0 };
     let array = read(&mut Input::new(location.to_string(), bytes), &mut room);
     array.map_err(|error| Compression::Auto.blame(&location, known, error))
 }
 
-/// Reads all arrays of a `.npz` file, as `numpy.savez` and `numpy.savez_compressed` write them, by name.
+/// Reads all arrays of a `.npz` file, which `numpy.savez` and `numpy.savez_compressed` write, by name.
 ///
 /// # Errors
 ///
-/// As [`read_npy`]; errors name the array's file within the archive as `file.npz/name.npy`. All arrays together may take
-/// as much memory as the file has bytes, or as [one element may](Location::element_limit).
+/// The errors of [`read_npy`]. They name the array's file within the archive as `file.npz/name.npy`. All
+/// arrays together may take as much memory as the file has bytes, or as the [limit for one
+/// element](Location::element_limit) if that is more.
 ///
 /// ```no_run
 /// let arrays = distribute_data::numpy::read_npz("mnist.npz")?;
@@ -67,12 +70,12 @@ pub fn read_npz(location: impl Into<Location>) -> Result<BTreeMap<String, HostTe
     any_npz(&location.into(), None)
 }
 
-/// Reads some arrays of a `.npz` file by name. Others are not looked at, whatever they are.
+/// Reads some arrays of a `.npz` file by name. Others are not read, whatever they are.
 ///
 /// # Errors
 ///
-/// - Those of [`read_npz`], for these arrays.
-/// - [`Error::NoColumn`]: there is no array of a name.
+/// - [`Error::NoColumn`]: there is no array with a requested name.
+/// - Any error of [`read_npz`], for these arrays.
 ///
 /// ```no_run
 /// let arrays = distribute_data::numpy::read_npz_arrays("mnist.npz", ["x_train"])?;
@@ -93,7 +96,7 @@ fn any_npz(location: &Location, names: Option<&BTreeSet<String>>) -> Result<BTre
             let len = file.metadata().map_err(|e| location.io_error(e))?.len();
             archive(location, file, len, names)
         }
-        // The directory of an archive is at its end, so what has no end yet is read first.
+        // The directory of an archive is at its end, so other locations are read completely first.
         None => {
             let mut all = Vec::new();
             location.open()?.read_to_end(&mut all).map_err(|e| location.io_error(e))?;
@@ -103,12 +106,13 @@ fn any_npz(location: &Location, names: Option<&BTreeSet<String>>) -> Result<BTre
     }
 }
 
-/// Writes a tensor as a `.npy` file, little-endian and row by row. The file has its name when it is whole.
+/// Writes a tensor as a `.npy` file, little-endian and in row-major order. The file gets its name when it is
+/// complete.
 ///
 /// # Errors
 ///
-/// [`Error::Write`] if the file cannot be written, an error of the tensor crate for `bfloat16` and strings, which numpy
-/// doesn't have.
+/// - [`Error::Write`]: the file cannot be written.
+/// - [`Error::Tensor`]: the tensor is of `bfloat16`, which numpy doesn't have, or of strings.
 #[doc(alias = "numpy.save")]
 pub fn write_npy(path: impl AsRef<Path>, tensor: &HostTensor) -> Result<()> {
     let path = path.as_ref();
@@ -122,17 +126,17 @@ pub fn write_npy(path: impl AsRef<Path>, tensor: &HostTensor) -> Result<()> {
     write().map_err(|source| Error::Write { path: path.display().to_string(), source })
 }
 
-/// What arrays may take in memory.
+/// The memory that arrays may take.
 struct Room {
-    /// `None` where there is none.
+    /// The limit; `None` if there is none.
     limit: Option<ElementLimit>,
-    /// What those before have taken.
+    /// The memory that earlier arrays have taken.
     taken: u64,
 }
 
 fn read(input: &mut Input<impl Read>, room: &mut Room) -> Result<HostTensor> {
     let header = Header::read(input)?;
-    // Sizes that no number holds are found where the elements are read.
+    // Sizes that overflow are detected when the elements are read.
     room.taken = room.taken.saturating_add(elements::bytes(&header).unwrap_or(0));
     let fits = room.limit.map_or(Ok(()), |limit| limit.check("what is unpacked of it", room.taken));
     fits.map_err(|what| input.damaged(what))?;
@@ -153,7 +157,7 @@ fn archive(
     };
     let mut archive = zip::ZipArchive::new(file).map_err(broken)?;
     let (mut arrays, mut known) = (BTreeMap::new(), Vec::new());
-    // A directory may name the same bytes many times, so arrays are counted together.
+    // A directory may name the same bytes many times, so the memory of all arrays is added up.
     let limit = location.limit();
     let mut room = Room { limit: Some(limit.of(limit.bytes().max(len))), taken: 0 };
     for index in 0..archive.len() {

@@ -1,4 +1,4 @@
-//! A stage on a thread of its own, ahead of its consumer.
+//! [`AheadStage`]: a stage on its own thread, ahead of its consumer.
 
 use crate::chunk::Chunk;
 use crate::guard::panic_message;
@@ -9,10 +9,10 @@ use std::thread::JoinHandle;
 
 /// Runs its input on a thread that stays at most `buffer` elements ahead of the consumer.
 ///
-/// No deadline is needed: a wait on a channel ends when the other end is dropped. The thread drops its end when the input
-/// ends, fails or panics. The consumer drops its end with the stage; the thread's next send then fails, and the thread ends.
-/// Nobody joins a thread that may still be in a user function. Only the user function itself can take long, just as it would
-/// without a thread.
+/// No deadline is needed, because a wait on a channel ends when the other end is dropped. The thread drops
+/// its end when the input ends, fails or panics. The consumer drops its end with the stage. The thread's next
+/// send then fails, and the thread exits. The stage never joins a thread that may still be in a user
+/// function. Only the user function itself can take long, just as without a thread.
 pub(crate) struct AheadStage {
     state: State,
     buffer: usize,
@@ -20,7 +20,7 @@ pub(crate) struct AheadStage {
 }
 
 enum State {
-    /// Not started, since a pass that nobody reads needs no thread.
+    /// A stage that is not started: a pass that is never read needs no thread.
     Waiting(Box<dyn Stage>),
     Running(Running),
     Ended,
@@ -29,16 +29,16 @@ enum State {
 struct Running {
     receiver: Receiver<Made>,
     thread: JoinHandle<()>,
-    /// How many passes the input had completed when the last element was made.
+    /// The number of passes that the input had completed when the last element was made.
     passes: usize,
-    /// A received chunk that could not be appended to the one before.
+    /// A received chunk that could not be appended to the previous one.
     kept: Option<Result<Chunk>>,
 }
 
-/// A chunk, and how many [passes](Stage::passes) the input had completed by then.
+/// A chunk, and the number of [passes](Stage::passes) that the input had completed by then.
 type Made = (Result<Chunk>, usize);
 
-/// A channel allocates all its slots at once, so more than these would only cost memory.
+/// A channel allocates all its slots at once, so more slots than these would only cost memory.
 const MOST_PLACES: usize = 4096;
 
 impl Running {
@@ -60,7 +60,8 @@ impl Running {
                         break;
                     }
                 }
-                // Dropped before the channel's end, so that its memory is free when the consumer sees the end.
+                // Dropped before the channel's end, so that its memory is free when the consumer sees the
+                // end.
                 drop(input);
                 drop(sender);
             })
@@ -70,7 +71,7 @@ impl Running {
 
     /// Waits for one element, and takes others that are ready, up to `max` in total.
     fn pull(&mut self, max: usize) -> Option<Result<Chunk>> {
-        // This wait ends with the thread, see above.
+        // This wait ends with the thread, see [`AheadStage`].
         let first = match self.kept.take() {
             Some(kept) => kept,
             None => {
@@ -100,7 +101,8 @@ impl Running {
         chunk
     }
 
-    /// Why there are no more elements. The thread has nothing left to do, so this join doesn't wait.
+    /// Returns the error of a thread that panicked. The thread has nothing left to do, so this join doesn't
+    /// wait.
     fn end(self, operation: &'static str) -> Option<Result<Chunk>> {
         let panic = self.thread.join().err()?;
         Some(Err(Error::ThreadDied { operation, message: panic_message(panic.as_ref()) }))
@@ -108,7 +110,8 @@ impl Running {
 }
 
 impl AheadStage {
-    /// `buffer` is at least 1. `operation` is who asked for the thread, for its name and for errors.
+    /// Creates a stage whose thread is not started yet. `buffer` must be at least 1. `operation` is used for
+    /// the name of the thread and for errors.
     pub(crate) fn new(input: Box<dyn Stage>, buffer: usize, operation: &'static str) -> Self {
         Self { state: State::Waiting(input), buffer, operation }
     }
@@ -140,7 +143,7 @@ impl Stage for AheadStage {
         }
     }
 
-    /// Before the thread has started, the input itself skips, which can be much faster than making elements.
+    /// Skips by the input itself if the thread has not started. That can be much faster than making elements.
     fn skip(&mut self, count: usize) -> Result<usize> {
         if let State::Waiting(input) = &mut self.state {
             let skipped = input.skip(count)?;

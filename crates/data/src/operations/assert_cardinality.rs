@@ -7,11 +7,13 @@ use crate::{Cardinality, Dataset, Error, Result};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// Asserts that there are `count` elements, which is the [`cardinality`](Dataset::cardinality) from here on.
+    /// Asserts that there are `count` elements, which is the [`cardinality`](Dataset::cardinality) from here
+    /// on.
     ///
-    /// Another number gives [`Error::Cardinality`]: before anything is read if the pipeline tells, otherwise in the pass,
-    /// at its end or in place of the first excess element. Workers that read files of their own each have only some of the
-    /// elements, so the assertion is removed for them.
+    /// Another number gives [`Error::Cardinality`]. If the pipeline determines the number, the error comes
+    /// before anything is read. Otherwise it comes in the pass, at its end or in place of the first excess
+    /// element. Workers that read their own files each have only some of the elements, so the assertion is
+    /// removed for them.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -80,7 +82,7 @@ struct AssertStage {
     input: Box<dyn Stage>,
     expected: usize,
     left: usize,
-    /// Whether there was an excess element after those passed on last.
+    /// Whether there was an excess element after the ones passed on last.
     more: bool,
 }
 
@@ -89,7 +91,7 @@ impl AssertStage {
         wrong(self.expected, if self.more { "has more".into() } else { has(self.expected - self.left) })
     }
 
-    /// Passes on all but the excess elements.
+    /// Passes on all except the excess elements.
     fn count(&mut self, mut chunk: Chunk) -> Result<Chunk> {
         if chunk.len() > self.left {
             self.more = true;

@@ -1,4 +1,4 @@
-//! A dataset whose elements are declared, and checked as they come.
+//! Declares the spec of a dataset, and checks its elements as they come.
 
 use crate::chunk::Chunk;
 use crate::pipeline::{Look, Operation, Pipeline, Sharding, one_input};
@@ -8,10 +8,11 @@ use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Declares the dtypes and shapes of all elements: what a function or a generator gives, whose sizes differ or are
-    /// not told by the first element. A size that is `None` may be any.
+    /// Declares the dtypes and shapes of all elements, for example of a function or a generator whose
+    /// elements differ in size or whose first element is costly. A size of `None` may be any size.
     ///
-    /// Every element is checked as it comes. One with another structure, dtype or shape gives [`Error::Spec`] in the pass.
+    /// Every element is checked as it comes. One with another structure, dtype or shape gives [`Error::Spec`]
+    /// in the pass.
     ///
     /// ```
     /// use distribute_data::{Dataset, TensorSpec};
@@ -37,7 +38,7 @@ struct AssertElementSpec {
     declared: Arc<Declared>,
 }
 
-/// A spec that elements are compared with, and its leaves and structure, which are made once for all elements.
+/// A spec that elements are compared with. Its leaves and structure are made once for all elements.
 struct Declared {
     spec: ElementSpec,
     leaves: Vec<TensorSpec>,
@@ -50,7 +51,7 @@ impl Declared {
         Self { spec, leaves, structure }
     }
 
-    /// Describes what was declared and what an element is, if that is something else.
+    /// Describes the declared spec and an element, if the element doesn't have the spec.
     fn difference(&self, value: &Tree<Leaf>) -> Option<(String, String)> {
         let fits = |(spec, leaf): (&TensorSpec, &Leaf)| {
             let dims = leaf.dims();
@@ -71,7 +72,7 @@ impl Operation for AssertElementSpec {
         format!("assert element spec {}", self.declared.spec.describe(&ToString::to_string))
     }
 
-    /// Empty: it changes no element.
+    /// Returns an empty text, because the operation changes no element.
     fn identity(&self) -> String {
         String::new()
     }
@@ -102,11 +103,11 @@ struct AssertStage {
 }
 
 impl AssertStage {
-    /// The elements before the first that is something else.
+    /// Returns the elements before the first that doesn't have the spec.
     fn check(&mut self, chunk: Chunk) -> Result<Chunk> {
         let chunk = chunk.together()?;
         let right = match &chunk {
-            // The rows of a source are all alike.
+            // The rows of a source all have one spec.
             Chunk::Rows(source, picks) => {
                 let first = picks.first().map(|row| source.row(row)).transpose()?;
                 if first.is_none_or(|row| self.is_right(0, &row)) { chunk.len() } else { 0 }
@@ -126,7 +127,8 @@ impl AssertStage {
         }
     }
 
-    /// Whether the element `offset` elements after those passed on is what was declared; it has failed if it isn't.
+    /// Returns whether an element has the declared spec; records an error if not. `offset`: its position
+    /// after the elements that were passed on.
     fn is_right(&mut self, offset: usize, value: &Tree<Leaf>) -> bool {
         let index = self.input.index + offset;
         let difference = self.declared.difference(value);

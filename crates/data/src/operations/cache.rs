@@ -1,4 +1,4 @@
-//! Keeps elements, so that later passes need not make them again.
+//! Keeps elements in memory for later passes.
 
 use crate::chunk::{Chunk, append};
 use crate::pipeline::{Operation, Pipeline, Sharding};
@@ -8,11 +8,12 @@ use distribute_tensor::Nest;
 use std::sync::{Arc, OnceLock};
 
 impl<T: Nest> Dataset<T> {
-    /// Keeps all elements of the first complete pass in memory, for later passes. A pass that ends early keeps nothing, and
-    /// a dataset that never ends gives [`Error::Endless`].
+    /// Keeps all elements of the first complete pass in memory, for later passes. A pass that ends early
+    /// keeps nothing. A dataset that never ends gives [`Error::Endless`].
     ///
-    /// Every pass has the elements of the input's pass 0, in its order, so put a [`shuffle`](Dataset::shuffle) after the
-    /// cache, not before it. Tensors are shared, and rows in memory are kept as indices.
+    /// Every pass has the elements of the input's pass 0, in its order. So put a
+    /// [`shuffle`](Dataset::shuffle) after the cache, not before it. Tensors are shared, and rows in memory
+    /// are kept as indices.
     #[doc(alias = "tf.data.Dataset.cache")]
     pub fn cache(&self) -> Self {
         Self::of(Cache { input: self.pipeline().clone(), kept: Arc::default() })
@@ -32,13 +33,13 @@ struct Kept {
 }
 
 impl Kept {
-    /// Keeps the elements of a chunk, and of the sections that they are from no more than them.
+    /// Keeps the elements of a chunk, without the rest of their sections.
     fn push(&mut self, chunk: &Chunk) -> Result<()> {
         self.len += chunk.len();
         append(&mut self.chunks, chunk.slice(0..chunk.len()))
     }
 
-    /// No more elements follow.
+    /// Compacts the last chunk. No more elements follow.
     fn end(&mut self) -> Result<()> {
         if let Some(last) = self.chunks.pop() {
             self.chunks.push(last.compact()?);
@@ -56,7 +57,7 @@ impl Operation for Cache {
         Some(self.input.clone())
     }
 
-    /// On another input the cache starts empty, since the elements differ.
+    /// Returns an empty cache, because the elements of another input differ.
     fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
         Some(Arc::new(Cache { input: f(&self.input), kept: Arc::default() }))
     }
@@ -99,7 +100,8 @@ impl Operation for Cache {
     }
 }
 
-/// Refuses to cache a dataset that never ends, which would keep more and more elements and never use them.
+/// Checks that a dataset ends. Caching an endless one would keep more and more elements without ever using
+/// them.
 pub(super) fn ends(operation: &'static str, input: &Pipeline) -> Result<()> {
     match input.cardinality() {
         Cardinality::Infinite => Err(Error::Endless { operation }),
@@ -120,7 +122,7 @@ impl Stage for FillStage {
             if let Err(error) = self.seen.end() {
                 return Some(Err(error));
             }
-            // Of two concurrent passes, the first to end is kept; they have the same elements.
+            // If two passes run at once, the first to end is kept. They have the same elements.
             let _ = self.kept.set(std::mem::take(&mut self.seen));
             return None;
         };
@@ -141,7 +143,7 @@ struct KeptStage {
 }
 
 impl KeptStage {
-    /// The next elements, up to `max`, all of one chunk; `None` at the end.
+    /// Returns the next elements, up to `max`, all of one chunk; `None` at the end.
     fn advance(&mut self, max: usize) -> Option<(usize, std::ops::Range<usize>)> {
         let chunks = &self.kept.get()?.chunks;
         while self.start == chunks.get(self.chunk)?.len() {
@@ -181,7 +183,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// A dataset of five numbers, and how many of them have been made.
+    /// Returns a dataset of five numbers, and a count of the numbers that were made.
     fn counted() -> (Dataset<i64>, Arc<AtomicUsize>) {
         let made = Arc::new(AtomicUsize::new(0));
         let count = made.clone();
@@ -222,7 +224,8 @@ mod tests {
         assert_eq!(made.load(Ordering::Relaxed), 12);
     }
 
-    /// Or a position in epoch 1 would mean another element in a new process, whose first pass is that one.
+    /// Otherwise a position in epoch 1 would mean another element in a new process, whose first pass is that
+    /// one.
     #[test]
     fn every_pass_is_the_inputs_pass_0() {
         let shuffled = Dataset::range(20).shuffle(20, 3);
@@ -241,11 +244,11 @@ mod tests {
         assert!(std::ptr::eq(whole.as_slice::<i64>().unwrap(), x.as_slice::<i64>().unwrap()), "copied");
     }
 
-    /// The rest of a section is free, whatever has chosen its elements.
+    /// The rest of a section is freed, whatever operation has chosen its elements.
     #[test]
     fn of_a_section_no_more_is_kept_than_its_elements() {
         let rows = || Dataset::range(1000).batch(100).unbatch::<i64>();
-        // 10 of the rows of each section come together, so that a filter sees no need to copy them.
+        // 10 consecutive rows of each section match, so a filter has no reason to copy them.
         for (few, count) in [(rows().filter(|x| x % 100 < 10), 100), (rows().shard(8, 1), 125)] {
             let cache = Cache { input: few.pipeline().clone(), kept: Arc::default() };
             let mut stage = cache.start(0);

@@ -1,25 +1,25 @@
-//! Identifies the pipeline whose elements are in a cache file.
+//! [`Contents`]: identifies the pipeline whose elements are in a cache file.
 
 use crate::file::Stamp;
 use crate::pipeline::{self, Look, Pipeline};
 use crate::{Cardinality, Error, Location, Result};
 use std::sync::Arc;
 
-/// What is known about elements without making them.
+/// The properties of a dataset that are known without making its elements.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Contents {
     /// The checksum of the operations, as in positions.
     operations: u32,
     /// The number of elements, and their spec, as text; empty if unknown.
     known: [String; 2],
-    /// The files of its sources, in order.
+    /// The files of the sources, in order.
     files: Arc<[Stamp]>,
 }
 
-/// How the record begins, unlike any element. The last byte is the version.
+/// The beginning of the record, unlike that of any element. The last byte is the version.
 const BEGIN: &[u8] = b"\xd5cache\x02";
 
-/// The current state of a pipeline's files, which takes a system call for each.
+/// Returns the current state of a pipeline's files. This takes a system call for each.
 pub(super) fn files(pipeline: &Pipeline) -> Arc<[Stamp]> {
     let mut stamps = Vec::new();
     pipeline::visit(pipeline, &mut |operation| {
@@ -29,7 +29,7 @@ pub(super) fn files(pipeline: &Pipeline) -> Arc<[Stamp]> {
 }
 
 impl Contents {
-    /// The contents of a pipeline with these files.
+    /// Returns the contents of a pipeline with these files.
     pub(super) fn of(pipeline: &Pipeline, files: Arc<[Stamp]>) -> Self {
         let count = match pipeline.cardinality() {
             Cardinality::Unknown => String::new(),
@@ -63,7 +63,8 @@ impl Contents {
         let Some(theirs) = record.and_then(Self::decode) else {
             return refuse("it is no cache of this version".into());
         };
-        // Unknown on one side is not a difference: a cache in memory knows its length only once it is filled.
+        // An unknown value on one side is not a difference: a cache in memory knows its length only once it
+        // is filled.
         for (mine, theirs) in self.known.iter().zip(&theirs.known) {
             if mine != theirs && !mine.is_empty() && !theirs.is_empty() {
                 return refuse(format!("those are {theirs}, these are {mine}"));

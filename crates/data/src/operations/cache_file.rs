@@ -1,4 +1,5 @@
-//! Keeps elements in a file: an identification of their pipeline, a record for each element, and their number.
+//! Keeps elements in a file: an identification of their pipeline, a record for each element, and their
+//! number.
 
 use super::cache::ends;
 use super::cache_contents::{Contents, files};
@@ -14,19 +15,20 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 impl<T: Nest> Dataset<T> {
-    /// A [`cache`](Dataset::cache) in a local file. The first complete pass writes it, and later passes read it, in later
-    /// processes, too. The file gets its name when it is complete. Workers that read files of their own, or have a hint,
-    /// each have a file of their own: `path.0-of-2`. If a function makes a dataset for each worker, each needs its own
-    /// path.
+    /// Keeps all elements in a local file, like [`cache`](Dataset::cache) in memory. The first complete pass
+    /// writes the file. Later passes read it, also in later processes. The file gets its name when it is
+    /// complete. Workers that read their own files, or have a shard hint, each have their own cache file:
+    /// `path.0-of-2`. If a function makes a dataset for each worker, each needs its own path.
     ///
-    /// A cache of other operations, parameters, lengths or shapes, or of other source files, gives [`Error::Cache`]. Source
-    /// files are compared by path as given, size and time of modification, as of the first pass of the process; files that
-    /// no longer exist are ignored. Bytes in memory are compared by name and size, URLs without what follows a `?`. Changes
-    /// inside of your functions, or in files that these read, cannot be detected: delete the cache then.
+    /// A cache of other operations, parameters, lengths or shapes, or of other source files, gives
+    /// [`Error::Cache`]. Source files are compared by given path, size and time of modification, as of the
+    /// first pass of the process. Files that no longer exist are ignored. Bytes in memory are compared by
+    /// name and size, URLs without the part after a `?`. Changes inside your functions, or in files that your
+    /// functions read, cannot be detected. Delete the cache in that case.
     ///
-    /// A damaged file gives [`Error::Record`] or [`Error::Damaged`] in the pass, one that cannot be written
-    /// [`Error::Write`]. Elements must be host tensors, of any dtype, and not larger than [one element may
-    /// be](Location::element_limit); otherwise the pass gives [`Error::Unwritable`].
+    /// A damaged file gives [`Error::Record`] or [`Error::Damaged`] in the pass, a file that cannot be
+    /// written gives [`Error::Write`]. Elements must be host tensors, of any dtype, and not larger than the
+    /// [limit for one element](Location::element_limit). Otherwise the pass gives [`Error::Unwritable`].
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -47,7 +49,7 @@ impl<T: Nest> Dataset<T> {
 struct CacheFile {
     input: Pipeline,
     file: Arc<Location>,
-    /// The state of the input's files when the first pass began; there may be many.
+    /// The state of the input's files when the first pass began. There may be many.
     stamps: OnceLock<Arc<[Stamp]>>,
 }
 
@@ -95,7 +97,7 @@ impl Operation for CacheFile {
         Sharding::Through
     }
 
-    /// Each worker keeps its shard in a file of its own.
+    /// Gives each worker its own cache file for its shard.
     fn shard(&self, worker: &WorkerShard) -> Option<Pipeline> {
         let (WorkerShard::Files { workers, index } | WorkerShard::Hint { workers, index }) = worker;
         let mut path = self.file.path()?.as_os_str().to_owned();
@@ -121,8 +123,8 @@ impl Operation for CacheFile {
     }
 }
 
-/// Passes on the elements of the input and writes them: an identification, a record for each element, and their number at
-/// the end.
+/// Passes on the elements of the input and writes them: an identification, a record for each element, and
+/// their number at the end.
 struct WriteStage {
     input: Box<dyn Stage>,
     file: Arc<Location>,
@@ -131,7 +133,7 @@ struct WriteStage {
     written: u64,
 }
 
-/// The most elements made at once.
+/// The most elements that are made at once.
 const MOST_AT_ONCE: usize = 256;
 
 impl WriteStage {
@@ -187,19 +189,19 @@ impl Stage for WriteStage {
     }
 }
 
-/// Passes on the elements in the file.
+/// Passes on the elements of the file.
 struct ReadStage {
     file: Arc<Location>,
-    /// What the file must contain.
+    /// The expected contents of the file.
     contents: Contents,
     reader: Option<TfRecordReader<Box<dyn BufRead + Send>>>,
     read: u64,
-    /// Whether the number at the end has been read, with the last elements or after them.
+    /// Whether the number of elements at the end has been read, with the last elements or after them.
     ended: bool,
 }
 
 impl ReadStage {
-    /// The records of up to `max` elements; none at the end, where their number is checked.
+    /// Returns the records of up to `max` elements. Empty at the end, after a check of their number.
     fn records(&mut self, max: usize) -> Result<Vec<Vec<u8>>> {
         if self.ended {
             return Ok(Vec::new());
@@ -215,7 +217,7 @@ impl ReadStage {
         };
         let records = reader.read_at_hand(max.min(MOST_AT_ONCE))?;
         let mut elements: Vec<Vec<u8>> = records.iter().map(<[u8]>::to_vec).collect();
-        // Elements have a byte that says what they are, so that none has the length of a number.
+        // Elements begin with a tag byte, so none has the length of a number.
         let end = elements.pop_if(|last| last.len() == size_of::<u64>());
         self.read += elements.len() as u64;
         self.ended = end.is_some();
@@ -319,7 +321,7 @@ mod tests {
         let square = |n| Dataset::range(n).map(|x| x * x);
         assert_eq!(cached(square(3)).unwrap(), [0, 1, 4]);
         assert_eq!(cached(square(3)).unwrap(), [0, 1, 4]);
-        // Threads and what is made ahead change no element.
+        // Threads and prefetching change no element.
         assert_eq!(cached(Dataset::range(3).map_parallel(2, |x| x * x).prefetch(1)).unwrap(), [0, 1, 4]);
         for other in
             [square(4), square(0), square(3).shuffle(3, 1), square(3).filter(|_| true), Dataset::range(3)]
@@ -329,7 +331,7 @@ mod tests {
             let text = error.to_string();
             assert!(text.contains("delete it") && text.contains(&path.display().to_string()), "{text}");
         }
-        // What the operations don't tell, lengths and shapes may.
+        // Lengths and shapes may differ when operations don't.
         let path = folder.path().join("b");
         let items = |n: usize, width| Dataset::from_items(vec![HostTensor::vector(vec![0f32; width]); n]);
         let read = |n, width| items(n, width).cache_to(&path).iter().find_map(Result::err);
@@ -346,7 +348,7 @@ mod tests {
                 .to_string()
                 .contains("local path")
         );
-        // Any other file of records is none of ours.
+        // Any other file of records is no cache.
         std::fs::copy(&path, folder.path().join("c")).unwrap();
         let mut writer = TfRecordWriter::create(folder.path().join("c"), Compression::None).unwrap();
         writer.write(b"record").unwrap();
@@ -380,7 +382,7 @@ mod tests {
         );
         assert_eq!(read("both", &["a", "b"]).unwrap(), "12");
         refused("both", &["b", "a"], "it was written from");
-        // Names are elements, too, and what is read by them is seen.
+        // Names are elements as well, and changes of their files are detected.
         let names =
             |name: &str| Dataset::list_files(at(name)).cache_to(at("names")).iter().find_map(Result::err);
         assert!(names("a").is_none() && names("a").is_none());
@@ -393,7 +395,7 @@ mod tests {
             |time| std::fs::File::options().write(true).open(at("a")).unwrap().set_modified(time).unwrap();
         set(std::time::UNIX_EPOCH + std::time::Duration::from_secs(7));
         refused("cache", &["a"], "is not as old as it was");
-        // What a cache has been made of may go.
+        // The source of a cache may be deleted.
         std::fs::remove_file(at("a")).unwrap();
         assert_eq!(read("cache", &["a"]).unwrap(), "1");
     }
@@ -428,7 +430,7 @@ mod tests {
         }
     }
 
-    /// An open named pipe would be waited for, for ever.
+    /// Opening a named pipe would block forever.
     #[cfg(unix)]
     #[test]
     fn what_is_no_file_is_refused_at_once() {
@@ -441,7 +443,7 @@ mod tests {
                 let text = error.to_string();
                 assert!(text.contains(what) && text.contains(&path.display().to_string()), "{text}");
             }
-            // A link to nowhere is no cache yet: it is replaced.
+            // A dangling link is no cache yet: it is replaced.
             let link = folder.path().join("link");
             std::os::unix::fs::symlink(folder.path().join("nowhere"), &link).unwrap();
             let data = Dataset::range(2).cache_to(&link);

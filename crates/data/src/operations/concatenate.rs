@@ -1,4 +1,4 @@
-//! One dataset after another.
+//! Concatenates two datasets.
 
 use crate::chunk::Chunk;
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding};
@@ -8,7 +8,7 @@ use distribute_tensor::Nest;
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// The elements of this dataset, then those of the other.
+    /// Returns the elements of this dataset, then those of the other.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -69,7 +69,7 @@ impl Operation for Concatenate {
 
 struct ConcatenateStage {
     current: Box<dyn Stage>,
-    /// What comes after the current one.
+    /// The stage after the current one.
     second: Option<Box<dyn Stage>>,
 }
 

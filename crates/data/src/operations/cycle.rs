@@ -1,4 +1,4 @@
-//! A cycle of datasets that are read in turn.
+//! [`Cycle`]: datasets that are read in turn.
 
 use super::ahead::AheadStage;
 use crate::chunk::Chunk;
@@ -8,33 +8,33 @@ use crate::{Error, Interleave, Result};
 use distribute_tensor::{Leaf, Tree};
 use std::sync::Arc;
 
-/// A user's function from an element to a dataset, with the element's index.
+/// A user function from an element to a dataset. It gets the element's index as well.
 pub(super) type InnerFn = Arc<dyn Fn(Tree<Leaf>, usize) -> Result<Pipeline> + Send + Sync>;
 
 /// Datasets that are read in turn.
 pub(super) struct Cycle {
-    /// `None` once it has ended.
+    /// The stage of elements; `None` once it has ended.
     input: Option<Box<dyn Stage>>,
     operation: &'static str,
     function: InnerFn,
     turns: Interleave,
     epoch: u64,
-    /// How many elements of the input have been read.
+    /// The number of elements of the input that have been read.
     index: usize,
     slots: Vec<Slot>,
-    /// Which slot's turn it is.
+    /// The index of the current slot.
     turn: usize,
-    /// How many elements are left of its block.
+    /// The number of elements that are left of the current block.
     left: usize,
 }
 
-/// A place in the cycle.
+/// A slot of the cycle.
 enum Slot {
-    /// Its dataset has ended.
+    /// A slot whose dataset has ended.
     Empty,
-    /// The dataset of an element.
+    /// A slot with the dataset of an element, and the element's index.
     Open(Box<dyn Stage>, usize),
-    /// No dataset, because of an error that is returned when it is its turn.
+    /// A slot with an error instead of a dataset. The error is returned at the slot's turn.
     Failed(Error),
 }
 
@@ -50,7 +50,7 @@ impl Cycle {
         Self { input, operation, function, turns, epoch, index: 0, slots: Vec::new(), turn: 0, left }
     }
 
-    /// The dataset of the next element; `Empty` if there is none.
+    /// Returns the dataset of the next element; `Empty` if there is none.
     fn open(&mut self) -> Slot {
         let element = match self.input.as_mut().and_then(|input| input.next(1)) {
             None => {
@@ -85,8 +85,8 @@ impl Cycle {
         Ok(Box::new(stage))
     }
 
-    /// With threads, the whole cycle is opened at the start. Slots become empty in the order of their turns, so each still
-    /// gets the same element as if it were opened at its turn.
+    /// Opens the whole cycle at the start, for datasets with threads. Slots become empty in the order of
+    /// their turns, so each still gets the same element as if it were opened at its turn.
     fn open_all(&mut self) {
         while self.input.is_some() && self.slots.len() < self.turns.cycle_length {
             let slot = self.open();
@@ -94,7 +94,7 @@ impl Cycle {
         }
     }
 
-    /// Reopens the slot whose turn it is.
+    /// Reopens the current slot.
     fn reopen(&mut self) {
         let opened = self.open();
         if let Some(slot) = self.slots.get_mut(self.turn) {
@@ -102,7 +102,7 @@ impl Cycle {
         }
     }
 
-    /// The dataset whose turn it is, and the element it was made of; `None` when all have ended.
+    /// Returns the current dataset, and the index of its element; `None` when all have ended.
     fn current(&mut self) -> Result<Option<(&mut dyn Stage, usize)>> {
         if self.turns.ahead > 0 && self.slots.is_empty() {
             self.open_all();
@@ -154,7 +154,7 @@ impl Cycle {
         self.next_turn();
     }
 
-    /// An error in the dataset of an element.
+    /// Returns a function that attributes an error to the dataset of an element.
     fn inner(&self, index: usize) -> impl FnOnce(Error) -> Error + use<> {
         let operation = self.operation;
         move |error| Error::Inner { operation, index, cause: error.into() }

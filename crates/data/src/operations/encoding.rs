@@ -1,11 +1,11 @@
-//! Elements as bytes and back, for the file of a cache.
+//! Encodes elements as bytes and decodes them, for the file of a cache.
 
 use crate::file::ElementLimit;
 use distribute_tensor::{DType, HostTensor, Leaf, Tree, codec};
 use std::collections::BTreeMap;
 
-/// The kind of the next value. A tensor is followed by its dtype, shape and elements, a structure by the number of its
-/// members.
+/// The kind of the next value. A tensor is followed by its dtype, shape and elements, a structure by the
+/// number of its members.
 #[derive(Clone, Copy)]
 #[repr(u8)]
 enum Tag {
@@ -16,7 +16,7 @@ enum Tag {
     Dict,
 }
 
-/// Encodes an element, or returns a description of what is not a host tensor in it.
+/// Encodes an element. Returns a message if a part of it is no host tensor.
 pub(super) fn encode(element: &Tree<Leaf>) -> Result<Vec<u8>, String> {
     let mut out = Vec::new();
     put(element, &mut out)?;
@@ -67,17 +67,17 @@ fn put_bytes(bytes: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(bytes);
 }
 
-/// Why bytes are not an element.
+/// The reason that bytes are not an element.
 #[derive(Debug, PartialEq)]
 pub(super) enum Broken {
-    /// They are not exactly one element.
+    /// The bytes are not exactly one element.
     Not,
-    /// The element takes more memory than it may.
+    /// The element needs more memory than the limit.
     TooLarge(String),
 }
 
-/// Decodes an element. No memory is reserved for bytes that don't exist, and structures encoded in few bytes take no more
-/// memory than an element may.
+/// Decodes an element. No memory is reserved for bytes that don't exist. Structures that are encoded in few
+/// bytes take no more memory than an element may.
 pub(super) fn decode(bytes: &[u8], limit: ElementLimit) -> Result<Tree<Leaf>, Broken> {
     let mut input = Bytes { rest: bytes, taken: 0, most: limit.bytes().max(LEAST) };
     let element = input.tree(DEEPEST).filter(|_| input.rest.is_empty());
@@ -87,22 +87,22 @@ pub(super) fn decode(bytes: &[u8], limit: ElementLimit) -> Result<Tree<Leaf>, Br
     }
 }
 
-/// Limits below are not kept exactly.
+/// The smallest limit that is enforced exactly.
 const LEAST: u64 = 1 << 20;
 
-/// The memory of a tensor or a structure, besides its elements and members.
+/// The memory of a tensor or a structure, without its elements and members.
 const NODE: u64 = 192;
 
-/// The memory of a string, besides its bytes.
+/// The memory of a string, without its bytes.
 const STRING: u64 = size_of::<Vec<u8>>() as u64;
 
 /// The deepest nesting of structures, so that a file of nothing but brackets does not exhaust the stack.
 const DEEPEST: usize = 128;
 
-/// Bytes that are taken off from the front.
+/// Bytes that are consumed from the front.
 struct Bytes<'a> {
     rest: &'a [u8],
-    /// The memory of what has been decoded so far.
+    /// The memory of all values decoded so far.
     taken: u64,
     most: u64,
 }
@@ -114,7 +114,7 @@ impl<'a> Bytes<'a> {
         Some(taken)
     }
 
-    /// Counts memory; `None` once there is too much.
+    /// Counts memory; `None` once the limit is exceeded.
     fn count(&mut self, bytes: u64) -> Option<()> {
         self.taken = self.taken.saturating_add(bytes);
         (self.taken <= self.most).then_some(())
@@ -159,7 +159,7 @@ impl<'a> Bytes<'a> {
         let dtype = DType::ALL.into_iter().find(|dtype| dtype.name().as_bytes() == name)?;
         let rank = self.len()?;
         let dims = (0..rank).map(|_| self.len()).collect::<Option<Vec<usize>>>()?;
-        // What cannot be a tensor's shape is refused by the tensor.
+        // The tensor refuses an invalid shape.
         let count = dims.iter().try_fold(1usize, |count, size| count.checked_mul(*size))?;
         match dtype.bytes() {
             Some(size) => {
@@ -190,7 +190,7 @@ mod tests {
         ElementLimit::new("limit")
     }
 
-    /// A byte each, of which a structure makes a hundred.
+    /// A structure makes each byte take about a hundred bytes of memory.
     #[test]
     fn few_bytes_make_no_large_structure() {
         const NONES: usize = 100_000;

@@ -40,7 +40,7 @@ impl Operation for Enumerate {
         self.input.cardinality()
     }
 
-    /// A batch with its number is not a batch, since the number cannot be split.
+    /// Returns that elements are not batches: an index next to a batch cannot be split.
     fn batching(&self) -> Batching {
         Batching::Elements.or(self.input.batching())
     }

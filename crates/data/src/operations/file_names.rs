@@ -9,8 +9,8 @@ use distribute_tensor::{DType, HostTensor, Leaf, Tree};
 use std::sync::Arc;
 
 impl Dataset<String> {
-    /// The names of files, as elements, to be shuffled and read by the function of an
-    /// [`interleave`](Dataset::interleave). It can be sharded by files like a source that reads them itself.
+    /// Returns the names of files as elements, to shuffle them and read them in the function of an
+    /// [`interleave`](Dataset::interleave). It can be sharded by files like a source that reads them.
     #[doc(alias = "tf.data.Dataset.list_files")]
     pub fn list_files(files: impl Into<Files>) -> Self {
         Self::of(FileNames { files: Arc::new(files.into()) })

@@ -1,4 +1,4 @@
-//! Some of the elements.
+//! Keeps some of the elements.
 
 use super::repeat::Fruitless;
 use crate::chunk::{Chunk, Picks};
@@ -13,8 +13,8 @@ use std::sync::Arc;
 impl<T: Nest> Dataset<T> {
     /// Keeps the elements for which `predicate` is true.
     ///
-    /// If it keeps no element in 100 passes over a dataset that is [repeated](Dataset::repeat) before it, the pass ends with
-    /// [`Error::EmptyPasses`].
+    /// If the filter keeps no element in 100 passes over a dataset that is [repeated](Dataset::repeat) before
+    /// it, the pass ends with [`Error::EmptyPasses`].
     ///
     /// A panic gives [`Error::Panicked`] with the element's index and ends the pass.
     #[doc(alias = "tf.data.Dataset.filter")]
@@ -26,8 +26,8 @@ impl<T: Nest> Dataset<T> {
         self.try_filter(move |value| Ok::<bool, Infallible>(predicate(value)))
     }
 
-    /// [`filter`](Dataset::filter) with a function that can fail; its error gives [`Error::Function`] with the element's
-    /// index and ends the pass.
+    /// Filters like [`filter`](Dataset::filter), with a function that can fail. Its error gives
+    /// [`Error::Function`] with the element's index and ends the pass.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -47,10 +47,10 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
-/// A user's choice among elements, with the element's index.
+/// A user's predicate on elements. It gets the element's index as well.
 pub(crate) type FilterFn = Arc<dyn Fn(Tree<Leaf>, usize) -> Result<bool> + Send + Sync>;
 
-/// A user's choice as a function of trees, whose errors and panics name the element.
+/// Returns a user's predicate as a function of trees. Its errors and panics name the element.
 pub(crate) fn on_trees<T: Nest + 'static, E: Into<Cause>>(
     operation: &'static str,
     predicate: impl Fn(&T) -> Result<bool, E> + Send + Sync + 'static,
@@ -106,13 +106,13 @@ struct FilterStage {
     input: Counted,
     predicate: FilterFn,
     fruitless: Fruitless,
-    /// The number of rows of sources there were, and of those that were kept.
+    /// The number of rows of sources that were read, and of those that were kept.
     read: usize,
     kept: usize,
 }
 
 impl FilterStage {
-    /// Whether an element is kept; false after an element has failed.
+    /// Returns whether an element is kept; false after an element has failed.
     fn keep(&mut self, tree: Result<Tree<Leaf>>) -> bool {
         let index = self.input.index;
         self.input.index += 1;
@@ -126,15 +126,16 @@ impl FilterStage {
         })
     }
 
-    /// Kept rows stay rows of their source, so a batch of them is still one gather, unless they are few: then stages that
-    /// keep them for later would keep all that was read.
+    /// Filters a chunk. Kept rows stay rows of their source, so a batch of them is still one gather. If they
+    /// are few, they are copied, because stages that keep them for later would keep their whole section.
     fn apply(&mut self, chunk: Chunk) -> Result<Chunk> {
         let read = chunk.len();
         Ok(match chunk {
             Chunk::Rows(source, picks) => {
                 let mut rows = picks.into_list()?;
                 rows.retain(|row| self.keep(source.row(*row)));
-                // Who asks for one row at a time gets many from a section, or one of many sections: so all so far are counted.
+                // A consumer that requests one row at a time may get many from one section, or one from each
+                // of many sections. So the rows of the whole pass are counted.
                 (self.read, self.kept) =
                     (self.read.saturating_add(read), self.kept.saturating_add(rows.len()));
                 let few = self.kept.saturating_mul(2) < self.read;
@@ -203,7 +204,8 @@ mod tests {
         }
     }
 
-    /// Stages that keep elements for later, as a prefetch and a cache do, would keep all that was read.
+    /// Stages that keep elements for later, such as a prefetch or a cache, would keep all rows that were
+    /// read.
     #[test]
     fn few_rows_that_are_kept_leave_their_section() {
         let rare = Dataset::range(1000).batch(100).unbatch::<i64>().filter(|x| x % 50 == 0);
@@ -215,7 +217,7 @@ mod tests {
             rows += picks.len();
         }
         assert_eq!(rows, 20);
-        // Also where elements are asked for one by one, as a prefetch does.
+        // Also if elements are requested one by one, as by a prefetch.
         let mut stage = rare.pipeline().start(0);
         let mut sources = 0;
         while let Some(chunk) = stage.next(1) {
@@ -223,7 +225,7 @@ mod tests {
             sources += source.len();
         }
         assert!(sources < 150, "{sources} rows are kept for 20");
-        // What the user keeps in memory anyway is not copied, nor are many rows.
+        // Rows that the user keeps in memory anyway are not copied, nor are many rows.
         for many in [
             Dataset::range(10).filter(|x| *x < 1),
             Dataset::range(100).batch(100).unbatch().filter(|x| *x > 2),

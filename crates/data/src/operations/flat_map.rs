@@ -1,15 +1,16 @@
-//! Datasets made of elements, one after the other.
+//! Concatenates datasets that are made of elements.
 
 use crate::{Cause, Dataset, Interleave, Result};
 use distribute_tensor::Nest;
 
-/// One dataset at a time, to its end.
+/// Reads one dataset at a time, to its end.
 const IN_ORDER: Interleave = Interleave { cycle_length: 1, block_length: usize::MAX, ahead: 0 };
 
 impl<T: Nest> Dataset<T> {
-    /// The elements of the datasets that `function` makes of each element, one dataset after the other.
+    /// Maps each element to a dataset, and returns the elements of these datasets, one dataset after the
+    /// other.
     ///
-    /// Errors and passes are those of [`interleave`](Dataset::interleave).
+    /// Errors and passes are as for [`interleave`](Dataset::interleave).
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -27,7 +28,7 @@ impl<T: Nest> Dataset<T> {
         self.try_flat_map(move |value| Ok::<_, Cause>(function(value)))
     }
 
-    /// [`flat_map`](Dataset::flat_map) with a function that can fail; its error gives
+    /// Maps elements like [`flat_map`](Dataset::flat_map), with a function that can fail. Its error gives
     /// [`Error::Inner`](crate::Error::Inner).
     #[doc(alias = "tf.data.Dataset.flat_map")]
     pub fn try_flat_map<U, E, F>(&self, function: F) -> Dataset<U>

@@ -1,4 +1,4 @@
-//! Elements of a user's iterator.
+//! Reads elements from a user's iterator.
 
 use crate::chunk::Chunk;
 use crate::guard::guarded;
@@ -10,14 +10,15 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 impl<T: Nest> Dataset<T> {
-    /// The elements of an iterator that `make` makes for each pass, which may be endless. Restoring a position requires that
-    /// `make` yields the same elements again.
+    /// Returns the elements of an iterator that `make` makes for each pass. The iterator may be endless.
+    /// Restoring a position requires that `make` yields the same elements again.
     ///
-    /// What elements are is told by their type or by their first one, which [`element_spec`](Dataset::element_spec) takes
-    /// and puts back; where sizes differ, declare it: [`assert_element_spec`](Dataset::assert_element_spec).
+    /// The spec of the elements is that of their type or of the first element, which
+    /// [`element_spec`](Dataset::element_spec) takes and puts back. If sizes differ, declare the spec with
+    /// [`assert_element_spec`](Dataset::assert_element_spec).
     ///
-    /// An `Err` gives [`Error::Generator`] with the element's index, a panic of `make` or of the iterator gives
-    /// [`Error::Panicked`]; both end the pass.
+    /// An `Err` gives [`Error::Generator`] with the element's index. A panic of `make` or of the iterator
+    /// gives [`Error::Panicked`]. Both end the pass.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -32,7 +33,7 @@ impl<T: Nest> Dataset<T> {
         I: Iterator<Item = Result<T, E>> + Send + 'static,
         E: Into<Cause>,
     {
-        // The stage knows the index and fills it in.
+        // The stage fills in the index.
         let tree = |item: Result<T, E>| match item {
             Ok(value) => Ok(value.into_tree()),
             Err(cause) => Err(Error::Generator { index: 0, cause: cause.into() }),
@@ -42,22 +43,23 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
-/// A user's iterator over one pass.
+/// A user's iterator during one pass.
 type Elements = Box<dyn Iterator<Item = Result<Tree<Leaf>>> + Send>;
-/// Starts one pass.
+/// A function that starts one pass.
 type GeneratorFn = Arc<dyn Fn() -> Elements + Send + Sync>;
 
 struct Generator {
     make: GeneratorFn,
     looked_at: LookedAt,
-    /// The spec that the type of the elements tells.
+    /// The spec, if the type of the elements determines it.
     known: Option<ElementSpec>,
 }
 
-/// An iterator that has been looked at: the next pass has it, since there may be no other with the same elements.
+/// An iterator whose first element was read for the spec. The next pass uses it, because there may be no
+/// other iterator with the same elements.
 type LookedAt = Arc<Mutex<Option<Begun>>>;
 
-/// An iterator, and the elements that a look has taken from it.
+/// An iterator, and the elements that were read from it for the spec.
 type Begun = (Elements, VecDeque<Result<Tree<Leaf>>>);
 
 impl Operation for Generator {
@@ -96,7 +98,7 @@ impl Operation for Generator {
     }
 }
 
-/// A look at a generator.
+/// A generator that is only read for its first elements.
 struct Looking(GeneratorFn, LookedAt);
 
 impl Operation for Looking {
@@ -122,7 +124,7 @@ impl Operation for Looking {
     }
 }
 
-/// Passes on copies of a generator's first elements, and puts them back at its end.
+/// Passes on copies of a generator's first elements, and puts the elements back at its end.
 struct LookingStage {
     make: GeneratorFn,
     looked_at: LookedAt,
@@ -140,7 +142,7 @@ impl LookingStage {
         if items.len() <= index {
             match guarded("from_generator", index, || iterator.next()) {
                 Ok(item) => items.extend(item),
-                // The next pass has the panic where the look had it.
+                // The next pass panics at the same element.
                 Err(panic) => items.push_back(Err(panic)),
             }
         }
@@ -161,7 +163,7 @@ impl Drop for LookingStage {
     }
 }
 
-/// Takes what was put back. Users' code never runs under the lock.
+/// Takes an iterator that was put back. User code never runs under the lock.
 fn take(looked_at: &LookedAt) -> Option<Begun> {
     looked_at.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
@@ -174,7 +176,8 @@ struct GeneratorStage {
 }
 
 impl GeneratorStage {
-    /// Both the function that makes the iterator and the iterator itself are the user's, and may panic.
+    /// Returns the next element. The function that makes the iterator and the iterator itself are user code
+    /// and may panic.
     fn pull(&mut self) -> Result<Option<Tree<Leaf>>> {
         let index = self.index;
         self.index += 1;
@@ -220,7 +223,7 @@ mod tests {
         assert_eq!(values(&data.take(2).repeat(2)), [0, 1, 0, 1]);
     }
 
-    /// A generator may read what comes once: a channel, a socket.
+    /// A generator may read a source that can be read only once, such as a channel or a socket.
     #[test]
     fn what_a_look_takes_is_put_back() {
         let (sender, receiver) = std::sync::mpsc::channel();

@@ -1,4 +1,4 @@
-//! Several datasets made of elements, read in turn.
+//! Reads several datasets, which are made of elements, in turn.
 
 use super::cycle::{Cycle, InnerFn};
 use crate::error::at_least_one;
@@ -11,13 +11,13 @@ use distribute_tensor::Nest;
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Maps each element to a dataset, and reads several of these datasets in turn, for example files side by side.
+    /// Maps each element to a dataset, and reads several of these datasets in turn, for example files.
     ///
-    /// A dataset that has ended is replaced by that of the next element at its next turn. Each is read in a pass with this
-    /// dataset's number, so that shuffles in it have another order in each pass.
+    /// A dataset that has ended is replaced by that of the next element at its next turn. Each is read in a
+    /// pass with this dataset's number, so that its shuffles have another order in each pass.
     ///
-    /// A panic gives [`Error::Panicked`], an error in one of the datasets [`Error::Inner`], both with the element's
-    /// index; they end the pass.
+    /// A panic gives [`Error::Panicked`], an error in one of the datasets [`Error::Inner`]. Both have the
+    /// element's index and end the pass.
     #[doc(alias = "tf.data.Dataset.interleave")]
     pub fn interleave<U, F>(&self, function: F, turns: Interleave) -> Dataset<U>
     where
@@ -28,7 +28,8 @@ impl<T: Nest> Dataset<T> {
         self.try_interleave(move |value| Ok::<_, Cause>(function(value)), turns)
     }
 
-    /// [`interleave`](Dataset::interleave) with a function that can fail; its error gives [`Error::Inner`].
+    /// Interleaves like [`interleave`](Dataset::interleave), with a function that can fail. Its error gives
+    /// [`Error::Inner`].
     #[doc(alias = "tf.data.Dataset.interleave")]
     pub fn try_interleave<U, E, F>(&self, function: F, turns: Interleave) -> Dataset<U>
     where
@@ -40,7 +41,7 @@ impl<T: Nest> Dataset<T> {
         self.in_turn("interleave", function, turns)
     }
 
-    /// The implementation of `interleave` and `flat_map`.
+    /// Implements `interleave` and `flat_map`.
     pub(super) fn in_turn<U, E, F>(
         &self,
         operation: &'static str,
@@ -58,7 +59,7 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
-/// A user's function as one from a tree to a pipeline, whose errors and panics name the element.
+/// Returns a user function as one from a tree to a pipeline. Its errors and panics name the element.
 fn on_trees<T, U, E, F>(operation: &'static str, function: F) -> InnerFn
 where
     T: Nest + 'static,
@@ -106,7 +107,7 @@ impl Operation for InTurn {
         Batching::Unknown
     }
 
-    /// The spec of the dataset of the first element.
+    /// Returns the spec of the dataset of the first element.
     fn spec(&self, look: Look) -> Option<ElementSpec> {
         match look {
             Look::Never => None,

@@ -1,4 +1,4 @@
-//! A function applied to every element.
+//! Applies a function to every element.
 
 use crate::chunk::Chunk;
 use crate::guard::guarded;
@@ -11,8 +11,8 @@ use std::sync::Arc;
 impl<T: Nest> Dataset<T> {
     /// Applies `function` to every element. If it can fail, use [`try_map`](Dataset::try_map).
     ///
-    /// A panic gives [`Error::Panicked`] with the element's index and ends the pass. The function is not called for
-    /// elements that [`skip`](Dataset::skip) skips.
+    /// A panic gives [`Error::Panicked`] with the element's index and ends the pass. The function is not
+    /// called for elements that [`skip`](Dataset::skip) skips.
     #[doc(alias = "tf.data.Dataset.map")]
     pub fn map<U, F>(&self, function: F) -> Dataset<U>
     where
@@ -25,7 +25,8 @@ impl<T: Nest> Dataset<T> {
 
     /// Applies a function that can fail to every element.
     ///
-    /// An `Err` gives [`Error::Function`], a panic [`Error::Panicked`], both with the element's index; they end the pass.
+    /// An `Err` gives [`Error::Function`], a panic [`Error::Panicked`]. Both have the element's index and end
+    /// the pass.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -45,10 +46,10 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
-/// A user's function from element to element, with the element's index.
+/// A user function from element to element. It gets the element's index as well.
 pub(crate) type MapFn = Arc<dyn Fn(Tree<Leaf>, usize) -> Result<Tree<Leaf>> + Send + Sync>;
 
-/// A user's function as one from tree to tree, whose errors and panics name the element.
+/// Returns a user function as one from tree to tree. Its errors and panics name the element.
 pub(crate) fn on_trees<T, U, E, F>(operation: &'static str, function: F) -> MapFn
 where
     T: Nest + 'static,
@@ -69,7 +70,7 @@ where
 pub(super) struct Map {
     pub(super) input: Pipeline,
     pub(super) function: MapFn,
-    /// The spec that the type of the elements tells.
+    /// The spec, if the type of the elements determines it.
     pub(super) known: Option<ElementSpec>,
 }
 
@@ -78,13 +79,13 @@ impl Map {
         Self { input, function, known: spec::of_type::<U>() }
     }
 
-    /// Returns the spec that the type tells or, if a look is allowed, that of the first element.
+    /// Returns the spec of the type or, if computing an element is allowed, of the first element.
     fn look(&self, look: Look) -> Option<ElementSpec> {
         if self.known.is_some() || look == Look::Never {
             return self.known.clone();
         }
         let first = pipeline::first(&self.input)?;
-        // The rows of a batch differ from batch to batch unless the input says otherwise.
+        // The rows of a batch differ from batch to batch unless the input has a fixed number.
         let varies = |spec: &ElementSpec| spec.leaves().iter().all(|leaf| leaf.dims.first() == Some(&None));
         let rows = first.rows().ok();
         let mapped = spec::of(&(self.function)(first, 0).ok()?)?;
@@ -138,7 +139,7 @@ struct MapStage {
 }
 
 impl MapStage {
-    /// The elements before one that fails come first, however many were requested.
+    /// Maps a chunk. The elements before a failing one come first, however many were requested.
     fn apply(&mut self, chunk: Chunk) -> Result<Chunk> {
         let mut mapped = Vec::with_capacity(chunk.len());
         for tree in chunk.into_values()? {
@@ -205,7 +206,7 @@ mod tests {
         assert!(matches!(error, Error::Panicked { operation: "map", index: 3, .. }), "{error:?}");
         assert_eq!(data.iter().filter(Result::is_ok).count(), 1);
 
-        // The elements before it come first, also where all were asked for at once.
+        // The elements before it come first, also if all were requested at once.
         let mut stage = Dataset::range(9).map(|x| 10 / (3 - x)).pipeline().start(0);
         assert_eq!(stage.next(9).unwrap().unwrap().len(), 3);
         assert!(stage.next(9).unwrap().is_err());
@@ -236,7 +237,7 @@ mod tests {
             images.map_parallel(3, |x| (x.clone(), x)).shuffle(1000, 1).cache().prefetch(2).repeat_forever();
         assert_eq!(text(&parallel), "(uint8 [2, 3], uint8 [2, 3])");
         assert!(calls.load(Ordering::Relaxed) <= 3, "the first element alone is made");
-        // Of batches the rows are as many as the input says.
+        // The number of rows of a batch is that of the input.
         let means = |x: HostTensor| HostTensor::vector(vec![0f32; x.dims()[0]]);
         assert_eq!(text(&images.batch(4).map(means)), "float32 [?]");
         assert_eq!(text(&images.batch_exact(4).map(means)), "float32 [4]");
@@ -244,7 +245,7 @@ mod tests {
         let inner =
             Dataset::range(3).flat_map(|n| Dataset::range(n + 1).map(|x| HostTensor::vector(vec![x])));
         assert_eq!(text(&inner), "int64 [1]");
-        // No pass was counted, and what cannot be made has no spec.
+        // No pass was counted, and elements that cannot be made have no spec.
         assert_eq!(parallel.iter().next().unwrap().unwrap().0.dims(), [2, 3]);
         assert_eq!(Dataset::range(3).try_map(|_| Err::<HostTensor, _>("no")).element_spec(), None);
         assert_eq!(Dataset::range(0).map(|x| HostTensor::vector(vec![x])).element_spec(), None);

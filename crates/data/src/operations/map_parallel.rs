@@ -1,4 +1,4 @@
-//! A function applied to several elements at once, on threads.
+//! Applies a function to several elements at once, on threads.
 
 use super::map::{Map, MapFn, on_trees};
 use crate::chunk::Chunk;
@@ -12,11 +12,12 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Like [`map`](Dataset::map), on `threads` threads: the same elements in the same order, a few of which are made ahead
-    /// for each thread. The threads start with the first requested element and end with the pass.
+    /// Maps like [`map`](Dataset::map), on `threads` threads: the same elements in the same order. A few
+    /// elements are made ahead for each thread. The threads start with the first requested element and end
+    /// with the pass.
     ///
-    /// Worth it for functions that take microseconds or more. `threads` 0, and more than 1024, give [`Error::Parameter`] in
-    /// the pass.
+    /// Worth it for functions that take microseconds or more. A `threads` of 0, or of more than 1024, gives
+    /// [`Error::Parameter`] in the pass.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -34,8 +35,8 @@ impl<T: Nest> Dataset<T> {
         self.try_map_parallel(threads, move |value| Ok::<U, Infallible>(function(value)))
     }
 
-    /// Like [`try_map`](Dataset::try_map), on `threads` threads. An error comes at its place in the order, after all
-    /// elements before it.
+    /// Maps like [`try_map`](Dataset::try_map), on `threads` threads. An error comes at its position in the
+    /// order, after all elements before it.
     #[doc(alias = "num_parallel_calls")]
     pub fn try_map_parallel<U, E, F>(&self, threads: usize, function: F) -> Dataset<U>
     where
@@ -48,8 +49,8 @@ impl<T: Nest> Dataset<T> {
         Dataset::of(MapParallel { map, threads, ordered: true })
     }
 
-    /// Like [`map_parallel`](Dataset::map_parallel), in the order in which elements are done, so that a slow one does not
-    /// hold up others. The order differs from pass to pass, so a pass cannot be resumed in the middle.
+    /// Maps like [`map_parallel`](Dataset::map_parallel), in the order of completion, so that a slow element
+    /// does not delay others. The order differs from pass to pass, so a pass cannot be resumed in the middle.
     #[doc(alias = "deterministic")]
     pub fn map_unordered<U, F>(&self, threads: usize, function: F) -> Dataset<U>
     where
@@ -60,8 +61,8 @@ impl<T: Nest> Dataset<T> {
         self.try_map_unordered(threads, move |value| Ok::<U, Infallible>(function(value)))
     }
 
-    /// [`map_unordered`](Dataset::map_unordered) with a function that can fail; its error ends the pass, at whatever place
-    /// it comes.
+    /// Maps like [`map_unordered`](Dataset::map_unordered), with a function that can fail. Its error ends the
+    /// pass, at any position.
     #[doc(alias = "deterministic")]
     pub fn try_map_unordered<U, E, F>(&self, threads: usize, function: F) -> Dataset<U>
     where
@@ -77,7 +78,7 @@ impl<T: Nest> Dataset<T> {
 
 #[derive(Clone)]
 struct MapParallel {
-    /// The same on one thread.
+    /// The same operation on one thread.
     map: Map,
     threads: usize,
     ordered: bool,
@@ -96,7 +97,7 @@ impl Operation for MapParallel {
         format!("{} on {} threads", self.name(), self.threads)
     }
 
-    /// In order it has the same elements as `map`, on any number of threads.
+    /// Returns the identity of `map` if ordered: the elements are the same on any number of threads.
     fn identity(&self) -> String {
         if self.ordered { "map".into() } else { self.name().into() }
     }
@@ -150,20 +151,20 @@ impl Operation for MapParallel {
     }
 }
 
-/// Elements for a thread to work on, and the index of the first.
+/// Elements for a thread, and the index of the first.
 struct Job {
     chunk: Chunk,
     first: usize,
-    /// How many [passes](Stage::passes) the input had behind it when it gave them.
+    /// The number of [passes](Stage::passes) that the input had completed after these elements.
     passes: usize,
 }
 
-/// The result of a job: the elements before the first that failed.
+/// The result of a job: the elements before the first that failed, and its error.
 #[derive(Default)]
 struct Done {
     values: Vec<Tree<Leaf>>,
     failed: Option<Error>,
-    /// The same as in the job.
+    /// The number in the job.
     passes: usize,
 }
 
@@ -195,17 +196,17 @@ struct MapParallelStage {
     /// The threads, once they have been started.
     pool: Option<WorkerPool<Job, Done>>,
     ended: bool,
-    /// The error that the input ended with, which comes after all elements before it.
+    /// The error that the input ended with. It comes after all elements before it.
     failed: Option<Error>,
-    /// The elements received and not passed on yet.
+    /// The elements that were received and not passed on yet.
     done: Done,
 }
 
-/// The most elements that go to a thread together.
+/// The most elements that are sent to a thread together.
 const MOST_AT_ONCE: usize = 64;
 
 impl MapParallelStage {
-    /// Sends jobs to threads until each has as many as it may have.
+    /// Sends jobs to the threads until their queues are full.
     fn feed(&mut self, max: usize) -> Result<()> {
         let pool = match &mut self.pool {
             Some(pool) => pool,
@@ -215,7 +216,7 @@ impl MapParallelStage {
                 none.insert(WorkerPool::start(self.operation, self.threads, self.ordered, work)?)
             }
         };
-        // As few as to keep all threads busy with what is requested, but more if that is a lot.
+        // Just enough to keep all threads busy with the requested elements, but more if many are requested.
         let together = (max / (JOBS * self.threads)).clamp(1, MOST_AT_ONCE);
         while !self.ended && pool.has_room() {
             match self.input.next(together) {
@@ -255,7 +256,7 @@ impl Stage for MapParallelStage {
         self.read(max).transpose()
     }
 
-    /// Before the threads have jobs, the function needn't be called for skipped elements.
+    /// Skips without calling the function, if the threads have no jobs yet.
     fn skip(&mut self, count: usize) -> Result<usize> {
         if self.pool.is_some() || self.ended {
             return read_over(self, count);
@@ -328,7 +329,7 @@ mod tests {
                 matches!(error, Error::Panicked { operation: "map_parallel", index: 4, .. }),
                 "{error:?}"
             );
-            // What comes before has its errors reported at their place, too.
+            // An error of the input is reported at its position as well.
             let broken = Dataset::range(50).try_map(|x| if x == 20 { Err("twenty") } else { Ok(x) });
             let parallel = broken.map_parallel(2, |x| x);
             assert_eq!(parallel.iter().filter(Result::is_ok).count(), 20);
@@ -339,7 +340,7 @@ mod tests {
         });
     }
 
-    /// Two calls wait for each other: with one thread they would wait for ever.
+    /// Two calls wait for each other: with one thread they would wait forever.
     #[test]
     fn elements_are_worked_on_at_once() {
         watched(|| {

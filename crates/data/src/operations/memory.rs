@@ -1,4 +1,4 @@
-//! Elements out of memory: rows of tensors, numbers of a range, items one by one.
+//! Reads elements from memory: rows of tensors, numbers of a range, single items.
 
 use crate::chunk::{Chunk, Picks};
 use crate::dataset::Numbers;
@@ -11,7 +11,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 impl Dataset<i64> {
-    /// The numbers from 0 to `n - 1`, or those of a range, as scalars of `int64`. Sizes of `usize` are taken too. Batches are tensors of shape `[n]`.
+    /// Returns the numbers from 0 to `n - 1`, or the numbers of a range, as scalars of `int64`. Sizes of
+    /// `usize` are accepted as well. Batches are tensors of shape `[n]`.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -28,15 +29,18 @@ impl Dataset<i64> {
 }
 
 impl<T: Nest> Dataset<T> {
-    /// The slices along axis 0 of all tensors of a nest: leaves of shape `[n, …]` give `n` elements with leaves of
-    /// shape `[…]`. The tensors are shared, not copied, and batches are cut out of them in one piece.
+    /// Returns the slices along axis 0 of all tensors of a nest: leaves of shape `[n, …]` give `n` elements
+    /// with leaves of shape `[…]`. The tensors are shared, not copied, and batches are cut out of them with
+    /// one copy.
     ///
-    /// Elements are typed like the nest; where slices are scalars, [`typed`](Dataset::typed) reads them as numbers.
+    /// Elements have the type of the nest. If slices are scalars, [`typed`](Dataset::typed) reads them as
+    /// numbers.
     ///
     /// # Errors
     ///
-    /// [`Error::Scalar`](crate::Error::Scalar) if a leaf has no axis 0, [`Error::UnequalRows`](crate::Error::UnequalRows)
-    /// if leaves have different numbers of rows, [`Error::NoTensor`](crate::Error::NoTensor) if there is no leaf.
+    /// - [`Error::Scalar`](crate::Error::Scalar): a leaf has no axis 0.
+    /// - [`Error::UnequalRows`](crate::Error::UnequalRows): leaves have different numbers of rows.
+    /// - [`Error::NoTensor`](crate::Error::NoTensor): there is no leaf.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -54,8 +58,8 @@ impl<T: Nest> Dataset<T> {
         Ok(Self::of(InMemory(Arc::new(Rows::Memory { tree, len }))))
     }
 
-    /// Elements that are in memory one by one; they may be of any structures and shapes, as long as nobody batches them.
-    /// One nest as the only element is `from_items([nest])`.
+    /// Returns single elements in memory. They may have different structures and shapes, unless they are
+    /// batched. `from_items([nest])` has one nest as its only element.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -71,7 +75,7 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
-/// Slices of a nest, or a range.
+/// The slices of a nest, or a range.
 struct InMemory(Arc<Rows>);
 
 impl Operation for InMemory {
@@ -119,14 +123,14 @@ fn describe_leaf(leaf: &Leaf) -> String {
     }
 }
 
-/// The rows of a nest, or the numbers of a range, in order.
+/// The stage of the rows of a nest, or of the numbers of a range, in order.
 struct RowsStage {
     rows: Arc<Rows>,
     next: usize,
 }
 
 impl RowsStage {
-    /// The next rows, up to `count`.
+    /// Returns the next rows, up to `count`.
     fn advance(&mut self, count: usize) -> Range<usize> {
         let start = self.next;
         self.next = self.rows.len().min(start.saturating_add(count));
@@ -145,7 +149,7 @@ impl Stage for RowsStage {
     }
 }
 
-/// Items given one by one.
+/// Single items.
 struct Items(Arc<Vec<Tree<Leaf>>>);
 
 impl Operation for Items {

@@ -1,9 +1,9 @@
-//! The operations, one in each file: what users call, what it is as data, and how it runs.
+//! The operations, one in each file: its public method, its data and its stage.
 //!
-//! Building blocks have files of their own: `ahead` (a stage on a thread), `cycle` (datasets read in turn),
-//! `cache_contents` (which pipeline a cache belongs to), `pairing` (chunks side by side), `pad` (tensors of different
-//! sizes in one), `encoding` (elements as bytes). Tests of all operations: `model` compares them with the same on a `Vec`,
-//! `walk` reads and skips in any order.
+//! Building blocks have their own files: `ahead` (a stage on a thread), `cycle` (datasets read in turn),
+//! `cache_contents` (the identity of a cache), `pairing` (zipped chunks), `pad` (tensors of different sizes
+//! in one), `encoding` (elements as bytes). Tests of all operations: `model` compares them with the same on a
+//! `Vec`, `walk` reads and skips in any order.
 
 pub(crate) mod ahead;
 pub(crate) mod assert_cardinality;

@@ -1,4 +1,4 @@
-//! Tests: pipelines do what the same operations do on a `Vec`.
+//! Tests: pipelines behave like the same operations on a `Vec`.
 
 use crate::testing::{ids, in_turn, values};
 use crate::{Dataset, Interleave, Padding};
@@ -51,7 +51,7 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         (1usize..5).prop_map(Step::PaddedBatch),
         Just(Step::AssertCardinality),
         (1usize..4, 0usize..3).prop_map(|(workers, index)| Step::Shard(workers, index % workers)),
-        // With a buffer of 1 a shuffle keeps the order: the model stays simple.
+        // A shuffle with a buffer of 1 keeps the order, so the model stays simple.
         Just(Step::Shuffle(1)),
         Just(Step::Cache),
         Just(Step::CacheTo),
@@ -59,12 +59,12 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The dataset that `FlatMap` and `Interleave` make of an element, as a list.
+/// Returns the dataset that `FlatMap` and `Interleave` make of an element, as a list.
 fn inner(x: i64, k: i64) -> std::ops::Range<i64> {
     10 * x..10 * x + (x + k) % 4
 }
 
-/// `len` is how many elements there are, `file` where a cache may be.
+/// Applies a step to a dataset. `len`: the number of elements. `file`: the path of a cache.
 pub(super) fn on_dataset(data: Dataset<i64>, step: &Step, len: usize, file: &Path) -> Dataset<i64> {
     match *step {
         Step::Take(n) => data.take(n),
@@ -118,7 +118,7 @@ fn on_vec(data: Vec<i64>, step: &Step) -> Vec<i64> {
     }
 }
 
-/// The elements of pass `epoch`.
+/// Returns the elements of pass `epoch`.
 fn pass(data: &Dataset<i64>, epoch: u64) -> Vec<i64> {
     data.epoch(epoch).map(Result::unwrap).collect()
 }

@@ -1,10 +1,10 @@
-//! Tensors of different sizes in one, the gaps filled.
+//! Pads tensors of different sizes and stacks them.
 
 use crate::chunk::Assembly;
 use crate::{Error, Padding, Result};
 use distribute_tensor::{Element, HostTensor, Leaf, Tree};
 
-/// Puts elements together to a batch. `first` is the index of the first of them.
+/// Stacks elements into a batch. `first` is the index of the first element.
 pub(super) fn pad(padding: &Padding, elements: Assembly, first: usize) -> Result<Tree<Leaf>> {
     let number = elements.number();
     let elements = elements.into_values()?;
@@ -24,7 +24,7 @@ pub(super) fn pad(padding: &Padding, elements: Assembly, first: usize) -> Result
     Ok(structure.fill(joined.into_iter().map(Leaf::Host))?)
 }
 
-/// The path of each leaf.
+/// Returns the path of each leaf.
 fn paths(element: Option<&Tree<Leaf>>) -> Vec<String> {
     let mut paths = Vec::new();
     let mut note = |path: &dyn Fn() -> String, _: &Leaf| {
@@ -35,10 +35,10 @@ fn paths(element: Option<&Tree<Leaf>>) -> Vec<String> {
     paths
 }
 
-/// Which element of the batch cannot be padded, and why.
+/// The index of an element that cannot be padded, and the reason.
 type Bad = (usize, String);
 
-/// Puts tensor `i`, of `of` in an element, of all elements together.
+/// Stacks tensor `i` of all elements. `of`: the number of tensors of an element.
 fn pad_column(padding: &Padding, i: usize, of: usize, column: &[Leaf]) -> Result<HostTensor, Bad> {
     let dense = |(index, leaf): (usize, &Leaf)| match leaf {
         Leaf::Host(tensor) => Ok(tensor.clone()),
@@ -56,7 +56,7 @@ fn pad_column(padding: &Padding, i: usize, of: usize, column: &[Leaf]) -> Result
     distribute_tensor::with_buffer!(first.buffer(), elements => join(elements, &tensors, shape, value))
 }
 
-/// What the user gave for tensor `i`, where anything was given.
+/// Returns the user's setting for tensor `i`, if there is one.
 fn given<'a, X>(all: Option<&'a [X]>, i: usize, of: usize, what: &str) -> Result<Option<&'a X>, Bad> {
     match all {
         Some(all) if all.len() != of => {
@@ -66,7 +66,7 @@ fn given<'a, X>(all: Option<&'a [X]>, i: usize, of: usize, what: &str) -> Result
     }
 }
 
-/// The shape that all tensors fit into.
+/// Returns the shape that all tensors fit into.
 fn common_shape(tensors: &[HostTensor], sizes: Option<&[Option<usize>]>) -> Result<Vec<usize>, Bad> {
     let rank = sizes.map_or(tensors.first().map_or(0, HostTensor::rank), <[_]>::len);
     let mut shape = vec![0; rank];
@@ -90,7 +90,7 @@ fn common_shape(tensors: &[HostTensor], sizes: Option<&[Option<usize>]>) -> Resu
     Ok(shape)
 }
 
-/// All tensors, of dtype `T`, in one that is filled up with `value`.
+/// Returns all tensors, of dtype `T`, stacked and padded with `value`.
 fn join<T: Element>(
     _: &[T],
     tensors: &[HostTensor],
@@ -132,7 +132,7 @@ fn place<T: Clone>(to: &mut [T], to_dims: &[usize], from: &[T], from_dims: &[usi
         return;
     }
     match (to_dims, from_dims) {
-        // From here on they lie alike in memory.
+        // From here on both have the same layout in memory.
         ([_, to_inner @ ..], [_, from_inner @ ..]) if to_inner != from_inner => {
             let (to_len, from_len) = (to_inner.iter().product(), from_inner.iter().product());
             for (to, from) in to.chunks_exact_mut(to_len).zip(from.chunks_exact(from_len)) {

@@ -1,4 +1,4 @@
-//! Elements of different sizes as one batch.
+//! Stacks elements of different sizes into one batch.
 
 use super::batch::{BatchStage, batch_rows, batches, remainder};
 use super::pad::pad;
@@ -11,16 +11,18 @@ use crate::{Cardinality, Dataset, ElementSpec, Padding, Result};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// [`batch`](Dataset::batch) of elements whose tensors may differ in size: each is padded at the end of its axes.
+    /// Stacks elements like [`batch`](Dataset::batch). Their tensors may differ in size: each is padded at
+    /// the end of its axes.
     ///
-    /// [`Error::Pad`](crate::Error::Pad) in the pass names the element and the tensor if it is longer than the given size,
-    /// if ranks or dtypes differ, or if it is not a dense tensor in host memory.
+    /// [`Error::Pad`](crate::Error::Pad) in the pass names the element and the tensor. It means that the
+    /// tensor is larger than the given size, that ranks or dtypes differ, or that it is not a dense tensor in
+    /// host memory.
     #[doc(alias = "tf.data.Dataset.padded_batch")]
     pub fn padded_batch(&self, size: usize, padding: Padding) -> Dataset<T::Batch> {
         Dataset::of(PaddedBatch { input: self.pipeline().clone(), size, padding, drop_remainder: false })
     }
 
-    /// Like [`padded_batch`](Dataset::padded_batch), but drops a shorter last batch.
+    /// Stacks elements like [`padded_batch`](Dataset::padded_batch), but drops a shorter last batch.
     #[doc(alias = "drop_remainder")]
     pub fn padded_batch_exact(&self, size: usize, padding: Padding) -> Dataset<T::Batch> {
         Dataset::of(PaddedBatch { input: self.pipeline().clone(), size, padding, drop_remainder: true })
@@ -89,7 +91,7 @@ mod tests {
     use distribute_tensor::{DType, HostTensor, IndexedSlices};
     use proptest::prelude::*;
 
-    /// `[rows, columns]`, numbered from 1.
+    /// Returns a matrix of shape `[rows, columns]`, numbered from 1.
     fn matrix(rows: usize, columns: usize) -> HostTensor {
         HostTensor::new((1..=(rows * columns) as i64).collect::<Vec<_>>(), [rows, columns]).unwrap()
     }

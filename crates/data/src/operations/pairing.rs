@@ -1,19 +1,20 @@
-//! Chunks side by side: what `zip` and `enumerate` are made of.
+//! Pairs chunks, for `zip` and `enumerate`.
 
 use crate::Result;
 use crate::chunk::{Chunk, Picks};
 use crate::rows::{Rows, pair};
 use std::sync::Arc;
 
-/// Makes pairs of chunks.
+/// A maker of pairs of chunks.
 #[derive(Default)]
 pub(super) struct Pairing {
-    /// The pairs of rows made last: those of the next chunk mostly go on in them.
+    /// The pairs of rows that were made last. The next chunk mostly continues in them.
     last: Option<Arc<Rows>>,
 }
 
 impl Pairing {
-    /// The elements of both, to the end of the shorter. Where both are rows next to each other, they stay rows.
+    /// Returns the pairs of elements, to the end of the shorter chunk. If both are contiguous rows, the
+    /// result stays rows.
     pub(super) fn pair(&mut self, first: Chunk, second: Chunk) -> Result<Chunk> {
         match (first, second) {
             (Chunk::Rows(first, Picks::Range(a)), Chunk::Rows(second, Picks::Range(b))) => {
@@ -28,7 +29,8 @@ impl Pairing {
         }
     }
 
-    /// The pairs from row `a` of the one and row `b` of the other on, and where in them these rows are.
+    /// Returns the pairs from row `a` of the first source and row `b` of the second on, and the position of
+    /// these rows in the pairs.
     fn rows(&mut self, first: &Arc<Rows>, a: usize, second: &Arc<Rows>, b: usize) -> (Arc<Rows>, usize) {
         if let Some(rows) = &self.last
             && let Rows::Pairs { first: x, first_start, second: y, second_start, .. } = rows.as_ref()

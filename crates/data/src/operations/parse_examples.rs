@@ -1,4 +1,4 @@
-//! Batches of records becoming columns of tensors.
+//! Parses batches of records into columns of tensors.
 
 use crate::chunk::Chunk;
 use crate::example::{Features, SequenceFeatures};
@@ -10,19 +10,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 impl Dataset<HostTensor> {
-    /// Parses batches of records that are `tf.train.Example`: from strings `[n]` to columns `[n, …]` by name. Features of
-    /// variable length are as long as the longest of their batch.
+    /// Parses batches of records that are `tf.train.Example`: from strings `[n]` to columns `[n, …]` by name.
+    /// Features of variable length are padded to the longest of their batch.
     ///
-    /// [`Error::Example`] in the pass names record and feature; [`Error::Type`] if elements are not vectors of strings.
+    /// [`Error::Example`] in the pass names the record and the feature. Elements that are not vectors of
+    /// strings give [`Error::Type`].
     #[doc(alias = "tf.io.parse_example")]
     pub fn parse_examples(&self, features: &Features) -> Dataset<BTreeMap<String, HostTensor>> {
         Dataset::of(ParseExamples { input: self.pipeline().clone(), parser: Arc::new(features.clone()) })
     }
 
-    /// Parses batches of records that are `tf.train.SequenceExample`: from strings `[n]` to the columns of the context and
-    /// those of the lists, `[n, …]` by name. Lists are as long as the longest of their batch.
+    /// Parses batches of records that are `tf.train.SequenceExample`: from strings `[n]` to the columns of
+    /// the context and of the lists, `[n, …]` by name. Lists are padded to the longest of their batch.
     ///
-    /// [`Error::Example`] in the pass names record, list and step; [`Error::Type`] if elements are not vectors of strings.
+    /// [`Error::Example`] in the pass names the record, the list and the step. Elements that are not vectors
+    /// of strings give [`Error::Type`].
     #[doc(alias = "tf.io.parse_sequence_example")]
     pub fn parse_sequence_examples(
         &self,
@@ -32,7 +34,7 @@ impl Dataset<HostTensor> {
     }
 }
 
-/// A way to make columns of records.
+/// A parser of records into columns.
 trait Parser: Send + Sync {
     const NAME: &'static str;
     const TEXT: &'static str;
@@ -162,7 +164,7 @@ mod tests {
         assert_eq!(batches[0]["ids"].as_slice::<i64>().unwrap(), [-1, 0]);
         assert_eq!(batches[1]["ids"].dims(), [2, 3]);
         assert_eq!(batches[1]["n"].as_slice::<i64>().unwrap(), [2, 3]);
-        // DIST-3: parsing keeps batches batches.
+        // DIST-3: parsed batches are still batches.
         assert_eq!(parsed.batching(), Batching::Batches(2));
         assert_eq!(parsed.skip(1).iter().count(), 1);
     }

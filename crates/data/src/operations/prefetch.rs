@@ -1,4 +1,4 @@
-//! Prepares elements ahead, on a thread of its own.
+//! Prepares elements ahead, on a thread.
 
 use super::ahead::AheadStage;
 use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
@@ -7,9 +7,9 @@ use crate::{Cardinality, Dataset};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// Prepares up to `buffer` elements ahead, on a thread that starts with the first requested element and ends with the
-    /// pass: at the end, at an error, or when the iterator is dropped (after a user function that is running). 0 does
-    /// nothing.
+    /// Prepares up to `buffer` elements ahead, on a thread that starts with the first requested element. The
+    /// thread exits with the pass: at the end, at an error, or when the iterator is dropped (after a running
+    /// user function). A `buffer` of 0 has no effect.
     ///
     /// A thread that cannot be started gives [`Error::Thread`](crate::Error::Thread).
     #[doc(alias = "tf.data.Dataset.prefetch")]
@@ -35,7 +35,7 @@ impl Operation for Prefetch {
         format!("prefetch {}", self.buffer)
     }
 
-    /// It changes only the timing.
+    /// Returns an empty text, because the operation changes only the timing.
     fn identity(&self) -> String {
         String::new()
     }
@@ -96,7 +96,7 @@ mod tests {
         });
     }
 
-    /// Counts how far a source was run and says when it is dropped.
+    /// A source that counts its elements and sends a message when it is dropped.
     struct Watched(Arc<AtomicUsize>, mpsc::Sender<()>, i64);
 
     impl Iterator for Watched {

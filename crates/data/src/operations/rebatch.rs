@@ -1,4 +1,4 @@
-//! Cuts batches into other sizes, across their borders.
+//! Cuts batches into other sizes, across their boundaries.
 
 use crate::chunk::Chunk;
 use crate::error::at_least_one;
@@ -10,11 +10,11 @@ use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Concatenates the rows of all batches and cuts them into batches of `sizes`, taken in turn and starting over. The
-    /// last one may be shorter.
+    /// Concatenates the rows of all batches and cuts them into batches of `sizes`, taken in turn and
+    /// repeated. The last one may be shorter.
     ///
-    /// A size of 0 gives an empty batch. [`Error::Parameter`] in the pass if no size is positive, [`Error::Scalar`] and
-    /// [`Error::UnequalRows`] if elements aren't batches.
+    /// A size of 0 gives an empty batch. If no size is positive, the pass gives [`Error::Parameter`].
+    /// Elements that aren't batches give [`Error::Scalar`] or [`Error::UnequalRows`].
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -27,7 +27,7 @@ impl<T: Nest> Dataset<T> {
         Self::of(Rebatch { input: self.pipeline().clone(), sizes: sizes.into(), drop_remainder: false })
     }
 
-    /// Like [`rebatch`](Dataset::rebatch), but drops a shorter last batch.
+    /// Cuts batches like [`rebatch`](Dataset::rebatch), but drops a shorter last batch.
     #[doc(alias = "drop_remainder")]
     pub fn rebatch_exact(&self, sizes: &[usize]) -> Self {
         Self::of(Rebatch { input: self.pipeline().clone(), sizes: sizes.into(), drop_remainder: true })
@@ -92,7 +92,7 @@ impl Operation for Rebatch {
     }
 }
 
-/// Cuts the rows of a stream of batches into pieces of a cycle of sizes.
+/// A stage that cuts the rows of a stream of batches into pieces of a cycle of sizes.
 pub(crate) struct RebatchStage {
     input: Box<dyn Stage>,
     sizes: Arc<[usize]>,
@@ -110,13 +110,13 @@ struct Rest {
 }
 
 impl RebatchStage {
-    /// At least one of the sizes must be positive.
+    /// Creates a stage. At least one of the sizes must be positive.
     pub(crate) fn new(input: Box<dyn Stage>, sizes: Arc<[usize]>) -> Self {
         let rows = Rest { batch: Tree::None, start: 0, rows: 0 };
         Self { input, sizes, turn: 0, rows, ended: false, drop_remainder: false }
     }
 
-    /// Reads batches until there are rows left of one; false at the end.
+    /// Reads batches until one has rows left; false at the end.
     fn fill(&mut self) -> Result<bool> {
         while self.rows.start == self.rows.rows && !self.ended {
             match self.input.next(1) {
@@ -133,7 +133,7 @@ impl RebatchStage {
 
     fn piece(&mut self) -> Result<Option<Tree<Leaf>>> {
         let size = self.sizes.get(self.turn % self.sizes.len().max(1)).copied().unwrap_or_default();
-        // What an empty piece looks like is only known once there is a batch.
+        // The form of an empty piece is only known once there is a batch.
         let more = self.fill()?;
         if (size > 0 && !more) || matches!(self.rows.batch, Tree::None) {
             return Ok(None);

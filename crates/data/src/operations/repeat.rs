@@ -1,4 +1,4 @@
-//! The same pass again and again.
+//! Repeats a dataset.
 
 use crate::chunk::Chunk;
 use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
@@ -7,15 +7,16 @@ use crate::{Cardinality, Dataset, Error, Result};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// Repeats the dataset `times` times, each time with the next order of its shuffles. A pass that happens to have no
-    /// elements counts; after 100 of these in a row, a dataset that could have had some gives [`Error::EmptyPasses`].
+    /// Repeats the dataset `times` times, each time with the next order of its shuffles. A pass without
+    /// elements is counted as well. After 100 of these in a row, a dataset that could have had elements gives
+    /// [`Error::EmptyPasses`].
     #[doc(alias = "tf.data.Dataset.repeat")]
     pub fn repeat(&self, times: usize) -> Self {
         Self::of(Repeat { input: self.pipeline().clone(), times: Some(times) })
     }
 
-    /// Repeats the dataset without end. One that is known to be empty ends at once; after 100 passes in a row without an
-    /// element, one that could have had some gives [`Error::EmptyPasses`].
+    /// Repeats the dataset without end. A dataset that is known to be empty ends at once. After 100 passes in
+    /// a row without an element, a dataset that could have had some gives [`Error::EmptyPasses`].
     #[doc(alias = "tf.data.Dataset.repeat")]
     pub fn repeat_forever(&self) -> Self {
         Self::of(Repeat { input: self.pipeline().clone(), times: None })
@@ -25,7 +26,7 @@ impl<T: Nest> Dataset<T> {
 #[derive(Clone)]
 struct Repeat {
     input: Pipeline,
-    /// `None` repeats forever.
+    /// The number of repetitions; `None` repeats forever.
     times: Option<usize>,
 }
 
@@ -66,18 +67,19 @@ struct RepeatStage {
     first_epoch: u64,
     started: usize,
     current: Option<Box<dyn Stage>>,
-    /// How many passes in a row had no element, the current one included.
+    /// The number of passes in a row without an element, including the current one.
     empty: usize,
 }
 
-/// This many empty passes in a row are not a coincidence. Without a limit, a filter that keeps nothing would run for ever.
+/// The number of empty passes in a row that is no coincidence. Without a limit, a filter that keeps nothing
+/// would run forever.
 const MOST_EMPTY: usize = 100;
 
 /// Detects that a stage drops all elements of a dataset that is repeated before it.
 #[derive(Default)]
 pub(super) struct Fruitless {
-    /// How many passes there had been when the first of them was dropped. What stages before hold for later has been
-    /// taken from the input by then, so that passes are counted from there on only as their elements come.
+    /// The number of passes when the first of the dropped elements came. By then, earlier stages have filled
+    /// their buffers, so passes are counted from there on only as their elements come.
     since: Option<usize>,
 }
 
@@ -95,15 +97,16 @@ impl Fruitless {
 }
 
 impl RepeatStage {
-    /// Repetition `r` of pass `epoch` is epoch `epoch * times + r` of the input, so one pass over `repeat(3)` shuffles like
-    /// three passes over the input. Endless repetitions have 2³² epochs for each pass.
+    /// Creates a stage for pass `epoch`. Repetition `r` is epoch `epoch * times + r` of the input, so one
+    /// pass over `repeat(3)` shuffles like three passes over the input. Endless repetitions have 2³² epochs
+    /// for each pass.
     fn new(input: Pipeline, times: Option<usize>, epoch: u64) -> Self {
         let first_epoch = epoch.wrapping_mul(times.map_or(1 << 32, |times| times as u64));
         Self { input, times, first_epoch, started: 0, current: None, empty: 0 }
     }
 
-    /// The repetition at work, or the next one; `None` after the last. An empty one is not the last: in another order a
-    /// `take_while` finds something.
+    /// Returns the current repetition, or the next one; `None` after the last. An empty repetition is not the
+    /// last: a `take_while` may keep elements in another order.
     fn current(&mut self) -> Result<Option<&mut Box<dyn Stage>>> {
         if self.current.is_none() {
             let over = self.times.is_some_and(|times| self.started >= times);
@@ -214,7 +217,7 @@ mod tests {
         });
     }
 
-    /// What stages hold for later, and what depends on the number of the pass, is no reason to give up.
+    /// Buffers of stages, and elements that depend on the number of the pass, must not end the pass.
     #[test]
     fn an_element_that_comes_after_many_passes_comes() {
         distribute_testing::watched(|| {
@@ -225,7 +228,7 @@ mod tests {
             for (data, expected) in [(late, 2000 % 3), (paired, 4000 % 3)] {
                 assert_eq!(values(&data.take(1)), [expected]);
             }
-            // Each second element of one by one, behind buffers of many passes.
+            // Every second element, after buffers of many passes.
             for data in [endless.shuffle(5000, 1), endless.prefetch(5000), endless.map_parallel(4, |x| x)] {
                 let odd = data.filter(|x| *x == 1);
                 assert!(odd.iter().take(3000).all(|x| x.unwrap() == 1));

@@ -1,4 +1,4 @@
-//! Every `W`-th element, for one of `W` workers.
+//! Takes every `W`-th element, for one of `W` workers.
 
 use crate::chunk::{Chunk, Picks};
 use crate::error::at_least_one;
@@ -9,17 +9,18 @@ use distribute_tensor::Nest;
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// The elements `index`, `index + workers`, `index + 2 * workers`, … of this dataset. Together the shards of all
-    /// workers are the dataset.
+    /// Returns the elements `index`, `index + workers`, `index + 2 * workers`, … of this dataset. The shards
+    /// of all workers are together the dataset.
     ///
-    /// `index` not below `workers` gives [`Error::Worker`] in the pass, `workers` 0 gives [`Error::Parameter`].
+    /// An `index` that is not below `workers` gives [`Error::Worker`] in the pass. A `workers` of 0 gives
+    /// [`Error::Parameter`].
     #[doc(alias = "tf.data.Dataset.shard")]
     pub fn shard(&self, workers: usize, index: usize) -> Self {
         Self::of(Shard { input: self.pipeline().clone(), workers, index })
     }
 
-    /// The place at which [`AutoShardPolicy::Hint`](crate::AutoShardPolicy::Hint) puts a shard for each worker. Without
-    /// that policy a pass gives [`Error::Hinted`].
+    /// Marks the position at which [`AutoShardPolicy::Hint`](crate::AutoShardPolicy::Hint) puts a shard for
+    /// each worker. Without that policy a pass gives [`Error::Hinted`].
     #[doc(alias = "tf.data.experimental.SHARD_HINT")]
     #[doc(alias = "SHARD_HINT")]
     pub fn shard_hint(&self) -> Self {
@@ -59,7 +60,8 @@ impl Operation for Shard {
     }
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
-        // Skipping rows in memory costs nothing; of elements that have to be made, only this worker's are.
+        // Skipping rows in memory costs nothing. If elements have to be made, only this worker's elements
+        // are.
         let at_once = if self.input.costly() { 1 } else { MOST_AT_ONCE };
         let input = self.input.start(epoch);
         Box::new(ShardStage { input, workers: self.workers, at_once, ahead: self.index, ended: false })
@@ -69,9 +71,9 @@ impl Operation for Shard {
 struct ShardStage {
     input: Box<dyn Stage>,
     workers: usize,
-    /// How many elements of the input are requested at once.
+    /// The number of elements of the input that are requested at once.
     at_once: usize,
-    /// How many elements come before this worker's next one.
+    /// The number of elements before this worker's next one.
     ahead: usize,
     ended: bool,
 }

@@ -1,4 +1,4 @@
-//! Elements in random order.
+//! Shuffles elements.
 
 use crate::chunk::{Chunk, Picks};
 use crate::error::at_least_one;
@@ -12,13 +12,13 @@ use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Shuffles elements, by drawing from a buffer of `buffer` elements that is refilled after each draw.
+    /// Shuffles elements by drawing from a buffer of `buffer` elements, which is refilled after each draw.
     ///
-    /// With a buffer of at least the number of elements, every order is equally likely. The order depends only on `seed`
-    /// and the epoch: every pass, and every repetition of a later [`repeat`](Dataset::repeat), has its own. Tensors in
-    /// memory and ranges are shuffled as row indices, 8 bytes each.
+    /// With a buffer of at least the number of elements, every order is equally likely. The order depends
+    /// only on `seed` and the epoch: every pass, and every repetition of a later [`repeat`](Dataset::repeat),
+    /// has its own order. Tensors in memory and ranges are shuffled as row indices, 8 bytes each.
     ///
-    /// `buffer` 0 gives [`Error::Parameter`] in the pass.
+    /// A `buffer` of 0 gives [`Error::Parameter`] in the pass.
     #[doc(alias = "tf.data.Dataset.shuffle")]
     #[doc(alias = "reshuffle_each_iteration")]
     pub fn shuffle(&self, buffer: usize, seed: u64) -> Self {
@@ -62,19 +62,20 @@ impl Operation for Shuffle {
     }
 }
 
-/// Draws from a buffer, and fills it up from the input after each draw.
+/// Draws from a buffer, and refills it from the input after each draw.
 ///
-/// With a buffer of at least the number of elements, every order is equally likely. The order depends on (seed,
-/// epoch), the buffer and the number of elements only.
+/// With a buffer of at least the number of elements, every order is equally likely. The order depends on
+/// (seed, epoch), the buffer and the number of elements only.
 struct ShuffleStage {
     input: Box<dyn Stage>,
     buffer: usize,
     rng: EpochRng,
     pool: Pool,
     ended: bool,
-    /// The index of a drawn element that could not be appended to the previous chunk; the next one starts with it.
+    /// The index of a drawn element that could not be appended to the previous chunk. The next chunk starts
+    /// with it.
     kept: Option<usize>,
-    /// An error after the elements passed on last.
+    /// The error after the elements passed on last.
     failed: Option<Error>,
 }
 
@@ -109,7 +110,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Takes what is in the pool as values, leaving nothing.
+    /// Takes all elements out of the pool as values.
     fn take_values(&mut self) -> Result<Vec<Tree<Leaf>>> {
         match std::mem::replace(self, Pool::Values(Vec::new())) {
             Pool::Rows(source, rows) => Chunk::Rows(source, Picks::List(rows)).into_values(),
@@ -117,8 +118,8 @@ impl Pool {
         }
     }
 
-    /// Takes element `i` out, the last one moving to its place, and puts it behind what was drawn before. False if
-    /// the two cannot be one chunk: then nothing was drawn.
+    /// Takes element `i` out, moves the last one to its position, and appends it to the drawn elements.
+    /// Returns false without drawing if the two cannot be one chunk.
     fn draw(&mut self, i: usize, drawn: &mut Option<Chunk>) -> bool {
         match (self, &mut *drawn) {
             (Pool::Rows(pool, rows), Some(Chunk::Rows(source, Picks::List(list))))
@@ -161,7 +162,8 @@ impl ShuffleStage {
         Ok(())
     }
 
-    /// Up to `max` draws, each from a buffer as full as the input allows: so the order doesn't depend on `max`.
+    /// Draws up to `max` elements. Each draw is from a buffer as full as the input allows, so the order
+    /// doesn't depend on `max`.
     fn draw(&mut self, max: usize) -> Result<Option<Chunk>> {
         let mut drawn = None;
         for _ in 0..max {

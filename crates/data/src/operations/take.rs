@@ -1,4 +1,4 @@
-//! The first elements, and all but the first.
+//! Takes or skips the first elements.
 
 use crate::chunk::Chunk;
 use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
@@ -7,13 +7,13 @@ use crate::{Cardinality, Dataset, Result};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// The first `count` elements.
+    /// Returns the first `count` elements.
     #[doc(alias = "tf.data.Dataset.take")]
     pub fn take(&self, count: usize) -> Self {
         Self::of(Take { input: self.pipeline().clone(), count })
     }
 
-    /// All but the first `count` elements.
+    /// Returns all except the first `count` elements.
     #[doc(alias = "tf.data.Dataset.skip")]
     pub fn skip(&self, count: usize) -> Self {
         Self::of(Skip { input: self.pipeline().clone(), count })
@@ -111,7 +111,7 @@ struct SkipStage {
 }
 
 impl SkipStage {
-    /// Passes over what is to be skipped before the first element.
+    /// Skips the elements before the first one.
     fn begin(&mut self) -> Result<()> {
         let left = std::mem::take(&mut self.left);
         if left > 0 {
@@ -166,7 +166,7 @@ mod tests {
     fn an_error_among_elements_that_have_to_be_made_is_not_skipped() {
         let data = Dataset::range(5).try_map(|x| if x == 1 { Err("one") } else { Ok(x) });
         assert!(data.filter(|_| true).skip(3).iter().next().unwrap().is_err());
-        // A map is not called where nobody would see what it says.
+        // A map is not called for elements that are skipped.
         assert_eq!(values(&data.skip(3)), [3, 4]);
     }
 }

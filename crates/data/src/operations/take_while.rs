@@ -1,4 +1,4 @@
-//! The elements before the first that fails a test.
+//! Takes the elements before the first that fails a test.
 
 use super::filter::{FilterFn, on_trees};
 use crate::chunk::{Chunk, Picks};
@@ -9,7 +9,7 @@ use distribute_tensor::{Leaf, Nest, Tree};
 use std::convert::Infallible;
 
 impl<T: Nest> Dataset<T> {
-    /// The elements before the first for which `predicate` is false.
+    /// Returns the elements before the first for which `predicate` is false.
     ///
     /// A panic gives [`Error::Panicked`] with the element's index and ends the pass.
     ///
@@ -28,8 +28,8 @@ impl<T: Nest> Dataset<T> {
         self.try_take_while(move |value| Ok::<bool, Infallible>(predicate(value)))
     }
 
-    /// [`take_while`](Dataset::take_while) with a function that can fail; its error gives [`Error::Function`] with the
-    /// element's index and ends the pass.
+    /// Takes elements like [`take_while`](Dataset::take_while), with a function that can fail. Its error
+    /// gives [`Error::Function`] with the element's index and ends the pass.
     #[doc(alias = "tf.data.Dataset.take_while")]
     pub fn try_take_while<E, F>(&self, predicate: F) -> Self
     where
@@ -83,7 +83,7 @@ struct TakeWhileStage {
     at_once: usize,
     index: usize,
     ended: bool,
-    /// An error after the elements passed on last.
+    /// The error after the elements passed on last.
     failed: Option<Error>,
 }
 
@@ -97,7 +97,7 @@ impl TakeWhileStage {
         !self.ended && self.failed.is_none()
     }
 
-    /// The elements before the end. Rows stay rows of their source.
+    /// Returns the elements before the end. Rows stay rows of their source.
     fn apply(&mut self, chunk: Chunk) -> Result<Chunk> {
         let taken = match &chunk {
             Chunk::Rows(source, Picks::Range(rows)) => {

@@ -1,4 +1,4 @@
-//! The rows of batches as elements.
+//! Splits batches into their rows.
 
 use crate::chunk::{Chunk, Picks};
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, one_input};
@@ -10,14 +10,15 @@ use std::ops::Range;
 use std::sync::Arc;
 
 impl<B: Nest> Dataset<B> {
-    /// The rows of each batch as elements: leaves of shape `[n, …]` give `n` elements with leaves of shape `[…]`. The
-    /// opposite of [`batch`](Dataset::batch).
+    /// Returns the rows of each batch as elements: leaves of shape `[n, …]` give `n` elements with leaves of
+    /// shape `[…]`. The opposite of [`batch`](Dataset::batch).
     ///
-    /// `U` is the type of the elements: numbers and tensors alike become tensors in a batch. Batching them again cuts them
-    /// out of the batches in one piece.
+    /// `U` is the type of the elements. It cannot be inferred, because both numbers and tensors are batched
+    /// into tensors. Batching the elements again cuts them out of the batches with one copy.
     ///
-    /// [`Error::Scalar`](crate::Error::Scalar), [`Error::UnequalRows`](crate::Error::UnequalRows) and
-    /// [`Error::NoTensor`](crate::Error::NoTensor) in the pass if an element is no batch.
+    /// An element that is no batch gives [`Error::Scalar`](crate::Error::Scalar),
+    /// [`Error::UnequalRows`](crate::Error::UnequalRows) or [`Error::NoTensor`](crate::Error::NoTensor) in
+    /// the pass.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -37,7 +38,7 @@ struct Unbatch {
 }
 
 impl Unbatch {
-    /// The rows that all batches have, where that is one number.
+    /// Returns the number of rows of all batches, if it is constant.
     fn rows(&self) -> Option<usize> {
         let spec = self.input.spec(Look::Never)?;
         let mut rows = spec.leaves().into_iter().map(|leaf| leaf.dims.first().copied().flatten());
@@ -82,12 +83,12 @@ impl Operation for Unbatch {
 
 struct UnbatchStage {
     input: Box<dyn Stage>,
-    /// The batch that was read last, and what is left of it.
+    /// The batch that was read last, and its remaining rows.
     batch: Option<(Arc<Rows>, Range<usize>)>,
 }
 
 impl UnbatchStage {
-    /// Up to `max` further rows, of one batch; none at the end.
+    /// Returns up to `max` further rows of one batch; `None` at the end.
     fn rows(&mut self, max: usize) -> Result<Option<(Arc<Rows>, Range<usize>)>> {
         loop {
             if let Some((rows, left)) = &mut self.batch

@@ -1,4 +1,4 @@
-//! Tests: what comes never depends on how it is asked for, also where an element fails.
+//! Tests: the elements of a pass never depend on how they are requested, also if an element fails.
 
 use super::model::{Step, on_dataset, step};
 use crate::Dataset;
@@ -6,7 +6,8 @@ use distribute_tensor::Nest;
 use distribute_testing::watched;
 use proptest::prelude::*;
 
-/// The elements of a pass before its end or its first error, read one by one, and whether it ended well.
+/// Returns the elements of a pass before its end or its first error, read one by one, and whether it ended
+/// without an error.
 fn one_by_one(data: &Dataset<i64>, epoch: u64) -> (Vec<i64>, bool) {
     let mut all = Vec::new();
     for element in data.epoch(epoch) {
@@ -18,8 +19,8 @@ fn one_by_one(data: &Dataset<i64>, epoch: u64) -> (Vec<i64>, bool) {
     (all, true)
 }
 
-/// Reads and passes over elements by turns, and compares each that comes with the one of its place. An error ends it:
-/// a skip may pass over the element that fails, behind which nothing is known.
+/// Reads and skips in turn, and compares each element with the expected one at its position. An error ends
+/// the walk: a skip may pass over the failing element, after which the elements are undefined.
 fn walk(data: &Dataset<i64>, epoch: u64, (all, well): &(Vec<i64>, bool), ways: &[(bool, usize)]) {
     let (mut stage, mut at) = (data.pipeline().start(epoch), 0);
     for &(read, count) in ways.iter().cycle().take(400) {

@@ -1,4 +1,4 @@
-//! Two datasets side by side.
+//! Zips two datasets.
 
 use super::pairing::Pairing;
 use crate::chunk::Chunk;
@@ -9,8 +9,8 @@ use distribute_tensor::{Nest, Tree};
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Pairs of an element of each dataset, to the end of the shorter. For more than two, zip again, or
-    /// [`typed`](Dataset::typed) them: `((a, b), c)`.
+    /// Returns pairs of an element of each dataset, to the end of the shorter. For more than two datasets,
+    /// zip again, and flatten the type with [`typed`](Dataset::typed) if needed: `((a, b), c)`.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -23,8 +23,9 @@ impl<T: Nest> Dataset<T> {
         Dataset::of(Zip { inputs: [self.pipeline().clone(), other.pipeline().clone()], exact: false })
     }
 
-    /// Like [`zip`](Dataset::zip), for datasets that must be equally long. Otherwise it gives [`Error::UnequalZip`]: before
-    /// anything is read if both lengths are known, or when one ends before the other.
+    /// Zips like [`zip`](Dataset::zip), but requires datasets of equal length. Otherwise it gives
+    /// [`Error::UnequalZip`]: before anything is read if both lengths are known, or when one ends before the
+    /// other.
     pub fn zip_equal<U: Nest>(&self, other: &Dataset<U>) -> Dataset<(T, U)> {
         Dataset::of(Zip { inputs: [self.pipeline().clone(), other.pipeline().clone()], exact: true })
     }
@@ -117,7 +118,7 @@ impl ZipStage {
         }
     }
 
-    /// Handles the end of the first dataset, where the second must end as well.
+    /// Handles the end of the first dataset. The second must end as well if the lengths must be equal.
     fn end_both(&mut self) -> Result<()> {
         self.ended = true;
         if self.exact && self.second.skip(1)? > 0 { self.end("first") } else { Ok(()) }
@@ -155,8 +156,8 @@ impl ZipStage {
     }
 }
 
-/// Skipping reads both inputs: one that is skipped separately could fail beyond the end of the other, where nobody would
-/// have looked.
+/// A stage of pairs. Skipping reads both inputs, because an input that is skipped separately could fail
+/// beyond the end of the other.
 impl Stage for ZipStage {
     fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         match (self.ended, self.exact) {
@@ -174,7 +175,8 @@ mod tests {
     use distribute_testing::watched;
     use proptest::prelude::*;
 
-    /// A dataset of the numbers `0..n`, of a kind: rows, values, unknown length, several sources, made ahead.
+    /// Returns a dataset of the numbers `0..n`, of a kind: rows, values, unknown length, several sources,
+    /// made ahead.
     fn of_kind(n: i64, kind: usize) -> Dataset<i64> {
         match kind {
             0 => Dataset::range(n),

@@ -1,4 +1,4 @@
-//! The rows of a file, some at a time.
+//! [`Batches`]: the rows of a file, several at a time.
 
 use super::checksums::{Checksums, Shared};
 use super::column::{Missing, Refused, Tensors, column};
@@ -26,7 +26,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// The rows of a file in batches: dictionaries of tensors by the names of columns. The first error ends it.
+/// The rows of a file in batches: dictionaries of tensors by column name. The first error ends the iterator.
 pub struct Batches {
     location: Location,
     source: Box<dyn Source>,
@@ -34,14 +34,14 @@ pub struct Batches {
     missing: BTreeMap<String, Missing>,
     broken: Broken,
     checksums: Arc<Checksums>,
-    /// The rows that follow those of the reader.
+    /// The parts after that of the reader.
     parts: VecDeque<Part>,
     reader: Option<ParquetRecordBatchReader>,
     rows: u64,
-    /// The row of the file that the reader reads next, and the one at which it ends.
+    /// The next row of the reader in the file, and the end of its rows.
     next: u64,
     end: u64,
-    /// Rows that were read and are no columns yet, and the number of the first of them.
+    /// Batches of rows that were read and are not converted yet, each with the number of its first row.
     read: VecDeque<(u64, RecordBatch)>,
     failed: bool,
 }
@@ -49,15 +49,15 @@ pub struct Batches {
 /// Rows that are read by one reader.
 struct Part {
     run: Run,
-    /// The row of the file that it begins with.
+    /// The first row in the file.
     first: u64,
     /// The number of rows.
     rows: u64,
-    /// The rows of the run, where it is not all of them.
+    /// The rows within the run; `None` for all of them.
     within: Option<Range<u64>>,
 }
 
-/// Columns of some rows that were read together.
+/// The columns of rows that were read together.
 pub(super) type Columns = Vec<(String, Tensors)>;
 
 /// A file whose rows can be read.
@@ -65,7 +65,7 @@ trait Source: Send {
     /// Starts to read rows.
     fn open(&self, part: &Part) -> ::parquet::errors::Result<ParquetRecordBatchReader>;
 
-    /// The rows of a row group with damaged pages, and why.
+    /// Returns the rows of a row group with damaged pages, and the errors.
     fn broken_rows(&self, group: usize) -> Vec<(Range<u64>, Error)>;
 }
 
@@ -90,7 +90,7 @@ impl<F: ChunkReader + 'static> Source for OpenFile<F> {
                 let count = |rows: u64| usize::try_from(rows).unwrap_or(usize::MAX);
                 let selection =
                     [RowSelector::skip(count(rows.start)), RowSelector::select(count(rows.end - rows.start))];
-                // Pages that are passed over are not read.
+                // Skipped pages are not read.
                 builder
                     .with_row_selection(RowSelection::from(selection.to_vec()))
                     .with_row_selection_policy(RowSelectionPolicy::Selectors)
@@ -105,7 +105,7 @@ impl<F: ChunkReader + 'static> Source for OpenFile<F> {
 }
 
 impl Batches {
-    /// Starts at the first row, to read up to `rows` rows at a time, which take up to `bytes` bytes.
+    /// Opens a file at its first row, to read up to `rows` rows at a time that take up to `bytes` bytes.
     pub(super) fn open(
         parquet: &Parquet,
         location: &Location,
@@ -114,7 +114,7 @@ impl Batches {
     ) -> Result<Self> {
         match location.open_file()? {
             Some(file) => Self::read(parquet, location, file, (rows, bytes), broken),
-            // A file's description is at its end, so what has no end yet is read first.
+            // The footer of a file is at its end, so other locations are read completely first.
             None => {
                 let mut all = Vec::new();
                 location.open()?.read_to_end(&mut all).map_err(|e| location.io_error(e))?;
@@ -208,7 +208,7 @@ impl Batches {
         Ok(())
     }
 
-    /// Puts the rows of a row group that are not in damaged pages before the other parts.
+    /// Inserts the rows of a row group that are not in damaged pages before the other parts.
     fn leave_out(&mut self, part: &Part, mut broken: Vec<(Range<u64>, Error)>) -> Result<()> {
         broken.sort_by_key(|(rows, _)| rows.start);
         let (mut whole, mut from) = (Vec::new(), 0);
@@ -216,7 +216,7 @@ impl Batches {
             if rows.start > from {
                 whole.push(from..rows.start);
             }
-            // Rows that are in damaged pages of two columns count once.
+            // Rows in damaged pages of two columns are counted once.
             let lost = rows.end.saturating_sub(rows.start.max(from));
             self.broken.skip_many(lost, error)?;
             from = from.max(rows.end);
@@ -231,12 +231,12 @@ impl Batches {
         Ok(())
     }
 
-    /// How many rows the file says it has.
+    /// Returns the number of rows that the file states.
     pub fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// The next rows; `None` at the end.
+    /// Returns the next rows; `None` at the end.
     pub(super) fn pull(&mut self) -> Result<Option<Columns>> {
         loop {
             while let Some((first, batch)) = self.read.pop_front() {
@@ -273,7 +273,8 @@ impl Batches {
         }
     }
 
-    /// The columns of rows, of which the first is row `first` of the file; if a row is the reason that there are none, which.
+    /// Returns the columns of rows that begin at row `first` of the file. An error has the row that caused
+    /// it, if a row did.
     fn columns(&self, batch: &RecordBatch, first: u64) -> Result<Columns, (Option<usize>, Error)> {
         let none = Missing::default();
         let mut columns = Vec::new();
@@ -291,7 +292,7 @@ impl Batches {
         Ok(columns)
     }
 
-    /// Checks that no row takes more than an element may.
+    /// Checks that no row takes more than the limit for one element.
     fn check_rows(
         &self,
         columns: &[(String, Tensors)],
@@ -316,7 +317,7 @@ impl Batches {
         Ok(())
     }
 
-    /// A batch of rows as tensors, of which each has an axis of rows.
+    /// Returns a batch of rows as tensors, each with an axis of rows.
     fn together(&self, columns: Columns) -> Result<Tree<Leaf>> {
         let whole = |(name, column)| match column {
             Tensors::Whole(tensor) => Ok((name, Tree::Leaf(Leaf::Host(tensor)))),
@@ -335,8 +336,8 @@ impl Batches {
     }
 }
 
-/// The rows of row groups, each with how many rows it has and how many of them are read at a time. Each row group is a part
-/// of its own if others may have to be read without it.
+/// Returns the parts of row groups, given the rows of each and how many are read at a time. With `alone`,
+/// each row group is a part, so that the others can be read without it.
 fn parts(groups: &[(u64, usize)], alone: bool) -> Vec<Part> {
     let mut first = 0;
     let all = if alone {
@@ -353,7 +354,8 @@ fn parts(groups: &[(u64, usize)], alone: bool) -> Vec<Part> {
     all.into_iter().map(part).collect()
 }
 
-/// What the library says or, since it trusts some bytes that may be damaged, panics with.
+/// Returns the library's error. A panic becomes an error as well, because the library panics on some damaged
+/// bytes.
 pub(super) fn guarded<T>(location: &Location, f: impl FnOnce() -> ::parquet::errors::Result<T>) -> Result<T> {
     let error = match catch_unwind(AssertUnwindSafe(f)) {
         Ok(Ok(value)) => return Ok(value),

@@ -1,7 +1,7 @@
-//! Pages whose bytes have another checksum than was stored with them.
+//! Checks the checksums of pages.
 //!
-//! The library compares them only where its feature says so, and then tells neither column nor page. So pages are compared as
-//! it reads them: at the place and of the length that their headers say.
+//! The library compares checksums only with a feature, and its errors name neither column nor page. So pages
+//! are compared when the library reads them, at the positions and lengths from their headers.
 
 use super::pages::Page;
 use crate::{Error, Location};
@@ -19,26 +19,26 @@ struct Checked {
     checksum: u32,
     column: Arc<str>,
     group: usize,
-    /// The number of the page in its column's part of the row group; `None` for a dictionary.
+    /// The index of the page in its column of the row group; `None` for a dictionary.
     page: Option<usize>,
-    /// The rows of the row group that it has.
+    /// The rows of the page within the row group.
     rows: Range<u64>,
 }
 
-/// The pages with checksums by where their bytes begin.
+/// The pages with checksums, by the offset of their bytes.
 #[derive(Debug, Default)]
 pub(super) struct Checksums {
     pages: BTreeMap<u64, Checked>,
-    /// The first byte of the page that the library was refused last.
+    /// The offset of the damaged page that the library tried to read last.
     refused: Mutex<Option<u64>>,
 }
 
-/// A column's part of a row group whose pages are added.
+/// A column of a row group whose pages are being added.
 pub(super) struct Adding<'a> {
     all: &'a mut Checksums,
     column: Arc<str>,
     group: usize,
-    /// The rows of the row group.
+    /// The number of rows of the row group.
     rows: u64,
     /// Whether each value is a row.
     flat: bool,
@@ -55,13 +55,13 @@ impl Checksums {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// The error for the page that the library was refused last, if it was.
+    /// Returns the error of the damaged page that the library tried to read last, if there is one.
     pub(super) fn error(&self, location: &Location) -> Option<Error> {
         let at = self.take_refused()?;
         Some(damaged(location, at, self.pages.get(&at)?))
     }
 
-    /// The rows of a row group with a damaged page, and the error of each page.
+    /// Returns the rows of a row group with a damaged page, and the error of each page.
     pub(super) fn broken_rows(
         &self,
         location: &Location,
@@ -77,7 +77,7 @@ impl Checksums {
 }
 
 impl Adding<'_> {
-    /// Adds the page whose bytes begin at a place.
+    /// Adds the page whose bytes begin at `at`.
     pub(super) fn add(&mut self, at: u64, page: &Page) {
         let rows = if self.flat && !page.dictionary {
             self.values.min(self.rows)..self.values.saturating_add(page.values).min(self.rows)
@@ -115,7 +115,7 @@ fn damaged(location: &Location, at: u64, page: &Checked) -> Error {
     Error::Damaged { path: location.to_string(), offset: at, what }
 }
 
-/// A file that the library reads, and whose pages are looked at before.
+/// A file for the library. The checksums of its pages are compared first.
 pub(super) struct Shared<F> {
     pub(super) file: Arc<F>,
     pub(super) checksums: Arc<Checksums>,

@@ -1,4 +1,4 @@
-//! A column of some rows as tensors.
+//! Converts a column of some rows to tensors.
 
 use super::select::Found;
 use crate::DefaultValue;
@@ -11,7 +11,7 @@ use arrow_array::{Array, ArrayRef};
 use arrow_schema::DataType;
 use distribute_tensor::{DType, Element, HostTensor};
 
-/// Why a column cannot become a tensor.
+/// The reason that a column cannot become a tensor.
 #[derive(Debug)]
 pub(super) struct Refused {
     /// The row, counted from the first of the batch.
@@ -20,12 +20,12 @@ pub(super) struct Refused {
 }
 
 impl Refused {
-    /// The row, counted from the first of the batch, if the column could be read without it.
+    /// Returns the row, counted from the first of the batch, if the column could be read without it.
     pub(super) fn row(&self) -> Option<usize> {
         self.row
     }
 
-    /// The reason, where the batch starts at row `first` of the file.
+    /// Returns the message, for a batch that starts at row `first` of the file.
     pub(super) fn describe(&self, first: u64) -> String {
         match self.row {
             Some(row) => format!("row {} {}", first + row as u64, self.what),
@@ -51,24 +51,24 @@ impl From<distribute_tensor::Error> for Refused {
 /// A column of some rows.
 #[derive(Debug)]
 pub(super) enum Tensors {
-    /// A tensor of as many rows as there are.
+    /// One tensor with an axis of rows.
     Whole(HostTensor),
     /// Rows of different shapes.
     Ragged(Vec<HostTensor>),
 }
 
-/// The settings for values that are missing in a column.
+/// The settings for missing values of a column.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Missing {
-    /// The value that stands in for each.
+    /// The value that replaces missing ones.
     pub(super) default: Option<DefaultValue>,
-    /// The name of a column that says which are there.
+    /// The name of the mask column.
     pub(super) mask: Option<String>,
 }
 
 type Converted<T = HostTensor> = Result<T, Refused>;
 
-/// The rows of a column, and whether each is there if that was asked for.
+/// Returns the rows of a column, and their mask if requested.
 pub(super) fn column(found: &Found, missing: &Missing) -> Converted<(Tensors, Option<HostTensor>)> {
     let len = found.array.len();
     let mask = missing.mask.as_ref();
@@ -80,16 +80,16 @@ pub(super) fn column(found: &Found, missing: &Missing) -> Converted<(Tensors, Op
     Ok((rows.column(filled)?, mask))
 }
 
-/// The values that stand in for missing ones.
+/// The values that replace missing ones.
 #[derive(Clone, Copy)]
 struct Filled<'a> {
     default: Option<&'a DefaultValue>,
-    /// Whether zero does, if there is no default: a mask says where.
+    /// Whether zero replaces them if there is no default, because there is a mask.
     zero: bool,
 }
 
 impl Filled<'_> {
-    /// The same for what is in lists, of which there is no mask.
+    /// Returns the same values for the contents of lists, which have no mask.
     fn inner(self) -> Self {
         Self { zero: false, ..self }
     }
@@ -118,12 +118,12 @@ impl Filled<'_> {
 #[derive(Clone, Copy)]
 struct Rows<'a> {
     array: &'a ArrayRef,
-    /// Whether each row lacks a value, if any does.
+    /// Whether each row lacks a value; `None` if no row does.
     lacks: Option<&'a [bool]>,
 }
 
 impl<'a> Rows<'a> {
-    /// Rows of which none but those that are null themselves lack a value.
+    /// Calls `of` with the rows of an array, of which only null rows lack a value.
     fn inner<R>(array: &ArrayRef, of: impl FnOnce(Rows<'_>) -> R) -> R {
         let nulls = array.null_count() > 0;
         let lacks = nulls.then(|| (0..array.len()).map(|row| array.is_null(row)).collect::<Vec<bool>>());
@@ -134,7 +134,7 @@ impl<'a> Rows<'a> {
         self.lacks.and_then(|lacks| lacks.get(row)).copied().unwrap_or(false)
     }
 
-    /// The first row without a value.
+    /// Returns the first row without a value.
     fn first_missing(&self) -> Option<usize> {
         self.lacks?.iter().position(|lacks| *lacks)
     }
@@ -172,13 +172,13 @@ impl<'a> Rows<'a> {
                 "is null, but others are lists; `Parquet::default` makes it an empty one",
             ));
         }
-        // The values of a list that is missing are there in name only, if its length is fixed.
+        // The null lists of a fixed length have no real values.
         let fixed = matches!(array.data_type(), DataType::FixedSizeList(..));
         Self::lists(values, &bounds, if fixed { filled } else { filled.inner() })
     }
 
-    /// Lists that start at these places of `values`, the last of which is their end. A list that is missing is empty, or as
-    /// long as all others must be.
+    /// Returns the lists that start at `bounds` in `values`; the last bound is the end. A missing list is
+    /// empty, or has the fixed length.
     fn lists(values: &ArrayRef, bounds: &[usize], filled: Filled<'_>) -> Converted<Tensors> {
         let spans: Vec<(usize, usize)> = bounds
             .iter()
@@ -206,7 +206,7 @@ impl<'a> Rows<'a> {
         spans.iter().enumerate().map(row).collect::<Converted<_>>().map(Tensors::Ragged)
     }
 
-    /// A tensor of as many rows as there are, of a type that is no list.
+    /// Returns a tensor with an axis of rows, for a type that is no list.
     fn tensor(self, filled: Filled<'_>) -> Converted {
         let array = self.array;
         match array.data_type() {
@@ -237,7 +237,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Values, those that are missing replaced.
+    /// Returns the values, with missing ones replaced.
     fn filled<T: Element>(
         self,
         values: impl Iterator<Item = T>,
@@ -259,7 +259,7 @@ impl<'a> Rows<'a> {
         self.filled(values, missing)
     }
 
-    /// NaN stands in for what is missing unless something else does.
+    /// Returns floats. NaN replaces missing ones unless there is a default.
     fn floats<T: ArrowPrimitiveType<Native: Element>>(
         self,
         filled: Filled<'_>,
@@ -284,10 +284,10 @@ impl<'a> Rows<'a> {
         self.filled(bytes, missing)
     }
 
-    /// Returns the values that the rows' keys stand for.
+    /// Returns the values of the rows' dictionary keys.
     fn categories(self, filled: Filled<'_>) -> Converted {
         let dictionary = self.array.as_any_dictionary();
-        // A key may stand for no value, as well.
+        // A key may refer to a null value as well.
         let keys = if self.array.is_empty() || dictionary.values().is_empty() {
             Vec::new()
         } else {
@@ -301,7 +301,7 @@ impl<'a> Rows<'a> {
             let values = Rows { array: nothing, lacks: None }.tensor(filled)?;
             return Ok(values.take_rows(&keys)?);
         }
-        // The value that stands in comes behind those of the dictionary.
+        // The replacement is appended to the values of the dictionary.
         let all = Rows { array: nothing, lacks: None }.tensor(filled)?;
         let first = lacks.iter().position(|lacks| *lacks).unwrap_or_default();
         let stand_in = arrow_array::new_null_array(nothing.data_type(), 1);

@@ -1,24 +1,25 @@
-//! The description at a file's end, looked at before the library reads it.
+//! Checks the footer of a file before the library reads it.
 //!
-//! The library makes its tree of columns by recursion, and makes room for as many children as a group says it has. So a
-//! description that is nested too deep, or that says of more columns than it has, is refused before.
+//! The library builds its tree of columns by recursion, and allocates memory for the stated number of
+//! children of each group. So footers with too deep nesting, or with more stated columns than actual ones,
+//! are refused before.
 
 use super::thrift::{INT, LIST, SET, STRUCT, Thrift};
 use ::parquet::file::reader::ChunkReader;
 
-/// The most levels of columns within each other: a list takes two.
+/// The deepest nesting of columns. A list takes two levels.
 const DEEPEST: usize = 100;
 
 /// The most columns and groups of columns.
 const MOST: u64 = 1 << 20;
 
-/// The most levels of structures of the description within each other, apart from columns.
+/// The deepest nesting of the footer's structures, not counting columns.
 const DEEPEST_STRUCTURE: usize = 32;
 
-/// The bytes behind the description: its length, and the format's name.
+/// The bytes after the footer: its length and the magic bytes.
 const TAIL: u64 = 8;
 
-/// Returns the reason for which the library must not read a file's description. A file that has none is left to it.
+/// Checks that the library can read the footer of a file. A file without a footer is left to the library.
 pub(super) fn check(file: &impl ChunkReader) -> Result<(), String> {
     let Some(start) = file.len().checked_sub(TAIL) else { return Ok(()) };
     let Ok(tail) = file.get_bytes(start, TAIL as usize) else { return Ok(()) };
@@ -31,7 +32,7 @@ pub(super) fn check(file: &impl ChunkReader) -> Result<(), String> {
     }
 }
 
-/// The reason for which a description is refused that cannot be followed to its end.
+/// Returns the value, or the error for a damaged footer.
 fn damaged<T>(found: Option<T>) -> Result<T, String> {
     found.ok_or_else(|| "its description is damaged".to_string())
 }
@@ -49,13 +50,13 @@ fn check_description(bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// Passes over the columns, each of which says how many of the following are its children.
+/// Skips the columns. Each states how many of the following columns are its children.
 fn check_columns(input: &mut Thrift<'_>) -> Result<(), String> {
     let (kind, count) = damaged(input.list())?;
     if count > MOST {
         return Err(format!("it says of {count} columns, more than the {MOST} that are read"));
     }
-    // The children to come of each group that is not at its end.
+    // The number of children to come in each open group.
     let mut open: Vec<u64> = Vec::new();
     for at in 0..count {
         if kind != STRUCT {
@@ -84,7 +85,7 @@ fn check_columns(input: &mut Thrift<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// The number of children of the column that comes next.
+/// Returns the number of children of the next column.
 fn children(input: &mut Thrift<'_>) -> Option<u64> {
     let (mut id, mut children) = (0, 0);
     while let Some(kind) = input.field(&mut id)? {
@@ -101,7 +102,7 @@ fn children(input: &mut Thrift<'_>) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// A description with columns that have so many children.
+    /// Returns a footer with columns that have these numbers of children.
     fn described(children: &[u32]) -> Vec<u8> {
         let mut bytes = vec![0x15, 2, 0x19, 0xfc];
         varint(children.len() as u32, &mut bytes);
@@ -129,7 +130,7 @@ mod tests {
         assert_eq!(check_description(&chain(DEEPEST)), Ok(()));
         assert!(check_description(&chain(DEEPEST + 1)).unwrap_err().contains("nested deeper"));
         assert!(check_description(&chain(20_000)).unwrap_err().contains("nested deeper"));
-        // Many beside each other are not deep: 500 groups of a column.
+        // Many groups in sequence are not deep: 500 groups of one column each.
         let wide = [vec![500], [1, 0].repeat(500)].concat();
         assert_eq!(check_description(&described(&wide)), Ok(()));
         let error = check_description(&described(&[1, 1 << 20, 0])).unwrap_err();

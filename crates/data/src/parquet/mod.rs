@@ -2,15 +2,15 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `batches.rs` | the rows of a file, some at a time |
-//! | `pages.rs` | how large pages are, before they are unpacked |
-//! | `thrift.rs` | the format of their headers |
-//! | `checksums.rs` | pages whose bytes are damaged |
-//! | `footer.rs` | the description of a file, looked at before the library reads it |
+//! | `batches.rs` | the rows of a file, several at a time |
+//! | `pages.rs` | the sizes of pages, before they are decompressed |
+//! | `thrift.rs` | the format of page headers and footers |
+//! | `checksums.rs` | the checksums of pages |
+//! | `footer.rs` | checks the footer of a file before the library reads it |
 //! | `sizes.rs` | the memory that rows take |
-//! | `plan.rs` | how many rows are read at a time |
-//! | `select.rs` | which columns are read |
-//! | `column.rs` | a column of some rows as tensors |
+//! | `plan.rs` | the number of rows that are read at a time |
+//! | `select.rs` | the columns that are read |
+//! | `column.rs` | converts a column of some rows to tensors |
 //! | `source.rs` | rows as elements of a dataset |
 
 mod batches;
@@ -34,23 +34,23 @@ use column::Missing;
 use distribute_tensor::HostTensor;
 use std::collections::BTreeMap;
 
-/// A reader of Parquet files: which columns, and how many rows at a time.
+/// A reader of Parquet files, with the columns to read and the number of rows at a time.
 ///
 /// | column | tensor |
 /// |---|---|
 /// | booleans, integers, floats | of their dtype, `[rows]` |
 /// | text, bytes | `string`, `[rows]` |
 /// | lists of these, all of one length | `[rows, length]` |
-/// | lists of different lengths | in a [`dataset`](Self::dataset), for [`padded_batch`](Dataset::padded_batch): each row `[length]` |
-/// | categories (dictionaries) | as what they stand for |
+/// | lists of different lengths | rows `[length]` in a `dataset`, for [`padded_batch`](Dataset::padded_batch) |
+/// | categories (dictionaries) | as their values |
 /// | structures | a column for each field: `image.bytes`, `image.path` |
 ///
-/// A row without a value (null) is NaN in a column of floats, as in pandas, and an error in others unless
-/// [`default`](Self::default) or [`mask`](Self::mask) say what it is. Columns of other types, such as dates, are errors: leave
-/// them out with [`columns`](Self::columns). Nothing is unpacked but the columns that are read.
+/// A row without a value (null) is NaN in a column of floats, as in pandas. In other columns it is an error,
+/// unless [`default`](Self::default) or [`mask`](Self::mask) is set. Columns of other types, such as dates,
+/// are errors: leave them out with [`columns`](Self::columns). Only the selected columns are decompressed.
 ///
-/// A page with another checksum than was stored with it is an error that names file, column and page. Pages that are compressed
-/// with brotli need the feature `brotli`.
+/// A page whose checksum doesn't match gives an error that names file, column and page. Pages that are
+/// compressed with brotli need the feature `brotli`.
 ///
 /// ```no_run
 /// use distribute_data::parquet::Parquet;
@@ -73,55 +73,58 @@ pub struct Parquet {
     skipped: Option<SkippedRecords>,
 }
 
-/// The number of rows that are read at a time by default.
+/// The default number of rows that are read at a time.
 const ROWS: usize = 1024;
 
-/// The most bytes that these take.
+/// The most bytes that these rows take.
 const BYTES: u64 = 16 << 20;
 
 impl Parquet {
-    /// A file. From memory and from URLs all of it is read before its first row; from local paths no more than is
-    /// asked for.
+    /// Creates a reader of one file. Files in memory and behind URLs are read completely before their first
+    /// row. Of local files only the requested parts are read.
     pub fn file(location: impl Into<Location>) -> Self {
         Self::files(location.into())
     }
 
-    /// Several files, for [`dataset`](Self::dataset).
+    /// Creates a reader of several files, for [`dataset`](Self::dataset).
     pub fn files(files: impl Into<Files>) -> Self {
         let (missing, files) = (BTreeMap::new(), files.into());
         Self { files, columns: None, rows: None, bytes: None, missing, checksums: true, skipped: None }
     }
 
-    /// Selects columns, by name or by their place in the file, from 0 on; all by default. A field of a structure has its path
-    /// as a name: `image.bytes`. A column that is given by its place is named so in the result: `"3"`.
+    /// Selects columns, by name or by their position in the file, counted from 0. The default is all columns.
+    /// A field of a structure has its path as a name: `image.bytes`. A column given by its position has that
+    /// as its name in the result: `"3"`.
     ///
-    /// Two columns of one name give [`Error::Column`] if that name is read; by their places both are.
+    /// Two columns of one name give [`Error::Column`] if that name is read. By their positions both can be
+    /// read.
     pub fn columns<C: Into<Column>>(self, columns: impl IntoIterator<Item = C>) -> Self {
         Self { columns: Some(columns.into_iter().map(Into::into).collect()), ..self }
     }
 
-    /// Sets how many rows are read at a time. The last batch may have fewer, and so has each if so many texts of a
-    /// dictionary could take more than [one element may](Location::element_limit), or more than [`bytes`](Self::bytes)
-    /// where these are set.
+    /// Sets the number of rows that are read at a time. The last batch may have fewer. Every batch has fewer
+    /// if this many texts of a dictionary could exceed the [limit for one element](Location::element_limit),
+    /// or if the rows exceed [`bytes`](Self::bytes).
     ///
-    /// By default up to 1024, as many as take 16 MiB.
+    /// The default is up to 1024 rows that take up to 16 MiB.
     pub fn rows(self, rows: usize) -> Self {
         Self { rows: Some(rows), ..self }
     }
 
-    /// Sets how many bytes of memory the rows that are read at a time may take, before they are elements: 16 MiB unless
-    /// this or [`rows`](Self::rows) is set. A row that takes more is read alone. How much rows take is estimated from the
-    /// sizes of the file's pages.
+    /// Sets the bytes of memory that the rows read at a time may take, before they are elements. The default
+    /// is 16 MiB, or no limit if [`rows`](Self::rows) is set. A row that takes more is read alone. The memory
+    /// is estimated from the sizes of the file's pages.
     ///
-    /// How many rows are read at a time changes no element of a [`dataset`](Self::dataset), only memory and time.
+    /// The number of rows that are read at a time changes no element of a [`dataset`](Self::dataset), only
+    /// memory and time.
     pub fn bytes(self, bytes: u64) -> Self {
         Self { bytes: Some(bytes), ..self }
     }
 
-    /// Sets the value that stands in for missing ones (null) in a column, and in its lists. A list that is missing is an empty
-    /// one.
+    /// Sets the value that replaces missing ones (null) in a column, and in its lists. A missing list becomes
+    /// an empty one.
     ///
-    /// A column that isn't there gives [`Error::NoColumn`], a value of another type [`Error::Column`].
+    /// A missing column gives [`Error::NoColumn`], a value of another type [`Error::Column`].
     ///
     /// ```no_run
     /// use distribute_data::parquet::Parquet;
@@ -134,36 +137,38 @@ impl Parquet {
         self
     }
 
-    /// Adds a column of this name, `bool` of shape `[rows]`, that says which rows of a column have a value. The others are
-    /// zero, `false` or empty, NaN among floats, or the [`default`](Self::default).
+    /// Adds a column `name`, `bool` of shape `[rows]`, that is true for the rows of `column` with a value.
+    /// Rows without one are zero, `false` or empty, NaN among floats, or the [`default`](Self::default).
     pub fn mask(mut self, column: impl Into<String>, name: impl Into<String>) -> Self {
         self.missing.entry(column.into()).or_default().mask = Some(name.into());
         self
     }
 
-    /// Sets whether the checksums of pages are compared, if the file has any; they are by default.
+    /// Sets whether the checksums of pages are compared, if the file has any. The default is `true`.
     #[doc(alias = "page_checksum_verification")]
     pub fn checksums(self, checksums: bool) -> Self {
         Self { checksums, ..self }
     }
 
-    /// Skips and counts broken rows: those of damaged pages, those without a value for which there is no default, and those
-    /// that take more than [one element may](Location::element_limit). If no page is known to be damaged but a row group cannot
-    /// be read on, the rest of its rows are skipped.
+    /// Skips and counts broken rows: those of damaged pages, those that lack a value without a default, and
+    /// those that exceed the [limit for one element](Location::element_limit). If a row group cannot be read
+    /// further, but no page is known to be damaged, the rest of its rows are skipped.
     pub fn skip_broken(self, skipped: &SkippedRecords) -> Self {
         Self { skipped: Some(skipped.clone()), ..self }
     }
 
-    /// Reads the description of the only file and starts at its first row.
+    /// Reads the footer of the only file and starts at its first row.
     ///
     /// # Errors
     ///
     /// - [`Error::Io`]: the file cannot be read or is no Parquet file.
-    /// - [`Error::NoColumn`]: there is no such column.
+    /// - [`Error::NoColumn`]: a selected column, or one with a default or mask, doesn't exist.
     /// - [`Error::Feature`]: a column is compressed with brotli, and the feature `brotli` is not enabled.
-    /// - [`Error::Damaged`], [`Error::Column`]: a page or the average row takes more than
-    ///   [one element may](Location::element_limit); [`Error::Column`]: two columns have one name.
-    /// - [`Error::Parameter`]: batches shall have 0 rows, or there is not exactly one file.
+    /// - [`Error::Damaged`]: a page exceeds the [limit for one element](Location::element_limit).
+    /// - [`Error::Column`]: the average row exceeds that limit, two columns have one name, or a column is
+    ///   compressed with LZO.
+    /// - [`Error::Parameter`]: the number of rows at a time is 0, a mask has the name of another column, or
+    ///   there is not exactly one file.
     pub fn open(&self) -> Result<Batches> {
         self.check()?;
         match self.files.iter().as_slice() {
@@ -177,7 +182,8 @@ impl Parquet {
         }
     }
 
-    /// The rows of the files as elements, one file after the other: maps from column to tensor, as [`rows`] reads them.
+    /// Returns the rows of the files as elements, one file after the other: maps from column to tensor, like
+    /// [`rows`].
     ///
     /// 0 rows at a time give [`Error::Parameter`] in the pass.
     ///
@@ -190,7 +196,7 @@ impl Parquet {
         source::dataset(self)
     }
 
-    /// Checks that its parameters are in their ranges.
+    /// Checks that the parameters are in range.
     fn check(&self) -> Result<()> {
         if self.rows == Some(0) {
             let (operation, parameter) = ("Parquet::rows", "rows");
@@ -214,7 +220,7 @@ impl Parquet {
     }
 }
 
-/// The error for a mask that has another column's name.
+/// Returns the error for a mask with the name of another column.
 fn mask_taken(mask: &str) -> Error {
     Error::Parameter {
         operation: "Parquet::mask",

@@ -1,35 +1,35 @@
-//! What the pages of a column say of themselves, before they are unpacked.
+//! Reads the headers of pages, before the pages are decompressed.
 //!
-//! The library makes as much room as a page's header asks for. So headers are read first, and pages that take more than
-//! an element may are refused.
+//! The library allocates as much memory as a page's header states. So headers are read first, and pages that
+//! exceed the limit for one element are refused.
 
 use super::plan::ColumnSize;
 use super::thrift::{INT, STRUCT, Thrift};
 use crate::file::ElementLimit;
 
-/// The header of a page, as far as it is asked for.
+/// The relevant fields of a page header.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Page {
-    /// How long the header is.
+    /// The length of the header.
     pub(super) header: u64,
-    /// How many bytes follow it.
+    /// The number of compressed bytes after it.
     pub(super) packed: u64,
-    /// What these are unpacked.
+    /// The number of decompressed bytes.
     pub(super) unpacked: u64,
-    /// How many values it has, those that are null or repeated included.
+    /// The number of values, including null and repeated ones.
     pub(super) values: u64,
-    /// Whether its values are those that later pages mean by numbers.
+    /// Whether the page is a dictionary, whose values later pages refer to by index.
     pub(super) dictionary: bool,
-    /// The checksum of the bytes that follow the header.
+    /// The checksum of the bytes after the header.
     pub(super) checksum: Option<u32>,
 }
 
 /// The memory that the pages of a column of a row group so far can take.
 #[derive(Debug, Default)]
 pub(super) struct Widest {
-    /// What the longest text of a dictionary may take.
+    /// An upper bound of the longest text of a dictionary.
     pub(super) entry: u64,
-    /// The memory that a text of the dictionary takes on average.
+    /// The average memory of a text of the dictionary.
     average: u64,
     /// The memory that the values take.
     pub(super) size: ColumnSize,
@@ -39,7 +39,11 @@ pub(super) struct Widest {
 const TEXT: u64 = size_of::<Vec<u8>>() as u64;
 
 impl Widest {
-    /// Adds a page of a column whose values are numbers of `width` bytes, or text (`None`); why it is too large, if it is.
+    /// Adds a page of a column whose values are numbers of `width` bytes, or text (`None`).
+    ///
+    /// # Errors
+    ///
+    /// The message if the page is too large.
     pub(super) fn add(&mut self, page: &Page, width: Option<u64>, limit: ElementLimit) -> Result<(), String> {
         limit.check("a page", page.unpacked)?;
         match width {
@@ -54,13 +58,13 @@ impl Widest {
             Some(_) if page.dictionary => {}
             Some(width) => self.size.add(page.values, page.values.saturating_mul(width)),
         }
-        // Numbers can be said to come again and again in a few bytes.
+        // Run-length encoding can state many numbers in a few bytes.
         limit.check("a page's values", page.values.saturating_mul(width.unwrap_or(1)))
     }
 }
 
 impl Page {
-    /// The header that bytes begin with; `None` if they end before it does, or are none.
+    /// Parses the page header at the start of bytes; `None` if they are incomplete or invalid.
     pub(super) fn read(bytes: &[u8]) -> Option<Page> {
         let mut input = Thrift::new(bytes);
         let mut page = Page::default();
@@ -71,7 +75,8 @@ impl Page {
                 (2, INT) => page.unpacked = u64::try_from(input.number()?).ok()?,
                 (3, INT) => page.packed = u64::try_from(input.number()?).ok()?,
                 (4, INT) => page.checksum = Some(input.number()? as u32),
-                // Of a data page, a dictionary or a data page of the second kind: how many values is field 1.
+                // The header of a data page, a dictionary page or a data page of version 2: field 1 is the
+                // number of values.
                 (5 | 7 | 8, STRUCT) => {
                     let mut inner = 0;
                     while let Some(kind) = input.field(&mut inner)? {
@@ -89,14 +94,15 @@ impl Page {
     }
 }
 
-/// How deep structures may be within each other.
+/// The deepest nesting of structures.
 const DEEPEST: usize = 16;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A dictionary page of 300 bytes, 20 of them packed, with 7 values; a checksum and a statistic besides.
+    /// A header of a dictionary page of 300 bytes, compressed to 20, with 7 values, a checksum and a
+    /// statistic.
     const HEADER: &[u8] =
         &[0x15, 4, 0x15, 0xd8, 4, 0x15, 40, 0x15, 2, 0x3c, 0x15, 14, 0x15, 0, 0x1c, 0x18, 1, b'x', 0, 0, 0];
 

@@ -1,9 +1,10 @@
-//! The number of rows that are read at a time, as far as pages tell.
+//! Plans the number of rows that are read at a time, from the sizes of pages.
 
 /// The memory that a column of a row group takes, page by page.
 #[derive(Debug, Default)]
 pub(super) struct ColumnSize {
-    /// Values and bytes; small pages are added up, so that their number is bounded by what the file unpacks to.
+    /// The numbers of values and bytes of parts. Small pages are added up, so the number of parts is bounded
+    /// by the decompressed size of the file.
     parts: Vec<(u64, u64)>,
     /// The number of values of all pages.
     values: u64,
@@ -11,7 +12,7 @@ pub(super) struct ColumnSize {
     largest: u64,
 }
 
-/// The size from which on a part is not added to.
+/// The size from which on a part is complete.
 const PART: u64 = 64 * 1024;
 
 impl ColumnSize {
@@ -27,19 +28,19 @@ impl ColumnSize {
         }
     }
 
-    /// The number of bytes.
+    /// Returns the number of bytes.
     fn bytes(&self) -> u64 {
         self.parts.iter().fold(0, |all, (_, bytes)| all.saturating_add(*bytes))
     }
 
-    /// The most bytes of `values` values that follow each other.
+    /// Returns the most bytes of `values` consecutive values.
     fn most(&self, values: u64) -> u64 {
         // The largest run begins or ends with a part.
         most(self.parts.iter(), values).max(most(self.parts.iter().rev(), values))
     }
 }
 
-/// The most bytes of `wanted` values that follow each other, from the beginning of a part on.
+/// Returns the most bytes of `wanted` consecutive values that begin with a part.
 fn most<'a>(parts: impl Iterator<Item = &'a (u64, u64)> + Clone, wanted: u64) -> u64 {
     let mut ahead = parts.clone();
     let (mut values, mut bytes, mut last, mut most) = (0u64, 0u64, (0, 0), 0);
@@ -66,7 +67,7 @@ pub(super) struct GroupSize {
 }
 
 impl GroupSize {
-    /// The size of a row on average, and the number of the column that takes the most of it.
+    /// Returns the average size of a row, and the index of the column with the largest share of it.
     pub(super) fn row(&self) -> (u64, usize) {
         let rows = self.rows.max(1);
         let all = self.columns.iter().fold(0u64, |all, column| all.saturating_add(column.bytes()));
@@ -74,7 +75,8 @@ impl GroupSize {
         (all / rows, largest.map_or(0, |(number, _)| number))
     }
 
-    /// Returns the number of rows, at most `most`, that are read at a time, so that they take no more than `bytes` and a row.
+    /// Returns the number of rows, at most `most`, to read at a time. They take at most `bytes` and one more
+    /// row.
     pub(super) fn at_a_time(&self, most: usize, bytes: u64) -> usize {
         let row = self.columns.iter().fold(0u64, |all, column| all.saturating_add(column.largest));
         let mut rows = most;
@@ -84,7 +86,7 @@ impl GroupSize {
         rows.max(1)
     }
 
-    /// The most bytes of `rows` rows that follow each other.
+    /// Returns the most bytes of `rows` consecutive rows.
     fn most(&self, rows: usize) -> u64 {
         let of_column = |column: &ColumnSize| {
             let values = u128::from(column.values) * rows as u128;
@@ -94,14 +96,14 @@ impl GroupSize {
     }
 }
 
-/// Row groups that follow each other, of which the same number of rows is read at a time.
+/// Consecutive row groups with the same number of rows read at a time.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Run {
     pub(super) groups: Vec<usize>,
     pub(super) rows: usize,
 }
 
-/// Puts row groups together, given how many rows are read at a time of each.
+/// Combines row groups into runs, given the number of rows read at a time for each group.
 pub(super) fn runs(rows_of_groups: impl IntoIterator<Item = usize>) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (group, rows) in rows_of_groups.into_iter().enumerate() {
@@ -134,13 +136,13 @@ mod tests {
     fn rows_are_as_many_as_the_largest_that_follow_each_other_allow() {
         assert_eq!(at_a_time(&[(100_000, MB); 9], 16 * MB), 1024);
         assert_eq!(at_a_time(&[(1, MB); 2000], 16 * MB), 16);
-        // A page of 100 rows of 10 KB each, and large rows behind small ones.
+        // A page of 100 rows of 10 KB each, and large rows after small ones.
         assert_eq!(at_a_time(&[(100, MB); 50], MB), 64);
         let small = [(1_000_000, MB); 4];
         let large = [(1, MB); 1000];
         assert_eq!(at_a_time(&[&small[..], &large].concat(), 16 * MB), 16);
         assert_eq!(at_a_time(&[&large[..], &small].concat(), 16 * MB), 16);
-        // One large row takes its own room wherever it is, and is no reason to read all others one by one.
+        // One large row takes its own memory wherever it is. It is no reason to read all others one by one.
         assert_eq!(at_a_time(&[&small[..], &[(1, 100 * MB)], &small].concat(), 16 * MB), 1024);
         assert_eq!(at_a_time(&[], MB), 1024);
         assert_eq!(at_a_time(&[(0, MB), (0, 0)], 0), 1024);

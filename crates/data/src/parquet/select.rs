@@ -1,4 +1,4 @@
-//! The columns that are read, and the names that they get.
+//! The columns that are read, and their names.
 
 use crate::csv::Column;
 use crate::{Error, Location, Result};
@@ -7,12 +7,12 @@ use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_schema::{DataType, Field, Fields};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The columns that are read of a file.
+/// The columns that are read from a file.
 #[derive(Clone, Debug)]
 pub(super) struct Selected {
-    /// The number of the first leaf of each column, by its name.
+    /// The index of the first leaf of each column, by name.
     columns: BTreeMap<String, usize>,
-    /// The numbers of all leaves that are read.
+    /// The indices of all leaves that are read.
     leaves: BTreeSet<usize>,
     schema: Fields,
 }
@@ -21,27 +21,27 @@ pub(super) struct Selected {
 pub(super) struct Found {
     pub(super) name: String,
     pub(super) array: ArrayRef,
-    /// The structures that it is in, of which each row may be missing.
+    /// The structures that contain the column. Each row of a structure may be missing.
     within: Vec<ArrayRef>,
 }
 
 impl Found {
-    /// Whether a row has a value.
+    /// Returns whether a row has a value.
     pub(super) fn is_there(&self, row: usize) -> bool {
         self.array.is_valid(row) && self.within.iter().all(|structure| structure.is_valid(row))
     }
 
-    /// Whether all rows may have values.
+    /// Returns whether no row can lack a value.
     pub(super) fn is_whole(&self) -> bool {
         self.array.null_count() == 0 && self.within.iter().all(|structure| structure.null_count() == 0)
     }
 }
 
-/// A column of the file: its name, and its first leaf.
+/// Columns of a file, each with its name, its first leaf and its type.
 type Leaves<'a> = Vec<(String, usize, &'a DataType)>;
 
 impl Selected {
-    /// Finds the columns asked for, or all, in the file's schema.
+    /// Finds the requested columns, or all, in the file's schema.
     pub(super) fn find(location: &Location, schema: &Fields, wanted: Option<&[Column]>) -> Result<Self> {
         let roots = roots(schema);
         let mut found: Leaves<'_> = Vec::new();
@@ -69,7 +69,7 @@ impl Selected {
         Ok(Self { columns, leaves, schema: schema.clone() })
     }
 
-    /// The numbers of all leaves that are read.
+    /// Returns the indices of all leaves that are read.
     pub(super) fn leaves(&self) -> impl Iterator<Item = usize> + '_ {
         self.leaves.iter().copied()
     }
@@ -83,7 +83,7 @@ impl Selected {
         Err(Error::NoColumn { path: location.to_string(), column: format!("'{name}'"), known })
     }
 
-    /// The columns of rows that were read.
+    /// Returns the columns of rows that were read.
     pub(super) fn of(&self, batch: &RecordBatch) -> Vec<Found> {
         let mut arrays = BTreeMap::new();
         self.walk(&self.schema, batch.columns(), 0, &[], &mut arrays);
@@ -94,7 +94,7 @@ impl Selected {
         self.columns.iter().filter_map(column).collect()
     }
 
-    /// Finds the arrays of the leaves that were read. Those that were not are no part of their structures.
+    /// Finds the arrays of the leaves that were read. Their structures don't contain the other leaves.
     fn walk(
         &self,
         fields: &Fields,
@@ -122,7 +122,7 @@ impl Selected {
     }
 }
 
-/// The columns of a file, and the first leaf of each.
+/// Returns the columns of a file, and the first leaf of each.
 fn roots(schema: &Fields) -> Vec<(&Field, usize)> {
     let mut first = 0;
     let root = |field| {
@@ -133,7 +133,7 @@ fn roots(schema: &Fields) -> Vec<(&Field, usize)> {
     schema.iter().map(|field| &**field).map(root).collect()
 }
 
-/// The number of leaves that a column of a type has.
+/// Returns the number of leaves that a column of a type has.
 fn count(data_type: &DataType) -> usize {
     match data_type {
         DataType::Struct(fields) => fields.iter().map(|field| count(field.data_type())).sum(),
@@ -147,7 +147,7 @@ fn count(data_type: &DataType) -> usize {
     }
 }
 
-/// A structure is one column for each of its fields: `image.bytes`.
+/// Adds the columns of a type. A structure gives one column for each of its fields: `image.bytes`.
 fn flatten<'a>(name: String, data_type: &'a DataType, first: usize, found: &mut Leaves<'a>) {
     match data_type {
         DataType::Struct(fields) => {
@@ -161,7 +161,7 @@ fn flatten<'a>(name: String, data_type: &'a DataType, first: usize, found: &mut 
     }
 }
 
-/// Finds one column that was asked for.
+/// Finds one requested column.
 fn find<'a>(
     location: &Location,
     roots: &[(&'a Field, usize)],
@@ -182,7 +182,7 @@ fn find<'a>(
             flatten(place.to_string(), field.data_type(), *first, found);
         }
         Column::Named(name) => {
-            // A column of this very name comes before a field of a structure.
+            // A column of exactly this name comes before a field of a structure.
             let mut paths: Vec<_> = roots.iter().copied().filter(|(field, _)| field.name() == name).collect();
             if paths.is_empty() {
                 named(roots, name, &mut paths);
@@ -200,7 +200,7 @@ fn find<'a>(
     Ok(())
 }
 
-/// All fields that a name means: `image.bytes` is a column, or a field of a structure.
+/// Finds all fields that a name may refer to: `image.bytes` is a column, or a field of a structure.
 fn named<'a>(fields: &[(&'a Field, usize)], name: &str, paths: &mut Vec<(&'a Field, usize)>) {
     for (field, first) in fields {
         match (name.strip_prefix(field.name().as_str()), field.data_type()) {
@@ -215,7 +215,7 @@ fn named<'a>(fields: &[(&'a Field, usize)], name: &str, paths: &mut Vec<(&'a Fie
     }
 }
 
-/// The error for a name that two columns have, with these first leaves.
+/// Returns the error for a name of two columns with these first leaves.
 fn twice(location: &Location, roots: &[(&Field, usize)], name: String, leaves: &[usize]) -> Error {
     let at = |leaf: &usize| roots.partition_point(|(_, first)| first <= leaf);
     if let [first, rest @ ..] = leaves

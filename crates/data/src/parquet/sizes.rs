@@ -1,4 +1,4 @@
-//! The memory that rows take, found from the headers of the pages before they are read.
+//! Computes the memory that rows take, from the headers of the pages before they are read.
 
 use super::batches::guarded;
 use super::checksums::Checksums;
@@ -12,7 +12,7 @@ use ::parquet::file::reader::ChunkReader;
 use distribute_tensor::HostTensor;
 use std::ops::Range;
 
-/// The memory that some rows of a column take.
+/// Returns the memory that some rows of a column take.
 pub(super) fn bytes(column: &Tensors, rows: Range<usize>) -> u64 {
     match column {
         Tensors::Whole(column) => tensor_bytes(column, rows),
@@ -23,7 +23,7 @@ pub(super) fn bytes(column: &Tensors, rows: Range<usize>) -> u64 {
     }
 }
 
-/// The memory that some rows of a tensor take.
+/// Returns the memory that some rows of a tensor take.
 fn tensor_bytes(column: &HostTensor, rows: Range<usize>) -> u64 {
     let each: usize = column.dims().iter().skip(1).product();
     let values = rows.start * each..rows.end * each;
@@ -36,8 +36,8 @@ fn tensor_bytes(column: &HostTensor, rows: Range<usize>) -> u64 {
     }
 }
 
-/// Looks at the pages of a row group's columns that are read, none of which may take more than an element may. Returns the
-/// sizes of the columns, and what the longest text of a dictionary may take.
+/// Reads the page headers of a row group's selected columns and checks them against the limit for one
+/// element. Returns the sizes of the columns, and an upper bound of the longest text of a dictionary.
 pub(super) fn sizes(
     location: &Location,
     file: &impl ChunkReader,
@@ -87,9 +87,10 @@ pub(super) fn sizes(
     Ok((size, entry))
 }
 
-/// The header of the page at a place; `None` where there is none, which the library will say better.
+/// Returns the header of the page at an offset; `None` if there is none. The library has better errors for
+/// that case.
 fn page(location: &Location, file: &impl ChunkReader, at: u64, end: u64) -> Result<Option<Page>> {
-    // Headers are short, but may hold the least and the greatest value.
+    // Headers are short, but may contain the minimum and the maximum value.
     let mut len = 256;
     loop {
         let there = len.min(end - at);
@@ -101,10 +102,10 @@ fn page(location: &Location, file: &impl ChunkReader, at: u64, end: u64) -> Resu
     }
 }
 
-/// No header is longer.
+/// The longest accepted header.
 const MOST_HEADER: u64 = 1 << 24;
 
-/// Checks that what a column is compressed with can be unpacked.
+/// Checks that the compression of a column is supported.
 fn check_codec(location: &Location, column: &str, codec: Compression) -> Result<()> {
     match codec {
         Compression::BROTLI(_) if !cfg!(feature = "brotli") => {

@@ -11,10 +11,11 @@ use crate::{Dataset, ElementSpec, Error, Files, Location, Result};
 use distribute_tensor::{HostTensor, Leaf, Tree};
 use std::collections::BTreeMap;
 
-/// The rows of Parquet files, one file after the other: maps from column to tensor. `columns` are read, all where there
-/// are none. See [`Parquet`] for what becomes of which column, and for how many rows are read at a time.
+/// Returns the rows of Parquet files, one file after the other: maps from column to tensor. The selected
+/// `columns` are read, or all if there are none. See [`Parquet`] for the types of columns, and for the number
+/// of rows that are read at a time.
 ///
-/// [`Error::NoColumn`](crate::Error::NoColumn) in the pass if a file has no such column.
+/// A missing column gives [`Error::NoColumn`](crate::Error::NoColumn) in the pass.
 ///
 /// ```no_run
 /// use distribute_data::{Files, parquet};
@@ -33,7 +34,7 @@ pub fn rows<C: Into<super::Column>>(
     if columns.is_empty() { parquet.dataset() } else { parquet.columns(columns).dataset() }
 }
 
-/// The rows of the files of a reader.
+/// Returns the rows of the files of a reader.
 pub(super) fn dataset(mut parquet: Parquet) -> Dataset<BTreeMap<String, HostTensor>> {
     let files = std::mem::take(&mut parquet.files);
     Dataset::of_files(files, ParquetRows { parquet })
@@ -63,7 +64,7 @@ impl Format for ParquetRows {
         self.parquet.skipped.as_ref()
     }
 
-    /// Files say themselves what their columns are.
+    /// Returns `None`: only the files themselves have the types of their columns.
     fn spec(&self) -> Option<ElementSpec> {
         None
     }
@@ -76,7 +77,7 @@ impl Format for ParquetRows {
 
 struct RowsStage {
     batches: Batches,
-    /// The rows that were read together, and the number of those that were handed on.
+    /// The rows that were read together, and the number of rows that were passed on.
     read: Option<(Chunk, usize)>,
 }
 
@@ -96,7 +97,8 @@ impl RowsStage {
     }
 }
 
-/// Rows that were read together as elements: views of them if all rows of a column have one shape, otherwise each by itself.
+/// Returns rows that were read together as elements: views if all rows of a column have one shape, otherwise
+/// single elements.
 fn chunk(columns: Columns) -> Result<Chunk> {
     let len = columns.first().map_or(0, |(_, column)| match column {
         Tensors::Whole(tensor) => tensor.dims().first().copied().unwrap_or(0),

@@ -1,12 +1,12 @@
-//! Thrift's compact protocol, as far as headers of pages and the description of a file need it.
+//! Thrift's compact protocol, as far as page headers and footers need it.
 
-/// Kinds of values in thrift's compact protocol that are looked at.
+/// The kinds of values that are distinguished.
 pub(super) const INT: u8 = 5;
 pub(super) const STRUCT: u8 = 12;
 pub(super) const LIST: u8 = 9;
 pub(super) const SET: u8 = 10;
 
-/// Thrift's compact protocol.
+/// A parser of Thrift's compact protocol.
 pub(super) struct Thrift<'a> {
     bytes: &'a [u8],
     pub(super) next: usize,
@@ -40,7 +40,7 @@ impl<'a> Thrift<'a> {
         Some((zigzag >> 1) as i64 ^ -((zigzag & 1) as i64))
     }
 
-    /// The kind of the next field, and in `id` its number; `Some(None)` at the structure's end.
+    /// Returns the kind of the next field, and sets `id` to its number; `Some(None)` at the structure's end.
     pub(super) fn field(&mut self, id: &mut i64) -> Option<Option<u8>> {
         let byte = self.byte()?;
         if byte == 0 {
@@ -50,7 +50,7 @@ impl<'a> Thrift<'a> {
             0 => self.number()?,
             more => id.checked_add(i64::from(more))?,
         };
-        // The library takes an integer of any width for any other.
+        // The library accepts integers of any width for each other.
         Some(Some(match byte & 0x0f {
             4 | 6 => INT,
             kind => kind,
@@ -60,7 +60,7 @@ impl<'a> Thrift<'a> {
     pub(super) fn skip(&mut self, kind: u8, depth: usize) -> Option<()> {
         let depth = depth.checked_sub(1)?;
         match kind {
-            // Whether it is true stands in the field's head.
+            // The value of a boolean is in the field's header.
             1 | 2 => {}
             3 => drop(self.byte()?),
             4..=6 => drop(self.varint()?),
@@ -89,7 +89,7 @@ impl<'a> Thrift<'a> {
         Some(())
     }
 
-    /// The kind and the number of the elements of a list, or of a set.
+    /// Returns the kind and the number of the elements of a list, or of a set.
     pub(super) fn list(&mut self) -> Option<(u8, u64)> {
         let head = self.byte()?;
         let len = if head >> 4 == 15 { self.varint()? } else { u64::from(head >> 4) };

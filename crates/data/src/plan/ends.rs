@@ -1,39 +1,41 @@
-//! What happens in a step for which not every replica has data.
+//! [`UnevenEnds`]: the treatment of a step for which some replicas have no data.
 
 use super::split::SplitRule;
 use serde::{Deserialize, Serialize};
 
-/// What happens at the end of the data, when some replicas have data left and others don't.
+/// The treatment of the end of the data, when some replicas have data left and others don't.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum UnevenEnds {
-    /// Every element is used, with the exception below. Replicas without data get empty batches, with 0 rows, until all
-    /// workers are at the end. An optimizer's `minimize` gives them weight 0.
+    /// Every element is used, with the exception below. Replicas without data get empty batches, with 0 rows,
+    /// until all workers reach the end. An optimizer's `minimize` gives empty batches weight 0.
     ///
-    /// Under [`SplitRule::TensorFlow`], datasets that a function makes end as in TensorFlow: if all tensors have static
-    /// shapes, as after [`batch_exact`](crate::Dataset::batch_exact), like [`StopAll`](Self::StopAll).
+    /// Under [`SplitRule::TensorFlow`], datasets that a function makes are an exception, as in TensorFlow. If
+    /// all their tensors have static shapes, as after [`batch_exact`](crate::Dataset::batch_exact), they end
+    /// as with [`StopAll`](Self::StopAll).
     #[default]
     PadEmpty,
-    /// The pass ends for all as soon as one replica has no data left. The others' data for that step is dropped, but a
-    /// shorter last batch that reaches every replica is used.
+    /// The pass ends for all replicas as soon as one has no data left. The other replicas' data for that step
+    /// is dropped. A shorter last batch that reaches every replica is used.
     StopAll,
-    /// Every step is a full global batch; the first shorter one ends the pass for all. If the pipeline doesn't tell the
-    /// batch size, the first step counts as full.
+    /// Every step is a full global batch. The first shorter one ends the pass for all replicas. If the
+    /// pipeline doesn't determine the batch size, the first step counts as full.
     Drop,
 }
 
-/// How many replicas have data for the next step: counted by each worker, and added up over all of them.
+/// The number of replicas with data for the next step. Each worker counts its own, and the counts of all
+/// workers are added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepCounts {
-    /// The number of replicas that have a piece, even one without rows.
+    /// The number of replicas that have a per-replica batch, even one without rows.
     pub present: usize,
-    /// The number of replicas that have none, because their data is at its end.
+    /// The number of replicas that have none, because their data has ended.
     pub missing: usize,
-    /// The number of rows of all pieces.
+    /// The number of rows of all per-replica batches.
     pub rows: usize,
-    /// The number of rows of all pieces in a full global batch.
+    /// The number of rows of a full global batch.
     pub full: usize,
-    /// How many of the missing replicas cannot even be given an empty batch.
+    /// The number of replicas without data for which no empty batch can be made.
     pub unfilled: usize,
 }
 
@@ -59,7 +61,8 @@ impl std::iter::Sum for StepCounts {
 }
 
 impl UnevenEnds {
-    /// The rule for datasets that a function makes. `known` says whether their tensors have static shapes.
+    /// Returns the rule for datasets that a function makes. `known`: whether their tensors have static
+    /// shapes.
     pub(crate) fn of_function(self, rule: SplitRule, known: bool) -> Self {
         match (self, rule) {
             // ITER-3: TensorFlow makes empty batches only of tensors that may have any number of rows.
@@ -68,7 +71,7 @@ impl UnevenEnds {
         }
     }
 
-    /// Whether the step is taken, by all workers or by none.
+    /// Returns whether the step is taken. The result is the same on all workers.
     pub fn take(self, all: StepCounts) -> bool {
         let everybody = all.present > 0 && all.missing == 0;
         match self {

@@ -1,26 +1,26 @@
-//! [`Layout`]: how many workers and replicas take part.
+//! [`Layout`]: the numbers of workers and replicas.
 
 use crate::{Error, Result};
 use std::fmt;
 
-/// How many workers read a dataset, and how many replicas each of them has.
+/// The number of workers that read a dataset, and the number of replicas of each worker.
 ///
 /// Replica `r` of a worker is global replica `worker * replicas + r`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Layout {
-    /// The workers, each with a pipeline of its own.
+    /// The number of workers. Each has its own pipeline.
     pub workers: usize,
-    /// The replicas of each worker.
+    /// The number of replicas of each worker.
     pub replicas: usize,
 }
 
 impl Layout {
-    /// One worker with this many replicas.
+    /// Creates a layout of one worker with `replicas` replicas.
     pub fn one_worker(replicas: usize) -> Self {
         Self { workers: 1, replicas }
     }
 
-    /// The number of replicas of all workers together.
+    /// Returns the number of replicas of all workers together.
     pub fn total(&self) -> usize {
         self.workers.saturating_mul(self.replicas)
     }
@@ -28,23 +28,24 @@ impl Layout {
     /// Checks that there are workers and replicas.
     ///
     /// # Errors
-    /// [`Error::Parameter`] names the number that is 0 or too large.
+    /// - [`Error::Parameter`]: a number is 0 or too large.
     pub fn check(&self) -> Result<()> {
         crate::error::at_least_one("distribute", "the number of workers", self.workers)?;
         crate::error::at_least_one("distribute", "the number of replicas of a worker", self.replicas)?;
         check_replicas("distribute", "the number of replicas of all workers", self.total())
     }
 
-    /// Checks that there is such a worker.
+    /// Checks that there is a worker with this number.
     ///
     /// # Errors
-    /// [`Error::Worker`].
+    /// - [`Error::Worker`]: there is none.
     pub fn check_worker(&self, worker: usize) -> Result<()> {
         if worker < self.workers { Ok(()) } else { Err(Error::Worker { worker, workers: self.workers }) }
     }
 }
 
-/// Refuses too many replicas, since there is a pipeline for each worker, and a piece of each batch for each replica.
+/// Checks that there are not too many replicas, because there is a pipeline for each worker and a per-replica
+/// batch for each replica.
 pub(crate) fn check_replicas(
     operation: &'static str,
     parameter: &'static str,
@@ -59,7 +60,7 @@ pub(crate) fn check_replicas(
 }
 
 impl fmt::Display for Layout {
-    /// `2 workers of 3 replicas`
+    /// Formats the layout, as in `2 workers of 3 replicas`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plural = |n| if n == 1 { "" } else { "s" };
         let (w, r) = (self.workers, self.replicas);

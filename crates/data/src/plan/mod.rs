@@ -1,8 +1,9 @@
-//! The decision who gets which rows: pure functions of numbers, apart from the data they are applied to.
+//! The assignment of rows to workers and replicas: pure functions of numbers, independent of the data.
 //!
-//! [`policy`] names the ways to shard a pipeline over workers. [`split`] splits one batch into a piece for each replica.
-//! [`shares`] splits a worker's own batches so that all workers together make global batches. [`recut`] cuts a stream of
-//! batches into pieces of given sizes. [`ends`] decides about steps for which not everybody has data.
+//! [`policy`] names the ways to shard a pipeline over workers. [`split`] splits one batch into per-replica
+//! batches. [`shares`] splits a worker's own batches so that all workers together make global batches.
+//! [`recut`] cuts a stream of batches into pieces of given sizes. [`ends`] decides about steps for which some
+//! replicas have no data.
 
 pub mod ends;
 pub mod layout;

@@ -1,16 +1,15 @@
-//! How a stream of rows is cut into new pieces, across the borders of the batches it came in.
+//! Cuts a stream of rows into new pieces, across the boundaries of its batches.
 //!
-//! TensorFlow does this with batches of a known size: it numbers all rows of the stream and cuts them into a cycle of sizes,
-//! chosen so that any two replicas of any two workers differ by at most one row, and each step of all workers takes a global
-//! batch.
+//! TensorFlow does this with batches of a known size. It numbers all rows of the stream and cuts them into a
+//! cycle of sizes. Any two replicas of any two workers then differ by at most one row, and each step of all
+//! workers takes a global batch.
 
 use std::ops::Range;
 
-/// The cycle of piece sizes of one worker, for global batches of `batch` rows, `workers` workers and
-/// `replicas_per_worker` replicas on each.
+/// Returns the cycle of sizes of one worker's per-replica batches, for global batches of `batch` rows.
 ///
-/// The cycle has one size for each replica of all workers together, and each worker starts it at its own first
-/// replica. It is empty if there are no workers, no replicas or no such worker.
+/// The cycle has one size for each replica of all workers together, and each worker starts it at its own
+/// first replica. It is empty if there are no workers, no replicas or no such worker.
 ///
 /// ```
 /// use distribute_data::plan::recut::worker_sizes;
@@ -28,10 +27,10 @@ pub fn worker_sizes(batch: usize, workers: usize, replicas_per_worker: usize, wo
     sizes
 }
 
-/// Cuts `rows` rows into pieces of `sizes`, taken in turn and starting over.
+/// Cuts `rows` rows into pieces of `sizes`, taken in turn and repeated.
 ///
-/// The last piece may be shorter. A size of 0 gives an empty piece, even when all rows are used up, until a positive size
-/// finds no rows left. If no size is positive, there are no pieces.
+/// The last piece may be shorter. A size of 0 gives an empty piece, even after the last row, until a positive
+/// size finds no rows left. If no size is positive, there are no pieces.
 pub fn recut(rows: usize, sizes: &[usize]) -> Vec<Range<usize>> {
     if sizes.iter().all(|size| *size == 0) {
         return Vec::new();

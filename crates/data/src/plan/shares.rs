@@ -1,14 +1,16 @@
-//! How workers that read data of their own make global batches together.
+//! Combines batches of workers that read their own data into global batches.
 
 use super::split::SplitRule;
 use std::ops::Range;
 
-/// The steps in which one of a worker's own batches is used, and the rows of each of its replicas in them.
+/// Returns the steps that one of a worker's own batches is used in, and the rows of each of its replicas in
+/// each step.
 ///
-/// A worker that reads its own files makes batches of the global size. A step takes a share of such a batch: `replicas` of
-/// the `workers * replicas` pieces of a full batch. So a batch lasts `workers` steps. In each step every worker takes
-/// another share, beginning with that of its own replicas, and together they take a global batch. A share that is cut short
-/// is spread evenly over the replicas. There is no step without rows, so a short batch lasts fewer steps.
+/// A worker that reads its own files makes batches of the global size. Each step takes a share of such a
+/// batch: `replicas` of the `workers * replicas` parts of a full batch. So a batch lasts `workers` steps. In
+/// each step every worker takes another share, beginning with the share of its own replicas, and together
+/// they take a global batch. A share that is cut short is spread evenly over the replicas. There is no step
+/// without rows, so a short batch lasts fewer steps.
 ///
 /// `full` is the size of full batches. With one worker a batch is one step, split by [`SplitRule::Even`].
 ///
@@ -30,7 +32,7 @@ pub fn steps(
     }
     let mut steps = Vec::new();
     let (mut start, mut turn) = (0, worker % workers);
-    // A batch longer than a full one, which no batching makes, loses nothing: it lasts more steps.
+    // A batch longer than a full one, which no batching makes, loses no rows: it lasts more steps.
     while start < rows {
         let first = SplitRule::Even.piece(full.max(1), all, turn * replicas).start;
         let last = SplitRule::Even.piece(full.max(1), all, turn * replicas + replicas - 1).end;

@@ -1,27 +1,30 @@
-//! How a batch of rows is split into one piece for each replica.
+//! [`SplitRule`]: splits a batch of rows over replicas.
 
 use std::ops::Range;
 
-/// How a global batch is split over replicas.
+/// The rule by which a global batch is split over replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub enum SplitRule {
-    /// As evenly as possible: of b rows over n replicas, the first b mod n replicas get ⌈b/n⌉ and the others ⌊b/n⌋.
+    /// An even split: with b rows and n replicas, the first b mod n replicas get ⌈b/n⌉ rows and the
+    /// others ⌊b/n⌋.
     ///
-    /// No two pieces differ by more than one row, whatever the batch size. A shorter last batch is split in the same way.
+    /// No two replicas differ by more than one row, whatever the batch size. A shorter last batch is split in
+    /// the same way.
     #[default]
     Even,
-    /// As TensorFlow splits batches of sources in memory: ⌈b/n⌉ rows each as long as there are any, so the last replicas
-    /// may get fewer or none (4 rows over 3 replicas: 2, 2, 0). Datasets that a function makes for each worker or replica
-    /// end as in TensorFlow, see [`UnevenEnds::PadEmpty`](crate::UnevenEnds::PadEmpty).
+    /// A split as in TensorFlow for sources in memory: ⌈b/n⌉ rows for each replica while there are any. So the
+    /// last replicas may get fewer or none (4 rows over 3 replicas: 2, 2, 0). Datasets that a function
+    /// makes for each worker or replica end as in TensorFlow, see
+    /// [`UnevenEnds::PadEmpty`](crate::UnevenEnds::PadEmpty).
     ///
     /// (TensorFlow splits batches of files in another way; [`recut`](super::recut) has those sizes.)
     TensorFlow,
 }
 
 impl SplitRule {
-    /// The ranges of rows of `pieces` pieces of a batch of `rows` rows: contiguous, in order, and together the whole batch.
-    /// Pieces may be empty.
+    /// Returns the ranges of rows of `pieces` per-replica batches of a batch of `rows` rows. They are
+    /// contiguous, in order, and together the whole batch. Ranges may be empty.
     ///
     /// ```
     /// use distribute_data::SplitRule;
@@ -32,7 +35,7 @@ impl SplitRule {
         (0..pieces).map(|k| self.start(rows, pieces, k)..self.start(rows, pieces, k + 1)).collect()
     }
 
-    /// The rows of piece `piece` of `pieces`; empty if there is no such piece.
+    /// Returns the rows of per-replica batch `piece` of `pieces`; empty if there is no such index.
     pub fn piece(self, rows: usize, pieces: usize, piece: usize) -> Range<usize> {
         if piece < pieces {
             self.start(rows, pieces, piece)..self.start(rows, pieces, piece + 1)
@@ -41,7 +44,7 @@ impl SplitRule {
         }
     }
 
-    /// The first row of piece `k`; `pieces` is not 0.
+    /// Returns the first row of per-replica batch `k`. `pieces` must not be 0.
     fn start(self, rows: usize, pieces: usize, k: usize) -> usize {
         match self {
             SplitRule::Even => (rows / pieces) * k + k.min(rows % pieces),

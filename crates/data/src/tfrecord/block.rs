@@ -1,4 +1,4 @@
-//! Records that were read together.
+//! [`Records`]: records that were read together.
 
 use crate::example::Features;
 use crate::{Error, Result};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// Consecutive records of one file. They share the bytes that were read, so none was copied.
 ///
-/// What is kept of a block keeps the bytes of all its records, and of those read along with them.
+/// Keeping any record of a block keeps the bytes of all its records, and of others that were read with them.
 #[derive(Clone, Debug)]
 pub struct Records {
     pub(super) path: Arc<str>,
@@ -19,58 +19,58 @@ pub struct Records {
 }
 
 impl Records {
-    /// How many there are.
+    /// Returns the number of records.
     pub fn len(&self) -> usize {
         self.ranges.len()
     }
 
-    /// Whether there are none: the file is at its end.
+    /// Returns whether there are no records, because the file has ended.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
-    /// Keeps the first `count` of them.
+    /// Keeps the first `count` records.
     pub fn truncate(&mut self, count: usize) {
         self.ranges.truncate(count);
     }
 
-    /// Keeps those of these indices within the block.
+    /// Keeps the records with these indices within the block.
     pub(crate) fn keep(&mut self, indices: &[usize]) {
         self.ranges = indices.iter().filter_map(|index| self.ranges.get(*index).cloned()).collect();
     }
 
-    /// The record of this index within the block.
+    /// Returns the record with this index within the block.
     pub fn get(&self, index: usize) -> Option<&[u8]> {
         self.ranges.get(index).and_then(|range| self.bytes.get(range.clone()))
     }
 
-    /// The records in order.
+    /// Returns the records in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> + Clone {
         self.ranges.iter().map(|range| self.bytes.get(range.clone()).unwrap_or_default())
     }
 
-    /// The file, or the name given to bytes in memory.
+    /// Returns the file, or the name given to bytes in memory.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// The index in the file of the first of them, counted from 0.
+    /// Returns the index in the file of the first record, counted from 0.
     pub fn first(&self) -> u64 {
         self.first
     }
 
-    /// A copy of them as a vector of strings: `[records]`.
+    /// Returns a copy of the records as a vector of strings: `[records]`.
     pub fn to_tensor(&self) -> HostTensor {
         HostTensor::vector(self.iter().map(<[u8]>::to_vec).collect())
     }
 }
 
 impl Features {
-    /// The columns of records read from a file; errors name it.
+    /// Returns the columns of records that were read from a file. Errors name the file.
     ///
     /// # Errors
     ///
-    /// Equivalent to [`parse`](Features::parse).
+    /// The errors of [`parse`](Features::parse).
     pub fn parse_records(&self, records: &Records) -> Result<BTreeMap<String, HostTensor>> {
         self.parse(records.iter()).map_err(|error| match error {
             Error::Example { record, feature, what, .. } => {

@@ -1,8 +1,9 @@
-//! The masked checksum that stands beside each part of a record.
+//! The masked checksum of each part of a record.
 
-/// The CRC-32C of bytes, masked.
+/// Returns the CRC-32C of bytes, masked.
 ///
-/// A checksum over bytes that end in their own checksum is always the same; masking keeps a record of records safe.
+/// A checksum over bytes that end in their own checksum is always the same; masking keeps a record of records
+/// safe.
 pub(crate) fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }

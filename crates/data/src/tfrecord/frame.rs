@@ -1,28 +1,28 @@
-//! Where the records are in bytes: a pure function of them.
+//! Finds records in bytes: a pure function of them.
 
 use super::checksum::masked_crc;
 use std::ops::Range;
 
 /// The bytes of a record before its data: the length and its checksum.
 pub(super) const HEADER: usize = 12;
-/// The bytes of a record behind its data: the checksum.
+/// The bytes of a record after its data: the checksum.
 pub(super) const FOOTER: usize = 4;
 
-/// What stands at the front of some bytes.
+/// The frame at the start of some bytes.
 #[derive(Debug, PartialEq)]
 pub(super) enum Frame {
-    /// A whole record, with checksums that agree: where its data are, and where the next record begins.
+    /// A complete record, with checksums that agree: the range of its data, and the start of the next record.
     Whole { data: Range<usize>, next: usize },
-    /// The beginning of a record that needs so many bytes at least.
+    /// The beginning of a record that needs at least `needs` bytes.
     Incomplete { needs: usize },
-    /// A record with another checksum of its data: where the next one begins, and what is wrong.
+    /// A record whose data have another checksum: the start of the next record, and the message.
     Damaged { next: usize, what: String },
-    /// No record, so that it is not known where the next one begins: why.
+    /// Bytes that are no record, so the start of the next one is unknown: the message.
     Broken(String),
 }
 
 impl Frame {
-    /// Finds the record that begins at byte `start`.
+    /// Parses the record that begins at byte `start`.
     pub(super) fn at(bytes: &[u8], start: usize) -> Frame {
         let bytes = bytes.get(start..).unwrap_or_default();
         let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
@@ -35,7 +35,7 @@ impl Frame {
             return Frame::Broken(what);
         }
         let length = u64::from_le_bytes(*length);
-        // Beyond this, no memory could hold it together with the bytes before it.
+        // Beyond this length, no memory could hold it together with the bytes before it.
         let Some(len) = usize::try_from(length).ok().filter(|len| *len <= isize::MAX as usize / 2) else {
             return Frame::Broken(format!("a length of {length} bytes is more than can be"));
         };
@@ -55,8 +55,8 @@ impl Frame {
     }
 }
 
-/// Whether a file that begins with these bytes, 12 at least or all that it has, is a TFRecord file that is not
-/// compressed: the checksum of the first length agrees, or there is no record at all.
+/// Returns whether these bytes begin an uncompressed TFRecord file. They are at least the first 12 bytes, or
+/// the whole file. The checksum of the first length must agree, or the file must be empty.
 pub(super) fn starts(head: &[u8]) -> bool {
     match head.split_first_chunk::<8>().map(|(length, rest)| (length, rest.first_chunk::<4>())) {
         Some((length, Some(stored))) => compare("length", masked_crc(length), *stored).is_ok(),
@@ -76,7 +76,7 @@ fn compare(part: &str, found: u32, stored: [u8; 4]) -> Result<(), String> {
     }
 }
 
-/// Why a file cannot end with these bytes of a record.
+/// Returns the message for a file that ends with these bytes of a record.
 pub(super) fn truncated(found: usize, needs: usize) -> String {
     if found < HEADER {
         format!("the file ends after {found} of the {HEADER} bytes of its header")
@@ -89,7 +89,7 @@ pub(super) fn truncated(found: usize, needs: usize) -> String {
     }
 }
 
-/// The bytes around `data`: before it and behind it.
+/// Returns the bytes before and after `data` in a record.
 pub(super) fn around(data: &[u8]) -> ([u8; HEADER], [u8; FOOTER]) {
     let length = (data.len() as u64).to_le_bytes();
     let mut header = [0; HEADER];
@@ -103,7 +103,7 @@ pub(super) fn around(data: &[u8]) -> ([u8; HEADER], [u8; FOOTER]) {
 pub(super) mod tests {
     use super::*;
 
-    /// A record as it stands in a file.
+    /// Returns a record as stored in a file.
     pub(in super::super) fn framed(data: &[u8]) -> Vec<u8> {
         let (header, footer) = around(data);
         [&header[..], data, &footer].concat()

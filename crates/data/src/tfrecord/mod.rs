@@ -1,8 +1,8 @@
 //! TFRecord files: records of bytes, each with checksums of its length and of its data.
 //!
-//! A record is its length as a `u64`, a checksum of these 8 bytes, the data, and a checksum of the data; all numbers
-//! are little-endian. A file is records one after the other, with nothing before or after them, often compressed as a
-//! whole.
+//! A record is its length as a `u64`, a checksum of these 8 bytes, the data, and a checksum of the data. All
+//! numbers are little-endian. A file is a sequence of records with nothing before or after them, often
+//! compressed as a whole.
 //!
 //! ```
 //! use distribute_data::{Compression, TfRecordReader, TfRecordWriter};

@@ -1,4 +1,4 @@
-//! Reads records, many at once.
+//! [`TfRecordReader`]: reads records, many at once.
 
 use super::block::Records;
 use super::frame::{FOOTER, Frame, HEADER, starts, truncated};
@@ -9,14 +9,14 @@ use std::io::{BufRead, Read};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How much is read at once.
+/// The number of bytes that are read at once.
 const BLOCK: usize = 1 << 18;
 
-/// Reads the records of a TFRecord file, many at once.
+/// A reader of the records of a TFRecord file, many at once.
 ///
-/// All checksums are compared. The records before a damaged one are given out; then comes the error, and after it no
-/// records. Memory grows with what was read, whatever length a record claims to have, and a record that is larger than
-/// [one element may be](Location::element_limit) is refused.
+/// All checksums are compared. The records before a damaged one are returned first, then the error, and no
+/// records after it. Memory grows with the bytes that were read, whatever length a record claims to have. A
+/// record that is larger than the [limit for one element](Location::element_limit) gives an error.
 ///
 /// ```
 /// use distribute_data::tfrecord::TfRecordReader;
@@ -33,13 +33,13 @@ const BLOCK: usize = 1 << 18;
 pub struct TfRecordReader<R> {
     path: Arc<str>,
     source: R,
-    /// What was read; records given out share it.
+    /// The bytes that were read. Returned records share them.
     bytes: Arc<Vec<u8>>,
-    /// Where in `bytes` the next record begins.
+    /// The start of the next record in `bytes`.
     next: usize,
-    /// Where in the file `bytes` begins.
+    /// The offset of `bytes` in the file.
     base: u64,
-    /// How many records were given out.
+    /// The number of returned records.
     records: u64,
     limit: ElementLimit,
     broken: Broken,
@@ -50,16 +50,16 @@ pub struct TfRecordReader<R> {
 enum End {
     NotYet,
     Reached,
-    /// An error that is to be returned when the records before it have been.
+    /// An error that is to be returned after the records before it.
     Failed(Error),
 }
 
 impl TfRecordReader<Box<dyn BufRead + Send>> {
-    /// Opens a file. [`Compression::Auto`] finds out whether it is gzip, zlib or plain.
+    /// Opens a file. [`Compression::Auto`] detects whether it is compressed.
     ///
     /// # Errors
     ///
-    /// As [`Compression::open`].
+    /// The errors of [`Compression::open`].
     pub fn open(location: impl Into<Location>, compression: Compression) -> Result<Self> {
         let location = location.into();
         let limit = location.limit();
@@ -68,7 +68,7 @@ impl TfRecordReader<Box<dyn BufRead + Send>> {
 }
 
 impl<R: Read> TfRecordReader<R> {
-    /// Reads what has no compression, or had it taken off; it needs no buffer of its own. `path` is what errors call it.
+    /// Creates a reader of uncompressed bytes. `source` needs no buffer of its own. `path` is used in errors.
     pub fn new(path: impl Into<Arc<str>>, source: R) -> Self {
         let (path, bytes) = (path.into(), Arc::default());
         let limit = ElementLimit::new("element_limit");
@@ -76,28 +76,29 @@ impl<R: Read> TfRecordReader<R> {
         Self { path, source, bytes, next: 0, base: 0, records: 0, limit, broken, end: End::NotYet }
     }
 
-    /// How many bytes a record may have; 256 MiB unless set. Of a file that was opened, it is that of its
-    /// [`Location`](Location::element_limit).
+    /// Sets the number of bytes that a record may have; 256 MiB by default. For a file that was opened, the
+    /// default is the limit of its [`Location`](Location::element_limit).
     pub fn element_limit(self, bytes: u64) -> Self {
         Self { limit: self.limit.of(bytes), ..self }
     }
 
-    /// Skips records whose data are damaged, as a pass does.
+    /// Skips records with damaged data, as a pass does.
     pub(crate) fn skip_broken(self, broken: Broken) -> Self {
         Self { broken, ..self }
     }
 
-    /// The next `most` records, or as many as there still are. None at the end of the file.
+    /// Returns the next `most` records, or the remaining ones if they are fewer. Empty at the end of the
+    /// file.
     ///
     /// # Errors
     ///
-    /// [`Error::Record`] if the next record is damaged or the file ends in the middle of it, [`Error::Io`] if reading
-    /// failed or a compressed stream is broken.
+    /// - [`Error::Record`]: the next record is damaged or too large, or the file ends in the middle of it.
+    /// - [`Error::Io`]: reading failed, or a compressed stream is damaged.
     pub fn read(&mut self, most: usize) -> Result<Records> {
         self.next(most, false)
     }
 
-    /// The next `most` records, or fewer: those that can be had without reading on, but one at least.
+    /// Returns up to `most` records: those that are already in the buffer, but at least one.
     pub(crate) fn read_at_hand(&mut self, most: usize) -> Result<Records> {
         self.next(most, true)
     }
@@ -129,13 +130,13 @@ impl<R: Read> TfRecordReader<R> {
                     break;
                 }
                 Frame::Damaged { .. } if self.broken.skips() && !ranges.is_empty() => {
-                    // Records that are given out together follow each other.
+                    // Records that are returned together must be consecutive.
                     break;
                 }
                 Frame::Damaged { next, what } => {
                     match self.broken.skip(self.damaged(at, ranges.len(), what)) {
                         Ok(()) => {
-                            // Its bytes are dropped with the next filling: many damaged records stay no burden.
+                            // Its bytes are dropped at the next refill, so many damaged records take no memory.
                             (at, self.next) = (next, next);
                             self.records += 1;
                         }
@@ -165,8 +166,8 @@ impl<R: Read> TfRecordReader<R> {
         Ok(Records { path: self.path.clone(), first, bytes: self.bytes.clone(), ranges })
     }
 
-    /// Reads on until there are `wanted` bytes, or the end is known. Drops the bytes of records that were given out,
-    /// and returns how many: by so much the records found since, `ranges`, are nearer to the front.
+    /// Reads until there are `wanted` bytes, or the end is reached. Drops the bytes of returned records, and
+    /// shifts `ranges`, which were found since, to the front by their number. Returns that number.
     fn fill(&mut self, wanted: usize, ranges: &mut [Range<usize>]) -> usize {
         let dropped = self.next;
         let bytes = match Arc::get_mut(&mut self.bytes) {
@@ -175,7 +176,7 @@ impl<R: Read> TfRecordReader<R> {
                 bytes
             }
             None => {
-                // Records given out are still in use: what they share stays as it is.
+                // Returned records are still in use: the bytes that they share stay as they are.
                 let rest = self.bytes.get(dropped..).unwrap_or_default();
                 let mut bytes = Vec::with_capacity(rest.len() + BLOCK);
                 bytes.extend_from_slice(rest);
@@ -186,14 +187,14 @@ impl<R: Read> TfRecordReader<R> {
         self.next = 0;
         self.base += dropped as u64;
         if dropped > 0 {
-            // Once for each block: while it is read, nothing more is dropped.
+            // Happens once for each block: while it is read, nothing more is dropped.
             for range in ranges {
                 *range = range.start - dropped..range.end - dropped;
             }
         }
         let wanted = wanted - dropped;
         while bytes.len() < wanted {
-            // No more than is there already: a length may lie.
+            // Reads no more than is already there, because a length may be wrong.
             let more = (wanted - bytes.len()).min(bytes.len()).max(BLOCK);
             bytes.reserve(more);
             match self.source.by_ref().take(more as u64).read_to_end(bytes) {
@@ -206,7 +207,7 @@ impl<R: Read> TfRecordReader<R> {
         dropped
     }
 
-    /// The error for the record at `at`, the `ahead`-th of those not given out yet.
+    /// Returns the error for the record at `at`, the `ahead`-th of those not returned yet.
     fn damaged(&self, at: usize, ahead: usize, what: String) -> Error {
         let (offset, record) = (self.base + at as u64, self.records + ahead as u64);
         Error::Record { path: self.path.to_string(), offset, record, what }
@@ -229,7 +230,7 @@ mod tests {
         records.iter().flat_map(|record| framed(record)).collect()
     }
 
-    /// The records until the end or the first error, `most` at once.
+    /// Returns the records before the end or the first error, `most` at once, and the error.
     fn read(bytes: impl Read, most: usize) -> (Vec<Vec<u8>>, Option<Error>) {
         let mut reader = TfRecordReader::new("f", bytes);
         let mut all = Vec::new();

@@ -1,4 +1,4 @@
-//! Records of TFRecord files as elements.
+//! [`TfRecord`]: records of TFRecord files as elements.
 
 use super::frame::starts;
 use super::{Records, TfRecordReader};
@@ -13,10 +13,10 @@ use std::collections::BTreeMap;
 use std::io::BufRead;
 use std::sync::Arc;
 
-/// Reads TFRecord files: as bytes, or as the features of the examples in them.
+/// A reader of TFRecord files: as bytes, or as the features of the examples in them.
 ///
-/// Compression is found from the first bytes unless it is given. A damaged record gives [`Error::Record`] with file,
-/// offset and record, after the records before it.
+/// Compression is detected from the first bytes unless it is given. A damaged record gives [`Error::Record`]
+/// with file, offset and record, after the records before it.
 ///
 /// ```
 /// use distribute_data::example::{Example, Features, FixedLen};
@@ -47,45 +47,46 @@ pub struct TfRecord {
 }
 
 impl TfRecord {
-    /// Reads these files, one after the other.
+    /// Creates a reader of these files, one after the other.
     pub fn new(files: impl Into<Files>) -> Self {
         let (files, compression) = (files.into(), Compression::default());
         Self { files, compression, threads: threads(), skipped: None }
     }
 
-    /// On how many threads records are parsed: as many as there are cores by default, up to 8. 1 starts none. The order
-    /// of elements is that in the files in any case.
+    /// Sets the number of threads that parse records: by default the number of cores, up to 8. 1 starts no
+    /// thread. The order of elements is always that in the files.
     #[doc(alias = "num_parallel_reads")]
     pub fn threads(self, threads: usize) -> Self {
         Self { threads, ..self }
     }
 
-    /// How the files are compressed, where that is known.
+    /// Sets the compression of the files, if it is known.
     #[doc(alias = "compression_type")]
     pub fn compression(self, compression: Compression) -> Self {
         Self { compression, ..self }
     }
 
-    /// Skips and counts broken records: those whose data have another checksum, and those that are not the examples asked
-    /// for. After a damaged length the rest of the file is skipped.
+    /// Skips and counts broken records: those with data of another checksum, and those that are not the
+    /// requested examples. After a damaged length the rest of the file is skipped.
     #[doc(alias = "ignore_errors")]
     pub fn skip_broken(self, skipped: &SkippedRecords) -> Self {
         Self { skipped: Some(skipped.clone()), ..self }
     }
 
-    /// Elements are records: scalar strings of bytes.
+    /// Makes a dataset of records: scalar strings of bytes.
     pub fn records(self) -> Dataset<HostTensor> {
         let Self { files, compression, threads, skipped } = self;
         Dataset::of_files(files, RecordsFormat { compression, features: None, threads, skipped })
     }
 
-    /// Elements are the features of examples, by name. They are parsed many at once, straight into columns, so this is
-    /// the fastest way; batches are cut out of the columns.
+    /// Makes a dataset of the features of examples, by name. This is the fastest way: many examples are
+    /// parsed at once, straight into columns, and batches are cut out of the columns.
+    ///
+    /// In the pass, [`Error::Example`] names file, record and feature.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for features of variable length: of those, [`parse_examples`](Dataset::parse_examples) on
-    /// batches of [`records`](TfRecord::records) makes columns. In the pass, [`Error::Example`] names file, record and
-    /// feature.
+    /// - [`Error::Parameter`]: a feature has variable length. [`parse_examples`](Dataset::parse_examples) on
+    ///   batches of [`records`](TfRecord::records) parses such features.
     pub fn examples(self, features: &Features) -> Result<Dataset<BTreeMap<String, HostTensor>>> {
         if let Some(name) = features.first_variable() {
             return Err(Error::Parameter {
@@ -146,7 +147,7 @@ impl Format for RecordsFormat {
     }
 }
 
-/// The most records parsed together: they stay in memory until the last of them is gone.
+/// The most records that are parsed together. They stay in memory until the last of them is dropped.
 const MOST_RECORDS: usize = 1024;
 
 struct RecordSections {
@@ -168,7 +169,7 @@ impl Sections for RecordSections {
         }
     }
 
-    /// Records are passed over unparsed.
+    /// Skips records without parsing them.
     fn skip(&mut self, count: usize) -> Result<Option<usize>> {
         let mut left = count;
         while left > 0 {
@@ -181,8 +182,8 @@ impl Sections for RecordSections {
     }
 }
 
-/// Elements of records. Of records of which one cannot be parsed, those before it come first, or all others if such records
-/// are skipped.
+/// Parses records into elements. If one cannot be parsed, returns those before it, or all others if broken
+/// records are skipped.
 fn made(features: Option<&Features>, mut records: Records, broken: &Broken) -> Made {
     let Some(features) = features else {
         return Made {
@@ -218,7 +219,7 @@ fn made(features: Option<&Features>, mut records: Records, broken: &Broken) -> M
     }
 }
 
-/// The records that can be parsed, up to the first that is one too many to be skipped.
+/// Returns the records that can be parsed, up to the first one that exceeds the limit of skipped records.
 fn good(features: &Features, records: &Records, broken: &Broken) -> (Vec<usize>, Option<Error>) {
     let mut good = Vec::new();
     for index in 0..records.len() {
@@ -246,7 +247,7 @@ mod tests {
         Features::new().with("x", FixedLen::floats([])).unwrap().with("y", FixedLen::ints([])).unwrap()
     }
 
-    /// Two files of the examples of ids 0 to 6 and 7 to 9; those of `broken` lack `x`.
+    /// Creates two files of the examples with ids 0 to 6 and 7 to 9. The one with id `broken` lacks `x`.
     fn files(folder: &std::path::Path, broken: Option<i64>) -> Files {
         let write = |name: &str, ids: std::ops::Range<i64>| {
             let path = folder.join(name);

@@ -1,4 +1,4 @@
-//! Writes a TFRecord file, which has its name only when it is whole.
+//! [`TfRecordWriter`]: writes a TFRecord file, which gets its name only when it is complete.
 
 use super::frame::around;
 use crate::{Compression, Error, Result};
@@ -8,26 +8,28 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// Writes records to a new file.
+/// A writer of records to a new file.
 ///
-/// Until [`finish`](TfRecordWriter::finish) has returned, the file has another name in the same folder; dropping the
-/// writer before removes it. So nobody reads a file that is not whole, and a file of this name stays as it was until
-/// then. What is left where the process is killed is removed by the next writer of the same file.
+/// Until [`finish`](TfRecordWriter::finish) returns, the file has another name in the same folder. Dropping
+/// the writer before that removes the file. So an incomplete file is never read, and an existing file of this
+/// name stays as it was until then. If the process is killed, the next writer of the same file removes the
+/// rest.
 #[doc(alias = "tf.io.TFRecordWriter")]
 #[derive(Debug)]
 pub struct TfRecordWriter {
     path: PathBuf,
-    /// Gone after a failed write: what is in the file is not known then.
+    /// The output; `None` after a failed write, when the contents of the file are unknown.
     output: Option<BufWriter<Packed>>,
 }
 
 impl TfRecordWriter {
-    /// A writer of the file that is to be at `path`, in a folder that is there. [`Compression::Auto`] is gzip for
-    /// names that end in `.gz`, and none for others.
+    /// Creates a writer of the file at `path`, in an existing folder. [`Compression::Auto`] is gzip for names
+    /// that end in `.gz`, and none for others.
     ///
     /// # Errors
     ///
-    /// [`Error::Write`] if no file can be created there.
+    /// - [`Error::Write`]: the file cannot be created, or the compression is one that TensorFlow doesn't
+    ///   read.
     #[doc(alias = "tf.io.TFRecordOptions")]
     #[doc(alias = "TFRecordOptions")]
     pub fn create(path: impl Into<PathBuf>, compression: Compression) -> Result<Self> {
@@ -37,12 +39,13 @@ impl TfRecordWriter {
         Ok(Self::to(path, output))
     }
 
-    /// A writer of a file that is read while it grows: it has its name at once, replaces a file of this name, and is not
-    /// compressed. What has been [flushed](Self::flush) can be read; behind it there may be a part of a record.
+    /// Creates a writer of a file that is read while it grows. The file has its name at once, replaces a file
+    /// of this name, and is not compressed. [Flushed](Self::flush) records can be read. After them there may
+    /// be a part of a record.
     ///
     /// # Errors
     ///
-    /// [`Error::Write`] if no file can be created there.
+    /// - [`Error::Write`]: the file cannot be created.
     pub fn growing(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
         let file = WholeFile::create(&path).and_then(WholeFile::into_growing).map_err(failed(&path))?;
@@ -53,12 +56,12 @@ impl TfRecordWriter {
         Self { path, output: Some(BufWriter::with_capacity(1 << 18, output)) }
     }
 
-    /// Hands everything written so far to the system, so that it outlives this process, where the file grows under its name. Of a compressed
-    /// file, the last records may follow later.
+    /// Passes all written records to the operating system, so that those of a [growing](Self::growing) file
+    /// survive this process. The last records of a compressed file may follow later.
     ///
     /// # Errors
     ///
-    /// [`Error::Write`] if the disk does not take it, and for every call after such an error.
+    /// - [`Error::Write`]: the disk is full or fails. Every later call returns this error as well.
     #[doc(alias = "tf.io.TFRecordWriter.flush")]
     pub fn flush(&mut self) -> Result<()> {
         let mut output = self.output.take().ok_or_else(|| failed(&self.path)(after_failure()))?;
@@ -71,7 +74,7 @@ impl TfRecordWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Write`] if the disk does not take it, and for every call after such an error.
+    /// - [`Error::Write`]: the disk is full or fails. Every later call returns this error as well.
     pub fn write(&mut self, record: &[u8]) -> Result<()> {
         let (header, footer) = around(record);
         let mut output = self.output.take().ok_or_else(|| failed(&self.path)(after_failure()))?;
@@ -84,11 +87,12 @@ impl TfRecordWriter {
         Ok(())
     }
 
-    /// Brings all records to the disk and gives the file its name, unless it has it already. A file that had it is replaced.
+    /// Writes all records to the disk and gives the file its name, unless it has it already. An existing file
+    /// of that name is replaced.
     ///
     /// # Errors
     ///
-    /// [`Error::Write`] if that fails or a record could not be written; then there is no new file.
+    /// - [`Error::Write`]: that fails, or a record could not be written. No new file exists in that case.
     pub fn finish(self) -> Result<()> {
         self.output
             .ok_or_else(after_failure)
@@ -111,7 +115,7 @@ fn after_failure() -> io::Error {
     io::Error::other("an earlier record could not be written")
 }
 
-/// A file behind its compression.
+/// A file with its compression.
 #[derive(Debug)]
 enum Packed {
     Growing(File),

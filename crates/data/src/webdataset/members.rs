@@ -1,16 +1,16 @@
-//! The files in a tar file, read from its start to its end.
+//! Reads the files in a tar file, from its start to its end.
 
 use crate::Result;
 use crate::file::{ElementLimit, Input};
 use std::io::Read;
 use tar::{EntryType, Header, PaxExtensions};
 
-/// Headers and contents start at multiples of this.
+/// The alignment of headers and contents.
 const BLOCK: usize = 512;
 
 /// A file in a tar file.
 pub(super) struct Member {
-    /// Where its header starts.
+    /// The offset of the header.
     pub(super) offset: u64,
     pub(super) name: Vec<u8>,
     pub(super) bytes: Vec<u8>,
@@ -18,18 +18,18 @@ pub(super) struct Member {
 
 /// The files in a tar file.
 ///
-/// The crate `tar` knows the headers. Its archive lends its entries and so cannot be kept beside them in an iterator,
-/// and it doesn't say where in the file a broken one is.
+/// The crate `tar` parses the headers. Its archive is not used, because its entries borrow from it and so
+/// cannot be stored next to it in an iterator. Its errors also have no offset in the file.
 pub(super) struct Members<R> {
     pub(super) input: Input<R>,
     pub(super) limit: ElementLimit,
-    /// Whether the last block was empty: the end of an archive, behind which there may be another.
+    /// Whether the last block was empty. That is the end of an archive, but another may follow.
     pub(super) ended: bool,
 }
 
 impl<R: Read> Members<R> {
-    /// The next file, passing over folders and links; `None` at the end. Names that are too long for a header come
-    /// in a member before it: GNU's, or a PAX extension.
+    /// Returns the next file, skipping folders and links; `None` at the end. Names that are too long for a
+    /// header come in a member before it: GNU's, or a PAX extension.
     pub(super) fn next(&mut self) -> Result<Option<Member>> {
         let (mut name, mut size) = (None, None);
         loop {
@@ -64,14 +64,14 @@ impl<R: Read> Members<R> {
                 EntryType::GNUSparse => {
                     return Err(self.input.damaged_at(offset, "sparse files are not supported"));
                 }
-                // What a name or size before them said was theirs.
+                // A name or size from an earlier member belonged to this one.
                 _ if of_file => (name, size) = (None, None),
                 _ => {}
             }
         }
     }
 
-    /// The header that comes next; `None` at the end of the file. Archives may follow each other, as `cat` puts them.
+    /// Returns the next header; `None` at the end of the file. Archives may follow each other, as with `cat`.
     fn header(&mut self) -> Result<Option<(u64, Header)>> {
         let (offset, block) = loop {
             let offset = self.input.offset();
@@ -83,7 +83,7 @@ impl<R: Read> Members<R> {
         };
         let mut header = Header::new_old();
         header.as_mut_bytes().copy_from_slice(&block);
-        // The checksum is of the header with blanks in its own place.
+        // The checksum is computed with blanks at its own position.
         let own = 148..156;
         let sum: u32 = block
             .iter()
@@ -96,7 +96,7 @@ impl<R: Read> Members<R> {
         }
     }
 
-    /// What follows the header at a place.
+    /// Reads the contents after the header at an offset.
     fn contents(&mut self, offset: u64, size: u64) -> Result<Vec<u8>> {
         self.limit.check("this file", size).map_err(|what| self.input.damaged_at(offset, what))?;
         let bytes = self.input.bytes(size)?;

@@ -1,10 +1,10 @@
-//! Samples of tar files as WebDataset lays them out: files of one sample follow each other and have names that are
-//! equal up to the first dot.
+//! Samples of tar files in the layout of WebDataset: the files of one sample are consecutive and have names
+//! that are equal up to the first dot.
 //!
 //! | file | what it is |
 //! |---|---|
 //! | `members.rs` | the files in a tar file |
-//! | `samples.rs` | which of them belong together |
+//! | `samples.rs` | groups the files into samples |
 //! | `source.rs` | samples as elements of a dataset |
 
 mod members;

@@ -1,4 +1,4 @@
-//! Which files of a tar file belong together.
+//! Groups the files of a tar file into samples.
 
 use super::members::{Member, Members};
 use crate::broken::Broken;
@@ -8,24 +8,24 @@ use distribute_log::heard;
 use std::collections::BTreeMap;
 use std::io::BufRead;
 
-/// The files of one sample by what follows the first dot of their names, in lower case; and under `__key__` what
-/// comes before it, folders included.
+/// The files of one sample, by the part of their names after the first dot, in lower case. `__key__` has the
+/// part before it, including folders.
 pub type Sample = BTreeMap<String, Vec<u8>>;
 
-/// What a sample's key is called.
+/// The name under which a sample has its key.
 const KEY: &str = "__key__";
 
-/// The samples of a tar file in order, which may be compressed with gzip.
+/// The samples of a tar file in order. The file may be compressed with gzip.
 ///
-/// A sample is made of files that follow each other and have one key: their path up to the first dot of the last
-/// part. Files whose names have no dot, or nothing before it, belong to none, nor do folders and links.
+/// A sample consists of consecutive files with one key: their path up to the first dot of the last part.
+/// Files with names without a dot, or with nothing before it, belong to no sample, nor do folders and links.
 ///
 /// The first error ends the iterator: [`Error::Io`](crate::Error::Io) or
 /// [`Error::Damaged`](crate::Error::Damaged) with the byte in the tar file.
 ///
-/// A tar file that ends behind a member, without the empty block that ends tar files, is warned of: more samples may have
-/// been there. [`require_end`](Self::require_end) makes that an error. Tar files that were put together with `cat` are read
-/// one after the other.
+/// A tar file may end after a member, without the empty block that ends tar files. This logs a warning,
+/// because samples may be missing. [`require_end`](Self::require_end) makes it an error. Tar files that were
+/// joined with `cat` are read one after the other.
 ///
 /// ```
 /// use distribute_data::webdataset::Samples;
@@ -50,12 +50,12 @@ pub struct Samples {
     members: Members<Box<dyn BufRead + Send>>,
     /// The sample that the last member belongs to.
     open: Option<(String, Sample)>,
-    /// What that sample takes in memory.
+    /// The memory that the open sample takes.
     taken: u64,
     ended: bool,
     require_end: bool,
     broken: Broken,
-    /// The key of a sample that was skipped, and of which more files may follow.
+    /// The key of a skipped sample. More of its files may follow.
     skipping: Option<String>,
 }
 
@@ -64,7 +64,9 @@ impl Samples {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`](crate::Error::Io) if it cannot be opened.
+    /// - [`Error::Io`](crate::Error::Io): the file cannot be opened.
+    /// - [`Error::Feature`](crate::Error::Feature): the location or the compression needs a feature that is
+    ///   not enabled.
     pub fn open(location: impl Into<Location>) -> Result<Self> {
         let location = location.into();
         let bytes = Compression::Auto.open(&location)?;
@@ -79,14 +81,15 @@ impl Samples {
         Self { broken, ..self }
     }
 
-    /// Makes it an error that the file ends without the empty block that ends tar files.
+    /// Makes it an error if the file ends without the empty block that ends tar files.
     pub fn require_end(self) -> Self {
         Self { require_end: true, ..self }
     }
 
     /// Checks that a file that has ended has its last block.
     fn check_end(&self) -> Result<()> {
-        // A file without a byte may have been meant as one without samples.
+        // A file without a byte gives the warning as well: it may be a valid file without samples, or
+        // truncated.
         if self.members.ended {
             return Ok(());
         }
@@ -143,7 +146,7 @@ impl Samples {
         Ok(())
     }
 
-    /// A file's key and kind; `None` if it belongs to no sample.
+    /// Returns a file's key and kind; `None` if it belongs to no sample.
     fn parts(&self, member: &Member) -> Result<Option<(String, String)>> {
         let name = std::str::from_utf8(&member.name).map_err(|_| {
             let what = format!("the name '{}' is not UTF-8", String::from_utf8_lossy(&member.name));
@@ -153,10 +156,10 @@ impl Samples {
     }
 }
 
-/// What a file takes besides its bytes and its name.
+/// The memory of a file in addition to its bytes and its name.
 const FILE: u64 = 128;
 
-/// `a.b/c.d.e` is file `d.e` of sample `a.b/c`.
+/// Splits a path into key and kind: `a.b/c.d.e` is file `d.e` of sample `a.b/c`.
 fn key_and_kind(path: &str) -> Option<(&str, &str)> {
     let base = path.rfind('/').map_or(0, |slash| slash + 1);
     let dot = base + path.get(base..)?.find('.').filter(|dot| *dot > 0)?;

@@ -9,8 +9,8 @@ use crate::{Dataset, ElementSpec, Files, Location, Result};
 use distribute_tensor::{HostTensor, Leaf, Tree};
 use std::collections::BTreeMap;
 
-/// The samples of tar files, one file after the other: maps from what follows the first dot of a member's name to its
-/// bytes, as scalar strings. See [`Samples`].
+/// Returns the samples of tar files, one file after the other: maps from the part of a member's name after
+/// the first dot to its bytes, as scalar strings. See [`Samples`].
 ///
 /// ```no_run
 /// use distribute_data::{Files, webdataset};
@@ -25,9 +25,9 @@ pub fn samples(files: impl Into<Files>) -> Dataset<BTreeMap<String, HostTensor>>
     Dataset::of_files(files.into(), WebDataset { skipped: None })
 }
 
-/// The samples of tar files, as [`samples`]; broken ones are skipped and counted: those with two files of one kind, a name
-/// that is not UTF-8, or more bytes than [one element may](Location::element_limit) have. After a damaged header the rest of
-/// the file is skipped.
+/// Returns the samples of tar files, as [`samples`] does, but skips and counts broken ones. A sample is
+/// broken if it has two files of one kind, a name that is not UTF-8, or more bytes than the [limit for one
+/// element](Location::element_limit). After a damaged header the rest of the file is skipped.
 pub fn samples_skipping(
     files: impl Into<Files>,
     skipped: &SkippedRecords,
@@ -44,7 +44,7 @@ impl Format for WebDataset {
         "WebDataset samples".into()
     }
 
-    /// Samples say themselves what they have.
+    /// Returns `None`: only the samples themselves have their names.
     fn spec(&self) -> Option<ElementSpec> {
         None
     }

@@ -25,7 +25,8 @@ fn references_are_what_a_worker_keeps_and_all_else_travels() {
         "{text}"
     );
     assert!(text.contains("into_result (step (__worker , & __0 , __1))"), "{text}");
-    // The type has the visibility and the docs, both are there where cfg says so, and all else is the function's.
+    // The type has the visibility and the docs, both items have the `cfg`, and the function has everything
+    // else.
     assert!(text.contains("pub (crate) struct step ;"), "{text}");
     assert_eq!(text.matches("cfg (feature = \"x\")").count(), 2, "{text}");
     assert!(text.find("Trains").unwrap() < text.find("struct step").unwrap());
@@ -223,9 +224,9 @@ fn another_source_is_another_number() {
             Ok(x)
         }
     ));
-    // Its docs are no part of it.
+    // The docs are not part of the hash.
     let documented = source(quote!(
-        /// The same.
+        /// Returns the same.
         pub fn f(worker: &WorkerContext, x: f32) -> Result<f32> {
             Ok(x)
         }

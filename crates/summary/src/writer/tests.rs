@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The events of a file, up to its end or a record that is not whole.
+/// Returns the events of a file before its end or an incomplete record.
 fn events(path: &Path) -> Vec<Event> {
     let mut reader = TfRecordReader::open(path, Compression::None).unwrap();
     let mut events = Vec::new();
@@ -20,7 +20,7 @@ fn events(path: &Path) -> Vec<Event> {
     events
 }
 
-/// Tags, steps and values of scalars.
+/// Returns the tags, steps and values of scalars.
 fn scalars(path: &Path) -> Vec<(String, i64, f32)> {
     let of = |event: Event| match event.what {
         Some(What::Summary(summary)) => match &summary.values[..] {
@@ -124,7 +124,7 @@ fn what_cannot_be_shown_is_refused_and_leaves_the_file_as_it_was() {
     assert!(matches!(error, Error::Folder { .. }), "{error}");
 }
 
-/// The system takes no more than so many bytes of a file, as a full disk does.
+/// The system limits the size of the file, like a full disk.
 #[cfg(unix)]
 #[test]
 fn a_full_disk_is_an_error_once_and_again_and_what_was_flushed_is_there() {
@@ -154,7 +154,7 @@ fn a_full_disk_is_an_error_once_and_again_and_what_was_flushed_is_there() {
     child::output(limited, PATIENCE);
 }
 
-/// TensorBoard's own reader, where Python has it: set DISTRIBUTE_PYTHON to that of a virtual environment.
+/// Uses TensorBoard's own reader, if Python has it: set DISTRIBUTE_PYTHON to that of a virtual environment.
 #[test]
 fn tensorboard_reads_what_is_written() {
     let python = std::env::var("DISTRIBUTE_PYTHON").unwrap_or_else(|_| "python3".into());

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// AS-7, ITER-2, ITER-4: a worker whose function made a dataset without elements has empty batches, as others go on.
+/// AS-7, ITER-2, ITER-4: a worker whose function made a dataset without elements gets empty batches while
+/// others continue.
 #[test]
 fn a_dataset_without_elements_has_empty_batches() {
     let make = |context: InputContext| {
@@ -18,7 +19,7 @@ fn a_dataset_without_elements_has_empty_batches() {
     assert_eq!(steps.iter().map(dims).collect::<Vec<_>>(), [[[2, 2], [0, 2]], [[1, 2], [0, 2]]]);
 }
 
-/// A pass that is over stays over, whoever asks.
+/// A pass stays over once it has ended, whichever method is called.
 #[test]
 fn nothing_comes_after_the_end_or_an_error() {
     let sizes = [4usize, 3, 4];
@@ -35,7 +36,7 @@ fn nothing_comes_after_the_end_or_an_error() {
     assert!(pass.step().unwrap().is_none());
 }
 
-/// What a whole step is, is seen in the pass's first, not in the first behind the position.
+/// The size of a full step is that of the first step of the pass, not of the first step after the position.
 #[test]
 fn a_short_batch_is_dropped_behind_a_position_too() {
     let options = DistributeOptions { ends: UnevenEnds::Drop, ..Default::default() };
@@ -48,7 +49,8 @@ fn a_short_batch_is_dropped_behind_a_position_too() {
     }
 }
 
-/// ITER-2: what a step needs is seen before it is decided on, so that no worker takes one that another cannot.
+/// ITER-2: missing empty batches are found before the workers decide, so no worker takes a step that another
+/// cannot.
 #[test]
 fn a_worker_says_before_a_step_that_it_has_no_empty_batch() {
     let layout = Layout { workers: 2, replicas: 2 };
@@ -69,7 +71,7 @@ fn a_worker_says_before_a_step_that_it_has_no_empty_batch() {
     }
 }
 
-/// Workers that read the same batches are at the end together, or read different data.
+/// Workers that read the same batches end together, or they read different data.
 #[test]
 fn a_worker_that_ends_before_others_is_named_where_all_read_the_same() {
     for (policy, refused) in [(AutoShardPolicy::Data, true), (AutoShardPolicy::Off, false)] {

@@ -1,10 +1,10 @@
-//! Tests: elements of files, read by workers that each have files of their own.
+//! Tests: elements of files that are sharded by files.
 
 use super::*;
 use crate::text_lines;
 use std::path::Path;
 
-/// What is done to the elements of files.
+/// The operations that are applied to the elements of files.
 #[derive(Clone, Debug)]
 struct Shape {
     /// The elements of each file.
@@ -13,7 +13,7 @@ struct Shape {
     repeat: usize,
     batch: usize,
     exact: bool,
-    /// Whether the pipeline tells the size of batches.
+    /// Whether the pipeline determines the batch size.
     known: bool,
 }
 
@@ -24,7 +24,7 @@ fn shape() -> impl Strategy<Value = Shape> {
     )
 }
 
-/// Files of numbered lines, none of which comes twice.
+/// Creates files of numbered lines without duplicates.
 fn dataset(shape: &Shape, folder: &Path) -> Dataset<HostTensor> {
     let mut next = 0;
     let mut names = Vec::new();
@@ -51,7 +51,7 @@ fn all_policies() -> impl Strategy<Value = AutoShardPolicy> {
     prop_oneof![Just(Auto), Just(Data), Just(File), Just(Off)]
 }
 
-/// Up to `stop` steps of passes that ask each other before each: how many there were, and what was in them.
+/// Runs up to `stop` steps of passes that agree on each step. Returns the number of steps and their elements.
 fn together(passes: &mut [WorkerPass<HostTensor>], stop: usize) -> (usize, Vec<i64>) {
     let (mut steps, mut seen) = (0, Vec::new());
     while steps < stop {
@@ -66,7 +66,7 @@ fn together(passes: &mut [WorkerPass<HostTensor>], stop: usize) -> (usize, Vec<i
 }
 
 proptest! {
-    // AS-3, AS-8: AUTO gives what reading everything would.
+    // AS-3, AS-8: AUTO gives the same elements as reading everything.
     #[test]
     fn auto_gives_every_element_that_one_worker_would_get(shape in shape(), workers in 1usize..4, replicas in 1usize..3) {
         let folder = tempfile::tempdir().unwrap();
@@ -75,7 +75,7 @@ proptest! {
         let mut all = counted(ids(plan(&data, workers, replicas, &DistributeOptions::default()).lockstep(1).unwrap()));
         one.sort_unstable();
         all.sort_unstable();
-        // With shuffles, which elements a last batch would have had depends on the order.
+        // With shuffles, the elements of a dropped last batch depend on the order.
         if shape.exact && shape.shuffle {
             prop_assert_eq!(one.len(), all.len());
         } else {
@@ -105,7 +105,7 @@ proptest! {
             let stop = stops.get(i).copied().unwrap_or(usize::MAX);
             let (steps, ids) = together(&mut passes, stop);
             seen.extend(ids);
-            // At the end the next pass is the next epoch's.
+            // At the end, the next pass is the next epoch.
             if steps < stop {
                 break;
             }
@@ -116,7 +116,7 @@ proptest! {
     }
 }
 
-/// Each worker of a FILE policy keeps its own part.
+/// Each worker keeps its own part under the FILE policy.
 #[test]
 fn workers_with_files_of_their_own_have_caches_of_their_own() {
     let folder = tempfile::tempdir().unwrap();
@@ -134,7 +134,7 @@ fn workers_with_files_of_their_own_have_caches_of_their_own() {
     assert!(!cache.exists() && folder.path().join("cache.1-of-2").exists());
 }
 
-/// AS-4: the whole is still what somebody knows where one worker reads it.
+/// AS-4: with one worker, the pipeline still determines the full batch.
 #[test]
 fn an_assertion_is_only_taken_out_of_parts() {
     let folder = tempfile::tempdir().unwrap();

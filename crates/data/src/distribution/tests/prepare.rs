@@ -1,4 +1,4 @@
-//! Pieces that are prepared for their replicas, ahead of the step or when it is asked for.
+//! Tests: per-replica batches that are prepared ahead of the step or on request.
 
 use super::*;
 use crate::distribution::WorkerPass;
@@ -24,14 +24,15 @@ fn marked(replica: usize, piece: Tree<Leaf>) -> Result<Tree<Leaf>, Cause> {
     Ok(HostTensor::vector(marks.collect()).into_tree())
 }
 
-/// The ids of the rest of a pass, `[step][replica]`.
+/// Returns the ids of the rest of a pass, `[step][replica]`.
 fn rest(mut pass: WorkerPass<HostTensor>) -> Vec<Vec<Vec<i64>>> {
     let step = || pass.step().unwrap();
     let ids = |piece: HostTensor| piece.to_vec().unwrap();
     std::iter::from_fn(step).map(|step| step.into_iter().map(ids).collect()).collect()
 }
 
-/// Who prepared which piece of `range(20).batch(4)` for two replicas, and where.
+/// Returns a pass over `range(20).batch(4)` for two replicas, and a channel of (replica, id, thread) of each
+/// prepared batch.
 fn heard(prefetch: usize) -> (WorkerPass<HostTensor>, Receiver<(usize, i64, ThreadId)>) {
     let (sender, heard) = channel();
     let plan = with(&Dataset::range(20).batch(4), Layout::one_worker(2), prefetch);
@@ -52,7 +53,7 @@ fn a_step_is_prepared_before_it_is_asked_for_and_on_another_thread() {
             let mut called = 0;
             for taken in 1..=3 {
                 assert!(pass.step().unwrap().is_some());
-                // Nobody asks for the steps behind.
+                // The later steps are not requested.
                 while called < (taken + ahead) * 2 && called < 10 {
                     let (replica, first, thread) = heard.recv_timeout(LONG).expect("nothing is prepared");
                     assert_eq!((replica, first), (called % 2, 2 * called as i64));
@@ -62,7 +63,7 @@ fn a_step_is_prepared_before_it_is_asked_for_and_on_another_thread() {
                 assert!(heard.try_recv().is_err(), "further ahead than {ahead} steps");
                 assert_eq!(pass.position().steps, taken as u64);
             }
-            // The thread ends with the pass: its end of the channel is gone.
+            // The thread exits with the pass: its end of the channel is dropped.
             drop(pass);
             while heard.recv_timeout(LONG).is_ok() {}
             assert_eq!(heard.recv_timeout(LONG), Err(RecvTimeoutError::Disconnected));
@@ -143,7 +144,8 @@ fn a_pass_goes_on_behind_the_step_that_was_taken_though_more_were_prepared() {
             let left = vec![vec![vec![0, 4, 5], vec![1, 6, 7]], vec![vec![0, 8, 9], vec![1, 10]]];
             assert_eq!(rest(two.resume(0, &position).unwrap()), left);
             assert_eq!(rest(pass), left);
-            // On another layout, what the old workers would have had is prepared once, for the new replicas.
+            // On another layout, the remaining batches of the old workers are prepared once, for the new
+            // replicas.
             let others = two.over(Layout { workers: 2, replicas: 3 }).unwrap();
             assert_eq!(
                 rest(others.resume(0, &position).unwrap()),
@@ -185,7 +187,8 @@ fn fn_2_pieces_of_a_function_are_prepared_and_so_are_the_empty_ones_at_its_end()
     });
 }
 
-/// Pieces of one row: three for worker 0, one for each other; without rows they cannot be prepared.
+/// Returns batches of one row: three for worker 0, one for each other worker. Batches without rows cannot be
+/// prepared.
 fn without_room_for_empty(layout: Layout, prefetch: usize) -> Distribution<HostTensor> {
     let make = |context: InputContext| {
         let n = if context.input_pipeline_id == 0 { 3 } else { 1 };
@@ -216,7 +219,7 @@ fn what_fails_for_an_empty_piece_is_known_before_the_workers_agree_on_the_step()
             );
             assert!(passes[1].step().unwrap().is_none(), "the pass is over");
 
-            // A worker whose data is at its end, while another goes on.
+            // A worker whose data has ended, while another continues.
             let plan = without_room_for_empty(Layout { workers: 2, replicas: 1 }, prefetch);
             let mut pass = plan.worker(1, 0).unwrap();
             assert!(pass.step().unwrap().is_some());
