@@ -36,7 +36,8 @@ use std::time::Duration;
 /// ```
 /// use distribute::prelude::*;
 /// use distribute::remote::{PerWorker, WorkerContext};
-/// use distribute::{ClusterCoordinator, LocalCluster, ParameterServerStrategy, Variable, params::FixedShardsPartitioner};
+/// use distribute::params::FixedShardsPartitioner;
+/// use distribute::{ClusterCoordinator, LocalCluster, ParameterServerStrategy, Variable};
 ///
 /// #[distribute::remote]
 /// fn make_counter(worker: &WorkerContext) -> distribute::Result<Variable> {

@@ -158,7 +158,6 @@ impl ParameterServerBuilder {
     /// - [`Error::Device`]: this build does not support a device.
     /// - [`Error::InvalidArgument`]: the number of channels differs from the number of parameter servers, the
     ///   timeout is zero, or servers cannot be reached; the message names these servers.
-    /// be reached, which it names.
     #[track_caller]
     pub fn build(self) -> Result<ParameterServerStrategy> {
         let (devices, settings) = (self.resolved_devices()?, self.clone());
