@@ -50,13 +50,13 @@
 //! | module | contents |
 //! |---|---|
 //! | `partitioner` | [`Partitioner`] and its three implementations; [`partition`]: the number of shards of a variable |
-//! | `partition` | the shard of a row or id; the ids of a batch without duplicates and by shard; moves between partitions |
+//! | `partition` | the shard of a row or id; distinct ids of a batch, by shard; moves between partitions |
 //! | `placement` | [`Placement`]: the server of each shard, and a table of it to print |
 //! | `initializer` | [`Initializer`]: initial values by (seed, name, position) |
 //! | `table` | [`Table`]: the values of a shard and their slots, read, written and updated |
 //! | `steps` | [`Push`]: the step in which a gradient is applied; steps of several workers |
 //! | `dynamic` | [`DynamicTable`]: a table of 64-bit ids, whose rows are created and evicted |
-//! | `service` | [`Request`], [`Response`]: the protocol; [`Tables`]: all tables of a server; [`Channel`]: a connection |
+//! | `service` | [`Request`], [`Response`]; [`Tables`]: all tables of a server; [`Channel`]: a connection |
 //! | `layout` | [`Layout`]: the servers of a training; [`decide_layout`]: the decision whether it can be resumed |
 //! | `push_window` | [`PushWindows`]: the detection of repeated pushes |
 //! | `closures` | [`ClosureChanges`]: the changes made for closures, which may be retried |

@@ -35,14 +35,14 @@ impl ClusterCoordinatorBuilder {
     }
 
     /// Sets how long a closure may run, and how long a worker may take to create a value; 10 minutes by
-    /// default. A call that takes longer fails, and its worker restarts.
+    /// default. A call that takes longer fails, and its worker is disconnected until it answers again.
     pub fn closure_timeout(mut self, timeout: Duration) -> Self {
         self.options.closure_timeout = timeout;
         self
     }
 
-    /// Sets how long a cancelled closure may run, counted from its beginning; 10 s by default. After that, its
-    /// worker restarts.
+    /// Sets how long a closure may still run after it was cancelled; 10 s by default. After that, its worker is
+    /// disconnected until it answers again.
     pub fn cancel_timeout(mut self, timeout: Duration) -> Self {
         self.options.cancel_timeout = timeout;
         self

@@ -68,13 +68,13 @@ use std::time::Duration;
 /// - A function returns an error or panics: the next [`schedule`](Self::schedule), [`join`](Self::join) or
 ///   [`done`](Self::done) returns that error once, after all other closures have ended or were cancelled. The
 ///   coordinator can be used again afterwards.
-/// - A worker disconnects: another worker runs its closure; [`Status`] counts the retries. If no worker is
+/// - A worker disconnects: another worker runs its closure; [`Status`] counts disconnections. If no worker is
 ///   left, waiting returns an error after [`timeout`](ClusterCoordinatorBuilder::timeout), and closures stay in
 ///   the queue.
 /// - A parameter server disconnects: calls wait until it is back or the strategy's timeout has passed. After a
 ///   timeout the closure is retried a limited number of times.
 /// - A closure never ends: it fails after [`closure_timeout`](ClusterCoordinatorBuilder::closure_timeout), and
-///   its worker restarts.
+///   its worker is disconnected until it answers again.
 ///
 /// Clones refer to the same coordinator. Closures that have not ended are dropped with the last clone.
 #[doc(alias = "tf.distribute.experimental.coordinator.ClusterCoordinator")]
@@ -142,7 +142,7 @@ impl ClusterCoordinator {
     }
 
     /// Creates a value on each worker by calling a function there, for example a model. Each worker keeps its
-    /// value and recreates it after a restart. Closures that take the value wait until their worker has created
+    /// value and recreates it after a reconnect. Closures that take the value wait until their worker has created
     /// it.
     ///
     /// The first worker to run the function also creates missing variables; the other workers use these.
