@@ -1,46 +1,46 @@
-//! What is run on a worker, as data.
+//! Calls on workers, as data.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A function that all tasks of a job have, since they run the same program.
+/// A function that all tasks of a job have, because they run the same program.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct FunctionId {
-    /// Its path in the program: `packages::train_step`.
+    /// The path of the function in the program: `packages::train_step`.
     pub name: String,
-    /// A hash of its source: tasks whose functions differ refuse each other.
+    /// A hash of the function's source. Tasks whose functions differ refuse each other.
     pub source: u64,
 }
 
-/// The number of a closure: a call that was scheduled. They count up from 0 in the order of scheduling.
+/// The number of a closure, which is a scheduled call. Closures are numbered from 0 in the order of scheduling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ClosureId(pub u64);
 
-/// The number of a resource: a value that each worker has made for itself, and keeps.
+/// The number of a resource, which is a value that each worker creates for itself and keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ResourceId(pub u64);
 
 /// An argument of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Argument {
-    /// A value, as the bytes of its type's encoding.
+    /// A value, encoded as bytes.
     Value(Bytes),
-    /// What the worker has made for a resource.
+    /// The worker's value of a resource.
     Resource(ResourceId),
 }
 
 /// A call of a function.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
-    /// What is called.
+    /// The function to call.
     pub function: FunctionId,
-    /// With what.
+    /// The arguments.
     pub arguments: Vec<Argument>,
 }
 
 impl Call {
-    /// The resources among its arguments.
+    /// Returns the resources among the arguments.
     pub fn resources(&self) -> impl Iterator<Item = ResourceId> + '_ {
         self.arguments.iter().filter_map(|argument| match argument {
             Argument::Resource(id) => Some(*id),
@@ -49,15 +49,15 @@ impl Call {
     }
 }
 
-/// Which closure a change of a variable comes from, however often and wherever that is run. Parameter servers make each change of a
-/// closure once at most by it.
+/// The origin of a change of a variable: a closure, no matter how often and where it is run. Parameter servers
+/// use it to apply each change of a closure at most once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Origin {
-    /// The coordinator's start: a number that no other start of any coordinator has.
+    /// The number of the coordinator's job, which is different for each start of a coordinator.
     pub job: u64,
     /// The closure.
     pub closure: ClosureId,
-    /// All closures before this one have ended: nothing will come of them any more.
+    /// All closures before this one have ended, so no further changes of them will arrive.
     pub floor: ClosureId,
 }
 

@@ -1,69 +1,70 @@
-//! What goes wrong with a coordinator.
+//! The errors of a coordinator.
 
 use crate::call::ResourceId;
 use crate::failure::Failure;
 use std::time::Duration;
 
-/// Why a coordinator cannot do what it was asked for.
+/// An error of a coordinator.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A closure failed: the first that did since the last such error. All others that had not ended were cancelled.
+    /// A closure has failed: the first one since the last such error. All other closures that had not ended
+    /// were cancelled.
     #[error("{0}")]
     Failed(Failure),
-    /// Workers do not work for this coordinator, and the others do not begin without them.
+    /// Workers cannot work for this coordinator, and the others do not begin without them.
     #[error("{operation}: {} of {workers} workers cannot work ({}); start them, and see their own errors", missing.len(), list(missing))]
     NotConnected {
-        /// What was asked for.
+        /// The operation that failed.
         operation: &'static str,
-        /// How many workers there are.
+        /// The number of workers.
         workers: usize,
-        /// Which, and why.
+        /// The missing workers, and the reasons.
         missing: Vec<(String, String)>,
     },
-    /// There has been no worker for so long.
+    /// No worker was connected for longer than the timeout.
     #[error(
         "{operation}: no worker has been there for {:.1} s, and {waiting} closures wait ({}); start workers: the closures are kept for them",
         waited.as_secs_f64(), list(missing)
     )]
     NoWorkers {
-        /// What was asked for.
+        /// The operation that failed.
         operation: &'static str,
-        /// For how long.
+        /// The time without a worker.
         waited: Duration,
-        /// How many closures have not ended.
+        /// The number of closures that have not ended.
         waiting: usize,
-        /// Why each worker is not there.
+        /// The missing workers, and the reasons.
         missing: Vec<(String, String)>,
     },
-    /// It has not happened in time.
+    /// The operation has timed out.
     #[error("{operation}: not within {:.1} s: {}; wait longer, or see what these do", timeout.as_secs_f64(), now.join("; "))]
     Late {
-        /// What was asked for.
+        /// The operation that failed.
         operation: &'static str,
-        /// How long it was waited for.
+        /// The timeout.
         timeout: Duration,
-        /// What each worker does.
+        /// The current task of each worker.
         now: Vec<String>,
     },
-    /// A resource among the arguments belongs to another coordinator, or has been let go of.
+    /// A resource among the arguments belongs to another coordinator, or was dropped.
     #[error("{operation}: the coordinator has no {resource}: make it anew by this coordinator")]
     NoResource {
-        /// What was asked for.
+        /// The operation that failed.
         operation: &'static str,
         /// The resource.
         resource: ResourceId,
     },
-    /// The coordinator was dropped, and with it what had not ended.
+    /// The coordinator was dropped, with all closures that had not ended.
     #[error("{operation}: the coordinator has been dropped, and with it the closures that had not ended")]
     Dropped {
-        /// What was asked for.
+        /// The operation that failed.
         operation: &'static str,
     },
-    /// The system has no thread to spare.
+    /// The system cannot start a thread.
     #[error("the coordinator cannot start a thread: {reason}")]
     Thread {
-        /// Why.
+        /// The cause.
         reason: String,
     },
 }

@@ -1,66 +1,66 @@
-//! Why a call has no result.
+//! The failures of calls.
 
 use crate::call::{ClosureId, FunctionId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The kinds of failures: what has failed, not the words in which it says so.
+/// The kinds of failures, independent of their messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum FailureKind {
     /// The function returned an error.
     Function,
-    /// The function returned an error about what it was given.
+    /// The function returned an error about its arguments.
     InvalidArgument,
     /// A dataset has no more elements.
     EndOfData,
-    /// The function panicked. The worker goes on.
+    /// The function panicked. The worker continues.
     Panicked,
-    /// It was cancelled: before it ran, or while it ran and looked whether it was.
+    /// The call was cancelled before it ran, or noticed the cancellation while it ran.
     Cancelled,
-    /// A parameter server did not answer in time. The closure is run again, some times.
+    /// A parameter server did not answer in time. The closure is retried a limited number of times.
     Server,
-    /// A resource among its arguments could not be made on the worker.
+    /// A resource among the arguments could not be created on the worker.
     Resource,
-    /// The program of the worker has no such function.
+    /// The worker's program has no such function.
     UnknownFunction,
-    /// Its result has more bytes than can be sent.
+    /// The result has more bytes than can be sent.
     TooLarge,
-    /// It ran for longer than it may.
+    /// The call exceeded its time limit.
     Late,
-    /// Workers that ran it were lost so often that it is not tried again: it may be what ends them.
+    /// Workers that ran the call disconnected too often, so it is not retried: it may be the cause.
     WorkersLost,
 }
 
-/// Why a call has no result, as data: it comes from the worker that ran it.
+/// The failure of a call, as data from the worker that ran it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// What has failed.
+    /// The kind of the failure.
     pub kind: FailureKind,
-    /// What was wrong, and what to do.
+    /// The message: the cause, and advice.
     pub text: String,
-    /// Where.
+    /// The location of the failure.
     pub place: Option<Place>,
 }
 
-/// Where a call ran.
+/// The location of a failed call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// The function.
     pub function: FunctionId,
-    /// The closure; none where a resource was made.
+    /// The closure; `None` if a resource was being created.
     pub closure: Option<ClosureId>,
     /// The number of the worker.
     pub worker: usize,
 }
 
 impl Failure {
-    /// A failure.
+    /// Creates a failure.
     pub fn new(kind: FailureKind, text: impl Into<String>) -> Self {
         Self { kind, text: text.into(), place: None }
     }
 
-    /// The same, and where it was, if that has not been said before.
+    /// Adds the location, unless the failure already has one.
     pub fn at(mut self, function: &FunctionId, closure: Option<ClosureId>, worker: usize) -> Self {
         self.place.get_or_insert_with(|| Place { function: function.clone(), closure, worker });
         self
@@ -75,7 +75,7 @@ impl fmt::Display for Failure {
                 None => write!(f, "{function} on worker {worker}: ")?,
             }
         }
-        // It is from another process.
+        // The text may come from another process, so control characters are removed.
         f.write_str(&distribute_log::plain_lines(&self.text))
     }
 }

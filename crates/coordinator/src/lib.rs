@@ -1,15 +1,15 @@
-//! One program that schedules functions on many workers, and loses none of them.
+//! A fault-tolerant scheduler of functions on many workers.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | `call` | [`Call`]: a function and its arguments, as data; [`Origin`] of what it changes |
-//! | `failure` | [`Failure`]: why a call has no result |
-//! | `program` | [`Program`], [`Executor`]: what workers run, behind calls as bytes |
-//! | `message` | what coordinator and workers send each other |
-//! | [`dispatch`] | which worker does what: pure |
+//! | `call` | [`Call`]: a function and its arguments, as data; [`Origin`]: the closure that makes a change |
+//! | `failure` | [`Failure`]: the failure of a call |
+//! | `program` | [`Program`], [`Executor`]: the functions that workers run, called with bytes |
+//! | `message` | the messages between a coordinator and its workers |
+//! | [`dispatch`] | the assignment of work to workers, as pure functions |
 //! | `worker` | [`Worker`]: the [`queue`] of one worker, and the thread that runs it |
-//! | `link` | the way to a worker: [`LocalWorker`], [`RemoteWorker`] |
-//! | `coordinator` | [`Coordinator`]: what a program schedules with |
+//! | `link` | the connection to a worker: [`LocalWorker`], [`RemoteWorker`] |
+//! | `coordinator` | [`Coordinator`]: the scheduler |
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The way from a coordinator to a worker.
+//! The connection from a coordinator to a worker.
 
 use crate::failure::Failure;
 use crate::message::{Answer, Batch, Done, Hello, Question, decode, encode};
@@ -10,56 +10,56 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long it is tried to reach a worker before its state is looked at again.
+/// The timeout of one attempt to reach a worker.
 const REACHED: Duration = Duration::from_secs(1);
 
-/// How long a worker may take to answer that it works for this coordinator: it connects to parameter servers first.
+/// The timeout for a worker's answer to a coordinator. It may need to connect to parameter servers first.
 const ANSWERED: Duration = Duration::from_secs(60);
 
-/// How long a message may wait for room.
+/// The maximum time that a message waits for room.
 const ROOM: Duration = Duration::from_secs(60);
 
-/// How a coordinator reaches a worker.
+/// A way to connect to a worker.
 pub trait Connect: Send + Sync {
-    /// The worker, as errors name it.
+    /// Returns the name of the worker, for errors.
     fn name(&self) -> String;
 
-    /// Asks the worker to work for this coordinator, for as long as `is_wanted` says so.
+    /// Connects the worker to this coordinator. Gives up when `is_wanted` returns false.
     ///
     /// # Errors
-    /// [`NotConnected`].
+    /// Returns a [`NotConnected`] if the worker refuses or cannot be reached.
     fn connect(&self, hello: &Hello, is_wanted: &dyn Fn() -> bool) -> Result<Box<dyn Link>, NotConnected>;
 }
 
-/// Why a worker does not work for a coordinator.
+/// The reason why a worker is not connected to a coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotConnected {
-    /// It says no.
+    /// The worker has refused the coordinator.
     Refused(Failure),
-    /// It cannot be reached now.
+    /// The worker cannot be reached at the moment.
     Away(String),
 }
 
-/// A worker that works for a coordinator, until the link is dropped or [lost](Lost).
+/// The connection to a worker, until it is dropped or [lost](Lost).
 pub trait Link: Send + Sync {
     /// Sends work.
     ///
     /// # Errors
-    /// [`Lost`].
+    /// Returns [`Lost`] if the worker has disconnected.
     fn submit(&self, batch: Batch) -> Result<(), Lost>;
 
-    /// What was done; nothing, if nothing was within `patience`.
+    /// Waits for results, for at most `patience`. Returns an empty list if there are none in that time.
     ///
     /// # Errors
-    /// [`Lost`].
+    /// Returns [`Lost`] if the worker has disconnected.
     fn collect(&self, patience: Duration) -> Result<Vec<Done>, Lost>;
 }
 
-/// Why nothing more is heard of a worker.
+/// The reason why a worker has disconnected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost(pub String);
 
-/// A worker in another process, by its server.
+/// A worker in another process, reached through its server.
 #[derive(Debug)]
 pub struct RemoteWorker {
     clients: ClientBuilder,
@@ -67,7 +67,7 @@ pub struct RemoteWorker {
 }
 
 impl RemoteWorker {
-    /// The worker that has this task in the cluster of `clients`.
+    /// Creates the connector of the worker with this task in the cluster of `clients`.
     pub fn new(clients: ClientBuilder, task: Task) -> Self {
         Self { clients, task }
     }
@@ -100,7 +100,7 @@ impl Connect for RemoteWorker {
 struct RemoteLink {
     client: Client,
     session: u64,
-    /// The question what was done that has no answer yet.
+    /// The request for results that has no response yet.
     asked: Mutex<Option<Started>>,
 }
 
@@ -112,7 +112,7 @@ impl RemoteLink {
 
 impl Link for RemoteLink {
     fn submit(&self, batch: Batch) -> Result<(), Lost> {
-        // What is wrong with it is said where it is asked what was done.
+        // Errors of the request are returned by `collect`.
         self.ask(&Question::Submit(Batch { session: self.session, ..batch })).map(drop)
     }
 
@@ -155,7 +155,7 @@ pub struct LocalWorker {
 }
 
 impl LocalWorker {
-    /// This worker, by this name in errors.
+    /// Creates the connector of this worker. `name` is used in errors.
     pub fn new(name: impl Into<String>, worker: Worker) -> Self {
         Self { name: name.into(), worker }
     }

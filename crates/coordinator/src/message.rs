@@ -1,4 +1,4 @@
-//! What coordinator and workers send each other, and its form as bytes.
+//! The messages between a coordinator and its workers, and their encoding.
 
 use crate::call::{Call, ClosureId, FunctionId, ResourceId};
 use crate::failure::Failure;
@@ -7,130 +7,130 @@ use distribute_cluster::bounded::Budget;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// What every message begins with: the version of this format.
+/// The first byte of every message: the version of this format.
 const VERSION: u8 = 1;
 
-/// What a coordinator asks of a worker's service.
+/// A request of a coordinator to a worker's service.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Question {
-    /// Work for this coordinator from now on, and forget what was before.
+    /// Begin to work for this coordinator, and drop all earlier state.
     Hello(Hello),
-    /// Something to do.
+    /// Add work to the queue.
     Submit(Batch),
-    /// Say what was done, as soon as there is something to say.
+    /// Return results as soon as there are some.
     Collect {
-        /// The session that this is about.
+        /// The session of the request.
         session: u64,
     },
 }
 
-/// Who asks a worker to work.
+/// The first message of a coordinator to a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// The coordinator's start. A later one has a greater number.
+    /// The number of the coordinator's job. A later start has a greater number.
     pub job: u64,
-    /// The number that the worker has.
+    /// The number of the worker.
     pub worker: usize,
-    /// How many workers there are.
+    /// The number of workers.
     pub workers: usize,
-    /// The functions of the coordinator's program, in order.
+    /// The functions of the coordinator's program, sorted.
     pub functions: Vec<FunctionId>,
-    /// What the program has to say to all its workers.
+    /// The settings that the program sends to all its workers.
     pub settings: Bytes,
 }
 
-/// What a worker answers.
+/// A response of a worker.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Answer {
     /// The number of the session that has begun.
     Welcome { session: u64 },
-    /// It does not work for this coordinator.
+    /// The worker refuses this coordinator.
     Refused(Failure),
-    /// A batch has come.
+    /// A batch was received.
     Submitted,
-    /// What was done since this was asked last.
+    /// The results since the last request.
     Collected(Vec<Done>),
-    /// The session that was asked about is over.
+    /// The session of the request has ended.
     Over,
 }
 
-/// Things to do for one worker.
+/// A batch of work for one worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Batch {
-    /// The session that it is for.
+    /// The session to which it belongs.
     pub session: u64,
     /// All closures before this one have ended.
     pub floor: ClosureId,
-    /// What to do.
+    /// The items of work.
     pub work: Vec<Work>,
 }
 
-/// Something for a worker to do.
+/// An item of work for a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Work {
-    /// Run a closure, behind those that wait already.
+    /// Run a closure, after those that are already waiting.
     Call {
-        /// Its number.
+        /// The number of the closure.
         closure: ClosureId,
-        /// What it is.
+        /// The call.
         call: Call,
     },
-    /// Make a resource, before any closure that waits.
+    /// Create a resource, before any waiting closure.
     Make {
-        /// Its number.
+        /// The number of the resource.
         resource: ResourceId,
-        /// How.
+        /// The call that creates it.
         call: Call,
-        /// Whether variables that are not there may be made.
+        /// Whether missing variables may be created.
         makes_variables: bool,
-        /// Where it was, if it goes on there.
+        /// The position at which it resumes, if any.
         position: Option<Bytes>,
     },
-    /// Let go of a resource.
+    /// Drop a resource.
     Forget(ResourceId),
-    /// Give a closure back that does not run yet.
+    /// Return a closure that is not running yet.
     Return(ClosureId),
-    /// Nobody wants the result of this closure any more.
+    /// Cancel a closure.
     Cancel(ClosureId),
 }
 
-/// What a worker has done. Everything that it was given to call or make comes back so, once.
+/// A result of a worker. Each call and each resource is reported once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Done {
-    /// A closure has run.
+    /// A closure was executed.
     Called {
-        /// Its number.
+        /// The number of the closure.
         closure: ClosureId,
         /// The bytes of its result.
         result: Result<Bytes, Failure>,
-        /// How long it ran, in microseconds.
+        /// The running time in microseconds.
         micros: u64,
-        /// Where resources are that it has moved.
+        /// The new positions of resources that it has moved.
         positions: Vec<(ResourceId, Bytes)>,
     },
-    /// A resource was made, or not.
+    /// A resource was created, or failed.
     Made {
-        /// Its number.
+        /// The number of the resource.
         resource: ResourceId,
-        /// Why not.
+        /// The failure, if any.
         result: Result<(), Failure>,
     },
-    /// A closure did not run, as was asked.
+    /// A closure was returned without running, as requested.
     Returned(ClosureId),
 }
 
-/// The bytes of a message.
+/// Encodes a message.
 ///
 /// # Errors
-/// Where something in it cannot be encoded.
+/// Returns an error if a part of the message cannot be encoded.
 pub(crate) fn encode(message: &impl Serialize) -> Result<Bytes, postcard::Error> {
     postcard::to_extend(message, vec![VERSION]).map(Bytes::from)
 }
 
-/// The message in bytes that may be anything.
+/// Decodes a message from untrusted bytes.
 ///
 /// # Errors
-/// What is wrong with them.
+/// Returns a description of the bytes if they are not a message.
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, &'static str> {
     match bytes.split_first() {
         Some((&VERSION, rest)) => {
@@ -162,7 +162,7 @@ mod tests {
         };
         let few = batch(1_000);
         assert!(decode::<Question>(&few).is_ok());
-        // What a coordinator sends.
+        // A message of a coordinator.
         let value = Argument::Value(Bytes::from(vec![7; 100]));
         let call = || Call {
             function: FunctionId { name: "packages::train_step".into(), source: 7 },
@@ -172,7 +172,7 @@ mod tests {
             (0..5_000).map(|closure| Work::Call { closure: ClosureId(closure), call: call() }).collect();
         let calls = Question::Submit(Batch { session: 1, floor: ClosureId(0), work });
         assert_eq!(decode::<Question>(&encode(&calls).unwrap()), Ok(calls));
-        // 6 million parts of 2 bytes, each of which takes more than 100.
+        // 6 million parts of 2 bytes, each of which takes more than 100 in memory.
         let many = batch(6_000_000);
         assert!(many.len() < 13 << 20 && size_of::<Work>() > 100);
         assert_eq!(decode::<Question>(&many), Err("more parts than a message of its length may have"));

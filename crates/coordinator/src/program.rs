@@ -1,4 +1,4 @@
-//! What workers run: the functions of a program, behind calls as bytes.
+//! The program of a worker: its functions, called with bytes.
 
 use crate::call::{Call, FunctionId, Origin, ResourceId};
 use crate::failure::{Failure, FailureKind};
@@ -6,31 +6,34 @@ use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The functions that a program has, which every task of a job runs.
+/// The functions of a program, which every task of a job runs.
 pub trait Program: Send + Sync {
-    /// The functions, in any order.
+    /// Returns the functions, in any order.
     fn functions(&self) -> Vec<FunctionId>;
 
-    /// Begins to work as one of the workers of a coordinator, with the settings that its program sends to all of them. What an earlier
-    /// executor has made is not used any more, though a call of it may still run.
+    /// Starts the executor of one of a coordinator's workers, with the settings that the coordinator's program
+    /// sends to all of them. The resources of an earlier executor are no longer used, although one of its calls
+    /// may still run.
     ///
     /// # Errors
-    /// [`Failure`]: the worker is refused, with this text.
+    /// Returns a [`Failure`] if the worker cannot work for the coordinator. The message is sent to the
+    /// coordinator.
     fn start(&self, worker: usize, workers: usize, settings: &Bytes) -> Result<Arc<dyn Executor>, Failure>;
 }
 
-/// What carries out the calls of one coordinator on one worker, and keeps the resources that it has made there. One call runs at a time.
+/// An executor of the calls of one coordinator on one worker. It keeps the resources that it has created. One
+/// call runs at a time.
 pub trait Executor: Send + Sync {
-    /// Calls a function; gives the bytes of its result.
+    /// Calls a function, and returns the bytes of its result.
     ///
     /// # Errors
-    /// [`Failure`]. A panic is one, too.
+    /// Returns a [`Failure`] if the function fails or panics.
     fn call(&self, context: &CallContext, call: &Call) -> Result<Bytes, Failure>;
 
-    /// Makes a resource, where it has a position from there on.
+    /// Creates a resource, which resumes at `position` if there is one.
     ///
     /// # Errors
-    /// [`Failure`]. A panic is one, too.
+    /// Returns a [`Failure`] if the function fails or panics.
     fn make(
         &self,
         context: &CallContext,
@@ -39,45 +42,48 @@ pub trait Executor: Send + Sync {
         position: Option<&Bytes>,
     ) -> Result<(), Failure>;
 
-    /// The positions of those resources that have moved since this was asked last: of datasets, of which elements were taken.
+    /// Returns the positions of the resources that have moved since the last call, for example datasets from
+    /// which elements were taken.
     fn positions(&self) -> Vec<(ResourceId, Bytes)>;
 
-    /// Puts resources back to where they were when [`positions`](Self::positions) was asked last: the call that has moved them is run
-    /// again.
+    /// Moves resources back to their positions at the last call of [`positions`](Self::positions), because the
+    /// call that has moved them is retried.
     fn rewind(&self);
 
-    /// Lets go of a resource.
+    /// Drops a resource.
     fn forget(&self, resource: ResourceId);
 }
 
-/// What a call is told beside its arguments.
+/// The context of a call, in addition to its arguments.
 #[derive(Clone, Debug)]
 pub struct CallContext {
-    /// Which closure it is; none where a resource is made.
+    /// The closure; `None` if a resource is created.
     pub origin: Option<Origin>,
-    /// Whether variables may be made that are not there yet. Others that make the same resource wait until it has been made once.
+    /// Whether missing variables may be created. Other workers that create the same resource wait until it was
+    /// created once.
     pub makes_variables: bool,
     cancellation: Cancellation,
 }
 
 impl CallContext {
-    /// The context of a call that ends early where this says so.
+    /// Creates the context of a call that can be cancelled.
     pub fn new(origin: Option<Origin>, makes_variables: bool, cancellation: Cancellation) -> Self {
         Self { origin, makes_variables, cancellation }
     }
 
-    /// Whether nobody wants the result any more. A function that runs for long looks from time to time.
+    /// Returns whether the call was cancelled. A function that runs for long should check this from time to
+    /// time.
     pub fn is_cancelled(&self) -> bool {
         self.cancellation.is_cancelled()
     }
 
-    /// What says so, for other threads.
+    /// Returns the cancellation flag, for other threads.
     pub fn cancellation(&self) -> &Cancellation {
         &self.cancellation
     }
 }
 
-/// Says whether a call was cancelled.
+/// A flag that is set when a call is cancelled.
 #[derive(Clone, Debug, Default)]
 pub struct Cancellation(Arc<AtomicBool>);
 
@@ -87,15 +93,15 @@ impl Cancellation {
         self.0.store(true, Ordering::Release);
     }
 
-    /// Whether it is cancelled.
+    /// Returns whether the call was cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 
-    /// The error of a call that saw that it was.
+    /// Returns an error if the call was cancelled.
     ///
     /// # Errors
-    /// [`FailureKind::Cancelled`].
+    /// - [`FailureKind::Cancelled`]: the call was cancelled.
     pub fn check(&self) -> Result<(), Failure> {
         if self.is_cancelled() {
             return Err(Failure::new(FailureKind::Cancelled, "it was cancelled; schedule it again"));

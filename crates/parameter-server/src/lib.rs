@@ -1,8 +1,9 @@
-//! Training against parameter servers: the strategy, the coordinator, the functions that workers run, the processes that serve.
+//! Training against parameter servers: the strategy, the coordinator, the functions that workers run, and the
+//! processes that serve.
 //!
 //! Programs use [`distribute`](https://docs.rs/distribute), which exports the public part of this crate.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | `strategy` | the strategy whose variables are on servers, and clusters in one process |
 //! | [`remote`] | functions that workers run for a coordinator |

@@ -15,17 +15,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a task waits for somebody that it serves.
+/// The default time that a task waits for a client.
 const LEASE: Duration = Duration::from_secs(600);
 
-/// The folder of all servers of a machine.
+/// The environment variable with the folder of all servers of a machine.
 const FOLDER: &str = "DISTRIBUTE_PS_FOLDER";
 
-/// Whether another server follows each.
+/// The environment variable that turns on replication of servers.
 const REPLICATED: &str = "DISTRIBUTE_PS_REPLICAS";
 
-/// Serves others, if this process is a parameter server or a worker of them, until the chief
-/// [ends](crate::ParameterServerStrategy::end_servers) it. Says whether it did: then the program ends here.
+/// Serves others, if this process is a parameter server or a worker, until the chief
+/// [ends](crate::ParameterServerStrategy::end_servers) it. Returns whether this process has served; if so, the
+/// program should exit.
 ///
 /// [`Serve`] has settings.
 ///
@@ -47,7 +48,7 @@ const REPLICATED: &str = "DISTRIBUTE_PS_REPLICAS";
 /// ```
 ///
 /// # Errors
-/// Those of [`Serve::run`].
+/// Returns the errors of [`Serve::run`].
 pub fn serve(resolver: &dyn ClusterResolver) -> Result<bool> {
     Serve::new().run(resolver)
 }
@@ -65,28 +66,32 @@ pub struct Serve {
 }
 
 impl Serve {
-    /// Without settings: a parameter server keeps its tables in the folder that the environment variable `DISTRIBUTE_PS_FOLDER` names,
-    /// and without one in memory alone; who may connect shows the secret in `DISTRIBUTE_SECRET`.
+    /// Creates default settings. A parameter server keeps its tables in the folder that the environment
+    /// variable `DISTRIBUTE_PS_FOLDER` names; if it is not set, only in memory. Clients authenticate with the
+    /// secret in `DISTRIBUTE_SECRET`.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Where parameter servers keep what they must not lose: each in a folder of its own in there, `ps-0`, `ps-1`, …
+    /// Sets the folder in which parameter servers store their tables. Each one uses a folder of its own inside
+    /// it: `ps-0`, `ps-1`, …
     pub fn folder(self, folder: impl Into<PathBuf>) -> Self {
         Self { folder: Some(folder.into()), ..self }
     }
 
-    /// Where this parameter server keeps it, and how.
+    /// Sets the options of this parameter server, which include its folder. They take precedence over
+    /// [`folder`](Self::folder).
     pub fn options(self, options: ServerOptions) -> Self {
         Self { options: Some(options), ..self }
     }
 
-    /// Has the next parameter server follow each, and the first one the last: what a server acknowledges is on two, in memory beside the
-    /// folder, so that one whose folder or machine is gone goes on where it was. By default the environment variable
-    /// `DISTRIBUTE_PS_REPLICAS` says so, if it is `1`. It is the same for all of a cluster.
+    /// Replicates each parameter server to the next one, and the last to the first. Each acknowledged change is
+    /// then on two servers, in memory in addition to the folder. A server whose folder or machine is gone
+    /// resumes from its replica. By default this is on if the environment variable `DISTRIBUTE_PS_REPLICAS` is
+    /// `1`. All servers of a cluster need the same setting.
     ///
-    /// Each change goes over the network once more and is waited for, tables take twice the memory, and while a server is away no
-    /// changes are made on that which it follows.
+    /// Each change is sent over the network a second time before it is acknowledged, and tables take twice the
+    /// memory. While a server is unavailable, the server that it replicates accepts no changes.
     pub fn replicas(self, replicas: bool) -> Self {
         Self { replicas: Some(replicas), ..self }
     }
@@ -117,16 +122,17 @@ impl Serve {
         Self { credentials: self.credentials.allow_plain_text_on_the_network(), ..self }
     }
 
-    /// Serves others, if `resolver` says that this process is a parameter server or a worker, until the chief ends it. Says whether it
-    /// did.
+    /// Serves others, if `resolver` reports that this process is a parameter server or a worker, until the
+    /// chief ends it. Returns whether it has served.
     ///
-    /// A parameter server that was killed and is started again, with the same folder, has what it had: callers wait for it.
+    /// A parameter server that is restarted with the same folder has its state again; callers wait for it.
     ///
     /// # Errors
-    /// [`Error::Cluster`]; [`Error::Serving`] where it cannot listen, its folder cannot be read, or connections would not be
-    /// protected.
+    /// - [`Error::Cluster`]: the cluster cannot be resolved, or this process is not part of it.
+    /// - [`Error::Serving`]: the task cannot listen, its folder cannot be read, or connections would not be
+    ///   protected.
     pub fn run(self, resolver: &dyn ClusterResolver) -> Result<bool> {
-        // SRV-2: nobody else serves.
+        // SRV-2: no other task serves.
         let Some((cluster, task)) = resolver.membership()? else { return Ok(false) };
         if !matches!(task.job, Job::Ps | Job::Worker) || (task.job == Job::Worker && self.workers_go_on) {
             return Ok(false);
@@ -168,20 +174,21 @@ impl Serve {
         Ok(true)
     }
 
-    /// What the strategy of this worker is built of, where it differs from the coordinator's: its devices, say. How variables are cut and placed, and how stale
-    /// values may be, says the coordinator; so it does for timeouts that are not set here.
+    /// Sets the settings of this worker's strategy that differ from the coordinator's, for example its devices.
+    /// The coordinator decides the partitioner, the placement and the staleness; it also decides timeouts that
+    /// are not set here.
     pub fn strategy(self, settings: ParameterServerBuilder) -> Self {
         Self { strategy: Some(settings), ..self }
     }
 
-    /// Serves as a parameter server alone: workers run the whole program by themselves, as
-    /// between graphs.
+    /// Serves only if this process is a parameter server. Workers run the whole program themselves, as with
+    /// between-graph replication.
     pub fn parameter_servers_alone(self) -> Self {
         Self { workers_go_on: true, ..self }
     }
 
-    /// Ends this task when nobody that it serves has been connected for so long, as when the coordinator is lost and does not come back; 10
-    /// minutes by default.
+    /// Sets how long this task waits without a connected client before it exits, as when the coordinator has
+    /// failed and does not come back; 10 minutes by default.
     pub fn lease(self, lease: Duration) -> Self {
         Self { lease: Some(lease), ..self }
     }
@@ -205,7 +212,7 @@ impl Serve {
     }
 }
 
-/// The server that follows one: the next, or the first.
+/// Returns the server that replicates a task: the next one, or the first one after the last.
 fn follower(cluster: &ClusterSpec, task: &Task) -> Result<Task> {
     let mut all = cluster.task_indices(&Job::Ps)?;
     all.sort_unstable();
@@ -219,7 +226,7 @@ fn follower(cluster: &ClusterSpec, task: &Task) -> Result<Task> {
     }
 }
 
-/// The server that one follows: the one before, or the last.
+/// Returns the server that a task replicates: the previous one, or the last one before the first.
 fn followed(cluster: &ClusterSpec, task: &Task) -> Result<Task> {
     let mut all = cluster.task_indices(&Job::Ps)?;
     all.sort_unstable();

@@ -1,30 +1,32 @@
-//! Which changes of closures were made to a table, so that a closure that is run again changes nothing twice.
+//! The changes that closures have made to a table, so that a retried closure changes nothing twice.
 
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// So many entries a table has at most, each for up to 64 changes of one closure.
+/// The maximum number of entries of a table, each for up to 64 changes of one closure.
 const MOST: usize = 65_536;
 const BITS: u64 = u64::BITS as u64;
 
-/// The closure that a change comes from, however often and on whichever worker it is run.
+/// The origin of a change: a closure, no matter how often and on which worker it is run.
 ///
-/// A closure is a call that a coordinator has some worker run, and again another one when the first was lost, or seemed to be.
+/// A closure is a call that a coordinator schedules on a worker, and retries on another one if the first has
+/// failed or seems to have failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Origin {
-    /// The coordinator's job: see [`Request::BeginJob`](crate::Request::BeginJob). 0 where none has been begun.
+    /// The coordinator's job, see [`Request::BeginJob`](crate::Request::BeginJob); 0 if no job was begun.
     pub job: u64,
     /// The number of the closure in its job.
     pub closure: u64,
-    /// All closures below this number have ended: nothing more that comes of them may be made.
+    /// All closures below this number have ended, so their changes are refused.
     pub floor: u64,
 }
 
-/// Which changes of closures were made to one table.
+/// The changes that closures have made to one table.
 ///
-/// It has a place for each closure that has changed the table and is not known to have ended, so it needs no more room than closures
-/// are under way. Whoever makes changes keeps it with the values, in a snapshot too, so that both are of one moment.
+/// There is an entry for each closure that has changed the table and is not known to have ended. Memory is
+/// therefore limited by the number of running closures. Store this together with the values, also in a
+/// snapshot, so that both are consistent.
 ///
 /// ```
 /// use distribute_params::{ClosureChanges, Origin};
@@ -40,35 +42,37 @@ pub struct Origin {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClosureChanges {
     job: u64,
-    /// All closures below have ended.
+    /// All closures below this number have ended.
     floor: u64,
-    /// By closure and the number of a change divided by 64, a bit for each change that was made.
+    /// The bits of changes that were made, by closure and change number divided by 64.
     made: BTreeMap<(u64, u64), u64>,
 }
 
 impl ClosureChanges {
-    /// None yet. Those of this job are taken.
+    /// Creates an empty set of changes, for closures of this job.
     pub fn new(job: u64) -> Self {
         Self { job, ..Self::default() }
     }
 
-    /// The job whose closures change the table.
+    /// Returns the job whose closures change the table.
     pub fn job(&self) -> u64 {
         self.job
     }
 
-    /// From now on they are those of this job, if it is greater than the one before.
+    /// Begins a new job, if its number is greater than that of the current one. All changes of the previous job
+    /// are forgotten.
     pub fn begin(&mut self, job: u64) {
         if job > self.job {
             *self = Self::new(job);
         }
     }
 
-    /// Whether a change was made: its number is that among the changes of its closure.
+    /// Returns whether a change was made. `number` counts the changes of a closure to this table.
     ///
     /// # Errors
-    /// [`Error::OtherJob`]; [`Error::ClosureEnded`] where nobody may know any more; [`Error::TooManyClosures`] where there is no
-    /// room to remember it.
+    /// - [`Error::OtherJob`]: the closure belongs to another job.
+    /// - [`Error::ClosureEnded`]: the closure has ended, so its changes are not remembered.
+    /// - [`Error::TooManyClosures`]: there is no room to remember the change.
     pub fn has(&self, origin: Origin, number: u64) -> Result<bool> {
         let Origin { job, closure, floor } = origin;
         if job != self.job {
@@ -82,7 +86,7 @@ impl ClosureChanges {
         match self.made.get(&key) {
             Some(made) => Ok(made & bit != 0),
             None => match self.made.first_key_value() {
-                // None of them would go when this one comes.
+                // No entry would be removed when this one is added.
                 Some(((oldest, _), _)) if self.made.len() >= MOST && *oldest >= floor => {
                     Err(Error::TooManyClosures { closure, oldest: *oldest, limit: MOST })
                 }
@@ -91,7 +95,7 @@ impl ClosureChanges {
         }
     }
 
-    /// A change was made, now or before.
+    /// Records that a change was made, now or earlier.
     pub fn note(&mut self, origin: Origin, number: u64) {
         let Origin { job, closure, floor } = origin;
         if job != self.job {
@@ -103,14 +107,15 @@ impl ClosureChanges {
                 entry.remove();
             }
         }
-        // While it was made, the closure may have ended: what comes of it again is refused for that.
+        // The closure may have ended in the meantime. A repetition of the change is then refused because of the
+        // floor.
         if closure >= self.floor {
             let (key, bit) = place(closure, number);
             *self.made.entry(key).or_default() |= bit;
         }
     }
 
-    /// All of it as numbers, to be saved.
+    /// Returns all changes as numbers, for saving.
     pub fn to_numbers(&self) -> Vec<u64> {
         let mut numbers = Vec::with_capacity(2 + 3 * self.made.len());
         numbers.extend([self.job, self.floor]);
@@ -118,7 +123,7 @@ impl ClosureChanges {
         numbers
     }
 
-    /// What was saved; `None` if these are no such numbers.
+    /// Restores changes from numbers, or returns `None` if the numbers are invalid.
     pub fn from_numbers(numbers: &[u64]) -> Option<Self> {
         let ([job, floor], rest) = numbers.split_first_chunk()?;
         let (entries, rest) = rest.as_chunks::<3>();
@@ -137,10 +142,11 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// What comes to a table.
+    /// An event of the test.
     #[derive(Clone, Debug)]
     enum Event {
-        /// A change of a closure, of this job or the one before, that many behind the newest; and whether the table takes it.
+        /// A change of a closure, of this job or the previous one, `behind` the newest; and whether the table
+        /// accepts it.
         Change {
             old_job: bool,
             behind: u64,
@@ -188,7 +194,7 @@ mod tests {
                     Event::Change { old_job, behind, number, fits } => {
                         let job = if old_job { job.wrapping_sub(1) } else { job };
                         let closure = (floor + 4).saturating_sub(behind);
-                        // One that has run for long has heard of a floor of long ago.
+                        // A closure that runs for long has an old floor.
                         let origin = Origin { job, closure, floor: floor.min(closure).saturating_sub(behind % 2) };
                         let change = (job, closure, number);
                         match changes.has(origin, number) {
@@ -213,7 +219,7 @@ mod tests {
                             prop_assert_eq!(changes.floor, origin.floor);
                             known_floor = origin.floor;
                         }
-                        // No more is remembered than closures are under way.
+                        // Only closures that have not ended are remembered.
                         prop_assert!(changes.made.keys().all(|(closure, _)| *closure >= known_floor));
                     }
                 }
@@ -235,7 +241,7 @@ mod tests {
         );
         assert!(changes.has(origin(more - 1, 0), 64).is_err());
         assert!(changes.has(origin(0, 0), 0).unwrap() && !changes.has(origin(0, 0), 1).unwrap());
-        // When the first has ended, there is room for one.
+        // After the first one has ended, there is room for another.
         assert!(!changes.has(origin(more, 1), 0).unwrap());
         changes.note(origin(more, 1), 0);
         assert_eq!(changes.made.len(), limit);

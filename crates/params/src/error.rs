@@ -1,4 +1,4 @@
-//! What can be wrong with partitioners, placements and tables, and with what they are asked for.
+//! The errors of partitioners, placements, tables and their requests.
 
 use distribute_optim::{InvalidHyperparameter, UpdateError};
 use distribute_tensor::DType;
@@ -6,11 +6,11 @@ use distribute_tensor::DType;
 /// The result of everything in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong. What was asked for has changed nothing, unless the error says otherwise.
+/// An error of this crate. The failed operation has changed nothing, unless the error says otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A partitioner was made with a number that it cannot take.
+    /// A partitioner was created with an invalid parameter.
     #[error("{partitioner}: {parameter} is 0, but must be at least 1")]
     PartitionerParameter {
         /// The partitioner's type.
@@ -18,7 +18,7 @@ pub enum Error {
         /// The parameter.
         parameter: &'static str,
     },
-    /// A partitioner was asked to cut along an axis that the shape doesn't have.
+    /// A partitioner was asked to split along an axis that the shape does not have.
     #[error("{partitioner}: there is no axis {axis} to cut along in shape {shape:?}")]
     PartitionAxis {
         /// The partitioner's type.
@@ -28,52 +28,52 @@ pub enum Error {
         /// The variable's shape.
         shape: Vec<usize>,
     },
-    /// A partitioner's answer cannot be used.
+    /// A partitioner returned an unusable result.
     #[error(
         "the partitioner answers {partitions:?} for shape {shape:?}: it must give one number for each axis, at least 1 for the first and 1 for all others, since variables are cut along axis 0 alone"
     )]
     Partitions {
-        /// Its answer.
+        /// The result: the number of parts along each axis.
         partitions: Vec<usize>,
         /// The variable's shape.
         shape: Vec<usize>,
     },
-    /// Two numbers of rows had to be equal.
+    /// The number of rows differs from the expected one.
     #[error("{operation}: expected {expected} rows, found {found}")]
     Rows {
-        /// What was being done.
+        /// The operation that failed.
         operation: &'static str,
-        /// How many rows there had to be.
+        /// The expected number of rows.
         expected: usize,
-        /// How many there were.
+        /// The actual number of rows.
         found: usize,
     },
-    /// An id is no row of a table.
+    /// An id is not a row of the table.
     #[error("{operation}: id {id} at position {position} is outside of the table, which has {rows} rows")]
     Id {
-        /// What was being done.
+        /// The operation that failed.
         operation: &'static str,
         /// The id.
         id: i64,
-        /// Where among the ids it stands.
+        /// The position of the id in the request.
         position: usize,
-        /// How many rows the table has.
+        /// The number of rows of the table.
         rows: usize,
     },
-    /// There is no server to place variables on.
+    /// There are no servers to place variables on.
     #[error(
         "placement: there is no server to place variables on; a cluster needs at least one task of the job ps"
     )]
     NoServers,
-    /// A server was named that there is not.
+    /// There is no server with this number.
     #[error("placement: there is no server {server}, but {servers}, counted from 0")]
     NoSuchServer {
-        /// Its number.
+        /// The number of the server.
         server: usize,
-        /// How many there are.
+        /// The number of servers.
         servers: usize,
     },
-    /// A variable was placed before.
+    /// A variable of this name was already placed.
     #[error("placement: there is a variable named {name:?} already; names are unique")]
     PlacedTwice {
         /// The name.
@@ -85,52 +85,52 @@ pub enum Error {
         /// The name.
         name: String,
     },
-    /// A row was asked for that the shard doesn't have.
+    /// The shard does not have this row.
     #[error(
         "{operation}: row {row} at position {position} is outside of table {table}, which has {rows} rows; were global rows given to a shard?"
     )]
     Row {
-        /// What was being done.
+        /// The operation that failed.
         operation: &'static str,
         /// The table.
         table: String,
         /// The row.
         row: usize,
-        /// Where among the rows it stands.
+        /// The position of the row in the request.
         position: usize,
-        /// How many rows the table has.
+        /// The number of rows of the table.
         rows: usize,
     },
-    /// What was given has another shape than the table asks for.
+    /// A tensor does not have the shape that the table requires.
     #[error(
         "{operation}: table {table} takes shape {expected:?}, found {found:?}; values are never broadcast"
     )]
     Shape {
-        /// What was being done.
+        /// The operation that failed.
         operation: &'static str,
         /// The table.
         table: String,
-        /// The shape that fits.
+        /// The expected shape.
         expected: Vec<usize>,
-        /// The shape given.
+        /// The shape of the tensor.
         found: Vec<usize>,
     },
-    /// What was given has another dtype than the table.
+    /// A tensor does not have the dtype of the table.
     #[error("{operation}: table {table} is {expected}, found {found}; cast it first")]
     DType {
-        /// What was being done.
+        /// The operation that failed.
         operation: &'static str,
         /// The table.
         table: String,
         /// The table's dtype.
         expected: DType,
-        /// The dtype given.
+        /// The dtype of the tensor.
         found: DType,
     },
-    /// The table's dtype has no such operation.
+    /// The operation is not defined for the table's dtype.
     #[error("{operation} is not defined for table {table}, which is {dtype}")]
     UnsupportedDType {
-        /// What was being done.
+        /// The operation that failed.
         operation: &'static str,
         /// The table.
         table: String,
@@ -140,44 +140,44 @@ pub enum Error {
     /// An integer would be divided by 0.
     #[error("{operation}: an integer of table {table} would be divided by 0")]
     DivisionByZero {
-        /// What was being done.
+        /// The operation that failed.
         operation: &'static str,
         /// The table.
         table: String,
     },
-    /// A gradient is NaN or infinite, and the push was told to refuse that.
+    /// A gradient is NaN or infinite, and the push [refuses](crate::Push::finite) such gradients.
     #[error(
         "{operation}: the gradient of table {table} is {value} at element {element}; nothing was applied. Look for a division by 0, a logarithm of 0, or a learning rate that is too high"
     )]
     NotFinite {
-        /// What was being done.
+        /// The operation that failed.
         operation: &'static str,
         /// The table.
         table: String,
-        /// What the gradient is there.
+        /// The value of the element.
         value: f64,
-        /// Which element of those that were pushed, counted in row-major order.
+        /// The index of the element in the pushed gradient, in row-major order.
         element: usize,
     },
-    /// A gradient was pushed to a table that has no rule to apply it by.
+    /// A gradient was pushed to a table without a rule.
     #[error("{operation}: table {table} has no update rule; give it one with set_rule")]
     NoRule {
-        /// What was being done.
+        /// The operation that failed.
         operation: &'static str,
         /// The table.
         table: String,
     },
-    /// A table has another rule already, with which its slots were made.
+    /// The table already has another rule, for which its slots were created.
     #[error("set_rule: table {table} is updated by {present} already, and cannot be by {found} too")]
     RuleSet {
         /// The table.
         table: String,
-        /// The rule that it has.
+        /// The rule of the table.
         present: String,
-        /// The rule that was given.
+        /// The rule that was to be set.
         found: String,
     },
-    /// The rule cannot be used with a dynamic table, of which only those rows are there that were pushed.
+    /// The rule cannot be used with a dynamic table, which only has rows that were pushed.
     #[error(
         "set_rule: {rule} moves rows without a gradient too, but dynamic table {table} has only rows that were pushed; use its lazy form"
     )]
@@ -187,17 +187,17 @@ pub enum Error {
         /// The rule.
         rule: &'static str,
     },
-    /// Slots that were to be restored are not those of the table's rule.
+    /// The slots to be restored are not those of the table's rule.
     #[error("restore: table {table} has slots {expected:?}, found {found:?}")]
     Slots {
         /// The table.
         table: String,
         /// The slots of its rule.
         expected: Vec<&'static str>,
-        /// Those that were given.
+        /// The slots to be restored.
         found: Vec<String>,
     },
-    /// The values of a table don't fit into memory.
+    /// The values of the table do not fit into memory.
     #[error("table {table}: there is no memory for {dtype}{shape:?}; use more servers")]
     NoMemory {
         /// The table.
@@ -207,7 +207,7 @@ pub enum Error {
         /// Its dtype.
         dtype: DType,
     },
-    /// The tables of a server would take more memory than they may.
+    /// The tables of a server would exceed their memory limit.
     #[error(
         "{operation}: table {table} would take {bytes} bytes, and of the {limit} that the tables of this server may take, {taken} are taken; \
          use more servers, or let its tables take more (ServerOptions::memory)"
@@ -217,36 +217,36 @@ pub enum Error {
         operation: &'static str,
         /// The table.
         table: String,
-        /// The bytes that it would take, or take in addition.
+        /// The number of additional bytes that the table would take.
         bytes: usize,
-        /// The bytes that all tables take.
+        /// The number of bytes that all tables take.
         taken: usize,
-        /// The bytes that they may take.
+        /// The maximum number of bytes that they may take.
         limit: usize,
     },
-    /// A variable has no shard of this number.
+    /// The variable has no shard with this number.
     #[error("create: there is no shard {shard} of a variable of shape {shape:?} in {shards} shards")]
     NoShard {
-        /// The shard asked for.
+        /// The requested shard.
         shard: usize,
         /// The shape of the variable.
         shape: Vec<usize>,
         /// The number of its shards.
         shards: usize,
     },
-    /// A setting of a dynamic table is one that it cannot take.
+    /// A setting of a dynamic table is out of range.
     #[error("dynamic table {table}: {parameter} is {value}, but must be {range}")]
     DynamicParameter {
         /// The table.
         table: String,
         /// The setting.
         parameter: &'static str,
-        /// What it is.
+        /// The value of the setting.
         value: u64,
-        /// What it may be.
+        /// The valid range.
         range: &'static str,
     },
-    /// The same id stands twice among rows that are to be restored.
+    /// An id occurs twice among the rows to be restored.
     #[error("restore: dynamic table {table} was given id {id} twice")]
     IdTwice {
         /// The table.
@@ -257,115 +257,115 @@ pub enum Error {
     /// The server has no table of this name.
     #[error("{operation}: there is no table {table}; create it first, on this server")]
     NoSuchTable {
-        /// What was being done.
+        /// The operation that failed.
         operation: &'static str,
         /// The name.
         table: String,
     },
-    /// A table of this name was made in another way.
+    /// A table of this name exists, with another specification.
     #[error(
         "create: there is a table {table} already, {present}, and {found} with these first values was asked for; remove it first, or take another name"
     )]
     Exists {
         /// The name.
         table: String,
-        /// What is there.
+        /// The existing table.
         present: String,
-        /// What was asked for.
+        /// The requested table.
         found: String,
     },
     /// The name of a table is empty or too long.
     #[error("create: a table's name has 1 to {limit} bytes, and this one has {length}")]
     TableName {
-        /// How long it is.
+        /// The length of the name in bytes.
         length: usize,
-        /// How long it may be.
+        /// The maximum length in bytes.
         limit: usize,
     },
-    /// Tables of this kind have no such operation.
+    /// The operation is not defined for tables of this kind.
     #[error("{operation} is not defined for {kind} table {table}; {instead}")]
     WrongKind {
-        /// What was being done.
+        /// The operation that failed.
         operation: &'static str,
         /// The table.
         table: String,
         /// Its kind.
         kind: &'static str,
-        /// What to do instead.
+        /// The operation to use instead.
         instead: &'static str,
     },
-    /// A part of a table that it doesn't have was asked for.
+    /// The table has no part with this number.
     #[error("{operation}: table {table} has {parts} parts, and there is none of number {part}")]
     NoPart {
-        /// What was being done.
+        /// The operation that failed.
         operation: &'static str,
         /// The table.
         table: String,
-        /// How many parts it has.
+        /// The number of parts of the table.
         parts: usize,
-        /// The number.
+        /// The requested part.
         part: usize,
     },
-    /// A batch has a batch in it.
+    /// A batch contains a batch.
     #[error("batch: request {position} of it is a batch itself; put all requests into one")]
     NestedBatch {
-        /// Which request.
+        /// The position of the inner batch.
         position: usize,
     },
-    /// A client has repeated a push so late that nobody knows any more whether it was applied.
+    /// A client has repeated a push so late that the server no longer knows whether it was applied.
     #[error(
         "push {sequence} of client {client:x} is too old to tell whether it was applied: {highest} came after it, and {window} are remembered; read the variable again before you go on"
     )]
     PushExpired {
         /// The client.
         client: u64,
-        /// The number of its push.
+        /// The number of the push.
         sequence: u64,
-        /// The highest number that came.
+        /// The highest number that was received.
         highest: u64,
-        /// How many are remembered.
+        /// The number of pushes that are remembered.
         window: u64,
     },
-    /// A client has been forgotten, and what it repeats may have been applied.
+    /// A client was forgotten, so the push that it repeats may have been applied.
     #[error(
         "push {sequence} of client {client:x} is too old to tell whether it was applied: {limit} clients are remembered, and this one is not any more; read the variable again, over a new connection"
     )]
     ClientForgotten {
         /// The client.
         client: u64,
-        /// The number of its push.
+        /// The number of the push.
         sequence: u64,
-        /// How many clients are remembered.
+        /// The number of clients that are remembered.
         limit: usize,
     },
-    /// More clients push at once than are remembered.
+    /// More clients push at the same time than can be remembered.
     #[error(
         "push: {limit} clients are remembered, all have pushes under way, and client {client:x} is one more; ask again later"
     )]
     TooManyClients {
         /// The client.
         client: u64,
-        /// How many there may be.
+        /// The maximum number of clients.
         limit: usize,
     },
-    /// A change comes from a closure of another job than the one that was begun last.
+    /// A change comes from a closure of a job other than the current one.
     #[error(
         "a change of a closure of job {job:x} is not made, since job {present:x} is the one that has begun: the coordinator was started again, and this worker belongs to the one before"
     )]
     OtherJob {
-        /// The job that it comes from.
+        /// The job of the closure.
         job: u64,
-        /// The one that was begun last.
+        /// The job that was begun last.
         present: u64,
     },
-    /// A job is so great that none could begin after it.
+    /// The number of a job is so high that no other job could begin after it.
     #[error(
         "begin_job: job {job:x} is too far after {newest:x}, which has begun last: each job takes the next number of those that servers know"
     )]
     JobTooGreat {
         /// The job.
         job: u64,
-        /// The one that was begun last.
+        /// The job that was begun last.
         newest: u64,
     },
     /// A change comes from a closure that has ended.
@@ -375,41 +375,41 @@ pub enum Error {
     ClosureEnded {
         /// The number of the closure.
         closure: u64,
-        /// The number of the first that may not have ended.
+        /// The lowest number of a closure that may not have ended.
         floor: u64,
     },
-    /// Too many closures have changed a table while one had not ended.
+    /// Too many closures have changed a table while an older one had not ended.
     #[error(
         "a change of closure {closure} is not made, since {limit} changes of closures are remembered of a table, and those are the ones since closure {oldest}, which has not ended; ask again when it has"
     )]
     TooManyClosures {
         /// The number of the closure.
         closure: u64,
-        /// The first of those that are remembered.
+        /// The oldest closure that is remembered.
         oldest: u64,
-        /// How many entries there may be, each for up to 64 changes of a closure.
+        /// The maximum number of entries, each for up to 64 changes of a closure.
         limit: usize,
     },
-    /// A request is none that can be made once for a closure.
+    /// The request cannot be made exactly once for a closure.
     #[error("{operation} cannot be made for a closure once: only changes of what is in one table can")]
     NotOnce {
-        /// What was asked for.
+        /// The requested operation.
         operation: &'static str,
     },
-    /// What was given doesn't fit together.
+    /// A tensor operation failed.
     #[error(transparent)]
     Tensor(#[from] distribute_tensor::Error),
-    /// A rule was given hyper-parameters that it cannot take.
+    /// A hyper-parameter of a rule is out of range.
     #[error(transparent)]
     Rule(#[from] InvalidHyperparameter),
     /// A rule could not be applied.
     #[error("{operation}: table {table}: {source}")]
     Update {
-        /// What was being done.
+        /// The operation that failed.
         operation: &'static str,
         /// The table.
         table: String,
-        /// What the rule says.
+        /// The error of the rule.
         source: UpdateError,
     },
 }

@@ -1,4 +1,4 @@
-//! Where the first values of rows come from.
+//! The initial values of rows.
 
 use crate::Result;
 use distribute_cluster::fnv1a;
@@ -8,12 +8,12 @@ use distribute_tensor::random::{Distribution, Drawn, Draws};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// Draws the initial values of a variable: functions of (seed, name, position) alone, so that neither the number of shards nor
-/// the order in which rows are made plays a role.
+/// An initializer of a variable. Values are functions of (seed, name, position) alone, so they depend neither
+/// on the number of shards nor on the order in which rows are created.
 ///
-/// The rows of a dynamic table have the id in place of the position.
+/// For the rows of a dynamic table, the id replaces the position.
 ///
-/// It is data, and can be sent to a server.
+/// An initializer can be serialized and sent to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(into = "Parts", from = "Parts")]
 pub struct Initializer {
@@ -24,7 +24,7 @@ pub struct Initializer {
     distribution: Distribution,
 }
 
-/// An initializer as it is sent.
+/// The serialized form of an initializer.
 #[derive(Serialize, Deserialize)]
 struct Parts {
     seed: u64,
@@ -60,7 +60,8 @@ impl From<Parts> for Initializer {
 }
 
 impl Initializer {
-    /// Draws from `distribution` for the variable `name`, which is the same for all of its shards.
+    /// Creates an initializer with values from `distribution`. `name` is the variable's name, which is the same
+    /// for all of its shards.
     pub fn new(distribution: Distribution, seed: u64, name: &str) -> Self {
         Self::of_stream(distribution, seed, fnv1a(name.bytes()))
     }
@@ -69,17 +70,17 @@ impl Initializer {
         Self { seed, stream, draws: Draws::new(seed, stream), distribution }
     }
 
-    /// Whether elements of this dtype can be drawn.
+    /// Checks that elements of this dtype can be initialized.
     pub fn check(&self, dtype: DType) -> Result<()> {
         Ok(self.distribution.check(dtype)?)
     }
 
-    /// Fills the elements `at` of `out` with those from position `first` of the whole variable on.
+    /// Fills the elements `at` of `out` with the values of the whole variable from position `first` on.
     pub(crate) fn fill(&self, first: u64, out: &mut Buffer, at: Range<usize>) {
         out.draw(at, self.distribution, self.draws, first);
     }
 
-    /// Fills `out` with the row of an id.
+    /// Fills `out` with the initial values of the row of an id.
     pub(crate) fn fill_row<T: Drawn>(&self, id: i64, out: &mut [T]) {
         self.distribution.fill(self.draws.at(id.cast_unsigned()), 0, out);
     }

@@ -1,12 +1,13 @@
-//! The servers on which the tables of a training are, as each of them keeps it: so that a training is not resumed on some of them, or on others.
+//! The layout of a training: its servers, as each of them records it. It prevents a training from being resumed
+//! on some of its servers, or on other ones.
 
 use crate::{LAYOUT_TABLE, TableSpec};
 use distribute_tensor::HostTensor;
 
-/// A record that a server keeps of the training whose tables it has.
+/// The record that a server keeps of the training to which its tables belong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// A number that was drawn for this training, the same on all of its servers.
+    /// A random number that identifies the training, the same on all of its servers.
     pub training: u64,
     /// The number of its servers.
     pub servers: usize,
@@ -14,7 +15,7 @@ pub struct Layout {
     pub server: usize,
 }
 
-/// The state that a server reports when a training begins, or is resumed.
+/// The state that a server reports when a training begins or is resumed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerState {
     /// The layout that it keeps, if it has one.
@@ -25,32 +26,32 @@ pub struct ServerState {
     pub has_folder: bool,
 }
 
-/// A decision about a training, from the states of all servers.
+/// The decision about a training, from the states of all servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LayoutDecision {
-    /// The servers are all of one training, with this layout: it is resumed.
+    /// All servers belong to one training, with this layout: it is resumed.
     Resume,
-    /// No server has a training: one begins, and all get a layout with a new number.
+    /// No server belongs to a training: a new one begins, and all servers get a layout with a new number.
     Begin,
-    /// Servers that keep nothing in a folder came back without their tables. They get the layout of this training.
+    /// Servers without a folder came back without their tables. They get the layout of this training.
     Lost {
         /// The number of the training.
         training: u64,
         /// The servers.
         servers: Vec<usize>,
     },
-    /// The training can't be resumed on these servers; the text says why, and what to do.
+    /// The training cannot be resumed on these servers. The message explains the cause and the fix.
     Refused(String),
 }
 
 impl Layout {
-    /// Returns the table that keeps it.
+    /// Returns the table that stores this layout.
     pub fn table(&self) -> TableSpec {
         let numbers = [self.training, self.servers as u64, self.server as u64].map(u64::cast_signed);
         TableSpec::values(LAYOUT_TABLE, HostTensor::vector(numbers.to_vec()))
     }
 
-    /// Returns the layout in the values of its table; `None` if they are no layout.
+    /// Returns the layout in the values of its table, or `None` if they are not a layout.
     pub fn of_table(values: &HostTensor) -> Option<Self> {
         let &[training, servers, server] = values.as_slice::<i64>()? else { return None };
         let (servers, server) = (usize::try_from(servers).ok()?, usize::try_from(server).ok()?);
@@ -59,7 +60,8 @@ impl Layout {
 }
 
 // INV-73
-/// Decides whether a training can begin or be resumed on servers that have these states, in the order of their numbers.
+/// Decides whether a training can begin or be resumed on servers with these states, in the order of their
+/// numbers.
 ///
 /// ```
 /// use distribute_params::{Layout, LayoutDecision, ServerState, decide_layout};
@@ -73,7 +75,7 @@ impl Layout {
 /// ```
 pub fn decide_layout(found: &[ServerState]) -> LayoutDecision {
     let layouts = || found.iter().enumerate().filter_map(|(i, state)| Some((i, state.layout?)));
-    // Of an attempt to begin that was cut off, some may have a layout, and none a table.
+    // After an interrupted attempt to begin, some servers may have a layout, but none has a table.
     let Some((first, layout)) = layouts().next().filter(|_| found.iter().any(|state| state.tables > 0))
     else {
         return LayoutDecision::Begin;
@@ -171,13 +173,13 @@ mod tests {
         for (found, decision) in [
             (vec![NEW, NEW], Begin),
             (vec![memory, NEW], Begin),
-            // Cut off while it was told to all, for another number of servers.
+            // Interrupted before all servers had their layout, with another number of servers.
             (vec![begun(a), NEW, NEW], Begin),
             (vec![begun(a), begun(state(8, (1, 2)))], Begin),
-            // Of a version without layouts.
+            // From a version without layouts.
             (vec![ServerState { layout: None, ..a }, NEW], Begin),
             (vec![a, b], Resume),
-            // A server has none of the variables.
+            // A server that has none of the variables.
             (vec![a, begun(b)], Resume),
             (vec![a, memory], Lost { training: 7, servers: vec![1] }),
         ] {

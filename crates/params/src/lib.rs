@@ -1,8 +1,9 @@
-//! Variables on parameter servers: how they are cut, where they go, and the tables in which they are read and updated by rows.
+//! Variables on parameter servers: partitioning, placement, and the tables in which rows are read and updated.
 //!
-//! This crate is what a server does with variables, without the server: it opens no socket, starts no thread, and knows nothing
-//! of strategies or models. What is decided (how a variable is cut, where it goes, whether a push was applied before) is a
-//! pure function or a plain value; tables alone have locks, so that many threads can push to one at once.
+//! This crate implements a server's operations on variables, without the server. It opens no socket, starts no
+//! thread, and does not depend on strategies or models. Decisions (partitioning, placement, the detection of
+//! repeated pushes) are pure functions or plain values. Only tables have locks, so that many threads can push
+//! to one at once.
 //!
 //! ```
 //! use distribute_optim::{Sgd, Step};
@@ -12,19 +13,19 @@
 //! use distribute_tensor::{DType, HostTensor, random::Distribution};
 //! use std::sync::Arc;
 //!
-//! // Whoever makes the variables decides how they are cut, and where they go.
+//! // The creator of a variable decides its partition and its placement.
 //! let (shape, dtype) = ([10, 4], DType::F32);
 //! let cut = partition(Some(&MinSizePartitioner::new(64, 3)?), &shape, dtype)?.expect("three shards");
 //! let servers = Placement::new(2, PlacementPolicy::RoundRobin)?.place("words", &shape, dtype, Some(cut))?;
 //! assert_eq!(servers, [0, 1, 0]);
 //!
-//! // Each server has a table for each of its shards. Values depend on (seed, name, position) alone.
+//! // Each server has a table for each of its shards. Values depend only on (seed, name, position).
 //! let uniform = Initializer::new(Distribution::Uniform { lo: -0.1, up: 0.1 }, 42, "words");
 //! let shards = (0..3)
 //!     .map(|i| Table::drawn(shard_name("words", i), &shape, dtype, &uniform, (cut, i)))
 //!     .collect::<Result<Vec<_>, _>>()?;
 //!
-//! // A worker sorts the ids of its batch by shard, each once, and asks each shard for its rows.
+//! // A worker sorts the distinct ids of its batch by shard, and requests rows from each shard.
 //! let batch = UniqueIds::new(&[9, 0, 5, 0]);
 //! let ids = cut.split("embedding_lookup", batch.ids())?;
 //! let mut rows = vec![0f32; 3 * 4];
@@ -35,7 +36,7 @@
 //! let rows = batch.spread(&rows, 4);
 //! assert_eq!(rows[4..8], rows[12..16]);
 //!
-//! // Gradients are applied where the rows are.
+//! // Gradients are applied on the servers.
 //! let gradient = batch.sum(&[1f32; 4 * 4], 4);
 //! shards[0].set_rule(Arc::new(Sgd))?;
 //! let of_shard = HostTensor::new(ids.take(0, &gradient, 4), [1, 4])?;
@@ -44,21 +45,21 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # The way through
+//! # Modules
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | `partitioner` | [`Partitioner`] and the three that there are; [`partition`]: into how many shards a variable is cut |
-//! | `partition` | [`RowPartition`], [`HashPartition`]: which shard has which row or id; [`UniqueIds`], [`Split`]: the ids of a batch each once, and by shard; [`Moves`]: from S shards to S′ |
-//! | `placement` | [`Placement`]: which server has which shard, and a table of it to print |
-//! | `initializer` | [`Initializer`]: first values by (seed, name, position) |
-//! | `table` | [`Table`]: the values of a shard and the slots beside them, read, written and updated |
-//! | `steps` | [`Push`]: the step in which a gradient is applied, and how the steps of several workers are counted |
-//! | `dynamic` | [`DynamicTable`]: the same for ids of 64 bits, whose rows come and go |
-//! | `service` | [`Request`], [`Response`]: what is asked of a server, as data; [`Tables`]: all tables of one, which answer; [`Channel`]: the way to it |
-//! | `layout` | [`Layout`]: which servers a training is on, as each keeps it; [`decide_layout`]: whether it can be resumed |
-//! | `push_window` | [`PushWindows`]: which pushes were applied |
-//! | `closures` | [`ClosureChanges`]: which changes were made for closures, which may be run again |
+//! | `partitioner` | [`Partitioner`] and its three implementations; [`partition`]: the number of shards of a variable |
+//! | `partition` | the shard of a row or id; distinct ids of a batch, by shard; moves between partitions |
+//! | `placement` | [`Placement`]: the server of each shard, and a table of it to print |
+//! | `initializer` | [`Initializer`]: initial values by (seed, name, position) |
+//! | `table` | [`Table`]: the values of a shard and their slots, read, written and updated |
+//! | `steps` | [`Push`]: the step in which a gradient is applied; steps of several workers |
+//! | `dynamic` | [`DynamicTable`]: a table of 64-bit ids, whose rows are created and evicted |
+//! | `service` | [`Request`], [`Response`]; [`Tables`]: all tables of a server; [`Channel`]: a connection |
+//! | `layout` | [`Layout`]: the servers of a training; [`decide_layout`]: the decision whether it can be resumed |
+//! | `push_window` | [`PushWindows`]: the detection of repeated pushes |
+//! | `closures` | [`ClosureChanges`]: the changes made for closures, which may be retried |
 //! | `error` | [`Error`] |
 
 #![forbid(unsafe_code)]

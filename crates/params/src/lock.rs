@@ -1,4 +1,4 @@
-//! Locking, also after a panic: what a lock here guards is whole between any two statements.
+//! Locking that ignores poisoning: data guarded by a lock here is consistent after every statement.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 

@@ -1,4 +1,4 @@
-//! Into how many shards a variable is cut: functions of its shape and dtype.
+//! Partitioners: functions from the shape and dtype of a variable to its number of shards.
 
 use crate::{Error, Result, RowPartition};
 use distribute_tensor::DType;
@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// Says into how many parts a variable is cut along each of its axes.
+/// A function that returns the number of parts of a variable along each of its axes.
 ///
-/// Variables are cut along axis 0 alone, so where the answer is used ([`partition`]), that for every other axis has to be 1.
+/// Variables are only split along axis 0, so [`partition`] requires that all other axes have one part.
 ///
 /// ```
 /// use distribute_params::{FixedShardsPartitioner, Partitioner};
@@ -20,13 +20,14 @@ use std::sync::Arc;
 /// ```
 #[doc(alias = "tf.distribute.experimental.partitioners.Partitioner")]
 pub trait Partitioner: Debug + Send + Sync + 'static {
-    /// The number of parts along each axis of a variable, of which `axis` is the one that is cut.
+    /// Returns the number of parts along each axis of a variable, where `axis` is the one to split.
     ///
     /// # Errors
-    /// [`Error::PartitionAxis`] if the shape has no such axis; a scalar has none.
+    /// - [`Error::PartitionAxis`]: the shape has no such axis; a scalar has none.
     fn partitions(&self, shape: &[usize], dtype: DType, axis: usize) -> Result<Vec<usize>>;
 
-    /// The partitioner as data, by which other tasks make the same; `None` for one that can't be sent.
+    /// Returns the partitioner as data, so that other tasks can create the same one; `None` if it cannot be
+    /// sent.
     fn spec(&self) -> Option<PartitionerSpec> {
         None
     }
@@ -47,34 +48,34 @@ pub trait Partitioner: Debug + Send + Sync + 'static {
 pub enum PartitionerSpec {
     /// A [`FixedShardsPartitioner`].
     FixedShards {
-        /// How many shards.
+        /// The number of shards.
         num_shards: usize,
     },
     /// A [`MinSizePartitioner`].
     MinSize {
-        /// How many bytes a shard has at least.
+        /// The minimum size of a shard in bytes.
         min_shard_bytes: usize,
-        /// How many shards there are at most.
+        /// The maximum number of shards.
         max_shards: usize,
-        /// What a string is taken for.
+        /// The assumed size of a string in bytes.
         bytes_per_string: usize,
     },
     /// A [`MaxSizePartitioner`].
     MaxSize {
-        /// How many bytes a shard has at most.
+        /// The maximum size of a shard in bytes.
         max_shard_bytes: usize,
-        /// How many shards there are at most; 0 is no limit.
+        /// The maximum number of shards; 0 means no limit.
         max_shards: usize,
-        /// What a string is taken for.
+        /// The assumed size of a string in bytes.
         bytes_per_string: usize,
     },
 }
 
 impl PartitionerSpec {
-    /// The partitioner.
+    /// Creates the partitioner.
     ///
     /// # Errors
-    /// [`Error::PartitionerParameter`] for a number that it cannot take.
+    /// - [`Error::PartitionerParameter`]: a parameter is out of range.
     pub fn make(&self) -> Result<Arc<dyn Partitioner>> {
         Ok(match *self {
             Self::FixedShards { num_shards } => Arc::new(FixedShardsPartitioner::new(num_shards)?),
@@ -90,17 +91,18 @@ impl PartitionerSpec {
     }
 }
 
-/// Always so many shards, or one a row where there are fewer rows.
+/// A partitioner with a fixed number of shards, or one shard for each row if there are fewer rows.
 #[doc(alias = "tf.distribute.experimental.partitioners.FixedShardsPartitioner")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FixedShardsPartitioner {
     num_shards: usize,
 }
 
-/// As many shards as keep each at about `min_shard_bytes` or more, up to `max_shards`.
+/// A partitioner with the highest number of shards, up to `max_shards`, for which each has about
+/// `min_shard_bytes` or more.
 ///
-/// The number is rounded up, so that shards can be a little smaller: of 65,537 `f32` and 256 KiB, there are two.
-/// By default there is at most one shard: nothing is cut.
+/// The number is rounded up, so shards can be slightly smaller: 65,537 elements of `f32` and 256 KiB give two
+/// shards. By default there is at most one shard, so variables are not split.
 ///
 /// ```
 /// use distribute_params::{MinSizePartitioner, Partitioner};
@@ -119,7 +121,8 @@ pub struct MinSizePartitioner {
     bytes_per_string: usize,
 }
 
-/// As few shards as keep each at `max_shard_bytes` or less, or of one row where a row has more.
+/// A partitioner with the lowest number of shards for which each has `max_shard_bytes` or less. If a row is
+/// larger, each shard has one row.
 #[doc(alias = "tf.distribute.experimental.partitioners.MaxSizePartitioner")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaxSizePartitioner {
@@ -128,13 +131,13 @@ pub struct MaxSizePartitioner {
     bytes_per_string: usize,
 }
 
-/// What a string is taken for, whose length nobody knows before it is there.
+/// The default for the size of a string, whose length is not known in advance.
 const BYTES_PER_STRING: usize = 16;
 
 impl FixedShardsPartitioner {
     const NAME: &'static str = "FixedShardsPartitioner";
 
-    /// Cuts into `num_shards`, 1 or more.
+    /// Creates a partitioner with `num_shards` shards; at least 1.
     pub fn new(num_shards: usize) -> Result<Self> {
         Ok(Self { num_shards: positive(Self::NAME, "num_shards", num_shards)? })
     }
@@ -154,7 +157,8 @@ impl Partitioner for FixedShardsPartitioner {
 impl MinSizePartitioner {
     const NAME: &'static str = "MinSizePartitioner";
 
-    /// Shards of `min_shard_bytes` or more, at most `max_shards`; 1 or more both.
+    /// Creates a partitioner with shards of `min_shard_bytes` or more, and at most `max_shards`. Both must be
+    /// at least 1.
     pub fn new(min_shard_bytes: usize, max_shards: usize) -> Result<Self> {
         Ok(Self {
             min_shard_bytes: positive(Self::NAME, "min_shard_bytes", min_shard_bytes)?,
@@ -163,14 +167,14 @@ impl MinSizePartitioner {
         })
     }
 
-    /// What a string is taken for: 16 bytes by default, 1 or more.
+    /// Sets the assumed size of a string in bytes; 16 by default, at least 1.
     pub fn bytes_per_string(self, bytes: usize) -> Result<Self> {
         Ok(Self { bytes_per_string: positive(Self::NAME, "bytes_per_string", bytes)?, ..self })
     }
 }
 
 impl Default for MinSizePartitioner {
-    /// Shards of 256 KiB or more, and at most one.
+    /// Creates a partitioner with shards of 256 KiB or more, and at most one shard.
     fn default() -> Self {
         Self { min_shard_bytes: 256 << 10, max_shards: 1, bytes_per_string: BYTES_PER_STRING }
     }
@@ -194,7 +198,7 @@ impl Partitioner for MinSizePartitioner {
 impl MaxSizePartitioner {
     const NAME: &'static str = "MaxSizePartitioner";
 
-    /// Shards of `max_shard_bytes` or less; 1 or more.
+    /// Creates a partitioner with shards of `max_shard_bytes` or less; at least 1.
     pub fn new(max_shard_bytes: usize) -> Result<Self> {
         Ok(Self {
             max_shard_bytes: positive(Self::NAME, "max_shard_bytes", max_shard_bytes)?,
@@ -203,12 +207,12 @@ impl MaxSizePartitioner {
         })
     }
 
-    /// At most so many shards, which are larger then; 0 is no limit, as by default.
+    /// Limits the number of shards; shards may then be larger. 0 means no limit, which is the default.
     pub fn max_shards(self, shards: usize) -> Self {
         Self { max_shards: Some(shards).filter(|shards| *shards > 0), ..self }
     }
 
-    /// What a string is taken for: 16 bytes by default, 1 or more.
+    /// Sets the assumed size of a string in bytes; 16 by default, at least 1.
     pub fn bytes_per_string(self, bytes: usize) -> Result<Self> {
         Ok(Self { bytes_per_string: positive(Self::NAME, "bytes_per_string", bytes)?, ..self })
     }
@@ -217,7 +221,7 @@ impl MaxSizePartitioner {
 impl Partitioner for MaxSizePartitioner {
     fn partitions(&self, shape: &[usize], dtype: DType, axis: usize) -> Result<Vec<usize>> {
         let size = size(Self::NAME, shape, axis)? as u128;
-        // Of nothing there is one part, where TensorFlow divides by zero.
+        // An empty variable has one part; TensorFlow divides by zero here.
         let slice = elements(shape).checked_div(size).unwrap_or(0) * bytes_of(dtype, self.bytes_per_string);
         let shards = match (self.max_shard_bytes as u128).checked_div(slice) {
             Some(slices_per_shard) => size.div_ceil(slices_per_shard.max(1)),
@@ -237,12 +241,13 @@ impl Partitioner for MaxSizePartitioner {
     }
 }
 
-/// How the rows of a new variable are cut, or `None` if it stays whole: because there is no partitioner, because it is a scalar,
-/// or because one shard would have all of it.
+/// Returns the partition of the rows of a new variable. Returns `None` if the variable is not split: because
+/// there is no partitioner, because the variable is a scalar, or because there would be only one shard.
 ///
 /// # Errors
-/// The partitioner's own, and [`Error::Partitions`] if it does not give one number for each axis, cuts another axis than the
-/// first, or into no part.
+/// Returns the partitioner's own errors, and:
+/// - [`Error::Partitions`]: the result does not have one number for each axis, splits another axis than the
+///   first, or has zero parts.
 pub fn partition(
     partitioner: Option<&dyn Partitioner>,
     shape: &[usize],
@@ -263,13 +268,13 @@ fn positive(partitioner: &'static str, parameter: &'static str, value: usize) ->
     if value > 0 { Ok(value) } else { Err(Error::PartitionerParameter { partitioner, parameter }) }
 }
 
-/// The size of the axis that is cut.
+/// Returns the size of the axis that is split.
 fn size(partitioner: &'static str, shape: &[usize], axis: usize) -> Result<usize> {
     let no_axis = || Error::PartitionAxis { partitioner, axis, shape: shape.to_vec() };
     shape.get(axis).copied().ok_or_else(no_axis)
 }
 
-/// Saturates: a variable of so many elements cannot be.
+/// Returns the number of elements. It saturates, because no variable is that large.
 fn elements(shape: &[usize]) -> u128 {
     shape.iter().fold(1u128, |n, size| n.saturating_mul(*size as u128)).min(u128::from(u64::MAX))
 }
@@ -278,7 +283,7 @@ fn bytes_of(dtype: DType, of_string: usize) -> u128 {
     dtype.bytes().unwrap_or(of_string) as u128
 }
 
-/// One part along each axis, but `parts` along one.
+/// Returns `parts` for one axis, and one part for every other axis.
 fn along(shape: &[usize], axis: usize, parts: usize) -> Vec<usize> {
     let mut partitions = vec![1; shape.len()];
     if let Some(along) = partitions.get_mut(axis) {
@@ -292,7 +297,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Answers what it was made with.
+    /// A partitioner that returns a fixed result.
     #[derive(Debug)]
     struct Answers(Vec<usize>);
 
@@ -374,7 +379,7 @@ mod tests {
             let partition = RowPartition::div(rows, most);
             let largest = (0..partition.shards()).map(|shard| partition.len(shard)).max().unwrap();
             prop_assert!(largest * row <= bytes || largest == 1);
-            // One fewer would not do.
+            // One shard fewer would not be enough.
             prop_assert!(most == 1 || rows.div_ceil(most - 1) * row > bytes);
 
             let least = shards(&MinSizePartitioner::new(bytes, limit).unwrap(), &shape, DType::F32);

@@ -1,4 +1,4 @@
-//! Which pushes were applied, so that one that is repeated is not applied twice.
+//! The detection of repeated pushes, so that none is applied twice.
 
 use crate::{Error, Result};
 use std::collections::BTreeMap;
@@ -7,22 +7,23 @@ const WINDOW: u64 = PushWindows::SPAN;
 const BITS: u64 = u64::BITS as u64;
 const WORDS: usize = (WINDOW / BITS) as usize;
 
-/// What to do about a push that has come.
+/// The decision about a received push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// It is new: apply it, then say so with [`PushWindows::done`].
+    /// The push is new: apply it, then call [`PushWindows::done`].
     Apply,
-    /// It was applied. Acknowledge it once more.
+    /// The push was applied. Acknowledge it again.
     Applied,
-    /// It is being applied now, for a request that came before. Acknowledge it when that is done.
+    /// An earlier request is applying the push at the moment. Acknowledge it when that is done.
     UnderWay,
 }
 
-/// For each client, which of its pushes were applied: its last 1,024, by number.
+/// A record of the applied pushes of each client: the last 1,024, by number.
 ///
-/// A client numbers its pushes in ascending order, and gives one that it repeats, because no answer came, the number that it
-/// had. It waits for answers before it gets further ahead than the window. A client that starts anew calls itself by another
-/// number. Whoever applies pushes keeps this with the values, in a snapshot too, so that both are of one moment.
+/// A client numbers its pushes in ascending order. If a push gets no answer, the client repeats it with the
+/// same number. A client waits for answers before its numbers exceed the window. A client that restarts
+/// identifies itself by a new number. Store this together with the values, also in a snapshot, so that both are
+/// consistent.
 ///
 /// ```
 /// use distribute_params::{Admission, PushWindows};
@@ -37,7 +38,7 @@ pub enum Admission {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PushWindows {
     clients: BTreeMap<u64, Window>,
-    /// The clients by when they were last heard of.
+    /// The clients, by the time of their last push.
     by_use: BTreeMap<u64, u64>,
     uses: u64,
     limit: usize,
@@ -46,11 +47,11 @@ pub struct PushWindows {
 /// The pushes of one client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Window {
-    /// The highest number that has come.
+    /// The highest number that was received.
     highest: u64,
     applied: Bits,
     under_way: Bits,
-    /// When the client was last heard of.
+    /// The time of the client's last push.
     used: u64,
 }
 
@@ -58,24 +59,24 @@ struct Window {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Bits([u64; WORDS]);
 
-/// What [`PushWindows`] know of a client, to be saved: see [`PushWindows::clients`].
+/// The record of one client, for saving; see [`PushWindows::clients`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientPushes {
-    /// What the client calls itself.
+    /// The number by which the client identifies itself.
     pub client: u64,
-    /// The highest number that has come.
+    /// The highest number that was received.
     pub highest: u64,
-    /// The numbers that were applied, of the last 1,024.
+    /// The numbers that were applied, among the last 1,024.
     pub applied: Vec<u64>,
 }
 
 impl PushWindows {
-    /// So many pushes of a client are remembered, counted from the highest: those that a client has under way have numbers nearer
-    /// to each other than that.
+    /// The number of pushes of a client that are remembered, counted from the highest. The numbers of a
+    /// client's pushes in flight must differ by less than this.
     pub const SPAN: u64 = 1024;
 
-    /// No pushes yet. Up to `clients` are remembered, of some 300 bytes each; for one more, that is forgotten which has not been
-    /// heard of for longest.
+    /// Creates an empty record of up to `clients` clients, with about 300 bytes each. If there are more, the
+    /// least recently active one is forgotten.
     pub fn new(clients: usize) -> Self {
         Self { clients: BTreeMap::new(), by_use: BTreeMap::new(), uses: 0, limit: clients }
     }
@@ -83,10 +84,12 @@ impl PushWindows {
     /// Decides about push `sequence` of a client.
     ///
     /// # Errors
-    /// [`Error::PushExpired`] if that is further behind than is remembered, [`Error::ClientForgotten`] if the client must have been
-    /// forgotten, and [`Error::TooManyClients`] while pushes of all that are remembered are under way.
+    /// - [`Error::PushExpired`]: the push is older than the window.
+    /// - [`Error::ClientForgotten`]: the client must have been forgotten.
+    /// - [`Error::TooManyClients`]: all remembered clients have pushes in progress.
     pub fn begin(&mut self, client: u64, sequence: u64) -> Result<Admission> {
-        // Before its first answer a client doesn't get so far: this one has been here before, and may repeat what was applied.
+        // A client does not get this far before its first answer. So this client was known before, and may
+        // repeat a push that was applied.
         if !self.clients.contains_key(&client) && self.clients.len() >= self.limit && sequence >= WINDOW {
             return Err(Error::ClientForgotten { client, sequence, limit: self.limit });
         }
@@ -105,42 +108,42 @@ impl PushWindows {
         })
     }
 
-    /// Says how a push ended that was to be [applied](Admission::Apply). One that was refused, and has changed nothing, may come
-    /// again.
+    /// Records the result of a push that was to be [applied](Admission::Apply). A push that was refused, and
+    /// has changed nothing, may be repeated.
     pub fn done(&mut self, client: u64, sequence: u64, applied: bool) {
         let Some(window) = self.clients.get_mut(&client) else { return };
-        // What took longer than the window is, nobody can ask for any more.
+        // If this push took longer than the window, it cannot be repeated any more.
         if window.remembers(sequence) && window.under_way.has(sequence) {
             window.under_way.set(sequence, false);
             window.applied.set(sequence, applied);
         }
     }
 
-    /// Notes how a push ended that an earlier process applied, or did not, as its log says.
+    /// Records the result of a push that an earlier process has written to its log.
     pub fn note(&mut self, client: u64, sequence: u64, applied: bool) {
-        // No push is under way while a log is read, so there is room.
+        // No push is in progress while a log is read, so there is room.
         let Ok(window) = self.window(client, sequence) else { return };
         if window.remembers(sequence) {
             window.applied.set(sequence, applied);
         }
     }
 
-    /// Whether a client is remembered, or may have been forgotten for others.
+    /// Returns whether a client is remembered, or may have been forgotten.
     pub fn may_know(&self, client: u64) -> bool {
         self.clients.contains_key(&client) || self.clients.len() >= self.limit
     }
 
-    /// Forgets a client that is gone for good: a push of it would be taken for a new one.
+    /// Forgets a client that does not come back. If it did, its pushes would count as new.
     pub fn forget(&mut self, client: u64) {
         if let Some(window) = self.clients.remove(&client) {
             self.by_use.remove(&window.used);
         }
     }
 
-    /// The window of a client that is heard of, up to this number.
+    /// Returns the window of an active client, advanced to this number.
     fn window(&mut self, client: u64, sequence: u64) -> Result<&mut Window> {
         if !self.clients.contains_key(&client) && self.clients.len() >= self.limit {
-            // What is under way would be applied twice if it came again.
+            // A push in progress would be applied twice if it were repeated after its client was forgotten.
             let idle =
                 |client: &&u64| self.clients.get(client).is_none_or(|window| window.under_way.is_empty());
             match self.by_use.values().find(idle).copied() {
@@ -156,7 +159,8 @@ impl PushWindows {
         Ok(window)
     }
 
-    /// What is known of all clients, by ascending number. What is under way is not among it: with a snapshot, it is not there.
+    /// Returns the records of all clients, by ascending number. Pushes in progress are not included, because a
+    /// snapshot does not contain them either.
     pub fn clients(&self) -> impl Iterator<Item = ClientPushes> {
         self.clients.iter().map(|(client, window)| {
             let numbers = window.highest.saturating_sub(WINDOW - 1)..=window.highest;
@@ -165,10 +169,10 @@ impl PushWindows {
         })
     }
 
-    /// Puts back what was known of a client.
+    /// Restores the record of a client.
     ///
     /// # Errors
-    /// [`Error::TooManyClients`] where none can be forgotten.
+    /// - [`Error::TooManyClients`]: no client can be forgotten.
     pub fn restore(&mut self, pushes: &ClientPushes) -> Result<()> {
         let ClientPushes { client, highest, applied } = pushes;
         let window = self.window(*client, *highest)?;
@@ -191,7 +195,7 @@ impl Window {
         self.highest.checked_sub(sequence).is_some_and(|behind| behind < WINDOW)
     }
 
-    /// Makes room for a number that is higher than all before: the bits of those up to it stood for others.
+    /// Makes room for a number that is higher than all before, by clearing the bits of older numbers.
     fn advance(&mut self, sequence: u64) {
         if sequence <= self.highest {
             return;
@@ -231,7 +235,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// Numbers near each other, and leaps of about a window.
+    /// Numbers near each other, and jumps of about a window.
     fn sequences() -> impl Strategy<Value = Vec<(u64, u64, bool, bool)>> {
         let step = prop_oneof![0u64..4, 1000u64..1050, 0u64..3000];
         prop::collection::vec((0u64..2, step, any::<bool>(), any::<bool>()), 0..200)
@@ -269,7 +273,7 @@ mod tests {
                         }
                     }
                 }
-                // It is the same after it was saved and restored, but for what is under way.
+                // Saving and restoring keeps everything except pushes in progress.
                 let mut restored = PushWindows::new(2);
                 windows.clients().for_each(|client| restored.restore(&client).unwrap());
                 prop_assert!(restored.clients().eq(windows.clients()));
@@ -302,17 +306,17 @@ mod tests {
         for (client, sequence) in [(1, 0), (2, 5000), (1, 1)] {
             assert_eq!(windows.begin(client, sequence).unwrap(), Admission::Apply);
         }
-        // Not one that has a push under way.
+        // A client with a push in progress is not forgotten.
         assert!(matches!(windows.begin(3, 0), Err(Error::TooManyClients { client: 3, limit: 2 })));
         windows.done(2, 5000, true);
         assert_eq!(windows.begin(3, 0).unwrap(), Admission::Apply);
         assert_eq!(windows.clients().map(|pushes| pushes.client).collect::<Vec<_>>(), [1, 3]);
-        // What it repeats was applied, and is not again; nor is anything forgotten for it.
+        // A repeated push that was applied is not applied again, and no client is forgotten for it.
         windows.done(3, 0, true);
         let error = windows.begin(2, 5000).unwrap_err();
         assert!(matches!(error, Error::ClientForgotten { client: 2, sequence: 5000, limit: 2 }), "{error}");
         assert_eq!(windows.begin(3, 0).unwrap(), Admission::Applied);
-        // Nor after it was saved and restored, or read from a log.
+        // The same holds after saving and restoring, or after reading a log.
         let mut restored = PushWindows::new(2);
         windows.clients().for_each(|client| restored.restore(&client).unwrap());
         assert!(matches!(restored.begin(2, 5000), Err(Error::ClientForgotten { .. })));
@@ -327,7 +331,7 @@ mod tests {
         assert_eq!(windows.begin(1, 5).unwrap(), Admission::Apply);
         windows.done(1, 5, false);
         assert_eq!(windows.begin(1, 5).unwrap(), Admission::Apply);
-        // A push below the first that came may be on its way.
+        // A push below the first received one may still be in flight.
         assert_eq!(windows.begin(1, 0).unwrap(), Admission::Apply);
         assert_eq!(windows.begin(1, 1029).unwrap(), Admission::Apply);
         windows.done(1, 5, true);

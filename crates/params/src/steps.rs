@@ -12,7 +12,7 @@ pub struct Push {
 }
 
 impl Push {
-    /// At this step and learning rate, whatever the values are.
+    /// Creates a push at this step and learning rate. NaN and infinite values are accepted.
     pub fn at(step: Step) -> Self {
         Self { step, finite: false, counted: false }
     }
@@ -22,30 +22,32 @@ impl Push {
         Self { finite: true, ..self }
     }
 
-    /// Counts it among the steps of the table, as one of several workers that train it: it is applied at the step after the last
-    /// that was counted, or at its own where that is later. So of one worker each is applied at its own.
+    /// Counts the push among the steps of the table, for a table that several workers train. It is applied at
+    /// the step after the last counted one, or at its own step if that is later. With one worker, each push is
+    /// applied at its own step.
     pub fn counted(self) -> Self {
         Self { counted: true, ..self }
     }
 
-    /// Whether it is counted.
+    /// Returns whether the push is counted.
     pub fn is_counted(&self) -> bool {
         self.counted
     }
 
-    /// The step, with its learning rate.
+    /// Returns the step, with its learning rate.
     pub fn step(&self) -> Step {
         self.step
     }
 
-    /// Whether gradients that are NaN or infinite are refused.
+    /// Returns whether NaN and infinite gradients are refused.
     pub fn is_finite(&self) -> bool {
         self.finite
     }
 
-    /// The first element that is refused, and what it is.
+    /// Returns the first refused element and its value.
     pub(crate) fn refused<F: Float + Into<f64>>(&self, gradient: &[F]) -> Option<(usize, f64)> {
-        // 0 times what is finite is 0, and else NaN. All of them are looked at, since that makes vector instructions.
+        // 0 times a finite number is 0, otherwise NaN. All elements are checked because this compiles to vector
+        // instructions.
         let finite = || gradient.iter().fold(true, |all, x| all & (*x * F::ZERO == F::ZERO));
         if !self.finite || finite() {
             return None;
@@ -55,12 +57,13 @@ impl Push {
     }
 }
 
-/// The number of the last step that was counted.
+/// The number of the last counted step.
 #[derive(Debug, Default)]
 pub struct Steps(AtomicU64);
 
 impl Steps {
-    /// The step in which a push is applied: where it is to be counted, the one after the last, and not before its own.
+    /// Returns the step in which a push is applied: if it is counted, the one after the last, but not before
+    /// its own.
     pub(crate) fn of(&self, push: Push) -> Step {
         let step = push.step();
         if !push.is_counted() {
@@ -71,11 +74,11 @@ impl Steps {
         Step::after(next(last.unwrap_or_else(|last| last)) - 1, step.learning_rate())
     }
 
-    /// A push was refused after all: it was no step.
+    /// Takes back the step of a push that was refused.
     pub(crate) fn take_back(&self, push: Push, step: Step) {
         if push.is_counted() {
             let number = step.number();
-            // Unless another one was counted meanwhile.
+            // Nothing to take back if another push was counted in the meantime.
             let _ = self.0.compare_exchange(number, number - 1, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
@@ -139,9 +142,9 @@ mod tests {
         let steps = Steps::default();
         let number = |push: Push| steps.of(push).number();
         let at = |finished| Push::at(Step::after(finished, 0.5));
-        // One worker, of which some steps have no gradient of the table.
+        // One worker, which has no gradient of the table in some steps.
         assert_eq!([0, 1, 4].map(|finished| number(at(finished).counted())), [1, 2, 5]);
-        // Another one, which has only begun.
+        // Another worker, which has just begun.
         assert_eq!([0, 5, 1].map(|finished| number(at(finished).counted())), [6, 7, 8]);
         assert_eq!((number(at(0)), steps.last()), (1, 8));
         assert_eq!(steps.of(at(u64::MAX - 1).counted()).number(), u64::MAX);

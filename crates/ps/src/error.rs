@@ -1,29 +1,29 @@
-//! Why a server cannot go on where it was, or cannot save what it has.
+//! The errors of opening a server's folder, and of saving its tables.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why a server cannot go on where it was.
+/// The reason why a server cannot resume from its folder.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// A file or folder can't be read or written.
+    /// A file or folder cannot be read or written.
     #[error("{action} {}: {source}", path.display())]
     Io {
-        /// What was being done.
+        /// The operation that failed.
         action: &'static str,
-        /// Of which file or folder.
+        /// The file or folder.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// Another process has the folder.
+    /// Another process uses the folder.
     #[error("{} is in use by another parameter server: each needs a folder of its own", folder.display())]
     InUse {
         /// The folder.
         folder: PathBuf,
     },
-    /// A log is damaged, or a file of it is missing. Nothing in the folder was changed.
+    /// A log is damaged, or one of its files is missing. The folder is unchanged.
     #[error(
         "{} {reason}, at byte {offset}: this is not the end of what was written, so that acknowledged changes are lost. Restore the file, or \
          see by `distribute repair {}` what is lost, and leave it out",
@@ -32,9 +32,9 @@ pub enum OpenError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// Where.
+        /// The offset of the damage in bytes.
         offset: u64,
-        /// What is wrong.
+        /// A description of the damage.
         reason: String,
     },
     /// A folder was written by another version.
@@ -47,7 +47,7 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
     },
-    /// A snapshot can't be read.
+    /// A snapshot cannot be read.
     #[error(
         "the snapshot in {}: {reason}. Restore that folder; or empty the folders of all servers, and restore a checkpoint",
         path.display()
@@ -55,44 +55,44 @@ pub enum OpenError {
     Snapshot {
         /// The folder.
         path: PathBuf,
-        /// What is wrong.
+        /// A description of the problem.
         reason: String,
     },
-    /// The system has no thread to spare.
+    /// The system cannot start a thread.
     #[error("a parameter server cannot start a thread: {source}")]
     Thread {
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// Why tables could not be saved. The log has all that they were changed by since the last time, and grows.
+/// The reason why tables could not be saved. The log has all changes since the last snapshot, and grows.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotError {
-    /// The server keeps nothing on a disk.
+    /// The server has no folder.
     #[error("snapshot: this server has no folder; open it with ServerOptions")]
     InMemory,
-    /// A file or folder can't be written.
+    /// A file or folder cannot be written.
     #[error("snapshot: {action} {}: {source}; make room there, it is tried again", path.display())]
     Io {
-        /// What was being done.
+        /// The operation that failed.
         action: &'static str,
-        /// Of which file or folder.
+        /// The file or folder.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// A checkpoint can't be written.
+    /// A checkpoint cannot be written.
     #[error("snapshot: {0}; it is tried again")]
     Checkpoint(#[from] distribute_checkpoint::Error),
-    /// There is no memory for a copy of a table.
+    /// There is not enough memory for a copy of a table.
     #[error("snapshot: {0}")]
     Table(#[from] distribute_params::Error),
-    /// What is to be saved cannot be written.
+    /// Data of a table cannot be encoded.
     #[error("snapshot: {what} of {name} cannot be written")]
     Head {
-        /// What of it.
+        /// The data.
         what: &'static str,
         /// The table.
         name: String,

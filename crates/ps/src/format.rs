@@ -1,35 +1,35 @@
-//! The file that says of which version a folder is. It is written when the folder's log is there: from then on, a log that is missing is
-//! damage.
+//! The file with the version of a folder's format. It is written after the folder's log exists: from then on, a
+//! missing log is damage.
 
 use crate::OpenError;
 use distribute_files::WholeFile;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The version of what is in a folder.
+/// The version of the folder's format.
 const VERSION: &str = "2";
 
 fn path(folder: &Path) -> PathBuf {
     folder.join("format")
 }
 
-/// Whether a folder has been begun.
+/// Returns whether a folder has been initialized.
 ///
 /// # Errors
-/// [`OpenError::Version`] for one of another version.
+/// - [`OpenError::Version`]: the folder has another version.
 pub(crate) fn check(folder: &Path) -> Result<bool, OpenError> {
     let path = path(folder);
     match std::fs::read_to_string(&path) {
         Ok(text) if text.trim() == VERSION => Ok(true),
         Ok(_) => Err(OpenError::Version { path }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        // A number of another version has digits, too.
+        // The version number of any format consists of digits.
         Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(OpenError::Version { path }),
         Err(error) => Err(OpenError::io("reading", path)(error)),
     }
 }
 
-/// Writes that a folder has been begun.
+/// Marks a folder as initialized.
 pub(crate) fn write(folder: &Path) -> Result<(), OpenError> {
     let path = path(folder);
     WholeFile::write(&path, VERSION.as_bytes()).map_err(OpenError::io("writing", path))

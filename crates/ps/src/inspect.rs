@@ -1,4 +1,4 @@
-//! The folder of a server, looked at without starting one.
+//! The inspection of a server's folder, without a server.
 
 use crate::codec::Sent;
 use crate::log::{self, Known, ReadError};
@@ -21,30 +21,31 @@ pub struct Inspection {
     damage: Vec<Damage>,
     torn: Option<log::Torn>,
     last: Option<u64>,
-    /// Keeps servers out of the folder.
+    /// The lock that keeps servers out of the folder.
     _lock: LockFile,
 }
 
-/// A place in a log that has something else than was written there.
+/// A damaged range of a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Damage {
-    /// The file, which may be the one that is missing.
+    /// The file, which may be the missing one.
     pub path: PathBuf,
-    /// The bytes of it that cannot be read.
+    /// The range of unreadable bytes.
     pub bytes: Range<u64>,
-    /// The fault, to be read after the name of the file.
+    /// A description of the damage, to be read after the name of the file.
     pub reason: String,
-    /// The number of changes that are lost by it; `None` where no record follows that tells.
+    /// The number of lost changes; `None` if no readable record follows.
     pub lost: Option<u64>,
 }
 
-/// Inspects the folder of a server that does not run: how many changes its log has, and what is damaged. Nothing is changed.
+/// Inspects the folder of a server that is not running: the number of changes in its log, and the damage. The
+/// folder is not changed.
 ///
 /// # Errors
 /// - [`OpenError::InUse`]: a server uses the folder.
-/// - [`OpenError::Snapshot`]: tables cannot be read, or are missing. Nothing goes on without them.
-/// - [`OpenError::Version`]: another version wrote it.
+/// - [`OpenError::Snapshot`]: tables cannot be read, or are missing. A server cannot start without them.
+/// - [`OpenError::Version`]: another version has written the folder.
 /// - [`OpenError::Io`]: the folder or a file cannot be read.
 ///
 /// ```
@@ -102,21 +103,21 @@ pub fn inspect(folder: impl AsRef<Path>) -> Result<Inspection, OpenError> {
 }
 
 impl Inspection {
-    /// Returns the number of changes in the log that can be made again. Those before are in the tables that were saved.
+    /// Returns the number of changes in the log that can be replayed. Earlier changes are in the saved tables.
     pub fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// Returns what is damaged, in the order of the log. A server starts only where it is nothing.
+    /// Returns the damage, in the order of the log. A server only starts if there is none.
     pub fn damage(&self) -> &[Damage] {
         &self.damage
     }
 
-    /// Leaves out of the log what is damaged, and returns where the files are as they were: in the folder `set-aside`. All changes
-    /// that can be read stay; those that cannot are lost.
+    /// Removes the damage from the log, and returns the paths of the original files, which are kept in the
+    /// folder `set-aside`. All readable changes are kept; the others are lost.
     ///
     /// # Errors
-    /// [`OpenError::Io`], where a file cannot be written. What was set aside by then stays there.
+    /// - [`OpenError::Io`]: a file cannot be written. Files that were already set aside are kept there.
     pub fn repair(self) -> Result<Vec<PathBuf>, OpenError> {
         let kept =
             log::repair(&self.log, self.last).map_err(OpenError::io("repairing the log in", &self.folder))?;

@@ -1,26 +1,27 @@
-//! Who has made which change already.
+//! The changes that clients have already made.
 
 use distribute_cluster::Deadline;
 use distribute_params::{Admission, ClientPushes, Error, PushWindows, Refusal, RefusalKind};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// So many clients are remembered, of some 300 bytes each; for one more, that is forgotten which has not been heard of for longest.
+/// The number of clients that are remembered, with about 300 bytes each. If there are more, the least recently
+/// active one is forgotten.
 const CLIENTS: usize = 65_536;
 
-/// How long a repeated change waits for the first one, which is still being made.
+/// The time that a repeated change waits for the first attempt, if that is still in progress.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What is to be done about a change that has come.
+/// The decision about a received change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// It is new.
+    /// The change is new.
     Apply,
-    /// It was made for an earlier attempt.
+    /// The change was made by an earlier attempt.
     Applied,
 }
 
-/// Which changes were made, for all clients: [`PushWindows`] for threads.
+/// The changes of all clients: a [`PushWindows`] for use by several threads.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     windows: Mutex<PushWindows>,
@@ -34,7 +35,7 @@ impl Default for Ledger {
 }
 
 impl Ledger {
-    /// Decides about a change. Where it is being made for an earlier attempt, it waits for that one.
+    /// Decides about a change. If an earlier attempt is in progress, this waits for it.
     pub fn begin(&self, client: u64, sequence: u64) -> Result<Turn, Refusal> {
         let mut deadline = Deadline::after(PATIENCE);
         let mut windows = self.lock();
@@ -56,33 +57,33 @@ impl Ledger {
         }
     }
 
-    /// Says how a change ended that was to be applied.
+    /// Records the result of a change that was to be applied.
     pub fn done(&self, client: u64, sequence: u64, applied: bool) {
         self.lock().done(client, sequence, applied);
         self.changed.notify_all();
     }
 
-    /// Notes a change that the log says was made, or not after all.
+    /// Records the result of a change from the log.
     pub fn note(&self, client: u64, sequence: u64, applied: bool) {
         self.lock().note(client, sequence, applied);
     }
 
-    /// Whether a client is remembered, or may have been forgotten for others.
+    /// Returns whether a client is remembered, or may have been forgotten.
     pub fn may_know(&self, client: u64) -> bool {
         self.lock().may_know(client)
     }
 
-    /// What is known of all clients, to be saved.
+    /// Returns the records of all clients, for saving.
     pub fn clients(&self) -> Vec<ClientPushes> {
         self.lock().clients().collect()
     }
 
-    /// Puts back what was known of a client.
+    /// Restores the record of a client.
     pub fn restore(&self, pushes: &ClientPushes) -> Result<(), Error> {
         self.lock().restore(pushes)
     }
 
-    /// Forgets all, and puts back what is known of some.
+    /// Replaces all records.
     pub fn replace(&self, clients: &[ClientPushes]) -> Result<(), Error> {
         let mut windows = PushWindows::new(CLIENTS);
         clients.iter().try_for_each(|client| windows.restore(client))?;

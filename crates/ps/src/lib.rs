@@ -1,21 +1,22 @@
-//! Parameter servers: tables of variables as a service, its client, and what lets a server lose nothing.
+//! Parameter servers: tables of variables as a service, its client, and its persistence.
 //!
-//! What a server does with its tables is [`distribute_params::Tables`]; this crate puts it behind a port, and on a disk.
+//! The operations on tables are in [`distribute_params::Tables`]. This crate adds a network service and storage
+//! on disk.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | `server` | [`ParameterServer`]: the service |
-//! | `connection` | [`Connection`]: the [`Channel`](distribute_params::Channel) to it, which repeats what was not answered |
-//! | `options`, `error` | [`ServerOptions`]: where and how often a server writes; [`OpenError`]: why it cannot go on where it was |
-//! | `store` | the tables, the ledger and the log of one server, and the order in which changes are made |
-//! | `outgoing` | answers that have not left yet: so many bytes, and no more |
-//! | `ledger` | which changes were made, of all clients |
-//! | `log` | changes on the disk, before they are acknowledged |
-//! | `format` | of which version a folder is |
-//! | `inspect` | [`inspect`](fn@inspect): what is damaged in a folder, and how to go on without it |
-//! | `snapshot` | all tables on the disk, so that the log can begin anew |
-//! | `replica` | [`Replicas`]: a second server that has what a server has |
-//! | `codec` | requests and answers as messages: pure |
+//! | `connection` | [`Connection`]: a [`Channel`](distribute_params::Channel) that retries requests |
+//! | `options`, `error` | [`ServerOptions`]: the folder and the intervals of writes; [`OpenError`] |
+//! | `store` | the tables, the ledger and the log of one server, and the order of changes |
+//! | `outgoing` | the limit on responses that were not sent yet |
+//! | `ledger` | the changes that were made, for all clients |
+//! | `log` | changes on disk, before they are acknowledged |
+//! | `format` | the version of a folder |
+//! | `inspect` | [`inspect`](fn@inspect): the damage in a folder, and its repair |
+//! | `snapshot` | all tables on disk, so that the log can start again |
+//! | `replica` | [`Replicas`]: a second server with the state of a server |
+//! | `codec` | requests and responses as messages |
 //!
 //! ```
 //! use distribute_cluster::{ClusterSpec, Job};
@@ -44,17 +45,18 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What happens when something breaks
+//! # Failures
 //!
-//! - A request has a deadline, and until then is sent again whenever the connection is lost. A change has a number, by which the
-//!   server makes it once at most; what is acknowledged has been made. What one thread has started comes in that order, whatever
-//!   becomes of connections.
-//! - A server with a folder appends each change to a log before it makes it, and acknowledges it when it is there, as safe as
-//!   [`Durability`] says. When it comes back, it is what it was, numbers of changes included; a record that was being written when the
-//!   process was killed was not acknowledged, and is set aside with a warning. Anything else that is not as it was written is an error
-//!   that names file and byte, and [`inspect`](fn@inspect) says what is lost.
-//! - Where the disk is full or fails, changes are refused, and nothing has changed; reading goes on.
-//! - What comes from a connection is checked before it is used; what is no request is refused, and the server goes on.
+//! - A request has a deadline, and is sent again until then whenever the connection is lost. Changes are
+//!   numbered, so that the server applies each at most once. An acknowledged change was applied. Requests of
+//!   one thread arrive in the order in which they were started, even if connections are lost.
+//! - A server with a folder appends each change to a log before it applies it. It acknowledges the change when
+//!   it is as safe as [`Durability`] requires. After a restart it has the same state, including the numbers of
+//!   changes. A record that was being written when the process was killed was not acknowledged, and is set
+//!   aside with a warning. Any other difference from the written bytes is an error with the file and the
+//!   offset; [`inspect`](fn@inspect) lists the lost changes.
+//! - If the disk is full or fails, changes are refused and have no effect. Reads continue.
+//! - Received bytes are checked before they are used. Invalid requests are refused, and the server continues.
 
 #![forbid(unsafe_code)]
 
@@ -85,7 +87,7 @@ pub const SERVICE: &str = "parameters";
 /// The name of the service of [`Replicas`].
 pub const REPLICAS: &str = "replicas";
 
-/// The blocks of the guide are tests.
+/// The code blocks of the guide are tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/parameter-servers.md")]
 struct Guide;

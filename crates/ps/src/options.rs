@@ -1,20 +1,21 @@
-//! Where and how often a server writes.
+//! The folder of a server, and the intervals of writes.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How safe a change is on the disk when it is acknowledged. Whatever it is, a process that is killed loses nothing.
+/// The safety of an acknowledged change on disk. With each of these, nothing is lost when the process is
+/// killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// It is on the disk: nothing is lost when the machine loses its power. Changes that come at once share one wait for it.
+    /// The change is on disk: nothing is lost at a power failure. Concurrent changes share one sync.
     Disk,
-    /// It is with the system, which has it on the disk within this time.
+    /// The change is in the page cache, and is synced to disk within this time.
     Soon(Duration),
-    /// It is with the system.
+    /// The change is in the page cache, and the system decides when it is written to disk.
     System,
 }
 
-/// Where a server keeps what it must not lose, and how.
+/// The persistence settings of a server.
 ///
 /// ```
 /// use distribute_ps::{Durability, ServerOptions};
@@ -35,7 +36,7 @@ pub struct ServerOptions {
 }
 
 impl ServerOptions {
-    /// Keeps it in a folder of this server's own, which is made if it isn't there.
+    /// Creates settings with a folder of this server's own, which is created if it does not exist.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         let durability = Durability::Soon(Duration::from_secs(1));
         Self {
@@ -47,24 +48,25 @@ impl ServerOptions {
         }
     }
 
-    /// How safe a change is when it is acknowledged; on the disk within a second by default.
+    /// Sets the safety of an acknowledged change; by default it is on disk within a second.
     pub fn durability(self, durability: Durability) -> Self {
         Self { durability, ..self }
     }
 
-    /// How often all tables are saved, if they have changed; each minute by default.
+    /// Sets the interval at which all tables are saved if they have changed; one minute by default.
     pub fn snapshot_every(self, every: Duration) -> Self {
         Self { every, ..self }
     }
 
-    /// After how many bytes of the log all tables are saved, before the time for it has come; 256 MiB by default, and in any case
-    /// twice of what the tables have. A server that comes back reads as much.
+    /// Sets the size of the log in bytes after which all tables are saved before the interval has passed; 256
+    /// MiB by default. The log must also be at least twice as large as the tables. A restarted server reads a
+    /// log of up to this size.
     pub fn snapshot_after(self, bytes: u64) -> Self {
         Self { after: bytes.max(1), ..self }
     }
 
-    /// Sets the number of bytes that the tables may take, values and slots; three quarters of the memory of the machine or container by
-    /// default. A request for which there is no room is refused, and changes nothing.
+    /// Sets the maximum number of bytes of the tables, values and slots; by default three quarters of the
+    /// memory of the machine or container. A request that would exceed it is refused, and changes nothing.
     pub fn memory(self, bytes: usize) -> Self {
         Self { memory: Some(bytes), ..self }
     }

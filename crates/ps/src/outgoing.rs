@@ -1,4 +1,4 @@
-//! Answers that have not left yet: so many bytes of each caller, and no more.
+//! A limit on the bytes of responses that each client has not received yet.
 
 use bytes::Bytes;
 use distribute_cluster::{Deadline, Task, deadline};
@@ -7,20 +7,20 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// A caller that has so many bytes of answers to receive is not served further until it has taken some.
+/// The maximum number of bytes that a client may have to receive before its next request is served.
 const MOST: u64 = 64 << 20;
 
-/// How long to wait before it is looked again what the caller has read: nothing wakes who waits for that.
+/// The time between two checks of what the client has read, because no event signals that.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// Counts what was answered and has not left.
+/// The bytes of responses that were not sent yet.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
     callers: Mutex<BTreeMap<Task, u64>>,
     changed: Condvar,
 }
 
-/// An answer that is counted until it has left.
+/// A response that is counted until it is dropped.
 struct Counted {
     body: Bytes,
     caller: Task,
@@ -28,8 +28,8 @@ struct Counted {
 }
 
 impl Outgoing {
-    /// Waits until a caller has taken enough of what it was answered. What it reads in this process's memory it has taken when that is
-    /// seen by `settle`.
+    /// Waits until a client has received enough of its responses. Responses that it reads in shared memory are
+    /// only released by `settle`.
     pub fn room(&self, caller: &Task, settle: impl Fn()) -> Result<(), Refusal> {
         self.room_within(caller, deadline::DEFAULT_TIMEOUT, settle)
     }
@@ -38,7 +38,7 @@ impl Outgoing {
         let mut deadline = Deadline::after(patience);
         let too_many = |callers: &BTreeMap<Task, u64>| callers.get(caller).copied().filter(|n| *n >= MOST);
         while too_many(&self.lock()).is_some() {
-            // Bodies are dropped by it, which takes the lock.
+            // This drops bodies, which takes the lock.
             settle();
             let callers = self.lock();
             let Some(bytes) = too_many(&callers) else { break };
@@ -110,7 +110,7 @@ mod tests {
             assert_eq!(refusal.kind, RefusalKind::Busy);
             assert!(refusal.text.starts_with("67108864 bytes that worker 0 asked for before"), "{refusal}");
             outgoing.room(&other, || ()).unwrap();
-            // Also where it was cut into pieces.
+            // A slice keeps the whole body counted.
             let piece = second.slice(7..9);
             drop(second);
             assert!(outgoing.room_within(&slow, Duration::from_millis(5), || ()).is_err());
@@ -120,7 +120,7 @@ mod tests {
             });
             drop(piece);
             waits.join().unwrap();
-            // What is read where it lies has been taken once that is looked at.
+            // A body in shared memory counts as received after the check.
             let third = std::cell::RefCell::new(Some(outgoing.count(slow.clone(), half.clone())));
             outgoing.room_within(&slow, Duration::ZERO, || drop(third.take())).unwrap();
             drop(first);

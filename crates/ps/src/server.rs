@@ -1,4 +1,4 @@
-//! The service that a parameter server has.
+//! The service of a parameter server.
 
 use crate::codec::{self, Malformed};
 use crate::log::open_disk;
@@ -11,11 +11,12 @@ use distribute_params::{Refusal, RefusalKind, Request, Tables};
 use distribute_server::{Call, ClientBuilder, Reply, Service};
 use std::sync::Arc;
 
-/// What answers requests about the tables of this process: a [`Service`] for a [`Server`](distribute_server::Server).
+/// A [`Service`] for a [`Server`](distribute_server::Server) that handles requests about the tables of this
+/// process.
 ///
-/// Each connection has a thread of the server, on which its requests are carried out one after another; those of several
-/// connections go on at once, also on one table. A clone is the same service: so a server can be ended and another one started
-/// with the same tables.
+/// Each connection has a thread of the server, which executes its requests one after another. Requests of
+/// several connections are executed concurrently, also on the same table. Clones are the same service, so a
+/// server can be stopped and another one started with the same tables.
 ///
 /// ```
 /// use distribute_cluster::{ClusterSpec, Job};
@@ -43,7 +44,7 @@ pub struct ParameterServer {
 }
 
 impl ParameterServer {
-    /// A server without tables, which are gone when the process ends.
+    /// Creates a server without tables, which only keeps them in memory.
     pub fn new() -> Self {
         Self::of(Store::in_memory())
     }
@@ -52,10 +53,11 @@ impl ParameterServer {
         Self { store: Arc::new(Replicated::new(store)), outgoing: Arc::default() }
     }
 
-    /// A server that loses nothing: it is what it was at the last change that was acknowledged, or new where the folder is.
+    /// Creates a server with a folder. It resumes after the last acknowledged change, or starts without tables
+    /// if the folder is new.
     ///
     /// # Errors
-    /// [`OpenError`].
+    /// Returns an [`OpenError`] if the server cannot resume.
     pub fn open(options: ServerOptions) -> Result<Self, OpenError> {
         Store::open(options, Arc::new(open_disk)).map(Self::of)
     }
@@ -66,38 +68,40 @@ impl ParameterServer {
         self
     }
 
-    /// Has another server follow this one: what is acknowledged from now on is there, too, and one that comes back without its folder goes on
-    /// with that. `clients` reach the cluster's servers, `by` is the one that follows, with the service [`REPLICAS`](crate::REPLICAS), and
-    /// `number` that of this server.
+    /// Replicates this server to a follower. Changes acknowledged from now on are also there, and a server that
+    /// comes back without its folder resumes from it. `clients` connect to the cluster's servers. `by` is the
+    /// follower, with the service [`REPLICAS`](crate::REPLICAS), and `number` is the number of this server.
     ///
-    /// Calls wait until the follower has been reached, up to a minute, and are refused then, with a refusal of kind `Busy`; so do changes
-    /// while it is away.
+    /// Calls wait until the follower has been reached, for up to a minute, and are then refused with the kind
+    /// `Busy`. The same holds for changes while the follower is unavailable.
     ///
     /// # Errors
-    /// [`OpenError::Thread`].
+    /// - [`OpenError::Thread`]: a thread cannot be started.
     pub fn followed_by(self, clients: ClientBuilder, by: Task, number: usize) -> Result<Self, OpenError> {
         self.store.follow((clients, by, number as u64)).map_err(|source| OpenError::Thread { source })?;
         Ok(self)
     }
 
-    /// Returns the service with which this server follows server `of`, which is asked for its copy now. `clients` reach the cluster's
-    /// servers, and the number of the one that is followed is its index. The service is [`REPLICAS`](crate::REPLICAS).
+    /// Returns the service with which this server follows server `of`, and requests its copy. `clients` connect
+    /// to the cluster's servers, and the number of the followed server is its index. The name of the service is
+    /// [`REPLICAS`](crate::REPLICAS).
     ///
     /// # Errors
-    /// [`OpenError::Thread`].
+    /// - [`OpenError::Thread`]: a thread cannot be started.
     pub fn replicas(&self, clients: ClientBuilder, of: Task) -> Result<Replicas, OpenError> {
         self.store.replicas(clients, of).map_err(|source| OpenError::Thread { source })
     }
 
-    /// Saves all tables now, as it does from time to time by itself. Changes of a table wait while it is copied.
+    /// Saves all tables now, in addition to the automatic snapshots. Changes of a table wait while it is
+    /// copied.
     ///
     /// # Errors
-    /// [`SnapshotError`].
+    /// Returns a [`SnapshotError`] if tables cannot be saved.
     pub fn snapshot(&self) -> Result<(), SnapshotError> {
         self.store.core().snapshot()
     }
 
-    /// Its tables. What is changed in them directly is not in the log.
+    /// Returns the tables. Direct changes to them are not logged.
     pub fn tables(&self) -> &Tables {
         self.store.core().tables()
     }
@@ -130,10 +134,10 @@ impl Service for ParameterServer {
     }
 }
 
-/// Whether a task may ask for what is in a call.
+/// Checks that a task may send a call.
 ///
 /// # Errors
-/// [`RefusalKind::NotAllowed`]: a job begins, and the chief has not asked for it.
+/// - [`RefusalKind::NotAllowed`]: the call begins a job, and its client is not the chief.
 // INV-81
 fn may(caller: &Task, call: &codec::Call) -> Result<(), Refusal> {
     let begins = |sent: &codec::Sent| matches!(sent.request, Request::BeginJob { .. });

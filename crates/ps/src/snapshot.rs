@@ -1,8 +1,9 @@
-//! All tables on the disk, so that the log can begin anew.
+//! Snapshots: all tables on disk, so that the log can start again.
 //!
-//! A snapshot is a checkpoint for each table, `tables-<n>/0`, `tables-<n>/1`, … and, written when all of these are there, the folder
-//! `snapshot-<n>` that says which they are. `n` is the number of the first record of the log that is not in all of them; for each
-//! table it is kept from which record on it has to be changed.
+//! A snapshot consists of a checkpoint for each table, `tables-<n>/0`, `tables-<n>/1`, …, and the folder
+//! `snapshot-<n>` that lists them. This folder is written after all checkpoints. `n` is the number of the first
+//! record of the log that is not in all of them. For each table, the number of the first record that must be
+//! replayed is stored.
 
 use crate::{OpenError, SnapshotError};
 use distribute_checkpoint::{Reader, Writer};
@@ -20,20 +21,20 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What is said of all tables.
+/// The manifest of a snapshot.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Manifest {
-    /// The record of the log with which one goes on.
+    /// The record of the log at which replay begins.
     pub start: u64,
-    /// For each table the first record that is not in it.
+    /// The first record that is not in each table.
     pub tables: BTreeMap<String, u64>,
-    /// Of each client, the highest number of its changes and those that were made.
+    /// The highest number of each client's changes, and the numbers of those that were applied.
     clients: Vec<(u64, u64, Vec<u64>)>,
     /// The job that had begun.
     pub job: u64,
 }
 
-/// What is said of a table, beside its tensors.
+/// The description of a table, without its tensors.
 #[derive(Debug, Serialize, Deserialize)]
 struct About {
     name: String,
@@ -54,14 +55,14 @@ struct AboutDynamic {
     waiting: Vec<WaitingCounts>,
 }
 
-/// What the names of snapshots, and of the folders of their tables, begin with.
+/// The prefixes of the names of snapshots, and of the folders of their tables.
 const SNAPSHOT: &str = "snapshot-";
 const TABLES: &str = "tables-";
 
-/// The tensor that holds what is said.
+/// The name of the tensor that holds the description.
 const ABOUT: &str = "about";
 
-/// The tensor of a table that says which changes of closures were made.
+/// The name of a table's tensor with the changes of closures.
 const CLOSURES: &str = "closures";
 
 impl Manifest {
@@ -79,7 +80,7 @@ impl Manifest {
         self.clients.iter().map(of)
     }
 
-    /// Writes it: the snapshot is there from now on.
+    /// Writes the manifest, which completes the snapshot.
     pub fn save(&self, folder: &Path) -> Result<(), SnapshotError> {
         let mut writer = Writer::new();
         writer.insert(ABOUT, packed(self, "manifest", "all tables")?)?;
@@ -87,7 +88,7 @@ impl Manifest {
         Ok(writer.save(manifest_path(folder, self.start), 1)?)
     }
 
-    /// The newest snapshot of a folder, if there is one.
+    /// Returns the newest snapshot of a folder, if there is one.
     pub fn newest(folder: &Path) -> Result<Option<Self>, OpenError> {
         let Some(start) = numbered(folder, SNAPSHOT)?.into_iter().max() else { return Ok(None) };
         let path = manifest_path(folder, start);
@@ -106,12 +107,12 @@ fn tables_path(folder: &Path, start: u64) -> PathBuf {
     folder.join(format!("{TABLES}{start:020}"))
 }
 
-/// Whether there is this snapshot already.
+/// Returns whether this snapshot exists.
 pub(crate) fn exists(folder: &Path, start: u64) -> bool {
     manifest_path(folder, start).exists()
 }
 
-/// Begins the folder of a snapshot's tables, anew where there is one that was not finished.
+/// Creates the folder of a snapshot's tables, and removes one that was not finished.
 pub(crate) fn begin(folder: &Path, start: u64) -> Result<(), SnapshotError> {
     let path = tables_path(folder, start);
     if path.exists() {
@@ -120,7 +121,7 @@ pub(crate) fn begin(folder: &Path, start: u64) -> Result<(), SnapshotError> {
     distribute_files::create_private_folder(&path).map_err(SnapshotError::io("making", &path))
 }
 
-/// Writes a table of a snapshot, the `i`-th of them.
+/// Writes the `i`-th table of a snapshot.
 pub(crate) fn save_table(
     folder: &Path,
     start: u64,
@@ -161,7 +162,7 @@ pub(crate) fn save_table(
     Ok(writer.save(tables_path(folder, start).join(i.to_string()), 1)?)
 }
 
-/// Reads the `i`-th table of a snapshot, which has this name.
+/// Reads the `i`-th table of a snapshot, which must have this name.
 pub(crate) fn load_table(
     folder: &Path,
     (start, i): (u64, usize),
@@ -212,7 +213,7 @@ fn load(path: &Path) -> Result<TableImage, String> {
     Ok(TableImage { name, fingerprint, described, rule, contents, steps, closures })
 }
 
-/// Removes what belongs to snapshots other than this one: those before it, and those that were not finished.
+/// Removes the files of other snapshots: earlier ones, and unfinished ones.
 pub(crate) fn remove_others(folder: &Path, start: Option<u64>) -> Result<(), OpenError> {
     for name in names(folder)? {
         if whole_name(&name).is_some_and(|name| name.starts_with(SNAPSHOT)) {
@@ -228,7 +229,7 @@ pub(crate) fn remove_others(folder: &Path, start: Option<u64>) -> Result<(), Ope
     Ok(())
 }
 
-/// The numbers behind a prefix among the names of a folder.
+/// Returns the numbers after a prefix among the names of a folder.
 fn numbered(folder: &Path, prefix: &str) -> Result<Vec<u64>, OpenError> {
     let number = |name: &OsString| name.to_str()?.strip_prefix(prefix)?.parse().ok();
     Ok(names(folder)?.iter().filter_map(number).collect())

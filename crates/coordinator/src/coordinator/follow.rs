@@ -1,4 +1,4 @@
-//! The thread that follows a worker: connects, sends it work, takes what it has done, and connects again.
+//! The thread that serves one worker: it connects, sends work, collects results, and reconnects.
 
 use super::Shared;
 use crate::dispatch::Task;
@@ -9,13 +9,13 @@ use distribute_log::heard;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// How long to wait for a worker that is not there, before it is tried again.
+/// The delay before a worker that cannot be reached is tried again.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// How long the threads wait at most before they look at the whole again.
+/// The maximum time that a thread waits before it checks the state again.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Follows a worker until the coordinator stops.
+/// Serves a worker until the coordinator stops.
 pub(super) fn follow(shared: &Shared, worker: usize, connect: &dyn Connect, hello: &Hello) {
     let is_wanted = || !shared.hub.lock().is_stopped;
     while is_wanted() {
@@ -50,7 +50,7 @@ pub(super) fn follow(shared: &Shared, worker: usize, connect: &dyn Connect, hell
     }
 }
 
-/// Sends a worker what it is to do, and takes what it has done, until it is lost.
+/// Sends work to a worker and collects its results, until the worker disconnects.
 fn work(shared: &Shared, worker: usize, link: &dyn Link) -> Lost {
     {
         let mut state = shared.hub.lock();
@@ -59,7 +59,7 @@ fn work(shared: &Shared, worker: usize, link: &dyn Link) -> Lost {
     }
     let sending = Mutex::new(());
     std::thread::scope(|scope| {
-        // New closures are sent by a thread of their own; behind results, by this one.
+        // A second thread sends new closures. This thread sends work that follows from results.
         scope.spawn(|| {
             while let Some(is_work) = wait_for_work(shared, worker) {
                 if is_work && send(shared, worker, link, &sending).is_err() {
@@ -99,7 +99,8 @@ fn work(shared: &Shared, worker: usize, link: &dyn Link) -> Lost {
     })
 }
 
-/// Whether there is something for a worker to do, which is waited for for a while; `None` when it is gone.
+/// Waits for a while until there is work for a worker, and returns whether there is. Returns `None` if the
+/// worker is disconnected.
 fn wait_for_work(shared: &Shared, worker: usize) -> Option<bool> {
     let mut state = shared.hub.lock();
     let is_over = |state: &super::hub::State| state.is_stopped || !state.dispatch.is_there(worker);
@@ -109,12 +110,13 @@ fn wait_for_work(shared: &Shared, worker: usize) -> Option<bool> {
     (!is_over(&state)).then(|| state.dispatch.has_work(worker))
 }
 
-/// Sends a worker what it is to do now. One thread at a time, so that the order is that of the decisions.
+/// Sends a worker its current work. One thread sends at a time, so that messages are in the order of the
+/// decisions.
 fn send(shared: &Shared, worker: usize, link: &dyn Link, sending: &Mutex<()>) -> Result<(), Lost> {
     let _one = sending.lock().unwrap_or_else(PoisonError::into_inner);
     let mut state = shared.hub.lock();
     let (floor, work) = state.take(worker);
-    // Closures that can run nowhere have ended, and closures may be asked back from others.
+    // Closures that cannot run anywhere have ended, and closures may be requested back from other workers.
     shared.hub.settle_up(&mut state);
     drop(state);
     if work.is_empty() {
@@ -123,7 +125,7 @@ fn send(shared: &Shared, worker: usize, link: &dyn Link, sending: &Mutex<()>) ->
     link.submit(Batch { session: 0, floor, work })
 }
 
-/// Whether the coordinator stops, or the worker runs its closure for too long: then it is given up.
+/// Returns an error if the coordinator stops, or if the worker has exceeded a time limit and is disconnected.
 fn overdue(shared: &Shared, worker: usize) -> Option<Lost> {
     let mut state = shared.hub.lock();
     if state.is_stopped {

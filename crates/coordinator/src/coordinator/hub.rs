@@ -1,4 +1,4 @@
-//! What the program's threads and those of the workers share: the decisions, the results, and who waits for what.
+//! The state that the program's threads and the worker threads share: decisions, results, and waiting threads.
 
 use super::value::Value;
 use crate::call::ClosureId;
@@ -13,9 +13,9 @@ use std::time::Duration;
 /// The state of a coordinator.
 pub(super) struct Hub {
     state: Mutex<State>,
-    /// Closures have ended, or workers have come or gone.
+    /// Notified after closures have ended, or workers have connected or disconnected.
     progress: Condvar,
-    /// For each worker, that there may be something for it to do.
+    /// Notified when there may be work for a worker; one for each worker.
     work: Vec<Condvar>,
 }
 
@@ -23,25 +23,25 @@ pub(super) struct State {
     pub dispatch: Dispatch,
     pub values: HashMap<ClosureId, Arc<Value>>,
     pub workers: Vec<Seen>,
-    /// How many closures have ended.
+    /// The number of closures that have ended.
     pub ended: u64,
-    /// How many threads wait in `join`.
+    /// The number of threads that wait in `join`.
     pub joining: usize,
     pub is_stopped: bool,
-    /// Since when no worker has been there.
+    /// The time since the last worker disconnected, if none is connected.
     nobody: Option<Stopwatch>,
 }
 
-/// What is known of a worker beside what it does.
+/// The coordinator's record of a worker, in addition to its work.
 #[derive(Debug)]
 pub(super) struct Seen {
-    /// Why it is not there.
+    /// The reason why the worker is not connected, if it is not.
     pub away: Option<String>,
-    /// Whether it has refused this coordinator, so that waiting will not help.
+    /// Whether the worker has refused this coordinator, so that waiting does not help.
     pub is_refused: bool,
-    /// What it is busy with, and since when.
+    /// The current task of the worker, and the time since its start.
     running: Option<(Task, Stopwatch)>,
-    /// How often it was lost.
+    /// The number of times that the worker disconnected.
     pub losses: u64,
 }
 
@@ -70,12 +70,12 @@ impl Hub {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until closures end, or workers come or go, for at most `slice`.
+    /// Waits until closures end, or workers connect or disconnect, for at most `slice`.
     pub fn wait<'a>(&self, state: MutexGuard<'a, State>, slice: Duration) -> MutexGuard<'a, State> {
         self.progress.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Waits until there may be something for a worker to do, for at most `slice`.
+    /// Waits until there may be work for a worker, for at most `slice`.
     pub fn wait_for_work<'a>(
         &self,
         worker: usize,
@@ -85,7 +85,7 @@ impl Hub {
         self.work[worker].wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// A closure was put into the queue: one worker that has none, if there is any, is woken.
+    /// Wakes the thread of one idle worker, if there is one, after a closure was queued.
     pub fn wake_one(&self, state: &State) {
         let idle = (0..self.work.len()).find(|worker| {
             state.dispatch.is_there(*worker)
@@ -97,7 +97,7 @@ impl Hub {
         }
     }
 
-    /// Gives the results that there are to those who wait for them, and wakes whom this concerns.
+    /// Delivers available results to waiting threads, and wakes the threads that are affected.
     pub fn settle_up(&self, state: &mut State) {
         let State { dispatch, values, ended, .. } = state;
         for outcome in dispatch.outcomes() {
@@ -120,7 +120,7 @@ impl Hub {
         }
     }
 
-    /// Wakes everybody.
+    /// Wakes all threads.
     pub fn wake_all(&self) {
         self.progress.notify_all();
         self.work.iter().for_each(Condvar::notify_all);
@@ -128,14 +128,14 @@ impl Hub {
 }
 
 impl State {
-    /// What a worker is to do now, and the closures before which all have ended.
+    /// Returns the current work of a worker, and the closure before which all have ended.
     pub fn take(&mut self, worker: usize) -> (ClosureId, Vec<Work>) {
         let work = self.dispatch.take(worker);
         self.look_at(worker);
         (self.dispatch.floor(), work)
     }
 
-    /// What a worker has done.
+    /// Records the results of a worker.
     pub fn done(&mut self, worker: usize, done: Vec<Done>) {
         done.into_iter().for_each(|done| self.dispatch.done(worker, done));
         self.look_at(worker);
@@ -147,7 +147,7 @@ impl State {
         (seen.away, seen.is_refused, seen.running) = (None, false, None);
     }
 
-    /// Ends all closures because one has failed. What runs has its time to see that from now on.
+    /// Cancels all closures after one has failed. The time limit of running closures starts now.
     pub fn cancel(&mut self) {
         if self.dispatch.is_settling() {
             return;
@@ -162,7 +162,7 @@ impl State {
         self.left(worker, why);
     }
 
-    /// A worker runs its closure for too long, or too long after nobody wants it any more.
+    /// Records that a worker has exceeded the time limit of its closure, or of its cancellation.
     pub fn late(&mut self, worker: usize, failure: Failure) {
         let why = failure.to_string();
         self.dispatch.late(worker, failure);
@@ -176,7 +176,7 @@ impl State {
         self.look_at(worker);
     }
 
-    /// Notes since when a worker is busy with what it does.
+    /// Records the start time of the worker's current task.
     fn look_at(&mut self, worker: usize) {
         let now = self.dispatch.running(worker).map(|(task, _)| task);
         let running = &mut self.workers[worker].running;
@@ -185,12 +185,12 @@ impl State {
         }
     }
 
-    /// What a worker is busy with, and for how long.
+    /// Returns the current task of a worker, and its running time.
     pub fn running(&self, worker: usize) -> Option<(Task, Duration)> {
         self.workers[worker].running.map(|(task, since)| (task, since.elapsed()))
     }
 
-    /// For how long no worker has been there.
+    /// Returns how long no worker has been connected.
     pub fn nobody(&self) -> Option<Duration> {
         self.nobody.map(|since| since.elapsed())
     }

@@ -1,4 +1,4 @@
-//! The program that schedules.
+//! The coordinator: the program that schedules calls.
 
 mod follow;
 mod hub;
@@ -26,9 +26,10 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 use value::Value;
 
-/// Schedules calls on workers. Each is carried out by one of them and, where that is lost, by another one.
+/// A scheduler of calls on workers. Each call is executed by one worker and, if that disconnects, retried on
+/// another one.
 ///
-/// When it is dropped, closures that have not ended are dropped with it: [`join`](Self::join) first.
+/// Closures that have not ended are dropped with the coordinator; call [`join`](Self::join) first.
 pub struct Coordinator {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -42,7 +43,7 @@ struct Shared {
     cancel_timeout: Duration,
 }
 
-/// The result of a closure, which may come later. It can be had as often as it is asked for.
+/// A handle to the result of a closure, which can be fetched any number of times.
 #[derive(Clone)]
 pub struct Remote {
     closure: ClosureId,
@@ -51,12 +52,13 @@ pub struct Remote {
 }
 
 impl Coordinator {
-    /// A coordinator of these workers, once all of them have answered for the first time. `functions` are those of the program, which
-    /// the workers have to have, too, and `settings` what it has to say to all of them. `job` is the number of this start: workers go over to
-    /// the coordinator that has the greatest.
+    /// Creates a coordinator of these workers, after all of them have answered for the first time. `functions`
+    /// are the functions of the program, which must be the same on the workers. `settings` are sent to all
+    /// workers. `job` is the number of this start: workers switch to the coordinator with the greatest number.
     ///
     /// # Errors
-    /// [`Error::NotConnected`] with those that do not answer in time or say no, [`Error::Thread`].
+    /// - [`Error::NotConnected`]: workers do not answer in time, or refuse this coordinator.
+    /// - [`Error::Thread`]: a thread cannot be started.
     pub fn new(
         workers: Vec<Box<dyn Connect>>,
         functions: Vec<FunctionId>,
@@ -86,11 +88,14 @@ impl Coordinator {
         Ok(coordinator)
     }
 
-    /// Puts a closure into the queue. Where that is full, it waits for room, and while other threads [`join`](Self::join) for them.
+    /// Queues a closure. Waits for room if the queue is full, and while other threads are in
+    /// [`join`](Self::join).
     ///
     /// # Errors
-    /// [`Error::Failed`] if a closure has failed of which nobody was told: this one is not scheduled then. [`Error::NoWorkers`] if there is
-    /// no room, and no worker to make some; [`Error::NoResource`].
+    /// - [`Error::Failed`]: an earlier closure has failed, and its error was not returned yet. The new closure
+    ///   is not scheduled.
+    /// - [`Error::NoWorkers`]: the queue is full, and no worker is connected.
+    /// - [`Error::NoResource`]: an argument is not a resource of this coordinator.
     pub fn schedule(&self, call: Call) -> Result<Remote, Error> {
         const OPERATION: &str = "schedule";
         let shared = &self.shared;
@@ -120,11 +125,12 @@ impl Coordinator {
         }
     }
 
-    /// A resource that each worker makes, and makes again when it was lost: what a function returns that is not sent anywhere. Calls take
-    /// it by [`Argument::Resource`](crate::Argument::Resource), and wait until their worker has made it.
+    /// Creates a resource: a value that each worker creates by calling a function, and recreates if it is lost.
+    /// The value is not sent anywhere. Calls take it by [`Argument::Resource`](crate::Argument::Resource), and
+    /// wait until their worker has created it.
     ///
     /// # Errors
-    /// [`Error::NoResource`] for one among the arguments that this coordinator does not have.
+    /// - [`Error::NoResource`]: an argument is not a resource of this coordinator.
     pub fn create(&self, call: Call) -> Result<ResourceId, Error> {
         let mut state = self.shared.hub.lock();
         let made = state.dispatch.create(call);
@@ -135,7 +141,7 @@ impl Coordinator {
         })
     }
 
-    /// Lets go of a resource, once the closures that use it have ended.
+    /// Drops a resource after the closures that use it have ended.
     pub fn forget(&self, resource: ResourceId) {
         let mut state = self.shared.hub.lock();
         state.dispatch.forget(resource);
@@ -144,18 +150,21 @@ impl Coordinator {
 
     /// Waits until all closures have ended.
     ///
+    /// A closure that does not end fails after its own time limit ([`Options::closure_timeout`]).
+    ///
     /// # Errors
-    /// [`Error::Failed`] if one has failed of which nobody was told; the others were cancelled, and the coordinator can be used again.
-    /// [`Error::NoWorkers`] when no worker has been there for long. That a closure does not end has a limit of its own
-    /// ([`Options::closure_timeout`]), by which it fails.
+    /// - [`Error::Failed`]: a closure has failed, and its error was not returned yet. The others were
+    ///   cancelled, and the coordinator can be used again.
+    /// - [`Error::NoWorkers`]: no worker was connected for longer than the timeout.
     pub fn join(&self) -> Result<(), Error> {
         self.join_within("join", Duration::MAX)
     }
 
-    /// The same, for at most so long.
+    /// Waits until all closures have ended, for at most `timeout`.
     ///
     /// # Errors
-    /// Those of [`join`](Self::join); [`Error::Late`], and everything goes on.
+    /// Returns the errors of [`join`](Self::join), and:
+    /// - [`Error::Late`]: closures have not ended within `timeout`. They continue.
     pub fn join_timeout(&self, timeout: Duration) -> Result<(), Error> {
         self.join_within("join_timeout", timeout)
     }
@@ -193,10 +202,11 @@ impl Coordinator {
         result
     }
 
-    /// Whether all closures have ended.
+    /// Returns whether all closures have ended.
     ///
     /// # Errors
-    /// [`Error::Failed`] if one has failed of which nobody was told, as [`join`](Self::join).
+    /// - [`Error::Failed`]: a closure has failed, and its error was not returned yet, as in
+    ///   [`join`](Self::join).
     pub fn done(&self) -> Result<bool, Error> {
         let mut state = self.shared.hub.lock();
         if state.dispatch.has_failed() {
@@ -205,29 +215,30 @@ impl Coordinator {
         Ok(state.dispatch.is_idle())
     }
 
-    /// What it and its workers do just now.
+    /// Returns the current status of the coordinator and its workers.
     pub fn status(&self) -> Status {
         self.shared.status(&self.shared.hub.lock())
     }
 
-    /// Where a resource is on each worker, as of the closures that have ended; none where nothing was taken of it.
+    /// Returns the position of a resource on each worker, as of the closures that have ended. The position is
+    /// `None` if nothing was taken from the resource.
     pub fn positions(&self, resource: ResourceId) -> Option<Vec<Option<Bytes>>> {
         self.shared.hub.lock().dispatch.positions(resource).map(<[_]>::to_vec)
     }
 }
 
-/// How long a wait lasts at most until it looks at the whole again.
+/// Returns the maximum time of a wait before the state is checked again.
 fn follow_up() -> Duration {
     Duration::from_millis(200)
 }
 
 impl Shared {
-    /// Ends all closures because one has failed, waits for those that run, and tells of it.
+    /// Cancels all closures after one has failed, waits for running closures, and returns the failure.
     fn settle<'a>(&'a self, mut state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>, Error> {
         // CC-7
         state.cancel();
         self.hub.settle_up(&mut state);
-        // Each that runs ends in time, or its worker is given up: see `follow`.
+        // Each running closure ends in time, or its worker is disconnected: see `follow`.
         while state.dispatch.has_failed() {
             if let Some(failure) = state.dispatch.settle() {
                 self.hub.wake_all();
@@ -238,7 +249,7 @@ impl Shared {
             }
             state = self.hub.wait(state, follow_up());
         }
-        // Another thread was told.
+        // Another thread has returned the failure.
         Ok(state)
     }
 
@@ -298,7 +309,7 @@ impl Shared {
         }
     }
 
-    /// What each worker does, in words.
+    /// Describes the task of each worker.
     fn describe(&self, state: &State) -> Vec<String> {
         let Status { queued, workers, .. } = self.status(state);
         let mut all: Vec<_> = workers.iter().map(WorkerStatus::to_string).collect();
@@ -310,12 +321,12 @@ impl Shared {
 }
 
 impl Remote {
-    /// The number of its closure.
+    /// Returns the number of the closure.
     pub fn closure(&self) -> ClosureId {
         self.closure
     }
 
-    /// Whether the closure has ended, well or not.
+    /// Returns whether the closure has ended, successfully or not.
     pub fn is_ready(&self) -> bool {
         self.value.get().is_some()
     }
@@ -323,15 +334,18 @@ impl Remote {
     /// Waits for the result.
     ///
     /// # Errors
-    /// [`Error::Failed`] with the closure's own failure, each time; [`Error::NoWorkers`], [`Error::Dropped`].
+    /// - [`Error::Failed`]: the closure has failed. Each call returns the same failure.
+    /// - [`Error::NoWorkers`]: no worker was connected for longer than the timeout.
+    /// - [`Error::Dropped`]: the coordinator was dropped.
     pub fn fetch(&self) -> Result<Bytes, Error> {
         self.fetch_within("fetch", Duration::MAX)
     }
 
-    /// The same, for at most so long.
+    /// Waits for the result, for at most `timeout`.
     ///
     /// # Errors
-    /// Those of [`fetch`](Self::fetch), and [`Error::Late`].
+    /// Returns the errors of [`fetch`](Self::fetch), and:
+    /// - [`Error::Late`]: the closure has not ended within `timeout`.
     pub fn fetch_timeout(&self, timeout: Duration) -> Result<Bytes, Error> {
         self.fetch_within("fetch_timeout", timeout)
     }
@@ -352,7 +366,7 @@ impl Remote {
         }
     }
 
-    /// The failure, if its closure has failed.
+    /// Returns the failure of the closure, if it has failed.
     pub fn failure(&self) -> Option<Failure> {
         self.value.get()?.err()
     }

@@ -6,23 +6,25 @@ use std::time::Duration;
 /// The settings of a [`Coordinator`](super::Coordinator).
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// How long all waits for workers to come back last; 60 s by default.
+    /// The time that calls wait for workers to reconnect; 60 s by default.
     pub timeout: Duration,
-    /// How long to wait until all workers have answered for the first time; 60 s by default.
+    /// The time to wait until all workers have answered for the first time; 60 s by default.
     pub join_timeout: Duration,
-    /// How long a closure may run; 10 minutes by default. One that runs for longer fails, and its worker is given up until it answers
-    /// anew.
+    /// The maximum running time of a closure; 10 minutes by default. After that the closure fails, and its
+    /// worker is disconnected until it answers again.
     pub closure_timeout: Duration,
-    /// How long a closure may still run when it was cancelled; 10 s by default. Then it is as if it had ended, and its worker is given
-    /// up.
+    /// The time that a closure may still run after it was cancelled; 10 s by default. After that it counts as
+    /// ended, and its worker is disconnected until it answers again.
     pub cancel_timeout: Duration,
-    /// How many closures may wait for a worker; 262,144 by default. Who schedules more waits.
+    /// The maximum number of closures that wait for a worker; 262,144 by default. If the queue is full,
+    /// scheduling blocks.
     pub queue: usize,
-    /// How many closures a worker may have, the one that it runs included, while closures are short and many wait; 16 by default.
+    /// The maximum number of closures of a worker, including the running one, if closures are short and many
+    /// are queued; 16 by default.
     pub window: usize,
-    /// How often a closure is run again because the worker that ran it was lost; 5 times by default.
+    /// The number of times a closure is retried because its worker disconnected; 5 by default.
     pub losses: u32,
-    /// How often a closure is run again because a parameter server did not answer; twice by default.
+    /// The number of times a closure is retried because a parameter server did not answer; 2 by default.
     pub server_failures: u32,
 }
 

@@ -1,47 +1,48 @@
-//! What a coordinator says of itself and of its workers.
+//! The status of a coordinator and its workers.
 
 use crate::call::{FunctionId, ResourceId};
 use crate::dispatch::Task;
 use std::fmt;
 use std::time::Duration;
 
-/// What a coordinator and its workers do just now.
+/// The current status of a coordinator and its workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
-    /// How many closures wait for a worker.
+    /// The number of closures that wait for a worker.
     pub queued: usize,
-    /// How many closures have ended.
+    /// The number of closures that have ended.
     pub ended: u64,
-    /// How many closures workers have run to their end; one may be run more than once.
+    /// The number of completed executions of closures; a closure may be executed more than once.
     pub run: u64,
-    /// How many others ended while one of these ran, of all of them together.
+    /// The total number of other executions that ended during these executions.
     pub overlaps: u64,
     /// The workers.
     pub workers: Vec<WorkerStatus>,
 }
 
-/// What a worker does just now.
+/// The current status of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WorkerStatus {
-    /// Its name.
+    /// The name of the worker.
     pub name: String,
-    /// Why it is not there, if it is not.
+    /// The reason why the worker is not connected, if it is not.
     pub away: Option<String>,
-    /// How often it was lost.
+    /// The number of times that the worker disconnected.
     pub losses: u64,
-    /// The function that it runs, for what, and for how long.
+    /// The function that it runs, the task, and the running time.
     pub running: Option<(FunctionId, Task, Duration)>,
-    /// How many closures it has.
+    /// The number of closures that the worker has.
     pub closures: usize,
-    /// The resources that it has yet to make.
+    /// The resources that the worker has not created yet.
     pub missing: Vec<ResourceId>,
 }
 
 impl Status {
-    /// How stale values were: how many other closures ended, on the average, while one ran, of those that have ended since `earlier`. `None`
-    /// where none has. With n workers whose closures take equally long it is n - 1.
+    /// Returns the average staleness of values: the mean number of other closures that ended during one, for
+    /// all that have ended since `earlier`. Returns `None` if none has. With n workers and closures of equal
+    /// duration it is n - 1.
     pub fn staleness_since(&self, earlier: &Self) -> Option<f64> {
         let run = self.run.saturating_sub(earlier.run);
         (run > 0).then(|| self.overlaps.saturating_sub(earlier.overlaps) as f64 / run as f64)

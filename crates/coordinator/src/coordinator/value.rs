@@ -1,11 +1,11 @@
-//! The result of a closure, which comes later.
+//! The result of a closure, which may arrive later.
 
 use crate::failure::Failure;
 use bytes::Bytes;
 use distribute_cluster::Deadline;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A result, once it is there.
+/// A result that may arrive later.
 #[derive(Debug, Default)]
 pub(super) struct Value {
     result: Mutex<Option<Result<Bytes, Failure>>>,
@@ -18,12 +18,12 @@ impl Value {
         self.changed.notify_all();
     }
 
-    /// The result, if it is there; it can be had again.
+    /// Returns the result, if it is available.
     pub fn get(&self) -> Option<Result<Bytes, Failure>> {
         self.lock().clone()
     }
 
-    /// Waits for the result until the next look at the clock. Says whether there is time left.
+    /// Waits for the result until the next check of the deadline. Returns whether there is time left.
     pub fn wait(&self, deadline: &mut Deadline) -> bool {
         let slice = deadline.look();
         if slice.is_zero() {

@@ -1,4 +1,4 @@
-//! The closures that have not ended, and the queue of those that run nowhere.
+//! The closures that have not ended, and the queue of those that are not assigned to a worker.
 
 use crate::call::{Call, ClosureId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,16 +8,16 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Closures {
     next: u64,
     all: BTreeMap<ClosureId, Closure>,
-    /// Those that run nowhere, the oldest first: one that is put back stands where it stood.
+    /// The closures without a worker, the oldest first. A closure that is put back gets its previous position.
     queue: BTreeSet<ClosureId>,
 }
 
 #[derive(Debug)]
 struct Closure {
     call: Call,
-    /// How many workers were lost that ran it.
+    /// The number of times that a worker disconnected while it ran the closure.
     losses: u32,
-    /// How often a parameter server did not answer it.
+    /// The number of times that a parameter server did not answer the closure.
     server_failures: u32,
 }
 
@@ -38,7 +38,7 @@ impl Closures {
         self.queue.len()
     }
 
-    /// Those of the queue, the oldest first.
+    /// Returns the queued closures, the oldest first.
     pub fn queue(&self) -> impl Iterator<Item = (ClosureId, &Call)> {
         self.queue.iter().filter_map(|id| Some((*id, &self.all.get(id)?.call)))
     }
@@ -47,20 +47,20 @@ impl Closures {
         Some(&self.all.get(&id)?.call)
     }
 
-    /// Takes one out of the queue.
+    /// Removes a closure from the queue.
     pub fn start(&mut self, id: ClosureId) -> Option<Call> {
         self.queue.remove(&id);
         self.call(id).cloned()
     }
 
-    /// Puts one back that runs nowhere any more.
+    /// Puts a closure back that no worker runs any more.
     pub fn put_back(&mut self, id: ClosureId) {
         if self.all.contains_key(&id) {
             self.queue.insert(id);
         }
     }
 
-    /// Its worker was lost; says how many were.
+    /// Records that the closure's worker disconnected, and returns how often this has happened.
     pub fn lost(&mut self, id: ClosureId) -> u32 {
         self.all.get_mut(&id).map_or(0, |closure| {
             closure.losses += 1;
@@ -68,7 +68,7 @@ impl Closures {
         })
     }
 
-    /// A parameter server did not answer it; says how often.
+    /// Records that a parameter server did not answer, and returns how often this has happened.
     pub fn server_failed(&mut self, id: ClosureId) -> u32 {
         self.all.get_mut(&id).map_or(0, |closure| {
             closure.server_failures += 1;
@@ -81,7 +81,7 @@ impl Closures {
         Some(self.all.remove(&id)?.call)
     }
 
-    /// All before it have ended.
+    /// Returns the closure before which all have ended.
     pub fn floor(&self) -> ClosureId {
         self.all.keys().next().copied().unwrap_or(ClosureId(self.next))
     }

@@ -1,7 +1,7 @@
-//! Which worker does what: decisions without threads, connections or clocks.
+//! The assignment of work to workers: decisions without threads, connections or clocks.
 //!
-//! Everything that happens comes in as a call of a method, and what follows of it comes out: as [`Work`] for a worker, taken by
-//! [`Dispatch::take`], and as the [`Outcome`] of each closure, once.
+//! Each event is a method call. Its effects are returned as [`Work`] for a worker, by [`Dispatch::take`], and
+//! as the [`Outcome`] of each closure, once.
 
 mod closures;
 mod resources;
@@ -18,26 +18,26 @@ use resources::{Resources, Use};
 use std::fmt;
 use worker::Worker;
 
-/// How a closure ended.
+/// The outcome of a closure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// Which closure.
+    /// The closure.
     pub closure: ClosureId,
     /// The bytes of its result.
     pub result: Result<Bytes, Failure>,
 }
 
-/// What a worker is busy with.
+/// The current task of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Task {
-    /// It runs a closure.
+    /// The worker runs a closure.
     Closure(ClosureId),
-    /// It makes a resource.
+    /// The worker creates a resource.
     Resource(ResourceId),
 }
 
 impl Task {
-    /// The closure, if it is one.
+    /// Returns the closure, if the task is one.
     pub fn closure(self) -> Option<ClosureId> {
         match self {
             Self::Closure(id) => Some(id),
@@ -55,12 +55,13 @@ impl fmt::Display for Task {
     }
 }
 
-/// Why a closure or a resource is not taken.
+/// The reason why a closure or a resource is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The queue is full: wait until there is room.
     Full,
-    /// A closure has failed, which is told first, when all others have ended: see [`Dispatch::settle`].
+    /// A closure has failed. The failure must be returned first, after all other closures have ended: see
+    /// [`Dispatch::settle`].
     Failing,
     /// There is no such resource.
     NoResource(ResourceId),
@@ -69,13 +70,13 @@ pub enum Refusal {
 /// The settings of a [`Dispatch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// How many closures may wait for a worker.
+    /// The maximum number of closures that wait for a worker.
     pub queue: usize,
-    /// How many closures a worker may have, the one that it runs included.
+    /// The maximum number of closures of a worker, including the running one.
     pub window: usize,
-    /// How often a closure is run again because its worker was lost.
+    /// The number of times a closure is retried because its worker disconnected.
     pub losses: u32,
-    /// How often a closure is run again because a parameter server did not answer.
+    /// The number of times a closure is retried because a parameter server did not answer.
     pub server_failures: u32,
 }
 
@@ -86,28 +87,28 @@ impl Default for Limits {
     }
 }
 
-/// So many closures of the queue are looked at for one whose resources a worker has.
+/// The number of queued closures that are searched for one whose resources a worker has.
 const LOOK: usize = 64;
 
-/// Which worker does what.
+/// The assignment of work to workers.
 #[derive(Debug)]
 pub struct Dispatch {
     limits: Limits,
     closures: Closures,
     resources: Resources,
     workers: Vec<Worker>,
-    /// The first failure, until it is told.
+    /// The first failure, until it is returned.
     failure: Option<Failure>,
-    /// Whether all closures are being ended because of it.
+    /// Whether all closures are being cancelled because of the failure.
     is_settling: bool,
     outcomes: Vec<Outcome>,
-    /// How many closures workers have run to their end.
+    /// The number of completed executions of closures.
     run: u64,
     overlaps: u64,
 }
 
 impl Dispatch {
-    /// So many workers, none of which is there yet.
+    /// Creates a dispatch for this many workers, none of which is connected.
     pub fn new(workers: usize, limits: Limits) -> Self {
         Self {
             limits,
@@ -122,10 +123,10 @@ impl Dispatch {
         }
     }
 
-    /// Puts a closure at the end of the queue.
+    /// Adds a closure to the end of the queue.
     ///
     /// # Errors
-    /// [`Refusal`].
+    /// Returns a [`Refusal`] if the closure is not accepted.
     pub fn schedule(&mut self, call: Call) -> Result<ClosureId, Refusal> {
         if self.failure.is_some() {
             return Err(Refusal::Failing);
@@ -138,10 +139,10 @@ impl Dispatch {
         Ok(self.closures.add(call))
     }
 
-    /// A resource that each worker is to make, as soon as it has those among its arguments.
+    /// Adds a resource, which each worker creates as soon as it has the resources among the arguments.
     ///
     /// # Errors
-    /// [`Refusal::NoResource`].
+    /// - [`Refusal::NoResource`]: an argument is not a known resource.
     pub fn create(&mut self, call: Call) -> Result<ResourceId, Refusal> {
         self.check(&call)?;
         Ok(self.resources.add(call))
@@ -152,19 +153,20 @@ impl Dispatch {
         unknown.map_or(Ok(()), |id| Err(Refusal::NoResource(id)))
     }
 
-    /// Lets go of a resource, once the closures that use it have ended.
+    /// Drops a resource after the closures that use it have ended.
     pub fn forget(&mut self, resource: ResourceId) {
         self.resources.release(resource);
     }
 
-    /// A worker is there that was not, and has nothing yet.
+    /// Records that a worker has connected. It has no work yet.
     pub fn joined(&mut self, worker: usize) {
         self.workers[worker].is_there = true;
     }
 
-    /// A worker is lost. What it had is run elsewhere, and what it has made is made again where it was, when it is back.
+    /// Records that a worker has disconnected. Its closures are retried elsewhere. When it is back, it
+    /// recreates its resources at their positions.
     pub fn lost(&mut self, worker: usize, why: &str) {
-        // It runs one closure at a time, in order: the others have not begun.
+        // A worker runs its closures one at a time, in order, so the others have not begun.
         let running = self.workers[worker].had.front().copied();
         self.leave(worker, false);
         if let Some(id) = running
@@ -178,7 +180,8 @@ impl Dispatch {
         }
     }
 
-    /// What a worker is busy with has not ended in time, and fails. What else the worker had is run elsewhere; it is to be given up.
+    /// Records that the current task of a worker has timed out, which fails. The other closures of the worker
+    /// are run elsewhere. The caller must disconnect the worker.
     pub fn late(&mut self, worker: usize, failure: Failure) {
         let running = self.running(worker).map(|(task, _)| task);
         self.leave(worker, true);
@@ -204,7 +207,7 @@ impl Dispatch {
         }
     }
 
-    /// What a worker is to do now.
+    /// Returns the current work of a worker.
     pub fn take(&mut self, worker: usize) -> Vec<Work> {
         let mut work = Vec::new();
         if !self.workers[worker].is_there {
@@ -222,13 +225,13 @@ impl Dispatch {
         if self.workers[worker].had.is_empty() && self.closures.queued() == 0 {
             self.ask_back();
         }
-        // What is given back is not cancelled: its outcome says why.
+        // A returned closure does not also report its cancellation; its outcome has the reason.
         work.extend(self.workers[worker].take_returning().map(Work::Return));
         work.extend(self.workers[worker].take_cancelled().map(Work::Cancel));
         work
     }
 
-    /// Whether [`take`](Self::take) may give a worker something to do.
+    /// Returns whether [`take`](Self::take) may return work for a worker.
     pub fn has_work(&self, worker: usize) -> bool {
         let state = &self.workers[worker];
         state.is_there
@@ -242,14 +245,15 @@ impl Dispatch {
                     && self.workers.iter().any(|other| other.waiting() > 0)))
     }
 
-    /// Whether a worker may get resources to make: not while closures wait there, before which it would make them. So it is known what
-    /// it is busy with: the closure that it has or, if it has none, the first resource.
+    /// Returns whether a worker may get resources to create: not while closures wait there, because it would
+    /// create the resources first. The current task of a worker is therefore known: its closure or, if it has
+    /// none, the first resource.
     fn can_make(&self, worker: usize) -> bool {
         self.workers[worker].had.len() <= 1
     }
 
-    /// How many more closures a worker may get now: one to run and, while closures are short and many wait, some ahead; none while it
-    /// makes a resource, or is to make one when it has nothing else to do.
+    /// Returns how many more closures a worker may get: one to run, and some in advance if closures are short
+    /// and many are queued. Returns 0 while the worker creates a resource, or if it should create one next.
     fn room(&self, worker: usize) -> usize {
         if self.resources.making(worker).is_some() || self.resources.has_next(worker, true) {
             return 0;
@@ -264,7 +268,7 @@ impl Dispatch {
         self.closures.queue().take(LOOK)
     }
 
-    /// The next closure of the queue that a worker can run. Those that it never can end here.
+    /// Returns the next closure of the queue that a worker can run. Closures that can never run there end here.
     fn next(&mut self, worker: usize) -> Option<Work> {
         loop {
             let uses = self.candidates().map(|(id, call)| (id, self.resources.of(worker, call)));
@@ -280,7 +284,7 @@ impl Dispatch {
         }
     }
 
-    /// Asks the worker that has most closures waiting for half of them: another one has nothing to do.
+    /// Requests half of the waiting closures from the worker that has the most, because another worker is idle.
     fn ask_back(&mut self) {
         let most = self.workers.iter_mut().max_by_key(|worker| worker.waiting());
         if let Some(worker) = most.filter(|worker| worker.waiting() > 0) {
@@ -288,7 +292,7 @@ impl Dispatch {
         }
     }
 
-    /// What a worker has done.
+    /// Records a result of a worker.
     pub fn done(&mut self, worker: usize, done: Done) {
         match done {
             Done::Made { resource, result } => self.resources.made(worker, resource, result),
@@ -319,7 +323,7 @@ impl Dispatch {
         }
     }
 
-    // T5: what counts is the closure's own, and gone with it.
+    // T5: retries are counted for each closure, and the count is dropped with it.
     fn is_tried_again(&mut self, closure: ClosureId) -> bool {
         self.closures.server_failed(closure) <= self.limits.server_failures
     }
@@ -333,17 +337,18 @@ impl Dispatch {
         self.outcomes.push(Outcome { closure, result });
     }
 
-    /// The closures that have ended since this was asked last.
+    /// Returns the closures that have ended since the last call.
     pub fn outcomes(&mut self) -> std::vec::Drain<'_, Outcome> {
         self.outcomes.drain(..)
     }
 
-    /// Whether a closure has failed of which [`settle`](Self::settle) has not told yet.
+    /// Returns whether a closure has failed and [`settle`](Self::settle) has not returned the failure yet.
     pub fn has_failed(&self) -> bool {
         self.failure.is_some()
     }
 
-    /// Ends all closures because one has failed: those that wait at once, those that run when they see that nobody wants them.
+    /// Cancels all closures after one has failed. Waiting closures end at once, and running ones when they
+    /// notice the cancellation.
     pub fn cancel(&mut self) {
         // CC-7
         self.is_settling = true;
@@ -352,7 +357,7 @@ impl Dispatch {
         queued.into_iter().for_each(|id| self.put_back(id));
     }
 
-    /// Whether all closures are being ended because one has failed.
+    /// Returns whether all closures are being cancelled because one has failed.
     pub fn is_settling(&self) -> bool {
         self.is_settling
     }
@@ -363,7 +368,7 @@ impl Dispatch {
         Failure::new(FailureKind::Cancelled, text)
     }
 
-    /// The failure, once all closures have ended; it is told once, and then the queue takes closures again.
+    /// Returns the failure once, after all closures have ended. The queue then accepts closures again.
     pub fn settle(&mut self) -> Option<Failure> {
         if self.failure.is_none() || !self.is_idle() {
             return None;
@@ -372,49 +377,49 @@ impl Dispatch {
         self.failure.take()
     }
 
-    /// Whether all closures have ended.
+    /// Returns whether all closures have ended.
     pub fn is_idle(&self) -> bool {
         self.closures.len() == 0
     }
 
-    /// How many closures wait for a worker.
+    /// Returns the number of closures that wait for a worker.
     pub fn queued(&self) -> usize {
         self.closures.queued()
     }
 
-    /// How many closures workers have run to their end, and how often one did while another was running: of all of them the sum of how
-    /// many others ended between their begin and their end. Where each makes an update, that is how many updates its values lacked.
+    /// Returns the number of completed executions, and the sum over all of them of how many others ended during
+    /// each. If each execution makes one update, that is the number of updates that its values lacked.
     pub fn overlaps(&self) -> (u64, u64) {
         (self.run, self.overlaps)
     }
 
-    /// All closures before this one have ended.
+    /// Returns the closure before which all have ended.
     pub fn floor(&self) -> ClosureId {
         self.closures.floor()
     }
 
-    /// Whether a worker is there.
+    /// Returns whether a worker is connected.
     pub fn is_there(&self, worker: usize) -> bool {
         self.workers[worker].is_there
     }
 
-    /// What a worker is busy with.
+    /// Returns the current task of a worker.
     pub fn running(&self, worker: usize) -> Option<(Task, &Call)> {
         let closure = self.had(worker).next().map(|(id, call)| (Task::Closure(id), call));
         closure.or_else(|| self.resources.making(worker).map(|(id, call)| (Task::Resource(id), call)))
     }
 
-    /// The closures that a worker has; it runs the first one.
+    /// Returns the closures of a worker; it runs the first one.
     pub fn had(&self, worker: usize) -> impl Iterator<Item = (ClosureId, &Call)> {
         self.workers[worker].had.iter().filter_map(|id| Some((*id, self.closures.call(*id)?)))
     }
 
-    /// The resources that a worker has not made yet.
+    /// Returns the resources that a worker has not created yet.
     pub fn missing(&self, worker: usize) -> Vec<ResourceId> {
         self.resources.missing(worker)
     }
 
-    /// Where a resource is on each worker, as of the closures that have ended.
+    /// Returns the position of a resource on each worker, as of the closures that have ended.
     pub fn positions(&self, resource: ResourceId) -> Option<&[Option<Bytes>]> {
         self.resources.positions(resource)
     }

@@ -1,4 +1,4 @@
-//! The values that each worker makes for itself, and who has made which.
+//! The values that each worker creates for itself, and their state on each worker.
 
 use crate::call::{Call, ResourceId};
 use crate::failure::{Failure, FailureKind};
@@ -6,7 +6,7 @@ use crate::message::Work;
 use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
 
-/// How often a worker tries to make a resource while parameter servers don't answer.
+/// The number of times a worker tries to create a resource while parameter servers do not answer.
 const TRIES: u32 = 3;
 
 /// All resources.
@@ -15,25 +15,25 @@ pub(super) struct Resources {
     next: u64,
     workers: usize,
     all: BTreeMap<ResourceId, Resource>,
-    /// For each worker, those that it makes, in its order.
+    /// The resources that each worker creates at the moment, in order.
     making: Vec<VecDeque<ResourceId>>,
-    /// For each worker, those that it is to let go of.
+    /// The resources that each worker should drop.
     forgotten: Vec<Vec<ResourceId>>,
 }
 
 #[derive(Debug)]
 struct Resource {
     call: Call,
-    /// How many closures and resources have it as an argument.
+    /// The number of closures and resources that have it as an argument.
     users: usize,
-    /// Whether the program has let go of it.
+    /// Whether the program has dropped it.
     is_released: bool,
     first: First,
     on: Vec<OnWorker>,
     positions: Vec<Option<Bytes>>,
 }
 
-/// Variables that a resource needs are made by the first worker that makes it; the others wait, and find them.
+/// The worker that creates the variables of a resource. The others wait, and then find the variables.
 #[derive(Debug, PartialEq, Eq)]
 enum First {
     Nobody,
@@ -43,14 +43,15 @@ enum First {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum OnWorker {
-    /// It is to be made; a parameter server did not answer so many times.
+    /// The resource is to be created. The number counts attempts that failed because a parameter server did not
+    /// answer.
     Missing(u32),
     Making(u32),
     Made,
     Failed(Failure),
 }
 
-/// Whether a worker has what a call needs.
+/// The availability of a call's resources on a worker.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Use {
     Ready,
@@ -78,7 +79,7 @@ impl Resources {
         id
     }
 
-    /// A call uses resources until it is [let go](Self::let_go).
+    /// Marks the resources of a call as used, until [`let_go`](Self::let_go).
     pub fn hold(&mut self, call: &Call) {
         for id in call.resources() {
             if let Some(resource) = self.all.get_mut(&id) {
@@ -103,7 +104,8 @@ impl Resources {
         }
     }
 
-    /// Removes it if nobody uses it any more. While a worker makes it, it stays: that worker is busy with it.
+    /// Removes a resource that is no longer used. While a worker creates it, it stays, because it is that
+    /// worker's current task.
     fn remove_unused(&mut self, id: ResourceId) {
         let is_made = self.making.iter().flatten().any(|making| *making == id);
         if is_made || !self.all.get(&id).is_some_and(Resource::is_unused) {
@@ -122,7 +124,7 @@ impl Resources {
         self.forgotten[worker].drain(..)
     }
 
-    /// Whether a worker has what a call needs.
+    /// Returns whether a worker has the resources of a call.
     pub fn of(&self, worker: usize, call: &Call) -> Use {
         for id in call.resources() {
             match self.all.get(&id).map(|resource| &resource.on[worker]) {
@@ -130,7 +132,7 @@ impl Resources {
                 Some(OnWorker::Missing(_) | OnWorker::Making(_)) => return Use::NotYet,
                 Some(OnWorker::Failed(failure)) => {
                     let text = format!("{id}, an argument, could not be made: {failure}");
-                    // FT-5: what has failed is said once, however long the chain.
+                    // FT-5: a failure is described once, however long the chain of resources is.
                     let failure = match failure.kind {
                         FailureKind::Resource => failure.clone(),
                         _ => Failure::new(FailureKind::Resource, text),
@@ -145,7 +147,8 @@ impl Resources {
         Use::Ready
     }
 
-    /// Whether a worker can make one now. Others may wait for the first that makes it, so that one has to begin at once: it is idle.
+    /// Returns whether a worker can create a resource now. Other workers may wait for the first one that
+    /// creates it, so that one must be idle to begin at once.
     fn is_next(&self, worker: usize, is_idle: bool, resource: &Resource) -> bool {
         let is_free = match resource.first {
             First::Made => true,
@@ -160,12 +163,12 @@ impl Resources {
         !self.forgotten[worker].is_empty()
     }
 
-    /// Whether there is one that a worker can make, if it is idle or not.
+    /// Returns whether there is a resource that a worker can create.
     pub fn has_next(&self, worker: usize, is_idle: bool) -> bool {
         self.all.values().any(|resource| self.is_next(worker, is_idle, resource))
     }
 
-    /// The next one that a worker is to make.
+    /// Returns the next resource that a worker should create.
     pub fn take(&mut self, worker: usize, is_idle: bool) -> Option<Work> {
         loop {
             let next = self.all.iter().find(|(_, resource)| self.is_next(worker, is_idle, resource));
@@ -188,7 +191,7 @@ impl Resources {
         }
     }
 
-    /// A worker has made one, or not.
+    /// Records that a worker has created a resource, or failed to.
     pub fn made(&mut self, worker: usize, id: ResourceId, result: Result<(), Failure>) {
         let Some(resource) = self.all.get_mut(&id) else { return };
         let OnWorker::Making(tries) = resource.on[worker] else { return };
@@ -207,28 +210,28 @@ impl Resources {
         self.remove_unused(id);
     }
 
-    /// The first that a worker makes now.
+    /// Returns the resource that a worker creates at the moment.
     pub fn making(&self, worker: usize) -> Option<(ResourceId, &Call)> {
         let id = *self.making[worker].front()?;
         Some((id, &self.all.get(&id)?.call))
     }
 
-    /// One cannot be made on a worker.
+    /// Records that a resource cannot be created on a worker.
     pub fn fail(&mut self, worker: usize, id: ResourceId, failure: Failure) {
         if let Some(resource) = self.all.get_mut(&id) {
             resource.on[worker] = OnWorker::Failed(failure);
         }
     }
 
-    /// A closure that has ended has moved one.
+    /// Records the new position of a resource after a closure has ended.
     pub fn moved(&mut self, worker: usize, id: ResourceId, position: Bytes) {
         if let Some(resource) = self.all.get_mut(&id) {
             resource.positions[worker] = Some(position);
         }
     }
 
-    /// A worker has none any more. It does not try again what has failed where `keeps_failed` says so: of two that never end, each
-    /// would be tried again because of the other.
+    /// Records that a worker has lost all its resources. If `keeps_failed`, it does not retry failed ones.
+    /// Otherwise two resources that both time out would cause each other to be retried forever.
     pub fn leave(&mut self, worker: usize, keeps_failed: bool) {
         self.forgotten[worker].clear();
         for resource in self.all.values_mut() {
@@ -242,7 +245,7 @@ impl Resources {
         std::mem::take(&mut self.making[worker]).into_iter().for_each(|id| self.remove_unused(id));
     }
 
-    /// Those that a worker has not made yet, and can still make.
+    /// Returns the resources that a worker has not created yet, and can still create.
     pub fn missing(&self, worker: usize) -> Vec<ResourceId> {
         let is_missing =
             |resource: &Resource| matches!(resource.on[worker], OnWorker::Missing(_) | OnWorker::Making(_));

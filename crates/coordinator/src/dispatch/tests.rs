@@ -16,7 +16,7 @@ fn schedule(dispatch: &mut Dispatch) -> ClosureId {
     dispatch.schedule(call("f", &[])).unwrap()
 }
 
-/// The closures that a worker is given now.
+/// Returns the closures that a worker gets now.
 fn calls(dispatch: &mut Dispatch, worker: usize) -> Vec<u64> {
     let is_call = |work: Work| match work {
         Work::Call { closure, .. } => Some(closure.0),
@@ -37,7 +37,7 @@ fn failure(kind: FailureKind) -> Failure {
     Failure::new(kind, "no")
 }
 
-/// How closures ended, with the kinds of failures.
+/// Returns the outcomes of closures, with the kinds of failures.
 fn outcomes(dispatch: &mut Dispatch) -> Vec<(u64, Option<FailureKind>)> {
     dispatch.outcomes().map(|outcome| (outcome.closure.0, outcome.result.err().map(|f| f.kind))).collect()
 }
@@ -54,7 +54,7 @@ fn closures_that_end_while_another_runs_are_counted() {
     assert_eq!(dispatch.overlaps(), (2, 0));
     dispatch.done(0, ok(0));
     assert_eq!(dispatch.overlaps(), (3, 2), "closures 1 and 2, while closure 0 ran");
-    // A closure that was lost with its worker begins anew.
+    // A closure that was lost with its worker starts again.
     assert_eq!(calls(&mut dispatch, 1), [3]);
     dispatch.lost(1, "gone");
     assert_eq!(calls(&mut dispatch, 0), [3]);
@@ -87,7 +87,7 @@ fn short_closures_are_sent_ahead_and_come_back_to_an_idle_worker() {
     for closure in 7..41 {
         assert_eq!(calls(&mut dispatch, 1)[0], closure);
         dispatch.done(1, ok(closure));
-        // One at a time here, as if each took long.
+        // One at a time here, as if each closure took long.
         dispatch.workers[1].pace = worker::Pace::default();
     }
     assert!(dispatch.has_work(1));
@@ -98,7 +98,7 @@ fn short_closures_are_sent_ahead_and_come_back_to_an_idle_worker() {
     dispatch.done(0, Done::Returned(ClosureId(6)));
     dispatch.done(0, Done::Returned(ClosureId(5)));
     assert_eq!(calls(&mut dispatch, 1), [5]);
-    // The other one has begun before it was asked.
+    // The other worker began before it was asked.
     for closure in [1, 4, 2, 3] {
         dispatch.done(0, ok(closure));
     }
@@ -118,7 +118,7 @@ fn cc_5_closures_of_a_lost_worker_run_elsewhere_and_end_once() {
     dispatch.lost(0, "it was killed");
     dispatch.done(1, ok(1));
     assert_eq!(calls(&mut dispatch, 1), [0]);
-    // What the lost one still says is of nobody.
+    // Late results of the disconnected worker are ignored.
     dispatch.joined(0);
     dispatch.done(0, ok(0));
     assert_eq!(outcomes(&mut dispatch), [(1, None)]);
@@ -152,7 +152,7 @@ fn cc_7_a_failure_cancels_all_others_is_told_once_and_then_all_goes_on() {
     (0..4).for_each(|_| _ = schedule(&mut dispatch));
     assert_eq!((calls(&mut dispatch, 0), calls(&mut dispatch, 1)), (vec![0], vec![1]));
     dispatch.done(0, called(0, Err(failure(FailureKind::InvalidArgument))));
-    // Until somebody asks, the others go on.
+    // Until a thread asks, the other closures continue.
     assert_eq!(calls(&mut dispatch, 0), [2]);
     assert_eq!(dispatch.schedule(call("f", &[])), Err(Refusal::Failing));
     dispatch.cancel();
@@ -163,7 +163,7 @@ fn cc_7_a_failure_cancels_all_others_is_told_once_and_then_all_goes_on() {
     assert_eq!(dispatch.take(0), [Work::Cancel(ClosureId(2))]);
     assert_eq!(dispatch.take(1), [Work::Cancel(ClosureId(1))]);
     assert_eq!(dispatch.settle(), None);
-    // One sees it; the other has ended before, or its worker is lost meanwhile.
+    // One closure notices the cancellation; the other has ended before, or its worker disconnects.
     dispatch.done(0, called(2, Err(failure(FailureKind::Cancelled))));
     dispatch.lost(1, "it was killed");
     assert_eq!(
@@ -215,7 +215,8 @@ fn cc_14_resources_come_first_and_closures_wait_for_theirs() {
         call: call(name, of),
     };
     assert_eq!(dispatch.take(0), [make(data, "data", &[], true)]);
-    // Variables are made once: the second waits for the first, and runs meanwhile what needs nothing.
+    // Variables are created once: the second worker waits for the first, and runs closures that need no
+    // resource.
     assert_eq!(dispatch.take(1), [run(1, "f", &[])]);
     dispatch.done(0, Done::Made { resource: data, result: Ok(()) });
     assert_eq!(dispatch.take(1), [make(data, "data", &[], false)]);
@@ -267,7 +268,7 @@ fn ft_4_and_ft_5_a_resource_that_cannot_be_made_fails_the_closures_that_need_it(
         told,
         "step (closure 0) on worker 0: resource 0, an argument, could not be made: data on worker 0: no"
     );
-    // A worker that comes anew tries again, and so does one whose servers did not answer.
+    // A reconnected worker retries, and so does one whose servers did not answer.
     dispatch.lost(0, "it was killed");
     dispatch.joined(0);
     for _ in 0..2 {
@@ -350,7 +351,7 @@ fn cc_7_a_closure_that_begins_before_it_is_asked_for_is_cancelled() {
     let [third, second] =
         [3, 2].map(|closure| work.iter().position(|one| *one == Work::Cancel(ClosureId(closure))));
     assert!(second.is_some() && third.is_some(), "{work:?}");
-    // One that still waits is given back, and its outcome says why.
+    // A closure that still waits is returned, and its outcome has the reason.
     let returned = work.iter().position(|one| *one == Work::Return(ClosureId(3)));
     assert!(returned.is_some() && returned < third, "{work:?}");
 }
@@ -365,24 +366,24 @@ fn what_a_worker_is_busy_with_is_what_it_runs() {
     assert_eq!(calls(&mut dispatch, 0).len(), 4);
     let [first, second] = ["first", "second"].map(|name| dispatch.create(call(name, &[])).unwrap());
     let is_make = |work: &Work| matches!(work, Work::Make { .. });
-    // It would make them before the closures that wait, of which one would count as what it runs.
+    // It would create them before the closures that wait, of which one would count as running.
     for closure in 1..4 {
         assert_eq!((dispatch.has_work(0), dispatch.take(0)), (false, Vec::new()));
         dispatch.done(0, ok(closure));
     }
     let running = |dispatch: &Dispatch| dispatch.running(0).map(|(task, _)| task);
     assert_eq!(running(&dispatch), Some(Task::Closure(ClosureId(4))));
-    // Nor the first one of all that makes them while it runs another.
+    // The first worker of all does not create it either while it runs another closure.
     assert_eq!(dispatch.take(0), []);
     dispatch.done(0, ok(4));
     assert_eq!(dispatch.take(0).iter().filter(|work| is_make(work)).count(), 2);
     assert_eq!(running(&dispatch), Some(Task::Resource(first)));
-    // One that is tried again stands behind the other.
+    // A resource that is retried comes after the other.
     let result = Err(failure(FailureKind::Server));
     dispatch.done(0, Done::Made { resource: first, result });
     assert_eq!(dispatch.take(0).len(), 1);
     assert_eq!(running(&dispatch), Some(Task::Resource(second)));
-    // One that nobody wants any more is made all the same.
+    // A resource that is no longer used is created all the same.
     dispatch.forget(second);
     assert_eq!(running(&dispatch), Some(Task::Resource(second)));
     assert_eq!(dispatch.take(0), []);
@@ -408,7 +409,7 @@ fn a_resource_is_made_first_by_a_worker_that_is_idle() {
     (0..2).for_each(|_| _ = schedule(&mut dispatch));
     assert_eq!(calls(&mut dispatch, 0), [0]);
     let data = dispatch.create(call("data", &[])).unwrap();
-    // Nobody knows how long the closure runs, and the other would wait for it.
+    // The running time of the closure is unknown, and the other one would wait for it.
     assert!(!dispatch.has_work(0));
     assert_eq!(dispatch.take(0), []);
     assert!(

@@ -1,36 +1,36 @@
-//! What one worker has been given.
+//! The work of one worker.
 
 use crate::call::ClosureId;
 use std::collections::{BTreeSet, VecDeque};
 
-/// One worker.
+/// The state of one worker.
 #[derive(Debug, Default)]
 pub(super) struct Worker {
-    /// Whether it is there.
+    /// Whether the worker is connected.
     pub is_there: bool,
-    /// The closures that it has. It runs the first one.
+    /// The closures of the worker. It runs the first one.
     pub had: VecDeque<ClosureId>,
-    /// How many closures had ended, on whichever worker, when it began the one that it runs.
+    /// The number of executions that had ended on all workers when the current closure began.
     pub began_at: u64,
-    /// How long its closures run.
+    /// The average duration of its closures.
     pub pace: Pace,
-    /// Those that it was asked, or is to be asked, to give back.
+    /// The closures that the worker was asked, or is to be asked, to return.
     asked_back: BTreeSet<ClosureId>,
     to_return: Vec<ClosureId>,
     to_cancel: Vec<ClosureId>,
 }
 
-/// How long closures run on the average, the later ones counting more.
+/// The moving average of the duration of closures.
 #[derive(Debug, Default)]
 pub(super) struct Pace(Option<u64>);
 
 impl Worker {
-    /// How many closures wait that it was not asked to give back.
+    /// Returns the number of waiting closures that the worker was not asked to return.
     pub fn waiting(&self) -> usize {
         self.had.iter().skip(1).filter(|id| !self.asked_back.contains(id)).count()
     }
 
-    /// Asks for the later half of those that wait.
+    /// Asks the worker to return the later half of its waiting closures.
     pub fn ask_back(&mut self) {
         let count = self.waiting().div_ceil(2);
         let waiting = self.had.iter().skip(1).rev().filter(|id| !self.asked_back.contains(id));
@@ -39,7 +39,8 @@ impl Worker {
         self.to_return.extend(back);
     }
 
-    /// Cancels what it runs, and asks for the others. They are cancelled, too: it may begin them before it is asked.
+    /// Cancels the running closure, and asks for the others. These are cancelled as well, because the worker
+    /// may begin them before it receives the request.
     pub fn cancel(&mut self) {
         self.to_cancel.extend(&self.had);
         while self.waiting() > 0 {
@@ -47,7 +48,7 @@ impl Worker {
         }
     }
 
-    /// It gets one more, when so many have ended.
+    /// Assigns a closure to the worker. `ended` is the number of executions that have ended.
     pub fn give(&mut self, closure: ClosureId, ended: u64) {
         if self.had.is_empty() {
             self.began_at = ended;
@@ -55,7 +56,7 @@ impl Worker {
         self.had.push_back(closure);
     }
 
-    /// It has no more to do with this one. Says whether it had.
+    /// Removes a closure from the worker. Returns whether the worker had it.
     pub fn give_up(&mut self, closure: ClosureId) -> bool {
         self.asked_back.remove(&closure);
         let at = self.had.iter().position(|id| *id == closure);
@@ -76,12 +77,12 @@ impl Worker {
 }
 
 impl Pace {
-    /// One has run for so long.
+    /// Adds the duration of an execution.
     pub fn add(&mut self, micros: u64) {
         self.0 = Some(self.0.map_or(micros, |mean| (7 * mean).saturating_add(micros) / 8));
     }
 
-    /// Whether closures are over so soon that the way to the worker counts.
+    /// Returns whether closures are so short that the round trip to the worker matters.
     pub fn is_quick(&self) -> bool {
         self.0.is_some_and(|micros| micros < 2000)
     }

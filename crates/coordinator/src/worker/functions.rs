@@ -1,16 +1,16 @@
-//! Whether two tasks have the same functions. Pure.
+//! The comparison of the functions of two tasks, as a pure function.
 
 use crate::call::FunctionId;
 use crate::failure::{Failure, FailureKind};
 use std::collections::BTreeMap;
 
-/// So many functions are named.
+/// The maximum number of functions that a message lists.
 const NAMED: usize = 5;
 
-/// Whether a worker's functions are the coordinator's.
+/// Checks that a worker's functions are the coordinator's.
 ///
 /// # Errors
-/// [`FailureKind::UnknownFunction`], with the names of those that differ.
+/// - [`FailureKind::UnknownFunction`]: functions differ; the message lists them.
 pub(super) fn compare(own: &[FunctionId], others: &[FunctionId]) -> Result<(), Failure> {
     let by_name = |all: &[FunctionId]| -> BTreeMap<String, u64> {
         all.iter().map(|function| (function.name.clone(), function.source)).collect()

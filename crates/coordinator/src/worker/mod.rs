@@ -1,4 +1,4 @@
-//! A worker: it runs the closures of one coordinator at a time.
+//! A worker, which runs the closures of one coordinator at a time.
 
 mod functions;
 pub mod queue;
@@ -14,21 +14,21 @@ use crate::program::Program;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The greatest distance of the number of a coordinator's job from the last one. Parameter servers, which give the numbers, have the
-/// same limit: 65,536 starts of 2^32 numbers each.
+/// The maximum distance between the numbers of two consecutive jobs. Parameter servers, which assign the
+/// numbers, have the same limit: 65,536 starts of 2^32 numbers each.
 const FURTHEST: u64 = 1 << 48;
 
-/// A worker: what runs the functions of a program for a coordinator, in this process or, as a
+/// A worker, which runs the functions of a program for a coordinator. It is used in this process or, as a
 /// [`Service`](distribute_server::Service), in another one.
 ///
-/// The coordinator that came last counts. What an earlier one has sent is forgotten with its resources; a function that runs for it
-/// is asked to end, and its result goes nowhere.
+/// The worker works for the latest coordinator. The work and the resources of an earlier one are dropped. A
+/// function that runs for the earlier one is cancelled, and its result is ignored.
 #[derive(Clone)]
 pub struct Worker(Arc<Inner>);
 
 struct Inner {
     program: Arc<dyn Program>,
-    /// How many bytes a result may have.
+    /// The maximum size of a result in bytes.
     limit: usize,
     state: Mutex<State>,
 }
@@ -41,16 +41,16 @@ struct State {
 }
 
 impl Worker {
-    /// A worker that runs the functions of this program.
+    /// Creates a worker that runs the functions of this program.
     pub fn new(program: Arc<dyn Program>) -> Self {
         Self(Arc::new(Inner { program, limit: 64 << 20, state: Mutex::default() }))
     }
 
-    /// Begins to work for a coordinator, in place of the one before.
+    /// Begins to work for a coordinator, in place of the previous one.
     ///
     /// # Errors
-    /// [`Failure`] for an earlier coordinator than that which it works for, for a program with other functions, and what the
-    /// program says.
+    /// Returns a [`Failure`] if the coordinator is older than the current one or its program has other
+    /// functions, or if the program fails to start.
     pub(crate) fn hello(&self, hello: &Hello) -> Result<Arc<Session>, Failure> {
         let inner = &*self.0;
         functions::compare(&inner.program.functions(), &hello.functions)?;
@@ -64,7 +64,7 @@ impl Worker {
         if let Some(before) = before {
             before.end();
         }
-        // Without the lock: it may wait for parameter servers.
+        // Called without the lock, because it may wait for parameter servers.
         let executor = inner.program.start(hello.worker, hello.workers, &hello.settings)?;
         let session = Session::start(id, hello, executor, inner.limit)?;
         let mut state = inner.lock();
@@ -79,16 +79,16 @@ impl Worker {
         Ok(session)
     }
 
-    /// The session of this number, unless it is over.
+    /// Returns the session with this number, unless it has ended.
     pub(crate) fn session(&self, id: u64) -> Option<Arc<Session>> {
         self.0.lock().session.clone().filter(|session| session.id() == id)
     }
 }
 
-/// Whether a worker that has worked for a coordinator of one job begins to work for that of another.
+/// Checks that a worker may switch to a coordinator with this job.
 ///
 /// # Errors
-/// [`Failure`] for an earlier job, and for one that would leave hardly any number to those after it.
+/// Returns a [`Failure`] if the job is older, or if its number would leave too few for later jobs.
 fn check_job(newest: u64, job: u64) -> Result<(), Failure> {
     let refused = |text: String| Err(Failure::new(FailureKind::Function, text));
     if job < newest {

@@ -1,4 +1,4 @@
-//! What a worker has to do, and what it has done. Pure.
+//! The queue of a worker and its unreported results, as a pure state machine.
 
 use crate::call::{Call, ClosureId, Origin, ResourceId};
 use crate::failure::{Failure, FailureKind};
@@ -7,7 +7,7 @@ use crate::program::Cancellation;
 use bytes::Bytes;
 use std::collections::VecDeque;
 
-/// What a worker has to do, in its order, and what nobody has been told of.
+/// The work of a worker in its order, and the results that were not reported yet.
 #[derive(Debug)]
 pub struct Queue {
     job: u64,
@@ -18,33 +18,33 @@ pub struct Queue {
     done: VecDeque<Done>,
 }
 
-/// One thing to do.
+/// A task of a worker.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Task {
     /// Run a closure.
     Call {
-        /// Where its changes come from.
+        /// The origin of its changes.
         origin: Origin,
-        /// What it is.
+        /// The call.
         call: Call,
     },
-    /// Make a resource.
+    /// Create a resource.
     Make {
-        /// Its number.
+        /// The number of the resource.
         resource: ResourceId,
-        /// How.
+        /// The call that creates it.
         call: Call,
-        /// Whether variables that are not there may be made.
+        /// Whether missing variables may be created.
         makes_variables: bool,
-        /// Where it was, if it goes on there.
+        /// The position at which it resumes, if any.
         position: Option<Bytes>,
     },
-    /// Let go of a resource.
+    /// Drop a resource.
     Forget(ResourceId),
 }
 
 impl Queue {
-    /// Nothing to do yet for the coordinator of this job.
+    /// Creates an empty queue for the coordinator with this job.
     pub fn new(job: u64) -> Self {
         Self {
             job,
@@ -56,7 +56,7 @@ impl Queue {
         }
     }
 
-    /// Takes more work. What is given back or cancelled before it was begun is done with that.
+    /// Adds work. Closures that are returned or cancelled before they begin are completed by this.
     pub fn add(&mut self, batch: Batch) {
         self.floor = self.floor.max(batch.floor);
         for work in batch.work {
@@ -93,7 +93,8 @@ impl Queue {
         }
     }
 
-    /// The next thing to do: closures come after everything else. One that was begun is [`finish`](Self::finish)ed before the next.
+    /// Returns the next task; closures come after everything else. Call [`finish`](Self::finish) before the
+    /// next task is taken.
     #[expect(clippy::should_implement_trait, reason = "the next one depends on what was finished")]
     pub fn next(&mut self) -> Option<(Task, Cancellation)> {
         let cancellation = Cancellation::default();
@@ -106,18 +107,18 @@ impl Queue {
         Some((Task::Call { origin, call }, cancellation))
     }
 
-    /// What was begun is done.
+    /// Records that the current task has ended.
     pub fn finish(&mut self, done: Option<Done>) {
         self.running = None;
         self.done.extend(done);
     }
 
-    /// Whether there is something to tell.
+    /// Returns whether there are results to report.
     pub fn has_done(&self) -> bool {
         !self.done.is_empty()
     }
 
-    /// What was done, up to about so many bytes of results.
+    /// Takes results, up to approximately this many bytes.
     pub fn take_done(&mut self, bytes: usize) -> Vec<Done> {
         let (mut taken, mut sum) = (Vec::new(), 0);
         while let Some(done) = self.done.pop_front() {
@@ -132,7 +133,7 @@ impl Queue {
         taken
     }
 
-    /// Nobody wants anything any more.
+    /// Drops all work, and cancels the running closure.
     pub fn clear(&mut self) {
         self.makes.clear();
         self.calls.clear();

@@ -1,4 +1,4 @@
-//! A worker as a service of its process's server.
+//! The service of a worker, in the server of its process.
 
 use super::{Collected, Worker};
 use crate::message::{Answer, Question, decode, encode};
@@ -22,12 +22,12 @@ impl Service for Worker {
             }
             Ok(Question::Hello(hello)) => {
                 let worker = self.clone();
-                // It may wait for parameter servers, and calls behind it wait for this thread.
+                // This may wait for parameter servers, and later calls wait for this thread.
                 let started = Builder::new().name("distribute-hello".to_owned()).spawn(move || {
                     let answer = worker.hello(&hello).map(|session| session.id());
                     send(reply, &answer.map_or_else(Answer::Refused, |session| Answer::Welcome { session }));
                 });
-                // Without a thread the reply is dropped, which tells the caller.
+                // Without a thread the reply is dropped, which notifies the caller.
                 drop(started);
             }
             Ok(Question::Submit(batch)) => {

@@ -1,4 +1,4 @@
-//! The work for one coordinator: a thread that runs it, and who is told of it.
+//! The session of one coordinator on a worker: a thread that executes its work, and the reporting of results.
 
 use super::queue::{Queue, Task};
 use crate::call::{Call, ClosureId};
@@ -12,30 +12,30 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 use std::time::Duration;
 
-/// How long the thread sleeps at most before it looks again for something to do.
+/// The maximum time that the thread sleeps before it checks the queue again.
 const SLEEP: Duration = Duration::from_secs(1);
 
-/// As for replicas: models recur.
+/// The same size as for replicas, because models recurse deeply.
 const STACK: usize = 16 << 20;
 
-/// What a coordinator is told.
+/// The response to a request for results.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Collected {
-    /// What was done.
+    /// The results.
     Done(Vec<Done>),
-    /// The session is over.
+    /// The session has ended.
     Over,
 }
 
-/// Who waits for what was done.
+/// A callback that waits for results.
 type Collector = Box<dyn FnOnce(Collected) + Send>;
 
-/// The work for one coordinator, since it connected.
+/// The session of one coordinator, from its connection on.
 pub(crate) struct Session {
     id: u64,
     worker: usize,
     executor: Arc<dyn Executor>,
-    /// How many bytes a result may have.
+    /// The maximum size of a result in bytes.
     limit: usize,
     state: Mutex<State>,
     changed: Condvar,
@@ -71,7 +71,7 @@ impl Session {
         self.id
     }
 
-    /// Takes more work. Nothing, if the session is over.
+    /// Adds work, unless the session has ended.
     pub fn submit(&self, batch: Batch) {
         let mut state = self.lock();
         if !state.is_over {
@@ -81,7 +81,7 @@ impl Session {
         }
     }
 
-    /// Tells what was done, as soon as there is something to tell. Who asked before is told that there was nothing.
+    /// Calls `collector` with results as soon as there are some. An earlier collector is called with none.
     pub fn collect(&self, collector: Collector) {
         let mut state = self.lock();
         if state.is_over {
@@ -95,7 +95,7 @@ impl Session {
         }
     }
 
-    /// Ends it. What runs is asked to end, and nobody is told of it.
+    /// Ends the session. A running call is cancelled, and its result is not reported.
     pub fn end(&self) {
         let mut state = self.lock();
         state.is_over = true;
@@ -130,7 +130,7 @@ impl Session {
         }
     }
 
-    /// The next thing to do; `None` when the session is over.
+    /// Returns the next task, or `None` after the session has ended.
     fn next(&self) -> Option<(Task, Cancellation)> {
         let mut state = self.lock();
         loop {
@@ -165,7 +165,7 @@ impl Session {
                 });
                 let micros = clock.elapsed().as_micros() as u64;
                 let positions = match &result {
-                    // It runs again, and takes the same elements.
+                    // The closure is retried, and takes the same elements again.
                     Err(failure) if failure.kind == FailureKind::Server => {
                         executor.rewind();
                         Vec::new()
@@ -187,7 +187,7 @@ impl Session {
         }
     }
 
-    /// Runs what is the user's: its panic is a failure, and each says where it was.
+    /// Runs code of the user: a panic becomes a failure, and each failure gets its location.
     fn guarded<T>(
         &self,
         call: &Call,

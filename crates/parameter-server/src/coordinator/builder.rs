@@ -21,59 +21,65 @@ impl ClusterCoordinatorBuilder {
         Self { strategy: strategy.clone(), options: Options::default() }
     }
 
-    /// How long it may take until all workers have answered for the first time; 60 s by default. They may start in any order.
+    /// Sets how long all workers may take to answer for the first time; 60 s by default. Workers may start in
+    /// any order.
     pub fn join_timeout(mut self, timeout: Duration) -> Self {
         self.options.join_timeout = timeout;
         self
     }
 
-    /// How long waiting goes on while no worker is there; 60 s by default.
+    /// Sets how long the coordinator waits while no worker is connected; 60 s by default.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.options.timeout = timeout;
         self
     }
 
-    /// How long a closure may run, and a worker may take to make a value; 10 minutes by default. What takes longer fails, and its worker begins anew.
+    /// Sets how long a closure may run, and how long a worker may take to create a value; 10 minutes by
+    /// default. A call that takes longer fails, and its worker is disconnected until it answers again.
     pub fn closure_timeout(mut self, timeout: Duration) -> Self {
         self.options.closure_timeout = timeout;
         self
     }
 
-    /// How long a closure may run on that was cancelled, counted from its beginning; 10 s by default. Then its worker begins anew.
+    /// Sets how long a closure may still run after it was cancelled; 10 s by default. After that, its worker is
+    /// disconnected until it answers again.
     pub fn cancel_timeout(mut self, timeout: Duration) -> Self {
         self.options.cancel_timeout = timeout;
         self
     }
 
-    /// How many closures may wait for a worker; 262,144 by default. Who schedules more waits.
+    /// Sets how many closures may wait for a worker; 262,144 by default. If the queue is full,
+    /// [`schedule`](ClusterCoordinator::schedule) blocks.
     pub fn queue(mut self, closures: usize) -> Self {
         self.options.queue = closures;
         self
     }
 
-    /// How many closures a worker may have at once, while they are short and many wait; 16 by default. With 1, each is sent when the one before has ended.
+    /// Sets how many closures a worker may have at once, if they are short and many are queued; 16 by default.
+    /// With 1, each closure is sent after the previous one has ended.
     pub fn window(mut self, closures: usize) -> Self {
         self.options.window = closures;
         self
     }
 
-    /// How often a closure is run again because its worker was lost; 5 times by default.
+    /// Sets how often a closure is retried because its worker disconnected; 5 times by default.
     pub fn worker_losses(mut self, times: u32) -> Self {
         self.options.losses = times;
         self
     }
 
-    /// How often a closure is run again because a parameter server did not answer; twice by default.
+    /// Sets how often a closure is retried because a parameter server did not answer; twice by default.
     #[doc(alias = "TF_COORDINATOR_IGNORE_TRANSIENT_PS_FAILURES")]
     pub fn server_failures(mut self, times: u32) -> Self {
         self.options.server_failures = times;
         self
     }
 
-    /// Waits until all workers have answered, and makes the coordinator; or gives the one that the strategy has, as it is.
+    /// Waits until all workers have answered, and creates the coordinator. If the strategy already has one,
+    /// returns that one and ignores these settings.
     ///
     /// # Errors
-    /// Those of [`ClusterCoordinator::new`].
+    /// Returns the errors of [`ClusterCoordinator::new`].
     pub fn build(self) -> Result<ClusterCoordinator> {
         let Self { strategy, options } = self;
         // CC-1

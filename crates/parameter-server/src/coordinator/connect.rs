@@ -1,4 +1,4 @@
-//! How the workers of a strategy are reached.
+//! Connections to the workers of a strategy.
 
 use crate::remote::RemoteProgram;
 use crate::strategy::ParameterServerStrategy;
@@ -7,7 +7,7 @@ use distribute_cluster::{Job, Task};
 use distribute_coordinator::{Connect, FunctionId, LocalWorker, Program, RemoteWorker, Worker};
 use std::sync::Arc;
 
-/// The ways to all workers, and the functions that they have to have.
+/// The connections to all workers, and the functions that workers must have.
 pub(super) struct Reached {
     pub workers: Vec<Box<dyn Connect>>,
     pub functions: Vec<FunctionId>,

@@ -4,15 +4,15 @@ use crate::remote::RemoteValue;
 use distribute_base::Result;
 use serde::de::DeserializeOwned;
 
-/// Results to come, in a structure. See [`ClusterCoordinator::fetch`](super::ClusterCoordinator::fetch).
+/// Pending results in a structure. See [`ClusterCoordinator::fetch`](super::ClusterCoordinator::fetch).
 pub trait Fetch {
     /// The results, in the same structure.
     type Values;
 
-    /// Waits for them.
+    /// Waits for the results.
     ///
     /// # Errors
-    /// That of the first closure that has none.
+    /// Returns the error of the first closure that failed.
     fn fetch(&self) -> Result<Self::Values>;
 }
 

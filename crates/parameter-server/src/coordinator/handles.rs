@@ -1,4 +1,4 @@
-//! What stands behind the handles of resources and results.
+//! The implementation of the handles of resources and results.
 
 use crate::remote::{ResourceHandle, Sender, ValueHandle};
 use bytes::Bytes;
@@ -7,7 +7,7 @@ use distribute_coordinator::{Coordinator, Remote, ResourceId};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A resource of a coordinator, which workers let go of when this is dropped.
+/// A resource of a coordinator. Workers drop the resource when this handle is dropped.
 pub(super) struct ResourceOf {
     pub id: ResourceId,
     pub sender: Sender,

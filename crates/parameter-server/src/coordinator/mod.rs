@@ -1,10 +1,10 @@
-//! One program that schedules functions on the workers of a cluster.
+//! A coordinator: one program that schedules functions on the workers of a cluster.
 //!
-//! | file | what it is |
+//! | file | contents |
 //! |---|---|
 //! | `builder` | the settings of a [`ClusterCoordinator`] |
-//! | `connect` | how workers are reached, in this process or others |
-//! | `handles` | what stands behind [`PerWorker`] and [`RemoteValue`] |
+//! | `connect` | connections to workers, in this process or others |
+//! | `handles` | the implementation of [`PerWorker`] and [`RemoteValue`] |
 //! | `fetch` | results in structures |
 
 mod builder;
@@ -25,17 +25,19 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Schedules [remote functions](mod@crate::remote) on the workers of a [`ParameterServerStrategy`], which train without waiting for each
-/// other.
+/// Schedules [remote functions](mod@crate::remote) on the workers of a [`ParameterServerStrategy`], which train
+/// asynchronously.
 ///
-/// Each closure, a function with its arguments, is run by one worker. Where that is lost, another one runs it; what each worker has made for itself is made
-/// again when it is back, and its datasets go on where they were. A change of a variable that a closure makes is made once at most, however
-/// often the closure is run.
+/// A closure is a function with its arguments, and is run by one worker. If that worker disconnects, another
+/// one runs the closure. When a worker is back, it recreates its values, and its datasets resume from their
+/// positions. Each change that a closure makes to a variable is applied at most once, even if the closure is
+/// retried.
 ///
 /// ```
 /// use distribute::prelude::*;
 /// use distribute::remote::{PerWorker, WorkerContext};
-/// use distribute::{ClusterCoordinator, LocalCluster, ParameterServerStrategy, Variable, params::FixedShardsPartitioner};
+/// use distribute::params::FixedShardsPartitioner;
+/// use distribute::{ClusterCoordinator, LocalCluster, ParameterServerStrategy, Variable};
 ///
 /// #[distribute::remote]
 /// fn make_counter(worker: &WorkerContext) -> distribute::Result<Variable> {
@@ -61,22 +63,26 @@ use std::time::Duration;
 /// # Ok::<(), distribute::Error>(())
 /// ```
 ///
-/// # What happens when something breaks
+/// # Failures
 ///
-/// - A function that returns an error or panics: the next [`schedule`](Self::schedule), [`join`](Self::join) or [`done`](Self::done) says so, once, when all
-///   others have ended or were cancelled; then the coordinator can be used again.
-/// - A worker that is lost: its closure is run by another one; see [`Status`] for how often. Without any worker, waiting ends with an error after
-///   [`timeout`](ClusterCoordinatorBuilder::timeout), and closures are kept.
-/// - A parameter server that is lost: calls wait until it is back, or the strategy's timeout; then the closure is run again, some times.
-/// - A closure that never ends fails after [`closure_timeout`](ClusterCoordinatorBuilder::closure_timeout), and its worker begins anew.
+/// - A function returns an error or panics: the next [`schedule`](Self::schedule), [`join`](Self::join) or
+///   [`done`](Self::done) returns that error once, after all other closures have ended or were cancelled. The
+///   coordinator can be used again afterwards.
+/// - A worker disconnects: another worker runs its closure; [`Status`] counts disconnections. If no worker is
+///   left, waiting returns an error after [`timeout`](ClusterCoordinatorBuilder::timeout), and closures stay in
+///   the queue.
+/// - A parameter server disconnects: calls wait until it is back or the strategy's timeout has passed. After a
+///   timeout the closure is retried a limited number of times.
+/// - A closure never ends: it fails after [`closure_timeout`](ClusterCoordinatorBuilder::closure_timeout), and
+///   its worker is disconnected until it answers again.
 ///
-/// A clone is another handle of the same. What has not ended is dropped with the last.
+/// Clones refer to the same coordinator. Closures that have not ended are dropped with the last clone.
 #[doc(alias = "tf.distribute.experimental.coordinator.ClusterCoordinator")]
 #[doc(alias = "tf.distribute.coordinator.ClusterCoordinator")]
 #[derive(Clone)]
 pub struct ClusterCoordinator(Arc<Scheduler>);
 
-/// The coordinator of a strategy, whatever handles there are.
+/// The coordinator of a strategy, shared by all its handles.
 pub struct Scheduler {
     coordinator: Arc<Coordinator>,
     strategy: ParameterServerStrategy,
@@ -84,40 +90,46 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// The state of the workers and of what was scheduled.
+    /// Returns the state of the workers and of all scheduled closures.
     pub fn status(&self) -> Status {
         self.coordinator.status()
     }
 }
 
 impl ClusterCoordinator {
-    /// The coordinator of a strategy's workers, when all of them have answered: in this process where the cluster is a
-    /// [`LocalCluster`](crate::LocalCluster), otherwise those that [serve](crate::serve). A strategy has one: while it is there, this gives the same again.
+    /// Waits until all workers of the strategy have answered, and creates its coordinator. Workers are in this
+    /// process if the cluster is a [`LocalCluster`](crate::LocalCluster); otherwise they are the processes that
+    /// [serve](crate::serve). A strategy has one coordinator: while it exists, this returns another handle of
+    /// it.
     ///
     /// # Errors
-    /// [`Error::Coordinator`](distribute_base::Error::Coordinator) with the workers that don't answer, or whose functions are not those of this program;
-    /// [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument) where two remote functions have one name.
+    /// - [`Error::Coordinator`](distribute_base::Error::Coordinator): workers do not answer, or their functions
+    ///   differ from those of this program. The error lists these workers.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): two remote functions have the
+    ///   same name.
     pub fn new(strategy: &ParameterServerStrategy) -> Result<Self> {
         Self::builder(strategy).build()
     }
 
-    /// A builder for a coordinator with more settings.
+    /// Returns a builder for a coordinator with more settings.
     pub fn builder(strategy: &ParameterServerStrategy) -> ClusterCoordinatorBuilder {
         ClusterCoordinatorBuilder::new(strategy)
     }
 
-    /// The strategy whose workers these are.
+    /// Returns the strategy on whose workers closures run.
     pub fn strategy(&self) -> &ParameterServerStrategy {
         &self.0.strategy
     }
 
-    /// Puts a function with its arguments into the queue, and says by what its result is had. It is run by any of the workers, in no order that
-    /// could be counted on; where the queue is full, this waits for room.
+    /// Queues a call and returns a handle to its result. Any worker may run the call, and the order of calls is
+    /// unspecified. If the queue is full, this blocks until there is room.
     ///
-    /// Arguments are a tuple: a [`&PerWorker`](PerWorker) for each parameter `&T`, and values for the others. What doesn't fit doesn't compile.
+    /// Arguments are a tuple: a [`&PerWorker`](PerWorker) for each parameter `&T`, and values for the others.
+    /// Arguments that do not match the parameters are refused by the compiler.
     ///
     /// # Errors
-    /// [`Error::Coordinator`](distribute_base::Error::Coordinator) if a closure has failed of which nobody was told, or where there is no room and no worker.
+    /// - [`Error::Coordinator`](distribute_base::Error::Coordinator): an earlier closure has failed, and its
+    ///   error was not returned yet; or the queue is full and no worker is connected.
     pub fn schedule<F: RemoteFunction>(
         &self,
         function: F,
@@ -129,13 +141,16 @@ impl ClusterCoordinator {
         Ok(RemoteValue::new(Arc::new(ResultOf(remote))))
     }
 
-    /// A value that each worker makes for itself by a function, keeps, and makes again where it was lost: a model, say. Closures that take
-    /// it wait until their worker has made it.
+    /// Creates a value on each worker by calling a function there, for example a model. Each worker keeps its
+    /// value and recreates it after a reconnect. Closures that take the value wait until their worker has created
+    /// it.
     ///
-    /// One worker makes it first, with the variables that are not there yet; the others find these.
+    /// The first worker to run the function also creates missing variables; the other workers use these.
     ///
     /// # Errors
-    /// [`Error::Coordinator`](distribute_base::Error::Coordinator) for an argument that has been let go of. That it cannot be made is the error of closures that take it.
+    /// - [`Error::Coordinator`](distribute_base::Error::Coordinator): an argument was dropped.
+    ///
+    /// If the function fails, closures that take the value return its error.
     #[doc(alias = "_create_per_worker_resources")]
     pub fn create_per_worker_value<F: RemoteFunction>(
         &self,
@@ -146,11 +161,12 @@ impl ClusterCoordinator {
         self.create(F::id(), arguments.encode(self.0.sender)?)
     }
 
-    /// A dataset that each worker makes for itself by a function, of which closures take [`Batches`]. Each worker goes through its own;
-    /// [`input_context`](crate::remote::WorkerContext::input_context) says to the function which part of the data that is.
+    /// Creates a dataset on each worker by calling a function there. Closures take it as [`Batches`]. Each
+    /// worker iterates over its own dataset; [`input_context`](crate::remote::WorkerContext::input_context)
+    /// tells the function which shard of the data to read.
     ///
     /// # Errors
-    /// Those of [`create_per_worker_value`](Self::create_per_worker_value).
+    /// Returns the errors of [`create_per_worker_value`](Self::create_per_worker_value).
     pub fn create_per_worker_dataset<F: RemoteFunction>(
         &self,
         function: F,
@@ -177,40 +193,44 @@ impl ClusterCoordinator {
         Call { function, arguments }
     }
 
-    /// Waits until all closures have ended. Other threads that schedule wait meanwhile.
+    /// Waits until all closures have ended. While this waits, other threads that schedule closures block.
     ///
     /// # Errors
-    /// [`Error::Coordinator`](distribute_base::Error::Coordinator) if one has failed of which nobody was told: the others were cancelled. Or if no worker has been there for
-    /// long.
+    /// - [`Error::Coordinator`](distribute_base::Error::Coordinator): a closure has failed, and its error was
+    ///   not returned yet; the other closures were cancelled. Or no worker was connected for longer than the
+    ///   timeout.
     pub fn join(&self) -> Result<()> {
         Ok(self.0.coordinator.join()?)
     }
 
-    /// The same, for at most so long.
+    /// Waits until all closures have ended, for at most `timeout`.
     ///
     /// # Errors
-    /// Those of [`join`](Self::join); that it was not within this time, and then everything goes on.
+    /// Returns the errors of [`join`](Self::join), and an error if closures have not ended within `timeout`. In
+    /// that case they continue.
     pub fn join_within(&self, timeout: Duration) -> Result<()> {
         Ok(self.0.coordinator.join_timeout(timeout)?)
     }
 
-    /// Whether all closures have ended.
+    /// Returns whether all closures have ended.
     ///
     /// # Errors
-    /// [`Error::Coordinator`](distribute_base::Error::Coordinator) if one has failed of which nobody was told, as [`join`](Self::join).
+    /// - [`Error::Coordinator`](distribute_base::Error::Coordinator): a closure has failed, and its error was
+    ///   not returned yet, as in [`join`](Self::join).
     pub fn done(&self) -> Result<bool> {
         Ok(self.0.coordinator.done()?)
     }
 
-    /// Waits for results, in a structure of the same form: a [`RemoteValue`], a tuple, a `Vec`, an array or an `Option` of such.
+    /// Waits for results and returns them in a structure of the same form: a [`RemoteValue`], a tuple, a `Vec`,
+    /// an array or an `Option` of these.
     ///
     /// # Errors
-    /// That of the first closure that has none: see [`RemoteValue::fetch`].
+    /// Returns the error of the first closure that failed; see [`RemoteValue::fetch`].
     pub fn fetch<S: Fetch>(&self, values: S) -> Result<S::Values> {
         values.fetch()
     }
 
-    /// How many closures wait and have ended, and what each worker does.
+    /// Returns the number of waiting and ended closures, and the state of each worker.
     pub fn status(&self) -> Status {
         self.0.status()
     }
@@ -221,7 +241,7 @@ impl ClusterCoordinator {
     }
 }
 
-/// Whether both are of the same strategy's workers.
+/// Compares identity: two handles are equal if they refer to the same coordinator.
 impl PartialEq for ClusterCoordinator {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

@@ -1,4 +1,4 @@
-//! Which arguments fit which parameters, and how they travel.
+//! The match of arguments and parameters, and their encoding.
 
 use super::handles::PerWorker;
 use super::kept::Kept;
@@ -11,11 +11,11 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A parameter `&T`: what the worker keeps.
+/// A parameter `&T`: a value that the worker keeps.
 #[derive(Debug)]
 pub struct Resource<T>(PhantomData<fn() -> T>);
 
-/// A parameter `T`: a value that travels.
+/// A parameter `T`: a value that is sent with the call.
 #[derive(Debug)]
 pub struct Value<T>(PhantomData<fn() -> T>);
 
@@ -26,7 +26,7 @@ pub struct Value<T>(PhantomData<fn() -> T>);
     note = "any other `T` (`Value<T>`) travels: it has serde's `Serialize` and `Deserialize`"
 )]
 pub trait Param {
-    /// What a worker holds of it during the call.
+    /// The form in which a worker holds the argument during the call.
     type Held;
 
     #[doc(hidden)]
@@ -35,14 +35,14 @@ pub trait Param {
 
 /// All parameters of a remote function, in a tuple.
 pub trait Params {
-    /// What a worker holds of them during the call.
+    /// The form in which a worker holds the arguments during the call.
     type Held;
 
     #[doc(hidden)]
     fn decode(arguments: &[Argument], kept: &dyn Lookup) -> Result<Self::Held, Failure>;
 }
 
-/// What a worker keeps.
+/// The values that a worker keeps.
 #[doc(hidden)]
 pub trait Lookup {
     fn kept(&self, id: ResourceId) -> Option<Kept>;
@@ -87,12 +87,12 @@ impl<T: Serialize + DeserializeOwned> Param for Value<T> {
     }
 }
 
-/// Who gives arguments: one coordinator of this process, and no other.
+/// The identity of a coordinator in this process, by which its arguments are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sender(u64);
 
 impl Sender {
-    /// Another one than all before.
+    /// Creates a new identity, distinct from all others of this process.
     #[expect(clippy::new_without_default, reason = "each is another one")]
     pub fn new() -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
@@ -100,7 +100,7 @@ impl Sender {
     }
 }
 
-/// What can be given for a parameter of a remote function.
+/// A value that can be passed for a parameter of a remote function.
 ///
 /// ```compile_fail,E0277
 /// # use distribute::remote::*;
@@ -116,7 +116,7 @@ impl Sender {
 /// # fn remote_call<F: RemoteFunction>(_: F, _: impl Args<F::Params>) {}
 /// ```
 ///
-/// The result of another call is not known before that has ended:
+/// The result of another call is not available before that call has ended:
 ///
 /// ```compile_fail,E0277
 /// # use distribute::remote::*;
@@ -140,7 +140,7 @@ pub trait Arg<P> {
     fn encode(self, from: Sender) -> Result<Argument>;
 }
 
-/// What can be given to a remote function: a tuple with an argument for each of its parameters behind the worker.
+/// The arguments of a remote function: a tuple with one argument for each parameter after the worker.
 ///
 /// ```compile_fail,E0277
 /// # use distribute::remote::*;
@@ -216,7 +216,7 @@ fn wrong_number(given: usize, expected: usize) -> Failure {
     Failure::new(FailureKind::InvalidArgument, text)
 }
 
-/// A failure that begins with which argument it is about.
+/// Returns a function that prefixes a failure with the number of the argument.
 fn of_argument(number: usize, count: usize) -> impl FnOnce(Failure) -> Failure {
     move |failure| Failure::new(failure.kind, format!("argument {} of {count} {}", number + 1, failure.text))
 }

@@ -1,4 +1,4 @@
-//! A dataset of one worker, of which its calls take one batch after another.
+//! A dataset of one worker, whose calls take one batch after another.
 
 use crate::strategy::ParameterServerStrategy;
 use bytes::Bytes;
@@ -12,11 +12,11 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Mutex;
 
-/// The batches of a dataset that a worker has made for itself, by a function given to `create_per_worker_dataset`: a parameter
-/// `&Batches<T>` of other remote functions.
+/// The batches of a dataset that a worker has created by a function given to `create_per_worker_dataset`. It is
+/// a parameter `&Batches<T>` of other remote functions.
 ///
-/// Each call takes the batches that follow those of the calls before it on this worker; other workers have batches of their own. Where
-/// a worker is lost, the one that takes its place goes on behind the last batch whose call has ended.
+/// Each call takes the batches that follow those of the previous calls on this worker; other workers have their
+/// own batches. If a worker disconnects, its replacement resumes after the last batch whose call has ended.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -35,49 +35,52 @@ pub struct Batches<T> {
 }
 
 enum Pass<T> {
-    /// To be begun, at the position of the dataset.
+    /// The pass has not begun; it begins at the position of the dataset.
     Next,
     Running(Box<DistributedIterator<T>>),
     Ended,
 }
 
-/// Where batches are to be taken.
+/// A position in the batches of a dataset.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Stand {
     position: Position,
-    /// Whether the pass is at its end; the position is then the beginning of the next one.
+    /// Whether the pass is at its end; the position is then the beginning of the next pass.
     has_ended: bool,
 }
 
-/// Batches of any type, as a worker sees them that is asked where they are.
+/// Batches of any type, for a worker that reports their position.
 pub(super) trait Positioned: Send + Sync {
     fn stand(&self) -> Stand;
 
-    /// Goes on where it stood.
+    /// Resumes at this position.
     fn go_on(&self, at: Stand) -> Result<()>;
 }
 
 impl<T: Nest> Batches<T> {
-    /// Those of a dataset of the worker's strategy.
+    /// Creates the batches of a dataset of the worker's strategy.
     pub(super) fn new(data: DistributedDataset<T>) -> Self {
         Self { data, pass: Mutex::new(Pass::Next) }
     }
 
-    /// The next batch, as a piece for each replica of this worker.
+    /// Returns the next batch: a per-replica batch for each replica of this worker.
+    ///
+    /// After an error of the dataset, the next call resumes after the last batch that was taken.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] at the end of the pass, and again in each call until [`begin`](Self::begin); [`Error::WrongContext`]
-    /// inside of `run`; those of the dataset: the next call goes on behind the last batch that was taken.
+    /// - [`Error::OutOfRange`]: the pass has ended. Each call returns this until [`begin`](Self::begin).
+    /// - [`Error::WrongContext`]: this was called inside `run`.
+    /// - Errors of the dataset.
     #[doc(alias = "get_next")]
     #[track_caller]
     pub fn next(&self) -> Result<PerReplica<T>> {
         self.take()?.ok_or(Error::OutOfRange { operation: "Batches::next" })
     }
 
-    /// The next batch; `None` at the end of the pass.
+    /// Returns the next batch, or `None` at the end of the pass.
     ///
     /// # Errors
-    /// Those of [`next`](Self::next) but for the end.
+    /// Returns the errors of [`next`](Self::next) except the end of the pass.
     #[doc(alias = "get_next_as_optional")]
     #[track_caller]
     pub fn next_or_end(&self) -> Result<Option<PerReplica<T>>> {
@@ -99,18 +102,18 @@ impl<T: Nest> Batches<T> {
         match &taken {
             Ok(Some(_)) => *pass = Pass::Running(iterator),
             Ok(None) => *pass = Pass::Ended,
-            // A pass is over after an error: another one goes on there.
+            // A pass is over after an error: another one resumes there.
             Err(_) => self.data.resume(DistributedIterator::position(&iterator))?,
         }
         taken
     }
 
-    /// Begins the next pass, that of the next epoch: at the end of one, or in the middle of one that is left. Of a pass of which nothing
-    /// has been taken it is the beginning.
+    /// Begins the next pass, as for the next epoch. If the current pass has not ended, it is abandoned. If no
+    /// batch of it was taken, this does nothing.
     pub fn begin(&self) {
         let mut pass = lock(&self.pass);
         match &*pass {
-            // The dataset stands at the next one already.
+            // The dataset is already at the beginning of the next pass.
             Pass::Ended => *pass = Pass::Next,
             _ if self.data.position().steps == 0 => (),
             left => {
@@ -122,12 +125,13 @@ impl<T: Nest> Batches<T> {
         }
     }
 
-    /// The position of the pass, behind the last batch that was taken; at its end that at which the next one begins.
+    /// Returns the position after the last batch that was taken. At the end of a pass it is the beginning of
+    /// the next one.
     pub fn position(&self) -> Position {
         self.data.position()
     }
 
-    /// Which batches there are and who gets which piece of one.
+    /// Describes the batches, and which replica gets which part of them.
     pub fn explain(&self) -> String {
         self.data.explain()
     }
@@ -137,7 +141,8 @@ impl<T: Nest> Positioned for Batches<T> {
     fn stand(&self) -> Stand {
         let pass = lock(&self.pass);
         let mut position = self.data.position();
-        // A position is sent with every call: of the files it tells whether they are others, and not which.
+        // A position is sent with every call, so it has only a digest of the files: enough to notice other
+        // files, but not to list them.
         position.files = position.files.map(|files| files.brief());
         Stand { position, has_ended: matches!(*pass, Pass::Ended) }
     }
@@ -151,17 +156,17 @@ impl<T: Nest> Positioned for Batches<T> {
 }
 
 impl Stand {
-    /// As it has come.
+    /// Decodes a position from bytes.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for bytes that are none.
+    /// - [`Error::InvalidArgument`]: the bytes are not a position.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self> {
         let wrong =
             |error| Error::invalid("Batches", format!("the position of a dataset cannot be read: {error}"));
         postcard::from_bytes(bytes).map_err(wrong)
     }
 
-    /// As it travels.
+    /// Encodes a position as bytes.
     pub(super) fn encode(&self) -> Result<Bytes> {
         let bytes = postcard::to_stdvec(self);
         bytes.map(Bytes::from).map_err(|error| Error::invalid("Batches", error.to_string()))
@@ -174,14 +179,14 @@ impl<T: Nest> fmt::Debug for Batches<T> {
     }
 }
 
-/// What a function given to `create_per_worker_dataset` returns: a [`Dataset`] of batches, of which each replica of the worker gets a
-/// piece, or a [`DistributedDataset`] of the worker's strategy.
+/// The result of a function given to `create_per_worker_dataset`. It is a [`Dataset`] of batches, which are
+/// split over the replicas of the worker, or a [`DistributedDataset`] of the worker's strategy.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no dataset",
     note = "a function for create_per_worker_dataset returns a `Dataset` or a `DistributedDataset` of the worker's strategy"
 )]
 pub trait IntoBatches: 'static {
-    /// What an element has.
+    /// The type of an element.
     type Element: Nest;
 
     #[doc(hidden)]

@@ -1,4 +1,4 @@
-//! One worker at work: its calls, and what it keeps for them.
+//! The executor of one worker: its calls, and the values that it keeps for them.
 
 use super::arguments::Lookup;
 use super::batches::Stand;
@@ -17,14 +17,15 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
-/// What one worker keeps, and where its datasets stood when a coordinator was told last.
+/// The values that one worker keeps, and the positions of its datasets that were last reported to the
+/// coordinator.
 #[derive(Default)]
 struct Resources {
     kept: HashMap<ResourceId, Kept>,
     told: HashMap<ResourceId, Stand>,
 }
 
-/// One worker at work.
+/// The executor of one worker.
 pub(super) struct WorkerExecutor {
     registry: Arc<Registry>,
     worker: usize,
@@ -43,7 +44,7 @@ impl WorkerExecutor {
         Self { registry, worker, strategy, resources: Mutex::default(), largest_result }
     }
 
-    /// Runs what a call is about, in the context of the worker. A panic is a failure.
+    /// Runs the body of a call in the context of the worker. A panic becomes a failure.
     fn perform<T>(
         &self,
         context: &CallContext,
@@ -61,7 +62,8 @@ impl WorkerExecutor {
         // INV-59
         let changes = context.origin.map(|origin| self.strategy.servers().run_closure(changed_by(origin)));
         let changes = changes.transpose().map_err(fail)?;
-        // What a panic leaves of the worker's values is theirs to mind: a lock of the standard library is poisoned.
+        // Values that a worker keeps may be inconsistent after a panic. That is up to their types: a lock of
+        // the standard library is poisoned.
         let result = match catch_unwind(AssertUnwindSafe(|| body(&given))) {
             Ok(result) => result?,
             Err(panic) => return Err(Failure::new(FailureKind::Panicked, panicked(&*panic).to_string())),
@@ -77,7 +79,7 @@ impl Lookup for WorkerExecutor {
     }
 }
 
-/// By what servers know a closure.
+/// Converts the origin of a call to the one that servers use.
 fn changed_by(origin: Origin) -> distribute_params::Origin {
     distribute_params::Origin { job: origin.job, closure: origin.closure.0, floor: origin.floor.0 }
 }
@@ -89,7 +91,7 @@ fn makes(context: &CallContext) -> Makes {
 impl Executor for WorkerExecutor {
     fn call(&self, context: &CallContext, call: &Call) -> Result<Bytes, Failure> {
         let send = self.registry.sends(&call.function)?;
-        // CC-3: one worker makes the variables of a resource; a closure runs on any worker, and may run again.
+        // CC-3: one worker makes the variables of a resource; a closure runs on any worker, and may be retried.
         let makes = if context.makes_variables { Makes::Missing } else { Makes::Present };
         self.perform(context, call, makes, |given| send(given, self.largest_result))
     }
@@ -115,7 +117,7 @@ impl Executor for WorkerExecutor {
         }
         let before = resources.kept.insert(resource, kept);
         drop(resources);
-        // Its own code may run.
+        // Its destructor may run code of the user, so the lock is released first.
         drop(before);
         Ok(())
     }
@@ -129,7 +131,7 @@ impl Executor for WorkerExecutor {
             if told.get(id) == Some(&stand) {
                 continue;
             }
-            // A few numbers can be encoded.
+            // A few numbers can always be encoded.
             if let Ok(bytes) = stand.encode() {
                 moved.push((*id, bytes));
                 told.insert(*id, stand);
@@ -143,7 +145,7 @@ impl Executor for WorkerExecutor {
         let Resources { kept, told } = &*lock(&self.resources);
         for (id, stand) in told {
             let Some(batches) = kept.get(id).and_then(|kept| kept.positioned.as_ref()) else { continue };
-            // One of its own is not refused.
+            // A dataset accepts a position that it has reported itself.
             if batches.stand() != *stand && batches.go_on(stand.clone()).is_err() {
                 tracing::debug!("{id} has not gone back to where it was");
             }

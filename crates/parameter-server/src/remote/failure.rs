@@ -1,19 +1,20 @@
-//! Errors as failures, which travel.
+//! The conversion of errors to failures, which can be sent.
 
 use super::worker::WorkerContext;
 use distribute_base::Error;
 use distribute_coordinator::{Failure, FailureKind};
 use distribute_params::ChannelError;
 
-/// The failure of a function that returned this error.
+/// Converts the error of a function to a failure.
 pub(super) fn of(error: &Error, worker: &WorkerContext) -> Failure {
-    // What is wrong in a call that nobody waits for may be that it gave up, or that servers take nothing more of it.
+    // After a call was cancelled, its error may only mean that the function gave up, or that servers refuse its
+    // changes.
     let is_over = worker.is_cancelled() || error.is_stale();
     let kind = if is_over { FailureKind::Cancelled } else { kind(error) };
     Failure::new(kind, error.to_string())
 }
 
-/// What has failed; it is also found in the sources of a user error.
+/// Returns the kind of failure. The sources of a user error are searched for one of this crate's errors.
 fn kind(error: &Error) -> FailureKind {
     match error.root_cause() {
         Error::OutOfRange { .. } => FailureKind::EndOfData,

@@ -1,4 +1,4 @@
-//! What `#[distribute::remote]` makes of a function.
+//! The traits that `#[distribute::remote]` implements for a function.
 
 use super::arguments::Params;
 use super::batches::IntoBatches;
@@ -7,32 +7,33 @@ use super::worker::WorkerContext;
 use distribute_base::{Error, Result};
 use distribute_coordinator::FunctionId;
 
-/// A function that workers run for a coordinator, as a type: `#[distribute::remote]` implements it.
+/// A function that workers run for a coordinator, as a type. It is implemented by `#[distribute::remote]`.
 pub trait RemoteFunction: Copy + Send + Sync + 'static {
-    /// Its path in the program.
+    /// The path of the function in the program.
     const NAME: &'static str;
 
-    /// A hash of its source.
+    /// A hash of the function's source.
     const SOURCE: u64;
 
-    /// Its parameters behind the worker, in a tuple: [`Resource<T>`](super::Resource) for a `&T`, [`Value<T>`](super::Value) for a `T`.
+    /// The parameters after the worker, in a tuple: [`Resource<T>`](super::Resource) for a `&T`,
+    /// [`Value<T>`](super::Value) for a `T`.
     type Params: Params;
 
-    /// What it returns, if it doesn't fail.
+    /// The type that the function returns if it succeeds.
     type Output: 'static;
 
-    /// Calls it.
+    /// Calls the function.
     ///
     /// # Errors
-    /// Its own.
+    /// Returns the function's own errors.
     fn call(worker: &WorkerContext, arguments: <Self::Params as Params>::Held) -> Result<Self::Output>;
 
-    /// By what tasks call it.
+    /// Returns the name and source hash by which tasks call the function.
     fn id() -> FunctionId {
         FunctionId { name: Self::NAME.into(), source: Self::SOURCE }
     }
 
-    /// By what tasks call it to keep the dataset that it returns as [`Batches`](super::Batches).
+    /// Returns the identifier of the variant that keeps the returned dataset as [`Batches`](super::Batches).
     fn dataset_id() -> FunctionId
     where
         Self::Output: IntoBatches,
@@ -41,20 +42,20 @@ pub trait RemoteFunction: Copy + Send + Sync + 'static {
     }
 }
 
-/// What a remote function may return: a `Result` whose error becomes an [`Error`].
+/// The return type of a remote function: a `Result` whose error converts into an [`Error`].
 #[diagnostic::on_unimplemented(
     message = "a remote function cannot return `{Self}`",
     label = "not a `Result` whose error becomes a `distribute::Error`",
     note = "return a `distribute::Result<T>`; other errors become one by `map_err(distribute::Error::other)`"
 )]
 pub trait Outcome {
-    /// What it has where it is no error.
+    /// The type of the value if there is no error.
     type Output: 'static;
 
-    /// With this crate's error.
+    /// Converts the error to an [`Error`].
     ///
     /// # Errors
-    /// The function's own.
+    /// Returns the function's own errors.
     fn into_result(self) -> Result<Self::Output>;
 }
 

@@ -1,4 +1,4 @@
-//! What a coordinator gives in return: handles of what workers keep, and of results to come.
+//! The handles that a coordinator returns: of values that workers keep, and of pending results.
 
 use super::arguments::Sender;
 use bytes::Bytes;
@@ -10,31 +10,31 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A value that each worker has made for itself, and keeps: a model, a dataset. It is given to remote functions as `&PerWorker<T>` for a
-/// parameter `&T`.
+/// A value that each worker has created for itself and keeps, for example a model or a dataset. Remote
+/// functions take it as `&PerWorker<T>` for a parameter `&T`.
 ///
-/// A clone is another handle of the same; when the last is dropped, workers let go of it.
+/// Clones are handles of the same value; workers drop it with the last one.
 #[doc(alias = "PerWorkerValues")]
 pub struct PerWorker<T> {
     handle: Arc<dyn ResourceHandle>,
     of: PhantomData<fn() -> T>,
 }
 
-/// What a coordinator knows a resource by. Workers let go of it when it is dropped.
+/// The identity of a resource. Workers drop the resource when its handle is dropped.
 pub(crate) trait ResourceHandle: Send + Sync {
     fn id(&self) -> ResourceId;
 
-    /// Whose it is.
+    /// Returns the identity of the coordinator that created the resource.
     fn sender(&self) -> Sender;
 }
 
 impl<T> PerWorker<T> {
-    /// The handle of what was made by a function that returns a `T` or, of a dataset, of its batches.
+    /// Creates the handle of a value that a function returns, or of its batches if it returns a dataset.
     pub(crate) fn new(handle: Arc<dyn ResourceHandle>) -> Self {
         Self { handle, of: PhantomData }
     }
 
-    /// Its number, for calls of its own coordinator.
+    /// Returns the resource's identifier, or an error if the resource belongs to another coordinator.
     pub(super) fn id_for(&self, from: Sender) -> Result<ResourceId> {
         if self.handle.sender() != from {
             let reason = format!(
@@ -58,23 +58,23 @@ impl<T> fmt::Debug for PerWorker<T> {
     }
 }
 
-/// The result of a call that was scheduled, when it is there.
+/// A handle to the result of a scheduled call.
 ///
-/// A clone is another handle of the same.
+/// Clones are handles of the same result.
 #[doc(alias = "tf.distribute.experimental.coordinator.RemoteValue")]
 pub struct RemoteValue<T> {
     handle: Arc<dyn ValueHandle>,
     of: PhantomData<fn() -> T>,
 }
 
-/// What a coordinator knows a result by.
+/// The interface by which a handle gets the bytes of a result.
 pub(crate) trait ValueHandle: Send + Sync + fmt::Debug {
-    /// Waits for its bytes; without a timeout as long as the coordinator waits.
+    /// Waits for the bytes of the result. Without a timeout, the coordinator's own timeouts apply.
     fn bytes(&self, timeout: Option<Duration>) -> Result<Bytes>;
 }
 
 impl<T> RemoteValue<T> {
-    /// The handle of what a function returns.
+    /// Creates the handle of the result of a function.
     pub(crate) fn new(handle: Arc<dyn ValueHandle>) -> Self {
         Self { handle, of: PhantomData }
     }
@@ -84,15 +84,15 @@ impl<T: DeserializeOwned> RemoteValue<T> {
     /// Waits for the result.
     ///
     /// # Errors
-    /// The call's own.
+    /// Returns the error of the call.
     pub fn fetch(&self) -> Result<T> {
         self.decode(&self.handle.bytes(None)?)
     }
 
-    /// Waits for the result, so long at most.
+    /// Waits for the result, for at most `timeout`.
     ///
     /// # Errors
-    /// The call's own; that it has not ended in time.
+    /// Returns the error of the call, or an error if the call has not ended in time.
     pub fn fetch_within(&self, timeout: Duration) -> Result<T> {
         self.decode(&self.handle.bytes(Some(timeout))?)
     }

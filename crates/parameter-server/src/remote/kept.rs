@@ -9,9 +9,9 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct Kept {
     pub(super) value: Arc<dyn Any + Send + Sync>,
-    /// Its type.
+    /// The name of its type.
     pub(super) name: &'static str,
-    /// It as a dataset.
+    /// The same value, if it is a dataset.
     pub(super) positioned: Option<Arc<dyn Positioned>>,
 }
 

@@ -1,8 +1,9 @@
 //! Functions that workers of parameter servers run for a coordinator: `#[distribute::remote]`.
 //!
-//! All tasks of a job run the same program. A function with this attribute is registered before `main`, and is found on workers by its
-//! name; its arguments and its result travel as bytes, by serde. What is large or cannot be sent, a model or a dataset, each worker
-//! makes for itself once, by another such function, and keeps it: a parameter `&T` is what was kept.
+//! All tasks of a job run the same program. A function with this attribute is registered before `main`, and
+//! workers find it by its name. Its arguments and its result are sent as bytes, encoded by serde. Large values
+//! and values that cannot be sent, such as a model or a dataset, are created once on each worker by another
+//! such function. The worker keeps them, and a parameter `&T` refers to one of them.
 //!
 //! ```
 //! use candle_core::{Device, Tensor};
@@ -44,17 +45,17 @@
 //! }
 //! ```
 //!
-//! | file | what it is |
+//! | file | contents |
 //! |---|---|
-//! | `function` | [`RemoteFunction`], what the attribute implements; what it may return |
-//! | `arguments` | [`Params`] and [`Args`]: which arguments fit which parameters, and their bytes |
-//! | `handles` | [`PerWorker`] and [`RemoteValue`], on the side of the coordinator |
+//! | `function` | [`RemoteFunction`], which the attribute implements, and its return type |
+//! | `arguments` | [`Params`] and [`Args`]: the match of arguments and parameters, and their bytes |
+//! | `handles` | [`PerWorker`] and [`RemoteValue`], for the coordinator |
 //! | `registry` | the functions of this program |
-//! | `worker` | [`WorkerContext`], which each function is given |
+//! | `worker` | [`WorkerContext`], the first argument of each function |
 //! | `batches` | [`Batches`]: a dataset of one worker, with its position |
-//! | `program` | [`RemoteProgram`]: what a worker's process needs to run them |
-//! | `executor` | one worker at work: what it keeps, its calls |
-//! | `failure` | errors as failures, which travel |
+//! | `program` | [`RemoteProgram`]: everything that a worker's process needs to run them |
+//! | `executor` | the executor of one worker: its values, its calls |
+//! | `failure` | the conversion of errors to failures, which can be sent |
 
 mod arguments;
 mod batches;
@@ -86,16 +87,16 @@ pub use worker::current_worker_index;
 #[doc(inline)]
 pub use distribute_coordinator::FunctionId;
 
-/// The remote functions of this program, sorted by their names. A function that makes a dataset is there twice: as one that makes a value, and
-/// as one whose batches are kept.
+/// Returns the remote functions of this program, sorted by name. A function that returns a dataset is listed
+/// twice: once as a function that returns a value, and once as one whose batches are kept.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument) where two have one name.
+/// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): two functions have the same name.
 pub fn functions() -> distribute_base::Result<Vec<FunctionId>> {
     Ok(registry::Registry::of_program()?.ids())
 }
 
-/// What the attribute's code uses.
+/// The items that the code of the attribute uses.
 #[doc(hidden)]
 pub mod expanded {
     pub use super::registry::{Entry, Kinds, OfAnyKind};

@@ -1,4 +1,4 @@
-//! What a worker's process needs to run remote functions.
+//! The program that a worker's process runs.
 
 use super::executor::WorkerExecutor;
 use super::registry::Registry;
@@ -11,13 +11,13 @@ use distribute_coordinator::{Executor, Failure, FailureKind, FunctionId, Program
 use std::fmt;
 use std::sync::Arc;
 
-/// How many bytes a result may have, unless it is said.
+/// The default limit on the size of a result, in bytes.
 const LARGEST_RESULT: usize = 64 << 20;
 
-/// Makes the strategy of a worker, with what the coordinator's says to it.
+/// A function that creates the strategy of a worker, given the settings that the coordinator's strategy shares.
 type MakeStrategy = dyn Fn(usize, Option<&SharedSettings>) -> Result<ParameterServerStrategy> + Send + Sync;
 
-/// The remote functions of this program, and how a worker that runs them makes its strategy.
+/// The remote functions of this program, and the way a worker creates its strategy.
 pub struct RemoteProgram {
     registry: Arc<Registry>,
     strategy: Box<MakeStrategy>,
@@ -25,10 +25,11 @@ pub struct RemoteProgram {
 }
 
 impl RemoteProgram {
-    /// For the worker that this process is by the settings' resolver, with a strategy of these settings.
+    /// Creates the program of this process's worker, which the settings' resolver determines. Its strategy has
+    /// these settings.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument) where two functions have one name.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): two functions have the same name.
     pub fn of_task(settings: ParameterServerBuilder) -> Result<Self> {
         Self::new(move |_, shared| {
             let settings = settings.clone();
@@ -36,11 +37,11 @@ impl RemoteProgram {
         })
     }
 
-    /// For all workers of a coordinator's strategy, with strategies of the same settings, if they are those of a
-    /// [`LocalCluster`](crate::LocalCluster); `None` where they are other processes.
+    /// Creates the program of all workers of a [`LocalCluster`](crate::LocalCluster), with strategies of the
+    /// same settings as the coordinator's. Returns `None` if the workers are other processes.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument) where two functions have one name.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): two functions have the same name.
     pub fn of_local_cluster(strategy: &ParameterServerStrategy) -> Result<Option<Self>> {
         let Some(cluster) = strategy.local_cluster() else { return Ok(None) };
         let settings = strategy.settings().clone();
@@ -60,15 +61,15 @@ impl RemoteProgram {
         Ok(Self { registry, strategy: Box::new(strategy), largest_result: LARGEST_RESULT })
     }
 
-    /// The remote functions of this program.
+    /// Returns the remote functions of this program.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) where two functions have one name.
+    /// - [`Error::InvalidArgument`](crate::Error::InvalidArgument): two functions have the same name.
     pub(crate) fn functions_of_program() -> Result<Vec<FunctionId>> {
         Ok(Registry::of_program()?.ids())
     }
 
-    /// How many bytes the result of a call may have; 64 MiB by default.
+    /// Sets the maximum size of a result in bytes; 64 MiB by default.
     pub fn largest_result(self, bytes: usize) -> Self {
         Self { largest_result: bytes, ..self }
     }

@@ -15,10 +15,10 @@ use std::io;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// What goes before the name of a function where its dataset is to be kept as batches, from which calls take one after another.
+/// The prefix of a function's name if its dataset is kept as batches, which calls take one after another.
 pub(super) const DATASET_OF: &str = "dataset of ";
 
-/// What a function is called with.
+/// The input of a call.
 #[doc(hidden)]
 pub struct Given<'a> {
     pub(super) worker: &'a WorkerContext,
@@ -26,19 +26,19 @@ pub struct Given<'a> {
     pub(super) kept: &'a dyn Lookup,
 }
 
-/// How its result is sent, in so many bytes at most.
+/// A function that runs a call and encodes the result, up to a maximum size in bytes.
 type Send = fn(&Given<'_>, usize) -> Result<Bytes, Failure>;
-/// How it is kept.
+/// A function that runs a call and keeps the result.
 type Keep = fn(&Given<'_>) -> Result<Kept, Failure>;
-/// How it is kept as batches, from a position on.
+/// A function that runs a call and keeps the resulting dataset as batches, from a position on.
 type Deal = fn(&Given<'_>, Option<&Bytes>) -> Result<Kept, Failure>;
 
-/// A function, as it is registered.
+/// A registered function.
 #[doc(hidden)]
 pub struct Entry {
     name: &'static str,
     source: u64,
-    /// Where it is written.
+    /// The file and line of its definition.
     at: (&'static str, u32),
     send: Option<Send>,
     keep: Option<Keep>,
@@ -56,8 +56,8 @@ impl Entry {
     }
 }
 
-/// What can be done with what a function returns, by the traits that it has: each of these constants is found here where it has them, and
-/// at [`OfAnyKind`] where it has not.
+/// The operations on the result of a function, selected by the traits of its type. Each of these constants is
+/// found here if the type has the trait, and at [`OfAnyKind`] otherwise.
 #[doc(hidden)]
 pub struct Kinds<F>(PhantomData<F>);
 
@@ -99,13 +99,13 @@ where
     });
 }
 
-/// Calls the function with arguments that have arrived.
+/// Decodes the arguments and calls the function.
 fn run<F: RemoteFunction>(given: &Given<'_>) -> Result<F::Output, Failure> {
     let held = F::Params::decode(given.arguments, given.kept)?;
     F::call(given.worker, held).map_err(|error| failure::of(&error, given.worker))
 }
 
-/// A result as bytes, of which there may be so many.
+/// Encodes a result of at most `limit` bytes.
 fn encode(value: &impl Serialize, limit: usize) -> Result<Bytes, Failure> {
     struct Limited {
         bytes: Vec<u8>,
@@ -142,14 +142,14 @@ fn encode(value: &impl Serialize, limit: usize) -> Result<Bytes, Failure> {
     }
 }
 
-/// How something is made that is kept.
+/// The way to create a value that is kept.
 pub(super) enum Make {
     Value(Keep),
     Batches(Deal),
 }
 
 impl Make {
-    /// Makes it; batches from a position on.
+    /// Creates the value; a dataset begins at `position`.
     pub(super) fn make(&self, given: &Given<'_>, position: Option<&Bytes>) -> Result<Kept, Failure> {
         match self {
             Make::Value(keep) => keep(given),
@@ -158,14 +158,14 @@ impl Make {
     }
 }
 
-/// The functions of a program.
+/// The functions of a program, by name.
 pub(super) struct Registry(BTreeMap<&'static str, &'static Entry>);
 
 impl Registry {
-    /// Those of this one.
+    /// Returns the functions of this program.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where two have one name.
+    /// - [`Error::InvalidArgument`]: two functions have the same name.
     pub(super) fn of_program() -> Result<Self> {
         Self::of(inventory::iter::<Entry>())
     }
@@ -186,7 +186,7 @@ impl Registry {
         Ok(Self(all))
     }
 
-    /// By what they are called.
+    /// Returns the identifiers of all functions, sorted.
     pub(super) fn ids(&self) -> Vec<FunctionId> {
         let mut ids = Vec::new();
         for Entry { name, source, deal, .. } in self.0.values() {
@@ -199,13 +199,13 @@ impl Registry {
         ids
     }
 
-    /// What sends a function's result.
+    /// Returns the operation that runs a function and sends its result.
     pub(super) fn sends(&self, id: &FunctionId) -> Result<Send, Failure> {
         let send = self.find(id, &id.name)?.send;
         send.ok_or_else(|| unfit(id, "its result has no serde::Serialize, so it can be kept and not sent"))
     }
 
-    /// What makes what is kept.
+    /// Returns the operation that runs a function and keeps its result.
     pub(super) fn makes(&self, id: &FunctionId) -> Result<Make, Failure> {
         match id.name.strip_prefix(DATASET_OF) {
             Some(name) => {

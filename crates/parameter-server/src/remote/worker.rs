@@ -1,4 +1,4 @@
-//! What a remote function is given: the worker that runs it.
+//! The context of a remote function: the worker that runs it.
 
 use crate::strategy::ParameterServerStrategy;
 use candle_nn::VarBuilder;
@@ -12,7 +12,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::sync::OnceLock;
 
-/// The worker that runs a remote function, as that sees it.
+/// The worker that runs a remote function, as the function sees it.
 pub struct WorkerContext {
     index: usize,
     strategy: ParameterServerStrategy,
@@ -21,7 +21,8 @@ pub struct WorkerContext {
 }
 
 impl WorkerContext {
-    /// The worker of a strategy, to call a remote function by hand, as tests do: that of its task, or worker 0.
+    /// Creates the context of a strategy's worker, to call a remote function directly, as in tests. The worker
+    /// is that of the strategy's task, or worker 0.
     pub fn new(strategy: &ParameterServerStrategy) -> Self {
         let task = strategy.cluster_resolver().and_then(distribute_cluster::resolver::ClusterResolver::task);
         let index = task.filter(|task| task.job == Job::Worker).map_or(0, |task| task.index);
@@ -36,27 +37,28 @@ impl WorkerContext {
         Self { index, strategy, cancellation, variables: OnceLock::new() }
     }
 
-    /// Its number, from 0.
+    /// Returns the number of the worker, counted from 0.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// How many workers there are.
+    /// Returns the number of workers.
     pub fn workers(&self) -> usize {
         self.strategy.workers()
     }
 
-    /// Its own strategy, with a replica on each of its devices. `run` and collectives are those of its replicas alone; gradients go to
-    /// the parameter servers, reduced over its replicas.
+    /// Returns the worker's own strategy, with a replica on each of its devices. `run` and collectives involve
+    /// only these replicas. Gradients are reduced over these replicas and sent to the parameter servers.
     ///
-    /// A model for all of them is made by [`replicate`](distribute_core::Strategy::replicate), and kept as a
-    /// [`Replicated`](distribute_core::Replicated).
+    /// A model for all of the replicas is made by [`replicate`](distribute_core::Strategy::replicate), and kept
+    /// as a [`Replicated`](distribute_core::Replicated).
     pub fn strategy(&self) -> &ParameterServerStrategy {
         &self.strategy
     }
 
-    /// candle's `VarBuilder` of a model that this function makes for the one replica of its worker: each variable is on the parameter
-    /// servers, and is that of all workers. [`variables`](Self::variables) has what it has given, for an optimizer.
+    /// Returns candle's `VarBuilder` for a model of a worker with a single replica. Its variables are on the
+    /// parameter servers and shared by all workers. [`variables`](Self::variables) returns the variables
+    /// created with it, for an optimizer.
     ///
     /// ```
     /// use candle_nn::{Linear, linear};
@@ -73,8 +75,8 @@ impl WorkerContext {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NotSupported`] for a worker of several replicas: each needs a model, which
-    /// [`replicate`](distribute_core::Strategy::replicate) makes.
+    /// - [`Error::NotSupported`]: the worker has several replicas. Each of them needs a model; use
+    ///   [`replicate`](distribute_core::Strategy::replicate).
     pub fn var_builder(&self) -> Result<VarBuilder<'static>> {
         if self.strategy.num_replicas_in_sync() > 1 {
             return Err(Error::NotSupported {
@@ -87,13 +89,13 @@ impl WorkerContext {
         self.variables().builder(0)
     }
 
-    /// The variables that [`var_builder`](Self::var_builder) has given in this call.
+    /// Returns the variables created with [`var_builder`](Self::var_builder) in this call.
     pub fn variables(&self) -> &Variables {
         self.variables.get_or_init(|| Variables::new(&self.strategy, 0))
     }
 
-    /// By what this worker's part of the data is found: of as many pipelines as there are workers the one with its number, for so many
-    /// replicas as it has.
+    /// Returns the input context of this worker: its number among as many input pipelines as there are workers,
+    /// and its number of replicas.
     #[doc(alias = "tf.distribute.InputContext")]
     pub fn input_context(&self) -> InputContext {
         InputContext {
@@ -103,7 +105,8 @@ impl WorkerContext {
         }
     }
 
-    /// Whether nobody wants the result any more: a function that takes long looks from time to time, and returns any error then.
+    /// Returns whether the call was cancelled. A function that runs for long should check this from time to
+    /// time, and return any error if it is true.
     pub fn is_cancelled(&self) -> bool {
         self.cancellation.is_cancelled()
     }
@@ -116,11 +119,11 @@ impl fmt::Debug for WorkerContext {
 }
 
 thread_local! {
-    /// The worker of the call that runs on this thread.
+    /// The number of the worker whose call runs on this thread.
     static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// Makes this thread that of a worker's call until it is dropped.
+/// A guard that marks this thread as running a worker's call until it is dropped.
 pub(super) struct Calling(Option<usize>);
 
 impl Calling {
@@ -136,10 +139,11 @@ impl Drop for Calling {
 }
 
 // CC-13
-/// The number of the worker that runs the remote function in which this is called, also by its replicas.
+/// Returns the number of the worker that runs the current remote function. Replicas of that worker may also
+/// call this.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] elsewhere.
+/// - [`Error::InvalidArgument`]: the caller is not in a remote function.
 #[doc(alias = "tf.distribute.coordinator.experimental_get_current_worker_index")]
 pub fn current_worker_index() -> Result<usize> {
     // Replicas run on threads of their own, in a context of the worker's strategy.

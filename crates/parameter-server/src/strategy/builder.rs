@@ -50,34 +50,36 @@ pub struct ParameterServerBuilder {
 }
 
 impl ParameterServerBuilder {
-    /// Who takes part. By default that is found out from the environment.
+    /// Sets the resolver of the cluster. By default it is determined from the environment.
     pub fn cluster_resolver(mut self, resolver: impl ClusterResolver + 'static) -> Self {
         self.resolver = Some(Arc::new(resolver));
         self
     }
 
-    /// How each parameter server of the cluster is reached, in the order of their numbers, where something other than this builder
-    /// has found that out.
+    /// Sets the channels to the parameter servers, in the order of their numbers, if they are not to be
+    /// resolved by this builder.
     pub fn channels(mut self, channels: impl IntoIterator<Item = Arc<dyn Channel>>) -> Self {
         self.channels = Some(channels.into_iter().collect());
         self
     }
 
-    /// Into how many shards variables are cut; by default they stay whole.
+    /// Sets the partitioner, which decides into how many shards each variable is split. By default variables
+    /// are not split.
     #[doc(alias = "variable_partitioner")]
     pub fn partitioner(mut self, partitioner: impl Partitioner) -> Self {
         self.partitioner = Some(Arc::new(partitioner));
         self
     }
 
-    /// Which server gets which variable or shard; by default they go to the servers in turn.
+    /// Sets the policy that assigns variables and shards to servers; round-robin by default.
     #[doc(alias = "GreedyLoadBalancingStrategy")]
     pub fn placement(mut self, policy: PlacementPolicy) -> Self {
         self.placement = policy;
         self
     }
 
-    /// The first so many GPUs of this process, a replica on each; with 0, one on `cpu:0`. In place of [`devices`](Self::devices).
+    /// Uses the first `gpus` GPUs of this process, with a replica on each; 0 means one replica on `cpu:0`. This
+    /// replaces [`devices`](Self::devices).
     #[doc(alias = "num_gpus_per_worker")]
     pub fn gpus_per_worker(mut self, gpus: usize) -> Self {
         self.devices =
@@ -85,20 +87,21 @@ impl ParameterServerBuilder {
         self
     }
 
-    /// The devices of this process's replicas, `cpu:0` by default.
+    /// Sets the devices of this process's replicas; `cpu:0` by default.
     pub fn devices<'a>(mut self, devices: impl IntoIterator<Item = &'a str>) -> Self {
         self.devices = Some(devices.into_iter().map(String::from).collect());
         self
     }
 
-    /// How long to wait for an answer of a server, and for the other replicas of this process in one call; 60 s by default.
+    /// Sets how long to wait for a server to answer, and for the other replicas of this process in one call; 60
+    /// s by default.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// How long to wait until all servers answer for the first time, and a worker for each variable until the coordinator has made it; a
-    /// minute by default. They may start in any order.
+    /// Sets how long to wait until all servers answer for the first time, and how long a worker waits for the
+    /// coordinator to create each variable; 60 s by default. Servers may start in any order.
     pub fn join_timeout(mut self, timeout: Duration) -> Self {
         self.join_timeout = Some(timeout);
         self
@@ -136,23 +139,25 @@ impl ParameterServerBuilder {
         self
     }
 
-    /// How many of its own latest updates the values may lack that a step of this worker computes with; 0 by default. With 1 or more, a
-    /// step doesn't wait for servers: gradients are sent and values are fetched while the next ones compute.
+    /// Sets how many of this worker's own latest updates may be missing from the values that a step computes
+    /// with; 0 by default. With 1 or more, a step does not wait for servers: gradients are sent and values are
+    /// fetched while the next steps compute.
     ///
-    /// With 0 one worker trains as one device does. Otherwise its gradients are of somewhat older values, which mostly costs
-    /// little where updates are small; and a server's error about gradients is that of a later step, or of whoever reads
-    /// variables and slots.
+    /// With 0, a single worker trains like a single device. Otherwise gradients are computed from slightly
+    /// stale values, which usually costs little if updates are small. A server's error about gradients is then
+    /// returned by a later step, or by a call that reads variables or slots.
     pub fn staleness(mut self, steps: usize) -> Self {
         self.staleness = steps;
         self
     }
 
-    /// Finds out who takes part, waits until all servers answer, and builds the strategy.
+    /// Resolves the cluster, waits until all servers answer, and builds the strategy.
     ///
     /// # Errors
-    /// Those of [`ParameterServerStrategy::new`]; [`Error::Device`] for a device that this build does not support;
-    /// [`Error::InvalidArgument`] for another number of channels than of parameter servers, a timeout of zero, and servers that cannot
-    /// be reached, which it names.
+    /// Returns the errors of [`ParameterServerStrategy::new`], and:
+    /// - [`Error::Device`]: this build does not support a device.
+    /// - [`Error::InvalidArgument`]: the number of channels differs from the number of parameter servers, the
+    ///   timeout is zero, or servers cannot be reached; the message names these servers.
     #[track_caller]
     pub fn build(self) -> Result<ParameterServerStrategy> {
         let (devices, settings) = (self.resolved_devices()?, self.clone());
@@ -165,7 +170,7 @@ impl ParameterServerBuilder {
         Ok(ParameterServerStrategy(strategy, Arc::new(behind)))
     }
 
-    /// The devices of this process's replicas.
+    /// Returns the devices of this process's replicas.
     #[doc(hidden)]
     pub fn resolved_devices(&self) -> Result<Vec<DeviceName>> {
         let devices = match &self.devices {
@@ -176,7 +181,7 @@ impl ParameterServerBuilder {
         Ok(devices)
     }
 
-    /// How its replicas communicate, checked.
+    /// Returns the checked communication options of the replicas.
     #[doc(hidden)]
     pub fn options(&self) -> Result<CommunicationOptions> {
         let options = CommunicationOptions { timeout: self.timeout, ..Default::default() };
@@ -184,7 +189,7 @@ impl ParameterServerBuilder {
         Ok(options)
     }
 
-    /// Who knows who takes part.
+    /// Returns the resolver of the cluster.
     #[doc(hidden)]
     pub fn resolver(&self) -> Result<Arc<dyn ClusterResolver>> {
         match &self.resolver {
@@ -193,12 +198,12 @@ impl ParameterServerBuilder {
         }
     }
 
-    /// How long to wait for what others start or make.
+    /// Returns how long to wait for other tasks to start or to create variables.
     pub(super) fn patience(&self) -> Duration {
         self.join_timeout.unwrap_or(DEFAULT_TIMEOUT)
     }
 
-    /// The strategy of one task, when all servers have answered.
+    /// Creates the strategy of one task after all servers have answered.
     #[track_caller]
     #[doc(hidden)]
     pub fn assemble(
@@ -219,10 +224,10 @@ impl ParameterServerBuilder {
             }
             Some(channels) => channels,
             None => {
-                // A coordinator need not be among the tasks.
+                // A coordinator is not necessarily one of the cluster's tasks.
                 let task = members.task.clone().unwrap_or(Job::Chief.task(0));
                 let clients = ClientBuilder::new(members.spec.clone(), task).credentials(self.credentials);
-                // Workers that run the program by themselves serve nobody.
+                // Workers that run the whole program do not serve.
                 let jobs: &[Job] =
                     if role.independent.is_some() { &[Job::Ps] } else { &[Job::Worker, Job::Ps] };
                 others = members.are_elsewhere().then(|| Servers::new(clients.clone(), members, jobs));
@@ -253,23 +258,23 @@ impl ParameterServerBuilder {
     }
 }
 
-/// What a task is in a training against parameter servers.
+/// The role of a task in a training with parameter servers.
 pub struct Role {
-    /// The strategy's name.
+    /// The name of the strategy.
     pub kind: &'static str,
-    /// The variables that it makes.
+    /// The variables that the task creates.
     pub makes: Makes,
-    /// Its number among the workers that train by themselves, if it is one.
+    /// The number of the task among the independent workers, if it is one.
     pub independent: Option<IndependentWorker>,
 }
 
-/// A strategy, and what it uses.
+/// A strategy with its client and tasks.
 pub struct Assembled {
     /// The strategy.
     pub strategy: Strategy,
-    /// The client of its servers.
+    /// The client of the parameter servers.
     pub servers: Arc<ParameterServers>,
-    /// The tasks in other processes, where there are some.
+    /// The tasks in other processes, if there are any.
     pub others: Option<Servers>,
 }
 

@@ -1,4 +1,4 @@
-//! How parameter servers are reached: in this process, or over connections.
+//! Connections to parameter servers, in this process or others.
 
 use super::members::Members;
 use super::{OPERATION, layout, local_cluster};
@@ -11,12 +11,13 @@ use distribute_server::ClientBuilder;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The ways to all servers. Those in other processes have answered, each within `patience`. Where this process makes variables, they are
-/// servers of one training, or of none before.
+/// Connects to all servers. Servers in other processes have `patience` to answer, each of them. If this process
+/// creates variables, all servers must belong to the same training, or to none.
 ///
 /// # Errors
-/// - [`Error::InvalidArgument`]: servers have not answered, with their names and why; or they have tables of another training.
-/// - [`Error::Server`]: a server cannot keep which training it is of.
+/// - [`Error::InvalidArgument`]: servers have not answered, which are listed with the causes; or servers have
+///   tables of another training.
+/// - [`Error::Server`]: a server cannot store the layout of the training.
 pub(super) fn connect(
     members: &Members,
     clients: &ClientBuilder,
@@ -31,7 +32,7 @@ pub(super) fn connect(
         });
         channels.push(channel);
     }
-    // All at once: they may be on their way, in any order.
+    // All requests are sent at once: servers may still be starting, in any order.
     let asked: Vec<_> =
         remote.iter().map(|number| (number, channels[*number].start(layout::question(), patience))).collect();
     let answered = asked.into_iter().map(|(number, call)| (number, call.and_then(|call| call.wait())));
@@ -43,7 +44,7 @@ pub(super) fn connect(
         }
     }
     if missing.is_empty() {
-        // Servers in this process are as old as the program.
+        // Servers in this process are never older than the program.
         if makes == Makes::Missing && states.len() == channels.len() {
             layout::agree(&channels, &states, patience)?;
         }

@@ -1,4 +1,4 @@
-//! The end of the servers of a cluster, when its training has ended.
+//! Shutdown of the servers of a cluster after the training.
 
 use super::members::Members;
 use distribute_base::internal::panicked;
@@ -7,10 +7,10 @@ use distribute_cluster::{Job, Task};
 use distribute_server::{CallError, ClientBuilder};
 use std::time::Duration;
 
-/// How long it may take to connect to a server that is there.
+/// The timeout for connecting to a running server.
 const REACHED: Duration = Duration::from_secs(5);
 
-/// The tasks that serve this one, and how they are reached.
+/// The tasks that serve this one, and the client that connects to them.
 #[derive(Clone, Debug)]
 pub struct Servers {
     clients: ClientBuilder,
@@ -18,7 +18,7 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// All tasks of these jobs but this process.
+    /// Collects all tasks of these jobs except this process.
     pub(super) fn new(clients: ClientBuilder, members: &Members, jobs: &[Job]) -> Self {
         let of = |job: Job| {
             let indices = members.spec.task_indices(&job).unwrap_or_default();
@@ -28,22 +28,22 @@ impl Servers {
         Self { clients, tasks: others.collect() }
     }
 
-    /// How they are reached.
+    /// Returns the client that connects to the tasks.
     pub(super) fn clients(&self) -> &ClientBuilder {
         &self.clients
     }
 
-    /// Ends them, each within `timeout`. One that cannot be reached has ended.
+    /// Stops the servers, each within `timeout`. A server that cannot be reached counts as stopped.
     ///
     /// # Errors
-    /// That of the first that did not end, when all others have been asked.
+    /// Returns the first error of a server that did not stop, after all servers have been asked.
     pub fn end(&self, timeout: Duration) -> Result<()> {
         let end = |task| match self.clients.connect(task, timeout.min(REACHED)) {
             Ok(server) => server.stop_server(timeout),
             Err(CallError::Connect(_)) => Ok(()),
             Err(error) => Err(error),
         };
-        // At once: one that is gone is waited for.
+        // All are asked at once, because a server that is gone is only noticed after a timeout.
         let ended: Vec<_> = std::thread::scope(|scope| {
             let asked: Vec<_> = self.tasks.iter().map(|task| scope.spawn(move || end(task))).collect();
             asked.into_iter().map(std::thread::ScopedJoinHandle::join).collect()

@@ -1,4 +1,5 @@
-//! Whether a training can be resumed on the servers that there are: what each of them says, and what it is to keep.
+//! The layout of a training on its servers: the decision whether it can be resumed, and the records that
+//! servers keep.
 
 use super::OPERATION;
 use distribute_base::{Error, Result};
@@ -11,7 +12,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Returns what a server is asked for its state.
+/// Returns the request for the state of a server.
 pub(super) fn question() -> Request {
     Request::Batch(vec![
         Request::List,
@@ -20,7 +21,7 @@ pub(super) fn question() -> Request {
     ])
 }
 
-/// Returns the state in an answer to it.
+/// Returns the state of a server from its response to [`question`].
 pub(super) fn state(answer: &Response) -> ServerState {
     let mut state = ServerState::default();
     let Response::Batch(answers) = answer else { return state };
@@ -38,11 +39,12 @@ pub(super) fn state(answer: &Response) -> ServerState {
 }
 
 // INV-73
-/// Has all servers keep which training they are of, or finds that they are of one.
+/// Makes all servers store the layout of this training, or checks that they already belong to one training.
 ///
 /// # Errors
-/// - [`Error::InvalidArgument`]: they have tables of another training, or of another number of servers, or one has none.
-/// - [`Error::Server`]: one does not answer.
+/// - [`Error::InvalidArgument`]: servers have tables of another training, or of another number of servers, or
+///   one has no layout.
+/// - [`Error::Server`]: a server does not answer.
 pub(super) fn agree(channels: &[Arc<dyn Channel>], found: &[ServerState], patience: Duration) -> Result<()> {
     let (training, servers): (u64, Vec<usize>) = match decide_layout(found) {
         LayoutDecision::Resume => return Ok(()),
@@ -61,7 +63,8 @@ pub(super) fn agree(channels: &[Arc<dyn Channel>], found: &[ServerState], patien
     };
     let make = |server: usize| {
         let layout = Layout { training, servers: found.len(), server };
-        // Of an attempt that was cut off there may be another one. Where there is none, a chief that begins at the same time is refused.
+        // A previous attempt that was interrupted may have left a layout, which is removed first. If there was
+        // none and another chief begins at the same time, the servers refuse one of the two.
         let before = found.get(server).and_then(|state| state.layout);
         let remove = before.map(|_| Request::Remove { table: LAYOUT_TABLE.to_owned() });
         let asks = remove.into_iter().chain([Request::Create(layout.table())]).collect();
@@ -115,7 +118,7 @@ mod tests {
         assert_eq!(states[0].tables, 1);
         let fewer = ask(&servers[..2]).0.unwrap_err().to_string();
         assert!(fewer.contains("are on 3 servers, and this cluster has 2"), "{fewer}");
-        // Without a folder, the one that came back begins again, with the same training.
+        // Without a folder, the server that came back starts again, with the same training.
         let mut some = servers.clone();
         some[1] = Arc::new(Tables::new());
         ask(&some).0.unwrap();

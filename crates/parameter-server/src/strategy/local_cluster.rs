@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 
-/// A cluster of workers and parameter servers whose tasks are all in this process: for tests, and to try out a program that will
-/// run on several machines. Nothing in the program changes but the resolver.
+/// A cluster of workers and parameter servers whose tasks are all in this process. It is for tests, and for
+/// trying out a program that will run on several machines. The program differs only in the resolver.
 ///
-/// Its servers last as long as the cluster, a resolver of it, or a strategy that uses them.
+/// Its servers live as long as the cluster, one of its resolvers, or a strategy that uses them.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -43,17 +43,17 @@ struct Tasks {
     servers: BTreeMap<Address, Arc<Tables>>,
 }
 
-/// The clusters of this process, by the names of their hosts.
+/// The clusters of this process, by host name.
 static CLUSTERS: Mutex<BTreeMap<String, Weak<Tasks>>> = Mutex::new(BTreeMap::new());
 
-/// No more tasks of a job than it has ports.
+/// The maximum number of tasks of a job, which is limited by the number of ports.
 const MOST_TASKS: usize = 1 << 15;
 
 impl LocalCluster {
-    /// A cluster of so many workers and parameter servers.
+    /// Creates a cluster of `workers` workers and `servers` parameter servers.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for none of either, and for more than 32,768.
+    /// - [`Error::InvalidArgument`]: one of the numbers is zero or greater than 32,768.
     pub fn new(workers: usize, servers: usize) -> Result<Self> {
         let fits = |count: usize| (1..=MOST_TASKS).contains(&count);
         if !fits(workers) || !fits(servers) {
@@ -68,7 +68,7 @@ impl LocalCluster {
             *numbers += 1;
             *numbers
         };
-        // Names under which nobody can be reached from elsewhere.
+        // These host names cannot be resolved outside this process.
         let host = format!("cluster-{number}.in-process.invalid");
         let mut spec = ClusterSpec::new();
         let mut all = BTreeMap::new();
@@ -90,29 +90,29 @@ impl LocalCluster {
         Ok(Self(tasks))
     }
 
-    /// The cluster of this process that has these tasks.
+    /// Returns the cluster of this process that has these tasks.
     pub(super) fn of(spec: &ClusterSpec) -> Option<Self> {
         let servers = spec.job_tasks(&Job::Ps).ok()?;
         find(servers.into_iter().flatten().next()?).map(Self)
     }
 
-    /// The tasks.
+    /// Returns the tasks of the cluster.
     pub fn spec(&self) -> &ClusterSpec {
         &self.0.spec
     }
 
-    /// What the coordinator is told: the cluster, and that it is its chief.
+    /// Returns the resolver of the coordinator, which is the chief of the cluster.
     pub fn resolver(&self) -> LocalClusterResolver {
         self.resolver_of(Job::Chief.task(0))
     }
 
-    /// What another task is told: [`Job::Worker.task(1)`](Job::task), say.
+    /// Returns the resolver of another task, for example [`Job::Worker.task(1)`](Job::task).
     pub fn resolver_of(&self, task: Task) -> LocalClusterResolver {
         LocalClusterResolver { tasks: self.0.clone(), task }
     }
 }
 
-/// What one task of a [`LocalCluster`] is told. The cluster lasts as long as this.
+/// The resolver of one task of a [`LocalCluster`]. It keeps the cluster alive.
 #[derive(Clone)]
 pub struct LocalClusterResolver {
     tasks: Arc<Tasks>,
@@ -143,13 +143,13 @@ impl fmt::Debug for LocalCluster {
     }
 }
 
-/// The way to the parameter server of this number, if one of this process has the address.
+/// Returns the channel to the parameter server with this number, if a cluster of this process has the address.
 pub(super) fn channel(number: usize, address: &Address) -> Option<Arc<dyn Channel>> {
     let tables = find(address)?.servers.get(address)?.clone();
     Some(Arc::new(LocalChannel::new(number, tables)))
 }
 
-/// The cluster of this process that has this address.
+/// Returns the cluster of this process that has this address.
 fn find(address: &Address) -> Option<Arc<Tasks>> {
     lock(&CLUSTERS).get(&address.host().to_string()).and_then(Weak::upgrade)
 }

@@ -1,4 +1,4 @@
-//! Who takes part, and what the constructor refuses: a pure function of the cluster.
+//! The members of a training, and the checks of the constructor: a pure function of the cluster.
 
 use super::{OPERATION, local_cluster};
 use distribute_base::{Error, Result};
@@ -6,24 +6,24 @@ use distribute_cluster::resolver::ClusterResolver;
 use distribute_cluster::{Address, ClusterError, ClusterSpec, Job, Task};
 use distribute_ps_client::internal::Makes;
 
-/// Who takes part in a training against parameter servers.
+/// The members of a training with parameter servers.
 #[derive(Debug)]
 pub struct Members {
-    /// Where each parameter server listens.
+    /// The addresses of the parameter servers.
     pub(super) servers: Vec<Address>,
     pub(super) workers: usize,
-    /// All tasks.
+    /// All tasks of the cluster.
     pub(super) spec: ClusterSpec,
-    /// What this process is, where it is known.
+    /// The task of this process, if it has one.
     pub(super) task: Option<Task>,
 }
 
 impl Members {
-    /// Those that a resolver knows of.
+    /// Returns the members that a resolver reports.
     pub(super) fn of(resolver: &dyn ClusterResolver) -> Result<Self> {
         let task = match (resolver.task_type(), resolver.task_id()) {
             (None, _) => None,
-            // A coordinator needs no number: there is one.
+            // A coordinator needs no number because there is only one.
             (Some(job), id) => Some(job.task(id.unwrap_or(0))),
         };
         Self::checked(&resolver.cluster_spec()?, task)
@@ -36,7 +36,7 @@ impl Members {
                           a resolver that knows the tasks, or try it out in one process with LocalCluster::new(2, 2)";
             return Err(Error::invalid(OPERATION, reason));
         }
-        // The coordinator need not be among the tasks, and neither need an evaluator.
+        // Neither the coordinator nor an evaluator has to be one of the tasks.
         let checked = match &task {
             Some(task) if task.job == Job::Chief && !spec.has_job(&Job::Chief) => None,
             task => task.as_ref(),
@@ -68,12 +68,12 @@ impl Members {
         })
     }
 
-    /// Those of a cluster in which `task` trains by itself, one of so many workers.
+    /// Returns the members of a cluster in which `task` is one of `workers` independent workers.
     pub fn of_worker(spec: ClusterSpec, task: Task, workers: usize) -> Result<Self> {
         Ok(Self { servers: addresses(&spec)?, workers, spec, task: Some(task) })
     }
 
-    /// Whether the tasks are other processes.
+    /// Returns whether parameter servers are in other processes.
     pub(super) fn are_elsewhere(&self) -> bool {
         self.servers
             .iter()
@@ -81,8 +81,9 @@ impl Members {
             .any(|(number, address)| local_cluster::channel(number, address).is_none())
     }
 
-    /// Which variables this process makes, of those that are not there yet. Workers use those that the coordinator has made: it
-    /// alone decides which server has which. Where it calls them, it says so when it leaves that to one.
+    /// Returns which missing variables this process creates. Workers use the variables that the coordinator has
+    /// created, because only the coordinator decides their placement. In a remote call, the coordinator may
+    /// delegate the creation to one worker.
     pub(super) fn makes(&self) -> Makes {
         match &self.task {
             Some(task) if task.job == Job::Worker => Makes::None,
@@ -91,7 +92,7 @@ impl Members {
     }
 }
 
-/// Where each parameter server listens.
+/// Returns the addresses of the parameter servers.
 fn addresses(spec: &ClusterSpec) -> Result<Vec<Address>> {
     let address = |(number, address): (usize, Option<&Address>)| {
         let missing = || ClusterError::NoSuchTask {

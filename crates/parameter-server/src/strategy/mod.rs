@@ -1,4 +1,4 @@
-//! Training against parameter servers, on which variables are kept.
+//! Training with parameter servers, on which variables are stored.
 
 pub mod builder;
 mod connect;
@@ -32,12 +32,12 @@ use std::time::Duration;
 
 const OPERATION: &str = "ParameterServerStrategy";
 
-/// Variables on parameter servers, and the steps of one worker that uses them.
+/// A strategy that stores variables on parameter servers, and runs the steps of one worker.
 ///
-/// What takes a [`&Strategy`](Strategy) needs no change. A variable is cut into shards by the partitioner, each on a server, and
-/// is read and written as one; the values of a model are fetched when a step begins, and its gradients are applied where the
-/// variables are, by the optimizer's rule. Of an `nn::Embedding` only the rows of a batch's ids are fetched.
-/// Workers don't wait for each other.
+/// Code that takes a [`&Strategy`](Strategy) works unchanged. The partitioner splits a variable into shards,
+/// each on a server; the variable is read and written as a whole. The values of a model are fetched at the
+/// beginning of a step. Gradients are applied on the servers, by the optimizer's rule. For an `nn::Embedding`,
+/// only the rows of a batch's ids are fetched. Workers train asynchronously.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -67,36 +67,38 @@ const OPERATION: &str = "ParameterServerStrategy";
 pub struct ParameterServerStrategy(Strategy, Arc<Behind>);
 handle!(ParameterServerStrategy);
 
-/// What this kind of strategy has beside the handle of every strategy.
+/// The state of this kind of strategy, in addition to the handle that every strategy has.
 struct Behind {
     servers: Arc<ParameterServers>,
-    /// The tasks in other processes, where there are some.
+    /// The tasks in other processes, if there are any.
     others: Option<Servers>,
-    /// What it was built of.
+    /// The settings of the strategy.
     settings: ParameterServerBuilder,
-    /// Who schedules on its workers, if somebody does.
+    /// The coordinator of its workers, if there is one.
     coordinator: Mutex<Weak<dyn Any + Send + Sync>>,
 }
 
 impl ParameterServerStrategy {
-    /// One replica that trains against the parameter servers that `resolver` knows of, with variables cut as `partitioner` says.
-    /// [`builder`](Self::builder) has more settings, and does without a partitioner.
+    /// Creates a strategy with one replica that trains with the parameter servers of `resolver`'s cluster.
+    /// Variables are split by `partitioner`. [`builder`](Self::builder) has more settings, and works without a
+    /// partitioner.
     ///
     /// # Errors
-    /// [`Error::Cluster`](distribute_base::Error::Cluster) for a cluster without parameter servers or workers, or with tasks that don't
-    /// belong there; [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument) for an empty one, and for a process that is a
-    /// parameter server or evaluator itself.
+    /// - [`Error::Cluster`](distribute_base::Error::Cluster): the cluster has no parameter servers or no
+    ///   workers, or has tasks that do not belong there.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the cluster is empty, or this
+    ///   process is a parameter server or an evaluator.
     #[track_caller]
     pub fn new(resolver: impl ClusterResolver + 'static, partitioner: impl Partitioner) -> Result<Self> {
         Self::builder().cluster_resolver(resolver).partitioner(partitioner).build()
     }
 
-    /// A builder for a strategy with more settings.
+    /// Returns a builder for a strategy with more settings.
     pub fn builder() -> ParameterServerBuilder {
         ParameterServerBuilder::default()
     }
 
-    /// Which server has which variable or shard. It can be printed.
+    /// Returns the placement of variables and shards on servers. It can be printed.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -112,26 +114,30 @@ impl ParameterServerStrategy {
         self.1.servers.placement()
     }
 
-    /// What each server has, and how many rows were read from it and pushed to it: see [`ParameterServers::usage`].
+    /// Returns the tables of each server, and how many rows were read from it and pushed to it; see
+    /// [`ParameterServers::usage`].
     ///
     /// # Errors
-    /// [`Error::Server`](distribute_base::Error::Server) for one that does not answer within the strategy's timeout.
+    /// - [`Error::Server`](distribute_base::Error::Server): a server does not answer within the strategy's
+    ///   timeout.
     pub fn server_usage(&self) -> Result<Vec<Usage>> {
         self.1.servers.usage()
     }
 
-    /// Ends the [servers](crate::serve) of all workers and parameter servers in other processes, at the end of the training, when
-    /// updates that are under way have arrived: their programs go on behind `serve`. Those that cannot be reached have ended. The
-    /// chief may do so or, in a cluster without one, worker 0.
+    /// Stops the [servers](crate::serve) of all workers and parameter servers in other processes, at the end of
+    /// the training. Updates in flight are flushed first. In these processes, `serve` returns. Servers that
+    /// cannot be reached count as stopped. Call this from the chief or, in a cluster without a chief, from
+    /// worker 0.
     ///
     /// # Errors
-    /// That of an update that did not arrive; that of the first server that is there and does not end, when all others have been asked.
+    /// Returns the error of an update that did not arrive, or of the first reachable server that does not stop,
+    /// after all servers have been asked.
     pub fn end_servers(&self) -> Result<()> {
         self.1.servers.steps().settle()?;
         self.1.others.as_ref().map_or(Ok(()), |others| others.end(self.1.servers.timeout()))
     }
 
-    /// How many workers the cluster has.
+    /// Returns the number of workers in the cluster.
     pub fn workers(&self) -> usize {
         self.1.servers.workers()
     }
@@ -140,18 +146,18 @@ impl ParameterServerStrategy {
         &self.1.servers
     }
 
-    /// What it was built of.
+    /// Returns the settings of the strategy.
     pub(crate) fn settings(&self) -> &ParameterServerBuilder {
         &self.1.settings
     }
 
-    /// How other tasks are reached from this one.
+    /// Returns the client that connects to other tasks.
     pub(crate) fn clients(&self) -> Option<&ClientBuilder> {
         self.1.others.as_ref().map(Servers::clients)
     }
 
     // CC-1
-    /// Who schedules on its workers: one, which is made if there is none.
+    /// Returns the coordinator of its workers, or creates it with `make` if there is none.
     pub(crate) fn coordinator<C: Any + Send + Sync>(
         &self,
         make: impl FnOnce() -> Result<Arc<C>>,
@@ -166,7 +172,7 @@ impl ParameterServerStrategy {
         Ok(made)
     }
 
-    /// The cluster, if its tasks are all in this process.
+    /// Returns the cluster, if all its tasks are in this process.
     pub(crate) fn local_cluster(&self) -> Option<LocalCluster> {
         LocalCluster::of(&self.cluster_resolver()?.cluster_spec().ok()?)
     }

@@ -1,4 +1,4 @@
-//! What a coordinator's strategy has to say to those of its workers.
+//! The settings that a coordinator's strategy shares with those of its workers.
 
 use super::ParameterServerBuilder;
 use distribute_base::Result;
@@ -6,7 +6,8 @@ use distribute_params::{PartitionerSpec, PlacementPolicy};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// The settings that all tasks of a job share, as data: they cut and place variables alike, and wait as long for servers.
+/// The settings that all tasks of a job share, in serializable form. All tasks then partition and place
+/// variables in the same way, and have the same timeouts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedSettings {
     cut: Cut,
@@ -20,12 +21,12 @@ pub struct SharedSettings {
 enum Cut {
     Whole,
     By(PartitionerSpec),
-    /// By a partitioner that cannot be sent: each task has been given it.
+    /// The partitioner cannot be sent, so each task was given it directly.
     ByTheirOwn,
 }
 
 impl ParameterServerBuilder {
-    /// What the other tasks are to share of these.
+    /// Returns the settings that the other tasks share.
     pub(crate) fn shared(&self) -> SharedSettings {
         let cut = match &self.partitioner {
             None => Cut::Whole,
@@ -40,10 +41,10 @@ impl ParameterServerBuilder {
         }
     }
 
-    /// With what is shared. A task that was given timeouts of its own keeps them.
+    /// Replaces the shared settings. Timeouts that were set on this task are kept.
     ///
     /// # Errors
-    /// [`Error::Params`](crate::Error::Params) for a partitioner's number that it cannot take.
+    /// - [`Error::Params`](crate::Error::Params): the partitioner does not accept one of its parameters.
     pub(crate) fn sharing(mut self, shared: &SharedSettings) -> Result<Self> {
         match &shared.cut {
             Cut::Whole => self.partitioner = None,

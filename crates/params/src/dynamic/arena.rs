@@ -1,14 +1,14 @@
-//! Memory of rows that come and go.
+//! Memory for rows that are added and removed.
 
-/// So many rows are allocated at once: no row ever moves, and little is left over.
+/// The number of rows that are allocated at once. Rows never move, and little memory is left unused.
 pub(crate) const CHUNK: usize = 128;
 
-/// Rows of one width. Numbers of rows that were given back are used again.
+/// Rows of one width. The numbers of removed rows are reused.
 #[derive(Debug)]
 pub(super) struct Arena<T> {
     width: usize,
     chunks: Vec<Vec<T>>,
-    /// How many numbers were given out, and those of them that came back.
+    /// The number of row numbers that were given out, and the unused ones among them.
     rows: u32,
     free: Vec<u32>,
 }
@@ -18,7 +18,7 @@ impl<T: Copy + Default> Arena<T> {
         Self { width, chunks: Vec::new(), rows: 0, free: Vec::new() }
     }
 
-    /// The number of a row to be filled; `None` when there are no more numbers.
+    /// Returns the number of a row to be filled, or `None` if all numbers are in use.
     pub(super) fn add(&mut self) -> Option<u32> {
         if let Some(row) = self.free.pop() {
             return Some(row);
@@ -45,7 +45,7 @@ impl<T: Copy + Default> Arena<T> {
         &mut self.chunks[chunk][at..at + self.width]
     }
 
-    /// Returns the number of rows that can be added before memory is taken.
+    /// Returns the number of rows that can be added before memory is allocated.
     pub(super) fn room(&self) -> usize {
         self.free.len() + self.chunks.len() * CHUNK - self.rows as usize
     }

@@ -1,4 +1,4 @@
-//! Tables whose rows are ids of 64 bits, made when they are needed.
+//! Tables whose rows are 64-bit ids, created on demand.
 
 mod arena;
 mod segment;
@@ -23,23 +23,26 @@ use segment::{Number, Segment, stamp};
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, OnceLock, RwLock};
 
-/// So many locks: a batch of a thousand ids has several under each.
+/// The number of locks. With this many, a batch of a thousand ids has several ids for each lock.
 const SEGMENTS: usize = 64;
 
-/// About the number of bytes that an id takes in addition to its row.
+/// The approximate number of bytes that an id takes in addition to its row.
 const ENTRY: usize = 32;
 
-/// Which ids get a row, and which lose theirs. By default all do, and none does.
+/// The admission and eviction settings of a dynamic table. By default all ids get a row, and no row is evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DynamicOptions {
-    /// In how many pushes an id has to come before it gets a row; 1 or more. Its gradients up to there are dropped.
+    /// The number of pushes in which an id must occur before it gets a row; at least 1. Earlier gradients are
+    /// dropped.
     pub admit_after: u32,
-    /// Of about how many ids without a row it is known how often they came; 2 or more. Those that come seldom are forgotten first.
+    /// The approximate number of ids without a row whose occurrences are counted; at least 2. Rare ids are
+    /// forgotten first.
     pub waiting: usize,
-    /// How many rows there may be on this shard; 1 or more. Before there would be more, those go that were not pushed to for
-    /// the longest time.
+    /// The maximum number of rows on this shard; at least 1. If there would be more, the least recently pushed
+    /// rows are evicted.
     pub max_rows: Option<usize>,
-    /// For how many steps a row is kept that is not pushed to, and up to an eighth more: see [`DynamicTable::evict`].
+    /// The number of steps, plus up to an eighth, for which a row is kept without a push; see
+    /// [`DynamicTable::evict`].
     pub max_age: Option<u64>,
 }
 
@@ -57,13 +60,14 @@ struct Limits {
     rows: Option<usize>,
 }
 
-/// An embedding table of ids of 64 bits, or the ids of it that are on one shard: rows come with the ids, and go.
+/// An embedding table of 64-bit ids, or the shard of one. Rows are created on demand and may be evicted.
 ///
-/// An id that has no row reads as its initial value, which is a function of (seed, name, id); so reading makes no row, and it
-/// makes no difference on which shard an id is. Its row is made by a push, and is not changed by others; where there is a limit
-/// ([`DynamicOptions`]), by a later one, or it goes again. A row that has gone begins anew.
+/// An id without a row reads as its initial value, which is a function of (seed, name, id). Reading therefore
+/// creates no row, and the result does not depend on the shard. The first push of an id creates its row. With
+/// limits ([`DynamicOptions`]), a later push may create it instead, or the row may be evicted. An evicted row
+/// starts again from its initial value.
 ///
-/// Any number of threads may call at once; each row is locked while it is read or changed.
+/// Any number of threads may call methods at once; each row is locked while it is read or changed.
 ///
 /// ```
 /// use distribute_optim::{Sgd, Step};
@@ -89,7 +93,7 @@ pub struct DynamicTable {
     options: DynamicOptions,
     segments: Segments,
     rule: OnceLock<Bound>,
-    /// Those of all workers.
+    /// The steps of all workers.
     pub(crate) steps: Steps,
 }
 
@@ -99,14 +103,14 @@ struct Bound {
     slots: Vec<SlotSpec>,
 }
 
-/// The parts of the table, each under its lock.
+/// The segments of the table, each with its own lock.
 #[derive(Debug)]
 enum Segments {
     F32(Vec<RwLock<Segment<f32>>>),
     F64(Vec<RwLock<Segment<f64>>>),
 }
 
-/// Runs an expression with the segments, whatever their dtype.
+/// Evaluates an expression with the segments of either dtype.
 macro_rules! with_segments {
     ($segments:expr, $all:ident => $body:expr) => {
         match $segments {
@@ -118,11 +122,12 @@ macro_rules! with_segments {
 use with_segments;
 
 impl DynamicTable {
-    /// A table without rows, each of which will be of `row_shape`.
+    /// Creates a table without rows, whose rows will have the shape `row_shape`.
     ///
     /// # Errors
-    /// [`Error::UnsupportedDType`] unless the dtype is `float32` or `float64`, and [`Error::DynamicParameter`] for options out
-    /// of range.
+    /// - [`Error::UnsupportedDType`]: the dtype is neither `float32` nor `float64`.
+    /// - [`Error::DynamicParameter`]: an option is out of range.
+    /// - [`Error::NoMemory`]: a row is too large.
     pub fn new(
         name: impl Into<String>,
         row_shape: &[usize],
@@ -144,7 +149,7 @@ impl DynamicTable {
         let Some(width) = width else {
             return Err(Error::NoMemory { table, shape: row_shape.to_vec(), dtype });
         };
-        // Of few rows, each segment would have its share of none.
+        // With few rows, the limit of each segment would be rounded down to zero.
         let segments = options.max_rows.map_or(SEGMENTS, |rows| (rows / 64).clamp(1, SEGMENTS));
         let segments = 1 << segments.ilog2();
         let limits = Limits {
@@ -172,12 +177,12 @@ impl DynamicTable {
         })
     }
 
-    /// The name, as in errors.
+    /// Returns the name, as used in errors.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The dtype.
+    /// Returns the dtype.
     pub fn dtype(&self) -> DType {
         match &self.segments {
             Segments::F32(_) => DType::F32,
@@ -185,32 +190,32 @@ impl DynamicTable {
         }
     }
 
-    /// The shape of a row.
+    /// Returns the shape of a row.
     pub fn row_dims(&self) -> &[usize] {
         &self.row_shape
     }
 
-    /// How many ids have a row.
+    /// Returns the number of ids that have a row.
     pub fn len(&self) -> usize {
         with_segments!(&self.segments, all => all.iter().map(|segment| read(segment).len()).sum())
     }
 
-    /// Whether no id has a row.
+    /// Returns whether no id has a row.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Of how many ids without a row it is known how often they came.
+    /// Returns the number of ids without a row whose occurrences are counted.
     pub fn waiting(&self) -> usize {
         with_segments!(&self.segments, all => all.iter().map(|segment| read(segment).waiting()).sum())
     }
 
-    /// How many bytes rows, slots and the index take.
+    /// Returns the number of bytes that rows, slots and the index take.
     pub fn bytes(&self) -> usize {
         with_segments!(&self.segments, all => all.iter().map(|segment| read(segment).bytes()).sum())
     }
 
-    /// The rows of these ids, in this order; of those that have none, their initial values.
+    /// Returns the rows of these ids, in the same order. An id without a row has its initial value.
     #[doc(alias = "embedding_lookup")]
     pub fn read_rows(&self, ids: &[i64]) -> Result<HostTensor> {
         fn fill<T: Number>(
@@ -236,16 +241,16 @@ impl DynamicTable {
                 }
             }
         }
-        // An error where there are more of them than memory has.
+        // Allocation fails with an error if there are more rows than fit into memory.
         let mut out = HostTensor::zeros(self.dtype(), self.rows_shape(ids.len()))?;
         with_segments!(&self.segments, all => fill(all, self, ids, &mut out));
         Ok(out)
     }
 
-    /// Removes the rows that were not pushed to in the [`max_age`](DynamicOptions::max_age) steps before `now`, and says how
-    /// many they were. None where there is no such limit.
+    /// Evicts the rows that were not pushed to in the [`max_age`](DynamicOptions::max_age) steps before `now`,
+    /// and returns their number. Without that limit, no row is evicted.
     ///
-    /// Pushes do so by themselves, in each eighth of `max_age` steps once. One segment after another is locked.
+    /// Pushes also do this, once for each eighth of `max_age` steps. Segments are locked one after another.
     pub fn evict(&self, now: u64) -> usize {
         let Some(oldest) = self.options.max_age.and_then(|age| now.checked_sub(age)) else { return 0 };
         with_segments!(&self.segments, all => {
@@ -261,7 +266,7 @@ impl DynamicTable {
         self.options
     }
 
-    /// The rule by which gradients are applied, if it has one.
+    /// Returns the rule that applies gradients, if there is one.
     pub(crate) fn rule(&self) -> Option<&Arc<dyn Rule>> {
         self.rule.get().map(|bound| &bound.rule)
     }
@@ -276,7 +281,8 @@ impl DynamicTable {
         self.bytes_of_rows(self.len().next_multiple_of(CHUNK)).saturating_mul(slots)
     }
 
-    /// Returns the bytes that rows of these ids take which are not there yet: an upper bound or, if `exact`, by a lookup of each.
+    /// Returns the bytes that new rows for these ids would take: an upper bound or, if `exact`, the exact
+    /// number, which needs a lookup of each id.
     pub(crate) fn bytes_of_new(&self, ids: &[i64], exact: bool) -> usize {
         let slots = self.rule.get().map_or(0, |bound| bound.slots.len());
         let rows = with_segments!(&self.segments, all => {
@@ -288,7 +294,7 @@ impl DynamicTable {
                 ids.len().saturating_add(all.len().min(ids.len()) * CHUNK)
             }
         });
-        // In addition, an entry in the index, or how often it came.
+        // Each new id also takes an entry in the index or in the counts.
         self.bytes_of_rows(rows).saturating_mul(1 + slots).saturating_add(ids.len() * ENTRY)
     }
 
@@ -296,12 +302,12 @@ impl DynamicTable {
         self.row_shape.iter().product()
     }
 
-    /// The shape of so many rows.
+    /// Returns the shape of this many rows.
     fn rows_shape(&self, rows: usize) -> Vec<usize> {
         [rows].iter().chain(&self.row_shape).copied().collect()
     }
 
-    /// These ids, and a row of values for each.
+    /// Checks that `values` has a row for each of these ids.
     fn check_rows(&self, operation: &'static str, ids: &[i64], values: &HostTensor) -> Result<()> {
         let (expected, table) = (self.rows_shape(ids.len()), self.name.clone());
         if values.dims() != expected {
@@ -313,23 +319,23 @@ impl DynamicTable {
     }
 }
 
-/// Sorts ids by segment, of which there are a power of two.
+/// Sorts ids by segment. The number of segments is a power of two.
 fn split(segments: usize, ids: &[i64]) -> Split<i64> {
     let places: Vec<_> = ids.iter().map(|id| (segment_of(segments, *id), *id)).collect();
     Split::new(segments, &places)
 }
 
-/// The segment of an id. It takes bits of the hash that the index of a segment looks at last.
+/// Returns the segment of an id. It uses bits of the hash that the index of a segment uses last.
 fn segment_of(segments: usize, id: i64) -> usize {
     (hash(id) >> 40) as usize & (segments - 1)
 }
 
-/// Another hash than that by which ids are partitioned over shards.
+/// Hashes an id, with a different function than the one that partitions ids over shards.
 fn hash(id: i64) -> u64 {
     mix(id.cast_unsigned() ^ 0x6a09_e667_f3bc_c909)
 }
 
-/// The elements of a tensor that has been checked.
+/// Returns the elements of a tensor whose dtype was checked.
 fn elements<T: Element>(tensor: &HostTensor) -> &[T] {
     tensor.as_slice().unwrap_or_default()
 }

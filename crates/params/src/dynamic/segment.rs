@@ -1,4 +1,4 @@
-//! A part of a dynamic table under one lock.
+//! A part of a dynamic table, under one lock.
 
 use super::arena::{Arena, CHUNK};
 use super::waiting::Waiting;
@@ -21,11 +21,11 @@ impl Number for f64 {}
 pub(super) struct Entry {
     pub(super) id: i64,
     row: u32,
-    /// The step in which it was last pushed to. Above 2³² all steps are the same.
+    /// The step of the last push. All steps from 2³² on are the same.
     pub(super) used: u32,
 }
 
-/// What a push does to each of its ids.
+/// The update that a push applies to each of its ids.
 pub(super) struct Update<'a, T> {
     pub(super) rule: &'a dyn Rule,
     pub(super) step: Step,
@@ -33,7 +33,7 @@ pub(super) struct Update<'a, T> {
     pub(super) initializer: &'a Initializer,
 }
 
-/// Rows of some ids, each with its slots behind its values.
+/// The rows of some ids, each with its slots after its values.
 #[derive(Debug)]
 pub(super) struct Segment<T> {
     index: HashTable<Entry>,
@@ -70,14 +70,14 @@ impl<T: Number> Segment<T> {
         self.index.allocation_size() + self.rows.bytes() + self.waiting.bytes()
     }
 
-    /// Returns the number of rows for which memory is taken if these ids get rows.
+    /// Returns the number of rows for which memory would be allocated if these ids get rows.
     pub(super) fn chunk_rows(&self, ids: &[i64]) -> usize {
         let is_new = |id: &&i64| self.row(**id).is_none();
         let new = ids.iter().filter(is_new).count().saturating_sub(self.rows.room());
         new.next_multiple_of(CHUNK)
     }
 
-    /// Values and slots of an id, one after another.
+    /// Returns the values and slots of an id, in this order.
     pub(super) fn row(&self, id: i64) -> Option<&[T]> {
         self.index.find(hash(id), |entry| entry.id == id).map(|entry| self.rows.row(entry.row))
     }
@@ -86,11 +86,11 @@ impl<T: Number> Segment<T> {
         self.index.iter().map(|entry| (entry, self.rows.row(entry.row)))
     }
 
-    /// Makes slots beside the rows that are there, in place of those that were.
+    /// Creates slots for the existing rows, and drops the previous slots.
     pub(super) fn set_slots(&mut self, specs: &[SlotSpec]) {
         let mut rows = Arena::new(self.width * (1 + specs.len()));
         for entry in self.index.iter_mut() {
-            // There are as many as before.
+            // There are as many rows as before, so this does not fail.
             let Some(row) = rows.add() else { continue };
             let (values, slots) = rows.row_mut(row).split_at_mut(self.width);
             values.copy_from_slice(&self.rows.row(entry.row)[..self.width]);
@@ -100,7 +100,7 @@ impl<T: Number> Segment<T> {
         (self.rows, self.slots) = (rows, specs.to_vec());
     }
 
-    /// Applies the gradients at `positions`, each that of one of `ids`.
+    /// Applies the gradients at `positions`, one for each of `ids`.
     pub(super) fn push(
         &mut self,
         ids: &[i64],
@@ -109,11 +109,11 @@ impl<T: Number> Segment<T> {
     ) -> Result<Pushed, UpdateError> {
         let now = stamp(update.step.number());
         let mut order: Vec<(i64, usize)> = ids.iter().copied().zip(positions.iter().copied()).collect();
-        // Of one id, gradients are summed in the order in which they stand.
+        // Gradients of the same id are summed in the order of the request.
         order.sort_unstable();
         let mut pushed = Pushed::default();
 
-        // The row of each id, and the ids that get a new one.
+        // The row of each id, and the ids that get a new row.
         let (mut found, mut new) = (Vec::with_capacity(order.len()), Vec::new());
         for id in order.chunk_by(|a, b| a.0 == b.0).filter_map(|same| same.first()).map(|(id, _)| *id) {
             let entry = self.index.find_mut(hash(id), |entry| entry.id == id);
@@ -142,7 +142,7 @@ impl<T: Number> Segment<T> {
             }
         }
 
-        // Of those that have one: the rows, and which gradients belong to each.
+        // For the ids that have a row: the row, and the gradients that belong to it.
         let (mut rows, mut members, mut sources) = (Vec::new(), Vec::new(), Vec::new());
         for (same, row) in order.chunk_by(|a, b| a.0 == b.0).zip(found) {
             let Some(row) = row else { continue };
@@ -155,7 +155,7 @@ impl<T: Number> Segment<T> {
         Ok(pushed)
     }
 
-    /// Takes rows out, updates them all at once, and puts them back.
+    /// Copies rows out, updates them all at once, and copies them back.
     fn update(
         &mut self,
         rows: &[u32],
@@ -184,8 +184,8 @@ impl<T: Number> Segment<T> {
         Ok(())
     }
 
-    /// Makes a row of an id that has none: `fill` gets its values, its slots, and what slots there are. `None` if there is no
-    /// room.
+    /// Creates a row for an id that has none. `fill` receives its values, its slots and their specifications.
+    /// Returns `None` if there is no room.
     pub(super) fn insert(
         &mut self,
         id: i64,
@@ -203,7 +203,7 @@ impl<T: Number> Segment<T> {
         Some(row)
     }
 
-    /// Puts a row there, of values and slots. False if there is no room.
+    /// Stores a row of values and slots. Returns false if there is no room.
     pub(super) fn put(&mut self, id: i64, used: u32, row: &[T]) -> bool {
         if let Some(entry) = self.index.find_mut(hash(id), |entry| entry.id == id) {
             entry.used = used;
@@ -218,8 +218,8 @@ impl<T: Number> Segment<T> {
         .is_some()
     }
 
-    /// Puts a part of a row there, from its element `at` on, and leaves the rest as it is. A row that is new has initial slots, and values
-    /// from `initial`. False if there is no room.
+    /// Stores a part of a row, from element `at` on, and keeps the rest. A new row has initial slots, and
+    /// values from `initial`. Returns false if there is no room.
     pub(super) fn put_part(
         &mut self,
         id: i64,
@@ -243,13 +243,13 @@ impl<T: Number> Segment<T> {
         true
     }
 
-    /// Removes the rows of some ids.
+    /// Removes the rows of some ids, and returns their number.
     pub(super) fn remove(&mut self, gone: impl Fn(i64) -> bool) -> usize {
         self.evict(|entry| gone(entry.id))
     }
 
-    /// Removes the rows that were not used for the longest time, of several the least ids, so that `new` more fit. None that is
-    /// `kept`.
+    /// Evicts the least recently used rows, so that `new` more fit; among equally old rows, the smallest ids.
+    /// Rows that are `kept` are not evicted.
     pub(super) fn make_room(&mut self, new: usize, kept: impl Fn(i64) -> bool) -> usize {
         let Some(limit) = self.limits.rows else { return 0 };
         let excess = (self.index.len() + new).saturating_sub(limit);
@@ -258,7 +258,7 @@ impl<T: Number> Segment<T> {
         }
         let free = |entry: &&Entry| !kept(entry.id);
         let mut ages: Vec<(u32, i64)> = self.index.iter().filter(free).map(|e| (e.used, e.id)).collect();
-        // Some more than is needed, so that not every new row has to look at all others.
+        // Evicts more rows than necessary, so that not every new row has to compare all others.
         let evict = excess.max(limit / 16).min(ages.len());
         if evict == 0 {
             return 0;
@@ -268,7 +268,7 @@ impl<T: Number> Segment<T> {
         self.evict(|entry| (entry.used, entry.id) <= last && !kept(entry.id))
     }
 
-    /// Removes the rows that were last used before a step.
+    /// Evicts the rows that were last used before a step.
     pub(super) fn evict_unused_since(&mut self, step: u32) -> usize {
         self.evict(|entry| entry.used < step)
     }
@@ -283,7 +283,7 @@ impl<T: Number> Segment<T> {
     }
 }
 
-/// A step as entries have it.
+/// Converts a step to the form that entries store.
 pub(super) fn stamp(step: u64) -> u32 {
     u32::try_from(step).unwrap_or(u32::MAX)
 }

@@ -1,4 +1,4 @@
-//! A dynamic table as it is saved and restored.
+//! Saving and restoring a dynamic table.
 
 use super::segment::{Number, Segment, stamp};
 use super::{DynamicTable, Segments, elements, segment_of, with_segments};
@@ -9,16 +9,16 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashSet};
 use std::sync::RwLock;
 
-/// How often ids without a row came: the recent ones, and the older ones.
+/// The number of occurrences of ids without a row: recent counts, and older ones.
 pub type WaitingCounts = [Vec<(i64, u32)>; 2];
 
-/// Rows of some ids, with their slots. How often ids without a row came is not among it: see
+/// The rows of some ids, with their slots. The counts of ids without a row are not part of it, see
 /// [`DynamicTable::waiting_counts`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct DynamicState {
-    /// The ids, ascending.
+    /// The ids, in ascending order.
     pub ids: Vec<i64>,
-    /// The step in which each was last pushed to.
+    /// The step in which each id was last pushed to.
     pub used: Vec<u64>,
     /// A row of values for each id.
     pub values: HostTensor,
@@ -27,7 +27,7 @@ pub struct DynamicState {
 }
 
 impl DynamicState {
-    /// Those at some positions: what of it belongs to another shard, say.
+    /// Returns the entries at some positions, for example those that belong to another shard.
     pub fn take(&self, positions: &[usize]) -> Result<Self> {
         Ok(Self {
             values: self.values.take_rows(positions)?,
@@ -43,13 +43,13 @@ impl DynamicState {
 }
 
 impl DynamicTable {
-    /// In how many parts [`state`](Self::state) gives the table out.
+    /// Returns the number of parts in which [`state`](Self::state) returns the table.
     pub fn parts(&self) -> usize {
         with_segments!(&self.segments, all => all.len())
     }
 
-    /// A part of the table, as it is between two pushes: every id is in one of them. There are none beyond
-    /// [`parts`](Self::parts).
+    /// Returns a part of the table, as it is between two pushes. Every id is in one part. Beyond
+    /// [`parts`](Self::parts) this returns an empty state.
     pub fn state(&self, part: usize) -> Result<DynamicState> {
         let slots = self.rule.get().map_or(&[][..], |bound| &bound.slots);
         let (width, names) = (self.width(), slots.iter().map(|slot| slot.name.to_string()));
@@ -78,19 +78,23 @@ impl DynamicTable {
         })
     }
 
-    /// Puts rows back, whichever shards they come from. An id that has a row gets another one. Where there may not be so many
-    /// rows, those are left out that were not pushed to for the longest time; the result is how many.
+    /// Restores rows, which may come from any shards. Existing rows of these ids are replaced. If the maximum
+    /// number of rows is exceeded, the least recently pushed rows are left out; returns their number.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`], [`Error::Rows`], [`Error::IdTwice`], and [`Error::Slots`] unless the slots are those
-    /// of the table's rule, which [`set_rule`](Self::set_rule) sets first; they may stand in any order.
+    /// - [`Error::Shape`]: values or slots have a wrong shape.
+    /// - [`Error::DType`]: values or slots have a wrong dtype.
+    /// - [`Error::Rows`]: the number of steps differs from the number of ids.
+    /// - [`Error::IdTwice`]: an id occurs twice.
+    /// - [`Error::Slots`]: the slots are not those of the table's rule, which [`set_rule`](Self::set_rule) must
+    ///   set first. They may be in any order.
     pub fn restore(&self, state: &DynamicState) -> Result<usize> {
         const OPERATION: &str = "restore";
         self.check_rows(OPERATION, &state.ids, &state.values)?;
         let slots = self.checked(OPERATION, &state.ids, &state.slots)?;
         self.check_used(OPERATION, &state.ids, &state.used)?;
         let parts: Vec<&HostTensor> = std::iter::once(&state.values).chain(slots).collect();
-        // The last that were used come first, so that they are there if not all fit.
+        // The most recently used rows come first, so that they are kept if not all fit.
         let mut order: Vec<usize> = (0..state.ids.len()).collect();
         order.sort_unstable_by_key(|i| (Reverse(state.used[*i]), Reverse(state.ids[*i])));
         Ok(with_segments!(&self.segments, all => {
@@ -100,11 +104,12 @@ impl DynamicTable {
         }))
     }
 
-    /// Puts the slots of some ids back, and leaves the values as they are: also those that others push meanwhile. An id that has no row
-    /// gets one, of its initial values. The result is how many rows there was no room for.
+    /// Restores the slots of some ids and keeps the values, also those that other threads push at the same
+    /// time. An id without a row gets one with its initial values. Returns the number of rows for which there
+    /// was no room.
     ///
     /// # Errors
-    /// As for [`restore`](Self::restore).
+    /// Returns the errors of [`restore`](Self::restore).
     pub fn restore_slots(&self, ids: &[i64], slots: &[(String, HostTensor)]) -> Result<usize> {
         const OPERATION: &str = "restore";
         let parts = self.checked(OPERATION, ids, slots)?;
@@ -117,11 +122,11 @@ impl DynamicTable {
         }))
     }
 
-    /// Puts the values of some ids back, and leaves their slots as they are; those of an id that has no row yet begin anew. The result
-    /// is how many rows there was no room for.
+    /// Restores the values of some ids and keeps their slots. Rows that are created have initial slots. Returns
+    /// the number of rows for which there was no room.
     ///
     /// # Errors
-    /// As for [`restore`](Self::restore).
+    /// Returns the errors of [`restore`](Self::restore).
     pub fn restore_values(&self, ids: &[i64], used: &[u64], values: &HostTensor) -> Result<usize> {
         const OPERATION: &str = "restore";
         self.check_rows(OPERATION, ids, values)?;
@@ -135,22 +140,22 @@ impl DynamicTable {
         }))
     }
 
-    /// Removes the rows whose ids are in a range, both ends included, but not among `ids`, and says how many they were.
+    /// Removes the rows whose ids are in an inclusive range but not in `ids`, and returns their number.
     pub fn keep(&self, (first, last): (i64, i64), ids: &[i64]) -> usize {
         let kept: HashSet<i64> = ids.iter().copied().collect();
         let gone = |id: i64| (first..=last).contains(&id) && !kept.contains(&id);
         with_segments!(&self.segments, all => all.iter().map(|segment| write(segment).remove(gone)).sum())
     }
 
-    /// How often ids of a [part](Self::parts) came that have no row yet, for a server that goes on where it was. Other shards cannot
-    /// use it: there, it is counted anew.
+    /// Returns the counts of ids of a [part](Self::parts) that have no row yet, for a server that is restarted.
+    /// Other shards cannot use these counts; there, counting starts again.
     pub fn waiting_counts(&self, part: usize) -> WaitingCounts {
         with_segments!(&self.segments, all => {
             all.get(part).map(|segment| read(segment).waiting_counts()).unwrap_or_default()
         })
     }
 
-    /// Puts those counts back.
+    /// Restores the counts of ids without a row.
     pub fn restore_waiting(&self, part: usize, counts: &WaitingCounts) {
         with_segments!(&self.segments, all => {
             if let Some(segment) = all.get(part) {
@@ -159,8 +164,8 @@ impl DynamicTable {
         });
     }
 
-    /// Puts rows there, in an order, each of what the `parts` have of it one after another, and says how many of them `put` had no room
-    /// for.
+    /// Stores rows in the given order, and returns the number of rows for which `put` had no room. A row is the
+    /// concatenation of its rows in all `parts`.
     fn put<T: Number>(
         &self,
         all: &[RwLock<Segment<T>>],
@@ -182,7 +187,7 @@ impl DynamicTable {
         left_out
     }
 
-    /// The slots in the order of the rule, if they are those of ids that occur once each.
+    /// Returns the slots in the order of the rule, after checking them and that ids are unique.
     fn checked<'a>(
         &self,
         operation: &'static str,
@@ -207,7 +212,7 @@ impl DynamicTable {
     }
 
     fn check_once(&self, ids: &[i64]) -> Result<()> {
-        // As they are saved, they ascend.
+        // Saved ids are in ascending order.
         let ascend = ids.is_sorted_by(|a, b| a < b);
         let mut seen = BTreeSet::new();
         match ids.iter().find(|id| !ascend && !seen.insert(**id)) {

@@ -1,4 +1,4 @@
-//! Dynamic tables against a map of rows.
+//! Comparison of dynamic tables with a map of rows.
 
 use super::{DynamicOptions, Pushed};
 use crate::{DynamicTable, HashPartition, Initializer, Push};
@@ -38,14 +38,14 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// A row, its slots, and when it was last pushed to.
+/// A row, its slots, and the step of its last push.
 struct Row {
     values: Vec<f32>,
     slots: Vec<Vec<f32>>,
     used: u64,
 }
 
-/// A dynamic table of one segment, told as simply as it can be.
+/// The simplest model of a dynamic table of one segment.
 struct Model {
     rule: Arc<dyn Rule>,
     initializer: Initializer,
@@ -134,7 +134,7 @@ impl Model {
     }
 }
 
-/// Compares everything that can be seen of a table with the model.
+/// Compares all observable state of a table with the model.
 fn check(table: &DynamicTable, model: &Model) -> Result<(), TestCaseError> {
     let ids: Vec<i64> = (-3..40).collect();
     let found = table.read_rows(&ids).unwrap();
@@ -193,7 +193,7 @@ proptest! {
             }
             check(&table, &model)?;
             if admit_after == 1 && random.below(4) == 0 {
-                // What is saved and restored goes on as if nothing had been.
+                // A saved and restored table continues like the original.
                 let copy = self::table(width, seed, &rule, options);
                 for part in 0..table.parts() {
                     prop_assert_eq!(copy.restore(&table.state(part).unwrap()).unwrap(), 0);

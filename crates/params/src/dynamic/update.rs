@@ -9,18 +9,18 @@ use distribute_tensor::HostTensor;
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, RwLock};
 
-/// What a push has come to.
+/// The effects of a push.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pushed {
-    /// How many rows were updated, each once.
+    /// The number of rows that were updated, each once.
     pub rows: usize,
-    /// How many of them were made.
+    /// The number of rows that were created.
     pub made: usize,
-    /// How many ids did not come often enough for a row yet.
+    /// The number of ids that have not occurred often enough for a row yet.
     pub waiting: usize,
-    /// How many ids got no row because this push has more ids than there may be rows.
+    /// The number of ids that got no row because the push has more ids than the maximum number of rows.
     pub full: usize,
-    /// How many rows had to go for those that were made.
+    /// The number of rows that were evicted to make room.
     pub evicted: usize,
 }
 
@@ -37,13 +37,14 @@ impl Pushed {
 }
 
 impl DynamicTable {
-    /// The rule by which gradients are applied from now on; slots of the rows that are there begin with its initial values.
+    /// Sets the rule that applies gradients. The slots of existing rows get the rule's initial values.
     ///
-    /// To give it once more is nothing new.
+    /// Setting the same rule again does nothing.
     ///
     /// # Errors
-    /// [`Error::RuleSet`] if the table has another rule, [`Error::Rule`] if the rule's hyper-parameters are out of range, and
-    /// [`Error::MovesAbsentRows`] for rules that change rows without a gradient.
+    /// - [`Error::RuleSet`]: the table has another rule.
+    /// - [`Error::Rule`]: a hyper-parameter of the rule is out of range.
+    /// - [`Error::MovesAbsentRows`]: the rule changes rows without a gradient.
     pub fn set_rule(&self, rule: Arc<dyn Rule>) -> Result<()> {
         rule.validate()?;
         if rule.moves_absent_rows() {
@@ -62,12 +63,16 @@ impl DynamicTable {
         }
     }
 
-    /// Applies the gradient of some ids, of which `gradient` has a row for each. Those of the same id are summed first, in the
-    /// order in which they stand. Ids get rows, and others lose theirs, as the [options](super::DynamicOptions) say.
+    /// Applies the gradient of some ids; `gradient` has a row for each. Gradients of the same id are summed
+    /// first, in the order of `ids`. Ids get rows and rows are evicted according to the
+    /// [options](super::DynamicOptions).
     ///
     /// # Errors
-    /// [`Error::NoRule`], [`Error::Shape`], [`Error::DType`], [`Error::NotFinite`] where that is asked for, and
-    /// [`Error::Update`] for a learning rate that the rule cannot take.
+    /// - [`Error::NoRule`]: the table has no rule.
+    /// - [`Error::Shape`]: the gradient has a wrong shape.
+    /// - [`Error::DType`]: the gradient has a wrong dtype.
+    /// - [`Error::NotFinite`]: the gradient is NaN or infinite, and the push refuses that.
+    /// - [`Error::Update`]: the rule does not accept the learning rate.
     pub fn push_rows(&self, push: Push, ids: &[i64], gradient: &HostTensor) -> Result<Pushed> {
         const OPERATION: &str = "push_rows";
         let (operation, table) = (OPERATION, || self.name.clone());
@@ -92,7 +97,7 @@ impl DynamicTable {
         gradient: &[T],
     ) -> Result<Pushed, UpdateError> {
         let (rule, step) = (&*bound.rule, self.steps.of(push));
-        // What the rule refuses, it refuses of nothing, too: before there are new rows.
+        // The rule is tried on no rows first, so that an error creates no rows.
         let mut nothing: Vec<&mut [T]> = bound.slots.iter().map(|_| <&mut [T]>::default()).collect();
         let refused = |_: &UpdateError| self.steps.take_back(push, step);
         rule.update(step, &mut [], &[], &mut nothing).inspect_err(refused)?;
@@ -104,7 +109,8 @@ impl DynamicTable {
                 pushed = pushed.plus(write(segment).push(split.of(i), split.positions(i), &update)?);
             }
         }
-        // By the number of the step alone: a server that comes back makes its changes again, with the same result.
+        // This depends only on the number of the step, so a restarted server repeats its changes with the same
+        // result.
         if let Some(age) = self.options.max_age
             && step.number().is_multiple_of((age / 8).max(1))
         {

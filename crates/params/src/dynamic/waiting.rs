@@ -1,10 +1,10 @@
-//! Ids that have no row yet: how often each was pushed.
+//! Counts of ids that have no row yet.
 
 use super::hash;
 use hashbrown::HashTable;
 
-/// Counts ids, as many as there is room for: half of the room is for those that were counted last, and when that is full, those
-/// that were not counted since the last time are forgotten.
+/// A bounded counter of ids. Half of the room is for recently counted ids. When it is full, these become the
+/// older ones, and the previous older ones are forgotten.
 #[derive(Debug)]
 pub(super) struct Waiting {
     recent: HashTable<(i64, u32)>,
@@ -13,12 +13,12 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// Room for `limit` ids, at least two.
+    /// Creates a counter with room for `limit` ids, at least two.
     pub(super) fn new(limit: usize) -> Self {
         Self { recent: HashTable::new(), older: HashTable::new(), limit: limit.max(2) }
     }
 
-    /// Counts an id once more, and says how often that has been.
+    /// Counts an id, and returns its count.
     pub(super) fn count(&mut self, id: i64) -> u32 {
         let hash_of = |entry: &(i64, u32)| hash(entry.0);
         if let Some((_, count)) = self.recent.find_mut(hash(id), |entry| entry.0 == id) {
@@ -34,13 +34,13 @@ impl Waiting {
         count
     }
 
-    /// Forgets an id, which has got its row.
+    /// Forgets an id that has a row now.
     pub(super) fn forget(&mut self, id: i64) {
         take(&mut self.recent, id);
         take(&mut self.older, id);
     }
 
-    /// Which ids were counted how often: the recent ones, and the older ones, each sorted.
+    /// Returns the counts of the recent ids and the older ones, each sorted.
     pub(super) fn counts(&self) -> [Vec<(i64, u32)>; 2] {
         [&self.recent, &self.older].map(|counted| {
             let mut all: Vec<_> = counted.iter().copied().collect();
@@ -49,7 +49,7 @@ impl Waiting {
         })
     }
 
-    /// Puts counts back, in place of those that are there.
+    /// Replaces all counts.
     pub(super) fn restore(&mut self, [recent, older]: &[Vec<(i64, u32)>; 2]) {
         let table = |counts: &[(i64, u32)]| {
             let mut table = HashTable::new();
@@ -88,7 +88,7 @@ mod tests {
             ids in prop::collection::vec(0i64..12, 0..200),
         ) {
             let mut waiting = Waiting::new(limit);
-            // As it is told: two generations of half the room each.
+            // The model: two generations, each with half the room.
             let (mut recent, mut older) = (Vec::<(i64, u32)>::new(), Vec::<(i64, u32)>::new());
             for id in ids {
                 let expected = if let Some((_, count)) = recent.iter_mut().find(|(found, _)| *found == id) {

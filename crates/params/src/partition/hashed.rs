@@ -1,11 +1,12 @@
-//! Tables whose rows are ids of 64 bits.
+//! Partitions of tables whose rows are 64-bit ids.
 
 use super::Split;
 use distribute_tensor::random::mix;
 
 /// The ids of a dynamic table, partitioned over shards by their hash.
 ///
-/// There is no number of rows: any id has its shard, and shards have about equally many, however ids were given out.
+/// The number of rows is not fixed: every id has a shard, and shards are about equally large, however ids are
+/// chosen.
 ///
 /// ```
 /// use distribute_params::HashPartition;
@@ -19,17 +20,17 @@ pub struct HashPartition {
 }
 
 impl HashPartition {
-    /// Partitions over `shards`, at least one.
+    /// Creates a partition over `shards` shards, at least one.
     pub fn new(shards: usize) -> Self {
         Self { shards: shards.max(1) }
     }
 
-    /// The number of shards.
+    /// Returns the number of shards.
     pub fn shards(&self) -> usize {
         self.shards
     }
 
-    /// The shard that has an id. It stays the same in every process and version.
+    /// Returns the shard of an id. It is the same in every process and version.
     pub fn shard(&self, id: i64) -> usize {
         // The hash as a fraction of its range (Lemire, "Fast random integer generation in an interval", 2019).
         let hash = mix(id.cast_unsigned().wrapping_add(0x9e37_79b9_7f4a_7c15));
@@ -73,7 +74,7 @@ mod tests {
 
     #[test]
     fn shards_stay_the_same_from_version_to_version() {
-        // A table that was saved by another version would be looked for elsewhere.
+        // Otherwise rows saved by another version would be looked up on the wrong shard.
         let partition = HashPartition::new(1000);
         let shards = [0, 1, -1, 1 << 62].map(|id| partition.shard(id));
         assert_eq!(shards, [883, 566, 893, 2]);

@@ -1,4 +1,4 @@
-//! Which shard has which row, and what a batch asks each for.
+//! Partitions of rows and ids over shards, and the requests that a batch sends to each shard.
 
 mod hashed;
 mod moves;

@@ -1,19 +1,20 @@
-//! From one partition to another.
+//! The moves from one partition to another.
 
 use super::{Place, RowPartition};
 
-/// Rows that lie one after another in both partitions.
+/// A run of rows that is contiguous in both partitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// Where the first of them is.
+    /// The current place of the first row.
     pub from: Place,
-    /// Where the first of them belongs.
+    /// The new place of the first row.
     pub to: Place,
-    /// How many they are.
+    /// The number of rows.
     pub rows: usize,
 }
 
-/// All moves from one partition to another, by ascending rows of the table: see [`RowPartition::moves`].
+/// An iterator over all moves from one partition to another, by ascending rows of the table; see
+/// [`RowPartition::moves`].
 #[derive(Clone, Debug)]
 pub struct Moves {
     from: RowPartition,

@@ -1,18 +1,18 @@
-//! Tables of a fixed number of rows.
+//! Partitions of tables with a fixed number of rows.
 
 use super::{Moves, Split};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// How rows are dealt out to shards.
+/// The way in which rows are assigned to shards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PartitionStrategy {
-    /// Contiguous ranges: of 13 rows, 5 shards have 3, 3, 3, 2 and 2.
+    /// Contiguous ranges: with 13 rows, 5 shards have 3, 3, 3, 2 and 2.
     #[doc(alias = "div")]
     #[default]
     Div,
-    /// In turn: row `r` of `n` shards is with shard `r mod n`.
+    /// Round-robin: row `r` is on shard `r mod n`, where `n` is the number of shards.
     #[doc(alias = "mod")]
     Mod,
 }
@@ -44,60 +44,60 @@ impl From<RowPartition> for (PartitionStrategy, usize, usize) {
     }
 }
 
-// What was sent may be anything: there is at least one shard again.
+// A received value may be invalid, so `new` ensures that there is at least one shard.
 impl From<(PartitionStrategy, usize, usize)> for RowPartition {
     fn from((strategy, rows, shards): (PartitionStrategy, usize, usize)) -> Self {
         Self::new(strategy, rows, shards)
     }
 }
 
-/// Where a row is: on which shard, and which of its rows it is.
+/// The place of a row: its shard, and its number on that shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Place {
     /// The shard.
     pub shard: usize,
-    /// The row, counted from the shard's first.
+    /// The row, counted from the first row of the shard.
     pub row: usize,
 }
 
 impl RowPartition {
-    /// Partitions `rows` over `shards`: at least one, and no more than there are rows.
+    /// Partitions `rows` over `shards`. There is at least one shard, and there are no more shards than rows.
     pub fn new(strategy: PartitionStrategy, rows: usize, shards: usize) -> Self {
         Self { strategy, rows, shards: shards.min(rows).max(1) }
     }
 
-    /// In contiguous ranges.
+    /// Partitions `rows` into contiguous ranges.
     pub fn div(rows: usize, shards: usize) -> Self {
         Self::new(PartitionStrategy::Div, rows, shards)
     }
 
-    /// The strategy.
+    /// Returns the strategy.
     pub fn strategy(&self) -> PartitionStrategy {
         self.strategy
     }
 
-    /// The number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// The number of shards.
+    /// Returns the number of shards.
     pub fn shards(&self) -> usize {
         self.shards
     }
 
-    /// How many rows a shard has. The first ones have one more where there is a remainder.
+    /// Returns the number of rows of a shard. If there is a remainder, the first shards have one row more.
     pub fn len(&self, shard: usize) -> usize {
         if shard < self.shards { self.base() + usize::from(shard < self.extra()) } else { 0 }
     }
 
-    /// Whether there are no rows.
+    /// Returns whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.rows == 0
     }
 
-    /// For each shard the first of its rows and the one after its last. Of [`PartitionStrategy::Mod`] these are ends: what is
-    /// between belongs to other shards too.
+    /// Returns for each shard its first row and the one after its last. With [`PartitionStrategy::Mod`], rows
+    /// of other shards are in between.
     pub fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
         let partition = *self;
         (0..partition.shards).map(move |shard| match (partition.strategy, partition.len(shard)) {
@@ -110,7 +110,8 @@ impl RowPartition {
         })
     }
 
-    /// Where a row is. It has to be one of the table's; else the place is no row of the shard.
+    /// Returns the place of a row, which must be a row of the table. Otherwise the result is not a row of the
+    /// shard.
     pub fn place(&self, row: usize) -> Place {
         let (base, extra) = (self.base(), self.extra());
         match self.strategy {
@@ -126,7 +127,7 @@ impl RowPartition {
         }
     }
 
-    /// The row that is at a place.
+    /// Returns the row at a place.
     pub fn row(&self, place: Place) -> usize {
         match self.strategy {
             PartitionStrategy::Mod => place.row * self.shards + place.shard,
@@ -134,10 +135,10 @@ impl RowPartition {
         }
     }
 
-    /// Sorts ids by shard: which of its rows each is asked for, in the order of the ids.
+    /// Sorts ids by shard. The result has the rows of each shard, in the order of the ids.
     ///
     /// # Errors
-    /// [`Error::Id`] for one that is no row of the table.
+    /// - [`Error::Id`]: an id is not a row of the table.
     pub fn split(&self, operation: &'static str, ids: &[i64]) -> Result<Split<usize>> {
         let mut places = Vec::with_capacity(ids.len());
         for (position, id) in ids.iter().enumerate() {
@@ -149,7 +150,7 @@ impl RowPartition {
         Ok(Split::new(self.shards, &places))
     }
 
-    /// How many rows from this one on lie one after another on its shard.
+    /// Returns the number of rows, beginning with this one, that are contiguous on its shard.
     pub(crate) fn run(&self, row: usize) -> usize {
         match self.strategy {
             PartitionStrategy::Mod if self.shards > 1 => 1,
@@ -160,13 +161,13 @@ impl RowPartition {
         }
     }
 
-    /// What has to be moved where, so that the rows that are partitioned in this way are in another.
+    /// Returns the moves from this partition to another one.
     ///
-    /// Covers every row once. Stretches are as long as they can be; they are made one by one, and where both are
-    /// [`Div`](PartitionStrategy::Div), there are fewer than shards of both together.
+    /// The moves cover every row once, in runs of maximum length. They are computed lazily. If both partitions
+    /// are [`Div`](PartitionStrategy::Div), there are fewer moves than shards of both together.
     ///
     /// # Errors
-    /// [`Error::Rows`] if the other has another number of rows.
+    /// - [`Error::Rows`]: the other partition has a different number of rows.
     pub fn moves(&self, to: RowPartition) -> Result<Moves> {
         if to.rows == self.rows {
             Ok(Moves::new(*self, to))
@@ -175,7 +176,7 @@ impl RowPartition {
         }
     }
 
-    /// Refuses a shard that a variable of this shape doesn't have, cut in this way. A scalar is one row.
+    /// Checks that a variable of this shape has this shard. A scalar is one row.
     pub(crate) fn require_shard(&self, shape: &[usize], shard: usize) -> Result<()> {
         let rows = shape.first().copied().unwrap_or(1);
         if self.rows != rows {
@@ -263,7 +264,7 @@ mod tests {
             if strategy == Div && rows > 0 {
                 let (base, extra) = (rows / partition.shards(), rows % partition.shards());
                 for row in 0..rows {
-                    // As the rule has it.
+                    // The formula of the specification.
                     let assignment = (row / (base + 1)).max(row.saturating_sub(extra) / base);
                     prop_assert_eq!(partition.place(row).shard, assignment);
                 }

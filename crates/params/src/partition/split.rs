@@ -1,18 +1,18 @@
 //! The ids of a request, sorted by shard.
 
-/// The ids of a request, sorted by shard: what each is asked for, and where its answers belong.
+/// The ids of a request, sorted by shard, and the positions of their results in the response.
 ///
-/// Within a shard the order is that of the request, and an id that occurs twice is asked for twice.
+/// Within a shard the order is that of the request, and duplicates are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split<K> {
     keys: Vec<K>,
     positions: Vec<usize>,
-    /// Where each shard begins; at last, how many ids there are.
+    /// The index of the first id of each shard, followed by the number of ids.
     starts: Vec<usize>,
 }
 
 impl<K: Copy> Split<K> {
-    /// From the shard of each id, and what it is called there.
+    /// Sorts pairs of a shard and a key on that shard.
     pub(crate) fn new(shards: usize, places: &[(usize, K)]) -> Self {
         let mut starts = vec![0; shards + 1];
         for (shard, _) in places {
@@ -30,22 +30,22 @@ impl<K: Copy> Split<K> {
         Self { keys: positions.iter().map(|position| places[*position].1).collect(), positions, starts }
     }
 
-    /// How many shards there are.
+    /// Returns the number of shards.
     pub fn shards(&self) -> usize {
         self.starts.len() - 1
     }
 
-    /// What a shard is asked for: rows, or ids of a table that is partitioned by their hash.
+    /// Returns the keys of a shard: rows, or ids of a table that is partitioned by hash.
     pub fn of(&self, shard: usize) -> &[K] {
         &self.keys[self.starts[shard]..self.starts[shard + 1]]
     }
 
-    /// Where in the request its ids stand, ascending.
+    /// Returns the positions of a shard's ids in the request, in ascending order.
     pub fn positions(&self, shard: usize) -> &[usize] {
         &self.positions[self.starts[shard]..self.starts[shard + 1]]
     }
 
-    /// What is meant for a shard of `values`, of which there are `width` for each id of the request.
+    /// Returns a shard's part of `values`, which has `width` values for each id of the request.
     pub fn take<T: Clone>(&self, shard: usize, values: &[T], width: usize) -> Vec<T> {
         let positions = self.positions(shard);
         let mut taken = Vec::with_capacity(positions.len() * width);
@@ -53,7 +53,8 @@ impl<K: Copy> Split<K> {
         taken
     }
 
-    /// Puts a shard's answer, `width` values for each of its ids, where they belong in that to the request.
+    /// Writes a shard's response, `width` values for each of its ids, to their positions in the response to the
+    /// whole request.
     pub fn put<T: Clone>(&self, shard: usize, answer: &[T], width: usize, whole: &mut [T]) {
         for (i, at) in self.positions(shard).iter().enumerate() {
             whole[at * width..(at + 1) * width].clone_from_slice(&answer[i * width..(i + 1) * width]);

@@ -1,17 +1,18 @@
-//! The ids of a batch, each once.
+//! The ids of a batch without duplicates.
 
 use distribute_tensor::kernel::{RowMerge, Sum};
 use distribute_tensor::random::mix;
 use hashbrown::HashTable;
 
-/// The ids of a batch, each once: what a worker asks servers for, and how their rows are those of the batch again.
+/// The ids of a batch without duplicates, for requests to servers, and the mapping from their rows back to the
+/// batch.
 ///
 /// ```
 /// use distribute_params::UniqueIds;
 ///
 /// let batch = UniqueIds::new(&[7, 3, 7]);
 /// assert_eq!(batch.ids(), [7, 3]);
-/// // A row of one element for each.
+/// // Each id has a row of one element.
 /// assert_eq!(batch.spread(&[0.7, 0.3], 1), [0.7, 0.3, 0.7]);
 /// // Gradients go the other way.
 /// assert_eq!(batch.sum(&[1.0f32, 10.0, 100.0], 1), [101.0, 10.0]);
@@ -19,12 +20,12 @@ use hashbrown::HashTable;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UniqueIds {
     ids: Vec<i64>,
-    /// For each id of the batch, where it stands in `ids`.
+    /// The index in `ids` of each id of the batch.
     places: Vec<usize>,
 }
 
 impl UniqueIds {
-    /// Looks at the ids of a batch.
+    /// Collects the distinct ids of a batch.
     pub fn new(batch: &[i64]) -> Self {
         let hash = |id: i64| mix(id.cast_unsigned());
         let (mut ids, mut places) = (Vec::new(), Vec::with_capacity(batch.len()));
@@ -42,12 +43,12 @@ impl UniqueIds {
         Self { ids, places }
     }
 
-    /// The ids that occur, each once, in the order in which they first stand in the batch.
+    /// Returns the distinct ids, in the order of their first occurrence in the batch.
     pub fn ids(&self) -> &[i64] {
         &self.ids
     }
 
-    /// The rows of the batch from those of [`ids`](Self::ids), of `width` elements each.
+    /// Returns the rows of the batch from those of [`ids`](Self::ids), with `width` elements each.
     pub fn spread<T: Clone>(&self, rows: &[T], width: usize) -> Vec<T> {
         let mut batch = Vec::with_capacity(self.places.len() * width);
         for place in &self.places {
@@ -56,8 +57,9 @@ impl UniqueIds {
         batch
     }
 
-    /// The gradient of [`ids`](Self::ids) from that of the batch, of `width` elements for each id. Those of the same id are summed
-    /// in the order in which they stand, as a table does that is given all of them: the bits are the same.
+    /// Returns the gradient of [`ids`](Self::ids) from that of the batch, with `width` elements for each id.
+    /// Gradients of the same id are summed in the order of the batch, like a table does, so the result is
+    /// bit-identical.
     pub fn sum<T: Sum>(&self, gradient: &[T], width: usize) -> Vec<T> {
         let mut sums = vec![T::ZERO; self.ids.len() * width];
         RowMerge::new(&self.places).sum(gradient, width, 0, &mut sums);

@@ -1,4 +1,4 @@
-//! A placement as a table.
+//! The display of a placement as a table.
 
 use super::{Placed, Placement};
 use std::fmt;

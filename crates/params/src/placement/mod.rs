@@ -1,4 +1,4 @@
-//! Which server has which variable, or which shard of one.
+//! The assignment of variables and shards to servers.
 
 mod display;
 mod policy;
@@ -11,9 +11,10 @@ use policy::Choice;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// The variables of a job and their servers: says where each new one goes, and prints where all are.
+/// The variables of a job and their servers. It assigns a server to each new variable, and prints all
+/// assignments.
 ///
-/// It is a function of the calls alone. Whoever makes the same variables in the same order gets the same servers.
+/// The result depends on the calls alone: the same variables created in the same order get the same servers.
 ///
 /// ```
 /// use distribute_params::{Placement, PlacementPolicy, RowPartition};
@@ -41,11 +42,11 @@ use std::ops::Range;
 pub struct Placement {
     choice: Choice,
     placed: Vec<Placed>,
-    /// For each variable, which of `placed` it is.
+    /// The index range of each variable in `placed`.
     by_name: BTreeMap<String, Range<usize>>,
 }
 
-/// What was placed at some time: see [`Placement::mark`].
+/// A state of a placement, see [`Placement::mark`].
 #[derive(Clone, Debug)]
 pub struct Mark {
     choice: Choice,
@@ -55,25 +56,25 @@ pub struct Mark {
 /// A variable on a server, or a shard of one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placed {
-    /// Its name: that of the variable, and of a shard `/part_` and its number.
+    /// The name of the variable; for a shard, followed by `/part_` and its number.
     pub name: String,
-    /// Which rows of the variable it has; `None` for all of it.
+    /// The rows of the variable that the shard has; `None` for the whole variable.
     pub rows: Option<Range<usize>>,
     /// Its shape.
     pub shape: Vec<usize>,
     /// Its dtype.
     pub dtype: DType,
-    /// How many bytes its values take, a string counted as 16. Slots are not among them.
+    /// The number of bytes of the values, with 16 for a string. Slots are not counted.
     pub bytes: u64,
-    /// The server that it is on.
+    /// The server on which it is placed.
     pub server: usize,
 }
 
 impl Placement {
-    /// No variables yet, on `servers`, of which there is at least one.
+    /// Creates a placement without variables, for at least one server.
     ///
     /// # Errors
-    /// [`Error::NoServers`].
+    /// - [`Error::NoServers`]: `servers` is 0.
     pub fn new(servers: usize, policy: PlacementPolicy) -> Result<Self> {
         if servers == 0 {
             return Err(Error::NoServers);
@@ -81,10 +82,11 @@ impl Placement {
         Ok(Self { choice: Choice::new(policy, servers), placed: Vec::new(), by_name: BTreeMap::new() })
     }
 
-    /// Places a new variable, cut as `partition` says, and gives the server of each shard.
+    /// Places a new variable, split by `partition`, and returns the server of each shard.
     ///
     /// # Errors
-    /// [`Error::PlacedTwice`] if the name is taken; [`Error::Rows`] if the partition is of another number of rows.
+    /// - [`Error::PlacedTwice`]: the name is in use.
+    /// - [`Error::Rows`]: the partition has another number of rows.
     pub fn place(
         &mut self,
         name: &str,
@@ -96,11 +98,12 @@ impl Placement {
         self.add(name, parts, |choice, part| choice.next(&part.name, part.bytes))
     }
 
-    /// Places a new variable on the server of another, of whose shards that of the last. It stays whole, and doesn't change
-    /// whose turn it is.
+    /// Places a new variable on the server of another one; if that has shards, on the server of the last. The
+    /// new variable is not split. The round-robin order does not change.
     ///
     /// # Errors
-    /// [`Error::PlacedTwice`], and [`Error::NotPlaced`] if the other is not there.
+    /// - [`Error::PlacedTwice`]: the name is in use.
+    /// - [`Error::NotPlaced`]: the other variable was not placed.
     pub fn colocate(&mut self, name: &str, shape: &[usize], dtype: DType, with: &str) -> Result<usize> {
         let last = self.by_name.get(with).and_then(|range| self.placed.get(range.end.checked_sub(1)?));
         let server = last.map(|placed| placed.server);
@@ -108,10 +111,12 @@ impl Placement {
         self.place_on(name, shape, dtype, server)
     }
 
-    /// Places a new variable on a server that is given. It stays whole, and doesn't change whose turn it is.
+    /// Places a new variable on the given server. The variable is not split. The round-robin order does not
+    /// change.
     ///
     /// # Errors
-    /// [`Error::PlacedTwice`], and [`Error::NoSuchServer`] if there are fewer servers.
+    /// - [`Error::PlacedTwice`]: the name is in use.
+    /// - [`Error::NoSuchServer`]: there is no server with this number.
     pub fn place_on(&mut self, name: &str, shape: &[usize], dtype: DType, server: usize) -> Result<usize> {
         if server >= self.servers() {
             return Err(Error::NoSuchServer { server, servers: self.servers() });
@@ -121,10 +126,12 @@ impl Placement {
         Ok(server)
     }
 
-    /// Notes a variable that is there already: which server has each shard is given.
+    /// Records a variable that already exists, with the server of each shard.
     ///
     /// # Errors
-    /// Those of [`place`](Self::place), [`Error::Partitions`] for another number of servers than of shards, and [`Error::NoSuchServer`].
+    /// Returns the errors of [`place`](Self::place), and:
+    /// - [`Error::Partitions`]: the number of servers differs from the number of shards.
+    /// - [`Error::NoSuchServer`]: there is no server with this number.
     pub fn note(
         &mut self,
         name: &str,
@@ -144,7 +151,7 @@ impl Placement {
         Ok(())
     }
 
-    /// What has been placed so far, to [go back](Placement::undo) to where a variable could not be made.
+    /// Returns the current state, to [undo](Placement::undo) placements if a variable could not be created.
     ///
     /// ```
     /// use distribute_params::{Placement, PlacementPolicy};
@@ -162,29 +169,29 @@ impl Placement {
         Mark { choice: self.choice.clone(), placed: self.placed.len() }
     }
 
-    /// Forgets what was placed since.
+    /// Undoes all placements since a mark.
     pub fn undo(&mut self, to: Mark) {
         self.choice = to.choice;
         self.placed.truncate(to.placed);
         self.by_name.retain(|_, range| range.end <= to.placed);
     }
 
-    /// All variables and shards, in the order in which they were made.
+    /// Returns all variables and shards, in the order of their creation.
     pub fn placed(&self) -> &[Placed] {
         &self.placed
     }
 
-    /// One variable: one entry, or one for each shard.
+    /// Returns the entries of one variable: one, or one for each shard.
     pub fn of(&self, name: &str) -> Option<&[Placed]> {
         self.by_name.get(name).and_then(|range| self.placed.get(range.clone()))
     }
 
-    /// The number of servers.
+    /// Returns the number of servers.
     pub fn servers(&self) -> usize {
         self.choice.loads().len()
     }
 
-    /// The bytes that each server has.
+    /// Returns the number of bytes on each server.
     pub fn loads(&self) -> &[u64] {
         self.choice.loads()
     }
@@ -208,7 +215,7 @@ impl Placement {
     }
 }
 
-/// The shards of a variable, whose server is still to be chosen.
+/// Returns the shards of a variable, with servers still to be chosen.
 fn parts(name: &str, shape: &[usize], dtype: DType, partition: Option<RowPartition>) -> Result<Vec<Placed>> {
     let part = |name, rows, shape: Vec<usize>| {
         let element = dtype.bytes().unwrap_or(16) as u64;
@@ -230,7 +237,7 @@ fn parts(name: &str, shape: &[usize], dtype: DType, partition: Option<RowPartiti
     Ok(partition.ranges().enumerate().map(shard).collect())
 }
 
-/// What a shard of a variable is called.
+/// Returns the name of a shard of a variable.
 pub fn shard_name(variable: &str, shard: usize) -> String {
     format!("{variable}/part_{shard}")
 }
@@ -271,7 +278,7 @@ mod tests {
         placement.note("a", &[10], DType::F32, (two, &[2, 1])).unwrap();
         assert_eq!(placement.of("a").unwrap()[0].server, 2);
         assert_eq!(placement.loads(), [0, 20, 20]);
-        // It changes nobody's turn.
+        // The round-robin order does not change.
         assert_eq!(placement.place("b", &[], DType::F32, None).unwrap(), [0]);
         let again = placement.note("a", &[10], DType::F32, (two, &[2, 1]));
         assert!(matches!(again, Err(Error::PlacedTwice { .. })));
@@ -331,7 +338,7 @@ mod tests {
                 let mut placement = placement(servers, PlacementPolicy::ByHash);
                 let place = |name: &String| placement.place(name, &[1], DType::F32, None).unwrap()[0];
                 let mut names: Vec<_> = names.iter().collect();
-                // In whichever order they come.
+                // The order of creation does not matter.
                 names.sort();
                 names.into_iter().map(place).collect::<Vec<_>>()
             };

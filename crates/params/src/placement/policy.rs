@@ -1,25 +1,25 @@
-//! Which server is next.
+//! The choice of the next server.
 
 use distribute_cluster::fnv1a;
 use distribute_tensor::random::mix;
 use serde::{Deserialize, Serialize};
 
-/// How servers are chosen for new variables, and for the shards of one.
+/// The way in which servers are chosen for new variables and shards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PlacementPolicy {
-    /// In turn, in the order of creation.
+    /// Round-robin, in the order of creation.
     #[default]
     RoundRobin,
-    /// The one that has the least bytes so far; of several the first.
+    /// The server with the fewest bytes so far, and the first of several.
     #[doc(alias = "GreedyLoadBalancingStrategy")]
     #[doc(alias = "byte_size_load_fn")]
     GreedyByBytes,
-    /// By name alone: neither the order of creation nor other variables play a role, and where a server is added, only what
-    /// goes to it moves.
+    /// A hash of the name: independent of the order of creation and of other variables. If a server is added,
+    /// only variables that are assigned to it move.
     ByHash,
 }
 
-/// Chooses servers, and keeps what the policies need to know.
+/// The state of a policy.
 #[derive(Clone, Debug)]
 pub(super) struct Choice {
     policy: PlacementPolicy,
@@ -36,7 +36,7 @@ impl Choice {
         &self.loads
     }
 
-    /// The server of something new.
+    /// Returns the server of a new variable or shard.
     pub(super) fn next(&mut self, name: &str, bytes: u64) -> usize {
         let servers = 0..self.loads.len();
         let server = match self.policy {
@@ -47,7 +47,7 @@ impl Choice {
             }
             PlacementPolicy::GreedyByBytes => servers.min_by_key(|s| self.loads[*s]).unwrap_or(0),
             PlacementPolicy::ByHash => {
-                // Rendezvous hashing: each server draws a number for the name, and the highest wins.
+                // Rendezvous hashing: each server has a hash for the name, and the highest wins.
                 let name = fnv1a(name.bytes());
                 servers.max_by_key(|s| mix(name ^ mix(*s as u64 + 1))).unwrap_or(0)
             }
@@ -55,7 +55,7 @@ impl Choice {
         self.take(server, bytes)
     }
 
-    /// A server that is given.
+    /// Records a placement on a given server.
     pub(super) fn take(&mut self, server: usize, bytes: u64) -> usize {
         self.loads[server] = self.loads[server].saturating_add(bytes);
         server

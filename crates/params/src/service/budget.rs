@@ -1,10 +1,10 @@
-//! A limit of the memory that the tables of a server may take, so that no request takes all of it.
+//! A memory limit for the tables of a server, so that no request can exhaust the memory.
 
 use distribute_files::memory;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The bytes that tables may take, and those that were reserved since they were last counted.
+/// The number of bytes that tables may take, and the number that is reserved since the last count.
 #[derive(Debug)]
 pub(super) struct Budget {
     limit: AtomicUsize,
@@ -12,7 +12,7 @@ pub(super) struct Budget {
 }
 
 impl Default for Budget {
-    /// Three quarters of the memory that this process may use.
+    /// Returns a limit of three quarters of the memory that this process may use.
     fn default() -> Self {
         static LIMIT: OnceLock<usize> = OnceLock::new();
         let limit = *LIMIT.get_or_init(|| memory().unwrap_or(1 << 40) / 4 * 3);
@@ -29,10 +29,11 @@ impl Budget {
         self.limit.store(bytes, Ordering::Relaxed);
     }
 
-    /// Reserves bytes. Reservations are never given back: if there is no room left, `count` returns the bytes that tables take now.
+    /// Reserves bytes. Reservations are never released: if there is no room left, `count` returns the number of
+    /// bytes that tables take now.
     ///
     /// # Errors
-    /// The number of bytes that are taken, if there is no room for these in addition.
+    /// Returns the number of bytes that are taken, if there is no room for these in addition.
     pub fn reserve(&self, bytes: usize, count: impl FnOnce() -> usize) -> Result<(), usize> {
         let limit = self.limit();
         let add = |taken: usize| taken.checked_add(bytes).filter(|taken| *taken <= limit);

@@ -1,4 +1,4 @@
-//! One parameter server, as its callers see it.
+//! The client's view of one parameter server.
 
 use super::refusal::Refusal;
 use super::request::Request;
@@ -6,9 +6,9 @@ use super::response::Response;
 use std::fmt;
 use std::time::Duration;
 
-/// A way to one parameter server: in this process, or over a connection.
+/// A connection to one parameter server, in this process or another one.
 ///
-/// Calls of several servers overlap when all of them are [started](Self::start) before the first is waited for.
+/// Calls to several servers overlap if all of them are [started](Self::start) before the first is waited for.
 ///
 /// ```
 /// use distribute_params::{Channel, LocalChannel, Request, Response, Tables};
@@ -16,7 +16,7 @@ use std::time::Duration;
 /// use std::time::Duration;
 ///
 /// let servers: Vec<Arc<dyn Channel>> =
-///     vec![Arc::new(LocalChannel::new(0, Arc::new(Tables::new()))), Arc::new(LocalChannel::new(1, Arc::new(Tables::new())))];
+///     (0..2).map(|i| Arc::new(LocalChannel::new(i, Arc::new(Tables::new()))) as Arc<dyn Channel>).collect();
 /// let minute = Duration::from_secs(60);
 /// let started: Vec<_> = servers.iter().map(|server| server.start(Request::List, minute)).collect::<Result<_, _>>()?;
 /// for call in started {
@@ -25,49 +25,50 @@ use std::time::Duration;
 /// # Ok::<(), distribute_params::ChannelError>(())
 /// ```
 pub trait Channel: Send + Sync + fmt::Debug {
-    /// The server, as errors name it: `ps 1`.
+    /// Returns the name of the server in errors, for example `ps 1`.
     fn server(&self) -> &str;
 
-    /// Asks the server, and leaves it to the caller when to wait for the answer. The timeout is for both.
+    /// Sends a request. The caller waits for the response later. The timeout applies to both together.
     ///
-    /// A change is made once at most, however often it has to be sent, and has been made if it is answered.
+    /// A change is applied at most once, even if the request is sent several times. After a response, it has
+    /// been applied.
     ///
     /// # Errors
-    /// [`ChannelError`], where that is known already.
+    /// Returns a [`ChannelError`] if the request fails immediately.
     fn start(&self, request: Request, timeout: Duration) -> Result<Started, ChannelError>;
 
-    /// Asks the server, and waits for the answer.
+    /// Sends a request, and waits for the response.
     ///
     /// # Errors
-    /// [`ChannelError`].
+    /// Returns a [`ChannelError`] if there is no response.
     fn call(&self, request: Request, timeout: Duration) -> Result<Response, ChannelError> {
         self.start(request, timeout)?.wait()
     }
 }
 
-/// A request whose answer has not been taken yet. One that is dropped is still carried out, unless the connection is lost
-/// before it has arrived.
+/// A request in flight. If it is dropped, the server still executes it, unless the connection is lost before
+/// the request has arrived.
 pub struct Started(Box<dyn Waiting>);
 
-/// What waits for the answer to a request: how a [`Channel`] fills [`Started`].
+/// The implementation of [`Started`] by a [`Channel`]: it waits for the response to a request.
 pub trait Waiting: Send {
-    /// Waits until the request's deadline.
+    /// Waits until the deadline of the request.
     ///
     /// # Errors
-    /// [`ChannelError`].
+    /// Returns a [`ChannelError`] if there is no response.
     fn wait(self: Box<Self>) -> Result<Response, ChannelError>;
 }
 
 impl Started {
-    /// A request that was sent.
+    /// Creates the handle of a request that was sent.
     pub fn new(waiting: impl Waiting + 'static) -> Self {
         Self(Box::new(waiting))
     }
 
-    /// Waits for the answer, until the timeout of [`Channel::start`] is over.
+    /// Waits for the response, until the timeout of [`Channel::start`] has passed.
     ///
     /// # Errors
-    /// [`ChannelError`].
+    /// Returns a [`ChannelError`] if there is no response.
     pub fn wait(self) -> Result<Response, ChannelError> {
         self.0.wait()
     }
@@ -79,38 +80,39 @@ impl fmt::Debug for Started {
     }
 }
 
-/// Why a request has no answer. All kinds name the server; those but [`Refused`](Self::Refused), whose text does, the request.
+/// The reason why a request has no response. All variants name the server and the request;
+/// [`Refused`](Self::Refused) names the request in its message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChannelError {
-    /// The server says no.
+    /// The server has refused the request.
     #[error("{server}: {refusal}")]
     Refused {
         /// The server.
         server: String,
-        /// What it says.
+        /// The refusal.
         refusal: Refusal,
     },
-    /// No answer has come in time. A change may have been made, or may still be.
+    /// There was no response in time. A change may have been applied, or may still be applied.
     #[error("{request}: no answer of {server} within {:?}: {reason}", distribute_cluster::rounded(*timeout))]
     Late {
         /// The server.
         server: String,
-        /// The request in words.
+        /// A description of the request.
         request: String,
-        /// How long that was.
+        /// The timeout.
         timeout: Duration,
-        /// What came of the last attempt, and what to do.
+        /// The result of the last attempt, and advice.
         reason: String,
     },
-    /// The server cannot be reached, and trying again would not help.
+    /// The server cannot be reached, and a retry would not help.
     #[error("{request}: {server} cannot be reached: {reason}")]
     Unreachable {
         /// The server.
         server: String,
-        /// The request in words.
+        /// A description of the request.
         request: String,
-        /// Why.
+        /// The cause.
         reason: String,
     },
     /// The request is larger than the channel can send at once.
@@ -118,23 +120,23 @@ pub enum ChannelError {
     TooLarge {
         /// The server.
         server: String,
-        /// The request in words.
+        /// A description of the request.
         request: String,
-        /// What of it.
+        /// The quantity that is too large.
         what: &'static str,
-        /// How large it is.
+        /// The size of the request.
         found: u64,
-        /// How large it may be.
+        /// The maximum size.
         limit: u64,
     },
-    /// The answer is none to this request.
+    /// The response does not match the request.
     #[error("{request}: {server} answers {found}: are both of the same build?")]
     Answer {
         /// The server.
         server: String,
-        /// The request in words.
+        /// A description of the request.
         request: String,
-        /// What came.
+        /// The response.
         found: String,
     },
 }

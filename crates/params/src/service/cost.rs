@@ -1,4 +1,4 @@
-//! The memory that a request takes, before anything of it is done.
+//! The memory that a request takes, computed before it is executed.
 
 use super::entry::Entry;
 use super::request::{Request, State};
@@ -8,7 +8,7 @@ use crate::lock::read;
 use crate::{Error, Result};
 use distribute_tensor::{DType, HostTensor};
 
-/// About the number of bytes that a table takes in addition to its rows.
+/// The approximate number of bytes that a table takes in addition to its rows.
 const TABLE: usize = 4096;
 
 impl Tables {
@@ -23,17 +23,17 @@ impl Tables {
     }
 
     // INV-28
-    /// Checks that there is memory for a request, and reserves it. [`handle`](Self::handle) does so itself; one who writes a log calls
-    /// this before a change is in it, and [`carry_out`](Self::carry_out) after that.
+    /// Checks that there is memory for a request, and reserves it. [`handle`](Self::handle) does this itself. A
+    /// server with a log calls this before it writes a change, and [`carry_out`](Self::carry_out) afterwards.
     ///
     /// # Errors
-    /// - [`Error::Budget`]: the tables would take more than they may.
-    /// - [`Error::Rows`], [`Error::NoShard`]: a table to be made is no part of its variable.
+    /// - [`Error::Budget`]: the tables would take more memory than they may.
+    /// - [`Error::Rows`], [`Error::NoShard`]: a table to be created is not a shard of its variable.
     pub fn check(&self, request: &Request) -> Result<()> {
         let operation = request.operation();
         match request {
             Request::Once { change, .. } => self.check(change),
-            // Each of its requests is handled by itself.
+            // Each of its requests is checked separately.
             Request::Batch(_) => Ok(()),
             Request::Create(spec) => match self.find(&spec.name) {
                 Some(_) => Ok(()),
@@ -45,7 +45,7 @@ impl Tables {
                 match entry.cost(of_a_table, false) {
                     0 => Ok(()),
                     bytes => self.require(operation, name, bytes).or_else(|_| {
-                        // Not all ids are new, perhaps.
+                        // The estimate assumes that all ids are new, so the exact number is smaller.
                         self.require(operation, name, entry.cost(of_a_table, true))
                     }),
                 }
@@ -69,7 +69,7 @@ impl Tables {
 }
 
 impl TableSpec {
-    /// Returns the bytes that the table takes, with the slots of its rule.
+    /// Returns the number of bytes that the table takes, with the slots of its rule.
     fn bytes(&self) -> Result<usize> {
         let row = |shape: &[usize], dtype: DType| {
             let width = shape.iter().try_fold(1usize, |n, size| n.checked_mul(*size))?;
@@ -80,11 +80,11 @@ impl TableSpec {
             Contents::Drawn { shape, dtype, partition, shard, .. } => {
                 partition.require_shard(shape, *shard)?;
                 let row = row(shape.get(1..).unwrap_or_default(), *dtype);
-                // A row of nothing takes time, if no memory.
+                // A row without elements takes time, although no memory.
                 row.and_then(|row| row.max(1).checked_mul(partition.len(*shard)))
             }
             Contents::Dynamic { row_shape, dtype, .. } => {
-                // No row is there yet, but memory is taken for several at once.
+                // There is no row yet, but memory is allocated for several rows at once.
                 row(row_shape, *dtype).and_then(|row| row.checked_mul(crate::dynamic::CHUNK))
             }
         };
@@ -94,7 +94,7 @@ impl TableSpec {
 }
 
 impl Entry {
-    /// Returns the bytes that a request takes in addition to those that are taken; at most so many, or `exact`ly.
+    /// Returns the number of bytes that a request takes in addition: an upper bound, or the `exact` number.
     fn cost(&self, request: &Request, exact: bool) -> usize {
         match (request, &self.table) {
             (Request::SetRule { rule, .. }, AnyTable::Dense(table)) if table.rule().is_none() => {
@@ -109,7 +109,7 @@ impl Entry {
                 State::IdSlots { ids, .. } | State::IdValues { ids, .. } => table.bytes_of_new(ids, exact),
                 _ => 0,
             },
-            // Their answer is in memory in addition to the table.
+            // The response takes memory in addition to the table.
             (Request::ReadRows { rows, .. }, AnyTable::Dense(table)) => table.bytes_of_rows(rows.len()),
             (Request::ReadRows { rows, .. }, AnyTable::Dynamic(table)) => table.bytes_of_rows(rows.len()),
             (
@@ -122,7 +122,7 @@ impl Entry {
         }
     }
 
-    /// Returns the bytes that the table takes, slots included that are not there yet.
+    /// Returns the number of bytes that the table takes, including slots that are not created yet.
     fn taken(&self) -> usize {
         let table = match &self.table {
             AnyTable::Dense(table) => table.taken(),
@@ -132,9 +132,9 @@ impl Entry {
     }
 }
 
-/// Returns the bytes of a tensor, with what its strings hold.
+/// Returns the number of bytes of a tensor, including the contents of strings.
 fn bytes_of(values: &HostTensor) -> usize {
-    // A row of nothing takes time, if no memory.
+    // A row without elements takes time, although no memory.
     values.memory().max(values.dims().first().copied().unwrap_or(1))
 }
 

@@ -1,4 +1,4 @@
-//! One table of a server, and what is asked of it.
+//! One table of a server, and the execution of its requests.
 
 use super::image::TableImage;
 use super::once::Once;
@@ -7,7 +7,7 @@ use super::response::{Response, TableInfo, TableKind, Version, VersionedValue};
 use super::spec::{AnyTable, TableSpec};
 use crate::{DynamicTable, Error, Pushed, Result, Table};
 
-/// What is done with a dense table in place of what is for ids.
+/// Advice for a dense table that is given ids.
 const ROWS: &str = "give it rows";
 
 #[derive(Debug)]
@@ -15,18 +15,18 @@ pub(super) struct Entry {
     pub table: AnyTable,
     /// See [`Version::made`].
     pub made: u64,
-    /// What [`TableSpec::fingerprint`] was, and the specification in words.
+    /// The value of [`TableSpec::fingerprint`], and a description of the specification.
     pub fingerprint: u64,
     pub described: String,
-    /// Which changes closures have made.
+    /// The changes that closures have made.
     pub once: Once,
 }
 
 impl Entry {
-    /// Does what is asked for of this table.
+    /// Executes a request for this table.
     ///
     /// # Errors
-    /// [`Error`], as the table's operation has it.
+    /// Returns the errors of the table's operation.
     pub fn handle(&self, request: &Request) -> Result<Response> {
         let operation = request.operation();
         match request {
@@ -109,7 +109,7 @@ impl Entry {
             Request::Keep { between, ids, .. } => {
                 Ok(Response::Evicted(self.dynamic(operation, "its rows stay")?.keep(*between, ids)))
             }
-            // Not of what is in a table.
+            // These do not change the contents of one table.
             Request::Create(_)
             | Request::Remove { .. }
             | Request::List
@@ -120,12 +120,12 @@ impl Entry {
         }
     }
 
-    /// All there is of it.
+    /// Returns an image of the table.
     pub fn image(&self) -> Result<TableImage> {
         TableImage::of(&self.table, (self.fingerprint, self.described.clone()), self.once.changes())
     }
 
-    /// Answers who makes the table again.
+    /// Returns the response to a request that creates the table again.
     pub fn same(&self, spec: &TableSpec, fingerprint: u64) -> Result<Response> {
         if self.fingerprint == fingerprint {
             return Ok(Response::Made { new: false });
@@ -180,7 +180,7 @@ impl Entry {
     }
 }
 
-/// Rows as a dense table counts them.
+/// Converts rows to the indices of a dense table.
 fn rows_of(operation: &'static str, table: &Table, rows: &[i64]) -> Result<Vec<usize>> {
     let row = |(position, id): (usize, &i64)| {
         usize::try_from(*id).map_err(|_| Error::Id { operation, id: *id, position, rows: table.rows() })

@@ -1,4 +1,4 @@
-//! All there is of a table, so that another process can go on with it.
+//! An image of a table, from which another process can continue.
 
 use super::spec::AnyTable;
 use crate::{
@@ -8,41 +8,41 @@ use crate::{
 use distribute_optim::RuleSpec;
 use distribute_tensor::DType;
 
-/// A table as it is: what a server saves to be the same again.
+/// An image of a table: everything that a server saves to restore it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableImage {
     /// Its name.
     pub name: String,
-    /// By which it is told whether it was made by the same specification.
+    /// A hash of the specification, which identifies it.
     pub fingerprint: u64,
-    /// The specification in words.
+    /// A description of the specification.
     pub described: String,
-    /// The rule by which gradients are applied.
+    /// The rule that applies gradients.
     pub rule: Option<RuleSpec>,
-    /// What is in it.
+    /// The contents of the table.
     pub contents: ImageContents,
-    /// The last of the steps that were [counted](crate::Push::counted).
+    /// The last step that was [counted](crate::Push::counted).
     pub steps: u64,
-    /// Which changes of closures were made.
+    /// The changes that closures have made.
     pub closures: ClosureChanges,
 }
 
-/// What is in a table.
+/// The contents of a table.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ImageContents {
-    /// Values and slots of a dense table.
+    /// The values and slots of a dense table.
     Dense(TableState),
-    /// Rows of ids.
+    /// The rows of a dynamic table.
     Dynamic {
         /// The shape of a row.
         row_shape: Vec<usize>,
         /// The dtype.
         dtype: DType,
-        /// Draws rows that are made.
+        /// The initial values of new rows.
         initializer: Initializer,
-        /// Which ids get a row, and which lose theirs.
+        /// The admission and eviction settings.
         options: DynamicOptions,
-        /// The rows of each part, and how often ids without a row came.
+        /// The rows of each part, and the counts of ids without a row.
         parts: Vec<(DynamicState, WaitingCounts)>,
     },
 }

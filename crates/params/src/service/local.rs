@@ -1,4 +1,4 @@
-//! A server that is this process.
+//! A parameter server inside this process.
 
 use super::channel::{Channel, ChannelError, Started, Waiting};
 use super::request::Request;
@@ -7,9 +7,9 @@ use super::tables::Tables;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A channel to tables in this process: for clusters whose tasks are threads, and for tests.
+/// A channel to tables in this process, for clusters whose tasks are threads, and for tests.
 ///
-/// Requests are carried out on the thread that starts them.
+/// Requests are executed on the thread that starts them.
 #[derive(Clone, Debug)]
 pub struct LocalChannel {
     name: String,
@@ -17,12 +17,12 @@ pub struct LocalChannel {
 }
 
 impl LocalChannel {
-    /// A channel to the tables of parameter server `index`.
+    /// Creates a channel to the tables of parameter server `index`.
     pub fn new(index: usize, tables: Arc<Tables>) -> Self {
         Self { name: format!("ps {index}"), tables }
     }
 
-    /// The tables.
+    /// Returns the tables.
     pub fn tables(&self) -> &Arc<Tables> {
         &self.tables
     }
@@ -42,7 +42,7 @@ impl Channel for LocalChannel {
     }
 }
 
-/// An answer that is there.
+/// A response that is already available.
 struct Answered(Result<Response, ChannelError>);
 
 impl Waiting for Answered {

@@ -1,4 +1,4 @@
-//! What is asked of a parameter server, and what does it: without a socket.
+//! The protocol of a parameter server, and its execution without a socket.
 
 mod budget;
 mod channel;

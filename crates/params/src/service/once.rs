@@ -1,19 +1,19 @@
-//! Changes of a table that closures make, each once.
+//! Changes that closures make to a table, each applied once.
 
 use crate::lock::lock;
 use crate::{ClosureChanges, Origin, Result};
 use std::sync::{Mutex, MutexGuard};
 
-/// So many locks for the executions of closures, which are dealt out to them by number: of closures that run at once few have the
-/// same.
+/// The number of locks for executions of closures, which are assigned by number. Few of the closures that run
+/// at the same time have the same lock.
 const ORDERS: usize = 64;
 
-/// [`ClosureChanges`] for threads.
+/// A [`ClosureChanges`] for use by several threads.
 #[derive(Debug)]
 pub(super) struct Once {
     changes: Mutex<ClosureChanges>,
-    /// Whoever makes a change of a closure holds one of these: another execution of it waits, and sees whether it was made. Changes of
-    /// other closures are made meanwhile.
+    /// The locks that order the executions of one closure: another execution waits, and then sees whether the
+    /// change was made. Changes of other closures are made concurrently.
     orders: Box<[Mutex<()>; ORDERS]>,
 }
 
@@ -23,10 +23,10 @@ impl Once {
     }
 
     // INV-59
-    /// Makes a change, unless it was made: `None` then.
+    /// Makes a change, or returns `None` if it was already made.
     ///
     /// # Errors
-    /// Those of [`ClosureChanges::has`], and of `make`, after which it counts as not made.
+    /// Returns the errors of [`ClosureChanges::has`], and of `make`, after which the change counts as not made.
     pub fn make<T>(
         &self,
         origin: Origin,
@@ -40,13 +40,14 @@ impl Once {
         Ok(made)
     }
 
-    /// From now on closures of another job change the table. Those of the one before have, or never will.
+    /// Begins a job, whose closures may change the table from now on. All changes in progress for the previous
+    /// job are completed first; later ones are refused.
     pub fn begin(&self, job: u64) {
         let _all: Vec<MutexGuard<'_, ()>> = self.orders.iter().map(lock).collect();
         lock(&self.changes).begin(job);
     }
 
-    /// What is known now.
+    /// Returns a copy of the current record.
     pub fn changes(&self) -> ClosureChanges {
         lock(&self.changes).clone()
     }
@@ -99,7 +100,7 @@ mod tests {
             }
         }
         assert_eq!(counted(&tables), 3);
-        // Of what was made before, also one that would not fit is answered.
+        // Invalid changes are also answered if they were made before.
         assert_eq!(tables.handle(&misfit).unwrap(), Response::Done);
         let initializer = Initializer::new(Distribution::Constant(1.), 7, "ids");
         let options = DynamicOptions::default();
@@ -114,9 +115,9 @@ mod tests {
         };
         let Response::Pushed(pushed) = tables.handle(&change(vec![5])).unwrap() else { panic!("not pushed") };
         assert_eq!(pushed.made, 1);
-        // The execution after it has other rows; they are of the same push.
+        // The second execution has other rows, but it is the same push.
         assert_eq!(tables.handle(&change(vec![6])).unwrap(), Response::Pushed(Pushed::default()));
-        // A table that is made anew has nothing of what was.
+        // A table that is created again has no record of earlier changes.
         tables.handle(&Request::Remove { table: "n".into() }).unwrap();
         assert!(matches!(count(0, 0), Err(Error::NoSuchTable { .. })));
         tables.handle(&Request::Create(TableSpec::values("n", HostTensor::scalar(0i64)))).unwrap();
@@ -144,10 +145,10 @@ mod tests {
         assert_eq!(begin(7), Response::Job { newest: 7 });
         assert_eq!(begin(3), Response::Job { newest: 7 });
         assert_eq!([0, 3].map(|job| count(job, 6, 0)), [Err(RefusalKind::Stale), Err(RefusalKind::Stale)]);
-        // Its own closures have other numbers, and other floors.
+        // The closures of the new job have other numbers, and other floors.
         assert_eq!(count(7, 5, 4), Ok(Response::Done));
         assert_eq!(count(7, 3, 0), Err(RefusalKind::Stale));
-        // Also of a table that is made after it, and of one that another server goes on with.
+        // The same holds for a table that is created afterwards, and for one that another server restores.
         let made = TableSpec::values("m", HostTensor::scalar(0i64));
         tables.handle(&Request::Create(made)).unwrap();
         assert_eq!(tables.image("m").unwrap().unwrap().closures.job(), 7);
@@ -176,7 +177,7 @@ mod tests {
             assert!(refusal.text.contains("is too far after 0"), "{refusal}");
         }
         assert_eq!(tables.job(), 0);
-        // One that has begun on other servers, as where this one has come back without its tables.
+        // A job that has begun on other servers, for example after this one came back without its tables.
         assert_eq!(begin(turn(900) + 7), Ok(Response::Job { newest: turn(900) + 7 }));
         assert_eq!(begin(turn(901)), Ok(Response::Job { newest: turn(901) }));
         tables.restore_job(u64::MAX);

@@ -1,4 +1,4 @@
-//! Why a server has not done what it was asked for, as data that can be sent.
+//! Refusals of a server, as data that can be sent.
 
 use crate::Error;
 use serde::{Deserialize, Serialize};
@@ -10,46 +10,49 @@ use std::fmt;
 pub enum RefusalKind {
     /// There is no table of this name.
     NoSuchTable,
-    /// There is a table of this name that was made in another way.
+    /// There is a table of this name with another specification.
     Exists,
-    /// What was given doesn't fit the table: its shape, its dtype, a row or id, a slot, a learning rate.
+    /// An argument does not fit the table: a shape, a dtype, a row or id, a slot, or a learning rate.
     Argument,
     /// A gradient is NaN or infinite.
     NotFinite,
     /// The table has no rule, or another one.
     Rule,
-    /// There is no memory for the table.
+    /// There is not enough memory for the table.
     NoMemory,
-    /// It is not known any more whether a repeated change was applied.
+    /// The server no longer knows whether a repeated change was applied.
     Expired,
-    /// The server could not write to its disk what it would have acknowledged.
+    /// The server could not write a change to its disk, so it does not acknowledge it.
     Storage,
-    /// The server is busy with the same change, or has too many callers. It may be asked again.
+    /// The server is busy with the same change, or has too many clients. The request can be retried.
     Busy,
-    /// What came is no request.
+    /// The bytes are not a request.
     Malformed,
-    /// The answers to the requests before it are so large that this one is not answered with them. It may be asked by itself.
+    /// The responses to the previous requests of a batch are too large to add another one. The request can be
+    /// sent alone.
     TooLarge,
-    /// It is a change of a closure that has ended, or of a job before the one that has begun last: whoever asks was replaced.
+    /// The change belongs to a closure that has ended, or to a job before the current one: its sender was
+    /// replaced.
     Stale,
-    /// The server has lost tables that it had acknowledged changes of: it and the server that follows it were ended one after the other,
-    /// before there were two copies again. They are restored from a checkpoint, by a program that is started again.
+    /// The server has lost tables with acknowledged changes. It and the server that replicates it exited one
+    /// after the other, before there were two copies again. Restart the program and restore the tables from a
+    /// checkpoint.
     Lost,
-    /// It is for the chief to ask, and another task has.
+    /// Only the chief may send this request, but another task has sent it.
     NotAllowed,
 }
 
-/// Why a server has refused a request. Nothing has changed then, unless the text says otherwise.
+/// A server's refusal of a request. Nothing has changed, unless the message says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// The kind.
+    /// The kind of the refusal.
     pub kind: RefusalKind,
-    /// The operation, the table, what was expected and what to do.
+    /// The message: the operation, the table, the expected value, and advice.
     pub text: String,
 }
 
 impl Refusal {
-    /// A refusal.
+    /// Creates a refusal.
     pub fn new(kind: RefusalKind, text: impl Into<String>) -> Self {
         Self { kind, text: text.into() }
     }
@@ -57,7 +60,7 @@ impl Refusal {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // It may be from another process.
+        // The text may come from another process, so control characters are removed.
         f.write_str(&distribute_log::plain(&self.text))
     }
 }

@@ -1,4 +1,4 @@
-//! What can be asked of a server.
+//! The requests to a server.
 
 use super::spec::TableSpec;
 use crate::{DynamicState, Error, Origin, Push, Result};
@@ -6,59 +6,60 @@ use distribute_optim::RuleSpec;
 use distribute_tensor::{HostTensor, Write};
 use std::ops::Range;
 
-/// What is asked of a parameter server about its tables, as data.
+/// A request to a parameter server about its tables, as data.
 ///
-/// Rows of a dense table are those of the shard, counted from 0; of a dynamic one they are ids.
+/// The rows of a dense table are those of the shard, counted from 0. The rows of a dynamic table are ids.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Request {
-    /// Makes a table, unless it has been made by the same specification before: [`Response::Made`](super::Response::Made).
+    /// Creates a table, unless it exists with the same specification. The response is
+    /// [`Response::Made`](super::Response::Made).
     Create(TableSpec),
-    /// Removes a table, if there is one: [`Response::Done`](super::Response::Done).
+    /// Removes a table, if there is one. The response is [`Response::Done`](super::Response::Done).
     Remove {
         /// The table.
         table: String,
     },
-    /// Says which tables there are: [`Response::Tables`](super::Response::Tables).
+    /// Lists the tables. The response is [`Response::Tables`](super::Response::Tables).
     List,
-    /// Sets the rule by which gradients are applied: see [`Table::set_rule`](crate::Table::set_rule).
+    /// Sets the rule that applies gradients: see [`Table::set_rule`](crate::Table::set_rule).
     SetRule {
         /// The table.
         table: String,
         /// The rule.
         rule: RuleSpec,
     },
-    /// All of a dense table: [`Response::Value`](super::Response::Value) or, where it still is what it was at version `known`,
-    /// [`Response::Unchanged`](super::Response::Unchanged).
+    /// Reads all of a dense table. The response is [`Response::Value`](super::Response::Value) or, if the table
+    /// has not changed since version `known`, [`Response::Unchanged`](super::Response::Unchanged).
     Read {
         /// The table.
         table: String,
-        /// The version that the caller has.
+        /// The version that the client has.
         known: Option<super::Version>,
     },
-    /// Rows, in this order: [`Response::Rows`](super::Response::Rows).
+    /// Reads rows, in this order. The response is [`Response::Rows`](super::Response::Rows).
     ReadRows {
         /// The table.
         table: String,
-        /// The rows, or ids.
+        /// The rows or ids.
         rows: Vec<i64>,
     },
     /// Writes a value into all of a dense table: see [`Table::write`](crate::Table::write).
     Write {
         /// The table.
         table: String,
-        /// How.
+        /// The way of writing.
         how: Write,
-        /// What.
+        /// The value.
         value: HostTensor,
     },
     /// Writes rows of a dense table: see [`Table::write_rows`](crate::Table::write_rows).
     WriteRows {
         /// The table.
         table: String,
-        /// How.
+        /// The way of writing.
         how: Write,
-        /// Which rows.
+        /// The rows.
         rows: Vec<i64>,
         /// A row of values for each.
         values: HostTensor,
@@ -67,55 +68,58 @@ pub enum Request {
     Push {
         /// The table.
         table: String,
-        /// How it is applied.
+        /// The way in which the gradient is applied.
         push: Push,
         /// The gradient.
         gradient: HostTensor,
     },
     /// Applies a gradient of rows: see [`Table::push_rows`](crate::Table::push_rows) and
-    /// [`DynamicTable::push_rows`](crate::DynamicTable::push_rows). The answer is
+    /// [`DynamicTable::push_rows`](crate::DynamicTable::push_rows). The response is
     /// [`Response::Pushed`](super::Response::Pushed).
     PushRows {
         /// The table.
         table: String,
-        /// How it is applied.
+        /// The way in which the gradient is applied.
         push: Push,
-        /// The rows, or ids.
+        /// The rows or ids.
         rows: Vec<i64>,
-        /// A row of it for each.
+        /// A row of the gradient for each.
         gradient: HostTensor,
     },
-    /// Values and slots of some rows of a dense table, to be saved: [`Response::State`](super::Response::State).
+    /// Reads values and slots of some rows of a dense table, for saving. The response is
+    /// [`Response::State`](super::Response::State).
     StateRows {
         /// The table.
         table: String,
-        /// Which rows.
+        /// The range of rows.
         rows: Range<usize>,
     },
-    /// One of the [parts](crate::TableInfo::parts) of a dynamic table, to be saved: [`Response::State`](super::Response::State).
+    /// Reads one of the [parts](crate::TableInfo::parts) of a dynamic table, for saving. The response is
+    /// [`Response::State`](super::Response::State).
     StatePart {
         /// The table.
         table: String,
-        /// Which part.
+        /// The number of the part.
         part: usize,
     },
-    /// Puts rows and slots back that were saved. The answer is [`Response::Restored`](super::Response::Restored).
+    /// Restores saved rows and slots. The response is [`Response::Restored`](super::Response::Restored).
     Restore {
         /// The table.
         table: String,
-        /// What was saved.
+        /// The saved state.
         state: State,
     },
-    /// Removes rows of a dynamic table that have not been used for long: see
-    /// [`DynamicTable::evict`](crate::DynamicTable::evict). The answer is [`Response::Evicted`](super::Response::Evicted).
+    /// Evicts rows of a dynamic table that have not been used for long: see
+    /// [`DynamicTable::evict`](crate::DynamicTable::evict). The response is
+    /// [`Response::Evicted`](super::Response::Evicted).
     Evict {
         /// The table.
         table: String,
         /// The number of the step.
         now: u64,
     },
-    /// Removes the rows of a dynamic table whose ids are in a range, both ends included, but not among some. The answer is
-    /// [`Response::Evicted`](super::Response::Evicted).
+    /// Removes the rows of a dynamic table whose ids are in an inclusive range but not in a list. The response
+    /// is [`Response::Evicted`](super::Response::Evicted).
     Keep {
         /// The table.
         table: String,
@@ -124,68 +128,71 @@ pub enum Request {
         /// The ids whose rows stay.
         ids: Vec<i64>,
     },
-    /// A change that a closure makes, unless it was made for an earlier execution of the same closure, on whichever worker. The answer is
-    /// that of the change or, where it was made before, one of its kind that tells of nothing.
+    /// Makes a change for a closure, unless it was made for an earlier execution of the same closure, on any
+    /// worker. The response is that of the change. If the change was made before, it is an empty response of
+    /// the same kind.
     ///
-    /// One that is refused has not been made, and is not remembered.
+    /// A change that is refused has not been made, and is not recorded.
     Once {
-        /// Whose change it is.
+        /// The closure that makes the change.
         origin: Origin,
-        /// Which of the closure's changes of this table.
+        /// The number of the change among the closure's changes of this table.
         number: u64,
-        /// The change: one of what is in a table.
+        /// The change, which must change the contents of one table.
         change: Box<Request>,
     },
-    /// From now on closures of this job alone may change tables, if no greater one has begun: [`Response::Job`](super::Response::Job)
-    /// tells the greatest. Changes of closures before have been made when it is answered, or never are. 0 begins none, and asks.
+    /// Begins a job: from now on only its closures may change tables, unless a job with a greater number has
+    /// begun. The response, [`Response::Job`](super::Response::Job), has the greatest number. Once it is sent,
+    /// changes of earlier jobs have been made or never will be. The number 0 begins no job, and only asks for
+    /// the greatest number.
     ///
-    /// A coordinator that starts begins a job whose number is greater than all before: what workers still do for another one, that it has
-    /// replaced, is [refused](crate::RefusalKind::Stale) then.
+    /// A coordinator that starts begins a job whose number is greater than all before. Workers that still run
+    /// closures of a previous coordinator are then [refused](crate::RefusalKind::Stale).
     BeginJob {
-        /// The job.
+        /// The number of the job.
         job: u64,
     },
-    /// What the server has, and what was done with its rows: [`Response::Usage`](super::Response::Usage).
+    /// Reads the usage of the server. The response is [`Response::Usage`](super::Response::Usage).
     Usage,
-    /// Several requests, in this order: [`Response::Batch`](super::Response::Batch). One that is refused leaves the others as
-    /// they are.
+    /// Executes several requests, in this order. The response is [`Response::Batch`](super::Response::Batch). A
+    /// refused request does not affect the others.
     Batch(Vec<Request>),
 }
 
-/// Rows of a table with their slots, or one of both.
+/// The state of rows of a table: values, slots, or both.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum State {
-    /// Of a dense table.
+    /// Rows of a dense table.
     Rows {
         /// The first of the rows.
         first: usize,
         /// The values.
         values: HostTensor,
-        /// The name of each slot, and what is in it.
+        /// The name of each slot, and its contents.
         slots: Vec<(String, HostTensor)>,
     },
-    /// Of a dynamic one.
+    /// Rows of a dynamic table.
     Ids(DynamicState),
-    /// Slots of rows of a dense table alone: put back, they leave the values as they are.
+    /// Only the slots of rows of a dense table. Restoring them keeps the values.
     Slots {
         /// The first of the rows.
         first: usize,
-        /// The name of each slot, and what is in it.
+        /// The name of each slot, and its contents.
         slots: Vec<(String, HostTensor)>,
     },
-    /// Slots of rows of a dynamic table alone. An id that has no row gets one, of its initial values.
+    /// Only the slots of rows of a dynamic table. An id without a row gets one with its initial values.
     IdSlots {
         /// The ids.
         ids: Vec<i64>,
         /// The name of each slot, and a row of it for each id.
         slots: Vec<(String, HostTensor)>,
     },
-    /// Rows of a dynamic table without their slots, which stay, and begin anew where there was no row.
+    /// Only the values of rows of a dynamic table. Slots are kept, and new rows have initial slots.
     IdValues {
         /// The ids.
         ids: Vec<i64>,
-        /// The step in which each was last pushed to.
+        /// The step in which each id was last pushed to.
         used: Vec<u64>,
         /// A row of values for each.
         values: HostTensor,
@@ -193,7 +200,7 @@ pub enum State {
 }
 
 impl Request {
-    /// What is done, in a word, for errors.
+    /// Returns the name of the operation, for errors.
     pub fn operation(&self) -> &'static str {
         match self {
             Self::Create(_) => "create",
@@ -216,7 +223,7 @@ impl Request {
         }
     }
 
-    /// The table that it is about; none of a list, of usage, a batch and a job.
+    /// Returns the table of the request, or `None` for a list, a usage, a batch or a job.
     pub fn table(&self) -> Option<&str> {
         match self {
             Self::Create(spec) => Some(&spec.name),
@@ -238,10 +245,12 @@ impl Request {
         }
     }
 
-    /// Whether it is one that can be asked: no batch has a batch in it, and what is to be made once for a closure can be.
+    /// Checks that the request is valid: a batch contains no batch, and a change for a closure changes one
+    /// table.
     ///
     /// # Errors
-    /// [`Error::NestedBatch`], [`Error::NotOnce`].
+    /// - [`Error::NestedBatch`]: a batch contains a batch.
+    /// - [`Error::NotOnce`]: the change cannot be made for a closure.
     pub fn check(&self) -> Result<()> {
         match self {
             Self::Batch(all) => match all.iter().position(|one| matches!(one, Self::Batch(_))) {
@@ -255,8 +264,8 @@ impl Request {
         }
     }
 
-    /// Whether it can be made [once](Self::Once) for a closure: it changes what is in one table. To make a table, to set its rule
-    /// and to remove it are the same however often they are done.
+    /// Returns whether the request can be made [once](Self::Once) for a closure, because it changes the
+    /// contents of one table. Creating a table, setting its rule and removing it are idempotent.
     pub fn can_be_once(&self) -> bool {
         match self {
             Self::Write { .. }
@@ -281,7 +290,7 @@ impl Request {
         }
     }
 
-    /// Whether it changes something on the server, so that it may not be done twice.
+    /// Returns whether the request changes the server's state, so that it must not be repeated.
     pub fn is_change(&self) -> bool {
         match self {
             Self::List
@@ -306,7 +315,7 @@ impl Request {
         }
     }
 
-    /// Operation and table, for errors.
+    /// Describes the operation and the table, for errors.
     pub fn describe(&self) -> String {
         match (self, self.table()) {
             (Self::Batch(all), _) => match &all[..] {

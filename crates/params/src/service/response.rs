@@ -1,4 +1,4 @@
-//! What a server answers.
+//! The responses of a server.
 
 use super::refusal::Refusal;
 use super::request::{Request, State};
@@ -8,64 +8,64 @@ use distribute_optim::RuleSpec;
 use distribute_tensor::{DType, HostTensor};
 use serde::{Deserialize, Serialize};
 
-/// What a parameter server answers to a [`Request`](super::Request).
+/// A response of a parameter server to a [`Request`](super::Request).
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Response {
-    /// It is done.
+    /// The request was executed.
     Done,
-    /// The table is there; and whether it was not before.
+    /// The table exists.
     Made {
-        /// Whether it is new.
+        /// Whether it was created by this request.
         new: bool,
     },
     /// All tables, by name.
     Tables(Vec<TableInfo>),
     /// A value.
     Value(VersionedValue),
-    /// The value still is what the caller has.
+    /// The value has not changed since the version of the client.
     Unchanged,
     /// Rows.
     Rows(HostTensor),
-    /// What a gradient of rows has come to; of a dense table, of which rows neither come nor go, nothing is counted. Of a push that
-    /// was applied by an earlier attempt, neither.
+    /// The effects of a gradient of rows. All counts are zero for a dense table, whose rows are fixed, and for
+    /// a push that an earlier attempt has applied.
     Pushed(Pushed),
     /// Rows with their slots.
     State(State),
-    /// Rows are there again; so many of a dynamic table are left out, because there may not be so many.
+    /// Rows were restored, except those that exceed the maximum of a dynamic table.
     Restored {
-        /// How many.
+        /// The number of rows that were left out.
         left_out: usize,
     },
-    /// So many rows are gone.
+    /// The number of rows that were removed.
     Evicted(usize),
     /// The greatest job that has begun.
     Job {
-        /// Its number; 0 before any.
+        /// Its number; 0 if there is none.
         newest: u64,
     },
-    /// What the server has, and what was done with its rows.
+    /// The tables of the server, and the use of their rows.
     Usage(Usage),
-    /// An answer to each request of a batch.
+    /// The response to each request of a batch.
     Batch(Vec<Result<Response, Refusal>>),
 }
 
-/// Which value of a table it is.
+/// A version of the value of a table.
 ///
-/// As long as it stays the same, so does the value. A table that was made anew, by another one or after its server came back, has
-/// other versions than the one before.
+/// The value is the same as long as the version is the same. A table that is created again, by another client
+/// or after a restart of its server, has other versions than before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version {
-    /// Which table of this name it is.
+    /// The number of the table among all tables of this name.
     pub made: u64,
-    /// How often it has been written to.
+    /// The number of writes.
     pub writes: u64,
 }
 
-/// A value, and which one it is: see [`Versioned`](crate::Versioned).
+/// A value with its version: see [`Versioned`](crate::Versioned).
 #[derive(Clone, Debug, PartialEq)]
 pub struct VersionedValue {
-    /// What the version was when the value was read: it has all that was written up to there.
+    /// The version at the time of reading: the value includes all writes up to this version.
     pub version: Version,
     /// The value.
     pub value: HostTensor,
@@ -78,32 +78,33 @@ pub struct TableInfo {
     pub name: String,
     /// Its kind.
     pub kind: TableKind,
-    /// The shape of a dense table; of a dynamic one, that of a row.
+    /// The shape of a dense table, or of a row of a dynamic table.
     pub shape: Vec<usize>,
-    /// The dtype, by its usual name.
+    /// The dtype, serialized by name.
     #[serde(with = "dtype")]
     pub dtype: DType,
-    /// How many rows there are.
+    /// The number of rows.
     pub rows: usize,
-    /// In how many parts a dynamic table is saved; 0 of a dense one, which is saved by rows.
+    /// The number of parts in which a dynamic table is saved; 0 for a dense table, which is saved by rows.
     pub parts: usize,
-    /// How many bytes values and slots take.
+    /// The number of bytes of values and slots.
     pub bytes: usize,
-    /// The rule by which gradients are applied, if it has one.
+    /// The rule that applies gradients, if there is one.
     pub rule: Option<RuleSpec>,
 }
 
 /// The kinds of tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TableKind {
-    /// A fixed number of rows: [`Table`](crate::Table).
+    /// A table with a fixed number of rows: [`Table`](crate::Table).
     Dense,
-    /// Ids of 64 bits: [`DynamicTable`](crate::DynamicTable).
+    /// A table of 64-bit ids: [`DynamicTable`](crate::DynamicTable).
     Dynamic,
 }
 
 impl Response {
-    /// The answer to a change of a table that was made before: what it has come to then is not known any more.
+    /// Returns the response to a change that was already made. The effects of the first time are not known any
+    /// more.
     pub(super) fn repeated(change: &Request) -> Self {
         match change {
             Request::Once { change, .. } => Self::repeated(change),
@@ -115,7 +116,7 @@ impl Response {
         }
     }
 
-    /// What it is, in a word, for errors.
+    /// Returns the name of the response, for errors.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Done => "done",
@@ -135,7 +136,7 @@ impl Response {
     }
 }
 
-/// A dtype, by its name.
+/// The serialization of a dtype by its name.
 mod dtype {
     use distribute_tensor::DType;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};

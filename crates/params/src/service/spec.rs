@@ -1,16 +1,18 @@
-//! How a table is made, as data.
+//! The specification of a table, as data.
 
 use crate::{DynamicOptions, DynamicTable, Error, Initializer, Result, RowPartition, Table};
 use distribute_optim::RuleSpec;
 use distribute_tensor::{DType, HostTensor, codec, random::mix};
 
-/// The longest name of a table, in bytes.
+/// The maximum length of the name of a table, in bytes.
 const LONGEST_NAME: usize = 4096;
 
-/// The table in which a server keeps its [`Layout`](crate::Layout). It is a table as others, so that it is in logs, snapshots and on followers.
+/// The table in which a server stores its [`Layout`](crate::Layout). It is an ordinary table, so that it is in
+/// logs, in snapshots and on replicas.
 pub const LAYOUT_TABLE: &str = "~layout";
 
-/// How a table of a server is made. To make it again by the same is nothing new; by another one it is refused.
+/// The specification of a table of a server. Creating a table again with the same specification does nothing;
+/// with another one it is refused.
 ///
 /// ```
 /// use distribute_optim::{Adam, RuleSpec};
@@ -22,42 +24,43 @@ pub const LAYOUT_TABLE: &str = "~layout";
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableSpec {
-    /// The name, by which the server knows the table: see [`shard_name`](crate::shard_name).
+    /// The name, which identifies the table on its server: see [`shard_name`](crate::shard_name).
     pub name: String,
-    /// What is in it.
+    /// The initial contents.
     pub contents: Contents,
-    /// The rule by which gradients are applied; it can be set later, too, by
+    /// The rule that applies gradients. It can also be set later, by
     /// [`Request::SetRule`](crate::Request::SetRule).
     pub rule: Option<RuleSpec>,
 }
 
-/// What a new table holds.
+/// The contents of a new table.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Contents {
     /// These values.
     Values(HostTensor),
-    /// A shard of a variable, with the values that the whole variable has there: see [`Table::drawn`].
+    /// A shard of a variable, with the initial values of the whole variable at its position: see
+    /// [`Table::drawn`].
     Drawn {
         /// The shape of the whole variable.
         shape: Vec<usize>,
         /// The dtype.
         dtype: DType,
-        /// Draws the values.
+        /// The initial values.
         initializer: Initializer,
-        /// How the variable is cut.
+        /// The partition of the variable.
         partition: RowPartition,
-        /// Which part this is.
+        /// The number of this shard.
         shard: usize,
     },
-    /// Rows of ids of 64 bits, none yet: see [`DynamicTable::new`].
+    /// A dynamic table without rows: see [`DynamicTable::new`].
     Dynamic {
         /// The shape of a row.
         row_shape: Vec<usize>,
         /// The dtype.
         dtype: DType,
-        /// Draws rows that are made.
+        /// The initial values of new rows.
         initializer: Initializer,
-        /// Which ids get a row, and which lose theirs.
+        /// The admission and eviction settings.
         options: DynamicOptions,
     },
 }
@@ -70,17 +73,17 @@ pub(super) enum AnyTable {
 }
 
 impl TableSpec {
-    /// A table of these values.
+    /// Creates the specification of a table with these values.
     pub fn values(name: impl Into<String>, values: HostTensor) -> Self {
         Self { name: name.into(), contents: Contents::Values(values), rule: None }
     }
 
-    /// The same table with a rule.
+    /// Adds a rule to the specification.
     pub fn rule(self, rule: RuleSpec) -> Self {
         Self { rule: Some(rule), ..self }
     }
 
-    /// Makes the table.
+    /// Creates the table.
     pub(super) fn make(&self) -> Result<AnyTable> {
         if self.name.is_empty() || self.name.len() > LONGEST_NAME {
             return Err(Error::TableName { length: self.name.len(), limit: LONGEST_NAME });
@@ -101,7 +104,7 @@ impl TableSpec {
         Ok(table)
     }
 
-    /// A number that is the same for the same specification, values included.
+    /// Returns a hash of the specification, including values.
     pub(super) fn fingerprint(&self) -> u64 {
         let text = match &self.contents {
             Contents::Values(values) => values.describe(),
@@ -115,7 +118,7 @@ impl TableSpec {
         hash
     }
 
-    /// In words: dtype, shape and rule.
+    /// Describes the specification: dtype, shape and rule.
     pub(super) fn describe(&self) -> String {
         let table = match &self.contents {
             Contents::Values(values) => values.describe(),
@@ -138,7 +141,7 @@ impl AnyTable {
     }
 }
 
-/// Bytes, hashed eight at a time.
+/// Hashes bytes, eight at a time.
 fn hashed(hash: u64, bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let hash = words.iter().fold(hash, |hash, word| mix(hash ^ u64::from_le_bytes(*word)).wrapping_add(1));

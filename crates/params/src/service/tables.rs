@@ -15,15 +15,16 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 
-/// The upper bits of a job's number count jobs: each takes the next of all servers, and the lower bits are drawn.
+/// The upper bits of a job's number count jobs, and continue from the greatest number of all servers. The lower
+/// bits are random.
 const TURN: u32 = 32;
 
-/// The number of jobs that may have begun on other servers since one was begun on this one.
+/// The number of jobs that may have begun on other servers since the last one on this server.
 const FURTHEST: u64 = 1 << 16;
 
-/// The tables of one parameter server, by name: what it does, without a socket.
+/// The tables of one parameter server, by name: the server's implementation, without a socket.
 ///
-/// Any number of threads may ask at once. Each request is carried out on the thread that asks.
+/// Any number of threads may send requests at once. Each request is executed on the calling thread.
 ///
 /// ```
 /// use distribute_params::{Request, Response, TableSpec, Tables};
@@ -40,7 +41,7 @@ const FURTHEST: u64 = 1 << 16;
 #[derive(Debug)]
 pub struct Tables {
     pub(super) all: RwLock<BTreeMap<String, Arc<Entry>>>,
-    /// The next [`Version::made`]; random at first, so that no other process has had it.
+    /// The next [`Version::made`]. It starts at a random number, so that no other process has used it.
     made: AtomicU64,
     /// The greatest job that has begun. It is written with `all` locked.
     job: AtomicU64,
@@ -57,29 +58,28 @@ impl Default for Tables {
 }
 
 impl Tables {
-    /// No tables yet.
+    /// Creates an empty set of tables.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Does what is asked for.
+    /// Executes a request.
     ///
     /// # Errors
-    /// - [`Error`], as the table's operation has it.
     /// - [`Error::NoSuchTable`]: there is no such table.
-    /// - [`Error::Exists`]: the table was made by another specification.
-    /// - The errors of [`check`](Self::check).
+    /// - [`Error::Exists`]: the table exists with another specification.
+    /// - The errors of the table's operation and of [`check`](Self::check).
     ///
-    /// Nothing has changed then.
+    /// After an error nothing has changed.
     pub fn handle(&self, request: &Request) -> Result<Response> {
         self.check(request)?;
         self.carry_out(request)
     }
 
-    /// Does what is asked for, if it was [checked](Self::check) before.
+    /// Executes a request that was [checked](Self::check) before.
     ///
     /// # Errors
-    /// The errors of [`handle`](Self::handle), except those of [`check`](Self::check).
+    /// Returns the errors of [`handle`](Self::handle), except those of [`check`](Self::check).
     pub fn carry_out(&self, request: &Request) -> Result<Response> {
         let operation = request.operation();
         match request {
@@ -99,7 +99,7 @@ impl Tables {
             Request::Usage => Ok(Response::Usage(self.usage())),
             Request::BeginJob { job } => {
                 let newest = self.job();
-                // INV-59: no number leaves none for those after it.
+                // INV-59: the highest numbers would leave none for later jobs.
                 if (job >> TURN).saturating_sub(newest >> TURN) > FURTHEST {
                     return Err(Error::JobTooGreat { job: *job, newest });
                 }
@@ -122,7 +122,7 @@ impl Tables {
         }
     }
 
-    /// What is answered to a change that was made before, for the same request.
+    /// Returns the response to a change that was already made for the same request.
     pub fn repeated(&self, request: &Request) -> Response {
         match request {
             Request::BeginJob { .. } => Response::Job { newest: self.job() },
@@ -130,7 +130,7 @@ impl Tables {
         }
     }
 
-    /// The greatest job that has begun; 0 before any.
+    /// Returns the greatest job that has begun; 0 if there is none.
     pub fn job(&self) -> u64 {
         self.job.load(Ordering::Acquire)
     }
@@ -140,7 +140,8 @@ impl Tables {
         self.begin_job(job);
     }
 
-    /// Returns a number for the job after `newest`. Of two programs that begin one at the same time, the lower 32 bits of `drawn` differ.
+    /// Returns a number for the job after `newest`. If two programs begin a job at the same time, the lower 32
+    /// bits of `drawn` differ.
     pub fn job_after(newest: u64, drawn: u64) -> u64 {
         let turn = (newest >> TURN).saturating_add(1).min(u64::MAX >> TURN);
         turn << TURN | drawn & ((1 << TURN) - 1)
@@ -148,7 +149,7 @@ impl Tables {
 
     fn begin_job(&self, job: u64) -> u64 {
         let (newest, all) = {
-            // Tables that are made from here on are of this job.
+            // Tables that are created from here on belong to this job.
             let all = write(&self.all);
             let newest = self.job.fetch_max(job, Ordering::AcqRel).max(job);
             (newest, all.values().cloned().collect::<Vec<_>>())
@@ -157,13 +158,13 @@ impl Tables {
         newest
     }
 
-    /// How many bytes all tables take, values and slots.
+    /// Returns the number of bytes of all tables, values and slots.
     pub fn bytes(&self) -> usize {
         let all: Vec<_> = read(&self.all).values().cloned().collect();
         all.iter().map(|entry| entry.info().bytes).sum()
     }
 
-    /// What there is, and what was done with rows since this was made.
+    /// Returns the tables, and the number of rows that were read and pushed since this was created.
     pub fn usage(&self) -> Usage {
         let all: Vec<_> = read(&self.all).values().cloned().collect();
         let infos: Vec<_> =
@@ -181,7 +182,7 @@ impl Tables {
         usage
     }
 
-    /// Counts the rows of a request that was carried out.
+    /// Counts the rows of an executed request.
     fn count(&self, request: &Request) {
         match request {
             Request::ReadRows { rows, .. } => Counters::add(&self.counters.read, rows.len()),
@@ -190,24 +191,25 @@ impl Tables {
         }
     }
 
-    /// The names of all tables.
+    /// Returns the names of all tables.
     pub fn names(&self) -> Vec<String> {
         read(&self.all).keys().cloned().collect()
     }
 
-    /// A copy of all there is of a table; `None` if there is no such table. Changes that are made meanwhile are in it or not.
+    /// Returns an image of a table; `None` if there is no such table. Concurrent changes may or may not be
+    /// included.
     ///
     /// # Errors
-    /// [`Error::Tensor`] where there is no memory for it.
+    /// - [`Error::Tensor`]: there is not enough memory for it.
     pub fn image(&self, name: &str) -> Result<Option<TableImage>> {
         let entry = read(&self.all).get(name).cloned();
         entry.map(|entry| entry.image()).transpose()
     }
 
-    /// Puts a table there, in place of one of the same name. Its [version](super::Version::made) is a new one.
+    /// Restores a table, in place of one of the same name. It gets a new [version](super::Version::made).
     ///
     /// # Errors
-    /// [`Error`], as those of making a table and of restoring it.
+    /// Returns the errors of creating a table and of restoring it.
     pub fn restore_image(&self, image: TableImage) -> Result<()> {
         let table = image.make()?;
         let made = self.made.fetch_add(1, Ordering::Relaxed);
@@ -229,7 +231,8 @@ impl Tables {
         if let Some(entry) = read(&self.all).get(&spec.name) {
             return entry.same(spec, fingerprint);
         }
-        // Made without the lock: that takes long for a large one. Of several, one is kept.
+        // Created without the lock, because this takes long for a large table. If several threads create it,
+        // one table is kept.
         let table = spec.make()?;
         let mut all = write(&self.all);
         if let Some(entry) = all.get(&spec.name) {

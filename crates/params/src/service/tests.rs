@@ -1,4 +1,4 @@
-//! A server's tables, asked by data.
+//! Requests to a server's tables, as data.
 
 use super::*;
 use crate::{DynamicOptions, Error, Initializer, Push, RowPartition};
@@ -32,7 +32,7 @@ fn a_table_is_made_once_and_by_one_specification() {
     let ones = matrix(&[1.; 4], 2);
     let request = Request::Push { table: "w".into(), push: push(0), gradient: ones };
     assert_eq!(tables.handle(&request).unwrap(), Response::Done);
-    // It is what it has become, and not what it was made with.
+    // The table keeps its current value, not its initial one.
     assert_eq!(create(&spec).unwrap(), Response::Made { new: false });
     let rows = Request::ReadRows { table: "w".into(), rows: vec![1, 0] };
     assert_eq!(tables.handle(&rows).unwrap(), Response::Rows(matrix(&[2.5, 3.5, 0.5, 1.5], 2)));
@@ -55,7 +55,7 @@ fn a_table_is_made_once_and_by_one_specification() {
     }
     let long = create(&TableSpec { name: "x".repeat(4097), ..spec.clone() });
     assert!(matches!(long, Err(Error::TableName { length: 4097, .. })));
-    // A rule that cannot be leaves no table behind.
+    // An invalid rule leaves no table behind.
     let bad = TableSpec::values("bad", matrix(&[1.], 1)).rule(RuleSpec::Momentum(Momentum::new(2.)));
     assert!(matches!(create(&bad), Err(Error::Rule(_))));
     assert_eq!(tables.handle(&Request::Remove { table: "w".into() }).unwrap(), Response::Done);
@@ -76,7 +76,7 @@ fn what_is_unchanged_is_not_sent_and_a_new_table_is_another_one() {
     tables.handle(&Request::Write { table: "w".into(), how: Write::Add, value }).unwrap();
     let Response::Value(second) = read(Some(first.version)) else { panic!("it has changed") };
     assert_eq!(second.value, matrix(&[3.; 4], 2));
-    // Written as often as the one before.
+    // The new table has as many writes as the previous one.
     tables.handle(&Request::Remove { table: "w".into() }).unwrap();
     tables.handle(&create).unwrap();
     assert!(matches!(read(Some(first.version)), Response::Value(_)));
@@ -148,7 +148,7 @@ fn tables_are_saved_and_restored_in_pieces() {
         assert_eq!(restored, Response::Restored { left_out: 0 });
     }
     assert_eq!(state(&other), saved);
-    // And it goes on the same.
+    // The restored table continues like the original.
     for tables in [&one, &other] {
         let rows = ids.iter().map(|id| id % 5000).collect();
         let gradient = matrix(&values[600..1200], 2);
@@ -190,7 +190,7 @@ fn what_a_kind_of_table_has_not_is_refused_with_what_to_do() {
         let error = tables.handle(&request).unwrap_err().to_string();
         assert!(error.starts_with(says), "{error}");
     }
-    // A scalar is a row.
+    // A scalar is one row.
     let state = tables.handle(&Request::StateRows { table: w(), rows: 0..1 }).unwrap();
     let Response::State(state) = state else { panic!("no state") };
     let write = Request::Write { table: w(), how: Write::Assign, value: HostTensor::scalar(5f32) };
@@ -268,19 +268,19 @@ fn a_table_goes_on_from_its_image() {
     };
     let saved = images(&one);
     saved.iter().for_each(|image| other.restore_image(image.clone()).unwrap());
-    // The counts of ids that wait for a row are part of it.
+    // The counts of ids without a row are part of it.
     assert!(matches!(&saved[0].contents, ImageContents::Dynamic { parts, .. } if !parts[0].1[0].is_empty()));
     train(&one, 9..30);
     train(&other, 9..30);
     let same = |a: &TableImage, b: &TableImage| match (&a.contents, &b.contents) {
-        // Which version it is, is of the process.
+        // Versions are specific to a process.
         (ImageContents::Dense(a), ImageContents::Dense(b)) => (&a.values, &a.slots) == (&b.values, &b.slots),
         (a, b) => a == b,
     };
     for (a, b) in images(&one).iter().zip(&images(&other)) {
         assert!(same(a, b), "{a:?}\n{b:?}");
     }
-    // It is known by what it was made.
+    // It is identified by its specification.
     assert_eq!(other.handle(&Request::Create(ids)).unwrap(), Response::Made { new: false });
     assert_eq!(other.image("none").unwrap(), None);
 }

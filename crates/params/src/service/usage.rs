@@ -1,45 +1,46 @@
-//! What a server has, and what was done with its rows.
+//! The usage of a server: its tables, and the number of rows read and pushed.
 
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a parameter server has, and what was done with rows of its tables since it started.
+/// The tables of a parameter server, and the use of their rows since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// How many tables it has.
+    /// The number of tables.
     pub tables: u64,
-    /// How many rows these have.
+    /// The number of rows of all tables.
     pub rows: u64,
-    /// How many bytes values and slots take.
+    /// The number of bytes of values and slots.
     pub bytes: u64,
-    /// How many rows were read by their ids; one that was read twice counts twice.
+    /// The number of rows that were read by their ids, counting repeated reads.
     pub rows_read: u64,
-    /// How many rows of gradients were applied.
+    /// The number of rows of gradients that were applied.
     pub rows_pushed: u64,
     /// Whether the server keeps its tables in a folder.
     pub has_folder: bool,
     /// The number of copies of its tables.
     pub copies: Copies,
-    /// The number of other servers of which it has a complete copy.
+    /// The number of other servers of which this server has a complete copy.
     pub follows: u64,
 }
 
-/// A number of copies of a server's tables: two if another server follows it, but not at all times.
+/// The number of copies of a server's tables. It is two if another server replicates it, but not at all times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Copies {
-    /// One: no server follows it.
+    /// One copy: no server replicates this one.
     #[default]
     One,
-    /// The server has started, and has not reached the one that follows it, which may have its tables.
+    /// The server has started, and has not yet reached its replica, which may have its tables.
     Starting,
-    /// One, because the server that follows it is away, or is still being sent its copy. Changes wait until it has it.
+    /// One copy, because the replica is unavailable or still receives its copy. Changes wait until the copy is
+    /// complete.
     Alone,
-    /// Two.
+    /// Two copies.
     Two,
 }
 
-/// Rows that were read, and gradients of rows.
+/// The numbers of rows that were read and of gradient rows that were pushed.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub read: AtomicU64,
@@ -79,13 +80,13 @@ mod tests {
             gradient: HostTensor::new(vec![1f32; 4], [2, 2]).unwrap(),
         };
         tables.handle(&push()).unwrap();
-        // What a closure does again is not done.
+        // A repeated change of a closure is not counted.
         let origin = Origin { job: 0, closure: 1, floor: 0 };
         for _ in 0..2 {
             tables.handle(&Request::Once { origin, number: 0, change: Box::new(push()) }).unwrap();
         }
         let usage = Usage { tables: 1, rows: 4, bytes: 32, rows_read: 3, rows_pushed: 4, ..Usage::default() };
-        // What a server keeps of the training is no table of it.
+        // The table of the layout is not counted.
         let layout = crate::Layout { training: 1, servers: 1, server: 0 };
         tables.handle(&Request::Create(layout.table())).unwrap();
         assert_eq!(tables.handle(&Request::Usage).unwrap(), Response::Usage(usage));

@@ -1,16 +1,16 @@
-//! Whether what a table is given fits.
+//! Checks of the arguments of a table's operations.
 
 use super::Table;
 use crate::{Error, Result};
 use distribute_tensor::HostTensor;
 
 impl Table {
-    /// A value for all of it.
+    /// Checks a value for the whole table.
     pub(super) fn check_whole(&self, operation: &'static str, value: &HostTensor) -> Result<()> {
         self.check(operation, &self.shape, value)
     }
 
-    /// These rows, and a row of values for each.
+    /// Checks rows, and that `values` has a row for each of them.
     pub(super) fn check_rows(
         &self,
         operation: &'static str,

@@ -1,28 +1,29 @@
-//! Which lock guards which row.
+//! The assignment of rows to locks.
 
 use std::ops::Range;
 
-/// At most so many locks a table: enough for the threads of a machine to be seldom in each other's way, and few enough for a
-/// batch of a thousand rows to have several under each.
+/// The maximum number of locks of a table. Threads of a machine rarely wait for each other, and a batch of a
+/// thousand rows has several rows for each lock.
 const STRIPES: usize = 128;
 
-/// Ranges have so many bytes, or one row: two pages, so that what is read and written as a whole goes by long stretches.
+/// The size of a range in bytes, unless a row is larger. It is two pages, so that whole tables are read and
+/// written in long runs.
 const RANGE_BYTES: usize = 8 << 10;
 
-/// The rows of a table, cut into ranges that are dealt out to *stripes* in turn. A stripe is what one lock guards.
+/// The rows of a table, split into ranges that are assigned to *stripes* round-robin. Each stripe has one lock.
 ///
-/// In turn, since the rows that are asked for most are often the first ones: stripes of one range each would have one lock that
-/// everybody waits for.
+/// The most requested rows are often the first ones. If each stripe were one contiguous range, all threads
+/// would wait for the lock of the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     rows: usize,
-    /// A range has 2 to this power rows.
+    /// The binary logarithm of the number of rows of a range.
     range: u32,
-    /// There are 2 to this power stripes.
+    /// The binary logarithm of the number of stripes.
     stripes: u32,
 }
 
-/// A range of rows: which they are of the table, and which of their stripe.
+/// A range of rows: their indices in the table, and in their stripe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Stretch {
     pub(super) rows: Range<usize>,
@@ -44,24 +45,24 @@ impl Layout {
         1 << self.stripes
     }
 
-    /// The stripe that has a row.
+    /// Returns the stripe of a row.
     pub(super) fn stripe(&self, row: usize) -> usize {
         (row >> self.range) & (self.stripes() - 1)
     }
 
-    /// Which of its stripe's rows a row is.
+    /// Returns the index of a row in its stripe.
     pub(super) fn local(&self, row: usize) -> usize {
         row >> (self.range + self.stripes) << self.range | row & ((1 << self.range) - 1)
     }
 
-    /// How many rows a stripe has.
+    /// Returns the number of rows of a stripe.
     pub(super) fn len(&self, stripe: usize) -> usize {
         let turn = self.range + self.stripes;
         let rest = (self.rows & ((1 << turn) - 1)).saturating_sub(stripe << self.range);
         (self.rows >> turn << self.range) + rest.min(1 << self.range)
     }
 
-    /// The ranges of a stripe, ascending.
+    /// Returns the ranges of a stripe, in ascending order.
     pub(super) fn stretches(&self, stripe: usize) -> impl Iterator<Item = Stretch> + use<> {
         let layout = *self;
         let first = stripe << layout.range;
@@ -82,7 +83,7 @@ mod tests {
         let layout = Layout::new(1_000_000, 128);
         assert_eq!((layout.stripes(), layout.stripe(63), layout.stripe(64)), (128, 0, 1));
         assert_eq!(Layout::new(1_000_000, 1 << 20).stripe(1), 1);
-        // A scalar, a small variable, and nothing.
+        // A scalar, a small variable, and an empty one.
         for rows in [0, 1, 1000] {
             assert_eq!(Layout::new(rows, 4).stripes(), 1);
         }

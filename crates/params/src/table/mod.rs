@@ -23,14 +23,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use stripes::Stripes;
 use update::Bound;
 
-/// A variable, or a shard of one, where it is kept: values, and beside them the slots of the rule that updates them.
+/// A variable, or a shard of one, on its server: the values, and the slots of the rule that updates them.
 ///
-/// Any number of threads may call at once. Each operation on the whole variable ([`read`](Table::read), [`write`](Table::write),
-/// [`push`](Table::push)) is before or after any other one, everywhere. An operation on rows is so for each row: of two that
-/// share several rows, one may come first for some of them and the other for the rest, as in TensorFlow, and an operation on
-/// all of it may see a part of one on rows.
+/// Any number of threads may call methods at once. Operations on the whole variable ([`read`](Table::read),
+/// [`write`](Table::write), [`push`](Table::push)) are atomic with respect to each other. Operations on rows
+/// are atomic for each row. If two of them share several rows, their order may differ between rows, as in
+/// TensorFlow. An operation on the whole variable may see a part of an operation on rows.
 ///
-/// What is refused has changed nothing.
+/// A refused operation has changed nothing.
 ///
 /// ```
 /// use distribute_optim::{Momentum, Step};
@@ -53,15 +53,15 @@ pub struct Table {
     shape: Vec<usize>,
     dtype: DType,
     stripes: Stripes,
-    /// Counts what has been written: grows after each write, before the write's caller is told.
+    /// The number of writes. It is incremented after each write, before the write returns.
     version: AtomicU64,
     rule: OnceLock<Bound>,
-    /// Those of all workers.
+    /// The steps of all workers.
     pub(crate) steps: Steps,
 }
 
 impl Table {
-    /// A table of these values. A scalar is one row of one element.
+    /// Creates a table with these values. A scalar is one row of one element.
     pub fn new(name: impl Into<String>, value: HostTensor) -> Result<Self> {
         let (shape, dtype) = (value.dims().to_vec(), value.dtype());
         Self::made(name.into(), shape, dtype, |layout, width| {
@@ -78,11 +78,14 @@ impl Table {
         })
     }
 
-    /// A shard of a variable of `shape`, with the values that `initializer` has for its rows: those that the whole variable
-    /// has there, however it is cut.
+    /// Creates a shard of a variable of shape `shape`. It has the initial values that `initializer` defines for
+    /// its rows, which are independent of the partition.
     ///
     /// # Errors
-    /// [`Error::Rows`] if the partition is of another number of rows, [`Error::NoShard`] if it has fewer shards; [`Error::Tensor`] if the dtype cannot be drawn.
+    /// - [`Error::Rows`]: the partition has another number of rows.
+    /// - [`Error::NoShard`]: the partition has fewer shards.
+    /// - [`Error::Tensor`]: the dtype cannot be initialized.
+    /// - [`Error::NoMemory`]: the table does not fit into memory.
     pub fn drawn(
         name: impl Into<String>,
         shape: &[usize],
@@ -92,7 +95,7 @@ impl Table {
     ) -> Result<Self> {
         initializer.check(dtype)?;
         partition.require_shard(shape, shard)?;
-        // Positions of the whole variable are counted, and those of a normal distribution twice.
+        // Positions count the elements of the whole variable, twice for a normal distribution.
         let elements = shape.iter().try_fold(1usize, |n, size| n.checked_mul(*size));
         if elements.is_none_or(|n| n > usize::MAX / 4) {
             return Err(Error::NoMemory { table: name.into(), shape: shape.to_vec(), dtype });
@@ -149,7 +152,7 @@ impl Table {
         })
     }
 
-    /// Whether there is memory for so many elements more.
+    /// Checks that there is memory for this many additional elements.
     fn require_memory(&self, elements: usize) -> Result<()> {
         let bytes = self.dtype.bytes().unwrap_or(std::mem::size_of::<Vec<u8>>());
         if elements.checked_mul(bytes).is_some_and(has_memory) {
@@ -158,39 +161,39 @@ impl Table {
         Err(Error::NoMemory { table: self.name.clone(), shape: self.shape.clone(), dtype: self.dtype })
     }
 
-    /// The name, as in errors.
+    /// Returns the name, as used in errors.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The shape.
+    /// Returns the shape.
     pub fn dims(&self) -> &[usize] {
         &self.shape
     }
 
-    /// The dtype.
+    /// Returns the dtype.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The number of rows; 1 of a scalar.
+    /// Returns the number of rows; 1 for a scalar.
     pub fn rows(&self) -> usize {
         self.stripes.layout.rows()
     }
 
-    /// How often it has been written to. As long as this stays the same, so does the value.
+    /// Returns the number of writes. As long as it is the same, the value is the same.
     ///
-    /// A table that is made anew, because its server came back, counts anew.
+    /// If a table is created again because its server was restarted, the count starts again.
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Says that something has changed, to those who look from now on.
+    /// Increments the version, which makes a change visible to later reads.
     fn changed(&self) {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// How many bytes values and slots take, without what strings hold.
+    /// Returns the number of bytes of values and slots, without the contents of strings.
     pub fn bytes(&self) -> usize {
         let size = self.dtype.bytes().unwrap_or(std::mem::size_of::<Vec<u8>>());
         let mut elements = 0;
@@ -198,7 +201,8 @@ impl Table {
         elements * size
     }
 
-    /// Returns the bytes of values and slots, those included that are made with the first update; of strings also what they hold.
+    /// Returns the number of bytes of values and slots, including slots that the first update creates, and the
+    /// contents of strings.
     pub(crate) fn taken(&self) -> usize {
         let slots = self.rule.get().map_or(0, |bound| bound.slots.len());
         let mut texts = 0;
@@ -212,24 +216,24 @@ impl Table {
         self.bytes_of_rows(self.rows()).saturating_mul(1 + slots).saturating_add(texts)
     }
 
-    /// Returns the bytes of some rows. A row of nothing counts as one.
+    /// Returns the number of bytes of some rows. A row without elements counts as one byte.
     pub(crate) fn bytes_of_rows(&self, rows: usize) -> usize {
         let size = self.dtype.bytes().unwrap_or(std::mem::size_of::<Vec<u8>>());
         self.width().saturating_mul(size).max(1).saturating_mul(rows)
     }
 
-    /// Returns the bytes that the slots of a rule take.
+    /// Returns the number of bytes of the slots of a rule.
     pub(crate) fn bytes_of_slots(&self, slots: usize) -> usize {
         self.bytes_of_rows(self.rows()).saturating_mul(slots)
     }
 
-    /// The elements of a row.
+    /// Returns the number of elements of a row.
     fn width(&self) -> usize {
         self.shape.get(1..).unwrap_or_default().iter().product()
     }
 }
 
-/// Allocations that fail end the process, so large ones are tried before.
+/// A failed allocation aborts the process, so large ones are tried first.
 fn has_memory(bytes: usize) -> bool {
     Vec::<u8>::new().try_reserve_exact(bytes).is_ok()
 }

@@ -1,4 +1,4 @@
-//! Reading, all of a table or rows.
+//! Reads of whole tables and of rows.
 
 use super::Table;
 use super::layout::Stretch;
@@ -7,33 +7,35 @@ use crate::Result;
 use distribute_tensor::dtype::Buffer;
 use distribute_tensor::{Element, HostTensor, with_buffer};
 
-/// A value, and which one it is.
+/// A value with its version.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Versioned {
-    /// What [`Table::version`] was when it was read: the value has all that was written up to there, and perhaps some of what
-    /// came later.
+    /// The value of [`Table::version`] before reading. The value includes all writes up to this version, and
+    /// perhaps some later ones.
     pub version: u64,
     /// The value.
     pub value: HostTensor,
 }
 
 impl Table {
-    /// All of it.
+    /// Reads the whole table.
     pub fn read(&self) -> Result<Versioned> {
-        // Before the value: a write that comes between makes it look older than it is, never newer.
+        // The version is read before the value: after a concurrent write the value looks older than it is,
+        // never newer.
         let version = self.version();
         Ok(Versioned { version, value: self.whole(|stripe| &stripe.values)? })
     }
 
-    /// All of it, unless it is what it was at version `known`.
+    /// Reads the whole table, unless its version is still `known`.
     pub fn read_if_changed(&self, known: u64) -> Result<Option<Versioned>> {
         if self.version() == known { Ok(None) } else { self.read().map(Some) }
     }
 
-    /// These rows, in this order; a row may be asked for more than once. Of a scalar there is row 0, of shape `[]`.
+    /// Reads rows, in this order; a row may occur more than once. A scalar has row 0, of shape `[]`.
     ///
     /// # Errors
-    /// [`Error::Row`](crate::Error::Row), and [`Error::Tensor`](crate::Error::Tensor) where there is no memory for so many.
+    /// - [`Error::Row`](crate::Error::Row): there is no such row.
+    /// - [`Error::Tensor`](crate::Error::Tensor): there is not enough memory for the result.
     #[doc(alias = "tf.gather")]
     pub fn read_rows(&self, rows: &[usize]) -> Result<HostTensor> {
         self.check_are_here("read_rows", rows)?;
@@ -55,13 +57,13 @@ impl Table {
                 }
             }
         }
-        // An error where there are more of them than memory has.
+        // Allocation fails with an error if there are more rows than fit into memory.
         let mut out = HostTensor::zeros(self.dtype, shape)?;
         with_buffer!(&Buffer::zeros(self.dtype, 0), like => fill(like, self, rows, &mut out));
         Ok(out)
     }
 
-    /// One buffer of each stripe, put together.
+    /// Concatenates one buffer of each stripe.
     pub(super) fn whole(&self, of: impl Fn(&Stripe) -> &Buffer) -> Result<HostTensor> {
         let mut whole = Whole::new(self)?;
         self.stripes.read_all(|stripe, stretches| whole.put(of(stripe), stretches));
@@ -69,7 +71,7 @@ impl Table {
     }
 }
 
-/// A buffer of all rows that is put together from those of stripes.
+/// A buffer of all rows that is assembled from those of stripes.
 pub(super) struct Whole {
     shape: Vec<usize>,
     width: usize,

@@ -1,4 +1,4 @@
-//! A table as it is saved and restored: values and slots of one moment.
+//! Saving and restoring a table: consistent values and slots.
 
 use super::Table;
 use super::layout::Stretch;
@@ -10,19 +10,19 @@ use distribute_tensor::dtype::Buffer;
 use distribute_tensor::{Element, HostTensor, Write, with_buffer};
 use std::ops::Range;
 
-/// Values and slots of one moment.
+/// Values and slots of the same moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableState {
     /// The table's version.
     pub version: u64,
     /// The values.
     pub values: HostTensor,
-    /// The name of each slot of the table's rule, and what is in it, of the shape of the values.
+    /// The name of each slot of the table's rule, and its contents, in the shape of the values.
     pub slots: Vec<(String, HostTensor)>,
 }
 
 impl Table {
-    /// Values and slots, as they are between two pushes of all of it.
+    /// Returns values and slots, as they are between two pushes of the whole table.
     pub fn state(&self) -> Result<TableState> {
         let version = self.version();
         let specs = self.rule.get().map_or(&[][..], |bound| &bound.slots);
@@ -44,11 +44,15 @@ impl Table {
         Ok(TableState { version, values: values.finish()?, slots })
     }
 
-    /// Puts values and slots back, all of them at once. The slots may stand in any order.
+    /// Restores all values and slots atomically. The slots may be in any order.
     ///
     /// # Errors
-    /// [`Error::Shape`] and [`Error::DType`], and [`Error::Slots`] unless they are those of the table's rule, which
-    /// [`set_rule`](Table::set_rule) sets first. Nothing has changed then.
+    /// - [`Error::Shape`]: values or slots have a wrong shape.
+    /// - [`Error::DType`]: values or slots have a wrong dtype.
+    /// - [`Error::Slots`]: the slots are not those of the table's rule, which [`set_rule`](Table::set_rule)
+    ///   must set first.
+    ///
+    /// After an error nothing has changed.
     pub fn restore(&self, values: &HostTensor, slots: &[(String, HostTensor)]) -> Result<()> {
         const OPERATION: &str = "restore";
         self.check_whole(OPERATION, values)?;
@@ -66,11 +70,11 @@ impl Table {
         done
     }
 
-    /// Values and slots of some rows, each row as it is between two operations on it; the value of a scalar is row 0. For
-    /// tables that are too large to be copied at once.
+    /// Returns values and slots of some rows, each row as it is between two operations on it. The value of a
+    /// scalar is row 0. This is for tables that are too large to be copied at once.
     ///
     /// # Errors
-    /// [`Error::Row`] for rows that are not there.
+    /// - [`Error::Row`]: there are no such rows.
     pub fn state_rows(&self, rows: Range<usize>) -> Result<TableState> {
         self.check_range("state", &rows)?;
         let version = self.version();
@@ -104,10 +108,11 @@ impl Table {
         Ok(TableState { version, values, slots: named.collect::<Result<_>>()? })
     }
 
-    /// Puts values and slots of some rows back, from row `first` on, and leaves the others as they are.
+    /// Restores values and slots of some rows, from row `first` on, and keeps the others.
     ///
     /// # Errors
-    /// As for [`restore`](Self::restore), and [`Error::Row`].
+    /// Returns the errors of [`restore`](Self::restore), and:
+    /// - [`Error::Row`]: there are no such rows.
     pub fn restore_rows(
         &self,
         first: usize,
@@ -121,10 +126,11 @@ impl Table {
         self.put_rows(&rows, Some(values), &self.sorted(slots)?)
     }
 
-    /// Puts slots of some rows back, from row `first` on, and leaves the values as they are: also those that others write meanwhile.
+    /// Restores slots of some rows, from row `first` on, and keeps the values, also those that other threads
+    /// write at the same time.
     ///
     /// # Errors
-    /// As for [`restore_rows`](Self::restore_rows).
+    /// Returns the errors of [`restore_rows`](Self::restore_rows).
     pub fn restore_slots(&self, first: usize, slots: &[(String, HostTensor)]) -> Result<()> {
         const OPERATION: &str = "restore";
         let sorted = self.sorted(slots)?;
@@ -134,7 +140,7 @@ impl Table {
         self.put_rows(&rows, None, &sorted)
     }
 
-    /// The rows from `first` on that a tensor is of, and the shape that it has to have.
+    /// Returns the rows from `first` on that correspond to a tensor, and the shape that the tensor must have.
     fn stretch(
         &self,
         operation: &'static str,
@@ -151,7 +157,7 @@ impl Table {
         Ok((rows, shape))
     }
 
-    /// Writes values, if there are some, and slots of some rows.
+    /// Writes the slots of some rows, and their values if given.
     fn put_rows(
         &self,
         rows: &Range<usize>,
@@ -182,7 +188,7 @@ impl Table {
         done
     }
 
-    /// The slots in the order of the rule.
+    /// Returns the slots in the order of the rule.
     fn sorted<'a>(&self, slots: &'a [(String, HostTensor)]) -> Result<Vec<&'a HostTensor>> {
         let specs = self.rule.get().map_or(&[][..], |bound| &bound.slots);
         let of = |name: &str| slots.iter().find(|(found, _)| found == name).map(|(_, slot)| slot);
@@ -204,7 +210,8 @@ impl Table {
     }
 }
 
-/// What of a stretch is among some rows: which rows of the stripe these are, and which of the some.
+/// Returns the intersection of a stretch with some rows: the rows of the stripe, and their indices among
+/// `rows`.
 fn within(stretch: &Stretch, rows: &Range<usize>) -> Option<(Range<usize>, Range<usize>)> {
     let (start, end) = (stretch.rows.start.max(rows.start), stretch.rows.end.min(rows.end));
     let local = stretch.local.start + start.checked_sub(stretch.rows.start)?;

@@ -1,4 +1,4 @@
-//! The memory of a table, and the locks on it.
+//! The memory of a table, and its locks.
 
 use super::layout::{Layout, Stretch};
 use crate::Result;
@@ -7,16 +7,16 @@ use distribute_optim::SlotSpec;
 use distribute_tensor::dtype::Buffer;
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// What one lock guards: rows, and the slots beside them.
+/// The rows that one lock guards, and their slots.
 #[derive(Debug)]
 pub(super) struct Stripe {
     pub(super) values: Buffer,
-    /// As long as `values` each; none before the first update.
+    /// The slots, each of the length of `values`; none before the first update.
     pub(super) slots: Vec<Buffer>,
 }
 
 impl Stripe {
-    /// Makes the slots of a rule, if they are not there yet.
+    /// Creates the slots of a rule, if they do not exist yet.
     pub(super) fn make_slots(&mut self, specs: &[SlotSpec]) {
         for spec in specs.iter().skip(self.slots.len()) {
             self.slots.push(initial(&self.values, spec.initial));
@@ -24,7 +24,7 @@ impl Stripe {
     }
 }
 
-/// As many elements, of the same dtype, all `value`; zeros of what is not trained.
+/// Returns a buffer of the same length and dtype, filled with `value`; zeros for dtypes that are not trained.
 pub(super) fn initial(like: &Buffer, value: f64) -> Buffer {
     match like {
         Buffer::F32(v) => Buffer::F32(vec![value as f32; v.len()]),
@@ -35,9 +35,9 @@ pub(super) fn initial(like: &Buffer, value: f64) -> Buffer {
 
 /// All stripes of a table.
 ///
-/// A caller that wants some rows locks one stripe after another, and never two at once. One that wants all of them goes through
-/// the stripes in order, and lets none go before it has the next: so nobody overtakes, and of two that read or write a whole
-/// variable, one is before the other everywhere.
+/// Operations on some rows lock one stripe after another, and never two at once. Operations on all rows lock
+/// the stripes in order, and keep each lock until they have the next. They therefore cannot overtake each
+/// other: of two that read or write the whole variable, one comes first on every stripe.
 #[derive(Debug)]
 pub(super) struct Stripes {
     pub(super) layout: Layout,
@@ -45,7 +45,7 @@ pub(super) struct Stripes {
 }
 
 impl Stripes {
-    /// Makes the values of each stripe from the ranges of its rows.
+    /// Creates the values of each stripe from the ranges of its rows.
     pub(super) fn new(
         layout: Layout,
         mut make: impl FnMut(usize, &mut dyn Iterator<Item = Stretch>) -> Buffer,
@@ -65,16 +65,17 @@ impl Stripes {
         write(&self.stripes[stripe])
     }
 
-    /// Reads all of it, as it is between two writes of all of it.
+    /// Reads the whole table, as it is between two writes of the whole table.
     pub(super) fn read_all(&self, mut then: impl FnMut(&Stripe, &mut dyn Iterator<Item = Stretch>)) {
         let mut held = None;
         for (i, stripe) in self.stripes.iter().enumerate() {
-            // The new one is locked, then the old one is dropped.
+            // The next stripe is locked before the previous one is released.
             then(held.insert(read(stripe)), &mut self.layout.stretches(i));
         }
     }
 
-    /// Changes all of it, between any two others that read or write all of it. Ends with the first error.
+    /// Changes the whole table, atomically with respect to other operations on the whole table. Stops at the
+    /// first error.
     pub(super) fn write_all(
         &self,
         mut then: impl FnMut(usize, &mut Stripe, &mut dyn Iterator<Item = Stretch>) -> Result<()>,
@@ -87,7 +88,7 @@ impl Stripes {
         Ok(())
     }
 
-    /// Sorts the positions of rows by stripe, and keeps their order in each.
+    /// Sorts the positions of rows by stripe. The order within a stripe is kept.
     pub(super) fn by_stripe(&self, rows: &[usize]) -> ByStripe {
         let mut starts = vec![0; self.layout.stripes() + 1];
         for row in rows {
@@ -114,12 +115,12 @@ pub(super) struct ByStripe {
 }
 
 impl ByStripe {
-    /// Those of one stripe.
+    /// Returns the positions of one stripe.
     pub(super) fn of(&self, stripe: usize) -> &[usize] {
         &self.positions[self.starts[stripe]..self.starts[stripe + 1]]
     }
 
-    /// The stripes that have some, and which.
+    /// Returns the stripes that have positions, and the positions.
     pub(super) fn each(&self) -> impl Iterator<Item = (usize, &[usize])> {
         let each = self.starts.windows(2).enumerate();
         each.filter(|(_, at)| at[0] < at[1]).map(|(stripe, at)| (stripe, &self.positions[at[0]..at[1]]))

@@ -1,4 +1,4 @@
-//! Tables against plain vectors, shards against whole tables, and many threads at once.
+//! Comparison of tables with plain vectors, and of shards with whole tables; many threads at once.
 
 use crate::{Error, Initializer, PartitionStrategy, Place, Push, RowPartition, Table, TableState};
 use distribute_optim::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp, Rule, RuleExt, Sgd, Step, merge_rows};
@@ -22,7 +22,7 @@ fn rules() -> Vec<Arc<dyn Rule>> {
     ]
 }
 
-/// Rows and their width: a scalar's, rows of which many share a lock, and rows of more bytes than a range.
+/// The numbers and widths of rows: a scalar, rows of which many share a lock, and rows larger than a range.
 fn sizes() -> impl Strategy<Value = (usize, usize)> {
     prop_oneof![
         Just((1, 1)),
@@ -44,7 +44,7 @@ fn bits(tensor: &HostTensor) -> Vec<u32> {
     tensor.as_slice::<f32>().unwrap().iter().map(|x| x.to_bits()).collect()
 }
 
-/// A variable and its slots as one process has them.
+/// A model of a variable and its slots in one process.
 struct Model {
     rule: Arc<dyn Rule>,
     width: usize,
@@ -131,7 +131,7 @@ proptest! {
             prop_assert_eq!(bits(&table.read().unwrap().value), bits(&state.values));
             let read = table.read_rows(&some).unwrap();
             prop_assert_eq!(bits(&read), bits(&state.values.take_rows(&some).unwrap()));
-            // It can be saved and restored at any time.
+            // The table can be saved and restored at any time.
             let copy = Table::new("copy", HostTensor::zeros(DType::F32, [rows, width]).unwrap()).unwrap();
             copy.set_rule(model.rule.clone()).unwrap();
             copy.restore(&state.values, &state.slots).unwrap();

@@ -1,4 +1,4 @@
-//! Gradients, applied by a rule where the values are.
+//! Gradients, which a rule applies to the values.
 
 use super::Table;
 use super::stripes::Stripe;
@@ -8,7 +8,7 @@ use distribute_tensor::kernel::RowMerge;
 use distribute_tensor::{DType, Element, HostTensor};
 use std::sync::Arc;
 
-/// The rule of a table, and the slots that it has.
+/// The rule of a table, and its slots.
 #[derive(Debug)]
 pub(super) struct Bound {
     pub(super) rule: Arc<dyn Rule>,
@@ -16,13 +16,14 @@ pub(super) struct Bound {
 }
 
 impl Table {
-    /// The rule by which gradients are applied from now on. Its slots are made with the first of them.
+    /// Sets the rule that applies gradients. Slots are created with the first gradient.
     ///
-    /// To give it once more is nothing new.
+    /// Setting the same rule again does nothing.
     ///
     /// # Errors
-    /// [`Error::RuleSet`] if the table has another rule, [`Error::Rule`] if the rule's hyper-parameters are out of range, and
-    /// [`Error::UnsupportedDType`] unless the table is `float32` or `float64`.
+    /// - [`Error::RuleSet`]: the table has another rule.
+    /// - [`Error::Rule`]: a hyper-parameter of the rule is out of range.
+    /// - [`Error::UnsupportedDType`]: the table is neither `float32` nor `float64`.
     pub fn set_rule(&self, rule: Arc<dyn Rule>) -> Result<()> {
         rule.validate()?;
         if !matches!(self.dtype, DType::F32 | DType::F64) {
@@ -39,11 +40,14 @@ impl Table {
         }
     }
 
-    /// Applies a gradient of all of it.
+    /// Applies a gradient of the whole table.
     ///
     /// # Errors
-    /// [`Error::NoRule`], [`Error::Shape`], [`Error::DType`], [`Error::NotFinite`] where that is [asked for](Push::finite), and
-    /// [`Error::Update`] for a learning rate that the rule cannot take.
+    /// - [`Error::NoRule`]: the table has no rule.
+    /// - [`Error::Shape`]: the gradient has a wrong shape.
+    /// - [`Error::DType`]: the gradient has a wrong dtype.
+    /// - [`Error::NotFinite`]: the gradient is NaN or infinite, and the push [refuses](Push::finite) that.
+    /// - [`Error::Update`]: the rule does not accept the learning rate.
     pub fn push(&self, push: Push, gradient: &HostTensor) -> Result<()> {
         const OPERATION: &str = "push";
         let bound = self.bound(OPERATION)?;
@@ -55,15 +59,17 @@ impl Table {
         }
     }
 
-    /// Applies a gradient of some rows, of which `gradient` has one for each of `rows`. Those of the same row are summed first,
-    /// in the order in which they stand: the bits are those of one process with the same gradient.
+    /// Applies a gradient of some rows; `gradient` has a row for each of `rows`. Gradients of the same row are
+    /// summed first, in the order of `rows`. The result is bit-identical to that of one process with the same
+    /// gradient.
     ///
-    /// Rows that are not among them stay as they are, unless the rule
-    /// [moves absent rows](distribute_optim::Rule::moves_absent_rows): then each shard has to be told of every step, with no
-    /// rows if it has none.
+    /// Other rows stay unchanged, unless the rule [moves absent
+    /// rows](distribute_optim::Rule::moves_absent_rows). In that case each shard must receive every step, with
+    /// no rows if it has none.
     ///
     /// # Errors
-    /// As for [`push`](Table::push), and [`Error::Row`].
+    /// Returns the errors of [`push`](Table::push), and:
+    /// - [`Error::Row`]: there is no such row.
     #[doc(alias = "tf.IndexedSlices")]
     #[doc(alias = "IndexedSlices")]
     pub fn push_rows(&self, push: Push, rows: &[usize], gradient: &HostTensor) -> Result<()> {
@@ -112,7 +118,8 @@ impl Table {
         self.check_finite(operation, push, gradient)?;
         let step = self.steps.of(push);
         let (layout, width) = (self.stripes.layout, self.width());
-        // The rows at some positions as their stripe counts them, ascending and each once, and their sums.
+        // Returns the rows at some positions by their index in the stripe, ascending and without duplicates,
+        // and their sums.
         let merged = |positions: &[usize]| {
             let merge =
                 RowMerge::new(&positions.iter().map(|at| layout.local(rows[*at])).collect::<Vec<_>>());
@@ -130,7 +137,7 @@ impl Table {
             self.stripes.write_all(|i, stripe, _| apply(stripe, merged(by_stripe.of(i))))
         } else {
             by_stripe.each().try_for_each(|(stripe, positions)| {
-                // Summed before there is a lock.
+                // Summed before the lock is taken.
                 let merged = merged(positions);
                 apply(&mut self.stripes.write(stripe), merged)
             })
@@ -141,7 +148,7 @@ impl Table {
         done.inspect_err(|_| self.steps.take_back(push, step))
     }
 
-    /// The rule by which gradients are applied, if it has one.
+    /// Returns the rule that applies gradients, if there is one.
     pub(crate) fn rule(&self) -> Option<&Arc<dyn Rule>> {
         self.rule.get().map(|bound| &bound.rule)
     }
@@ -170,7 +177,7 @@ impl Table {
 }
 
 impl Stripe {
-    /// Values and slots, to be changed; the slots are made if they are not there yet.
+    /// Opens values and slots for changes, and creates the slots if they do not exist yet.
     fn open<F: Element>(&mut self, specs: &[SlotSpec]) -> (&mut [F], Vec<&mut [F]>) {
         self.make_slots(specs);
         fn open<F: Element>(buffer: &mut distribute_tensor::dtype::Buffer) -> &mut [F] {

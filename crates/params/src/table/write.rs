@@ -1,4 +1,4 @@
-//! Writing, all of a table or rows: assigned, added, and what else [`Write`] has.
+//! Writes of whole tables and of rows: assignment, addition, and the other operations of [`Write`].
 
 use super::Table;
 use super::layout::Stretch;
@@ -7,10 +7,10 @@ use distribute_tensor::dtype::Buffer;
 use distribute_tensor::{Element, HostTensor, Write, with_buffer};
 
 impl Table {
-    /// Writes a value of the same shape and dtype into all of it, element by element.
+    /// Writes a value of the same shape and dtype into the whole table, element by element.
     ///
-    /// Integers wrap, and are not divided by 0; bool and string can only be assigned; complex numbers have no minimum and
-    /// maximum.
+    /// Integers wrap around, and division by 0 is an error. Bool and string can only be assigned. Complex
+    /// numbers have no minimum and maximum.
     #[doc(alias = "assign")]
     #[doc(alias = "assign_add")]
     #[doc(alias = "assign_sub")]
@@ -28,7 +28,8 @@ impl Table {
 
     /// Writes rows, one after another: a row that occurs twice is written twice.
     ///
-    /// `values` have a row for each of `rows`. Errors as for [`write`](Table::write), and [`Error::Row`].
+    /// `values` has a row for each of `rows`. The errors are those of [`write`](Table::write), and
+    /// [`Error::Row`].
     #[doc(alias = "scatter_add")]
     #[doc(alias = "scatter_sub")]
     #[doc(alias = "scatter_mul")]
@@ -54,7 +55,7 @@ impl Table {
         done
     }
 
-    /// What depends on values and dtype alone is found before the first write.
+    /// Finds errors that depend only on values and dtype before the first write.
     fn check_values(&self, how: Write, value: &HostTensor) -> Result<()> {
         let checked = if how == Write::Div {
             HostTensor::zeros(self.dtype, value.dims()).and_then(|mut zeros| zeros.write(how, value))
@@ -76,7 +77,7 @@ impl Table {
     }
 }
 
-/// The rows of some ranges, one after another.
+/// Concatenates the rows of some ranges.
 pub(super) fn part(values: &Buffer, width: usize, stretches: &mut dyn Iterator<Item = Stretch>) -> Buffer {
     with_buffer!(values, values => {
         let mut part = Vec::new();
@@ -87,7 +88,7 @@ pub(super) fn part(values: &Buffer, width: usize, stretches: &mut dyn Iterator<I
     })
 }
 
-/// The rows at some positions, one after another.
+/// Concatenates the rows at some positions.
 fn taken(values: &Buffer, width: usize, positions: &[usize]) -> Buffer {
     with_buffer!(values, values => {
         let mut taken = Vec::with_capacity(positions.len() * width);

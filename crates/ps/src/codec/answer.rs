@@ -1,4 +1,4 @@
-//! What a server answers to a call.
+//! The responses of a server, as messages.
 
 use super::request::StateHead;
 use super::tensor::{Body, Malformed, Rest, TensorHead};
@@ -8,7 +8,7 @@ use distribute_net::{Message, Region};
 use distribute_params::{Pushed, Refusal, Response, TableInfo, Usage, Version, VersionedValue};
 use serde::{Deserialize, Serialize};
 
-/// An answer without what is in its tensors.
+/// A response without the contents of its tensors.
 #[derive(Debug, Serialize, Deserialize)]
 enum AnswerHead {
     Refused(Refusal),
@@ -26,8 +26,8 @@ enum AnswerHead {
     Usage(Usage),
 }
 
-/// The message of answers to the requests of a call, of which there is one unless it is a batch. `memory` is such that the caller
-/// can read, if there is.
+/// Encodes the responses to the requests of a call; there is one unless the call is a batch. `memory` returns a
+/// region that the client can read, if there is one.
 pub(crate) fn encode_answer(
     answers: Vec<Result<Response, Refusal>>,
     batch: bool,
@@ -60,13 +60,13 @@ pub(crate) fn encode_answer(
     Ok(Message::new(head, body.finish_in(memory)))
 }
 
-/// The answer in a message.
+/// Decodes the response in a message.
 pub(crate) fn decode_answer(message: Message) -> Result<Result<Response, Refusal>, Malformed> {
     let Message { head, body } = message;
     let Some((&VERSION, rest)) = head.split_first() else {
         return Err(Malformed("another version than that of this client"));
     };
-    // An entry of a list of tables takes some ten times what it is sent as.
+    // An entry of a list of tables takes about ten times as much memory as its encoding.
     let budget = Budget::of(head.len().saturating_mul(8));
     let (batch, mut heads): (bool, _) = take_head(rest, &budget)?;
     let (mut answers, mut body) = (Vec::new(), Rest(body));

@@ -1,4 +1,4 @@
-//! A call: who asks, and one request or several.
+//! A call: its client, and one or more requests.
 
 use super::request::{put_request, take_request};
 use super::tensor::{Body, Malformed, Rest};
@@ -9,14 +9,14 @@ use distribute_net::Message;
 use distribute_params::Request;
 use serde::{Deserialize, Serialize};
 
-/// So many requests a call may have: what is made of a head is larger than the head.
+/// The maximum number of requests of a call, because a decoded head is larger than its encoding.
 pub(crate) const MOST_REQUESTS: usize = 16_384;
 
-/// The position of a flag: whether the client has had a change acknowledged by the server. It comes after the version, so that it can
-/// be set in a call that is sent again.
+/// The position of the flag whether the server has acknowledged a change of the client. It comes after the
+/// version, so that it can be set in a call that is sent again.
 const ACKNOWLEDGED: usize = 1;
 
-/// What stands before the requests.
+/// The part of a head before the requests.
 #[derive(Debug, Serialize, Deserialize)]
 struct CallHead {
     client: u64,
@@ -25,24 +25,24 @@ struct CallHead {
     batch: bool,
 }
 
-/// A call that has come.
+/// A received call.
 #[derive(Debug)]
 pub(crate) struct Call {
     /// Whether the server has acknowledged a change of the client.
     pub acknowledged: bool,
-    /// What the client calls itself.
+    /// The number by which the client identifies itself.
     pub client: u64,
-    /// The number of the first of its changes; the others have those that follow.
+    /// The number of the first change. The others have consecutive numbers.
     pub first: u64,
-    /// Whether it wants rows of `float32` as `bfloat16`.
+    /// Whether the client requests rows of `float32` as `bfloat16`.
     pub half: bool,
-    /// Whether it was a batch, and so the answer is.
+    /// Whether the request, and therefore the response, is a batch.
     pub batch: bool,
-    /// What it asks.
+    /// The requests.
     pub requests: Vec<Sent>,
 }
 
-/// A request, and the bytes that it was sent as, by which it can be written to a log.
+/// A request with its encoding, which is written to a log.
 #[derive(Debug)]
 pub(crate) struct Sent {
     pub request: Request,
@@ -50,7 +50,7 @@ pub(crate) struct Sent {
     pub body: Bytes,
 }
 
-/// A request as bytes, all but who asks.
+/// An encoded request without its client.
 #[derive(Debug)]
 pub(crate) struct Encoded {
     acknowledged: bool,
@@ -61,7 +61,8 @@ pub(crate) struct Encoded {
 }
 
 impl Encoded {
-    /// The bytes of a request; `half` sends gradients of `float32` as `bfloat16`, and asks for rows in this way.
+    /// Encodes a request. With `half`, gradients of `float32` are sent as `bfloat16`, and rows are requested in
+    /// this form.
     pub fn new(request: Request, half: bool) -> Result<Self, Malformed> {
         let batch = matches!(request, Request::Batch(_));
         let requests = match request {
@@ -75,17 +76,17 @@ impl Encoded {
         Ok(Self { acknowledged: false, batch, half, heads, body: body.finish() })
     }
 
-    /// Returns the same call of a client that has had a change acknowledged, or not.
+    /// Sets whether the server has acknowledged a change of the client.
     pub fn acknowledged(self, acknowledged: bool) -> Self {
         Self { acknowledged, ..self }
     }
 
-    /// How many bytes it is.
+    /// Returns the number of bytes.
     pub fn bytes(&self) -> u64 {
         (self.heads.len() + self.body.len()) as u64
     }
 
-    /// The message of a client whose changes begin with number `first`.
+    /// Creates the message of a client whose changes begin with number `first`.
     pub fn message(self, client: u64, first: u64) -> Result<Message, Malformed> {
         let Self { acknowledged, batch, half, heads, body } = self;
         let mut head =
@@ -95,7 +96,7 @@ impl Encoded {
     }
 }
 
-/// Sets in the message of a call that its client has had a change acknowledged since it was made.
+/// Marks the message of a call: the server has acknowledged a change of the client since it was created.
 pub(crate) fn acknowledge(message: &mut Message) {
     if message.head.get(ACKNOWLEDGED) == Some(&0) {
         let mut head = message.head.to_vec();
@@ -105,7 +106,7 @@ pub(crate) fn acknowledge(message: &mut Message) {
 }
 
 impl Call {
-    /// The call in a message.
+    /// Decodes the call in a message.
     pub fn decode(message: Message) -> Result<Self, Malformed> {
         let Message { head, body } = message;
         let budget = Budget::of(head.len());
@@ -135,14 +136,14 @@ impl Call {
 }
 
 impl Sent {
-    /// The request of a head and a body alone, as a log has it.
+    /// Decodes a single request, as it is in a log.
     pub fn decode(mut head: Bytes, mut body: Bytes) -> Result<Self, Malformed> {
         let budget = Budget::of(head.len());
         let sent = Self::first(&mut head, &mut body, &budget)?;
         if head.is_empty() && body.is_empty() { Ok(sent) } else { Err(Malformed("more than a request")) }
     }
 
-    /// The first request of these, which it is cut off from.
+    /// Decodes the first request, and removes it from `heads` and `bodies`.
     fn first(heads: &mut Bytes, bodies: &mut Bytes, budget: &Budget) -> Result<Self, Malformed> {
         let mut rest = Rest(bodies.clone());
         let (request, others) = take_request(heads, &mut rest, budget)?;

@@ -1,4 +1,4 @@
-//! A table as a whole, and what is known of clients, as they go from one server to another.
+//! Images of tables and records of clients, as servers send them to each other.
 
 use super::request::StateHead;
 use super::tensor::{Body, Malformed, Rest, TensorHead, code, dims, dtype};
@@ -10,7 +10,7 @@ use distribute_params::{
 use distribute_tensor::HostTensor;
 use serde::{Deserialize, Serialize};
 
-/// A table without what is in its tensors.
+/// An image of a table without the contents of its tensors.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ImageHead {
     name: String,
@@ -35,7 +35,7 @@ enum ContentsHead {
     },
 }
 
-/// Ids, and how often each came.
+/// Ids, and the number of occurrences of each.
 #[derive(Debug, Serialize, Deserialize)]
 struct CountsHead {
     ids: TensorHead,
@@ -104,7 +104,8 @@ impl CountsHead {
     }
 }
 
-/// What is known of clients, one after another: who, the highest number, how many were made, and which.
+/// Encodes the records of clients: for each, its number, its highest change, the number of applied changes, and
+/// these changes.
 pub(crate) fn put_clients(clients: Vec<ClientPushes>, body: &mut Body) -> Result<TensorHead, Malformed> {
     let mut all: Vec<u64> = Vec::new();
     for ClientPushes { client, highest, applied } in clients {

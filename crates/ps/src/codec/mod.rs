@@ -1,9 +1,10 @@
-//! Requests and answers as messages. Pure: no connection.
+//! Requests and responses as messages, without a connection.
 //!
-//! A call is a version, who calls, and the heads of its requests, of which a batch has several; its body is the elements of all
-//! their tensors, one after another, as they are in memory. So a request stands by itself, head and body, also in a log.
+//! The head of a call has a version, the client, and the heads of its requests; a batch has several. The body
+//! has the elements of all tensors, in their memory layout. Each request is self-contained, head and body, also
+//! in a log.
 //!
-//! What comes may be anything: nothing is allocated that the bytes don't hold, and nothing panics.
+//! Received bytes are untrusted: no more memory is allocated than the bytes require, and nothing panics.
 
 mod answer;
 mod call;
@@ -20,7 +21,7 @@ pub(crate) use tensor::{Body, Malformed, Rest, TensorHead};
 
 use distribute_cluster::bounded::{Budget, SHORT};
 
-/// What every head begins with: the version of this format.
+/// The first byte of every head: the version of this format.
 const VERSION: u8 = 2;
 
 /// Appends a head.
@@ -28,7 +29,8 @@ fn put_head(head: &impl serde::Serialize, to: Vec<u8>) -> Result<Vec<u8>, Malfor
     postcard::to_extend(head, to).map_err(|_| Malformed("a head that cannot be written"))
 }
 
-/// The next head, and what follows it. What is in it is charged to the budget of its message.
+/// Decodes the next head, and returns the remaining bytes. Its contents are charged to the budget of the
+/// message.
 fn take_head<'a, T: serde::Deserialize<'a>>(
     from: &'a [u8],
     budget: &Budget,

@@ -1,4 +1,4 @@
-//! One request as a head, and what it has in the body.
+//! A request as a head and a body.
 
 use super::tensor::{Body, Malformed, Rest, TensorHead, code, dims, dtype};
 use super::{put_head, take_head};
@@ -11,11 +11,11 @@ use distribute_params::{
 use distribute_tensor::{HostTensor, Write};
 use serde::{Deserialize, Serialize};
 
-/// How something is written, by number.
+/// The ways of writing, by number.
 const WRITES: [Write; 7] =
     [Write::Assign, Write::Add, Write::Sub, Write::Mul, Write::Div, Write::Min, Write::Max];
 
-/// A request without what is in its tensors.
+/// A request without the contents of its tensors.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum RequestHead {
     Create {
@@ -84,7 +84,7 @@ pub(super) enum RequestHead {
         last: i64,
         ids: TensorHead,
     },
-    /// The head of the change follows: a head in a head might be as deep as a stranger likes.
+    /// The head of the change follows. If it were nested, untrusted bytes could nest heads to any depth.
     Once {
         origin: Origin,
         number: u64,
@@ -95,7 +95,7 @@ pub(super) enum RequestHead {
     Usage,
 }
 
-/// Appends the head of a request. A batch has none: its requests stand one after another.
+/// Appends the head of a request. A batch has no head of its own: its requests are concatenated.
 pub(super) fn put_request(
     request: Request,
     half: bool,
@@ -111,7 +111,7 @@ pub(super) fn put_request(
     }
 }
 
-/// The next request, and the heads that follow it.
+/// Decodes the next request, and returns the remaining heads.
 pub(super) fn take_request<'a>(
     heads: &'a [u8],
     body: &mut Rest,
@@ -165,7 +165,7 @@ pub(super) enum StateHead {
 }
 
 impl RequestHead {
-    /// Takes a request apart that stands by itself.
+    /// Splits a single request into head and body.
     fn of(request: Request, half: bool, body: &mut Body) -> Result<Self, Malformed> {
         let how = |how: Write| WRITES.iter().position(|one| *one == how).unwrap_or_default() as u8;
         let push = |push: Push| {
@@ -212,7 +212,7 @@ impl RequestHead {
         })
     }
 
-    /// Puts a request together again.
+    /// Reassembles a request.
     fn take(self, body: &mut Rest) -> Result<Request, Malformed> {
         let how = |code: u8| WRITES.get(usize::from(code)).copied().ok_or(Malformed("no such way to write"));
         let push = |PushHead { number, learning_rate, finite, counted }| {

@@ -1,4 +1,4 @@
-//! Tensors as bytes of a body, and what a head says of them.
+//! Tensors in a body, and their descriptions in a head.
 
 use bytes::Bytes;
 use distribute_net::Region;
@@ -7,12 +7,12 @@ use serde::de::{self, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
 
-/// What is wrong with bytes that are no call or no answer.
+/// The reason why bytes are not a call or a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it has {0}")]
 pub(crate) struct Malformed(pub &'static str);
 
-/// What a head says of a tensor whose elements are in the body.
+/// The description of a tensor whose elements are in the body.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TensorHead {
     dtype: u8,
@@ -20,17 +20,17 @@ pub(crate) struct TensorHead {
     half: bool,
     #[serde(deserialize_with = "dims")]
     dims: Vec<usize>,
-    /// How many bytes of the body it has.
+    /// The number of bytes in the body.
     bytes: usize,
 }
 
-/// Bodies from here on are lent to a caller that shares memory.
+/// The minimum size of a body that is placed in memory shared with the client.
 const LENT: usize = 256 << 10;
 
-/// So many axes a tensor may have: a size is one byte where it is sent, and eight in memory.
+/// The maximum number of axes of a tensor: an encoded size takes one byte, and a decoded one eight.
 const MOST_AXES: usize = 64;
 
-/// Reads the sizes of axes, and no more of them than there may be.
+/// Decodes the sizes of axes, up to the maximum number.
 pub(super) fn dims<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<usize>, D::Error> {
     struct Dims;
     impl<'de> Visitor<'de> for Dims {
@@ -54,7 +54,7 @@ pub(super) fn dims<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<usize>, D::
     from.deserialize_seq(Dims)
 }
 
-/// A body that is put together.
+/// A body that is being encoded.
 #[derive(Debug, Default)]
 pub(crate) struct Body {
     parts: Vec<Part>,
@@ -63,12 +63,12 @@ pub(crate) struct Body {
 
 #[derive(Debug)]
 enum Part {
-    /// Sent from where it lies.
+    /// A tensor that is sent without copying.
     Tensor(HostTensor),
     Bytes(Vec<u8>),
 }
 
-/// A tensor's elements as they are in memory.
+/// The elements of a tensor in their memory layout.
 struct Elements(HostTensor);
 
 impl AsRef<[u8]> for Elements {
@@ -77,7 +77,7 @@ impl AsRef<[u8]> for Elements {
     }
 }
 
-/// A body that is taken apart.
+/// A body that is being decoded.
 #[derive(Debug)]
 pub(crate) struct Rest(pub Bytes);
 
@@ -90,7 +90,7 @@ pub(super) fn dtype(code: u8) -> Result<DType, Malformed> {
 }
 
 impl Body {
-    /// Adds a tensor; `half` sends `float32` as `bfloat16`.
+    /// Appends a tensor. With `half`, `float32` is sent as `bfloat16`.
     pub fn put(&mut self, tensor: HostTensor, half: bool) -> Result<TensorHead, Malformed> {
         let unwritable = |_| Malformed("a tensor that cannot be written");
         let (dtype, half) = (tensor.dtype(), half && tensor.dtype() == DType::F32);
@@ -116,7 +116,8 @@ impl Body {
         Ok(TensorHead { dtype: code(dtype), half, dims, bytes })
     }
 
-    /// All of it, in `memory` of its length that its reader has, too, if there is some and it is large.
+    /// Returns the whole body. If it is large and `memory` returns a region shared with the reader, the body is
+    /// placed there.
     pub fn finish_in(self, memory: impl FnOnce(usize) -> Option<Region>) -> Bytes {
         if self.bytes >= LENT
             && let Some(mut region) = memory(self.bytes)
@@ -131,7 +132,7 @@ impl Body {
         self.finish()
     }
 
-    /// All of it. One tensor alone is not copied.
+    /// Returns the whole body. A single tensor is not copied.
     pub fn finish(mut self) -> Bytes {
         self.parts.retain(|part| !part.bytes().is_empty());
         match (self.parts.pop(), self.parts.is_empty()) {
@@ -157,7 +158,7 @@ impl Part {
 }
 
 impl Rest {
-    /// The next tensor.
+    /// Decodes the next tensor.
     pub fn take(&mut self, head: TensorHead) -> Result<HostTensor, Malformed> {
         let TensorHead { dtype: code, half, dims, bytes } = head;
         let dtype = dtype(code)?;
@@ -183,7 +184,7 @@ impl Rest {
             return Err(wrong);
         }
         if half {
-            // In one pass: halves and what is made of them would be three times of what has come.
+            // In one pass, because intermediate copies would take three times the size of the message.
             let whole = |half: &[u8]| f32::from_bits(u32::from(u16::from_le_bytes([half[0], half[1]])) << 16);
             return HostTensor::new(bytes.chunks_exact(2).map(whole).collect::<Vec<f32>>(), dims)
                 .map_err(|_| wrong);
@@ -192,12 +193,12 @@ impl Rest {
         HostTensor::from_buffer(buffer, dims).map_err(|_| wrong)
     }
 
-    /// Numbers of rows, or ids.
+    /// Decodes rows or ids.
     pub fn ids(&mut self, head: TensorHead) -> Result<Vec<i64>, Malformed> {
         self.numbers(head)
     }
 
-    /// The elements of a tensor of rank 1.
+    /// Decodes the elements of a tensor of rank 1.
     pub fn numbers<T: distribute_tensor::Element>(&mut self, head: TensorHead) -> Result<Vec<T>, Malformed> {
         let tensor = self.take(head)?;
         let wrong = Malformed("no list of numbers where one has to be");

@@ -1,4 +1,4 @@
-//! Messages there and back, and messages that are none.
+//! Round trips of messages, and invalid messages.
 
 use super::*;
 use distribute_net::Message;
@@ -136,7 +136,7 @@ fn message(request: Request, half: bool) -> Message {
     Encoded::new(request, half).unwrap().message(77, 1000).unwrap()
 }
 
-/// The request of a call, as it was.
+/// Returns the original request of a call.
 fn request(call: Call) -> Request {
     let mut all: Vec<_> = call.requests.into_iter().map(|sent| sent.request).collect();
     if call.batch { Request::Batch(all) } else { all.remove(0) }
@@ -148,7 +148,7 @@ fn every_request_comes_back_also_each_by_itself() {
         let message = message(sent.clone(), false);
         let call = Call::decode(message.clone()).unwrap();
         assert_eq!((call.client, call.first, call.half), (77, 1000, false));
-        // As a log has them.
+        // The encoding in a log.
         for one in &call.requests {
             let again = Sent::decode(one.head.clone(), one.body.clone()).unwrap();
             assert_eq!(again.request, one.request);
@@ -185,7 +185,7 @@ fn gradients_and_rows_are_halves_where_that_is_asked_for() {
     let rows = encode_answer(vec![Ok(Response::Rows(gradient.clone()))], false, true, |_| None).unwrap();
     assert_eq!(rows.body.len(), 6);
     assert_eq!(decode_answer(rows).unwrap(), Ok(Response::Rows(rounded)));
-    // Values, and what is of another dtype, stay as they are.
+    // Values and other dtypes are unchanged.
     let write = Request::Write { table, how: Write::Assign, value: gradient.clone() };
     assert_eq!(request(Call::decode(message(write.clone(), true)).unwrap()), write);
     let wide = gradient.cast(DType::F64).unwrap();
@@ -255,13 +255,13 @@ fn a_change_to_be_made_once_stands_in_nothing_else_and_nothing_else_in_it() {
     for wrong in [Request::List, remove, once(0, Request::List), Request::Batch(Vec::new())] {
         let wrong = once(1, wrong);
         assert!(wrong.check().is_err());
-        // A client that sends it all the same.
+        // A client that sends it anyway.
         if let Ok(encoded) = Encoded::new(wrong, false) {
             let error = Call::decode(encoded.message(77, 0).unwrap()).unwrap_err();
             assert_eq!(error.to_string(), "it has something that cannot be made once");
         }
     }
-    // As deep as a stranger likes.
+    // As deep as an attacker likes.
     let change = once(9, Request::Evict { table: "t".to_owned(), now: 5 });
     let whole = message(change.clone(), false);
     let inner = message(Request::Evict { table: "t".to_owned(), now: 5 }, false);
@@ -276,7 +276,7 @@ fn a_change_to_be_made_once_stands_in_nothing_else_and_nothing_else_in_it() {
         let error = Call::decode(head(depth)).unwrap_err();
         assert_eq!(error.to_string(), "it has something that cannot be made once");
     }
-    // And one of which there is no change.
+    // A call without its change.
     assert!(Call::decode(Message::new(whole.head.slice(..whole.head.len() - call), "")).is_err());
 }
 
@@ -296,7 +296,7 @@ fn shapes_have_so_many_axes_and_no_more() {
     };
     let read = |axes| Call::decode(message(shaped(axes), false));
     assert!(read(64).is_ok());
-    // Each of their sizes is one byte there, and would be eight here.
+    // Each size is one byte in the message, and would be eight in memory.
     assert!(read(65).is_err() && read(1 << 20).is_err());
     let value = HostTensor::new(vec![1f32], vec![1; 65]).unwrap();
     let write = Request::Write { table: "t".to_owned(), how: Write::Assign, value };
@@ -312,12 +312,12 @@ fn a_head_of_small_parts_does_not_take_many_times_its_bytes() {
         message(Request::Restore { table: "t".to_owned(), state }, false)
     };
     assert!(Call::decode(restore(10_000)).is_ok());
-    // Slots of 6 bytes each, which would take 64 and more.
+    // Slots of 6 bytes each, which would take 64 or more in memory.
     let many = restore(2_500_000);
     assert!(many.head.len() > 12 << 20 && many.head.len() < 16 << 20);
     let error = Call::decode(many).unwrap_err().to_string();
     assert_eq!(error, "it has more parts in its head than a head of its length may have");
-    // And in many requests of one call, each of which would do.
+    // The same in many requests of one call, each of which would be accepted.
     let part = restore(20_000);
     let empty = message(Request::Batch(vec![]), false).head;
     let one = part.head.slice(empty.len()..);

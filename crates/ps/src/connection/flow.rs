@@ -1,4 +1,4 @@
-//! How much is under way: no more than was agreed, so that nothing grows without a bound.
+//! Flow control: limits on requests in flight, so that memory use is bounded.
 
 use super::Shared;
 use super::waiting::Call;
@@ -7,10 +7,10 @@ use distribute_params::PushWindows;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The number of a change that is under way is less than this above that of any other one: as many as a server remembers.
+/// The numbers of changes in flight differ by less than this, the number of changes that a server remembers.
 pub(super) const SPAN: u64 = PushWindows::SPAN;
 
-/// Counts what is under way.
+/// The requests in flight.
 #[derive(Debug)]
 pub(super) struct Flow {
     state: Mutex<State>,
@@ -23,19 +23,19 @@ pub(super) struct Flow {
 struct State {
     /// The number of the next change.
     next: u64,
-    /// The numbers of the first changes of calls that are under way.
+    /// For each call in flight, the number of its first change and the number of its changes.
     open: BTreeMap<u64, u64>,
     calls: usize,
     bytes: u64,
-    /// How many calls have had room, which numbers them.
+    /// The number of calls that were admitted, which numbers them.
     entered: u64,
-    /// Those that were sent, and whose answers nobody has seen yet.
+    /// The calls that were sent, and whose responses were not taken yet.
     sent: BTreeMap<u64, Weak<Call>>,
-    /// Another number where there may be room, or a call to be looked at.
+    /// A counter that changes when there may be room, or a call to check.
     turn: u64,
 }
 
-/// The room of one call, given back when this is dropped.
+/// The room of one call, which is released on drop.
 pub(super) struct Permit {
     shared: Arc<Shared>,
     call: u64,
@@ -45,15 +45,15 @@ pub(super) struct Permit {
 }
 
 impl Flow {
-    /// Up to so many calls and bytes.
+    /// Creates a limit on the number of calls and of bytes.
     pub fn new(calls: usize, bytes: u64) -> Self {
         Self { state: Mutex::default(), changed: Condvar::new(), calls, bytes }
     }
 
-    /// Waits for room; at the deadline it says for what.
+    /// Waits for room; at the deadline returns a description of the calls in flight.
     ///
-    /// Where there is none, it takes the answers to earlier calls, and keeps them for those that will ask: they may be of this very
-    /// thread, which would wait for itself.
+    /// If there is no room, this collects the responses to earlier calls and keeps them for their callers. A
+    /// caller may be the current thread, which would otherwise wait for itself.
     pub fn enter(
         shared: &Arc<Shared>,
         changes: u64,
@@ -70,7 +70,7 @@ impl Flow {
                     return Ok(Permit { shared: shared.clone(), call, first, changes, bytes });
                 };
                 if deadline.look().is_zero() {
-                    // The calls that this thread has looked at are another one's to look at.
+                    // Another thread must check the calls that this thread has checked.
                     flow.turn(state);
                     return Err(format!(
                         "there is no room for it while {full} are under way; wait for their answers first"
@@ -78,10 +78,11 @@ impl Flow {
                 }
                 (state.sent.values().filter_map(Weak::upgrade).collect::<Vec<_>>(), state.turn)
             };
-            // Without the lock, which the end of a call takes.
+            // Called without the lock, which the end of a call takes.
             let collected = sent.iter().any(|call| call.collect(deadline));
             drop(sent);
-            // The time that it took counts: to a look it would be a suspension.
+            // The time that this took counts against the deadline, but must not be taken for a suspension of
+            // the process.
             deadline = Deadline::after(deadline.remaining());
             if collected {
                 continue;
@@ -93,19 +94,20 @@ impl Flow {
         }
     }
 
-    /// The call of a permit was sent: from here on, who needs room may take its answer.
+    /// Records that the call of a permit was sent. From now on, threads that need room may collect its
+    /// response.
     pub fn sent(&self, permit: u64, call: &Arc<Call>) {
         let mut state = self.lock();
         state.sent.insert(permit, Arc::downgrade(call));
         self.turn(state);
     }
 
-    /// All calls that have no answer yet, in the order in which they have had room.
+    /// Returns all calls without a response, in the order in which they were admitted.
     pub fn under_way(&self) -> Vec<Arc<Call>> {
         self.lock().sent.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Lets all that wait for room look again.
+    /// Wakes all threads that wait for room.
     fn turn(&self, mut state: MutexGuard<'_, State>) {
         state.turn += 1;
         drop(state);
@@ -118,7 +120,7 @@ impl Flow {
 }
 
 impl State {
-    /// What there is too much of for this call; `None` if there is room.
+    /// Describes the limit that this call would exceed; `None` if there is room.
     fn full(&self, flow: &Flow, changes: u64, bytes: u64) -> Option<String> {
         let oldest = self.open.keys().next().copied().unwrap_or(self.next);
         if self.calls >= flow.calls {
@@ -152,7 +154,7 @@ impl State {
 }
 
 impl Permit {
-    /// Its number among all that have had room.
+    /// Returns the number of the call among all admitted calls.
     pub fn call(&self) -> u64 {
         self.call
     }
@@ -162,7 +164,7 @@ impl Permit {
         self.changes
     }
 
-    /// The number of the first change.
+    /// Returns the number of the first change.
     pub fn first(&self) -> u64 {
         self.first
     }
@@ -186,7 +188,7 @@ mod tests {
     fn there_is_room_for_so_many_calls_bytes_and_numbers() {
         let flow = Flow::new(3, 100);
         let mut state = State::default();
-        // What is larger than all room goes alone.
+        // A request that is larger than the limit is sent alone.
         assert_eq!(state.full(&flow, 1, 1000), None);
         state.enter(1, 1000);
         assert_eq!(state.full(&flow, 1, 1).unwrap(), "1000 bytes");
@@ -198,7 +200,7 @@ mod tests {
         assert_eq!(state.full(&flow, 0, 0).unwrap(), "3 requests");
         state.leave(0, 0, 0);
         state.leave(0, 0, 40);
-        // INV-52: numbers 1 and 2 are under way, and what is 1024 above 1 has to wait.
+        // INV-52: numbers 1 and 2 are in flight, and a number that is 1024 above 1 must wait.
         state.enter(1022, 0);
         assert_eq!(state.full(&flow, 0, 0), None);
         assert_eq!(state.full(&flow, 1, 0).unwrap(), "changes from number 1 to 1025");

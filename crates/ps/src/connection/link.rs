@@ -1,10 +1,10 @@
-//! The connection that there is at a time.
+//! The current connection to a server.
 
 use distribute_cluster::{Deadline, Task};
 use distribute_server::{CallError, Client, ClientBuilder};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A connection that is made when it is needed, by one thread for all.
+/// A connection that is established on demand, by one thread for all.
 pub(super) struct Link {
     clients: ClientBuilder,
     to: Task,
@@ -14,17 +14,17 @@ pub(super) struct Link {
 
 enum State {
     Down,
-    /// A thread is connecting, for as long as its own request has time.
+    /// A thread is connecting, until the deadline of its own request.
     Connecting,
     Up(Arc<Client>),
 }
 
-/// Why there is no connection.
+/// The reason why there is no connection.
 #[derive(Debug)]
 pub(super) enum NoLink {
-    /// The deadline has passed; what came of the last attempt.
+    /// The deadline has passed; with the result of the last attempt.
     Late(String),
-    /// Trying again would not help.
+    /// A retry would not help.
     Refused(String),
 }
 
@@ -33,7 +33,7 @@ impl Link {
         Self { clients, to, state: Mutex::new(State::Down), changed: Condvar::new() }
     }
 
-    /// The connection; another one than that which was `lost`.
+    /// Returns the connection, but not the one that was `lost`.
     pub fn client(&self, mut deadline: Deadline, lost: Option<&Arc<Client>>) -> Result<Arc<Client>, NoLink> {
         let mut state = self.lock();
         loop {
@@ -54,7 +54,7 @@ impl Link {
         }
         let before = std::mem::replace(&mut *state, State::Connecting);
         drop(state);
-        // Its end may take a while, and nobody has to wait for it with the lock.
+        // Closing it may take a while, so this happens without the lock.
         drop(before);
         let client = self.connect(deadline);
         *self.lock() = client.as_ref().map_or(State::Down, |client| State::Up(client.clone()));

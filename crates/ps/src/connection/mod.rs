@@ -1,4 +1,4 @@
-//! The way to a parameter server in another process.
+//! The connection to a parameter server in another process.
 
 mod flow;
 mod link;
@@ -21,18 +21,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use waiting::Waits;
 
-/// A connection to a parameter server: a [`Channel`] by which any number of threads ask.
+/// A connection to a parameter server: a [`Channel`] that any number of threads can use.
 ///
-/// It connects with the first request, and again when the connection is lost, for as long as the requests have time. What was not
-/// answered is sent again; changes are numbered, so that the server makes each once at most.
+/// It connects with the first request, and reconnects when the connection is lost, until the deadlines of the
+/// requests. Requests without a response are sent again. Changes are numbered, so that the server applies each
+/// at most once.
 ///
-/// No more than so many requests and bytes are under way at once: further ones wait for room.
+/// The number of requests and bytes in flight is limited. Further requests wait for room.
 pub struct Connection(Arc<Shared>);
 
-/// What a connection shares with the requests that are under way.
+/// The state that a connection shares with the requests in flight.
 struct Shared {
     name: String,
-    /// What this client calls itself.
+    /// The number by which this client identifies itself.
     client: u64,
     link: Link,
     flow: Flow,
@@ -43,18 +44,18 @@ struct Shared {
 }
 
 impl Connection {
-    /// A connection of the task of `clients` to the server of task `to`.
+    /// Creates a connection from the task of `clients` to the server of task `to`.
     pub fn new(clients: ClientBuilder, to: Task) -> Self {
         ConnectionBuilder::new(clients).open(to)
     }
 
-    /// How a connection is set up.
+    /// Returns a builder for connections with other settings.
     pub fn builder(clients: ClientBuilder) -> ConnectionBuilder {
         ConnectionBuilder::new(clients)
     }
 }
 
-/// How connections to parameter servers are set up.
+/// The settings of connections to parameter servers.
 #[derive(Clone, Debug)]
 pub struct ConnectionBuilder {
     clients: ClientBuilder,
@@ -68,23 +69,24 @@ impl ConnectionBuilder {
         Self { clients, calls: 64, bytes: 256 << 20, half: false }
     }
 
-    /// How many requests may be under way at once; 64 by default.
+    /// Sets the maximum number of requests in flight; 64 by default.
     pub fn calls(self, calls: usize) -> Self {
         Self { calls: calls.max(1), ..self }
     }
 
-    /// How many bytes the requests that are under way may have; 256 MiB by default. One that is larger goes alone.
+    /// Sets the maximum number of bytes of the requests in flight; 256 MiB by default. A larger request is sent
+    /// alone.
     pub fn bytes(self, bytes: u64) -> Self {
         Self { bytes, ..self }
     }
 
-    /// Sends gradients of `float32`, and has rows sent, as `bfloat16`: half as many bytes, and numbers of 8 bits. By default
-    /// they are sent as they are.
+    /// Sends gradients of `float32`, and receives rows, as `bfloat16`: half as many bytes, with 8 significant
+    /// bits. By default they are sent unchanged.
     pub fn bfloat16(self, half: bool) -> Self {
         Self { half, ..self }
     }
 
-    /// A connection to the server of a task of the cluster.
+    /// Creates a connection to the server of a task of the cluster.
     pub fn open(self, to: Task) -> Connection {
         let Self { clients, calls, bytes, half } = self;
         let name = to.to_string();
@@ -141,7 +143,7 @@ impl Channel for Connection {
     }
 }
 
-/// How many requests there are in it, and how many changes.
+/// Returns the number of requests and the number of changes.
 fn count(request: &Request) -> (usize, u64) {
     match request {
         Request::Batch(all) => (all.len(), all.iter().filter(|one| one.is_change()).count() as u64),

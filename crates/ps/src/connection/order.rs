@@ -1,4 +1,5 @@
-//! Requests are sent in the order in which they were started, also over a connection that takes the place of one that was lost.
+//! The order of requests: they are sent in the order in which they were started, also over a new connection
+//! after one was lost.
 
 use super::Shared;
 use super::link::NoLink;
@@ -8,7 +9,7 @@ use distribute_params::ChannelError;
 use distribute_server::{CallError, Client};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Who sends now, and over which connection all requests have been sent that are under way.
+/// The right to send, and the connection over which all requests in flight were sent.
 #[derive(Default)]
 pub(super) struct Order {
     state: Mutex<State>,
@@ -17,17 +18,17 @@ pub(super) struct Order {
 
 #[derive(Default)]
 struct State {
-    /// Whether a thread is sending. The lock is not held meanwhile.
+    /// Whether a thread is sending. The lock is not held during that time.
     busy: bool,
     over: Option<Arc<Client>>,
 }
 
-/// Nobody else sends until this is dropped.
+/// A guard during which no other thread sends.
 struct Turn<'a>(&'a Order);
 
 impl Order {
-    /// Sends a request, over another connection than one that was lost; over a new one behind all that were started before. Where another
-    /// thread has done so meanwhile, there is nothing to be done.
+    /// Sends a request over a connection other than the `lost` one. Over a new connection, all earlier requests
+    /// are sent first. Does nothing if another thread has already sent the request.
     pub fn send(
         shared: &Shared,
         call: &Call,
@@ -44,7 +45,8 @@ impl Order {
             })?;
             let is_new = !turn.0.lock().over.as_ref().is_some_and(|over| Arc::ptr_eq(over, &client));
             let sent = if is_new {
-                // INV-58: what was sent over the one before, and has no answer, comes first.
+                // INV-58: requests that were sent over the previous connection, and have no response, come
+                // first.
                 shared.flow.under_way().iter().try_for_each(|earlier| earlier.send_over(&client, deadline))
             } else {
                 call.send_over(&client, deadline)
@@ -58,7 +60,7 @@ impl Order {
         Ok(())
     }
 
-    /// Waits until nobody sends; `None` at the deadline.
+    /// Waits until no thread is sending; `None` at the deadline.
     fn turn(&self, mut deadline: Deadline) -> Option<Turn<'_>> {
         let mut state = self.lock();
         while state.busy {

@@ -1,4 +1,4 @@
-//! In which order requests come to a server, when connections to it are lost.
+//! The order in which a server receives requests when connections are lost.
 
 use super::*;
 use crate::SERVICE;
@@ -13,7 +13,7 @@ use std::sync::{Mutex, mpsc};
 
 const PATIENCE: Duration = Duration::from_secs(50);
 
-/// A server that says which changes come to it, by the number of the first, and answers or not.
+/// A server that reports the number of the first change of each call, and either responds or does not.
 fn server(cluster: &ClusterSpec, answers: bool) -> (Server, mpsc::Receiver<u64>) {
     let (come, comes) = mpsc::channel();
     let come = Mutex::new((come, Vec::new()));
@@ -52,7 +52,7 @@ fn what_was_lost_is_sent_again_in_order_before_anything_new() {
         assert_eq!(comes.iter().take(5).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
         drop(first);
         let (second, comes) = server(&cluster, true);
-        // Who comes last waits first, and another one starts something new.
+        // The last request is waited for first, and another thread starts a new one.
         std::thread::scope(|scope| {
             let last = calls.pop().unwrap();
             scope.spawn(move || last.wait().unwrap());

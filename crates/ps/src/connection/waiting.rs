@@ -1,4 +1,4 @@
-//! A request that is under way, until its answer is there.
+//! A request in flight, until its response is received.
 
 use super::Shared;
 use super::flow::Permit;
@@ -13,24 +13,25 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-/// What waits for the answer to a request.
+/// The implementation of [`Waiting`] for a request.
 pub(super) struct Waits(Arc<Call>);
 
-/// A request, perhaps sent more than once. Its answer is taken by who waits for it, or by who needs its room.
+/// A request that may be sent more than once. Its response is taken by the waiting thread, or by one that needs
+/// its room.
 pub(super) struct Call {
     shared: Arc<Shared>,
     words: String,
-    /// Whether it changes something.
+    /// Whether the request changes the server's state.
     changes: bool,
     deadline: Deadline,
-    /// Locked by who waits for the answer, until the deadline at most.
+    /// Locked by the thread that waits for the response, at most until the deadline.
     state: Mutex<State>,
-    /// Locked for a moment only.
+    /// Locked only briefly.
     sent: Mutex<Sent>,
 }
 
 enum State {
-    /// With its room, until this is dropped.
+    /// The call has no response yet. It holds its room until this is dropped.
     Underway {
         _room: Permit,
     },
@@ -38,14 +39,14 @@ enum State {
     Taken,
 }
 
-/// What is kept of a request until its answer is there.
+/// The data of a request that is kept until its response is received.
 struct Sent {
     message: Message,
-    /// The connection that it was sent over last; `None` if it was not.
+    /// The connection over which it was sent last; `None` if it was not sent.
     client: Option<Arc<Client>>,
-    /// The call there; `None` if the connection was lost.
+    /// The call on that connection; `None` if the connection was lost.
     call: Option<Arc<Started>>,
-    /// Why it cannot be sent, though others can.
+    /// The error if this request cannot be sent, although others can.
     failed: Option<ChannelError>,
 }
 
@@ -88,8 +89,8 @@ impl Waiting for Waits {
 }
 
 impl Call {
-    /// Takes the answer, so that there is room for another call; says whether it has. It does not where another thread waits for
-    /// it, or `patience` was too short.
+    /// Takes the response to make room for another call, and returns whether it has. It has not if another
+    /// thread waits for the response, or if `patience` was too short.
     pub fn collect(&self, patience: Deadline) -> bool {
         let mut state: MutexGuard<'_, State> = match self.state.try_lock() {
             Ok(state) => state,
@@ -99,19 +100,19 @@ impl Call {
         matches!(*state, State::Underway { .. }) && self.advance(&mut state, patience)
     }
 
-    /// Waits for the answer, and gives the room back when it is there; says whether it is.
+    /// Waits for the response, and releases the room when it is received. Returns whether it was received.
     fn advance(&self, state: &mut State, patience: Deadline) -> bool {
         if let State::Underway { .. } = state
             && let Some(answer) = self.answer(patience)
         {
             *state = State::Over(answer);
-            // It is not needed any more, and may be large.
+            // The message is no longer needed, and may be large.
             self.sent().message = Message::new("", "");
         }
         !matches!(state, State::Underway { .. })
     }
 
-    /// The answer; `None` where it has time, but not `patience`.
+    /// Returns the response, or `None` if `patience` has passed before the deadline.
     fn answer(&self, patience: Deadline) -> Option<Result<Response, ChannelError>> {
         let deadline =
             if patience.remaining() < self.deadline.remaining() { patience } else { self.deadline };
@@ -135,7 +136,7 @@ impl Call {
             if !call.ready(deadline.remaining()) && only_patience_is_over() {
                 return None;
             }
-            // Where the connection was lost, another thread may have sent it anew.
+            // If the connection was lost, another thread may have sent the request again.
             let mine = {
                 let mut sent = self.sent();
                 sent.call.take_if(|sent| Arc::ptr_eq(sent, &call))
@@ -144,24 +145,24 @@ impl Call {
             let Some(call) = mine.and_then(Arc::into_inner) else { continue };
             match call.wait(Duration::ZERO) {
                 Ok(answer) => return Some(self.decode(answer)),
-                // Whether it was carried out is not known: a change has its number. The call is sent again.
+                // It is unknown whether the request was executed. Changes are numbered, so it is sent again.
                 Err(CallError::Lost { .. }) => {}
                 Err(error) => return Some(Err(self.failed(error))),
             }
         }
     }
 
-    /// Whether it is under way over another connection than one that was lost, or cannot be.
+    /// Returns whether the request is in flight over a connection other than the `lost` one, or cannot be sent.
     pub fn is_sent(&self, lost: Option<&Arc<Client>>) -> bool {
         let sent = self.sent();
         let is_lost = |client: &Arc<Client>| lost.is_some_and(|lost| Arc::ptr_eq(lost, client));
         sent.failed.is_some() || sent.client.as_ref().is_some_and(|client| !is_lost(client))
     }
 
-    /// Sends it over a connection, unless it was, or has an answer.
+    /// Sends the request over a connection, unless it was already sent there or has a response.
     ///
     /// # Errors
-    /// Where the connection is lost: other errors are this request's alone.
+    /// Returns an error if the connection is lost. Other errors only concern this request.
     pub fn send_over(&self, client: &Arc<Client>, deadline: Deadline) -> Result<(), CallError> {
         let message = {
             let mut sent = self.sent();
@@ -170,13 +171,13 @@ impl Call {
             if is_there || is_answered || sent.failed.is_some() || self.deadline.has_passed() {
                 return Ok(());
             }
-            // INV-57: a server that has lost what it had acknowledged finds out by this.
+            // INV-57: by this flag, a server notices that it has lost acknowledged changes.
             if self.shared.acknowledged.load(Ordering::Acquire) {
                 acknowledge(&mut sent.message);
             }
             sent.message.clone()
         };
-        // Where answers of another thread take the room, it is not held for them.
+        // The lock is not held here, because this may wait until responses of another thread leave room.
         let started = client.start(SERVICE, message, deadline.remaining());
         let mut sent = self.sent();
         match started {
@@ -227,7 +228,7 @@ impl Call {
                 ChannelError::TooLarge { server, request, what, found: length as u64, limit: limit as u64 }
             }
             CallError::Late { .. } | CallError::Room { .. } => self.late(error.to_string()),
-            // Nothing was carried out.
+            // Nothing was executed.
             CallError::Failed { fault, .. } if fault.kind == FaultKind::NoRoom => {
                 let refusal = Refusal::new(RefusalKind::Busy, format!("{request}: {fault}"));
                 ChannelError::Refused { server, refusal }

@@ -1,13 +1,13 @@
-//! Copies of bytes that are no part of a log any more: nothing is cut off that is not kept here.
+//! Copies of bytes that are removed from a log: nothing is cut off without a copy.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-/// The folder of what was set aside, in that of the server.
+/// The folder for such copies, inside that of the server.
 const FOLDER: &str = "set-aside";
 
-/// Copies a file from a byte on, on the disk, and returns where the copy is.
+/// Copies a file from an offset on, syncs the copy to disk, and returns its path.
 pub(crate) fn set_aside(path: &Path, from: u64) -> io::Result<PathBuf> {
     let mut file = distribute_files::open_own(path, false)?;
     file.seek(SeekFrom::Start(from))?;
@@ -16,7 +16,8 @@ pub(crate) fn set_aside(path: &Path, from: u64) -> io::Result<PathBuf> {
     keep(path.parent().unwrap_or(Path::new(".")), &name, file)
 }
 
-/// Writes bytes to a file among what was set aside, unless there is one of this name that has them: the log is read at each start.
+/// Writes bytes to a file for copies, unless the file exists with these bytes. The log is read at each start,
+/// so this may be repeated.
 pub(crate) fn keep_once(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<PathBuf> {
     let path = folder.join(FOLDER).join(name);
     let there = distribute_files::open_own(&path, false).and_then(|mut file| {
@@ -26,7 +27,7 @@ pub(crate) fn keep_once(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<P
     if there.is_ok_and(|there| there == bytes) { Ok(path) } else { keep(folder, name, bytes) }
 }
 
-/// Writes bytes to a new file among what was set aside.
+/// Writes bytes to a new file for copies.
 fn keep(folder: &Path, name: &str, mut bytes: impl Read) -> io::Result<PathBuf> {
     let aside = folder.join(FOLDER);
     distribute_files::create_private_folder(&aside)?;

@@ -1,8 +1,9 @@
-//! The run of the machine: what a process has written before it was killed is there, unless the machine has ended since.
+//! The current boot of the machine: after a process was killed, its writes are preserved unless the machine has
+//! restarted.
 
 use bytes::Bytes;
 
-/// Returns a name of this run of the machine; empty where the system has none.
+/// Returns an identifier of the current boot; empty if the system has none.
 pub(crate) fn id() -> Bytes {
     #[cfg(target_os = "linux")]
     let id = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();

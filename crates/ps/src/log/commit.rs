@@ -1,4 +1,4 @@
-//! The log that threads write to at once, and wait for.
+//! The log that several threads append to, and whose commits they wait for.
 
 use super::{Disk, LogFile, Opens, Record, path};
 use crate::Durability;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long a thread waits until another one has written to the disk.
+/// The time that a thread waits until another one has synced to disk.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The log of one server.
@@ -20,23 +20,24 @@ pub(crate) struct Journal {
     file: Mutex<LogFile>,
     durable: Mutex<Durable>,
     changed: Condvar,
-    /// Whether a record could not be appended since tables were saved.
+    /// Whether an append has failed since the last snapshot.
     refuses: AtomicBool,
 }
 
-/// How far the log is on the disk.
+/// The part of the log that is on disk.
 #[derive(Debug)]
 struct Durable {
-    /// All records below this number are.
+    /// All records below this number are on disk.
     below: u64,
-    /// Whether a thread waits for the disk now.
+    /// Whether a thread is syncing at the moment.
     syncing: bool,
-    /// Why nothing more is, and the number of the record that was next then: who has failed once cannot know what is on the disk.
+    /// The reason why syncs have failed, and the next record's number at that time. After a failed sync, the
+    /// state of the disk is unknown.
     failed: Option<(u64, String)>,
 }
 
 impl Journal {
-    /// Goes on with a log.
+    /// Resumes a log.
     pub fn new(folder: &Path, opens: Opens, durability: Durability, file: LogFile) -> Self {
         let durable = Durable { below: file.next(), syncing: false, failed: None };
         let (folder, file, durable) = (folder.to_path_buf(), Mutex::new(file), Mutex::new(durable));
@@ -51,12 +52,12 @@ impl Journal {
         }
     }
 
-    /// The folder that it is in.
+    /// Returns the folder of the log.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Appends a record, and gives its number: what is killed now comes back with it.
+    /// Appends a record, and returns its number. From now on the record survives if the process is killed.
     pub fn append(&self, record: &Record) -> io::Result<u64> {
         let appended = match &self.durable().failed {
             Some((_, reason)) if self.durability != Durability::System => {
@@ -71,32 +72,33 @@ impl Journal {
         appended
     }
 
-    /// Whether changes are refused, or were since tables were saved: to save them may help.
+    /// Returns whether changes are refused, or were since the last snapshot. A new snapshot may help.
     pub fn refuses(&self) -> bool {
         self.refuses.load(Ordering::Relaxed) || self.durable().failed.is_some()
     }
 
-    /// The number of the next record.
+    /// Returns the number of the next record.
     pub fn next(&self) -> u64 {
         self.file().next()
     }
 
-    /// Returns the number of bytes of the file that is written to.
+    /// Returns the number of bytes of the current file.
     pub fn bytes(&self) -> u64 {
         self.file().bytes()
     }
 
-    /// Whether the file that is written to has a change.
+    /// Returns whether the current file has a change.
     pub fn has_changes(&self) -> bool {
         self.file().has_changes()
     }
 
-    /// Marks that all changes so far were acknowledged: what is damaged of them later is no torn end. Best effort.
+    /// Marks all changes so far as acknowledged, so that later damage to them is not taken for a torn end. Best
+    /// effort.
     pub fn mark(&self) {
         let _ = self.file().mark();
     }
 
-    /// Waits until all records below a number are as safe as was asked for.
+    /// Waits until all records below a number are as safe as the durability requires.
     pub fn commit(&self, below: u64) -> io::Result<()> {
         match self.durability {
             Durability::Disk => self.sync(below),
@@ -104,7 +106,7 @@ impl Journal {
         }
     }
 
-    /// Waits until all records below a number are on the disk. Of several threads, one waits for the disk.
+    /// Waits until all records below a number are on disk. If several threads call this, one of them syncs.
     pub fn sync(&self, below: u64) -> io::Result<()> {
         let mut deadline = Deadline::after(PATIENCE);
         let mut durable = self.durable();
@@ -145,7 +147,7 @@ impl Journal {
         synced
     }
 
-    /// Begins a new file, and returns the number of its first record. No thread may append meanwhile.
+    /// Begins a new file, and returns the number of its first record. No thread may append at the same time.
     pub fn rotate(&self) -> io::Result<u64> {
         let next = self.next();
         let has_failed = self.durable().failed.is_some();
@@ -163,7 +165,7 @@ impl Journal {
             new.disk().sync().or_else(|error| if has_failed { Ok(()) } else { Err(error) })?;
             Ok(new)
         };
-        // The new file first: a file that says that another one follows it is damage if there is none.
+        // The new file is created first: a sealed file without a following one is damage.
         let new = begin().and_then(|new| match file.seal() {
             Err(error) if !has_failed => Err(error),
             _ => Ok(new),
@@ -171,7 +173,7 @@ impl Journal {
         match new {
             Ok(new) => *file = new,
             Err(error) => {
-                // The log goes on in the file before, and this number is another file's.
+                // The log continues in the previous file, and this number belongs to another file.
                 let _ = std::fs::remove_file(&path);
                 return Err(error);
             }
@@ -179,7 +181,7 @@ impl Journal {
         Ok(next)
     }
 
-    /// A snapshot has all records below this number: what could not be written to the disk is there now.
+    /// Clears a failure after a snapshot with all records below this number, which no longer depend on the log.
     pub fn forget_failure(&self, below: u64) {
         self.refuses.store(false, Ordering::Relaxed);
         let mut durable = self.durable();

@@ -1,17 +1,17 @@
-//! What a log writes to.
+//! The files that a log writes to.
 
 use std::fs::File;
 use std::io::{self, IoSlice, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-/// A file that grows at its end. Tests have one that is full.
+/// A file that is appended to. Tests have an implementation that is full.
 pub(crate) trait Disk: Send + Sync {
-    /// Writes some of these bytes at the end, and says how many.
+    /// Appends some of these bytes, and returns their number.
     fn write(&self, parts: &[IoSlice<'_>]) -> io::Result<usize>;
-    /// Cuts it off.
+    /// Truncates the file.
     fn truncate(&self, length: u64) -> io::Result<()>;
-    /// Waits until it is on the disk.
+    /// Waits until the file is on disk.
     fn sync(&self) -> io::Result<()>;
 }
 
@@ -29,13 +29,13 @@ impl Disk for File {
     }
 }
 
-/// Opens the file that a log goes on in.
+/// A function that opens the file in which a log continues.
 pub(crate) type Opens = Arc<dyn Fn(&Path) -> io::Result<Arc<dyn Disk>> + Send + Sync>;
 
-/// Opens a file of a folder, or makes it. Whatever is at its end, what is written comes after it. A link is refused.
+/// Opens or creates a file of a folder. Writes are appended to its end. Symbolic links are refused.
 pub(crate) fn open_disk(path: &Path) -> io::Result<Arc<dyn Disk>> {
     let file = distribute_files::open_append(path)?;
-    // That there is such a file has to be on the disk, too.
+    // The entry in the folder must also be on disk.
     if let Some(folder) = path.parent() {
         File::open(folder)?.sync_all()?;
     }
@@ -48,18 +48,18 @@ pub(crate) mod tests {
     use std::fs::OpenOptions;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-    /// A disk that has so many bytes of room, and may fail.
+    /// A disk with limited room, which may fail.
     #[derive(Debug)]
     pub(crate) struct Faulty {
         pub(crate) room: AtomicU64,
         pub(crate) fails: AtomicBool,
     }
 
-    /// A file on it.
+    /// A file on that disk.
     struct FaultyFile(File, Arc<Faulty>);
 
     impl Faulty {
-        /// With room, and well.
+        /// Creates a disk with room and without failures.
         pub(crate) fn new() -> Arc<Self> {
             Arc::new(Self { room: AtomicU64::new(u64::MAX / 2), fails: AtomicBool::new(false) })
         }

@@ -1,4 +1,4 @@
-//! One file of a log, written.
+//! Writing one file of a log.
 
 use super::boot;
 use super::disk::Disk;
@@ -7,7 +7,7 @@ use bytes::Bytes;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 
-/// The end of a log. A record is in it completely, or not at all.
+/// The end of a log. Each record is written completely, or not at all.
 pub(crate) struct LogFile {
     disk: Arc<dyn Disk>,
     /// The number of its bytes.
@@ -16,16 +16,16 @@ pub(crate) struct LogFile {
     link: Link,
     /// Whether it has a change.
     changed: bool,
-    /// Whether this process has written that it goes on here.
+    /// Whether this process has written a begin record.
     begun: bool,
-    /// Whether the last record is a change, after which there is no mark.
+    /// Whether the last record is a change without a mark after it.
     unmarked: bool,
-    /// Whether there may be half a record after `end`, which could not be removed.
+    /// Whether there may be a partial record after `end`, which could not be removed.
     torn: bool,
 }
 
 impl LogFile {
-    /// Resumes after `end` bytes. Before the first change it is written that a server goes on here.
+    /// Resumes after `end` bytes. A begin record is written before the first change.
     pub fn new(disk: Arc<dyn Disk>, end: u64, link: Link, changed: bool) -> Self {
         Self { disk, end, link, changed, begun: false, unmarked: false, torn: false }
     }
@@ -40,7 +40,7 @@ impl LogFile {
         self.link
     }
 
-    /// Whether it has a change.
+    /// Returns whether it has a change.
     pub fn has_changes(&self) -> bool {
         self.changed
     }
@@ -50,12 +50,12 @@ impl LogFile {
         self.end
     }
 
-    /// Returns what it is written to.
+    /// Returns the file that it writes to.
     pub fn disk(&self) -> Arc<dyn Disk> {
         self.disk.clone()
     }
 
-    /// Writes that a server goes on here, unless it was written before.
+    /// Writes a begin record, unless there is one.
     pub fn begin(&mut self) -> io::Result<()> {
         if !self.begun {
             self.write(Kind::Begin, &Record::of_log(boot::id()))?;
@@ -73,8 +73,8 @@ impl LogFile {
         Ok(self.link.number - 1)
     }
 
-    /// Appends a mark after the last change, if there is none: with it, damage of a change that was acknowledged is told from a change
-    /// that was being written.
+    /// Appends a mark after the last change, if there is none. The mark distinguishes damage to an acknowledged
+    /// change from a change that was being written.
     pub fn mark(&mut self) -> io::Result<()> {
         if self.unmarked {
             self.write(Kind::Mark, &Record::of_log(Bytes::new()))?;
@@ -83,11 +83,11 @@ impl LogFile {
         Ok(())
     }
 
-    /// Writes that the log goes on in another file.
+    /// Writes that the log continues in another file.
     pub fn seal(&mut self) -> io::Result<()> {
         let before = self.link;
         let sealed = self.write(Kind::End, &Record::of_log(Bytes::new()));
-        // The next file goes on after the last record, whether this one is there or not.
+        // The next file continues after the last record, whether the end record was written or not.
         self.link = before;
         sealed
     }

@@ -1,22 +1,24 @@
-//! Changes on the disk, before they are acknowledged.
+//! The log: changes on disk, before they are acknowledged.
 //!
-//! A log is a series of files, each named by the number of its first record: `changes-00000000000000000000.log`. Changes have
-//! the numbers that follow. A snapshot begins a new file, and those before are removed when it is complete.
+//! A log is a series of files, each named by the number of its first record:
+//! `changes-00000000000000000000.log`. Changes are numbered consecutively. A snapshot begins a new file, and
+//! earlier files are removed when it is complete.
 //!
-//! Each record has its number and the checksum of the record before it, so that none can be missing, be twice, or be in another place
-//! unnoticed. Beside changes there are records of the log itself ([`Kind`]). A record that is not there completely is a *torn end* if it
-//! is the last, and the process or the machine ended while it was written; anything else is damage.
+//! Each record has its number and the checksum of the previous record. Missing, repeated and misplaced records
+//! are therefore detected. In addition to changes there are records of the log itself ([`Kind`]). An incomplete
+//! record is a *torn end* if it is the last one, and the process or the machine stopped while it was written.
+//! Anything else is damage.
 //!
-//! | file | what it is |
+//! | file | contents |
 //! |---|---|
-//! | `record` | a record as bytes: pure |
-//! | `file` | the end of a log, written |
-//! | `commit` | the log that threads write to at once, and wait for |
-//! | `scan` | one file, read record by record |
-//! | `read` | all files, read: torn ends, and damage |
-//! | `repair` | what is damaged, left out |
-//! | `aside` | what is no part of the log any more, kept |
-//! | `disk`, `boot` | the system: files, and since when the machine runs |
+//! | `record` | a record as bytes |
+//! | `file` | writing the end of a log |
+//! | `commit` | the log that several threads append to, and whose commits they wait for |
+//! | `scan` | reading one file, record by record |
+//! | `read` | reading all files: torn ends, and damage |
+//! | `repair` | removing damage |
+//! | `aside` | copies of bytes that are removed from the log |
+//! | `disk`, `boot` | the system: files, and the current boot of the machine |
 
 mod aside;
 mod boot;
@@ -43,17 +45,17 @@ pub(crate) use repair::repair;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The name of the file whose first record has this number.
+/// Returns the path of the file whose first record has this number.
 pub(crate) fn path(folder: &Path, first: u64) -> PathBuf {
     folder.join(format!("changes-{first:020}.log"))
 }
 
-/// The number of the first record of a file of this name.
+/// Returns the number of the first record of a file with this name.
 pub(crate) fn first(name: &str) -> Option<u64> {
     name.strip_prefix("changes-")?.strip_suffix(".log")?.parse().ok()
 }
 
-/// Returns the numbers of the first records of all files of a folder, in their order.
+/// Returns the numbers of the first records of all files of a folder, in order.
 pub(crate) fn firsts(folder: &Path) -> io::Result<Vec<u64>> {
     let mut firsts = Vec::new();
     for entry in std::fs::read_dir(folder)? {

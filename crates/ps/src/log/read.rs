@@ -1,4 +1,5 @@
-//! Reads all files of a log, and tells damage from a record that was being written when the process ended.
+//! Reading all files of a log, and telling damage from a record that was being written when the process
+//! stopped.
 
 use super::record::{Kind, Link, Record};
 use super::scan::{Broken, Entry, Found, Scan};
@@ -7,12 +8,12 @@ use bytes::Bytes;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The file in which a log goes on.
+/// The file in which a log continues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tail {
     /// The number of its first record.
     pub first: u64,
-    /// The number of its bytes that whole records take.
+    /// The number of bytes of complete records.
     pub end: u64,
     /// The position of the next record.
     pub link: Link,
@@ -22,18 +23,19 @@ pub(crate) struct Tail {
     pub torn: Option<Torn>,
 }
 
-/// The torn end of a log: no record follows it, and none before it is missing.
+/// The torn end of a log: no record follows it, and no record before it is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Torn {
-    /// The fault, to be read after the name of the file.
+    /// A description of the fault, to be read after the name of the file.
     pub what: String,
     /// The number of its bytes.
     pub bytes: u64,
-    /// Whether a process was killed while it wrote this, so that it was not acknowledged. Otherwise the machine has ended since.
+    /// Whether a process was killed while it wrote the record, so that it was not acknowledged. Otherwise the
+    /// machine has restarted since.
     pub is_prefix: bool,
 }
 
-/// A reason for which a log is not read any further.
+/// The reason why reading a log stops.
 #[derive(Debug)]
 pub(crate) enum ReadError {
     Io(PathBuf, io::Error),
@@ -42,35 +44,35 @@ pub(crate) enum ReadError {
     Damaged(Damage),
 }
 
-/// A place in a log that has something else than records, or where some are missing.
+/// A range of a log that has no valid records, or where records are missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Damage {
-    /// The file. It may be the file that is missing.
+    /// The file, which may be the missing one.
     pub path: PathBuf,
-    /// The first byte of the damage, and the one after its last.
+    /// The offset of the first damaged byte, and of the one after the last.
     pub bytes: (u64, u64),
-    /// The fault, to be read after the name of the file.
+    /// A description of the fault, to be read after the name of the file.
     pub reason: String,
     /// The position of the record that belongs there.
     pub link: Link,
-    /// The position of the next whole record, if there is one in this file.
+    /// The position of the next complete record, if there is one in this file.
     pub to: Option<Link>,
 }
 
-/// The things that are known of a log before it is read.
+/// The facts about a log that are known before it is read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
     /// The number of its first record.
     pub start: u64,
-    /// Whether it is known to have been begun.
+    /// Whether the log is known to have been begun.
     pub begun: bool,
 }
 
 // INV-54
-/// Gives all changes of the files `firsts` to `then`, in their order, with their numbers, and returns where the log goes on; `None` for a
-/// log that has not been begun.
+/// Passes all changes of the files `firsts` to `then`, in order and with their numbers. Returns the position at
+/// which the log continues, or `None` if the log has not been begun.
 ///
-/// Damage is given to `damaged`, and left out if that returns.
+/// Damage is passed to `damaged`, and skipped if that returns `Ok`.
 pub(crate) fn read(
     folder: &Path,
     firsts: &[u64],
@@ -87,7 +89,7 @@ pub(crate) fn read(
         let mut file =
             LogPart { path: path(folder, first), first, next, may_lack_begin, begun: false, changed: false };
         last = Some(reading.file(&mut file)?);
-        // A file of which no record is left tells nothing of the next one.
+        // A file without any valid record does not determine the next one.
         if file.begun {
             was_begun = reading.sealed;
         }
@@ -98,14 +100,14 @@ pub(crate) fn read(
     Ok(last)
 }
 
-/// A log up to the record that is read next.
+/// The state of reading a log, before the next record.
 struct Reading<'a> {
-    /// The number of the next record, and the checksum of the one before, where that is known.
+    /// The number of the next record, and the checksum of the previous one if it is known.
     number: u64,
     chain: Option<u32>,
-    /// Whether the last record says that the log goes on in another file.
+    /// Whether the last record says that the log continues in another file.
     sealed: bool,
-    /// The run of the machine in which the last records were written.
+    /// The boot of the machine in which the last records were written.
     run: Option<Bytes>,
     then: &'a mut dyn FnMut(u64, Record) -> Result<(), String>,
     damaged: &'a mut dyn FnMut(Damage) -> Result<(), ReadError>,
@@ -116,9 +118,9 @@ struct LogPart {
     path: PathBuf,
     /// The number in its name.
     first: u64,
-    /// The file that follows it.
+    /// The next file.
     next: Option<PathBuf>,
-    /// Whether its first record may be missing, since a server was ended before it had written it.
+    /// Whether its first record may be missing, because a server stopped before writing it.
     may_lack_begin: bool,
     /// Whether it has a record.
     begun: bool,
@@ -166,7 +168,7 @@ impl Reading<'_> {
         Ok(Tail { first: file.first, end, link: self.link(), changed: file.changed, torn })
     }
 
-    /// Takes the next record, which ends at byte `end`.
+    /// Processes the next record, which ends at offset `end`.
     fn entry(&mut self, file: &mut LogPart, entry: Entry, end: u64) -> Result<(), ReadError> {
         if entry.at == 0 && entry.kind == Kind::Begin && file.first != self.number {
             let reason = format!("is named after change {}, and begins with {}", file.first, self.number);
@@ -189,7 +191,8 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// Whether bytes at the end of a file, which no record follows, are a torn end: otherwise they are damage.
+    /// Returns whether bytes at the end of a file, after which there is no record, are a torn end. Otherwise
+    /// they are damage.
     fn is_torn(&self, file: &LogPart, broken: &Broken) -> io::Result<bool> {
         let Some(next) = &file.next else {
             let other_run = self.run.as_ref().is_none_or(|run| run.is_empty() || *run != boot::id());
@@ -218,13 +221,13 @@ impl Reading<'_> {
     }
 }
 
-/// Whether the next file goes on exactly here, so that no change is missing.
+/// Returns whether the next file continues exactly here, so that no change is missing.
 fn continues(next: &Path, link: Link) -> io::Result<bool> {
     let found = Scan::open(next)?.next(link.number, Some(link.chain))?;
     Ok(matches!(found, Found::Entry(_)))
 }
 
-/// Returns the fault, with the changes that are missing by it.
+/// Returns a description of the fault, with the missing changes.
 fn missing(what: &str, (from, to): (u64, u64), at: u64) -> String {
     let lost = match to.saturating_sub(from) {
         0 => String::new(),

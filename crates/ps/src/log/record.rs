@@ -1,8 +1,8 @@
-//! The records of a log as bytes. Pure.
+//! The encoding of the records of a log.
 
 use bytes::Bytes;
 
-/// The first bytes of each record: a reader finds the next one after damage by them.
+/// The first bytes of each record, by which a reader finds the next record after damage.
 pub(super) const MAGIC: [u8; 4] = *b"dps2";
 
 /// The number of bytes before head and body: see [`Header`].
@@ -11,44 +11,47 @@ pub(super) const HEADER: usize = 52;
 /// The number of bytes after head and body: a checksum of the whole record.
 pub(super) const TRAILER: usize = 4;
 
-/// A change, or that the change before with these numbers was refused after all: then head and body are empty.
+/// A change, or a notice that the preceding change with these numbers was refused; then head and body are
+/// empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// Whose change it is.
+    /// The client of the change.
     pub client: u64,
-    /// Its number.
+    /// The number of the change.
     pub sequence: u64,
-    /// The request's head.
+    /// The head of the request.
     pub head: Bytes,
-    /// The request's body.
+    /// The body of the request.
     pub body: Bytes,
 }
 
-/// The kind of a record. All but changes are written by the log itself, and have no number of their own.
+/// The kind of a record. All records except changes are written by the log itself, and have no number of their
+/// own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A change.
     Change = 0,
-    /// A server goes on from here; the first record of each file. Its body says since when the machine runs.
+    /// A server resumes from here; the first record of each file. Its body identifies the boot of the machine.
     Begin = 1,
-    /// The changes before it were acknowledged: damage of them is no torn end.
+    /// All previous changes were acknowledged, so damage to them is not a torn end.
     Mark = 2,
-    /// The log goes on in another file.
+    /// The log continues in another file.
     End = 3,
-    /// A repair has left out what was damaged here. Its body says where the log goes on.
+    /// A repair has removed damage here. Its body has the position at which the log continues.
     Gap = 4,
 }
 
 /// The position of a record in its log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Link {
-    /// The number of the record; for all but changes, that of the next change.
+    /// The number of the record; for records other than changes, the number of the next change.
     pub number: u64,
-    /// The checksum of the record before.
+    /// The checksum of the previous record.
     pub chain: u32,
 }
 
-/// The first bytes of a record: its kind, the lengths of head and body, client, sequence, position, and the checksum of these.
+/// The header of a record: its kind, the lengths of head and body, client, sequence, position, and a checksum
+/// of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub kind: Kind,
@@ -60,12 +63,12 @@ pub(super) struct Header {
 }
 
 impl Record {
-    /// Returns a record of the log itself.
+    /// Creates a record of the log itself.
     pub(super) fn of_log(body: Bytes) -> Self {
         Self { client: 0, sequence: 0, head: Bytes::new(), body }
     }
 
-    /// Returns what is written before head and body; `None` if a head is longer than any that comes over a connection.
+    /// Returns the header; `None` if the head is longer than any that is received over a connection.
     pub(super) fn header(&self, kind: Kind, link: Link) -> Option<[u8; HEADER]> {
         let mut bytes = [0; HEADER];
         bytes[..4].copy_from_slice(&MAGIC);
@@ -81,33 +84,33 @@ impl Record {
         Some(bytes)
     }
 
-    /// Returns all of it as bytes.
+    /// Returns the encoded record.
     pub(super) fn encoded(&self, kind: Kind, link: Link) -> Option<Vec<u8>> {
         let header = self.header(kind, link)?;
         let trailer = self.checksum(&header).to_le_bytes();
         Some([&header[..], &self.head, &self.body, &trailer].concat())
     }
 
-    /// Returns the checksum of all of it, which is written after head and body, and in the next record.
+    /// Returns the checksum of the record, which is written after head and body, and in the next record.
     pub(super) fn checksum(&self, header: &[u8; HEADER]) -> u32 {
-        // Without the header's own checksum: with it, this would be the same for all headers.
+        // The header's own checksum is excluded: with it, the result would be the same for all headers.
         let sum = crc32c::crc32c_append(crc32c::crc32c(&header[..HEADER - 4]), &self.head);
         crc32c::crc32c_append(sum, &self.body)
     }
 
-    /// Returns the number of bytes that it takes.
+    /// Returns the number of bytes of the record.
     pub(crate) fn bytes(&self) -> u64 {
         (HEADER + TRAILER + self.head.len() + self.body.len()) as u64
     }
 
-    /// Whether it takes the change of the same numbers back.
+    /// Returns whether the record revokes the change with the same numbers.
     pub(crate) fn is_refusal(&self) -> bool {
         self.head.is_empty()
     }
 }
 
 impl Header {
-    /// Returns what these bytes say, if their checksum is right.
+    /// Decodes a header, if its checksum is correct.
     pub fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
         if bytes[..4] != MAGIC || small(bytes, 48)? != crc32c::crc32c(&bytes[..48]) {
             return None;
@@ -131,19 +134,19 @@ impl Header {
         })
     }
 
-    /// Returns the number of bytes of the whole record; `None` for more than a file can have.
+    /// Returns the number of bytes of the whole record; `None` if a file cannot have that many.
     pub fn whole(&self) -> Option<u64> {
         self.head.checked_add(self.body)?.checked_add((HEADER + TRAILER) as u64)
     }
 
-    /// Whether a file begins as the logs of version 1 do, which have other records.
+    /// Returns whether a file begins like a log of version 1, whose records are different.
     pub fn is_of_version_1(bytes: &[u8]) -> bool {
         bytes.len() >= 32 && small(bytes, 28).is_some_and(|sum| sum == crc32c::crc32c(&bytes[..28]))
     }
 }
 
 impl Link {
-    /// Returns the position as the body of a [`Kind::Gap`].
+    /// Encodes the position as the body of a [`Kind::Gap`].
     pub(super) fn to_bytes(self) -> Bytes {
         [&self.number.to_le_bytes()[..], &self.chain.to_le_bytes()].concat().into()
     }

@@ -1,4 +1,4 @@
-//! Leaves damage out of a log: files are written again without it, and kept as they were.
+//! Removing damage from a log: files are rewritten without it, and the originals are kept.
 
 use super::record::{Kind, Link, Record};
 use super::{Damage, boot, path, set_aside};
@@ -9,7 +9,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::PathBuf;
 
-/// Leaves out of a log what was found to be damaged, and returns where the files are as they were. `last` is the last file.
+/// Removes damage from a log, and returns the paths of the original files. `last` is the last file.
 pub(crate) fn repair(damage: &[Damage], last: Option<u64>) -> io::Result<Vec<PathBuf>> {
     let mut of_files: BTreeMap<&PathBuf, Vec<&Damage>> = BTreeMap::new();
     for one in damage {
@@ -24,12 +24,12 @@ pub(crate) fn repair(damage: &[Damage], last: Option<u64>) -> io::Result<Vec<Pat
         let mut name = old.clone();
         let named = path(folder, first.link.number);
         if content.is_empty() && is_last && (named == *old || !named.exists()) {
-            // The log goes on in it.
+            // The log continues in this file.
             name = named;
             let begin = Record::of_log(boot::id()).encoded(Kind::Begin, first.link);
             content.parts.push(Part::Bytes(begin.unwrap_or_default()));
         } else if first.bytes == (0, 0) && !named.exists() {
-            // It now begins where one before it is missing.
+            // The file now begins where a previous one is missing.
             name = named;
         }
         if old.exists() {
@@ -49,7 +49,7 @@ pub(crate) fn repair(damage: &[Damage], last: Option<u64>) -> io::Result<Vec<Pat
     Ok(kept)
 }
 
-/// The contents of a file after it was repaired.
+/// The contents of a file after its repair.
 struct Content {
     old: Option<File>,
     parts: Vec<Part>,
@@ -95,7 +95,7 @@ impl Content {
     }
 }
 
-/// Returns the record with which a log goes on elsewhere.
+/// Returns the record after which a log continues at another position.
 fn gap(from: Link, to: Link) -> Vec<u8> {
     Record::of_log(to.to_bytes()).encoded(Kind::Gap, from).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Reads one file of a log record by record, also past damage.
+//! Reading one file of a log record by record, also past damage.
 
 use super::record::{HEADER, Header, Kind, Link, MAGIC, Record, TRAILER};
 use bytes::Bytes;
@@ -9,14 +9,14 @@ use std::path::Path;
 /// The number of bytes that are searched at once for the next record.
 const SEARCHED: usize = 1 << 20;
 
-/// A file of a log that is being read. Nothing is allocated for lengths that the file doesn't have.
+/// A file of a log that is being read. Invalid lengths do not cause allocations.
 pub(crate) struct Scan {
     from: BufReader<File>,
     length: u64,
     at: u64,
 }
 
-/// A record of a file, with its position there.
+/// A record of a file, with its offset.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub kind: Kind,
@@ -27,7 +27,7 @@ pub(crate) struct Entry {
     pub record: Record,
 }
 
-/// The next record of a file, or the reason that there is none.
+/// The next record of a file, or the reason why there is none.
 #[derive(Debug)]
 pub(crate) enum Found {
     Entry(Entry),
@@ -39,11 +39,11 @@ pub(crate) enum Found {
 /// Bytes that are not the next record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Broken {
-    /// The fault, to be read after the name of the file.
+    /// A description of the fault, to be read after the name of the file.
     pub what: String,
-    /// The position of the first of them.
+    /// The offset of the first of them.
     pub at: u64,
-    /// Whether they are the first bytes of the next record, and the others are missing, as where a process is killed that writes.
+    /// Whether they are a prefix of the next record, as after a process is killed while writing.
     pub is_prefix: bool,
     /// Whether the file is of version 1.
     pub is_old: bool,
@@ -56,7 +56,7 @@ impl Scan {
         Ok(Self { from: BufReader::with_capacity(1 << 20, file), length, at: 0 })
     }
 
-    /// Returns the position of the next record.
+    /// Returns the offset of the next record.
     pub fn at(&self) -> u64 {
         self.at
     }
@@ -66,7 +66,7 @@ impl Scan {
         self.length
     }
 
-    /// Reads the next record, which has to have this number and, where that is known, this checksum of the one before.
+    /// Reads the next record. It must have this number and, if known, this checksum of the previous record.
     pub fn next(&mut self, number: u64, chain: Option<u32>) -> io::Result<Found> {
         let left = self.length.saturating_sub(self.at);
         if left == 0 {
@@ -107,7 +107,7 @@ impl Scan {
         }
     }
 
-    /// Reads what comes after a header, of which the file has all; `None` if its checksum is another one.
+    /// Reads the record after its header, all of which is in the file; `None` if its checksum is wrong.
     fn rest(&mut self, head: &Header, header: &[u8; HEADER]) -> io::Result<Option<Entry>> {
         let mut take = |length: u64| {
             let mut bytes = vec![0; length as usize];
@@ -132,7 +132,7 @@ impl Scan {
                 Some(to) if to.number >= link.number => next = to,
                 _ => return Ok(None),
             },
-            // The next file goes on after the record before it.
+            // The next file continues after the previous record.
             Kind::End => next = link,
             Kind::Begin | Kind::Mark => {}
         }
@@ -140,7 +140,8 @@ impl Scan {
         Ok(Some(Entry { kind, link, next, at, record }))
     }
 
-    /// Goes to the next whole record, of at least this number, and returns its position in the log; `None` where no such record follows.
+    /// Searches for the next complete record with at least this number, and returns its position in the log;
+    /// `None` if there is none.
     pub fn search(&mut self, least: u64) -> io::Result<Option<Link>> {
         let (mut window, mut base) = (Vec::new(), self.at);
         self.from.seek(SeekFrom::Start(base))?;
@@ -189,7 +190,7 @@ impl Scan {
     }
 }
 
-/// Whether these may be the first bytes of a record, of which less is there than its header.
+/// Returns whether these bytes may be the beginning of a record, of which not even the header is complete.
 fn may_begin(bytes: &[u8], number: u64, chain: Option<u32>) -> bool {
     let agrees = |at: usize, expected: &[u8]| {
         bytes.iter().skip(at).zip(expected).all(|(found, expected)| found == expected)

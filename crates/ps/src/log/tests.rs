@@ -1,4 +1,4 @@
-//! Logs that were cut off, damaged, and repaired.
+//! Truncated, damaged, and repaired logs.
 
 use super::record::{Kind, Link};
 use super::*;
@@ -18,7 +18,7 @@ fn records(count: u64) -> Vec<Record> {
 
 const KNOWN: Known = Known { start: 0, begun: true };
 
-/// All changes of a folder, and where its log goes on.
+/// Returns all changes of a folder, and the position at which its log continues.
 fn all(folder: &Path, known: Known) -> (Vec<Record>, Result<Option<read::Tail>, ReadError>) {
     let mut all = Vec::new();
     let add = |number, record| {
@@ -36,7 +36,7 @@ fn open(folder: &Path, first: u64) -> LogFile {
     LogFile::new(disk, 0, Link { number: first, chain: 0 }, false)
 }
 
-/// A log of two files, of which the second was resumed once; the last change has a mark if `marked`.
+/// Creates a log of two files, of which the second was resumed once; the last change has a mark if `marked`.
 fn log(folder: &Path, written: &[Record], marked: bool) {
     let journal = Journal::new(folder, Arc::new(open_disk), Durability::System, open(folder, 0));
     let third = written.len() / 3;
@@ -55,7 +55,7 @@ fn log(folder: &Path, written: &[Record], marked: bool) {
     }
 }
 
-/// What is damaged, if it is told.
+/// Returns the damage, if it is detected.
 fn damage(found: (Vec<Record>, Result<Option<read::Tail>, ReadError>), written: &[Record]) -> Option<Damage> {
     match found.1 {
         Ok(_) => {
@@ -70,7 +70,7 @@ fn damage(found: (Vec<Record>, Result<Option<read::Tail>, ReadError>), written: 
     }
 }
 
-/// Repairs a log, after which it can be read, and returns the changes that are there.
+/// Repairs a log, checks that it can be read, and returns its changes.
 fn repaired(folder: &Path) -> Vec<Record> {
     let (files, mut found) = (firsts(folder).unwrap(), Vec::new());
     let collect = |damage| {
@@ -94,7 +94,7 @@ fn repaired(folder: &Path) -> Vec<Record> {
     changes
 }
 
-/// Whether these are some of those, in their order.
+/// Returns whether `some` is a subsequence of `all`.
 fn are_among(some: &[Record], all: &[Record]) -> bool {
     let mut all = all.iter();
     some.iter().all(|one| all.any(|other| one == other))
@@ -118,7 +118,7 @@ fn wherever_a_log_is_cut_off_the_whole_records_before_are_read() {
         fs::write(&path, &bytes[..cut as usize]).unwrap();
         let (found, tail) = all(folder.path(), KNOWN);
         if cut < ends[0] {
-            // It was begun, so there was more.
+            // The log was begun, so there was more.
             assert!(
                 matches!(tail, Err(ReadError::Damaged(damage)) if damage.bytes.0 == 0 && damage.path == path)
             );
@@ -164,7 +164,7 @@ fn each_flipped_bit_is_named_or_loses_nothing() {
             }
             fs::write(&path, &bytes).unwrap();
         }
-        // The end of the first file, of which nothing is lost.
+        // The end of the first file, where no change is lost.
         assert!(named > 1000 && harmless == 56, "{named} {harmless}");
     }
 }
@@ -188,7 +188,7 @@ fn bytes_that_are_zero_added_or_removed_are_named_or_lose_nothing() {
                 let (before, after) = (&bytes[..at], &bytes[end..]);
                 let added = vec![b'd'; count];
                 check([before, &added, &bytes[at..]].concat());
-                // What is removed up to the end of the last file is a torn end: see the test above.
+                // Bytes removed up to the end of the last file are a torn end: see the previous test.
                 if first == 0 || end <= bytes.len() - 56 {
                     check([before, after].concat());
                 }
@@ -219,20 +219,20 @@ fn a_file_that_is_removed_or_cut_off_or_another_ones_is_named() {
         assert_eq!((&found.path, found.bytes), (named, (0, 0)));
         fs::write(path, bytes).unwrap();
     }
-    // Both are gone.
+    // Both files are gone.
     fs::remove_file(&first).unwrap();
     fs::remove_file(&second).unwrap();
     let found = damage(all(folder.path(), KNOWN), &written).unwrap();
     assert_eq!((found.path, found.reason), (first.clone(), "is missing".to_owned()));
     fs::write(&second, &last).unwrap();
-    // One that is not the last has no torn end.
+    // A file that is not the last has no torn end.
     for cut in 0..bytes.len() {
         fs::write(&first, &bytes[..cut]).unwrap();
         if let Some(found) = damage(all(folder.path(), KNOWN), &written) {
             assert!(found.path == first || found.path == second && found.bytes.0 == 0, "{found:?}");
         }
     }
-    // Of another log, with the same numbers.
+    // A file of another log, with the same numbers.
     fs::write(&first, &bytes).unwrap();
     let other = tempfile::tempdir().unwrap();
     let mut changed = written.clone();
@@ -243,7 +243,7 @@ fn a_file_that_is_removed_or_cut_off_or_another_ones_is_named() {
     assert_eq!((found.path, found.bytes.0), (second, 0));
 }
 
-/// A log that was written before the machine was started again.
+/// Returns a log that was written before the machine was restarted.
 fn of_another_run(records: &[Record]) -> Vec<u8> {
     let mut link = Link { number: 0, chain: 0 };
     let begin = Record::of_log("another run".into());
@@ -316,7 +316,7 @@ fn a_repaired_log_has_all_changes_that_can_be_read_and_what_it_was_is_kept() {
         let found = repaired(folder.path());
         assert!(are_among(&found, &written));
     }
-    // One record that is damaged is all that is lost.
+    // Only the damaged record is lost.
     for first in &files {
         let bytes = fs::read(path(template.path(), *first)).unwrap();
         for at in (0..bytes.len()).step_by(23) {
@@ -361,7 +361,7 @@ fn a_disk_that_is_full_has_no_half_records() {
             assert_eq!(log.append(record).unwrap_err().kind(), io::ErrorKind::StorageFull);
         }
         disk.room.store(record.bytes() - 1, Ordering::SeqCst);
-        // Half of it stays until it can be removed.
+        // Half of the record stays until it can be removed.
         disk.fails.store(true, Ordering::SeqCst);
         assert_eq!(log.append(record).unwrap_err().kind(), io::ErrorKind::StorageFull);
         disk.room.store(1 << 20, Ordering::SeqCst);

@@ -1,4 +1,5 @@
-//! A follower that starts asks for its copy: a connection that was lost without a word looks alive from the other side.
+//! A request of a restarted follower for its copy, because a connection that was lost silently looks alive from
+//! the other side.
 
 use super::message::{Answer, Ask};
 use crate::REPLICAS;
@@ -10,14 +11,14 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// The time for which it asks. A server that starts later connects by itself.
+/// The time for which the follower sends requests. A server that starts later connects on its own.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The time that one attempt takes at most, and that until the next.
+/// The timeout of one attempt, and the delay before the next one.
 const ATTEMPT: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// Asks a server for the copy that this process has not, until it is dropped or answered.
+/// A thread that requests the missing copy from a server, until it gets a response or is dropped.
 #[derive(Debug)]
 pub(crate) struct Asking {
     end: Arc<End>,
@@ -30,7 +31,7 @@ impl Asking {
         let ended = end.clone();
         let asks = move || {
             let deadline = Deadline::after(PATIENCE);
-            // Whatever it answers, it knows of this process now.
+            // After any response, the server knows this process.
             while !deadline.has_passed() && ask(&clients, &of, run).is_none() && !ended.wait(AGAIN) {}
         };
         let thread = Builder::new().name("distribute-copy".to_owned()).spawn(asks)?;
@@ -41,12 +42,12 @@ impl Asking {
 impl Drop for Asking {
     fn drop(&mut self) {
         self.end.come();
-        // It waits for one attempt at most.
+        // This waits for one attempt at most.
         self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
     }
 }
 
-/// Asks once, and returns the answer, if one came.
+/// Sends one request, and returns the response, if there is one.
 fn ask(clients: &ClientBuilder, of: &Task, run: u64) -> Option<Answer> {
     let client = clients.connect(of, ATTEMPT).ok()?;
     let message = Ask::Copy { server: of.index as u64, run }.encode().ok()?;

@@ -1,4 +1,5 @@
-//! The course of a server and its follower, as a state machine: one question to the follower at a time, without a thread or a clock.
+//! The protocol of a server with its follower, as a state machine: one request at a time, without a thread or a
+//! clock.
 
 use super::message::{Answer, Ask, Of, Position};
 use crate::store::{Core, Follower, Known, listed};
@@ -6,62 +7,64 @@ use distribute_params::TableImage;
 
 /// The connection of a server to its follower.
 pub(super) trait Way {
-    /// Asks the follower, and waits for its answer.
+    /// Sends a request to the follower, and waits for its response.
     fn ask(&mut self, ask: Ask) -> Result<Answer, String>;
-    /// Lets no change be made until [`release`](Self::release), and waits for those that are being made.
+    /// Blocks changes until [`release`](Self::release), and waits for those in progress.
     fn hold(&mut self);
-    /// Lets changes be made again.
+    /// Allows changes again.
     fn release(&mut self);
     /// Warns the user.
     fn tell(&mut self, text: String);
 }
 
-/// The next question of a server to its follower, and what follows from the answer.
+/// The next request of a server to its follower, and the effects of the response.
 #[derive(Debug)]
 pub(super) struct Course {
     /// The name of the follower, for messages.
     to: String,
     server: u64,
     phase: Phase,
-    /// The run of the follower that was met last.
+    /// The run of the last follower that this server has connected to.
     run: Option<u64>,
-    /// The greatest life that the follower had of this server while that had none, and its tables: the follower may be lost, too.
+    /// The greatest life of this server of which the follower has had a copy, and its tables. It is kept until
+    /// this life begins, because the follower may be lost as well.
     seen: (u64, Vec<String>),
 }
 
 #[derive(Debug)]
 enum Phase {
-    /// The connection is new: what has the follower?
+    /// The connection is new, and the state of the follower is unknown.
     Meeting,
-    /// The follower's copy is fetched.
+    /// The follower's copy is being fetched.
     Taking { of: Of, broken: bool, known: Option<Known>, left: Vec<String>, taken: Vec<TableImage> },
-    /// The follower has what this server has, by the name of its life before.
+    /// The follower has the same state as this server, under the number of the previous life.
     Adopting { of: Of },
     /// The state is about to be sent.
     Opening,
     /// The state is being sent. It has all changes before `next`, and no more are made.
     Sending { next: u64, left: Vec<String> },
-    /// The follower has a copy, and is sent changes.
+    /// The follower has a copy, and receives changes.
     Following,
 }
 
-/// The state that a server begins a life with.
+/// The state with which a server begins a life.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Start {
-    /// The tables of its own.
+    /// The server's own tables.
     Own,
-    /// The tables that its follower has.
+    /// The tables of its follower's copy.
     Taken,
-    /// No tables: of a greater life than its own there is no complete copy.
+    /// No tables: there is no complete copy of a life that is greater than the server's own.
     Lost,
 }
 
 // INV-57
-/// Decides about the state that a server begins with: the newer one of its own and its follower's. `own` is its life and the number of the
-/// next record of its log, and `seen` the greatest life that its follower is known to have had a copy of, complete or not.
+/// Decides with which state a server begins: the newer one of its own and its follower's. `own` is its life and
+/// the number of the next record of its log. `seen` is the greatest life of which its follower is known to have
+/// had a copy, complete or not.
 pub(super) fn start(own: (u64, u64), found: &Position, seen: u64) -> Start {
     let (life, log) = own;
-    // The log has each change before it is sent, unless the machine has lost its power.
+    // The log has each change before it is sent, unless the machine has lost power.
     if found.life > life || found.life == life && life > 0 && found.log > log {
         Start::Taken
     } else if seen > life {
@@ -76,23 +79,24 @@ impl Course {
         Self { to, server, phase: Phase::Meeting, run: None, seen: (0, Vec::new()) }
     }
 
-    /// Begins again after the connection was lost: what the follower has is not known.
+    /// Starts again after the connection was lost, because the state of the follower is unknown.
     pub fn restart(&mut self, follower: &Follower, way: &mut impl Way) {
         self.phase = Phase::Meeting;
         way.release();
         follower.update(|state| state.is_copied = false);
     }
 
-    /// Whether the follower has started again since it was met.
+    /// Returns whether the follower has restarted since the last connection.
     pub fn is_old(&self, follower: &Follower) -> bool {
         let asked = follower.lock().asked;
         self.run.is_some() && asked.is_some() && asked != self.run
     }
 
-    /// Asks the next question, if there is one, and says whether there was.
+    /// Sends the next request, if there is one, and returns whether there was.
     ///
     /// # Errors
-    /// A text that says why the follower has not done what it was asked. The course begins again then, by [`restart`](Self::restart).
+    /// Returns a message if the follower has not executed the request. The caller must then call
+    /// [`restart`](Self::restart).
     pub fn step(&mut self, core: &Core, follower: &Follower, way: &mut impl Way) -> Result<bool, String> {
         let life = follower.lock().life;
         match &mut self.phase {
@@ -220,7 +224,7 @@ impl Course {
         Ok(())
     }
 
-    /// Resumes where the follower is, or sends it everything.
+    /// Resumes at the follower's position, or sends it the whole state.
     fn go_on(&mut self, follower: &Follower, found: Position, life: u64) -> Result<(), String> {
         let newest = found.incomplete.as_ref().map_or(0, |(life, _)| *life).max(found.life);
         if newest > life {
@@ -241,7 +245,7 @@ impl Course {
         Ok(())
     }
 
-    /// Begins a life: from here on this server has a state, and answers.
+    /// Begins a life: from now on this server has a state, and responds to requests.
     fn live(&mut self, core: &Core, follower: &Follower, life: u64) -> Result<(), String> {
         core.set_life(life).map_err(|error| error.to_string())?;
         follower.update(|state| state.life = life);
@@ -249,7 +253,7 @@ impl Course {
         Ok(())
     }
 
-    /// Notes that the follower has a complete copy, with all changes before a number.
+    /// Records that the follower has a complete copy, with all changes before a number.
     fn copied(&mut self, follower: &Follower, before: u64) {
         follower.update(|state| {
             state.arrived(before);
@@ -279,7 +283,7 @@ impl Answer {
     }
 }
 
-/// The life after one.
+/// Returns the number of the next life.
 fn next_life(life: u64) -> Result<u64, String> {
     life.checked_add(1).ok_or_else(|| format!("there is no life after {life}"))
 }

@@ -12,17 +12,17 @@ use std::sync::{Arc, MutexGuard};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// The time that the follower may take for one answer: a table may be large.
+/// The timeout for one response of the follower, which may receive a large table.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// The time that one attempt to connect takes at most, and that until the next.
+/// The timeout of one attempt to connect, and the delay before the next one.
 const CONNECT: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// The time between two looks whether the follower has started again while the connection seems to be there.
+/// The interval of checks whether the follower has restarted while the connection seems to be alive.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Sends changes to the follower, until it is dropped.
+/// A thread that sends changes to the follower, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Feeder {
     follower: Arc<Follower>,
@@ -43,7 +43,8 @@ impl Feeder {
 }
 
 impl Feeder {
-    /// A task says that it follows server `number`, and has started as this run; says whether it does.
+    /// Records that a task has started with this run, and follows server `number`. Returns whether it follows
+    /// this server.
     pub fn asked(&self, (by, number): (&Task, u64), run: u64) -> bool {
         let follows = *by == self.to && number == self.number;
         if follows {
@@ -56,7 +57,7 @@ impl Feeder {
 impl Drop for Feeder {
     fn drop(&mut self) {
         self.follower.end();
-        // It waits for one answer at most.
+        // This waits for one response at most.
         self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
     }
 }
@@ -86,7 +87,7 @@ impl Feeding {
             };
             course.restart(&self.follower, &mut over);
             let names = if self.follower.lock().life > 0 { self.core.names() } else { Vec::new() };
-            // A server that has just started, or comes back, is waited for.
+            // There is no warning for a server that has just started, or is coming back.
             if alone.is_none() && !names.is_empty() {
                 heard(|| {
                     tracing::warn!(
@@ -105,7 +106,7 @@ impl Feeding {
         }
     }
 
-    /// Asks over one connection; returns when the server ends.
+    /// Sends requests over one connection; returns when the server stops.
     fn connected(
         &self,
         course: &mut Course,
@@ -143,7 +144,7 @@ impl Feeding {
     }
 }
 
-/// A connection to the follower, and the changes that wait meanwhile.
+/// A connection to the follower, and the locks that block changes during a transfer.
 struct Over<'a> {
     client: Option<Client>,
     core: &'a Core,

@@ -1,4 +1,4 @@
-//! What a server and the one that follows it say to each other. Pure.
+//! The messages between a server and its follower.
 
 use crate::codec::{Body, ImageHead, Malformed, Rest, TensorHead, put_clients, take_clients};
 use crate::log::Record;
@@ -12,64 +12,66 @@ use serde::{Deserialize, Serialize};
 /// The version of this format.
 const VERSION: u8 = 2;
 
-/// Of which server, and of which of its lives, something is said.
+/// A server, and one of its lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Of {
     pub server: u64,
     pub life: u64,
 }
 
-/// A question of a server to the one that follows it; [`Copy`](Ask::Copy) is one of a follower.
+/// A request of a server to its follower; [`Copy`](Ask::Copy) is a request of a follower.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Ask {
-    /// The follower of a server has started, as the run of this number, and has no copy.
+    /// The follower of a server has started with this run, and has no copy.
     Copy { server: u64, run: u64 },
-    /// What it has of a server.
+    /// Return the position of the copy.
     Position { server: u64 },
-    /// All but the tables.
+    /// Return the state except the tables.
     Known(Of),
-    /// A table.
+    /// Return a table.
     Table(Of, String),
-    /// The life goes on as another one.
+    /// Rename the life of the copy to another one.
     Adopt(Of, u64),
-    /// A state is sent, in place of what there is.
+    /// Begin to receive a state, which replaces the present one.
     Begin(Of, Box<Known>),
-    /// One of its tables.
+    /// Receive one of its tables.
     Put(Of, Box<TableImage>),
-    /// That was all of it: how many changes of the life are in it, and the number in the log behind them.
+    /// Complete the state, with the number of changes of the life in it, and the number of the next record of
+    /// the log.
     End(Of, u64, u64),
-    /// Changes, of which the first has this number in its life.
+    /// Apply changes, the first of which has this number in its life.
     Changes(Of, u64, Vec<Change>),
 }
 
-/// The copy that a server has of another one.
+/// The position of a server's copy of another one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Position {
-    /// A number drawn by this process, which tells it from one before.
+    /// A random number that distinguishes this process from a previous one.
     pub run: u64,
-    /// The life that it is of; 0 if it has nothing.
+    /// The life of the copy; 0 if there is none.
     pub life: u64,
-    /// How many changes of that life it has.
+    /// The number of changes of that life in the copy.
     pub changes: u64,
-    /// The number in the log behind the last of them.
+    /// The number of the log's next record after these changes.
     pub log: u64,
     /// The names of the tables.
     pub tables: Vec<String>,
-    /// Whether a change could not be made, so that the state has to be sent again.
+    /// Whether a change could not be applied, so that the state must be sent again.
     pub broken: bool,
-    /// The life of a state of which not all has arrived, and the names of all of its tables.
+    /// The life of a partially received state, and the names of all of its tables.
     pub incomplete: Option<(u64, Vec<String>)>,
 }
 
-/// What it answers.
+/// A response.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Answer {
     Position(Position),
     Known(Box<Known>),
     Table(Box<TableImage>),
-    /// It is done.
+    /// The request was executed.
     Done,
-    /// It is not, as it has another life, or lacks something: the state has to be sent anew.
+    /// The request was refused because the follower has another life, or lacks something: the state must be
+    /// sent again.
     Refused(String),
 }
 
@@ -94,7 +96,7 @@ enum AskHead {
     Changes(Of, u64, Vec<ChangeHead>),
 }
 
-/// Client, sequence, number in the log, and the lengths of head and body.
+/// The client, the sequence number, the number in the log, and the lengths of head and body.
 #[derive(Debug, Serialize, Deserialize)]
 struct ChangeHead(u64, u64, u64, usize, usize);
 
@@ -142,7 +144,7 @@ impl KnownHead {
 }
 
 impl Ask {
-    /// The server that it is about.
+    /// Returns the server that the request is about.
     pub fn server(&self) -> u64 {
         match self {
             Self::Copy { server, .. } | Self::Position { server } => *server,

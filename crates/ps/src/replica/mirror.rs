@@ -1,4 +1,4 @@
-//! What a server has of those that it follows: their tables, in memory.
+//! The copies of other servers that a server has in memory.
 
 use super::message::{Answer, Ask, Of, Position};
 use super::replicated::Replicated;
@@ -13,21 +13,22 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The copies that a server has of those that it follows: a [`Service`] next to its own [`ParameterServer`](crate::ParameterServer). A
-/// clone is the same service.
+/// The copies of the servers that a server follows: a [`Service`] in addition to its own
+/// [`ParameterServer`](crate::ParameterServer). Clones are the same service.
 ///
-/// It answers servers with a [follower](crate::ParameterServer::followed_by) alone, and each about its own tables: a message about server
-/// `n` is refused unless it comes from the task `ps n`.
+/// It only responds to servers with a [follower](crate::ParameterServer::followed_by), and to each about its
+/// own tables. A message about server `n` is refused unless it comes from the task `ps n`.
 ///
-/// [`ParameterServer::replicas`](crate::ParameterServer::replicas) makes one that also asks for its copy when it starts.
+/// [`ParameterServer::replicas`](crate::ParameterServer::replicas) creates a service that also requests its
+/// copy when it starts.
 #[derive(Clone, Debug)]
 pub struct Replicas {
     of: Arc<Mutex<BTreeMap<u64, Arc<Mutex<Followed>>>>>,
-    /// Drawn once: it tells this process from one before.
+    /// A random number that distinguishes this process from a previous one.
     run: u64,
     /// The number of complete copies.
     complete: Arc<AtomicU64>,
-    /// The server of this process, whose follower may ask for its copy.
+    /// The server of this process, whose follower may request its copy.
     own: Option<Arc<Replicated>>,
 }
 
@@ -35,7 +36,7 @@ pub struct Replicas {
 #[derive(Debug, Default)]
 struct Followed {
     mirror: Option<Mirror>,
-    /// A copy of which not all has arrived. The complete one stays until then.
+    /// A partially received copy. The complete one is kept until the transfer ends.
     incomplete: Option<Mirror>,
 }
 
@@ -47,10 +48,10 @@ struct Mirror {
     log: u64,
     tables: Tables,
     ledger: Ledger,
-    /// The names of all tables of a state that is being sent.
+    /// The names of all tables of a state that is being received.
     names: Vec<String>,
     lost: Vec<String>,
-    /// Whether a change could not be made. It has all changes that were acknowledged nevertheless.
+    /// Whether a change could not be applied. The copy still has all acknowledged changes.
     broken: bool,
 }
 
@@ -62,22 +63,22 @@ impl Default for Replicas {
 }
 
 impl Replicas {
-    /// Returns a service without copies.
+    /// Creates a service without copies.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Returns the service next to a server of this process.
+    /// Creates the service in addition to a server of this process.
     pub(crate) fn beside(own: Arc<Replicated>, complete: Arc<AtomicU64>) -> Self {
         Self { own: Some(own), complete, ..Self::default() }
     }
 
-    /// Returns the number that tells this process from one before.
+    /// Returns the number that distinguishes this process from a previous one.
     pub(crate) fn run(&self) -> u64 {
         self.run
     }
 
-    /// Answers a task, which may ask about its own tables alone.
+    /// Responds to a task, which may only ask about its own tables.
     // INV-57
     pub(super) fn answer(&self, caller: &Task, ask: Ask) -> Answer {
         let server = ask.server();
@@ -126,7 +127,7 @@ impl Followed {
                 Answer::Done
             }
             Ask::Begin(of, known) => {
-                // It is newer than the copy there is, unless it comes from a server that has been replaced.
+                // The state is newer than the copy, unless it comes from a server that was replaced.
                 let newest = self.mirror.as_ref().map_or(0, |mirror| mirror.life);
                 if of.life < newest {
                     return Err(format!(
@@ -203,7 +204,7 @@ impl Mirror {
         self.tables.restore_image(image).map_err(|error| error.to_string())
     }
 
-    /// The tables that have not arrived.
+    /// Returns the tables that were not received yet.
     fn missing(&self) -> Vec<&str> {
         let there = self.tables.names();
         self.names
@@ -213,7 +214,7 @@ impl Mirror {
             .collect()
     }
 
-    /// Makes changes, of which some may have come before.
+    /// Applies changes, some of which may have been received before.
     fn make(&mut self, first: u64, changes: Vec<Change>) -> Result<(), String> {
         if self.broken {
             return Err(format!("change {} could not be made", self.changes));
@@ -228,7 +229,8 @@ impl Mirror {
                 .map_err(|error| error.to_string())
                 .and_then(|sent| self.tables.handle(&sent.request).map_err(|error| error.to_string()));
             if let Err(error) = made {
-                // It is not what its server is. Until all is sent again, it is the only copy of what was acknowledged.
+                // The copy differs from its server. Until the state is sent again, it is the only copy of the
+                // acknowledged changes.
                 self.broken = true;
                 return Err(error);
             }

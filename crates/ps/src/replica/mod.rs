@@ -1,26 +1,29 @@
-//! A second server that has what a server has.
+//! Replication of a server's state to a second server.
 //!
-//! A server that is *followed* sends each change, once it is made, to its follower, in the order in which those of a table were made, and
-//! acknowledges it when that one has made it, too. The follower keeps it in memory, as a table that nobody reads.
+//! A server with a *follower* sends each change to it after applying the change, in the same order for each
+//! table. It acknowledges the change after the follower has applied it as well. The follower keeps the tables
+//! in memory, and they are not read.
 //!
-//! Each start of a server is a *life*, with a number greater than those before, which its folder and its follower know. One that starts
-//! takes the state of the greater life: its own, or its follower's if its folder is gone, or older. A follower takes changes of the
-//! greatest life alone, so that a server that has been replaced acknowledges nothing more.
+//! Each start of a server is a *life*. Its number is greater than all previous ones, and is stored in the
+//! server's folder and by its follower. A server that starts takes the state with the greater life: its own, or
+//! its follower's if its folder is missing or older. A follower only accepts changes of the greatest life, so a
+//! server that was replaced acknowledges no more changes.
 //!
-//! A follower that was killed has no copy until all is sent to it again. It asks for that when it starts, and the server that it follows
-//! looks at the connection, also while nothing changes. Until the copy is complete, nothing is acknowledged. A server that is killed before
-//! that has lost its tables: it begins without any, and refuses all that clients ask for that it had acknowledged changes of.
+//! A follower that was killed has no copy until the whole state is sent again. It requests the copy when it
+//! starts, and the server it follows monitors the connection even while there are no changes. Until the copy is
+//! complete, nothing is acknowledged. A server that is killed before that has lost its tables. It starts
+//! without any, and refuses requests of clients for which it had acknowledged changes.
 //!
-//! | file | what it is |
+//! | file | contents |
 //! |---|---|
-//! | `message` | what the two say to each other: pure |
-//! | `course` | which question comes next, and what follows from its answer: without a thread |
-//! | `feeder` | the thread that asks |
-//! | `mirror` | what the follower has |
-//! | `asking` | the follower that starts asks for its copy |
-//! | `replicated` | a server between the one that follows it and the one that it follows |
+//! | `message` | the messages between a server and its follower |
+//! | `course` | the protocol: the next request, and the effects of the response, without a thread |
+//! | `feeder` | the thread that sends requests |
+//! | `mirror` | the copy of the follower |
+//! | `asking` | the request of a restarted follower for its copy |
+//! | `replicated` | a server with its follower, and the server that it follows |
 //!
-//! What a follower takes and gives, and the changes on their way to it, are in `store`.
+//! The transfer of a server's state, and the changes in flight, are in `store`.
 
 mod asking;
 mod course;

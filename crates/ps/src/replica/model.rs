@@ -1,6 +1,8 @@
-//! Servers in a ring that are killed at every moment of their courses: all interleavings of a few events, and many random ones.
+//! A model of servers in a ring that are killed at every step of the protocol: all interleavings of a few
+//! events, and many random ones.
 //!
-//! The code that runs is that of real servers, [`Core`], [`Course`] and [`Replicas`], without threads and connections.
+//! The tested code is that of real servers, [`Core`], [`Course`] and [`Replicas`], without threads and
+//! connections.
 
 use super::Replicas;
 use super::course::{Course, Start, Way, start};
@@ -13,7 +15,7 @@ use distribute_tensor::{HostTensor, Write};
 use distribute_testing::SplitMix;
 use std::sync::Arc;
 
-/// A server's process.
+/// The process of a server.
 struct Process {
     core: Core,
     follower: Arc<Follower>,
@@ -22,29 +24,29 @@ struct Process {
     held: bool,
 }
 
-/// A client of one server: it counts, and repeats what is not acknowledged.
+/// A client of one server: it increments a counter, and repeats unacknowledged requests.
 #[derive(Default)]
 struct Client {
     sequence: u64,
     acknowledged: bool,
-    /// Whether a change was asked for, and is not acknowledged.
+    /// Whether a change was requested, and is not acknowledged.
     open: bool,
-    /// Whether it was made by the process that there is now.
+    /// Whether the change was applied by the current process.
     made: bool,
     counted: i64,
-    /// The server has refused it, since it has lost changes.
+    /// The server has refused the client, because it has lost changes.
     refused: bool,
 }
 
 struct Ring {
     all: Vec<Process>,
     clients: Vec<Client>,
-    /// Whether a kill has taken the only copy of what a server had acknowledged.
+    /// Whether a kill has removed the only copy of acknowledged changes.
     may_be_lost: Vec<bool>,
     history: Vec<String>,
 }
 
-/// The way to another process of the ring, which answers at once.
+/// A connection to another process of the ring, which responds at once.
 struct Direct<'a> {
     history: &'a mut Vec<String>,
     to: Option<&'a Replicas>,
@@ -54,7 +56,7 @@ struct Direct<'a> {
 
 impl Way for Direct<'_> {
     fn ask(&mut self, ask: Ask) -> Result<Answer, String> {
-        // What goes over a connection is bytes.
+        // Messages are encoded and decoded, as over a connection.
         let ask = Ask::decode(ask.encode().unwrap()).unwrap();
         let to = self.to.ok_or("the connection is lost")?;
         Ok(Answer::decode(to.answer(&Job::Ps.task(self.from), ask).encode().unwrap()).unwrap())
@@ -96,7 +98,7 @@ fn create(name: &str) -> Request {
 }
 
 impl Ring {
-    /// Servers with a table that has counted to 1, each with a complete copy.
+    /// Creates servers with a table that has counted to 1, each with a complete copy.
     fn new(servers: usize) -> Self {
         let mut ring = Self {
             all: (0..servers).map(Process::start).collect(),
@@ -121,7 +123,7 @@ impl Ring {
         (server + 1) % self.all.len()
     }
 
-    /// One question of a server to its follower.
+    /// Sends one request of a server to its follower.
     fn step(&mut self, server: usize) -> bool {
         let next = self.next(server);
         let [process, next] = self.all.get_disjoint_mut([server, next]).unwrap();
@@ -135,7 +137,7 @@ impl Ring {
         stepped.unwrap_or(true)
     }
 
-    /// A server is killed, and started again.
+    /// Kills a server, and starts it again.
     fn kill(&mut self, victim: usize) {
         let owner = (victim + self.all.len() - 1) % self.all.len();
         let copies = |server: usize| self.all[server].follower.copies();
@@ -150,14 +152,16 @@ impl Ring {
         process.course.restart(&process.follower, &mut way);
     }
 
-    /// A client counts, or repeats what is not acknowledged, and makes the table again first, as a program may.
+    /// Increments a counter, or repeats an unacknowledged request, after creating the table again as a program
+    /// may do.
     fn count(&mut self, server: usize) {
         let (process, client) = (&self.all[server], &mut self.clients[server]);
         if client.refused || client.made || process.held || process.follower.copies() == Copies::Starting {
             return;
         }
         client.open = true;
-        // Whatever is read of a server that lost nothing is no less than what was acknowledged, and no more than was asked for.
+        // A value that is read from a server without losses is at least the acknowledged one, and at most the
+        // requested one.
         let read = process
             .core
             .make(&call(client, vec![Request::Read { table: "n".into(), known: None }]))
@@ -188,7 +192,7 @@ impl Ring {
         }
     }
 
-    /// Changes are acknowledged of which the follower has all.
+    /// Acknowledges the changes that the follower has.
     fn acknowledge(&mut self) {
         for (server, client) in self.clients.iter_mut().enumerate() {
             let state = self.all[server].follower.lock();
@@ -199,13 +203,13 @@ impl Ring {
                     counted: client.counted + 1,
                     ..Client::default()
                 };
-                // What knows this client has all that it was acknowledged.
+                // A server that knows this client has all changes that were acknowledged to it.
                 self.may_be_lost[server] = false;
             }
         }
     }
 
-    /// Whatever is under way comes to its end.
+    /// Runs until nothing is in progress.
     fn settle(&mut self) {
         for _ in 0..200 {
             let steps: Vec<bool> = (0..self.all.len()).map(|server| self.step(server)).collect();
@@ -217,7 +221,7 @@ impl Ring {
         panic!("it comes to no end: {:#?}", self.history);
     }
 
-    /// All servers have what they have acknowledged, once, or say that they have lost it.
+    /// Checks that all servers have each acknowledged change once, or report the loss.
     fn check(mut self) -> usize {
         self.settle();
         for server in 0..self.all.len() {
@@ -285,7 +289,7 @@ fn servers_of_a_ring_that_are_killed_at_random_lose_nothing_without_a_word() {
 fn a_server_that_is_killed_before_its_copy_is_complete_names_the_tables_that_it_has_lost() {
     let mut ring = Ring::new(2);
     ring.kill(1);
-    // It sends what is no table, and one table of two.
+    // It sends the state without tables, and one table of two.
     assert!((0..4).all(|_| ring.step(0)), "{:#?}", ring.history);
     assert_eq!(ring.all[0].follower.copies(), Copies::Alone);
     ring.kill(0);
@@ -298,11 +302,11 @@ fn a_server_that_is_killed_before_its_copy_is_complete_names_the_tables_that_it_
             assert_eq!(refusal.kind, RefusalKind::Lost);
             assert!(refusal.text.contains("these tables: m, n"), "{refusal}");
         }
-        // So does one that is killed again.
+        // The same holds for a server that is killed again.
         ring.kill(0);
     }
     ring.settle();
-    // A program that is new makes them again, and is told of those that it does not make.
+    // A new program creates the tables again, and gets an error for those that it does not create.
     let mut new = Client::default();
     let core = &ring.all[0].core;
     let refusal = core.make(&call(&new, vec![add()])).0.remove(0).unwrap_err();
@@ -310,7 +314,7 @@ fn a_server_that_is_killed_before_its_copy_is_complete_names_the_tables_that_it_
     new.sequence = 1;
     let made = core.make(&call(&new, vec![create("n"), add()])).0;
     assert!(made.iter().all(Result::is_ok), "{made:?}");
-    // As does each where a job was begun.
+    // The same holds for each client after a job was begun.
     let core = &ring.all[0].core;
     new.sequence = 3;
     core.make(&call(&new, vec![Request::BeginJob { job: 1 }])).0.remove(0).unwrap();
@@ -327,11 +331,11 @@ fn a_server_begins_with_the_newer_state_and_with_none_where_that_is_lost() {
         ((3, 10), found(3, 10), 3, Start::Own),
         ((3, 10), found(3, 11), 3, Start::Taken),
         ((4, 10), found(3, 11), 3, Start::Own),
-        // Of a greater life there is a part of a copy alone, or there was a copy.
+        // There is only a partial copy of a greater life, or there was a copy.
         ((0, 0), found(0, 0), 3, Start::Lost),
         ((2, 10), found(0, 0), 3, Start::Lost),
         ((3, 10), found(0, 0), 3, Start::Own),
-        // A copy that is complete has all that was acknowledged, also where a newer one was being sent.
+        // A complete copy has all acknowledged changes, even while a newer one was being sent.
         ((0, 0), found(3, 0), 4, Start::Taken),
     ] {
         assert_eq!(start(own, &found, seen), expected, "{own:?} {found:?} {seen}");

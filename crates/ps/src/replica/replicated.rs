@@ -1,4 +1,4 @@
-//! A server between the one that follows it and the one that it follows.
+//! A server with its follower, and the server that it follows.
 
 use super::asking::Asking;
 use super::feeder::Feeder;
@@ -9,7 +9,8 @@ use distribute_server::ClientBuilder;
 use std::io;
 use std::sync::{Arc, OnceLock};
 
-/// A store whose changes go to a follower, and which asks the server that it follows for its copy: each if it was told to.
+/// A store that sends its changes to a follower, and requests its copy from the server that it follows; both
+/// are optional.
 #[derive(Debug)]
 pub(crate) struct Replicated {
     store: Store,
@@ -18,7 +19,7 @@ pub(crate) struct Replicated {
 }
 
 impl Replicated {
-    /// A store that nobody follows yet.
+    /// Creates a store without a follower.
     pub fn new(store: Store) -> Self {
         Self { store, feeder: OnceLock::new(), asking: OnceLock::new() }
     }
@@ -27,7 +28,7 @@ impl Replicated {
         self.store.core()
     }
 
-    /// Has another server follow this one, if none does yet.
+    /// Adds a follower, unless there is one.
     pub fn follow(&self, by: (ClientBuilder, Task, u64)) -> io::Result<()> {
         if self.feeder.get().is_none() {
             let _ = self.feeder.set(Feeder::start(self.store.core(), by)?);
@@ -35,7 +36,8 @@ impl Replicated {
         Ok(())
     }
 
-    /// Returns the copies of servers that this one follows, and begins to ask `of`, one of these, for its copy.
+    /// Returns the copies of the servers that this one follows, and begins to request the copy of `of`, one of
+    /// these.
     pub fn replicas(self: &Arc<Self>, clients: ClientBuilder, of: Task) -> io::Result<Replicas> {
         let replicas = Replicas::beside(self.clone(), self.core().follows().clone());
         if self.asking.get().is_none() {
@@ -44,7 +46,7 @@ impl Replicated {
         Ok(replicas)
     }
 
-    /// Notes that a task asks for its copy of server `number`, and returns whether it follows it.
+    /// Records that a task requests its copy of server `number`, and returns whether it follows this server.
     pub fn asked(&self, by: (&Task, u64), run: u64) -> bool {
         self.feeder.get().is_some_and(|feeder| feeder.asked(by, run))
     }

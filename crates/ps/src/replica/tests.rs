@@ -1,4 +1,4 @@
-//! Messages there and back, and what a follower takes from whom.
+//! Round trips of messages, and the requests that a follower accepts.
 
 use super::Replicas;
 use super::message::{Answer, Ask, Of, Position};
@@ -16,7 +16,7 @@ use distribute_tensor::random::Distribution;
 use distribute_tensor::{DType, HostTensor, Write};
 use distribute_testing::{SplitMix, fuzz_inputs};
 
-/// A dense table, and one of ids of which some wait for a row.
+/// A dense table, and a dynamic one with ids that have no row yet.
 fn images() -> Vec<TableImage> {
     let tables = Tables::new();
     let rule = RuleSpec::Adam(Adam::lazy());
@@ -46,7 +46,7 @@ fn images() -> Vec<TableImage> {
     let image = |name: &String| {
         let mut image = tables.image(name).unwrap().unwrap();
         if let ImageContents::Dense(state) = &mut image.contents {
-            // Which version it is, is of the process.
+            // Versions are specific to a process.
             state.version = 0;
         }
         image
@@ -67,7 +67,7 @@ fn known() -> Box<Known> {
     Box::new(Known { clients, job: 7, tables: vec!["w".into(), String::new()], lost: vec!["x".into()] })
 }
 
-/// A counter that is made, and counts.
+/// The changes that create and increment a counter.
 fn changes() -> Vec<Change> {
     let change = |(i, request): (u64, Request)| {
         let message = Encoded::new(request, false).unwrap().message(9, i).unwrap();
@@ -174,12 +174,12 @@ fn a_follower_makes_each_change_of_the_greatest_life_once_and_none_of_others() {
     assert!(refused(ask(Ask::End(of(1), 0, 0))));
     let state = Known { clients: vec![client()], job: 6, ..Known::default() };
     assert_eq!(ask(Ask::Begin(of(3), Box::new(state))), Answer::Done);
-    // Until all has come, there is what there was.
+    // Until the transfer is complete, the previous copy is kept.
     let begun = Position { run, incomplete: Some((3, Vec::new())), ..Position::default() };
     assert_eq!(ask(Ask::Position { server: 4 }), Answer::Position(begun));
     assert_eq!(ask(Ask::End(of(3), 0, 0)), Answer::Done);
     assert_eq!(ask(Ask::Changes(of(3), 0, changes()[..2].to_vec())), Answer::Done);
-    // Again, since no answer came, with one more.
+    // Repeated because no response was received, with one more change.
     assert_eq!(ask(Ask::Changes(of(3), 0, changes())), Answer::Done);
     assert_eq!(counted(&replicas, 3), Some(2));
     let position =
@@ -187,7 +187,7 @@ fn a_follower_makes_each_change_of_the_greatest_life_once_and_none_of_others() {
     assert_eq!(ask(Ask::Position { server: 4 }), Answer::Position(position));
     let Answer::Known(known) = ask(Ask::Known(of(3))) else { panic!("no clients") };
     assert_eq!((known.clients[0].client, known.job), (9, 6));
-    // One that has been replaced, and one that has not begun.
+    // A life that was replaced, and one that has not begun.
     assert!(refused(ask(Ask::Begin(of(2), Box::default()))));
     assert!(refused(ask(Ask::Changes(of(2), 3, changes()[1..2].to_vec()))));
     assert!(refused(ask(Ask::Changes(of(4), 3, changes()[1..2].to_vec()))));
@@ -196,14 +196,15 @@ fn a_follower_makes_each_change_of_the_greatest_life_once_and_none_of_others() {
     assert!(refused(ask(Ask::Changes(of(3), 3, changes()[1..2].to_vec()))));
     assert_eq!(ask(Ask::Changes(of(4), 0, changes()[1..2].to_vec())), Answer::Done);
     assert_eq!(counted(&replicas, 4), Some(3));
-    // After a gap nothing is made.
+    // After a gap no change is applied.
     assert!(refused(ask(Ask::Changes(of(4), 2, changes()[1..2].to_vec()))));
-    // A part of a newer state takes the place of nothing; its end comes when all tables have.
+    // A part of a newer state does not replace anything. It can only be completed after all tables were
+    // received.
     let state = Known { tables: vec!["w".into()], ..Known::default() };
     assert_eq!(ask(Ask::Begin(of(5), Box::new(state))), Answer::Done);
     assert!(refused(ask(Ask::End(of(5), 0, 0))));
     assert_eq!(counted(&replicas, 4), Some(3));
-    // What cannot be made leaves what was acknowledged, until all is sent again.
+    // After a change that cannot be applied, the acknowledged state is kept until it is sent again.
     let mut wrong = changes()[1].clone();
     wrong.record.head = b"no head"[..].into();
     assert!(refused(ask(Ask::Changes(of(4), 1, vec![wrong]))));

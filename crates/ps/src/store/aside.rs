@@ -1,15 +1,16 @@
-//! The files of a folder whose state is about to be replaced, kept next to what replaces them.
+//! Copies of the files of a state that is about to be replaced.
 
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The files of a state, by the beginnings of their names.
+/// The prefixes of the names of a state's files.
 const KINDS: [&str; 3] = ["changes-", "tables-", "snapshot-"];
 
-/// Keeps the log and the snapshot of a folder as `replaced-<life>` in it, and returns where that is; `None` if there are none. The files stay where
-/// they are, too, until a later snapshot removes them. What was set aside of this life before stays. `log` is the file that is appended to:
-/// it has no change of the state yet, and is kept as a copy, since the file before it says that it follows.
+/// Keeps the log and the snapshot of a folder as `replaced-<life>` inside it, and returns its path; `None` if
+/// there are none. The original files also stay until a later snapshot removes them. An earlier copy of this
+/// life is kept. `log` is the current file. It has no change of the state yet, and is copied because the
+/// previous file says that it follows.
 pub(super) fn set_aside(folder: &Path, life: u64, log: &Path) -> io::Result<Option<PathBuf>> {
     let aside = folder.join(format!("replaced-{life}"));
     let part = folder.join(format!("replaced-{life}.part"));
@@ -42,7 +43,8 @@ pub(super) fn set_aside(folder: &Path, life: u64, log: &Path) -> io::Result<Opti
     Ok(Some(aside))
 }
 
-/// A second name for a file, or a copy where the file system has none, and of a folder one for each of its files.
+/// Creates a hard link of a file, or a copy if the file system has no links; for a folder, one for each of its
+/// files.
 fn keep(from: &Path, to: &Path) -> io::Result<()> {
     if from.symlink_metadata()?.is_dir() {
         distribute_files::create_private_folder(to)?;
@@ -74,7 +76,7 @@ mod tests {
         ] {
             fs::write(at(name), text).unwrap();
         }
-        // A part of an attempt that was killed is no state.
+        // A part of an interrupted attempt is not a state.
         fs::create_dir(at("replaced-3.part")).unwrap();
         assert_eq!(set_aside(folder.path(), 3, &at("changes-9.log")).unwrap(), Some(at("replaced-3")));
         fs::remove_dir_all(at("tables-7")).unwrap();
@@ -84,7 +86,7 @@ mod tests {
             assert_eq!(fs::read_to_string(at("replaced-3").join(name)).unwrap(), text);
         }
         assert!(!at("replaced-3.part").exists() && !at("replaced-3").join("life").exists());
-        // What is appended later is no part of it.
+        // Later appends are not part of the copy.
         fs::write(at("changes-9.log"), "later").unwrap();
         assert_eq!(fs::read_to_string(at("replaced-3").join("changes-9.log")).unwrap(), "");
     }

@@ -1,4 +1,4 @@
-//! A server as the one that follows it takes and gives it: all at once.
+//! The state of a server, as it is transferred to and from its follower.
 
 use super::aside::set_aside;
 use super::follower::Follower;
@@ -11,7 +11,7 @@ use distribute_params::{ClientPushes, Result, TableImage};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, MutexGuard};
 
-/// The parts of a server's state that are no tables.
+/// The parts of a server's state that are not tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Known {
     /// The changes that clients have made.
@@ -25,18 +25,19 @@ pub(crate) struct Known {
 }
 
 impl Core {
-    /// From now on changes are made for a follower, too.
+    /// Sends changes to a follower from now on.
     pub(crate) fn follow(&self, follower: Arc<Follower>) {
-        // One is enough; the first stays.
+        // Only one follower is supported; the first one stays.
         let _ = self.follower.set(follower);
     }
 
-    /// Nothing is changed until these are dropped.
+    /// Blocks changes until the returned guards are dropped.
     pub(crate) fn orders(&self) -> Vec<MutexGuard<'_, ()>> {
         self.orders.iter().map(lock).collect()
     }
 
-    /// The number of servers of which this one has a complete copy, counted by what keeps the copies.
+    /// Returns the counter of servers of which this one has a complete copy. It is updated by the owner of the
+    /// copies.
     pub(crate) fn follows(&self) -> &Arc<AtomicU64> {
         &self.follows
     }
@@ -49,18 +50,18 @@ impl Core {
         self.tables.image(name)
     }
 
-    /// All of its state but the tables.
+    /// Returns the state except the tables.
     pub(crate) fn known(&self) -> Known {
         let (clients, job) = (self.ledger.clients(), self.tables.job());
         Known { clients, job, tables: self.tables.names(), lost: self.lost.names() }
     }
 
-    /// The number of the next record of the log; 0 without one.
+    /// Returns the number of the next record of the log; 0 without a log.
     pub(crate) fn next_record(&self) -> u64 {
         self.log.as_ref().map_or(0, |log| log.journal.next())
     }
 
-    /// The life of which its folder is; 0 of one that is new, and without a folder.
+    /// Returns the life stored in the folder; 0 for a new folder, and without one.
     pub(crate) fn life(&self) -> Result<u64, OpenError> {
         self.log.as_ref().map_or(Ok(0), |log| read_life(log.journal.folder()))
     }
@@ -69,7 +70,7 @@ impl Core {
         self.log.as_ref().map_or(Ok(()), |log| write_life(log.journal.folder(), life))
     }
 
-    /// Keeps what is in the folder before another state takes its place.
+    /// Copies the files of the folder before another state replaces them.
     fn set_aside(&self) -> std::result::Result<(), OpenError> {
         let Some(log) = self.log.as_ref().filter(|log| log.journal.next() > 0) else { return Ok(()) };
         let folder = log.journal.folder();
@@ -90,7 +91,7 @@ impl Core {
         Ok(())
     }
 
-    /// Puts other tables, and what else is known with them, in place of all that there is, also in the folder.
+    /// Replaces all tables and the rest of the state, also in the folder.
     pub(crate) fn replace(&self, images: Vec<TableImage>, known: Known) -> std::result::Result<(), String> {
         let Known { clients, job, lost, .. } = known;
         self.set_aside().map_err(|error| error.to_string())?;
@@ -105,7 +106,8 @@ impl Core {
             self.lost.set(lost);
         }
         let Some(log) = &self.log else { return Ok(()) };
-        // A record of nothing: the log that there is belongs to what there was, and another begins behind the snapshot.
+        // An empty record: the existing log belongs to the previous state, and another file begins after the
+        // snapshot.
         let nothing = Record { client: 0, sequence: 0, head: Default::default(), body: Default::default() };
         log.journal.append(&nothing).map_err(|error| error.to_string())?;
         self.snapshot().map_err(|error| error.to_string())

@@ -1,4 +1,4 @@
-//! The changes of a server on their way to the one that follows it.
+//! The changes of a server in flight to its follower.
 
 use crate::log::Record;
 use distribute_cluster::Deadline;
@@ -7,44 +7,44 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long a call waits for the follower. Its caller may wait less long, and asks again.
+/// The time that a call waits for the follower. Its client may time out earlier, and retries.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// About so many bytes of changes are sent at once.
+/// The approximate number of bytes of changes that are sent at once.
 const AT_ONCE: usize = 16 << 20;
 
-/// A change, and the number that it has in the log of its server; 0 where it has none.
+/// A change, and its number in the log of its server; 0 without a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
     pub record: Record,
     pub log: u64,
 }
 
-/// What has not arrived at the follower yet, and those that wait for it.
+/// The changes that have not arrived at the follower yet, and the threads that wait for them.
 #[derive(Debug, Default)]
 pub(crate) struct Follower {
     state: Mutex<Underway>,
     changed: Condvar,
 }
 
-/// Changes that were made, and which the follower is not known to have.
+/// Changes that were made, and that the follower may not have.
 #[derive(Debug, Default)]
 pub(crate) struct Underway {
-    /// The life of this server; 0 until its state is that of the newer one of itself and its follower.
+    /// The life of this server; 0 until it has the newer state of its own and its follower's.
     pub life: u64,
-    /// The number of the first of the changes: all before have arrived.
+    /// The number of the first of the changes: all earlier ones have arrived.
     pub first: u64,
     pub changes: VecDeque<Change>,
-    /// Whether the follower has a complete copy of this server, but for these changes.
+    /// Whether the follower has a complete copy of this server, except these changes.
     pub is_copied: bool,
-    /// The number of the connection to the follower, and why it is lost.
+    /// The number of the connection to the follower, and the reason if it is lost.
     pub connection: u64,
     pub lost: Option<String>,
-    /// The run of the follower that has asked for its copy last.
+    /// The run of the follower that has last requested its copy.
     pub asked: Option<u64>,
-    /// Why nothing arrives, if it does not.
+    /// The reason why no change arrives, if there is a problem.
     pub trouble: Option<String>,
-    /// Whether the server ends.
+    /// Whether the server is stopping.
     pub over: bool,
 }
 
@@ -53,19 +53,19 @@ impl Underway {
         self.first + self.changes.len() as u64
     }
 
-    /// Whether the follower has a complete copy, and all changes before a number.
+    /// Returns whether the follower has a complete copy, with all changes before a number.
     pub fn has(&self, next: u64) -> bool {
         self.is_copied && self.first >= next
     }
 
-    /// All before a number have arrived.
+    /// Records that all changes before a number have arrived.
     pub fn arrived(&mut self, before: u64) {
         let count = before.saturating_sub(self.first).min(self.changes.len() as u64);
         self.changes.drain(..count as usize);
         self.first += count;
     }
 
-    /// The first changes, about as many as go in one message.
+    /// Returns the first changes, approximately as many as fit in one message.
     pub fn some(&self) -> Vec<Change> {
         let mut bytes = 0;
         let fits = |change: &&Change| {
@@ -78,7 +78,7 @@ impl Underway {
 }
 
 impl Follower {
-    /// Waits until this server knows what it has.
+    /// Waits until this server has its state.
     pub fn await_ready(&self) -> Result<(), Refusal> {
         self.wait(
             |state| state.life > 0,
@@ -86,20 +86,20 @@ impl Follower {
         )
     }
 
-    /// A change was made: it is sent after all that were added before.
+    /// Adds a change, which is sent after all earlier ones.
     pub fn add(&self, change: Change) {
         self.lock().changes.push_back(change);
         self.changed.notify_all();
     }
 
-    /// Waits until the follower has a complete copy, and in it all that was added so far.
+    /// Waits until the follower has a complete copy with all changes that were added so far.
     pub fn await_arrived(&self) -> Result<(), Refusal> {
         let next = self.lock().next();
         let what = "the change was made, but is on this server alone";
         self.wait(|state| state.has(next), what)
     }
 
-    /// Returns the number of copies of the tables of this server.
+    /// Returns the number of copies of this server's tables.
     pub fn copies(&self) -> Copies {
         let state = self.lock();
         match (state.life, state.is_copied) {
@@ -127,20 +127,20 @@ impl Follower {
         Ok(())
     }
 
-    /// Waits for changes, or until the connection is lost, or for a while.
+    /// Waits for changes, for the loss of the connection, or for a while.
     pub(crate) fn await_changes(&self, patience: Duration) -> MutexGuard<'_, Underway> {
         let idle = |state: &mut Underway| state.changes.is_empty() && state.lost.is_none() && !state.over;
         let waited = self.changed.wait_timeout_while(self.lock(), patience, idle);
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Waits for a while, and says whether the server ends.
+    /// Waits for a while, and returns whether the server is stopping.
     pub(crate) fn pause(&self, patience: Duration) -> bool {
         let waited = self.changed.wait_timeout_while(self.lock(), patience, |state| !state.over);
         waited.unwrap_or_else(PoisonError::into_inner).0.over
     }
 
-    /// Notes that there is another connection to the follower, and returns its number.
+    /// Records a new connection to the follower, and returns its number.
     pub(crate) fn connected(&self) -> u64 {
         let mut state = self.lock();
         state.connection += 1;
@@ -148,7 +148,7 @@ impl Follower {
         state.connection
     }
 
-    /// Notes that a connection is lost: what the follower had may be gone with it.
+    /// Records that a connection is lost: the follower's copy may be lost as well.
     pub(crate) fn disconnected(&self, connection: u64, reason: &str) {
         self.update(|state| {
             if state.connection == connection {

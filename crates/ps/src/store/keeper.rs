@@ -1,4 +1,4 @@
-//! The threads that save tables, and the log to the disk.
+//! The threads that save tables and sync the log to disk.
 
 use super::{Core, lock};
 use crate::snapshot::{self, Manifest};
@@ -11,20 +11,21 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// How often the log is looked at.
+/// The interval at which the log is checked.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How long after one that failed tables are saved again, and how often where the log refuses changes: a new one may help.
+/// The delay before tables are saved again after a failure, and the interval while the log refuses changes: a
+/// new log may help.
 const AGAIN: Duration = Duration::from_secs(2);
 
-/// Saves tables from time to time, and sees to it that the log is on the disk, until it is dropped.
+/// Saves tables periodically, and syncs the log to disk, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Keeper {
     end: Arc<End>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// The end of a thread, which it waits for between two pieces of work.
+/// A stop signal for a thread, which waits for it between two items of work.
 #[derive(Debug, Default)]
 pub(crate) struct End {
     has_come: Mutex<bool>,
@@ -34,7 +35,7 @@ pub(crate) struct End {
 impl Keeper {
     pub fn start(core: &Arc<Core>) -> io::Result<Self> {
         let mut keeper = Self { end: Arc::default(), threads: Vec::new() };
-        // Two of them, as saving takes long, and the disk is promised to have the log soon.
+        // Two threads, because saving takes long and the log must be on disk within a fixed time.
         type Work = fn(&Core, &End);
         let works =
             [("distribute-snapshots", Core::keep_saving as Work), ("distribute-log", Core::keep_syncing)];
@@ -51,7 +52,7 @@ impl Drop for Keeper {
     fn drop(&mut self) {
         self.end.come();
         for thread in self.threads.drain(..) {
-            // It finishes what it is saving.
+            // The thread finishes its current snapshot.
             let _ = thread.join();
         }
     }
@@ -62,13 +63,13 @@ impl End {
         self.has_come.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says that it has come.
+    /// Sets the signal.
     pub fn come(&self) {
         *self.lock() = true;
         self.changed.notify_all();
     }
 
-    /// Waits for a while, and returns whether the end has come.
+    /// Waits for a while, and returns whether the signal is set.
     pub fn wait(&self, patience: Duration) -> bool {
         let has_come = self.lock();
         if *has_come {
@@ -79,7 +80,7 @@ impl End {
 }
 
 impl Core {
-    /// Sees to it that the log is on the disk within the time that was promised.
+    /// Syncs the log to disk within the time that the durability promises.
     fn keep_syncing(&self, end: &End) {
         let Some(log) = &self.log else { return };
         let Durability::Soon(within) = log.options.durability else { return };
@@ -139,8 +140,8 @@ impl Core {
         }
     }
 
-    /// Whether the log has become so large that tables are saved for it: twice as large as they are, so that most of what is written
-    /// is the log.
+    /// Returns whether tables must be saved because of the size of the log. It must be twice as large as they
+    /// are, so that most of the written bytes are the log.
     fn is_large(&self) -> bool {
         self.log.as_ref().is_some_and(|log| {
             let bytes = log.journal.bytes();
@@ -148,13 +149,13 @@ impl Core {
         })
     }
 
-    /// Saves all tables, so that the log can begin anew. Each table waits with its changes while it is copied, and no longer.
+    /// Saves all tables, so that the log can start again. Changes of a table only wait while it is copied.
     pub fn snapshot(&self) -> Result<(), SnapshotError> {
         let Some(log) = &self.log else { return Err(SnapshotError::InMemory) };
         let (folder, journal) = (log.journal.folder(), &log.journal);
         let _saving = lock(&log.saving);
         let io = |error| SnapshotError::io("writing to the log in", folder)(error);
-        // Most of what has to be on the disk gets there before all changes wait for the rest.
+        // Most of the log gets to the disk before all changes wait for the rest.
         let _ = journal.sync(journal.next());
         let mut manifest = {
             let _all: Vec<_> = self.orders();
@@ -163,7 +164,7 @@ impl Core {
         };
         let start = manifest.start;
         if snapshot::exists(folder, start) {
-            // Nothing has changed since; and where it was the disk that let nothing change, it may work again.
+            // Nothing has changed since. If the disk had refused changes, it may work again.
             journal.forget_failure(start);
             return Ok(());
         }
@@ -173,7 +174,7 @@ impl Core {
                 let _order = self.order_of(&name);
                 (journal.next(), self.tables.image(&name)?)
             };
-            // It may have been removed.
+            // The table may have been removed.
             if let Some(image) = image {
                 snapshot::save_table(folder, start, manifest.tables.len(), image)?;
                 manifest.tables.insert(name, next);
@@ -181,7 +182,7 @@ impl Core {
         }
         manifest.save(folder)?;
         journal.forget_failure(start);
-        // From here on it counts; what is not removed now is when the server comes back.
+        // The snapshot is complete from here on. Files that are not removed now are removed at the next start.
         let removed = snapshot::remove_others(folder, Some(start)).map_err(|error| error.to_string());
         if let Err(error) =
             removed.and_then(|()| self.remove_logs(folder, start).map_err(|error| error.to_string()))

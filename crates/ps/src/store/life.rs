@@ -5,12 +5,12 @@ use distribute_files::WholeFile;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Returns the path at which a server keeps the number of its life.
+/// Returns the path of the file with the number of the life.
 fn path(folder: &Path) -> PathBuf {
     folder.join("life")
 }
 
-/// Returns the life of which a folder is; 0 if it is of none, as one that was made without a follower.
+/// Returns the life stored in a folder; 0 if there is none, as in a folder created without a follower.
 pub(crate) fn read_life(folder: &Path) -> Result<u64, OpenError> {
     let path = path(folder);
     match std::fs::read_to_string(&path) {
@@ -23,7 +23,7 @@ pub(crate) fn read_life(folder: &Path) -> Result<u64, OpenError> {
     }
 }
 
-/// Writes the number, so that it is there completely or not at all.
+/// Writes the number atomically.
 pub(crate) fn write_life(folder: &Path, life: u64) -> Result<(), OpenError> {
     let path = path(folder);
     WholeFile::write(&path, life.to_string().as_bytes()).map_err(OpenError::io("writing", path))

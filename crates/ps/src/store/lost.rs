@@ -4,7 +4,7 @@ use super::names::listed;
 use distribute_params::{Refusal, RefusalKind, Request};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The names of tables that a server has lost before this life, where they are known.
+/// The names of tables that a server has lost before this life, if they are known.
 #[derive(Debug, Default)]
 pub(crate) struct Lost(Mutex<Vec<String>>);
 
@@ -17,7 +17,7 @@ impl Lost {
         self.lock().clone()
     }
 
-    /// The refusal of a request, since what the client relies on is lost.
+    /// Returns the refusal of a request whose client relies on lost state.
     pub fn refusal(&self, request: &Request) -> Refusal {
         let names = self.lock();
         let lost = if names.is_empty() {
@@ -33,7 +33,7 @@ impl Lost {
         Refusal::new(RefusalKind::Lost, text)
     }
 
-    /// A refusal as it is where the table was lost.
+    /// Replaces the refusal of a request if its table was lost.
     pub fn explained(&self, request: &Request, refusal: Refusal) -> Refusal {
         let is_lost = |name: &str| self.lock().iter().any(|lost| lost == name);
         if refusal.kind == RefusalKind::NoSuchTable && request.table().is_some_and(is_lost) {

@@ -1,15 +1,15 @@
 //! The tables of one server, and the order in which they are changed.
 //!
-//! | file | what it is |
+//! | file | contents |
 //! |---|---|
-//! | `open` | a server that comes back: the snapshot, and the changes after it |
-//! | `keeper` | the threads that save tables, and the log to the disk |
-//! | `follower` | changes that are on their way to the server that follows this one, and who waits for them |
-//! | `followed` | all of a server's state, as the one that follows it takes and gives it |
-//! | `aside` | the files of a state that is replaced |
+//! | `open` | the restart of a server: the snapshot, and the changes after it |
+//! | `keeper` | the threads that save tables and sync the log |
+//! | `follower` | changes in flight to the follower, and the threads that wait for them |
+//! | `followed` | the server's state, as it is transferred to and from its follower |
+//! | `aside` | copies of a state that is replaced |
 //! | `life` | the number of a life, in a folder |
 //! | `lost` | requests about tables that were lost |
-//! | `names` | names of tables, for people |
+//! | `names` | lists of names for messages |
 
 mod aside;
 mod followed;
@@ -41,37 +41,38 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Where the answers of a call have so many bytes, no more is read for it: they are in memory together.
+/// The number of bytes of a call's responses after which no more is read for it, because they are in memory
+/// together.
 const MOST_ANSWERED: usize = 64 << 20;
 
-/// So many locks for the order of changes: tables are dealt out to them by name.
+/// The number of locks for the order of changes, which are assigned to tables by name.
 const ORDERS: usize = 64;
 
-/// One server's tables, with a thread that saves them where they are kept.
+/// One server's tables, and the thread that saves them if there is a folder.
 #[derive(Debug)]
 pub(crate) struct Store {
     core: Arc<Core>,
     _keeper: Option<Keeper>,
 }
 
-/// What requests are carried out on.
+/// The state that requests are executed on.
 #[derive(Debug)]
 pub(crate) struct Core {
     tables: Tables,
     ledger: Ledger,
-    /// Who changes a table that is logged, or followed, holds one of these: so changes of a table are made in the order in which they
-    /// are in the log, and come to the follower.
+    /// The locks for the order of changes. A change of a table that is logged or replicated holds one of these,
+    /// so that changes of a table are applied in the order of the log, and reach the follower in this order.
     orders: Vec<Mutex<()>>,
     log: Option<Kept>,
     follower: OnceLock<Arc<Follower>>,
     lost: Lost,
-    /// The job that had begun last when tables were found in the folder; `None` where none were.
+    /// The current job when tables were found in the folder; `None` if there were none.
     found: Option<u64>,
     /// The number of servers of which this one has a complete copy.
     follows: Arc<AtomicU64>,
 }
 
-/// What a server needs to lose nothing.
+/// The persistence of a server.
 pub(crate) struct Kept {
     journal: Journal,
     /// Held while tables are saved.
@@ -82,12 +83,12 @@ pub(crate) struct Kept {
 }
 
 impl Store {
-    /// Tables that are gone with the process.
+    /// Creates a store in memory.
     pub fn in_memory() -> Self {
         Self { core: Arc::new(Core::in_memory()), _keeper: None }
     }
 
-    /// Tables that are kept in a folder.
+    /// Opens a store in a folder.
     pub fn open(options: ServerOptions, opens: Opens) -> Result<Self, OpenError> {
         let core = Arc::new(Core::open(options, opens)?);
         let keeper = Keeper::start(&core).map_err(|source| OpenError::Thread { source })?;
@@ -100,7 +101,7 @@ impl Store {
 }
 
 impl Core {
-    /// Tables that are gone with the process.
+    /// Creates a core in memory.
     pub(crate) fn in_memory() -> Self {
         Self::new(None)
     }
@@ -124,7 +125,7 @@ impl Core {
         &self.tables
     }
 
-    /// Answers each request of a call, when all that it has changed is as safe as was asked for.
+    /// Responds to each request of a call, after all of its changes are as safe as the durability requires.
     pub fn answer(&self, call: &Call) -> Vec<Result<Response, Refusal>> {
         let is_usage = |sent: &Sent| matches!(sent.request, Request::Usage);
         if let Some(follower) = self.follower.get()
@@ -135,7 +136,7 @@ impl Core {
         }
         let (mut answers, changed) = self.make(call);
         if changed && let Err(refusal) = self.commit() {
-            // They are made, but whether they would be after a loss of power is not known.
+            // They are applied, but may be lost at a power failure.
             for (answer, sent) in answers.iter_mut().zip(&call.requests) {
                 if answer.is_ok() && sent.request.is_change() {
                     *answer = Err(refusal.clone());
@@ -145,7 +146,7 @@ impl Core {
         answers
     }
 
-    /// Does what a call asks for, and says whether anything was changed, which is not acknowledged yet.
+    /// Executes a call, and returns whether anything was changed that is not acknowledged yet.
     pub(crate) fn make(&self, call: &Call) -> (Vec<Result<Response, Refusal>>, bool) {
         // INV-57
         if self.has_lost(call) {
@@ -175,7 +176,8 @@ impl Core {
         (answers, changed)
     }
 
-    /// Whether a client has had a change acknowledged here that is lost: nothing is known of it, and no job was begun since.
+    /// Returns whether a change that was acknowledged to a client is lost: the client is unknown, and no job
+    /// was begun since.
     fn has_lost(&self, call: &Call) -> bool {
         call.acknowledged
             && self.follower.get().is_some()
@@ -183,8 +185,8 @@ impl Core {
             && !self.ledger.may_know(call.client)
     }
 
-    /// Whether a client has had a change acknowledged here, and the folder that this server began with has tables, but no change of that
-    /// client. A job that was begun since has restored what it needs.
+    /// Returns whether a client had changes acknowledged here, but the folder that this server began with has
+    /// tables and none of its changes. A job that was begun since has restored its state.
     fn is_of_others(&self, call: &Call) -> bool {
         call.acknowledged
             && self.found.is_some_and(|job| job == self.tables.job())
@@ -215,24 +217,24 @@ impl Core {
         }
     }
 
-    /// Makes a change, unless it was made for an earlier attempt.
+    /// Applies a change, unless an earlier attempt has applied it.
     fn change(&self, client: u64, sequence: u64, sent: &Sent) -> Result<Response, Refusal> {
         // INV-52
         if self.ledger.begin(client, sequence)? == Turn::Applied {
             return Ok(self.tables.repeated(&sent.request));
         }
-        // INV-28: before it is logged, as a server that comes back makes it again.
+        // INV-28: checked before it is logged, because a restarted server applies it again.
         if let Err(error) = self.tables.check(&sent.request) {
             self.ledger.done(client, sequence, false);
             return Err(error.into());
         }
         let (log, follower) = (self.log.as_ref(), self.follower.get());
         let is_ordered = log.is_some() || follower.is_some();
-        // What is of no table is of all.
+        // A request that concerns no single table concerns all tables.
         let _all = (is_ordered && sent.request.table().is_none()).then(|| self.orders());
         let _order = sent.request.table().filter(|_| is_ordered).map(|table| self.order_of(table));
         let mut number = 0;
-        // INV-53: before it is made, and so before it is acknowledged.
+        // INV-53: before it is applied, and therefore before it is acknowledged.
         let record = || Record { client, sequence, head: sent.head.clone(), body: sent.body.clone() };
         if let Some(log) = log {
             match log.journal.append(&record()) {
@@ -250,14 +252,14 @@ impl Core {
         }
         if let (Some(log), Err(_)) = (log, &answer) {
             let taken_back = Record { client, sequence, head: Default::default(), body: Default::default() };
-            // Without it, the change is refused again when the log is read.
+            // If this fails, the change is refused again when the log is read.
             let _ = log.journal.append(&taken_back);
         }
         self.ledger.done(client, sequence, answer.is_ok());
         answer
     }
 
-    /// Waits until what was changed is as safe as was asked for, and on the follower.
+    /// Waits until all changes are as safe as the durability requires, and on the follower.
     fn commit(&self) -> Result<(), Refusal> {
         // INV-57
         self.follower.get().map_or(Ok(()), |follower| follower.await_arrived())?;
@@ -272,7 +274,7 @@ impl Core {
         })
     }
 
-    /// The order of changes to a table.
+    /// Returns the lock for the order of changes to a table.
     fn order_of(&self, table: &str) -> MutexGuard<'_, ()> {
         let mut hasher = DefaultHasher::new();
         table.hash(&mut hasher);
@@ -300,7 +302,7 @@ fn too_large(request: &Request, bytes: usize) -> Refusal {
     Refusal::new(RefusalKind::TooLarge, text)
 }
 
-/// About how many bytes an answer has in memory.
+/// Returns the approximate number of bytes of a response in memory.
 fn bytes_of(answer: &Response) -> usize {
     let all = |values: &HostTensor, slots: &[(String, HostTensor)]| {
         values.memory() + slots.iter().map(|(_, slot)| slot.memory()).sum::<usize>()
@@ -310,7 +312,7 @@ fn bytes_of(answer: &Response) -> usize {
         Response::Rows(rows) => rows.memory(),
         Response::State(State::Rows { values, slots, .. }) => all(values, slots),
         Response::State(State::Ids(state)) => all(&state.values, &state.slots) + 16 * state.ids.len(),
-        // Each with its name, and shape, and rule.
+        // Each with its name, shape and rule.
         Response::Tables(tables) => tables.iter().map(|table| size_of_val(table) + table.name.len()).sum(),
         _ => 0,
     }

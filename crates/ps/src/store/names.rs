@@ -1,6 +1,6 @@
-//! Lists of names for texts.
+//! Lists of names for messages.
 
-/// The number of names that are listed.
+/// The maximum number of names in a list.
 const MOST: usize = 10;
 
 /// Returns a list of names, or of the first of many.

@@ -1,4 +1,4 @@
-//! A server that comes back: the snapshot, and the changes after it.
+//! The restart of a server: the snapshot, and the changes after it.
 
 use super::{Core, Kept};
 use crate::codec::Sent;
@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Mutex;
 
 impl Core {
-    /// Goes on with what is in the folder, which is made if it isn't there. On an error, nothing in it has changed.
+    /// Resumes from a folder, which is created if it does not exist. On an error, nothing in it has changed.
     pub(super) fn open(options: ServerOptions, opens: Opens) -> Result<Self, OpenError> {
         let folder = &options.folder;
         distribute_files::create_private_folder(folder).map_err(OpenError::io("making", folder))?;
@@ -25,7 +25,7 @@ impl Core {
         let is_begun = format::check(folder)?;
         let mut core = Self::new(None);
         let memory = options.memory.unwrap_or_else(|| core.tables.memory());
-        // What was acknowledged once may take a little more when it is made again.
+        // Changes that were accepted once may take a little more memory when they are replayed.
         core.tables.set_memory(memory.saturating_add(memory / 4));
         let mut replay = Replay::new(&core.tables, &core.ledger);
         if let Some(manifest) = Manifest::newest(folder)? {
@@ -36,7 +36,7 @@ impl Core {
         let known = Known { start, begun: is_begun };
         let refuse = |damage| Err(ReadError::Damaged(damage));
         let tail = log::read(folder, &firsts, known, |number, record| replay.record(number, record), refuse)?;
-        // All of it could be read: only now something is removed, and the torn end set aside.
+        // The whole log was readable. Only now files are removed, and the torn end is set aside.
         replay.failed.iter().try_for_each(|failed| failed.set_aside(folder))?;
         snapshot::remove_others(folder, in_snapshot.then_some(start))?;
         for path in before.into_iter().map(|first| log::path(folder, first)) {
@@ -51,7 +51,7 @@ impl Core {
             Some(tail) => LogFile::new(disk, tail.end, tail.link, tail.changed),
             None => LogFile::new(disk, 0, log::Link { number: start, chain: 0 }, false),
         };
-        // On a full disk the server begins without it, and refuses changes until there is room.
+        // On a full disk the server starts without it, and refuses changes until there is room.
         let begun = file.begin().and_then(|()| if is_begun { Ok(()) } else { file.disk().sync() });
         if !is_begun && begun.is_ok() {
             format::write(folder)?;
@@ -67,7 +67,7 @@ impl Core {
 /// Returns the files of a log: those before its first record, and the others.
 ///
 /// # Errors
-/// [`OpenError::Snapshot`]: there is no snapshot, and the log goes on after one.
+/// - [`OpenError::Snapshot`]: there is no snapshot, but the log continues after one.
 pub(crate) fn files(folder: &Path, snapshot: Option<u64>) -> Result<(Vec<u64>, Vec<u64>), OpenError> {
     let firsts = log::firsts(folder).map_err(OpenError::io("reading", folder))?;
     match (snapshot, firsts.first()) {
@@ -79,26 +79,26 @@ pub(crate) fn files(folder: &Path, snapshot: Option<u64>) -> Result<(Vec<u64>, V
     }
 }
 
-/// Locks a folder, as long as what is returned lives.
+/// Locks a folder for the lifetime of the returned value.
 pub(crate) fn hold(folder: &Path) -> Result<LockFile, OpenError> {
     let path = folder.join("lock");
     let held = LockFile::acquire(&path).map_err(OpenError::io("locking", path))?;
     held.ok_or_else(|| OpenError::InUse { folder: folder.to_path_buf() })
 }
 
-/// Tables and changes as they come back.
+/// The state of a replay.
 struct Replay<'a> {
     tables: &'a Tables,
     ledger: &'a Ledger,
     /// The number of the first record of the log.
     next: u64,
-    /// For each table of the snapshot, if there is one, the first record that is not in it.
+    /// The first record that is not in each table of the snapshot, if there is one.
     in_snapshot: Option<BTreeMap<String, u64>>,
-    /// Changes that cannot be made again, and were not taken back by the log.
+    /// The changes that cannot be replayed, and were not revoked by the log.
     failed: Vec<Failed>,
 }
 
-/// A change of the log that cannot be made again.
+/// A change of the log that cannot be replayed.
 struct Failed {
     number: u64,
     of: (u64, u64),
@@ -108,7 +108,7 @@ struct Failed {
 }
 
 impl Failed {
-    /// Keeps its bytes, and says so.
+    /// Copies the bytes of the change, and logs a warning.
     fn set_aside(&self, folder: &Path) -> Result<(), OpenError> {
         let Self { number, head, body, reason, .. } = self;
         let bytes = [&head[..], &body[..]].concat();
@@ -130,7 +130,7 @@ impl<'a> Replay<'a> {
         Self { tables, ledger, next: 0, in_snapshot: None, failed: Vec::new() }
     }
 
-    /// Takes what is in a snapshot.
+    /// Loads a snapshot.
     fn load(&mut self, folder: &Path, manifest: Manifest) -> Result<(), OpenError> {
         let wrong = |error: distribute_params::Error| OpenError::Snapshot {
             path: folder.to_path_buf(),
@@ -146,7 +146,7 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Makes a change again, unless it is in the snapshot.
+    /// Replays a change, unless it is in the snapshot.
     fn record(&mut self, number: u64, record: Record) -> Result<(), String> {
         let Record { client, sequence, .. } = record;
         let refused = record.is_refusal();
@@ -158,7 +158,7 @@ impl<'a> Replay<'a> {
             // INV-53
             let first = self.in_snapshot.as_ref().and_then(|tables| tables.get(table));
             if first.is_none_or(|first| number >= *first) {
-                // One that was refused is refused again.
+                // A change that was refused is refused again.
                 if let Err(error) = self.tables.handle(&sent.request) {
                     applied = false;
                     let (of, head, body) = ((client, sequence), record.head, record.body);
@@ -186,7 +186,7 @@ impl From<ReadError> for OpenError {
     }
 }
 
-/// Sets aside what was being written when the process or the machine ended, and cuts it off.
+/// Copies the torn end of a file, and cuts it off.
 fn cut(path: &Path, end: u64, torn: &Torn) -> Result<(), OpenError> {
     let kept = log::set_aside(path, end).map_err(OpenError::io("setting aside the end of", path))?;
     let why = if torn.is_prefix {

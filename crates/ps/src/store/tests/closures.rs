@@ -1,11 +1,11 @@
-//! Changes of closures, which are run again: also when the server has come back meanwhile.
+//! Changes of closures that are retried, also after a restart of the server.
 
 use super::*;
 use distribute_params::ClosureChanges;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Adds 1 to a table, as change `number` of a closure.
+/// Returns a request that adds 1 to a table, as change `number` of a closure.
 fn count(origin: Origin, number: u64, table: &str) -> Request {
     let change = Request::Write { table: table.into(), how: Write::Add, value: HostTensor::scalar(1i64) };
     Request::Once { origin, number, change: Box::new(change) }
@@ -38,7 +38,7 @@ fn what_closures_change_is_counted_once_however_often_they_run_and_the_server_st
         let mut core = open(folder.path());
         let mut random = SplitMix(seed);
         let mut sequence = 0;
-        // Each is another connection's first, as if each came from another worker.
+        // Each request is the first of its connection, as if it came from another worker.
         let mut ask = |core: &Core, request| {
             sequence += 1;
             kind(ask(core, sequence, request))
@@ -67,7 +67,7 @@ fn what_closures_change_is_counted_once_however_often_they_run_and_the_server_st
                 }
             }
             match i % 20 {
-                // What doesn't fit is refused, and is not remembered.
+                // Invalid changes are refused, and not remembered.
                 3 => {
                     let value = HostTensor::scalar(1f32);
                     let change = Request::Write { table: "a".into(), how: Write::Add, value };
@@ -119,7 +119,7 @@ fn closures_run_by_several_workers_at_once_are_counted_once_while_tables_are_sav
             for job in 0..4 {
                 ask(&core, 9 + job, Request::BeginJob { job });
                 let next = Arc::new(AtomicU64::new(0));
-                // Which closure each runs: all before the least have ended.
+                // The closure that each worker runs: all before the lowest of them have ended.
                 let runs: Arc<[AtomicU64; 3]> = Arc::default();
                 let threads: Vec<_> = (0..3)
                     .map(|worker| {

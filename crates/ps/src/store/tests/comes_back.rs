@@ -1,4 +1,4 @@
-//! Servers that come back: from logs and snapshots, whole, cut off and damaged.
+//! Restarted servers: from complete, truncated and damaged logs and snapshots.
 
 use super::*;
 
@@ -34,7 +34,7 @@ fn a_server_that_comes_back_is_what_it_was_wherever_it_was_saved() {
             }
         }
         assert!(was[0].len() > 100);
-        // What is asked for again is known to be done, and was done once.
+        // Repeated changes are recognized, and were applied once.
         let count = contents(&core)[0].clone();
         let counted =
             (1..changes).filter(|i| matches!(&change(*i), Request::Write { table, .. } if table == "count"));
@@ -75,7 +75,7 @@ fn tables_are_saved_while_they_are_changed() {
             threads.into_iter().for_each(|thread| thread.join().unwrap());
             let was = contents(&core);
             drop(core);
-            // The same bits, since changes of a table are made in the order of the log.
+            // Bit-identical, because changes of a table are applied in the order of the log.
             core = open(if round % 2 == 0 { Durability::Disk } else { Durability::System });
             assert_eq!(contents(&core), was, "{round}");
         }
@@ -101,14 +101,14 @@ fn what_was_being_written_at_the_end_is_set_aside_and_the_server_goes_on() {
     assert_eq!(contents(&core), was);
     let aside = folder.path().join(format!("set-aside/changes-{:020}.log-from-byte-{whole}", 0));
     assert_eq!(fs::read(aside).unwrap(), bytes[whole..torn]);
-    // The change that was cut off comes again.
+    // The change that was cut off is sent again.
     ask(&core, 80, change(20));
     let was = contents(&core);
     drop(core);
     assert_eq!(contents(&open(folder.path())), was);
 }
 
-/// What keeps a server from starting. Nothing in its folder changes by that.
+/// Returns the error with which a server does not start. Its folder is not changed.
 fn refused(folder: &Path) -> OpenError {
     let all = |folder: &Path| -> Vec<(String, Vec<u8>)> {
         let read = |name: &String| (name.clone(), fs::read(folder.join(name)).unwrap_or_default());
@@ -134,7 +134,7 @@ fn a_log_that_is_damaged_is_refused_by_file_and_byte_and_goes_on_when_it_is_repa
     let path = log::path(folder.path(), 0);
     let bytes = fs::read(&path).unwrap();
     let mut damaged = bytes.clone();
-    // Of the last change, which has been acknowledged.
+    // A part of the last change, which was acknowledged.
     let last = bytes.len() - 56 - 30;
     damaged[last] ^= 1;
     fs::write(&path, &damaged).unwrap();
@@ -185,13 +185,13 @@ fn files_that_are_missing_are_refused_by_name() {
     fs::remove_file(log::path(folder.path(), first + 1)).unwrap();
     let error = refused(folder.path()).to_string();
     assert!(error.starts_with(&format!("{} is missing", path.display())), "{error}");
-    // Its changes are lost, and the server goes on with the tables that were saved.
+    // Its changes are lost, and the server resumes with the saved tables.
     inspect(folder.path()).unwrap().repair().unwrap();
     let core = open(folder.path());
     ask(&core, 80, change(20));
     let was = contents(&core);
     drop(core);
-    // A snapshot that cannot be read, or is missing, is no reason to begin again; nor is anything removed for it.
+    // If a snapshot is unreadable or missing, the server does not start without it, and removes nothing.
     let table = folder.path().join(format!("tables-{first:020}/1/index.json"));
     let index = fs::read(&table).unwrap();
     fs::write(&table, "{}").unwrap();
@@ -224,7 +224,7 @@ fn a_folder_of_another_version_is_refused_as_such() {
     fs::write(folder.path().join("format"), "3").unwrap();
     let error = refused(folder.path());
     assert!(matches!(&error, OpenError::Version { path } if path.ends_with("format")), "{error}");
-    // One of version 1 says nothing of it.
+    // A folder of version 1 has no version file.
     fs::remove_file(folder.path().join("format")).unwrap();
     let mut header = [0; 40];
     header[0] = 8;
@@ -236,7 +236,7 @@ fn a_folder_of_another_version_is_refused_as_such() {
         matches!(&error, OpenError::Version { path } if path.ends_with(format!("changes-{:020}.log", 0))),
         "{error}"
     );
-    // One whose log was empty is taken up.
+    // A folder whose log is empty is accepted.
     fs::write(log::path(folder.path(), 0), "").unwrap();
     drop(open(folder.path()));
     assert_eq!(fs::read(folder.path().join("format")).unwrap(), b"2");
@@ -255,7 +255,7 @@ fn a_snapshot_replaces_what_was_before_it() {
     let expected =
         [name("changes") + ".log", "format".to_owned(), "lock".to_owned(), name("snapshot"), name("tables")];
     assert_eq!(names(folder.path()), expected);
-    // What a server left that ended while it was saving goes.
+    // Files of a snapshot that was interrupted are removed.
     drop(core);
     fs::create_dir(folder.path().join(format!("tables-{:020}", 9))).unwrap();
     fs::create_dir(folder.path().join(format!(".snapshot-{:020}.distribute-0.part", 9))).unwrap();
@@ -307,7 +307,7 @@ fn tables_are_of_their_owner_alone_also_in_a_folder_that_others_may_read() {
     assert_eq!(modes("replaced-"), [0o700]);
     assert!(modes("changes-").iter().all(|mode| *mode == 0o600));
     assert_eq!(mode(folder.path()), 0o755);
-    // A folder that is a link somewhere else is not written through.
+    // Files are not written through a folder that is a link.
     let at = folder.path().join("elsewhere");
     symlink(folder.path().join("nowhere"), &at).unwrap();
     assert!(distribute_files::create_private_folder(&at).is_err());
@@ -324,7 +324,7 @@ fn a_state_that_another_takes_the_place_of_is_set_aside() {
     core.set_life(3).unwrap();
     let was = contents(&core);
     core.replace(Vec::new(), Known { job: 5, ..Known::default() }).unwrap();
-    // Twice, as where the server was killed before it had another life.
+    // Twice, as if the server was killed before it had another life.
     core.replace(Vec::new(), Known { job: 5, ..Known::default() }).unwrap();
     drop(core);
     let core = open(folder.path());
@@ -360,12 +360,12 @@ fn a_folder_of_another_training_is_refused_to_those_whose_changes_it_lacks() {
         );
     }
     assert_eq!(contents(&core), was);
-    // Its own client, and one that is new.
+    // A known client, and a new one.
     assert!(call(&core, 6, true, add()).is_ok() && call(&core, 7, false, read()).is_ok());
-    // A coordinator that begins a job restores what it needs, and its workers go on.
+    // A coordinator that begins a job restores its state, and its workers continue.
     call(&core, 8, false, Request::BeginJob { job: 1 }).unwrap();
     assert!(call(&core, 5, true, read()).is_ok());
-    // Where there are no tables at all, the error names the one that is missing.
+    // If there are no tables at all, the error names the missing one.
     let empty = tempfile::tempdir().unwrap();
     assert_eq!(call(&open(empty.path()), 5, true, read()).unwrap_err().kind, RefusalKind::NoSuchTable);
 }

@@ -1,4 +1,4 @@
-//! Disks that are full, fail, or are slow.
+//! Full, failing and slow disks.
 
 use super::*;
 use crate::log::Faulty;
@@ -28,7 +28,7 @@ fn where_the_disk_is_full_changes_are_refused_and_nothing_has_changed() {
         assert!(refusal.text.starts_with(&says) && refusal.text.contains("nothing was changed"), "{refusal}");
         assert_eq!(contents(&core)[..3], was[..3]);
     }
-    // Reading goes on; and when there is room, the same change is made.
+    // Reads continue; after there is room again, the same change is applied.
     let read = ask(&core, 0, Request::ReadRows { table: "count".into(), rows: vec![0] });
     assert_eq!(read, [Ok(Response::Rows(HostTensor::vector(vec![1i64])))]);
     disk.room.store(u64::MAX / 2, Ordering::SeqCst);
@@ -38,7 +38,7 @@ fn where_the_disk_is_full_changes_are_refused_and_nothing_has_changed() {
     assert_eq!(contents(&open(folder.path())), was);
 }
 
-/// As its caller sees it, over a socket: by name, with the cause, and with what was there before.
+/// The view of a client, over a socket: an error with the name and the cause, and the previous state.
 #[test]
 fn where_the_disk_is_full_the_caller_is_told_and_the_server_goes_on() {
     watched(|| {
@@ -64,7 +64,7 @@ fn where_the_disk_is_full_the_caller_is_told_and_the_server_goes_on() {
         }
         let read = || call(Request::ReadRows { table: "count".into(), rows: vec![0] });
         assert_eq!(read().unwrap(), Response::Rows(HostTensor::vector(vec![1i64])));
-        // When there is room again.
+        // After there is room again.
         disk.room.store(u64::MAX / 2, Ordering::SeqCst);
         call(add()).unwrap();
         assert_eq!(read().unwrap(), Response::Rows(HostTensor::vector(vec![2i64])));
@@ -116,7 +116,7 @@ fn where_the_disk_fails_changes_are_refused_until_all_tables_are_saved() {
         );
         assert!(core.snapshot().is_ok(), "what is saved is what is in memory");
         disk.fails.store(false, Ordering::SeqCst);
-        // Of both, each was made once.
+        // Each of both changes was applied once.
         assert_eq!(
             [ask(&core, 4, add()), ask(&core, 5, add())].concat(),
             [Ok(Response::Done), Ok(Response::Done)]
@@ -147,7 +147,7 @@ fn where_tables_cannot_be_saved_the_log_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     let core = open(folder.path());
     ask(&core, 0, tables());
-    // Something is in the place of what it would write.
+    // A folder occupies the path of a snapshot.
     let taken = folder.path().join(format!("tables-{:020}", 4));
     fs::write(&taken, "").unwrap();
     let error = core.snapshot().unwrap_err().to_string();
@@ -176,7 +176,7 @@ fn a_server_whose_disk_has_failed_helps_itself_when_it_works_again() {
         disk.fails.store(true, Ordering::SeqCst);
         assert!(ask(store.core(), 4, add())[0].is_err() && ask(store.core(), 5, add())[0].is_err());
         disk.fails.store(false, Ordering::SeqCst);
-        // Tables are saved each hour, but at once where changes are refused.
+        // Tables are saved each hour, but at once if changes are refused.
         while ask(store.core(), 5, add())[0].is_err() {
             std::thread::yield_now();
         }

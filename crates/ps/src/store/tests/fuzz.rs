@@ -1,4 +1,4 @@
-//! Requests that were changed on the way.
+//! Requests that are corrupted in transit.
 
 use super::*;
 use distribute_net::Message;
@@ -46,7 +46,7 @@ fn mutated_requests_are_refused_or_carried_out_and_the_server_goes_on() {
     let (mut random, mut answered, mut refused) = (SplitMix(11), 0, 0);
     for i in 0..fuzz_inputs() {
         let message = random.of(&messages);
-        // One bit at a time: most of what is changed more is no request.
+        // One bit at a time: with more changes, most are not requests.
         let (mut head, mut body) = (message.head.to_vec(), message.body.to_vec());
         let part = if body.is_empty() || random.below(4) > 0 { &mut head } else { &mut body };
         let at = random.below(part.len());
@@ -57,14 +57,14 @@ fn mutated_requests_are_refused_or_carried_out_and_the_server_goes_on() {
             if answer.is_ok() { answered += 1 } else { refused += 1 }
         }
         if i % 100 == 0 {
-            // What was removed comes again.
+            // Removed tables are created again.
             ask(&core, i, tables());
         }
     }
     assert!(answered > 100 && refused > 100, "{answered} {refused}");
 }
 
-/// Requests of a few bytes that would take more memory than there is, or all time.
+/// Short requests that would take more memory than there is, or unlimited time.
 fn greedy() -> Vec<Request> {
     let initializer = Initializer::new(Distribution::Uniform { lo: 0., up: 1. }, 3, "w");
     let drawn = |shape: &[usize], (rows, shards, shard)| {
@@ -109,7 +109,7 @@ fn what_takes_too_much_is_refused_before_it_is_logged_and_the_server_comes_back(
             );
         }
         assert_eq!(core.log.as_ref().unwrap().journal.bytes(), bytes, "a refused request was logged");
-        // Rows and slots count, also those of ids that come one after another.
+        // Rows and slots count, also for ids that are added one after another.
         let wide = 1 << 12;
         let rows = Contents::Dynamic {
             row_shape: vec![wide],
@@ -134,7 +134,7 @@ fn what_takes_too_much_is_refused_before_it_is_logged_and_the_server_comes_back(
             refusal.kind == RefusalKind::NoMemory && refusal.text.contains("ServerOptions::memory"),
             "{refusal}"
         );
-        // Those that have a row are pushed to as before.
+        // Ids that have a row accept pushes as before.
         assert!(ask(&core, 2001, push(0))[0].is_ok());
         let many = Request::ReadRows { table: "wide".into(), rows: (0..1 << 14).collect() };
         assert_eq!(ask(&core, 0, many).remove(0).unwrap_err().kind, RefusalKind::NoMemory);
@@ -149,7 +149,7 @@ fn a_change_that_cannot_be_made_again_is_set_aside_and_the_server_begins() {
     let folder = tempfile::tempdir().unwrap();
     let core = open(folder.path());
     ask(&core, 0, tables());
-    // As a version without limits has logged it.
+    // As logged by a version without limits.
     let message = Encoded::new(greedy().remove(0), false).unwrap().message(9, 3).unwrap();
     let call = Call::decode(message).unwrap();
     let (head, body) = (call.requests[0].head.clone(), call.requests[0].body.clone());
@@ -162,7 +162,7 @@ fn a_change_that_cannot_be_made_again_is_set_aside_and_the_server_begins() {
     assert_eq!(core.tables.names(), ["count", "ids", "names", "w"]);
     let kept = folder.path().join(format!("set-aside/change-{number}"));
     assert_eq!(fs::read(kept).unwrap(), head);
-    // A refusal is none of these.
+    // A different kind of refusal.
     ask(&core, 4, Request::Write { table: "w".into(), how: Write::Add, value: HostTensor::scalar(1f32) });
     core.snapshot().unwrap();
     ask(&core, 5, Request::Write { table: "w".into(), how: Write::Add, value: HostTensor::scalar(1f32) });

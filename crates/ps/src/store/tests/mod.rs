@@ -1,4 +1,4 @@
-//! One server's tables in this process: what it loses, and what it refuses.
+//! One server's tables in this process: losses and refusals.
 
 mod closures;
 mod comes_back;
@@ -52,7 +52,7 @@ fn tables() -> Request {
     ])
 }
 
-/// The `i`-th change of a training.
+/// Returns the `i`-th change of a training.
 fn change(i: u64) -> Request {
     let mut random = SplitMix(i);
     let push = Push::at(Step::after(i, 0.1));
@@ -82,7 +82,7 @@ fn is_refused(i: u64) -> bool {
     matches!(&change(i), Request::Write { table, .. } if table == "w")
 }
 
-/// All there is, but for versions.
+/// Returns the whole state, except versions.
 fn contents(core: &Core) -> Vec<String> {
     let image = |name: &String| {
         let mut image = core.tables.image(name).unwrap().unwrap();
