@@ -1,4 +1,4 @@
-//! Where a task listens.
+//! The address at which a task listens.
 
 use crate::error::ClusterError;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -26,14 +26,14 @@ pub struct Address {
 /// The host of an [`Address`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Host {
-    /// A name, to be looked up. Compared as it is written.
+    /// A host name, to be resolved. Names are compared as written.
     Name(Box<str>),
     /// An IP address.
     Ip(IpAddr),
 }
 
 impl Host {
-    /// Whether it means this machine, whichever machine reads it.
+    /// Whether the host is the local machine, on every machine that reads it.
     pub fn is_loopback(&self) -> bool {
         match self {
             Host::Ip(ip) => ip.to_canonical().is_loopback(),
@@ -47,14 +47,14 @@ impl Host {
         }
     }
 
-    /// Whether it means all addresses of a machine: something to listen at, but nowhere to connect to.
+    /// Whether the host means all addresses of a machine. It is valid for listening, but not for connecting.
     pub fn is_unspecified(&self) -> bool {
         matches!(self, Host::Ip(ip) if ip.to_canonical().is_unspecified())
     }
 }
 
 impl fmt::Display for Host {
-    /// As it stands in an address: IPv6 in brackets.
+    /// Prints the host as in an address: IPv6 in brackets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Host::Name(name) => f.write_str(name),
@@ -84,7 +84,7 @@ impl FromStr for Host {
             _ if !text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b)) => {
                 Err("a host's name is of letters, digits, \"-\", \"_\" and \".\"")
             }
-            // Such as 10.0.0.256 or 10.0.7, which some resolvers would take as another address.
+            // Such as 10.0.0.256 or 10.0.7, which some resolvers would read as another address.
             _ if text.bytes().all(|b| b.is_ascii_digit() || b == b'.') && text.contains('.') => {
                 Err("no IPv4 address")
             }
@@ -94,17 +94,17 @@ impl FromStr for Host {
 }
 
 impl Address {
-    /// An address of a host and a port.
+    /// Creates an address of a host and a port.
     pub fn new(host: Host, port: u16) -> Self {
         Self { host, port }
     }
 
-    /// The host.
+    /// Returns the host.
     pub fn host(&self) -> &Host {
         &self.host
     }
 
-    /// The port; 0 where one is still to be chosen.
+    /// Returns the port; 0 if the system is to choose one.
     pub fn port(&self) -> u16 {
         self.port
     }

@@ -1,17 +1,19 @@
-//! Who did not do what the others waited for: a pure function of all members' standings.
+//! [`Blame`]: the member that did not do what the others waited for. A pure function of all members'
+//! standings.
 
 use crate::{Fingerprint, Presence, Process, Standing, World};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// What kind of fault kept a call from completing.
+/// The kind of fault that prevented a call from completing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fault {
     /// Members made different calls.
     Mismatch,
     /// A member returned while others wait for it.
     Returned,
-    /// A member failed while others wait for it. Those that wait are victims; the cause is that member's error.
+    /// A member failed while others wait for it. The cause is the error of that member, not the members that
+    /// wait.
     Failed,
     /// A member did not arrive before the deadline.
     Late,
@@ -19,20 +21,22 @@ pub enum Fault {
     Lost,
 }
 
-/// Why a call did not complete, and who is to blame. It is the same for all members, wherever they run: it can be
-/// serialized, and its text comes from [`Display`](std::fmt::Display).
+/// The reason that a call did not complete, and the replicas that caused it.
+///
+/// It is the same for all members, wherever they run: it can be serialized, and
+/// [`Display`](std::fmt::Display) creates the same text from it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blame {
     /// The kind of fault.
     pub fault: Fault,
-    /// The number of the step, from 1: that of the strategy's `run` call.
+    /// The number of the step, from 1: the number of the strategy's `run` call.
     pub step: u64,
     /// The global ids of the replicas that did not do what the others waited for.
     pub culprits: Vec<usize>,
-    /// What happened.
+    /// The cause.
     pub cause: Cause,
-    /// The workers of the culprits, by their numbers, and what they are in the cluster, where that is known. It is not sent: all workers
-    /// of a world know it alike.
+    /// The workers of the culprits, by number, with their tasks in the cluster if these are known. Not sent:
+    /// all workers of a world have the same list.
     #[serde(skip)]
     pub processes: Vec<(usize, Process)>,
 }
@@ -46,7 +50,7 @@ pub struct Callers {
     pub replicas: Vec<usize>,
 }
 
-/// What kept a call from completing.
+/// The cause that prevented a call from completing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cause {
     /// Members made different calls.
@@ -69,11 +73,11 @@ pub enum Cause {
     },
     /// Members did not arrive in time.
     Late {
-        /// How long the others waited.
+        /// The time that the others waited.
         timeout: Duration,
         /// The calls in which others waited, and their callers.
         waiting: Vec<Callers>,
-        /// The standings of the members that did not arrive, as far as they are known.
+        /// The standings of the members that did not arrive, as far as known.
         missing: Vec<Standing>,
     },
     /// Members made equal calls, but with values of other Rust types than the first member's.
@@ -81,7 +85,7 @@ pub enum Cause {
         /// The call.
         call: Fingerprint,
     },
-    /// A member failed inside of a call that it was leading.
+    /// A member failed inside a call while it executed the call for all members.
     InCall {
         /// The call.
         call: Fingerprint,
@@ -98,10 +102,11 @@ pub enum Cause {
 }
 
 impl Blame {
-    /// Judges the members that wait or are gone. `None` if all wait in equal calls, so that nobody is to blame so far.
+    /// Decides which of the members that wait or are gone are to blame. Returns `None` if there is no fault so
+    /// far: no member waits, or all waiting members make equal calls and no member is gone.
     ///
-    /// If members made different calls, the call that most of them made is taken to be right; in a tie, all members that
-    /// wait are culprits.
+    /// If members made different calls, the call of the most members is taken to be right. In a tie, all
+    /// waiting members are culprits.
     pub fn judge(step: u64, standings: &[Standing]) -> Option<Self> {
         if Standing::all_agree(standings) {
             return None;
@@ -155,7 +160,7 @@ impl Blame {
         Some(Self { fault, step, culprits, cause, processes: Vec::new() })
     }
 
-    /// Judges members whose deadline has passed while some still run.
+    /// Blames the members that still run after the deadline of the others has passed.
     pub fn late(step: u64, standings: &[Standing], timeout: Duration) -> Self {
         let missing: Vec<_> = standings.iter().filter(|standing| !standing.is_settled()).cloned().collect();
         let waiting = calls(standings);
@@ -174,13 +179,13 @@ impl Blame {
         Self { fault: Fault::Mismatch, step, culprits, cause, processes: Vec::new() }
     }
 
-    /// Blames a member that failed inside of a call that it was leading.
+    /// Blames a member that failed inside a call while it executed the call for all members.
     pub fn failed(step: u64, culprit: usize, call: &Fingerprint) -> Self {
         let cause = Cause::InCall { call: call.clone() };
         Self { fault: Fault::Failed, step, culprits: vec![culprit], cause, processes: Vec::new() }
     }
 
-    /// Blames a worker that has become unreachable; `culprits` are its replicas.
+    /// Blames a worker that has become unreachable. `culprits` are its replicas.
     pub fn lost(
         step: u64,
         worker: usize,
@@ -192,7 +197,8 @@ impl Blame {
         Self { fault: Fault::Lost, step, culprits, cause, processes: Vec::new() }
     }
 
-    /// The same, and where the workers of the culprits are: `process` tells it of a worker of `world`, by its number.
+    /// Adds the locations of the workers of the culprits. `process` returns the location of a worker of
+    /// `world`, by number.
     pub fn located(mut self, world: World, process: impl Fn(usize) -> Option<Process>) -> Self {
         let mut workers: Vec<_> = self.culprits.iter().map(|replica| replica / world.replicas()).collect();
         workers.dedup();
@@ -201,7 +207,7 @@ impl Blame {
     }
 }
 
-/// The calls in which members wait, each with its callers, in the order of the first caller.
+/// Returns the calls in which members wait, with their callers, in the order of the first caller.
 fn calls(standings: &[Standing]) -> Vec<Callers> {
     let mut calls: Vec<Callers> = Vec::new();
     for standing in standings {
@@ -232,7 +238,7 @@ pub(crate) mod tests {
         Standing { replica, presence, completed: 2, last: Some(call(Operation::Barrier, "")) }
     }
 
-    /// Members that wait in these calls, or are as given.
+    /// Returns the standing of a member that waits in this call.
     pub(crate) fn waiting(replica: usize, call: &Fingerprint) -> Standing {
         Standing::waiting(replica, call.clone())
     }

@@ -1,4 +1,4 @@
-//! What a [`Blame`] says to people: who did what, and what to do about it.
+//! The text of a [`Blame`]: which member did what, and advice.
 
 use crate::blame::ids;
 use crate::{Blame, Callers, Cause, Fault, Operation, Presence, Standing, located};
@@ -127,7 +127,7 @@ fn histories(who: &[Standing]) -> String {
     }
 }
 
-/// `replica 2 waits`, `replicas 0, 2 and 3 wait`.
+/// Joins replicas and a verb: `replica 2 waits`, `replicas 0, 2 and 3 wait`.
 fn names(who: &[usize], singular: &str, plural: &str) -> String {
     match who {
         [] => format!("nobody {singular}"),
@@ -136,7 +136,7 @@ fn names(who: &[usize], singular: &str, plural: &str) -> String {
     }
 }
 
-/// `replica 2`, `replicas 0, 2 and 3`.
+/// Joins replicas: `replica 2`, `replicas 0, 2 and 3`.
 fn replicas(who: &[usize]) -> String {
     match who {
         [] => "no replica".into(),

@@ -1,7 +1,8 @@
-//! Values out of received bytes, which take no more memory than their bytes allow.
+//! Decoding of received bytes, with a limit on the memory that the decoded values take.
 //!
-//! An element of a list may be one byte where it is sent, and a hundred in memory. [`Budget`] counts the memory of all lists and maps of
-//! a message while it is decoded, whatever types are in it, and ends with an error where that is more than it may be.
+//! An element of a list may take one byte in the message, and a hundred in memory. [`Budget`] counts the
+//! memory of all lists and maps of a message while it is decoded, whatever their types, and fails if it
+//! exceeds the limit.
 
 use serde::de::{
     DeserializeSeed, Deserializer, EnumAccess, Error, MapAccess, SeqAccess, VariantAccess, Visitor,
@@ -9,10 +10,11 @@ use serde::de::{
 use std::cell::Cell;
 use std::fmt;
 
-/// The memory that a message may take in addition to twice its bytes, for those whose few bytes are many small parts.
+/// The memory that a message may take in addition to twice its length, for short messages of many small
+/// parts.
 const CONSTANT: usize = 16 << 20;
 
-/// Messages up to this length need no budget: some 100 kB are the most that they come to.
+/// The maximum length of a message that needs no budget: decoded, it takes at most about 100 kB.
 pub const SHORT: usize = 4 << 10;
 
 /// The memory that lists and maps of one message may take.
@@ -35,21 +37,21 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Returns the budget of a message of so many bytes: twice of these, and 16 MiB.
+    /// Creates the budget of a message of `bytes` bytes: twice that, and 16 MiB.
     pub fn of(bytes: usize) -> Self {
         let left = Cell::new(bytes.saturating_mul(2).saturating_add(CONSTANT));
         Self { left, is_spent: Cell::new(false) }
     }
 
-    /// Whether something was refused because it would have taken more.
+    /// Whether a value was refused because it exceeded the budget.
     pub fn is_spent(&self) -> bool {
         self.is_spent.get()
     }
 
-    /// Decodes a value, which is charged to this budget.
+    /// Decodes a value, and charges its memory to this budget.
     ///
     /// # Errors
-    /// The errors of `from`, and one where lists and maps would take more memory than there is left.
+    /// The errors of `from`, and a custom error if lists and maps would exceed the budget.
     pub fn decode<'de, T: serde::Deserialize<'de>, D: Deserializer<'de>>(
         &self,
         from: D,
@@ -72,11 +74,11 @@ impl Budget {
     }
 }
 
-/// A part of a deserializer, or what visits it, whose lists and maps are charged to a budget.
+/// A wrapper of a deserializer or visitor that charges lists and maps to a budget.
 struct Charged<'b, X> {
     inner: X,
     budget: &'b Budget,
-    /// Whether the elements are those of a list, which has as many as it says, and not of a tuple or struct.
+    /// Whether the elements belong to a list or map of any length, and not to a tuple or struct.
     is_list: bool,
 }
 
@@ -90,7 +92,7 @@ impl<'b, X> Charged<'b, X> {
     }
 }
 
-/// Methods that pass a visitor on.
+/// Defines methods that forward a visitor.
 macro_rules! passed_on {
     ($($method:ident($($argument:ident: $type:ty),*);)+) => {$(
         fn $method<V: Visitor<'de>>(self, $($argument: $type,)* visitor: V) -> Result<V::Value, Self::Error> {
@@ -147,7 +149,7 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Charged<'_, D> {
     }
 }
 
-/// Methods that pass a value on.
+/// Defines methods that forward a value.
 macro_rules! visited {
     ($($method:ident($type:ty);)+) => {$(
         fn $method<E: Error>(self, value: $type) -> Result<V::Value, E> {
@@ -225,7 +227,7 @@ impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Charged<'_, S> {
     }
 }
 
-/// The memory that an element takes: lists grow by doubling.
+/// Returns the memory of an element, twice its size because lists grow by doubling.
 fn size<T>() -> usize {
     2 * size_of::<T>()
 }
@@ -347,7 +349,7 @@ mod tests {
         assert_eq!(decoded::<Wide>(&many("null", 1_000)).unwrap().len(), 1_000);
         let error = decoded::<Wide>(&many("null", 100_000)).unwrap_err();
         assert!(error.contains("more parts than a message of its length may have"), "{error}");
-        // Also in lists of lists.
+        // Lists of lists as well.
         let lists = many(&many("null", 1_000), 100);
         assert!(decoded::<Vec<Wide>>(&lists).is_err());
         let numbers = many("1", 1_000_000);

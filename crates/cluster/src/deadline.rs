@@ -1,32 +1,33 @@
-//! How long a wait may last. The only place in the project that reads the clock.
+//! Deadlines of waits. The only module in the project that reads the clock.
 
 #![allow(clippy::disallowed_methods)]
 
 use std::time::{Duration, Instant, SystemTime};
 
-/// How long a wait lasts by default.
+/// The default timeout of a wait.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The longest time between two looks at the clock during a wait.
+/// The maximum time between two checks of the clock during a wait.
 const SLICE: Duration = Duration::from_millis(100);
 
-/// The time until which a wait may last.
+/// A limit on the duration of a wait.
 ///
-/// A wait is cut into slices, with a [`look`](Self::look) between them. A slice that took much longer than it should means
-/// that the whole process was suspended, by SIGSTOP or in a frozen container. Nobody worked in that time, so it doesn't
-/// count. It looks the same if only the waiting thread got no core; so half a slice always counts, and a deadline passes
-/// within `2 * timeout / slice` looks, however late each of them is.
+/// A wait is split into slices, with a call of [`look`](Self::look) between them. If a slice takes much
+/// longer than planned, the entire process was suspended, by SIGSTOP or in a frozen container. No work was
+/// done in that time, so it does not count. A waiting thread that gets no core looks the same. Half a slice
+/// therefore always counts, and a deadline passes within `2 * timeout / slice` looks, however delayed each of
+/// them is.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
     at: Option<Instant>,
     timeout: Duration,
     slice: Duration,
-    /// When it was last looked at.
+    /// The time of the last check.
     seen: Instant,
 }
 
 impl Deadline {
-    /// A deadline `timeout` from now. One beyond the range of the clock never passes.
+    /// Creates a deadline `timeout` from now. A deadline beyond the range of the clock never passes.
     pub fn after(timeout: Duration) -> Self {
         Self::from(Instant::now(), timeout)
     }
@@ -41,15 +42,15 @@ impl Deadline {
         Self { at, timeout, slice, seen: now }
     }
 
-    /// How long the wait was meant to last, for messages.
+    /// Returns the original timeout, for messages.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Looks at the clock. Returns how long to wait until the next look: a slice, or the time left if that is less; zero
-    /// once the deadline has passed.
+    /// Checks the clock. Returns the time to wait until the next check: a slice, or the time left if that is
+    /// less. Returns zero once the deadline has passed.
     ///
-    /// To be called before and after each wait, with no other work in between.
+    /// Call it before and after each wait, with no other work in between.
     pub fn look(&mut self) -> Duration {
         self.look_at(Instant::now())
     }
@@ -58,46 +59,47 @@ impl Deadline {
         let Some(at) = &mut self.at else { return self.slice };
         let gap = now.saturating_duration_since(self.seen);
         if gap > 2 * self.slice {
-            // It was suspended at some point of the slice: half of it counts.
+            // The process was suspended at some point of the slice: half of the slice counts.
             *at += gap - self.slice / 2;
         }
         self.seen = now;
         at.saturating_duration_since(now).min(self.slice)
     }
 
-    /// The time left, not counting suspension before the last look; zero once the deadline has passed.
+    /// Returns the time left, or zero once the deadline has passed. Suspension before the last look does not
+    /// count.
     pub fn remaining(&self) -> Duration {
         self.at.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Whether the deadline has passed, not counting suspension before the last look.
+    /// Whether the deadline has passed. Suspension before the last look does not count.
     pub fn has_passed(&self) -> bool {
         self.remaining().is_zero()
     }
 }
 
-/// Measures how long something takes.
+/// A stopwatch.
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch(Instant);
 
 impl Stopwatch {
-    /// Starts now.
+    /// Creates a stopwatch that starts now.
     pub fn start() -> Self {
         Self(Instant::now())
     }
 
-    /// The time since the start.
+    /// Returns the time since the start.
     pub fn elapsed(&self) -> Duration {
         self.0.elapsed()
     }
 
-    /// The seconds since the start.
+    /// Returns the seconds since the start.
     pub fn seconds(&self) -> f64 {
         self.elapsed().as_secs_f64()
     }
 }
 
-/// Rounds a duration as people read it in a message: to a tenth of a second from ten seconds up, below to a millisecond.
+/// Rounds a duration for messages: to 0.1 s from ten seconds up, to 1 ms below that.
 ///
 /// ```
 /// use distribute_cluster::rounded;
@@ -108,14 +110,15 @@ impl Stopwatch {
 pub fn rounded(duration: Duration) -> Duration {
     let step = if duration.as_secs() < 10 { 1_000 } else { 100_000 };
     let micros = duration.as_micros();
-    // What is shorter is said as it is, and not as nothing.
+    // A shorter duration must not round to zero.
     if micros < step {
         return duration;
     }
     Duration::from_micros(u64::try_from((micros + step / 2) / step * step).unwrap_or(u64::MAX))
 }
 
-/// What the clock on the wall says, since 1970 began: for files and people. It may be set back, so no wait is measured by it.
+/// Returns the wall-clock time since 1970, for files and messages. The system may set it back, so no wait is
+/// measured by it.
 pub fn wall_clock() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
@@ -144,7 +147,7 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    /// What is left after looks so many milliseconds after the start, and when it is over.
+    /// Returns the time left and the total duration, after looks at these milliseconds since the start.
     fn looked(timeout: Duration, looks: &[u64]) -> (Duration, Duration) {
         let start = Instant::now();
         let mut deadline = Deadline::from(start, timeout);
@@ -154,18 +157,18 @@ mod tests {
 
     #[test]
     fn what_the_whole_process_slept_does_not_count() {
-        // As it should be, and as late as threads often are.
+        // On time, and as delayed as threads often are.
         assert_eq!(looked(ms(1000), &[0, 100, 200]), (ms(100), ms(1000)));
         assert_eq!(looked(ms(1000), &[0, 190, 380, 570, 760, 950]), (ms(50), ms(1000)));
         assert_eq!(looked(ms(1000), &[0, 190, 380, 570, 760, 950, 1001]), (ms(0), ms(1000)));
         // The second slice lasts 5 s.
         assert_eq!(looked(ms(1000), &[0, 100, 5100]), (ms(100), ms(5950)));
-        // Asleep before the wait began, and again in its last slice.
+        // Suspended before the wait began, and again in its last slice.
         assert_eq!(looked(ms(240), &[5000]).1, ms(5225));
         assert_eq!(looked(ms(1000), &[0, 150, 300, 450, 600, 750, 900, 2900]), (ms(50), ms(2950)));
     }
 
-    /// A busy machine, or a container with little of a core, looks like one pause after the other.
+    /// A busy machine, or a container with a small share of a core, looks like one suspension after another.
     #[test]
     fn a_deadline_passes_also_where_each_look_comes_late() {
         for (timeout, gap) in [(1000, 201), (1000, 5000), (60_000, 250), (80, 30), (4, 10)] {

@@ -1,12 +1,12 @@
-//! What a process was started with: environment variables, from wherever they come.
+//! Environment variables, of this process or of any other source.
 
 use crate::malformed::shown;
 use crate::{ClusterError, Malformed};
 use std::collections::{BTreeMap, HashMap};
 
-/// Where resolvers look up environment variables: those of this process, or a map of a test.
+/// The environment variables that resolvers read: of this process, or a map in a test.
 pub trait Environment {
-    /// The value of a variable; `None` where it is not set.
+    /// Returns the value of a variable, or `None` if it is not set.
     fn get(&self, name: &str) -> Option<String>;
 }
 
@@ -16,7 +16,7 @@ pub struct ProcessEnvironment;
 
 impl Environment for ProcessEnvironment {
     fn get(&self, name: &str) -> Option<String> {
-        // What is no Unicode is refused by what reads it, with what can be shown of it.
+        // If it is not Unicode, the code that parses it refuses it, and shows the lossy text.
         Some(std::env::var_os(name)?.to_string_lossy().into_owned())
     }
 }
@@ -39,7 +39,7 @@ impl<const N: usize> Environment for [(&str, &str); N] {
     }
 }
 
-/// A variable that has to be set; `remedy` says how it comes to be.
+/// Returns the value of a variable that has to be set. `remedy` explains how to set it.
 pub(crate) fn required(
     environment: &dyn Environment,
     name: &'static str,
@@ -48,20 +48,20 @@ pub(crate) fn required(
     environment.get(name).ok_or(ClusterError::NotSet { variable: name, remedy })
 }
 
-/// A value of a variable that should be another.
+/// Returns the error of a variable with an unexpected value.
 pub(crate) fn unexpected(name: &str, expected: impl Into<String>, found: &str) -> ClusterError {
     let found = shown(&format_args!("{found:?}"));
     Malformed { origin: name.into(), path: String::new(), expected: expected.into(), found, help: "" }.into()
 }
 
-/// A number that a variable may hold.
+/// Returns the number in a variable, if the variable is set.
 pub(crate) fn number(environment: &dyn Environment, name: &str) -> Result<Option<usize>, ClusterError> {
     let Some(text) = environment.get(name) else { return Ok(None) };
     let number = text.trim().parse();
     number.map(Some).map_err(|_| unexpected(name, "a whole number from 0", &text))
 }
 
-/// A number that a variable has to hold.
+/// Returns the number in a variable that has to be set.
 pub(crate) fn required_number(
     environment: &dyn Environment,
     name: &'static str,

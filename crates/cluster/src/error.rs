@@ -1,4 +1,4 @@
-//! What can be wrong with a cluster, and what to do about it.
+//! Errors of clusters, with advice.
 
 use crate::Malformed;
 use crate::http::HttpError;
@@ -6,48 +6,48 @@ use crate::task::{Job, Task};
 use crate::words::{gpus_each, here, names, tasks};
 use crate::world::WorldError;
 
-/// What is wrong with a cluster, or with what describes it.
+/// An error in a cluster, or in its description.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClusterError {
-    /// A value is not what it should be, in a text that describes the cluster.
+    /// A value in the description of a cluster is not as expected.
     #[error(transparent)]
     Malformed(#[from] Malformed),
-    /// What is wrong with the cluster, and where that stands.
+    /// An error in the cluster, and its location.
     #[error("{origin}: {path}: {error}")]
     At {
-        /// What holds it, such as the environment variable.
+        /// The source, such as the environment variable.
         origin: &'static str,
-        /// Where in it: `task.index`.
+        /// The path in the source: `task.index`.
         path: String,
-        /// What is wrong.
+        /// The error.
         error: Box<ClusterError>,
     },
-    /// A text is no address.
+    /// A text is not an address.
     #[error("expected \"host:port\", found {found:?}: {why}")]
     Address {
         /// The text.
         found: String,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
     /// The cluster has no job of this name.
     #[error("the cluster has no job {job:?}, it has {}", names(jobs), job = job.as_str())]
     NoSuchJob {
-        /// The job that was asked for.
+        /// The requested job.
         job: Job,
-        /// The jobs that it has.
+        /// The jobs of the cluster.
         jobs: Vec<Job>,
     },
-    /// The job has no task of this number.
+    /// The job has no task of this index.
     #[error("the cluster has no {task}: {job:?} has {}", tasks(indices), job = task.job.as_str())]
     NoSuchTask {
-        /// The task that was asked for.
+        /// The requested task.
         task: Task,
-        /// The numbers that its job has.
+        /// The indices of the job's tasks.
         indices: Vec<usize>,
     },
-    /// Two addresses for one task.
+    /// One task has two addresses.
     #[error("{task} is there twice, at {addresses}")]
     Duplicate {
         /// The task.
@@ -55,28 +55,28 @@ pub enum ClusterError {
         /// Both addresses.
         addresses: String,
     },
-    /// The number of a task is too large to be one.
+    /// The index of a task is too large.
     #[error("{task} is there, but tasks are numbered from 0 to {}", crate::task::MAX_TASK_INDEX)]
     TooLarge {
         /// The task.
         task: Task,
     },
-    /// Strategies don't use a job of this name.
+    /// Strategies do not use a job of this name.
     #[error("the job {job:?} is none that a strategy uses: chief, worker, ps, evaluator", job = job.as_str())]
     DisallowedJob {
         /// The job.
         job: Job,
     },
-    /// This process's own job is none that a strategy uses.
+    /// Strategies do not use this process's job.
     #[error("this task is {task}, but the tasks of strategies are chief, worker, ps and evaluator")]
     DisallowedTask {
-        /// This process.
+        /// The task of this process.
         task: Task,
     },
-    /// This process's job is not part of the cluster.
+    /// The job of this process is not part of the cluster.
     #[error("this task is {task}, but the cluster has no job {job:?}, it has {}", names(jobs), job = task.job.as_str())]
     NotInCluster {
-        /// This process.
+        /// The task of this process.
         task: Task,
         /// The jobs of the cluster.
         jobs: Vec<Job>,
@@ -86,26 +86,26 @@ pub enum ClusterError {
     Several {
         /// The job.
         job: Job,
-        /// How many tasks it has.
+        /// The number of its tasks.
         count: usize,
     },
-    /// This process's number is not below the number of tasks of its job.
+    /// The index of this process is not less than the number of tasks of its job.
     #[error("this task is {task}, but {job:?} has {}", tasks(indices), job = task.job.as_str())]
     NoSuchIndex {
-        /// This process.
+        /// The task of this process.
         task: Task,
-        /// The numbers that its job has.
+        /// The indices of the job's tasks.
         indices: Vec<usize>,
     },
-    /// Workers are numbered with gaps.
+    /// The indices of workers have gaps.
     #[error("{job:?} has {}: workers of a strategy are numbered from 0 without gaps", tasks(indices), job = job.as_str())]
     Gaps {
         /// The job.
         job: Job,
-        /// The numbers that it has.
+        /// The indices of the job's tasks.
         indices: Vec<usize>,
     },
-    /// A parameter server is no worker: it has no rank, and counts no workers.
+    /// A parameter server is not a worker: it has no rank.
     #[error(
         "{task} is a parameter server: it has no rank among the workers, and trains nothing; before the strategy is made, call \
          distribute::between_graph::serve, which serves variables in this task and returns false in workers, or leave the job ps out \
@@ -115,17 +115,17 @@ pub enum ClusterError {
         /// The task.
         task: Task,
     },
-    /// There is a cluster, but which of its tasks this process is isn't known.
+    /// There is a cluster, but the task of this process is not known.
     #[error("there is a cluster of {tasks} tasks, but {missing} of this process is not given; {remedy}")]
     NoTask {
-        /// How many tasks the cluster has.
+        /// The number of tasks of the cluster.
         tasks: usize,
-        /// What is missing: the job, the index, or both.
+        /// The missing part: the job, the index, or both.
         missing: &'static str,
-        /// What to do.
+        /// Advice.
         remedy: &'static str,
     },
-    /// An address that each host takes for itself, in a cluster of several hosts.
+    /// A loopback address in a cluster of several hosts: each host takes it for its own.
     #[error(
         "{task} is at {address}, which every host takes for itself, while {other} is on another host; give the name or \
          the address by which the others reach it"
@@ -138,19 +138,19 @@ pub enum ClusterError {
         /// A task with an address of another host.
         other: Task,
     },
-    /// One address for two tasks, of which one can listen there.
+    /// One address for two tasks, of which only one can listen there.
     #[error(
         "{task} and {other} are both at {address}; give each task an address of its own: another host, or another port"
     )]
     AddressTwice {
         /// The first task.
         task: Task,
-        /// The second.
+        /// The second task.
         other: Task,
         /// Their address.
         address: String,
     },
-    /// An address to listen at, to which nobody can connect.
+    /// An unspecified address, to which no process can connect.
     #[error(
         "{task} is at {address}, to which nobody can connect; give the name or the address by which the others reach it"
     )]
@@ -160,65 +160,67 @@ pub enum ClusterError {
         /// Its address.
         address: String,
     },
-    /// An environment variable that is needed is not set.
+    /// A required environment variable is not set.
     #[error("{variable} is not set: {remedy}")]
     NotSet {
         /// The variable.
         variable: &'static str,
-        /// What sets it.
+        /// Advice on how to set it.
         remedy: &'static str,
     },
-    /// Variables say that this is one of several processes, and not how it finds the others: it would train alone.
+    /// The environment says that this is one of several processes, but not how to reach the others. The
+    /// process would train alone.
     #[error("found {found} without {missing}: {remedy}")]
     HalfAnEnvironment {
-        /// What is set.
+        /// The variables that are set.
         found: String,
-        /// What is missing.
+        /// The missing variables.
         missing: &'static str,
-        /// What to do.
+        /// Advice.
         remedy: &'static str,
     },
-    /// A text is no host.
+    /// A text is not a host.
     #[error("expected a host, found {found:?}: {why}")]
     Host {
         /// The text.
         found: String,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
-    /// The jobs have another number of tasks than were started.
+    /// The number of tasks of all jobs differs from the number of tasks that were started.
     #[error(
         "the jobs have {wanted} tasks, but {started} were started; ask the scheduler for {wanted}, or give the jobs {started}"
     )]
     TaskCount {
-        /// The tasks of all jobs.
+        /// The number of tasks of all jobs.
         wanted: usize,
-        /// The tasks that the scheduler started.
+        /// The number of tasks that the scheduler started.
         started: usize,
     },
-    /// This process's rank is not below the number of tasks.
+    /// The rank of this process is not less than the number of tasks.
     #[error("this process has rank {rank}, but {started} tasks were started")]
     NoSuchRank {
         /// The rank.
         rank: usize,
-        /// How many tasks there are.
+        /// The number of tasks.
         started: usize,
     },
-    /// A host is in a list more than once.
+    /// A list contains a host more than once.
     #[error("the host {host:?} is there twice; give each host once, with all of its tasks")]
     HostTwice {
         /// The host.
         host: String,
     },
-    /// There are fewer ports than tasks of a host.
+    /// A host has fewer ports than tasks.
     #[error("there are no {tasks} ports from {port_base} up; give a smaller port_base")]
     Ports {
         /// The first port.
         port_base: u16,
-        /// How many tasks need one, at least.
+        /// The number of tasks that need a port, at least.
         tasks: usize,
     },
-    /// The scheduler put a rank elsewhere than the resolver does. Numbers are of a host, and of a task of this host.
+    /// The scheduler placed a rank on another task than the resolver. Pairs are the numbers of a host, and of
+    /// a task on it.
     #[error(
         "rank {rank} should be task {} of host {}, but is task {} of host {}: have the scheduler fill one host after the \
          other (Slurm: --distribution=block; Open MPI: --map-by slot)",
@@ -227,9 +229,9 @@ pub enum ClusterError {
     Dealt {
         /// The rank.
         rank: usize,
-        /// Its host and its number there, where ranks fill one host after the other.
+        /// The host and the number there, if ranks fill one host after another.
         expected: (usize, usize),
-        /// What the scheduler says.
+        /// The host and the number according to the scheduler.
         found: (usize, usize),
     },
     /// The tasks of a node need more GPUs than it has.
@@ -239,14 +241,14 @@ pub enum ClusterError {
         gpus_each(*each)
     )]
     Gpus {
-        /// The tasks of the fullest node.
+        /// The number of tasks of the fullest node.
         tasks: usize,
-        /// The GPUs of each; 0 where there are fewer than tasks.
+        /// The number of GPUs of each task; 0 if there are fewer GPUs than tasks.
         each: usize,
-        /// The GPUs of the node.
+        /// The number of GPUs of the node.
         gpus: usize,
     },
-    /// An MPI launcher started ranks on several hosts, and doesn't tell which.
+    /// An MPI launcher started ranks on several hosts, but does not pass the hosts.
     #[error(
         "{size} ranks were started, {}but MPI doesn't tell on which hosts; give MpiOptions::hosts, or TF_CONFIG",
         here(local)
@@ -254,27 +256,27 @@ pub enum ClusterError {
     NoHosts {
         /// The number of ranks.
         size: usize,
-        /// How many of them are on this host, if that is known.
+        /// The number of ranks on this host, if known.
         local: Option<usize>,
     },
-    /// A union of no resolvers.
+    /// A union of zero resolvers.
     #[error("a union needs at least one resolver")]
     NoResolver,
-    /// An API could not be asked.
+    /// A request to an API failed.
     #[error(transparent)]
     Http(#[from] HttpError),
-    /// An API does not let this process ask.
+    /// An API denies access to this process.
     #[error("{error}; {remedy}")]
     Forbidden {
-        /// What it said.
+        /// The answer of the API.
         error: HttpError,
-        /// What it takes to be let in.
+        /// Advice on how to get access.
         remedy: &'static str,
     },
-    /// An API gives page after page.
+    /// An API returns too many pages.
     #[error("{url}: the list has no end")]
     Endless {
-        /// The list.
+        /// The URL of the list.
         url: String,
     },
     /// A file of the pod's service account cannot be read.
@@ -282,15 +284,15 @@ pub enum ClusterError {
     Account {
         /// The file.
         path: String,
-        /// What the system said.
+        /// The error of the system.
         what: String,
     },
-    /// A pod does not run.
+    /// A pod is not running.
     #[error("the pod {pod:?} doesn't run, its phase is {phase}; wait until all pods run, then try again")]
     PodNotRunning {
-        /// Its name.
+        /// The name of the pod.
         pod: String,
-        /// Its phase.
+        /// The phase of the pod.
         phase: String,
     },
     /// Two pods would have one address.
@@ -298,25 +300,25 @@ pub enum ClusterError {
         "{one:?} and {other:?} would both be at {address}; give them ports of their own, or a network of their own"
     )]
     SharedAddress {
-        /// One of them.
+        /// The first pod.
         one: String,
-        /// The other.
+        /// The second pod.
         other: String,
         /// The address.
         address: String,
     },
-    /// This machine is none of the group.
+    /// This machine is not part of the instance group.
     #[error(
         "this machine has the address {own}, which no running machine of the instance group {group:?} has; give \
          GceOptions::task_id if it is to take part"
     )]
     NotInGroup {
-        /// Its address.
+        /// The address of this machine.
         own: String,
         /// The group.
         group: String,
     },
-    /// The tasks don't make a world.
+    /// The tasks do not make a world.
     #[error(transparent)]
     World(#[from] WorldError),
 }

@@ -1,4 +1,4 @@
-//! What a member is doing, and whether two members do the same.
+//! Fingerprints of calls, which tell whether two members make the same call.
 
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -6,22 +6,22 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-/// A call in which all members of a group take part.
+/// A call in which all members of a group participate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Operation {
-    // Workers compare the numbers of these: a new one comes last.
-    /// Every member contributes, every member gets the reduction.
+    // Workers compare the discriminants, so append new variants at the end.
+    /// Every member contributes a value and receives the reduction.
     AllReduce,
-    /// Every member contributes, every member gets the concatenation.
+    /// Every member contributes a value and receives the concatenation.
     AllGather,
     /// One function runs once with the arguments of all members.
     MergeCall,
-    /// Gradients are reduced and variables updated.
+    /// Gradients are reduced and variables are updated.
     Minimize,
-    /// A variable is created, one for all members.
+    /// One variable is created for all members.
     CreateVariable,
-    /// What members write to a variable is combined.
+    /// The values that members write to a variable are combined.
     WriteVariable,
     /// Members wait for each other.
     Barrier,
@@ -33,15 +33,15 @@ pub enum Operation {
     NextBatch,
     /// A dataset is distributed over the workers.
     DistributeDataset,
-    /// State is saved, by the chief for all workers.
+    /// The chief saves state for all workers.
     Save,
     /// Every worker restores the same state.
     Restore,
-    /// The workers of a training that goes on agree on where it stands.
+    /// The workers of a resumed training agree on its position.
     Recover,
     /// Values of all replicas are concatenated by code that runs once for them.
     Gather,
-    /// The copies of a variable are combined into what is read.
+    /// The copies of a variable are combined into the value that is read.
     ReadVariable,
 }
 
@@ -68,7 +68,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// A line of the user's program, of this process or of another.
+/// A source location in the user's program, in this process or another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallSite {
     /// The source file, as the compiler was given it.
@@ -86,14 +86,16 @@ impl From<&'static Location<'static>> for CallSite {
 }
 
 impl CallSite {
-    /// The line of a call of `Iterator::next`: where the loop begins if an adapter of the standard library has made the call, as
-    /// `enumerate` and `zip` do, whose own line says nothing.
+    /// Returns the location of a call of `Iterator::next`. If an adapter of the standard library makes the
+    /// call, as `enumerate` and `zip` do, this is the line where the loop begins: the adapter's own line does
+    /// not help the user.
     pub fn or_begun(at: &'static Location<'static>, begun: &'static Location<'static>) -> Self {
         if is_of_std(at.file()) { begun.into() } else { at.into() }
     }
 }
 
-/// Whether a source file is the standard library's: as it was compiled there, or where the sources are installed.
+/// Whether a source file belongs to the standard library, by its path in the compiled library or in installed
+/// sources.
 fn is_of_std(file: &str) -> bool {
     let file = file.replace('\\', "/");
     file.starts_with("/rustc/")
@@ -106,43 +108,44 @@ impl fmt::Display for CallSite {
     }
 }
 
-/// What one member is doing: compared between members before any data moves.
+/// The call that one member makes. Members compare fingerprints before any data moves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fingerprint {
-    /// The kind of call.
+    /// The operation.
     pub operation: Operation,
-    /// What else has to be equal on all members: reduce operation, dtypes, shapes, structure.
+    /// The other properties that must be equal on all members: reduce operation, dtypes, shapes, structure.
     pub detail: Arc<str>,
-    /// The line of the user's program. Not compared: branches may make the same call in different places.
+    /// The source location. Not compared: branches may make the same call at different locations.
     pub at: CallSite,
     /// Whether this is a later part of a call that has already been counted. Not compared.
     pub continues: bool,
 }
 
 impl Fingerprint {
-    /// A fingerprint of a call made at `at`.
+    /// Creates the fingerprint of a call made at `at`.
     pub fn new(operation: Operation, detail: impl Into<Arc<str>>, at: impl Into<CallSite>) -> Self {
         Self { operation, detail: detail.into(), at: at.into(), continues: false }
     }
 
-    /// The fingerprint of a later part of the same call, which is not counted again.
+    /// Returns the fingerprint of a later part of the same call, which is not counted again.
     pub fn part(&self, part: &str) -> Self {
         Self { detail: format!("{}: {part}", self.detail).into(), continues: true, ..self.clone() }
     }
 
-    /// Whether two members do the same.
+    /// Whether two members make the same call.
     pub fn matches(&self, other: &Self) -> bool {
         self.operation == other.operation && self.detail == other.detail
     }
 
-    /// A hash of what [`matches`](Self::matches) compares, for members in different processes. It is the same in every
-    /// process of one program, and two different calls collide with a probability of 2⁻⁶⁴.
+    /// Returns a hash of the fields that [`matches`](Self::matches) compares, for members in different
+    /// processes. It is the same in every process of one program. Two different calls collide with a
+    /// probability of 2⁻⁶⁴.
     pub fn digest(&self) -> u64 {
         fnv1a(std::iter::once(self.operation as u8).chain(self.detail.bytes()))
     }
 }
 
-/// The FNV-1a hash of bytes. It stays the same in every process and version, unlike those of std's hashers.
+/// Returns the FNV-1a hash of bytes. Unlike std's hashes, it is the same in every process and version.
 pub fn fnv1a(bytes: impl IntoIterator<Item = u8>) -> u64 {
     bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

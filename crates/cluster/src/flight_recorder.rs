@@ -1,23 +1,23 @@
-//! What a worker did last: a bounded record of its calls. Pure: whoever records brings the time.
+//! A bounded record of the last calls of a worker. Pure: the caller passes the time.
 
 use crate::Fingerprint;
 use std::fmt;
 use std::time::Duration;
 
-/// How many calls a [`FlightRecorder`] keeps.
+/// The number of calls that a [`FlightRecorder`] keeps.
 pub const RECORDED_CALLS: usize = 32;
 
-/// The last [`RECORDED_CALLS`] calls of a worker. Times are durations since a beginning that the caller chooses.
+/// The last [`RECORDED_CALLS`] calls of a worker. Times are durations since a start that the caller chooses.
 ///
-/// To record a call allocates nothing.
+/// Recording a call does not allocate.
 #[derive(Clone, Debug)]
 pub struct FlightRecorder {
-    /// A ring: the call of ticket n is at n modulo [`RECORDED_CALLS`].
+    /// A ring buffer: the call of ticket n is at n modulo [`RECORDED_CALLS`].
     calls: Vec<Entry>,
     next: u64,
 }
 
-/// A call that has been recorded, for [`FlightRecorder::end`].
+/// A handle of a recorded call, for [`FlightRecorder::end`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket(u64);
 
@@ -27,33 +27,33 @@ struct Entry {
     number: u64,
     call: Fingerprint,
     began: Duration,
-    /// When it was over, and whether it completed.
+    /// The end of the call, and whether it completed.
     ended: Option<(Duration, bool)>,
 }
 
-/// A call of the past, or one that still runs.
+/// A call that has completed, failed, or is still running.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedCall {
-    /// The number of the step; between steps, of the last one before.
+    /// The number of the step. Between steps, the number of the previous step.
     pub step: u64,
-    /// The number of the call in the step, from 1, as a [`Blame`](crate::Blame) gives it.
+    /// The number of the call in the step, from 1, as in a [`Blame`](crate::Blame).
     pub number: u64,
-    /// The call; of one in several parts, the latest.
+    /// The call. If it has several parts, the latest part.
     pub call: Fingerprint,
-    /// How long ago it began.
+    /// The time since the call began.
     pub began: Duration,
-    /// What has become of it.
+    /// The progress of the call.
     pub progress: Progress,
 }
 
-/// What has become of a call.
+/// The progress of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// It is not over.
+    /// The call is still running.
     Running,
-    /// It took so long.
+    /// The call completed after this time.
     Completed(Duration),
-    /// It failed after so long.
+    /// The call failed after this time.
     Failed(Duration),
 }
 
@@ -64,12 +64,12 @@ impl Default for FlightRecorder {
 }
 
 impl FlightRecorder {
-    /// A recorder without calls.
+    /// Creates a recorder without calls.
     pub fn new() -> Self {
         Self { calls: Vec::with_capacity(RECORDED_CALLS), next: 0 }
     }
 
-    /// Records that a call begins. It takes the place of the oldest one.
+    /// Records that a call begins. It replaces the oldest call.
     pub fn begin(&mut self, now: Duration, step: u64, number: u64, call: Fingerprint) -> Ticket {
         let ticket = Ticket(self.next);
         let entry = Entry { step, number, call, began: now, ended: None };
@@ -81,21 +81,22 @@ impl FlightRecorder {
         ticket
     }
 
-    /// Records that a call goes on with a further part. It is not over until that is.
+    /// Records that a call continues with another part. The call is running until that part ends.
     pub fn go_on(&mut self, ticket: Ticket, part: Fingerprint) {
         if let Some(entry) = self.entry(ticket) {
             (entry.call, entry.ended) = (part, None);
         }
     }
 
-    /// Records that a call, or a part of it, is over, and whether it completed. A call that has been forgotten stays so.
+    /// Records that a call, or a part of it, is over, and whether it completed. Has no effect if the call was
+    /// evicted.
     pub fn end(&mut self, now: Duration, ticket: Ticket, completed: bool) {
         if let Some(entry) = self.entry(ticket) {
             entry.ended = Some((now, completed));
         }
     }
 
-    /// The calls that are remembered, the latest first.
+    /// Returns the recorded calls, the latest first.
     pub fn calls(&self, now: Duration) -> Vec<RecordedCall> {
         let oldest = self.next.saturating_sub(RECORDED_CALLS as u64);
         let recorded = |number| {

@@ -1,11 +1,11 @@
-//! JSON that others wrote, read so that an error says where it is.
+//! JSON from other programs, parsed so that errors name the path to the value.
 
 use crate::address::Address;
 use crate::malformed::shown;
 use crate::{ClusterError, Malformed};
 use serde_json::{Map, Value};
 
-/// A part of a JSON text, and the way to it.
+/// A value in a JSON text, and the path to it.
 #[derive(Clone)]
 pub(crate) struct Json<'a> {
     origin: &'a str,
@@ -13,7 +13,7 @@ pub(crate) struct Json<'a> {
     value: &'a Value,
 }
 
-/// Parses the text of `origin`, which is what errors name.
+/// Parses the text of `origin`, the name that errors print.
 pub(crate) fn parse(origin: &str, text: &str) -> Result<Value, Malformed> {
     serde_json::from_str(text).map_err(|error| Malformed {
         origin: origin.into(),
@@ -36,7 +36,7 @@ impl<'a> Json<'a> {
         self.value
     }
 
-    /// The part under a key of an object.
+    /// Returns the value under a key of an object.
     fn under(&self, key: &str, value: &'a Value) -> Self {
         let plain = !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_/".contains(&b));
         let path = match (self.path.as_str(), plain) {
@@ -47,12 +47,12 @@ impl<'a> Json<'a> {
         Self { origin: self.origin, path, value }
     }
 
-    /// An error: something else should be here.
+    /// Returns an error: another value is expected here.
     pub(crate) fn expected(&self, expected: impl Into<String>) -> Malformed {
         self.wrong(expected, shown(self.value))
     }
 
-    /// An error: something else should be here, and what is found is said in words.
+    /// Returns an error: another value is expected here. `found` describes the present value.
     pub(crate) fn wrong(&self, expected: impl Into<String>, found: impl Into<String>) -> Malformed {
         Malformed {
             origin: self.origin.into(),
@@ -63,24 +63,24 @@ impl<'a> Json<'a> {
         }
     }
 
-    /// An object; `expected` says what of.
+    /// Returns the value as an object. `expected` describes it in an error.
     pub(crate) fn object(&self, expected: &str) -> Result<&'a Map<String, Value>, Malformed> {
         self.value.as_object().ok_or_else(|| self.expected(expected))
     }
 
-    /// The parts of an object, by key.
+    /// Returns the values of an object, with their keys.
     pub(crate) fn entries(&self, expected: &str) -> Result<Vec<(&'a str, Self)>, Malformed> {
         let object = self.object(expected)?;
         Ok(object.iter().map(|(key, value)| (key.as_str(), self.under(key, value))).collect())
     }
 
-    /// A part of an object that may be missing.
+    /// Returns a value of an object that may be missing.
     pub(crate) fn get(&self, key: &str, expected: &str) -> Result<Option<Self>, Malformed> {
         let object = self.object(expected)?;
         Ok(object.get(key).map(|value| self.under(key, value)))
     }
 
-    /// The elements of a list.
+    /// Returns the elements of a list.
     pub(crate) fn items(&self, expected: &str) -> Result<Vec<Self>, Malformed> {
         let list = self.value.as_array().ok_or_else(|| self.expected(expected))?;
         let item = |(i, value)| Self { origin: self.origin, path: format!("{}[{i}]", self.path), value };

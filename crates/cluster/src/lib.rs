@@ -1,36 +1,26 @@
-//! Who takes part, how long to wait for them, and who is to blame. Pure decisions: no thread, and no socket but that of a
+//! Membership, deadlines and blame: pure decisions. There is no thread, and no socket except behind a
 //! feature.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | [`deadline`] | [`Deadline`]: how long a wait may last. The only module that reads the clock |
-//! | [`fingerprint`] | [`Fingerprint`]: what a member is doing, and whether two members do the same |
-//! | [`standing`] | [`Standing`]: what a member is doing and has done |
-//! | [`blame`], `blame_text` | [`Blame`]: who did not do what the others waited for, and what it says |
-//! | [`flight_recorder`] | [`FlightRecorder`]: what a worker did last |
-//! | [`places`] | [`Guests`](places::Guests), [`Seats`](places::Seats): who gets one of a limited number of places |
-//! | [`world`] | [`World`]: how many take part, and which of them this process is |
-//! | `spec`, `task`, `address` | [`ClusterSpec`]: the tasks of a cluster and where they listen; [`Job`], [`Task`], [`Address`] |
-//! | `process` | [`Process`]: where a worker of a world is |
-//! | `roles` | what follows for a task: its rank, how many work with it, who leads; the [`World`] of a cluster |
+//! | [`fingerprint`] | [`Fingerprint`]: the call that a member makes, and whether two members make the same one |
+//! | [`standing`] | [`Standing`]: the current state and the past calls of a member |
+//! | [`blame`], `blame_text` | [`Blame`]: the member that did not do its part, and the text of that error |
+//! | [`flight_recorder`] | [`FlightRecorder`]: the last calls of a worker |
+//! | [`places`] | [`Guests`](places::Guests), [`Seats`](places::Seats): the assignment of a limited number of places |
+//! | [`world`] | [`World`]: the number of workers and replicas, and the worker that this process is |
+//! | `spec`, `task`, `address` | [`ClusterSpec`]: the tasks of a cluster; [`Job`], [`Task`], [`Address`] |
+//! | `process` | [`Process`]: the task and the address of a worker |
+//! | `roles` | the role of a task: its rank, the number of workers, the leader; the [`World`] of a cluster |
 //! | `tf_config` | [`TfConfig`]: `TF_CONFIG`, read and written |
-//! | [`resolver`] | [`ClusterResolver`](resolver::ClusterResolver): where the cluster is found out: `TF_CONFIG`, Slurm, MPI, … |
-//! | [`environment`] | where resolvers look up environment variables |
-//! | [`bounded`] | [`Budget`](bounded::Budget): the memory that what is decoded of a message may take |
-//! | [`http`] | what resolvers that ask an API need; the client is behind the features `gce` and `kubernetes` |
-//! | `error`, `malformed`, `words` | [`ClusterError`]: what is wrong with a cluster, and where |
+//! | [`resolver`] | [`ClusterResolver`](resolver::ClusterResolver): finds the cluster from `TF_CONFIG`, Slurm, MPI, … |
+//! | [`environment`] | the environment variables that resolvers read |
+//! | [`bounded`] | [`Budget`](bounded::Budget): the memory that a decoded message may take |
+//! | [`http`] | requests of resolvers that call an API; the client is behind the features `gce` and `kubernetes` |
+//! | `error`, `malformed`, `words` | [`ClusterError`]: an error in a cluster, and its location |
 //!
-//! Members identify replicas by their global ids, and everything they tell each other can be serialized.
-//!
-//! ```
-//! use distribute_cluster::{Blame, Fingerprint, Operation, Standing};
-//! use std::panic::Location;
-//!
-//! let reduce = Fingerprint::new(Operation::AllReduce, "SUM float32[2]", Location::caller());
-//! let gather = Fingerprint::new(Operation::AllGather, "axis 0 of float32[2]", Location::caller());
-//! let blame = Blame::judge(7, &[Standing::waiting(0, reduce), Standing::waiting(1, gather)]);
-//! assert!(blame.is_some_and(|b| b.to_string().contains("replica 1 called all_gather")));
-//! ```
+//! Members identify replicas by their global ids. Everything that members send each other can be serialized.
 
 #![forbid(unsafe_code)]
 

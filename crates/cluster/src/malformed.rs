@@ -1,24 +1,24 @@
-//! [`Malformed`]: a value that is not what it should be.
+//! [`Malformed`]: a value that is not as expected.
 
 use std::fmt;
 
-/// A value that is not what it should be: where, what was expected, what is there.
+/// A value that is not as expected: its location, the expected value and the value found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{origin}: {}expected {expected}, found {found}{}", At(path), Help(help))]
 pub struct Malformed {
-    /// What holds the value: the name of an environment variable, or of an answer from elsewhere.
+    /// The source of the value: the name of an environment variable, or of the answer of an API.
     pub origin: String,
-    /// Where in it: `cluster.worker[1]`. Empty for the whole.
+    /// The path to the value in its source: `cluster.worker[1]`. Empty for the entire source.
     pub path: String,
-    /// What should be there.
+    /// The expected value.
     pub expected: String,
-    /// What is there.
+    /// The value found.
     pub found: String,
-    /// What to do, where that is not clear from what was expected. Empty if it is.
+    /// Advice, if `expected` does not say enough. Otherwise empty.
     pub help: &'static str,
 }
 
-/// What to do, behind the rest.
+/// Prints the advice at the end of the message.
 struct Help(&'static str);
 
 impl fmt::Display for Help {
@@ -30,7 +30,7 @@ impl fmt::Display for Help {
     }
 }
 
-/// A path with the colon behind it, if there is one.
+/// Prints a path and a colon, or nothing if the path is empty.
 struct At<'a>(&'a str);
 
 impl fmt::Display for At<'_> {
@@ -42,10 +42,10 @@ impl fmt::Display for At<'_> {
     }
 }
 
-/// At most so much of a value is shown in an error.
+/// The maximum number of characters of a value that an error shows.
 const SHOWN: usize = 60;
 
-/// A value for an error, cut where it is long.
+/// Returns a value as text for an error, truncated if it is long.
 pub(crate) fn shown(value: &dyn fmt::Display) -> String {
     let mut text = value.to_string();
     if let Some((end, _)) = text.char_indices().nth(SHOWN) {

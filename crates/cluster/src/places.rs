@@ -1,14 +1,15 @@
 //! The assignment of a limited number of places. Pure: no socket, no clock.
 //!
-//! Callers that have connected and have not shown who they are have a place among [`Guests`]: a new one always gets in, and another one goes
-//! for it. Those who have shown it get a [seat](Seats), and keep it as long as they want: so one of them never gets all.
+//! Connections that have not authenticated yet have a place among [`Guests`]: a new one always gets in, and
+//! evicts another one. Authenticated connections get a [seat](Seats), and keep it as long as they want. One
+//! source therefore never gets all seats.
 
 use crate::Task;
 use core::cmp::Reverse;
 use core::net::{IpAddr, Ipv6Addr};
 
-/// The place from which somebody has come: an address (of IPv6 its network, of which one machine has all addresses) and, where it is
-/// known, a task.
+/// The origin of a connection: an address and, if it is known, a task. An IPv6 address is reduced to its
+/// network, since one machine has all addresses of its network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     network: IpAddr,
@@ -16,7 +17,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Somebody at this address.
+    /// Creates a source from an address.
     pub fn new(address: IpAddr) -> Self {
         let network = match address.to_canonical() {
             IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
@@ -25,7 +26,7 @@ impl Source {
         Self { network, task: None }
     }
 
-    /// The same, and it is this task.
+    /// Sets the task of the source.
     pub fn task(self, task: Task) -> Self {
         Self { task: Some(task), ..self }
     }
@@ -34,19 +35,19 @@ impl Source {
 /// The progress of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// It has been told to go.
+    /// The guest has been asked to leave.
     Leaving,
-    /// Nothing that makes sense has come from it.
+    /// The guest has sent nothing valid yet.
     Silent,
-    /// It has begun to say who it is.
+    /// The guest has begun to authenticate.
     Speaking,
 }
 
-/// A guest's place, as a number: the later guest has the larger one.
+/// The number of a guest's place: a later guest has a larger number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place(u64);
 
-/// The guests of an acceptor: those who have connected and have not shown who they are.
+/// The guests of an acceptor: connections that have not authenticated yet.
 #[derive(Debug)]
 pub struct Guests {
     most: usize,
@@ -62,16 +63,17 @@ struct Guest {
 }
 
 impl Guests {
-    /// Room for so many.
+    /// Creates a set of `most` places.
     pub fn new(most: usize) -> Self {
         Self { most, next: 0, all: Vec::new() }
     }
 
-    /// Lets one in. Where places are short, another one goes, which is given, too: one that is leaving; else, where more than half are
-    /// silent, one of these; else one that speaks. It is the oldest of the source that has most of them.
+    /// Adds a guest, and returns its place. If places are short, another guest is evicted and returned: a
+    /// leaving guest first; otherwise a silent one, if more than half are silent; otherwise one that has
+    /// begun to authenticate. It is the oldest guest of the source that has the most of them.
     ///
-    /// So a source that fills all places has none that another one wants; and within a source the silent never drive out those who speak,
-    /// who have half of the places, and time to say who they are.
+    /// A source that fills all places therefore loses them to other sources. Within a source, silent guests
+    /// never evict those that authenticate, which have half of the places, and time to finish.
     pub fn enter(&mut self, source: Source) -> (Place, Option<Place>) {
         let place = Place(self.next);
         self.next += 1;
@@ -83,7 +85,7 @@ impl Guests {
         (place, goes)
     }
 
-    /// The guest that goes for this one.
+    /// Returns the guest to evict for this one.
     fn goes(&self, newcomer: Place) -> Option<Place> {
         let count = |stage| self.all.iter().filter(|guest| guest.stage == stage).count();
         let stage = if count(Stage::Leaving) > 0 {
@@ -97,30 +99,30 @@ impl Guests {
         for guest in self.all.iter().filter(|guest| guest.stage == stage && guest.place != newcomer) {
             match sources.iter_mut().find(|(source, ..)| *source == &guest.source) {
                 Some((_, count, _)) => *count += 1,
-                // They are in the order in which they came.
+                // The guests are in order of arrival.
                 None => sources.push((&guest.source, 1, guest.place)),
             }
         }
         let most = sources.into_iter().max_by_key(|(_, count, oldest)| (*count, Reverse(*oldest)));
-        // With a single place it may be that of one at another stage.
+        // With a single place, the only other guest may be at another stage.
         let other = || self.all.iter().map(|guest| guest.place).find(|place| *place != newcomer);
         most.map(|(.., oldest)| oldest).or_else(other)
     }
 
-    /// A guest is at this stage now.
+    /// Sets the stage of a guest.
     pub fn advance(&mut self, place: Place, stage: Stage) {
         if let Some(guest) = self.all.iter_mut().find(|guest| guest.place == place) {
             guest.stage = stage;
         }
     }
 
-    /// A guest has gone, or has shown who it is.
+    /// Removes a guest that has left or has authenticated.
     pub fn leave(&mut self, place: Place) {
         self.all.retain(|guest| guest.place != place);
     }
 }
 
-/// The seats of those who have shown who they are.
+/// The seats of authenticated connections.
 #[derive(Debug)]
 pub struct Seats {
     most: usize,
@@ -130,10 +132,10 @@ pub struct Seats {
 /// The reason that there is no seat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Full {
-    /// There is none left.
+    /// No seat is left.
     #[error("all connections that this server may have are taken")]
     All,
-    /// The seats that are left are for others.
+    /// The remaining seats are reserved for other sources.
     #[error(
         "this task, or its machine, has so many of this server's connections that the others are kept for others"
     )]
@@ -141,16 +143,18 @@ pub enum Full {
 }
 
 impl Seats {
-    /// So many seats, of which these are taken.
+    /// Creates `most` seats, of which `taken` are occupied.
     pub fn new(most: usize, taken: Vec<Source>) -> Self {
         Self { most, taken }
     }
 
-    /// Takes one. A task at an address has no more than there are left, so at most about half, and all at an address together no more
-    /// than three times as many: some are left for others, whoever has come before.
+    /// Takes a seat. A task at an address gets no more seats than are left, so at most about half. All tasks
+    /// at an address get at most three times the number that are left. Some seats therefore remain for
+    /// others.
     ///
     /// # Errors
-    /// [`Full`].
+    /// - [`Full::All`]: no seat is left.
+    /// - [`Full::Share`]: the remaining seats are reserved for other sources.
     pub fn take(&mut self, source: Source) -> Result<(), Full> {
         let left = self.most.saturating_sub(self.taken.len());
         if left == 0 {
@@ -175,7 +179,7 @@ mod tests {
         Source::new(IpAddr::from([10, 0, 0, host]))
     }
 
-    /// Guests that have come from these hosts.
+    /// Creates guests that have come from these hosts.
     fn guests(most: usize, hosts: &[u8]) -> (Guests, Vec<Place>) {
         let mut guests = Guests::new(most);
         let places = hosts.iter().map(|host| guests.enter(at(*host)).0).collect();
@@ -197,7 +201,7 @@ mod tests {
     fn the_source_with_most_guests_makes_room_for_all_others() {
         let (mut guests, places) = guests(6, &[7, 1, 1, 2, 1, 2]);
         assert_eq!(guests.enter(at(3)).1, Some(places[1]));
-        // As many of host 2 as of host 1: the oldest of both.
+        // Host 2 has the same number as host 1: the oldest of both goes.
         assert_eq!(guests.enter(at(4)).1, Some(places[2]));
         guests.leave(places[4]);
         guests.enter(at(1));
@@ -218,7 +222,7 @@ mod tests {
             let (_, goes) = guests.enter(at(1));
             assert!(!places[2..6].contains(&goes.unwrap()), "{goes:?}");
         }
-        // Those that speak have more than half, and make room, so that the silent ones have time to begin.
+        // More than half authenticate, so one of them makes room, and silent guests get time to begin.
         let newest = guests.enter(at(1)).0;
         guests.advance(newest, Stage::Speaking);
         assert_eq!(guests.enter(at(1)).1, Some(places[2]));
@@ -249,14 +253,14 @@ mod tests {
         let mut seats = Seats::new(1024, Vec::new());
         assert_eq!(take(&mut seats, &|_| of(1, 0)), 513);
         assert_eq!(seats.take(of(1, 0)), Err(Full::Share));
-        // Another task of that machine, or one that says it were another each time.
+        // Another task of that machine, or one that claims another task each time.
         assert_eq!(take(&mut seats, &|_| of(1, 1)), 256);
         assert!(take(&mut seats, &|task| of(1, task)) < 2);
         // Another machine has its share in any case.
         assert_eq!(take(&mut seats, &|_| of(2, 0)), 128);
         assert_eq!(take(&mut seats, &|n| of(100 + (n % 100) as u8, n)), 127);
         assert_eq!(seats.take(of(3, 0)), Err(Full::All));
-        // Few seats have no shares to speak of.
+        // With few seats the shares are negligible.
         assert!(Seats::new(1, Vec::new()).take(of(1, 0)).is_ok());
         assert_eq!(take(&mut Seats::new(2, Vec::new()), &|_| of(1, 0)), 2);
     }

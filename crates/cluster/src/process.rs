@@ -1,9 +1,10 @@
-//! Where the workers of a world are, for people who look for one.
+//! The locations of the workers of a world, for error messages.
 
 use crate::{Address, Task};
 use std::fmt;
 
-/// A worker of a world as the process that it is. In a world of some tasks of a cluster it has another number than its task.
+/// The task and the address of a worker of a world. If only some tasks of a cluster participate, the number
+/// of the worker in the world differs from the index of its task.
 ///
 /// ```
 /// use distribute_cluster::{Job, Process};
@@ -13,9 +14,9 @@ use std::fmt;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// What it is in the cluster.
+    /// The task of the worker in the cluster.
     pub task: Task,
-    /// Where the others reach it.
+    /// The address at which other workers reach it.
     pub address: Address,
 }
 
@@ -25,11 +26,11 @@ impl fmt::Display for Process {
     }
 }
 
-/// Of so many workers it is told where they are.
+/// The maximum number of workers whose location an error prints.
 const LOCATED: usize = 4;
 
-/// What an error adds of the workers that it names by their numbers: `; worker 1 is task worker 3 at node-3:2222`, or nothing of
-/// nobody.
+/// Returns the text that an error appends for the workers it names by number: `; worker 1 is task worker 3 at
+/// node-3:2222`. The text is empty if `workers` is.
 pub fn located(workers: &[(usize, Process)]) -> String {
     let each = workers.iter().take(LOCATED).map(|(worker, process)| format!("worker {worker} is {process}"));
     let more = workers.len().checked_sub(LOCATED + 1).map(|more| format!("and {} more", more + 1));

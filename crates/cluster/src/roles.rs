@@ -1,4 +1,4 @@
-//! What a task is to the others of its cluster: counts, ranks, chief, leader.
+//! Roles of tasks in their cluster: counts, ranks, chief, leader.
 
 use crate::address::Address;
 use crate::error::ClusterError;
@@ -8,12 +8,15 @@ use crate::world::World;
 use std::collections::BTreeMap;
 
 impl ClusterSpec {
-    /// Checks that strategies can use the cluster, and that `task` is part of it. An evaluator need not be: it takes no
-    /// part in the training.
+    /// Checks that strategies can use the cluster, and that `task` is part of it. An evaluator need not be
+    /// part of it, because it does not participate in the training.
     ///
     /// # Errors
-    /// Where a job has another name than chief, worker, ps and evaluator, there are several chiefs or evaluators, or the
-    /// cluster has no such task.
+    /// - [`ClusterError::DisallowedJob`]: a job of the cluster is not chief, worker, ps or evaluator.
+    /// - [`ClusterError::DisallowedTask`]: the job of `task` is none of these.
+    /// - [`ClusterError::NotInCluster`]: the cluster does not have the job of `task`.
+    /// - [`ClusterError::Several`]: there are several chiefs or evaluators.
+    /// - [`ClusterError::NoSuchIndex`]: the index of `task` is not less than the number of tasks of its job.
     pub fn validate(&self, task: &Task) -> Result<(), ClusterError> {
         // CL-2, in TensorFlow's order.
         if let Some(job) = self.jobs().find(|job| !job.is_known()) {
@@ -39,11 +42,11 @@ impl ClusterSpec {
         Ok(())
     }
 
-    /// Whether a task does what only one may, such as writing checkpoints: the chief, an evaluator, or worker 0 where
-    /// there is no chief.
+    /// Whether a task does the work of only one task, such as writing checkpoints. This is the chief, an
+    /// evaluator, or worker 0 if there is no chief.
     ///
     /// # Errors
-    /// As [`validate`](Self::validate).
+    /// The errors of [`validate`](Self::validate).
     pub fn is_chief(&self, task: &Task) -> Result<bool, ClusterError> {
         self.validate(task)?;
         Ok(match task.job {
@@ -53,10 +56,12 @@ impl ClusterSpec {
         })
     }
 
-    /// How many tasks of `task`'s kind work together: the chief and the workers, or the evaluators for one of these.
+    /// Returns the number of tasks that work together: the chief and the workers, or the evaluators if `job`
+    /// is the evaluator.
     ///
     /// # Errors
-    /// As [`validate`](Self::validate) for task 0 of the job, and [`ClusterError::NoRank`] for a parameter server.
+    /// - The errors of [`validate`](Self::validate) for task 0 of the job.
+    /// - [`ClusterError::NoRank`]: the job is a parameter server.
     pub fn worker_count(&self, job: &Job) -> Result<usize, ClusterError> {
         self.validate(&job.clone().task(0))?;
         match job {
@@ -66,10 +71,11 @@ impl ClusterSpec {
         }
     }
 
-    /// The rank of a task among those that it works together with: the chief is 0, the workers follow.
+    /// Returns the rank of a task among the tasks that work together: the chief is 0, the workers follow.
     ///
     /// # Errors
-    /// As [`validate`](Self::validate), and [`ClusterError::NoRank`] for a parameter server.
+    /// - The errors of [`validate`](Self::validate).
+    /// - [`ClusterError::NoRank`]: the task is a parameter server.
     pub fn id_in_cluster(&self, task: &Task) -> Result<usize, ClusterError> {
         self.validate(task)?;
         match task.job {
@@ -80,11 +86,11 @@ impl ClusterSpec {
         }
     }
 
-    /// The task that leads collectives: the chief, or worker 0. `None` for an evaluator, which is alone, and in an empty
-    /// cluster.
+    /// Returns the leader of collectives: the chief, or worker 0. `None` for an evaluator, which is alone,
+    /// and in an empty cluster.
     ///
     /// # Errors
-    /// As [`validate`](Self::validate).
+    /// The errors of [`validate`](Self::validate).
     pub fn collective_leader(&self, task: &Task) -> Result<Option<Task>, ClusterError> {
         if self.is_empty() {
             return Ok(None);
@@ -96,19 +102,20 @@ impl ClusterSpec {
         })
     }
 
-    /// The task that all others register with: parameter server 0 if there is any, else the chief, else worker 0.
+    /// Returns the task that all others register with: parameter server 0 if there is any, otherwise the
+    /// chief, otherwise worker 0.
     pub fn coordination_leader(&self) -> Option<Task> {
         self.first_of(&[Job::Ps, Job::Chief, Job::Worker])
     }
 
-    /// The chief and the workers with their addresses, in the order of their ranks.
+    /// Returns the chief and the workers with their addresses, in the order of their ranks.
     pub fn workers(&self) -> Vec<(Task, &Address)> {
         let of = |job: Job| self.tasks().filter(move |(task, _)| task.job == job);
         of(Job::Chief).chain(of(Job::Worker)).collect()
     }
 
-    /// The world of a strategy that trains in lock step, as `task` sees it: all workers, with `replicas` replicas each.
-    /// An evaluator is a world of its own.
+    /// Returns the world of a strategy that trains in lock step, as seen by `task`: all workers, with
+    /// `replicas` replicas each. An evaluator gets a world of one process.
     ///
     /// ```
     /// use distribute_cluster::{ClusterSpec, Job};
@@ -119,8 +126,11 @@ impl ClusterSpec {
     /// ```
     ///
     /// # Errors
-    /// As [`validate`](Self::validate); [`ClusterError::NoRank`] for a parameter server, [`ClusterError::Gaps`] where
-    /// workers are not numbered from 0 without gaps, [`ClusterError::AddressTwice`], [`ClusterError::World`] for 0 replicas.
+    /// - The errors of [`validate`](Self::validate).
+    /// - [`ClusterError::NoRank`]: the task is a parameter server.
+    /// - [`ClusterError::Gaps`]: the indices of the workers have gaps.
+    /// - [`ClusterError::AddressTwice`]: two tasks have the same address.
+    /// - [`ClusterError::World`]: `replicas` is 0.
     pub fn world(&self, task: &Task, replicas: usize) -> Result<World, ClusterError> {
         // MW-5, MW-6
         let rank = self.id_in_cluster(task)?;
@@ -137,13 +147,16 @@ impl ClusterSpec {
         Ok(World::new(self.worker_count(&task.job)?, rank, replicas)?)
     }
 
-    /// Refuses addresses by which the tasks cannot reach each other: `localhost` and its like where another task is on
-    /// another host, and the addresses that stand for all of a machine's.
+    /// Checks that the tasks can reach each other by their addresses. A loopback address, such as
+    /// `localhost`, is refused if another task is on another host. An unspecified address, such as `0.0.0.0`,
+    /// is always refused.
     ///
-    /// Where all addresses are loopback, it is taken for a cluster on one machine.
+    /// If all addresses are loopback, the cluster is assumed to be on one machine.
     ///
     /// # Errors
-    /// [`ClusterError::Loopback`], [`ClusterError::Unspecified`], [`ClusterError::AddressTwice`].
+    /// - [`ClusterError::AddressTwice`]: two tasks have the same address.
+    /// - [`ClusterError::Unspecified`]: an address is unspecified.
+    /// - [`ClusterError::Loopback`]: an address is loopback, and another is not.
     pub fn check_hosts(&self) -> Result<(), ClusterError> {
         let address = |address: &Address| address.to_string();
         self.check_addresses()?;
@@ -160,7 +173,8 @@ impl ClusterSpec {
         }
     }
 
-    /// Refuses an address that two tasks have. Port 0 is not one: the system chooses another for each.
+    /// Refuses an address of two tasks. Port 0 may occur several times: the system chooses a different port
+    /// for each task.
     fn check_addresses(&self) -> Result<(), ClusterError> {
         let mut seen = BTreeMap::new();
         for (task, at) in self.tasks().filter(|(_, at)| at.port() != 0) {
@@ -172,7 +186,7 @@ impl ClusterSpec {
         Ok(())
     }
 
-    /// The number of tasks of a job that may be missing.
+    /// Returns the number of tasks of a job, or 0 if the cluster does not have the job.
     fn count(&self, job: &Job) -> usize {
         self.of(job).map_or(0, |tasks| tasks.len())
     }
@@ -197,7 +211,7 @@ mod tests {
     const FULL: &str =
         r#"{"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1", "e:1"], "evaluator": ["f:1"]}"#;
 
-    // CL-2: each is refused for the first of its faults.
+    // CL-2: each cluster is refused for the first of its faults.
     #[test]
     fn cl_2_a_strategy_refuses_what_it_cannot_use_in_this_order() {
         for (cluster, own, says) in [

@@ -14,10 +14,10 @@ use std::str::FromStr;
 
 /// The jobs of a cluster, and the addresses of the tasks of each.
 ///
-/// The tasks of a job are numbered from 0. Numbers may be left out; a strategy's workers are numbered without gaps.
+/// The tasks of a job have indices from 0. Indices may have gaps, except for a strategy's workers.
 ///
-/// It is read and written as JSON, as in `TF_CONFIG`: a list of addresses for a job without gaps, else a map from numbers
-/// to addresses.
+/// The JSON form is that of `TF_CONFIG`: a list of addresses for a job without gaps, otherwise a map from
+/// indices to addresses.
 ///
 /// ```
 /// use distribute_cluster::{ClusterSpec, Job};
@@ -37,12 +37,12 @@ pub struct ClusterSpec {
 }
 
 impl ClusterSpec {
-    /// A cluster without tasks.
+    /// Creates a cluster without jobs.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A cluster of jobs that are lists of addresses.
+    /// Creates a cluster from lists of addresses.
     ///
     /// ```
     /// use distribute_cluster::ClusterSpec;
@@ -52,7 +52,8 @@ impl ClusterSpec {
     /// ```
     ///
     /// # Errors
-    /// Where a text is no address, or a job comes twice.
+    /// - [`ClusterError::Address`]: a text is not an address.
+    /// - [`ClusterError::Duplicate`]: a job occurs twice.
     pub fn from_lists<J, L>(jobs: impl IntoIterator<Item = (J, L)>) -> Result<Self, ClusterError>
     where
         J: Into<Job>,
@@ -69,7 +70,7 @@ impl ClusterSpec {
         Ok(spec)
     }
 
-    /// Adds a job, without tasks if it is new.
+    /// Adds a job without tasks, unless the cluster has this job.
     pub fn add_job(&mut self, job: Job) {
         self.jobs.entry(job).or_default();
     }
@@ -77,7 +78,8 @@ impl ClusterSpec {
     /// Adds a task.
     ///
     /// # Errors
-    /// Where there is such a task already, or its number is larger than [`MAX_TASK_INDEX`].
+    /// - [`ClusterError::Duplicate`]: the cluster has this task already.
+    /// - [`ClusterError::TooLarge`]: the index is larger than [`MAX_TASK_INDEX`].
     pub fn insert(&mut self, task: Task, address: Address) -> Result<(), ClusterError> {
         if task.index > MAX_TASK_INDEX {
             return Err(ClusterError::TooLarge { task });
@@ -95,12 +97,12 @@ impl ClusterSpec {
         self.jobs.is_empty()
     }
 
-    /// The number of tasks of all jobs.
+    /// Returns the number of tasks of all jobs.
     pub fn total_tasks(&self) -> usize {
         self.jobs.values().map(BTreeMap::len).sum()
     }
 
-    /// The jobs, sorted by name.
+    /// Returns the jobs, sorted by name.
     pub fn jobs(&self) -> impl ExactSizeIterator<Item = &Job> {
         self.jobs.keys()
     }
@@ -110,26 +112,27 @@ impl ClusterSpec {
         self.jobs.contains_key(job)
     }
 
-    /// The number of tasks of a job.
+    /// Returns the number of tasks of a job.
     ///
     /// # Errors
-    /// [`ClusterError::NoSuchJob`].
+    /// [`ClusterError::NoSuchJob`] if the cluster does not have the job.
     pub fn num_tasks(&self, job: &Job) -> Result<usize, ClusterError> {
         self.of(job).map(BTreeMap::len)
     }
 
-    /// The numbers of a job's tasks, sorted.
+    /// Returns the indices of a job's tasks, sorted.
     ///
     /// # Errors
-    /// [`ClusterError::NoSuchJob`].
+    /// [`ClusterError::NoSuchJob`] if the cluster does not have the job.
     pub fn task_indices(&self, job: &Job) -> Result<Vec<usize>, ClusterError> {
         Ok(self.of(job)?.keys().copied().collect())
     }
 
-    /// Where a task listens.
+    /// Returns the address of a task.
     ///
     /// # Errors
-    /// [`ClusterError::NoSuchJob`], [`ClusterError::NoSuchTask`].
+    /// - [`ClusterError::NoSuchJob`]: the cluster does not have the job.
+    /// - [`ClusterError::NoSuchTask`]: the job does not have the task.
     pub fn task_address(&self, job: &Job, index: usize) -> Result<&Address, ClusterError> {
         let tasks = self.of(job)?;
         tasks.get(&index).ok_or_else(|| ClusterError::NoSuchTask {
@@ -138,30 +141,30 @@ impl ClusterSpec {
         })
     }
 
-    /// The addresses of a job, in the order of its tasks, with `None` in the gaps.
+    /// Returns the addresses of a job's tasks in order, with `None` in gaps.
     ///
     /// # Errors
-    /// [`ClusterError::NoSuchJob`].
+    /// [`ClusterError::NoSuchJob`] if the cluster does not have the job.
     pub fn job_tasks(&self, job: &Job) -> Result<Vec<Option<&Address>>, ClusterError> {
         let tasks = self.of(job)?;
         let end = tasks.keys().next_back().map_or(0, |last| last + 1);
         Ok((0..end).map(|index| tasks.get(&index)).collect())
     }
 
-    /// All tasks and their addresses, sorted by job and number.
+    /// Returns all tasks and their addresses, sorted by job and index.
     pub fn tasks(&self) -> impl Iterator<Item = (Task, &Address)> {
         self.jobs
             .iter()
             .flat_map(|(job, tasks)| tasks.iter().map(|(index, address)| (job.clone().task(*index), address)))
     }
 
-    /// The tasks of a job that may be missing.
+    /// Returns the tasks of a job, by index.
     pub(crate) fn of(&self, job: &Job) -> Result<&BTreeMap<usize, Address>, ClusterError> {
         let unknown = || ClusterError::NoSuchJob { job: job.clone(), jobs: self.jobs().cloned().collect() };
         self.jobs.get(job).ok_or_else(unknown)
     }
 
-    /// Reads a cluster from its JSON.
+    /// Parses a cluster from its JSON.
     pub(crate) fn read(json: &Json<'_>) -> Result<Self, Malformed> {
         let mut spec = Self::new();
         for (name, tasks) in json.entries("a map from jobs to addresses")? {
@@ -218,7 +221,7 @@ impl Serialize for ClusterSpec {
         let mut map = serializer.serialize_map(Some(self.jobs.len()))?;
         for (job, tasks) in &self.jobs {
             match tasks.keys().next_back() {
-                // TensorFlow, too, writes a job without tasks as a map.
+                // TensorFlow also writes a job without tasks as a map.
                 Some(last) if last + 1 == tasks.len() => {
                     map.serialize_entry(job.as_str(), &tasks.values().collect::<Vec<_>>())?;
                 }
@@ -230,7 +233,7 @@ impl Serialize for ClusterSpec {
 }
 
 impl fmt::Display for ClusterSpec {
-    /// As JSON.
+    /// Prints the cluster as JSON.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
     }

@@ -1,52 +1,52 @@
-//! The standing of a member: what it is doing, and what it has done.
+//! [`Standing`]: the current state of a member, and the calls that it has completed.
 
 use crate::Fingerprint;
 use serde::{Deserialize, Serialize};
 
-/// What a member is doing at the moment.
+/// The current state of a member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Presence {
-    /// It runs user code.
+    /// The member runs user code.
     Running,
-    /// It waits for the others in a call.
+    /// The member waits for the others in a call.
     Waiting(Fingerprint),
-    /// Its data is on the way to the others: its link is slow.
+    /// The member's data is in transit to the others: its link is slow.
     Sending {
-        /// The number of bytes of a message that have come, and of the whole message; `None` if the call has come to some workers, and
-        /// not to all.
+        /// The number of bytes of a message that have arrived, and the length of the message. `None` if the
+        /// call has arrived at some workers, but not at all.
         part: Option<(u64, u64)>,
     },
-    /// Its closure has returned.
+    /// The closure of the member has returned.
     Returned,
-    /// Its closure has failed or panicked, which is the cause of its absence.
+    /// The closure of the member has failed or panicked, which is the cause of its absence.
     Failed,
 }
 
-/// What one member is doing, and what it has done.
+/// The current state of one member, and the calls that it has completed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Standing {
     /// The global id of the replica.
     pub replica: usize,
-    /// What it is doing at the moment.
+    /// The current state.
     pub presence: Presence,
-    /// How many calls it has completed in this step.
+    /// The number of calls completed in this step.
     pub completed: u64,
-    /// The last call it completed.
+    /// The last completed call.
     pub last: Option<Fingerprint>,
 }
 
 impl Standing {
-    /// A member that has just begun.
+    /// Creates the standing of a member that has just begun.
     pub fn running(replica: usize) -> Self {
         Self { replica, presence: Presence::Running, completed: 0, last: None }
     }
 
-    /// A member that waits in its first call.
+    /// Creates the standing of a member that waits in its first call.
     pub fn waiting(replica: usize, fingerprint: Fingerprint) -> Self {
         Self { presence: Presence::Waiting(fingerprint), ..Self::running(replica) }
     }
 
-    /// The call in which it waits, if it does.
+    /// Returns the call in which the member waits, if it does.
     pub fn call(&self) -> Option<&Fingerprint> {
         match &self.presence {
             Presence::Waiting(call) => Some(call),
@@ -54,17 +54,17 @@ impl Standing {
         }
     }
 
-    /// Whether it does nothing more until the others move.
+    /// Whether the member is blocked or finished: its state changes only if the others proceed.
     pub fn is_settled(&self) -> bool {
         !matches!(self.presence, Presence::Running | Presence::Sending { .. })
     }
 
-    /// Whether its closure is over.
+    /// Whether the closure of the member has returned, failed or panicked.
     pub fn is_gone(&self) -> bool {
         matches!(self.presence, Presence::Returned | Presence::Failed)
     }
 
-    /// Whether all members wait in equal calls. The common case, found without allocating.
+    /// Whether all members wait in equal calls. This is the common case, so it is found without allocating.
     pub fn all_agree(all: &[Standing]) -> bool {
         let mut calls = all.iter().map(Standing::call);
         match calls.next() {

@@ -1,46 +1,47 @@
-//! What a process is in a cluster.
+//! Jobs and tasks of a cluster.
 
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
-/// The largest number of a task in its job. Lists of tasks with gaps have an entry for each gap: a typo must not fill memory.
+/// The largest index of a task in its job. A sparse list of tasks has an entry for each gap, so a typo must
+/// not exhaust memory.
 pub const MAX_TASK_INDEX: usize = 65_535;
 
-/// What the tasks of one name do.
+/// The name of a group of tasks with the same role.
 ///
-/// A cluster spec may have jobs of any name; strategies take part with the four that have a variant. Two jobs are equal
-/// where their names are.
+/// A cluster spec may have jobs of any name; strategies use the four that have a variant. Two jobs are equal
+/// if their names are.
 #[doc(alias = "task_type")]
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum Job {
-    /// A worker that also does what only one worker does, such as writing checkpoints.
+    /// A worker that also does the work of only one worker, such as writing checkpoints.
     Chief,
-    /// Trains.
+    /// A worker, which trains.
     Worker,
     /// A parameter server, which holds variables.
     Ps,
-    /// Evaluates checkpoints beside the training, and takes no part in it.
+    /// An evaluator of checkpoints, next to the training. It does not participate in the training.
     Evaluator,
     /// A job of another name, which no strategy uses.
     Other(OtherJob),
 }
 
-/// The name of a job that is none of those that strategies use. Made by [`Job::from`].
+/// The name of a job that strategies do not use. Created by [`Job::from`].
 #[derive(Clone, Debug)]
 pub struct OtherJob(Box<str>);
 
 impl OtherJob {
-    /// The name.
+    /// Returns the name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
 impl Job {
-    /// The name of the job.
+    /// Returns the name of the job.
     pub fn as_str(&self) -> &str {
         match self {
             Job::Chief => "chief",
@@ -56,7 +57,7 @@ impl Job {
         !matches!(self, Job::Other(_))
     }
 
-    /// The task of this job with this number.
+    /// Returns the task of this job with this index.
     pub fn task(self, index: usize) -> Task {
         Task { job: self, index }
     }
@@ -101,7 +102,7 @@ impl PartialOrd for Job {
 }
 
 impl Ord for Job {
-    /// By name, as TensorFlow sorts jobs.
+    /// Compares by name, as TensorFlow sorts jobs.
     fn cmp(&self, other: &Self) -> Ordering {
         self.as_str().cmp(other.as_str())
     }
@@ -119,7 +120,7 @@ impl fmt::Display for Job {
     }
 }
 
-/// One process of a cluster: its job, and its number in it from 0.
+/// One process of a cluster: its job, and its index in the job, from 0.
 ///
 /// ```
 /// use distribute_cluster::{Job, Task};
@@ -130,28 +131,28 @@ impl fmt::Display for Job {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Task {
-    /// What the task does.
+    /// The job.
     #[serde(rename = "type")]
     pub job: Job,
-    /// Its number in the job, from 0.
+    /// The index of the task in its job, from 0.
     #[doc(alias = "task_id")]
     pub index: usize,
 }
 
 impl Task {
-    /// The task of a job with this number.
+    /// Creates the task of a job with this index.
     pub fn new(job: impl Into<Job>, index: usize) -> Self {
         Self { job: job.into(), index }
     }
 
-    /// The task as TensorFlow writes it in names of devices.
+    /// Returns the task as TensorFlow writes it in device names.
     pub fn device_name(&self) -> String {
         format!("/job:{}/replica:0/task:{}", self.job, self.index)
     }
 }
 
 impl fmt::Display for Task {
-    /// `worker 1`
+    /// Prints `worker 1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.job, self.index)
     }

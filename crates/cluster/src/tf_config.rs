@@ -12,7 +12,7 @@ use std::str::FromStr;
 /// The name of the environment variable.
 pub const TF_CONFIG: &str = "TF_CONFIG";
 
-/// What stands in `TF_CONFIG`: the cluster, and which of its tasks this process is.
+/// The contents of `TF_CONFIG`: the cluster, and the task of this process.
 ///
 /// ```
 /// use distribute_cluster::{Job, TfConfig};
@@ -30,37 +30,37 @@ pub const TF_CONFIG: &str = "TF_CONFIG";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "serde_json::Value")]
 pub struct TfConfig {
-    /// All tasks.
+    /// The tasks of the cluster.
     pub cluster: ClusterSpec,
-    /// This process's task.
+    /// The task of this process.
     #[serde(skip_serializing_if = "OwnTask::is_empty")]
     pub task: OwnTask,
-    /// The protocol that goes in front of addresses, such as `grpc`.
+    /// The protocol prefix of addresses, such as `grpc`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rpc_layer: Option<String>,
-    /// What `master()` is, whatever the task.
+    /// The result of `master()` for every task.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_master: Option<String>,
 }
 
-/// Which task a process is, as far as it has been told.
+/// The task of a process, as far as it is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct OwnTask {
-    /// Its job.
+    /// The job.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub job: Option<Job>,
-    /// Its number in the job.
+    /// The index in the job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub index: Option<usize>,
 }
 
 impl OwnTask {
-    /// Whether nothing is known.
+    /// Whether neither job nor index is given.
     pub fn is_empty(&self) -> bool {
         self.job.is_none() && self.index.is_none()
     }
 
-    /// The task, where job and number are known.
+    /// Returns the task, if both job and index are given.
     pub fn task(&self) -> Option<Task> {
         Some(self.job.clone()?.task(self.index?))
     }
@@ -73,21 +73,23 @@ impl From<Task> for OwnTask {
 }
 
 impl TfConfig {
-    /// The configuration of one task of a cluster.
+    /// Creates the configuration of one task of a cluster.
     pub fn new(cluster: ClusterSpec, task: Task) -> Self {
         Self { cluster, task: task.into(), rpc_layer: None, session_master: None }
     }
 
-    /// This process's task, where job and number are given.
+    /// Returns the task of this process, if both job and index are given.
     pub fn task(&self) -> Option<Task> {
         self.task.task()
     }
 
-    /// Checks that strategies can use the cluster, and that this process's task is part of it.
+    /// Checks that strategies can use the cluster, and that this process's task is part of it. An empty
+    /// cluster passes.
     ///
     /// # Errors
-    /// What [`ClusterSpec::validate`] refuses, with its place in `TF_CONFIG`; [`ClusterError::NoTask`] where there is a
-    /// cluster, but no task.
+    /// - [`ClusterError::At`]: [`ClusterSpec::validate`] refuses the cluster or the task. It contains the
+    ///   path in `TF_CONFIG`.
+    /// - [`ClusterError::NoTask`]: there is a cluster, but no task.
     pub fn validate(&self) -> Result<(), ClusterError> {
         if self.cluster.is_empty() {
             return Ok(());
@@ -138,7 +140,7 @@ impl OwnTask {
     }
 }
 
-/// Where in `TF_CONFIG` the cause of a refusal stands.
+/// Adds the path in `TF_CONFIG` to an error.
 fn locate(error: ClusterError) -> ClusterError {
     let path = match &error {
         ClusterError::DisallowedJob { job } | ClusterError::Several { job, .. } => format!("cluster.{job}"),
@@ -171,7 +173,7 @@ impl TryFrom<serde_json::Value> for TfConfig {
 }
 
 impl fmt::Display for TfConfig {
-    /// As JSON: the value of the environment variable.
+    /// Prints the value of the environment variable, as JSON.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
     }
@@ -288,7 +290,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<TfConfig>(&config.to_string()).unwrap(), config);
     }
 
-    /// JSON of any shape that uses the keys of `TF_CONFIG`.
+    /// Generates JSON of any shape that uses the keys of `TF_CONFIG`.
     fn json() -> impl Strategy<Value = serde_json::Value> {
         let leaf = prop_oneof![
             Just(serde_json::Value::Null),

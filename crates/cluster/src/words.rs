@@ -2,19 +2,19 @@
 
 use crate::Job;
 
-/// `chief, ps and worker`
+/// Lists jobs: `chief, ps and worker`.
 pub(crate) fn names(jobs: &[Job]) -> String {
     list(&jobs.iter().map(Job::as_str).collect::<Vec<_>>())
 }
 
-/// `tasks 0 to 3`, `tasks 0, 2 and 5`, `no task`
+/// Lists tasks: `tasks 0 to 3`, `tasks 0, 2 and 5`, `no task`.
 pub(crate) fn tasks(indices: &[usize]) -> String {
     match indices {
         [] => "no task".into(),
         [one] => format!("task {one} alone"),
         [0, .., last] if *last == indices.len() - 1 => format!("tasks 0 to {last}"),
         some => {
-            // Enough to see the gaps.
+            // Eight are enough to see the gaps.
             let shown: Vec<String> = some.iter().take(8).map(usize::to_string).collect();
             let more = some.len() - shown.len();
             let end = if more > 0 { format!(" and {more} more") } else { String::new() };
@@ -23,7 +23,7 @@ pub(crate) fn tasks(indices: &[usize]) -> String {
     }
 }
 
-/// `2 GPUs`; of none, what was tried.
+/// Formats a number of GPUs: `2 GPUs`. For 0 it returns `a GPU`: the request that failed.
 pub(crate) fn gpus_each(each: usize) -> String {
     match each {
         0 => "a GPU".into(),
@@ -32,12 +32,12 @@ pub(crate) fn gpus_each(each: usize) -> String {
     }
 }
 
-/// `2 of them here, `
+/// Formats the number of GPUs of this machine: `2 of them here, `.
 pub(crate) fn here(local: &Option<usize>) -> String {
     local.map_or(String::new(), |local| format!("{local} of them here, "))
 }
 
-/// The part of a task that is missing.
+/// Returns the name of the missing part of a task.
 pub(crate) fn missing(job: Option<&Job>, index: Option<usize>) -> &'static str {
     match (job, index) {
         (None, None) => "the task",
@@ -46,7 +46,7 @@ pub(crate) fn missing(job: Option<&Job>, index: Option<usize>) -> &'static str {
     }
 }
 
-/// `a, b and c`
+/// Joins items: `a, b and c`.
 fn list<T: AsRef<str>>(items: &[T]) -> String {
     match items {
         [] => "none".into(),

@@ -1,13 +1,13 @@
-//! Who takes part, and which of them this process is.
+//! [`World`]: the workers and replicas of a training, and the rank of this process.
 
 use std::fmt;
 use std::ops::Range;
 
-/// The workers of one training, the replicas of each, and which worker this process is.
+/// The number of workers of a training, the number of replicas of each, and the rank of this process.
 ///
-/// It answers every question about numbers and ids: how many replicas are in sync, which global id a local replica has,
-/// which worker is the chief and writes checkpoints. All workers have the same number of replicas, and replica `r`
-/// of worker `w` has the global id `w * replicas + r`.
+/// It converts between local and global ids, and tells how many replicas are in sync and which worker is the
+/// chief. All workers have the same number of replicas: replica `r` of worker `w` has the global id `w *
+/// replicas + r`.
 ///
 /// ```
 /// use distribute_cluster::World;
@@ -25,7 +25,7 @@ pub struct World {
     replicas: usize,
 }
 
-/// Why numbers don't make a world.
+/// An invalid combination of numbers of workers and replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WorldError {
@@ -37,14 +37,14 @@ pub enum WorldError {
     NoSuchWorker {
         /// The number of this worker.
         worker: usize,
-        /// How many there are.
+        /// The number of workers.
         workers: usize,
     },
     /// The number of replicas overflows.
     TooMany {
-        /// The workers.
+        /// The number of workers.
         workers: usize,
-        /// The replicas of each.
+        /// The number of replicas of each worker.
         replicas: usize,
     },
 }
@@ -67,10 +67,13 @@ impl fmt::Display for WorldError {
 impl std::error::Error for WorldError {}
 
 impl World {
-    /// Worker `worker` (from 0) of `workers`, each with `replicas` replicas.
+    /// Creates the world of worker `worker` (from 0) of `workers`, each with `replicas` replicas.
     ///
     /// # Errors
-    /// [`WorldError`] where a number is 0 or too large, or `worker` is not one of the workers.
+    /// - [`WorldError::NoWorkers`]: `workers` is 0.
+    /// - [`WorldError::NoReplicas`]: `replicas` is 0.
+    /// - [`WorldError::TooMany`]: the number of replicas overflows.
+    /// - [`WorldError::NoSuchWorker`]: `worker` is not less than `workers`.
     pub fn new(workers: usize, worker: usize, replicas: usize) -> Result<Self, WorldError> {
         match (workers, replicas) {
             (0, _) => Err(WorldError::NoWorkers),
@@ -81,56 +84,57 @@ impl World {
         }
     }
 
-    /// A world of one process.
+    /// Creates a world of one process.
     ///
     /// # Errors
-    /// [`WorldError::NoReplicas`] for 0.
+    /// [`WorldError::NoReplicas`] if `replicas` is 0.
     pub fn alone(replicas: usize) -> Result<Self, WorldError> {
         Self::new(1, 0, replicas)
     }
 
-    /// How many workers there are.
+    /// Returns the number of workers.
     pub fn workers(&self) -> usize {
         self.workers
     }
 
-    /// Which worker this is, from 0.
+    /// Returns the rank of this worker, from 0.
     pub fn worker(&self) -> usize {
         self.worker
     }
 
-    /// How many replicas each worker has.
+    /// Returns the number of replicas of each worker.
     pub fn replicas(&self) -> usize {
         self.replicas
     }
 
-    /// The number of replicas of all workers together.
+    /// Returns the number of replicas of all workers.
     pub fn num_replicas_in_sync(&self) -> usize {
         self.workers * self.replicas
     }
 
-    /// The global ids of this worker's replicas.
+    /// Returns the global ids of this worker's replicas.
     pub fn local_replicas(&self) -> Range<usize> {
         self.replicas_of(self.worker)
     }
 
-    /// The global ids of a worker's replicas.
+    /// Returns the global ids of a worker's replicas.
     pub fn replicas_of(&self, worker: usize) -> Range<usize> {
         worker * self.replicas..(worker + 1) * self.replicas
     }
 
-    /// The global id of one of this worker's replicas.
+    /// Returns the global id of one of this worker's replicas.
     pub fn global(&self, local: usize) -> usize {
         self.worker * self.replicas + local
     }
 
-    /// Which of this worker's replicas has this global id; `None` for a replica of another worker.
+    /// Converts a global id into the local id of one of this worker's replicas. `None` if another worker has
+    /// the replica.
     pub fn local(&self, global: usize) -> Option<usize> {
         let local = global.checked_sub(self.worker * self.replicas)?;
         (local < self.replicas).then_some(local)
     }
 
-    /// The worker that a global id belongs to.
+    /// Returns the worker that a global id belongs to.
     pub fn worker_of(&self, global: usize) -> usize {
         global / self.replicas
     }
@@ -140,29 +144,30 @@ impl World {
         self.workers > 1
     }
 
-    /// Whether this is worker 0, which does what only one worker may, such as writing checkpoints and summaries.
+    /// Whether this is worker 0, which does the work of only one worker, such as writing checkpoints and
+    /// summaries.
     pub fn is_chief(&self) -> bool {
         self.worker == 0
     }
 
-    /// The same world, as seen by another of its workers.
+    /// Returns the same world, as seen by another of its workers.
     ///
     /// # Errors
-    /// [`WorldError::NoSuchWorker`].
+    /// [`WorldError::NoSuchWorker`] if `worker` is not less than the number of workers.
     pub fn seen_by(&self, worker: usize) -> Result<Self, WorldError> {
         Self::new(self.workers, worker, self.replicas)
     }
 }
 
 impl Default for World {
-    /// One process with one replica.
+    /// Creates a world of one process with one replica.
     fn default() -> Self {
         Self { workers: 1, worker: 0, replicas: 1 }
     }
 }
 
 impl fmt::Display for World {
-    /// `worker 1 of 3, 2 replicas each`
+    /// Prints `worker 1 of 3, 2 replicas each`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plural = if self.replicas == 1 { "" } else { "s" };
         match self.workers {

@@ -15,7 +15,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// What a request was: its first line, its headers in lower case, its body.
+/// A received request: its first line, its headers in lower case, its body.
 #[derive(Debug)]
 struct Asked {
     line: String,

@@ -1,19 +1,20 @@
-//! Chooses the algorithm by the devices. No choice changes a bit of the result.
+//! The choice of an algorithm by devices. All choices have bit-identical results.
 
 use distribute_base::DeviceName;
 
-/// How one value is reduced.
+/// The algorithm that reduces a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Algorithm {
-    /// Not at all: there is one part, and it is where the result should be.
+    /// No reduction: there is one part, already on the destination.
     Nothing,
-    /// All parts are copied to one device, which is always possible.
+    /// All parts are copied to one device. This is always possible.
     OneDevice,
     /// The replicas are summed in two halves, then the two sums.
     Hierarchical,
 }
 
-/// The algorithm for a value with a part on each of `from`, if the hierarchical one is asked for.
+/// Returns the algorithm for a value with a part on each device of `from`, if the caller prefers the
+/// hierarchical one.
 ///
 /// Logical CPU devices are treated like all devices, and integers like all numbers.
 pub(super) fn choose(from: &[DeviceName], to: &[DeviceName], sparse: bool) -> Algorithm {
@@ -40,7 +41,7 @@ mod tests {
         let mixed = &[gpu(0), DeviceName::cpu(0)][..];
         let swapped = &[gpu(1), gpu(0)][..];
         for (from, to, sparse, chosen) in [
-            // Values and results on the same devices, on CPUs too.
+            // Values and results are on the same devices, including CPUs.
             (cpus, cpus, false, Hierarchical),
             (gpus, gpus, false, Hierarchical),
             (mixed, mixed, false, Hierarchical),

@@ -1,12 +1,12 @@
-//! How collectives communicate, as far as users can choose.
+//! Options of communication that users can set.
 
 use distribute_base::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// How the replicas' collectives communicate: those of a strategy, or the calls made on one view of a context
-/// (`ReplicaContext::with_options`). No option changes a bit of a result.
+/// The options of the replicas' collectives: of a strategy, or of the calls on one view of a context
+/// (`ReplicaContext::with_options`). Results are bit-identical for all options.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -27,19 +27,20 @@ use std::time::Duration;
 #[doc(alias = "CollectiveHints")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CommunicationOptions {
-    /// Values of one `all_reduce` that have the same dtype are reduced together, in packs of about this many bytes. With 0,
-    /// the default, each value is reduced by itself, which is fastest for replicas that share memory.
+    /// Values of one `all_reduce` with the same dtype are reduced together, in buckets of about this many
+    /// bytes. With 0, the default, each value is reduced alone, which is fastest for replicas that share
+    /// memory.
     pub bytes_per_pack: usize,
-    /// How long a replica waits for the others in one call, those of other workers included. `None` keeps the strategy's
-    /// timeout, 60 s by default.
+    /// The time that a replica waits for the others in one call, including those of other workers. `None`
+    /// keeps the strategy's timeout, 60 s by default.
     #[doc(alias = "timeout_seconds")]
     pub timeout: Option<Duration>,
-    /// What carries the values.
+    /// The transport of the values.
     pub implementation: CommunicationImplementation,
 }
 
 impl CommunicationOptions {
-    /// These options, with those left at their defaults taken from `base`.
+    /// Returns these options, with unset ones taken from `base`.
     pub fn over(self, base: Self) -> Self {
         Self {
             bytes_per_pack: if self.bytes_per_pack > 0 { self.bytes_per_pack } else { base.bytes_per_pack },
@@ -51,7 +52,8 @@ impl CommunicationOptions {
         }
     }
 
-    /// What is wrong with these options: a timeout of zero, or an implementation that replicas of one process don't have.
+    /// Returns the problem with these options: a timeout of zero, or an implementation that replicas of one
+    /// process lack.
     #[doc(hidden)]
     pub fn fault(&self) -> Option<String> {
         if self.timeout == Some(Duration::ZERO) {
@@ -69,21 +71,22 @@ impl CommunicationOptions {
         }
     }
 
-    /// Refuses options that have a [`fault`](Self::fault).
+    /// Checks these options.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if they have a [`fault`](Self::fault).
     #[doc(hidden)]
     pub fn check(&self, operation: &'static str) -> Result<()> {
         self.fault().map_or(Ok(()), |fault| Err(Error::invalid(operation, fault)))
     }
 }
 
-/// What carries the values of a collective.
+/// The transport of the values in a collective.
 ///
-/// Replicas of one process exchange what they have in the memory they share, and so do workers on its threads. Workers that
-/// are processes are linked by shared memory where they can, else by sockets; by sockets alone if
-/// `MultiWorkerBuilder::communication_options` says
-/// [`Ring`](Self::Ring). Where something else is asked for, that is [`Error::InvalidArgument`], from
-/// `MirroredBuilder::build`,
-/// `on_threads_with`, `Strategy::new` and
+/// Replicas of one process exchange values in shared memory, and so do workers on its threads. Workers in
+/// separate processes are linked by shared memory if possible, otherwise by sockets. They use only sockets if
+/// `MultiWorkerBuilder::communication_options` is set to [`Ring`](Self::Ring). Other combinations are refused
+/// with [`Error::InvalidArgument`] by `MirroredBuilder::build`, `on_threads_with`, `Strategy::new` and
 /// `ReplicaContext::with_options`.
 #[doc(alias = "tf.distribute.experimental.CommunicationImplementation")]
 #[doc(alias = "tf.distribute.experimental.CollectiveCommunication")]
@@ -95,7 +98,7 @@ pub enum CommunicationImplementation {
     #[doc(alias = "tf.distribute.experimental.CommunicationImplementation.AUTO")]
     #[default]
     Auto,
-    /// Over sockets.
+    /// Sockets.
     #[doc(alias = "tf.distribute.experimental.CommunicationImplementation.RING")]
     Ring,
     /// NVIDIA's library, between GPUs.
@@ -113,7 +116,7 @@ impl fmt::Display for CommunicationImplementation {
     }
 }
 
-/// Reads the names that [`Display`](fmt::Display) writes, in upper or lower case.
+/// Parses the names that [`Display`](fmt::Display) prints, ignoring case.
 impl FromStr for CommunicationImplementation {
     type Err = Error;
 

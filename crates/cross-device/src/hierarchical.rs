@@ -1,4 +1,4 @@
-//! Sums each half of the replicas on its first device, then the two sums.
+//! Sums of each half of the replicas, on its first device, and of the two results.
 
 use super::choice::{Algorithm, choose};
 use super::{CrossDeviceOps, Reduction, ReductionToOneDevice, on_device, sum};
@@ -7,20 +7,20 @@ use distribute_base::{DeviceName, Error, Result};
 use distribute_tensor::fold::Alone;
 use distribute_tensor::{Leaf, Packing, ReduceOp, pack::reduce_packed};
 
-/// Sums each half of the replicas on a device of its own, then adds the two sums.
+/// Sums each half of the replicas on its own device, then adds the two sums.
 ///
-/// The first half has the largest power of two below the number of replicas, which keeps the one order of sums: 3 replicas
-/// are 2 + 1. Used if the result should be on the replicas' own devices; for other destinations and sparse values, the parts
-/// are reduced to one device.
+/// The size of the first half is the largest power of two below the number of replicas, which keeps the fixed
+/// order of sums: 3 replicas are 2 + 1. Used if the destinations are the replicas' own devices. For other
+/// destinations and sparse values, the parts are reduced to one device.
 #[doc(alias = "tf.distribute.HierarchicalCopyAllReduce")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HierarchicalCopyAllReduce {
-    /// The number of packs in which the values of a batch are reduced, for each dtype. With 0, each value is reduced by
-    /// itself.
+    /// The number of buckets in which the values of a batch are reduced, for each dtype. With 0, each value
+    /// is reduced alone.
     pub num_packs: usize,
 }
 
-/// One pack.
+/// The default is one bucket.
 impl Default for HierarchicalCopyAllReduce {
     fn default() -> Self {
         Self { num_packs: 1 }
@@ -63,7 +63,8 @@ impl CrossDeviceOps for HierarchicalCopyAllReduce {
 }
 
 impl HierarchicalCopyAllReduce {
-    /// Reduces each of `values`, which has one part for each of `devices`; the results are on the first device.
+    /// Reduces each of `values`, which has one part on each of `devices`. The results are on the first
+    /// device.
     fn sums(&self, op: ReduceOp, values: &[&[Leaf]], devices: &[DeviceName]) -> Result<Vec<Leaf>> {
         let tensor = || Error::tensor("reduce");
         let dtypes =

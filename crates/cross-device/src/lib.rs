@@ -1,16 +1,16 @@
-//! How values are combined across devices: the algorithms that users choose from, and the trait for others.
+//! Combination of values across devices: algorithms that users can choose from, and the trait of custom ones.
 //!
 //! Programs use [`distribute`](https://docs.rs/distribute), which exports the public part of this crate.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | `one_device` | [`ReductionToOneDevice`]: everything is summed on one device |
 //! | `hierarchical` | [`HierarchicalCopyAllReduce`]: two halves, then their sums |
 //! | `nccl` | [`NcclAllReduce`]: NVIDIA's library, between GPUs |
-//! | `choice` | chooses the algorithm by the devices |
+//! | `choice` | the choice of an algorithm by the devices |
 //!
-//! All of them give the same bits, but for what NCCL sums: sums over replicas have one order, that of
-//! [`kernel::fold`](distribute_tensor::kernel::fold).
+//! All algorithms have bit-identical results, except for the sums of NCCL: sums over replicas have a fixed
+//! order, that of [`kernel::fold`](distribute_tensor::kernel::fold).
 
 mod choice;
 mod communication;
@@ -37,7 +37,7 @@ use distribute_tensor::{Leaf, ReduceOp};
 use std::any::Any;
 use std::fmt::Debug;
 
-/// A value to reduce: its parts, where they are, and where the result should be.
+/// A value to reduce: its parts, their devices, and the destinations of the result.
 #[derive(Clone, Debug)]
 pub struct Reduction<'a> {
     /// The part of each local replica, in the order of their ids.
@@ -50,14 +50,13 @@ pub struct Reduction<'a> {
 
 /// An algorithm that combines the replicas' values across devices.
 ///
-/// Given to `MirroredStrategy::builder`, it implements
-/// `reduce`, `reduce_to`,
-/// `batch_reduce_to` and `all_reduce`. In an
-/// `all_reduce`, replica 0 calls it while the others wait, at most for their timeout. Optimizers don't call it: they reduce
-/// and update in one pass, or, where it is [`NcclAllReduce`] and all weights are on GPUs, by NCCL.
+/// Pass it to `MirroredStrategy::builder`. It implements `reduce`, `reduce_to`, `batch_reduce_to` and
+/// `all_reduce`. In an `all_reduce`, replica 0 calls it while the others wait, for at most their timeout.
+/// Optimizers do not call it: they reduce and update in one pass or, if it is [`NcclAllReduce`] and all
+/// weights are on GPUs, by NCCL.
 ///
-/// An algorithm of your own implements [`reduce`](Self::reduce). It may use another order of sums, whose results differ in
-/// their last bits:
+/// A custom algorithm implements [`reduce`](Self::reduce). Another order of sums is allowed, and changes the
+/// last bits of results:
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -84,12 +83,13 @@ pub struct Reduction<'a> {
 /// ```
 #[doc(alias = "tf.distribute.CrossDeviceOps")]
 pub trait CrossDeviceOps: Any + Debug + Send + Sync {
-    /// Reduces one value, and returns a copy of the result for each of its destinations, in order. The result has the kind,
-    /// shape and dtype of that of [`Leaf::reduce`]. Not called if every value of a batch has a single part, which is already
-    /// where the result should be.
+    /// Reduces one value, and returns a copy of the result for each of its destinations, in order. The result
+    /// has the kind, shape and dtype of the result of [`Leaf::reduce`]. Not called if every value of a batch
+    /// has a single part that is already on its destination.
     ///
     /// # Errors
-    /// If the parts cannot be combined, or a device fails. In `all_reduce`, every replica gets the error.
+    /// An error if the parts cannot be combined, or a device fails. In `all_reduce`, every replica gets the
+    /// error.
     fn reduce(
         &self,
         op: ReduceOp,
@@ -97,11 +97,11 @@ pub trait CrossDeviceOps: Any + Debug + Send + Sync {
         options: &CommunicationOptions,
     ) -> Result<Vec<Leaf>>;
 
-    /// Reduces several values, whose destinations may differ, and returns the copies of each, in order. By default it
-    /// reduces them one by one.
+    /// Reduces several values, whose destinations may differ, and returns the copies of each, in order. By
+    /// default it reduces them one by one.
     ///
     /// # Errors
-    /// Those of [`reduce`](Self::reduce).
+    /// The errors of [`reduce`](Self::reduce).
     fn batch_reduce(
         &self,
         op: ReduceOp,
@@ -111,18 +111,20 @@ pub trait CrossDeviceOps: Any + Debug + Send + Sync {
         values.iter().map(|value| self.reduce(op, value, options)).collect()
     }
 
-    /// Refuses unsupported settings, and what cannot be used between these devices, those of the local replicas. Called once, when the
-    /// strategy is made. By default it accepts all.
+    /// Checks the settings, and whether the algorithm supports these devices, which are those of the local
+    /// replicas. Called once, when the strategy is created. By default it accepts everything.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`], which says which setting and why; [`Error::Device`], which says what the devices lack.
+    /// - [`Error::InvalidArgument`]: a setting is not supported.
+    /// - [`Error::Device`]: the devices lack something.
     fn check(&self, devices: &[DeviceName]) -> Result<()> {
         let _ = devices;
         Ok(())
     }
 
-    /// Whether the parts of an `all_reduce` between replicas on these devices come to [`reduce`](Self::reduce) where they are. By default they come
-    /// in the memory of the CPU, and each replica gets its result on the device of its part.
+    /// Whether the parts of an `all_reduce` between replicas on these devices are passed to
+    /// [`reduce`](Self::reduce) on their devices. By default they are copied to host memory, and each replica
+    /// gets its result on the device of its part.
     fn takes_device_tensors(&self, devices: &[DeviceName]) -> bool {
         let _ = devices;
         false
@@ -131,16 +133,16 @@ pub trait CrossDeviceOps: Any + Debug + Send + Sync {
     /// Returns a copy of one value for each of `to`, in order. Devices that share memory share the copy.
     ///
     /// # Errors
-    /// If a device fails.
+    /// An error if a device fails.
     fn broadcast(&self, value: &Leaf, to: &[DeviceName]) -> Result<Vec<Leaf>> {
         to.iter().map(|device| on_device(value, *device)).collect()
     }
 }
 
-/// The algorithm of strategies that name none. Without an engine for GPUs, it is the same for all devices.
+/// The default algorithm of strategies. Without an engine for GPUs, it is the same for all devices.
 pub const DEFAULT: &dyn CrossDeviceOps = &ReductionToOneDevice { reduce_to_device: None };
 
-/// Reduces a batch by `ops`, and checks the results that it returns.
+/// Reduces a batch by `ops`, and checks the results.
 pub fn reduce_by(
     ops: &dyn CrossDeviceOps,
     operation: &'static str,
@@ -172,12 +174,12 @@ pub fn reduce_by(
     Ok(reduced)
 }
 
-/// Whether a value can be the reduction of `parts`, by its kind, shape and dtype.
+/// Whether a value can be the reduction of `parts`, judging by its kind, shape and dtype.
 fn is_reduction(op: ReduceOp, parts: &[Leaf], value: &Leaf) -> bool {
     let is_dense = |leaf: &&Leaf| !matches!(leaf, Leaf::Slices(_));
     // Slices reduced with dense parts become dense.
     let Some(like) = parts.iter().find(is_dense).or(parts.first()) else { return true };
-    // Slices may have any number of rows.
+    // The number of rows of slices may differ.
     let shape = |leaf: &Leaf| match leaf {
         Leaf::Slices(slices) => slices.values.dims().get(1..).map(<[usize]>::to_vec),
         dense => Some(dense.dims().to_vec()),
@@ -194,7 +196,7 @@ fn sum(op: ReduceOp, parts: &[Leaf]) -> Result<Leaf> {
     Leaf::reduce(op, parts).map_err(Error::tensor("reduce"))
 }
 
-/// Copies the value to a device. Values in host memory stay there for every CPU device, and host tensors always do.
+/// Copies a value to a device. Host tensors, and values in host memory for a CPU device, are not copied.
 fn on_device(value: &Leaf, device: DeviceName) -> Result<Leaf> {
     match value {
         Leaf::Candle(tensor) => Ok(Leaf::Candle(to_device(tensor, &device.to_candle()?)?)),

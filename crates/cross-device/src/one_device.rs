@@ -1,4 +1,4 @@
-//! Sums everything on one device.
+//! Sums on one device.
 
 use super::{CrossDeviceOps, Reduction, on_device, sum};
 use crate::CommunicationOptions;
@@ -7,11 +7,11 @@ use distribute_tensor::{Leaf, ReduceOp};
 
 /// Copies all parts to one device, sums them there, and copies the sum to the destinations.
 ///
-/// It supports all values, devices and destinations; the other algorithms fall back to it.
+/// It supports all values, devices and destinations. The other algorithms fall back to it.
 #[doc(alias = "tf.distribute.ReductionToOneDevice")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReductionToOneDevice {
-    /// The device to sum on; `None` is the first destination.
+    /// The device of the sum. `None` is the first destination.
     pub reduce_to_device: Option<DeviceName>,
 }
 

@@ -1,9 +1,9 @@
-//! What happens when, in virtual time.
+//! A queue of events in virtual time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Events in the order of their times. Those of one time happen in the order in which they were put down.
+/// Events in the order of their times. Events with the same time happen in the order of insertion.
 #[derive(Debug)]
 pub struct Agenda<E> {
     now: Duration,
@@ -18,18 +18,18 @@ impl<E> Default for Agenda<E> {
 }
 
 impl<E> Agenda<E> {
-    /// The time of the last event, since the beginning.
+    /// Returns the time of the last event, since the beginning.
     pub fn now(&self) -> Duration {
         self.now
     }
 
-    /// Puts an event down; one of the past happens now.
+    /// Inserts an event. An event in the past happens now.
     pub fn at(&mut self, time: Duration, event: E) {
         self.all.insert((time.max(self.now), self.next), event);
         self.next += 1;
     }
 
-    /// The next event. It is its time then.
+    /// Removes the next event, and advances the time to it.
     pub fn pop(&mut self) -> Option<E> {
         let ((time, _), event) = self.all.pop_first()?;
         self.now = time;

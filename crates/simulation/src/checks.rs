@@ -1,4 +1,4 @@
-//! What has to hold, whatever happens.
+//! The rules that must hold in every simulation.
 
 use crate::course::Weights;
 use crate::network::Pid;
@@ -6,17 +6,17 @@ use crate::script::{Outcome, Script};
 use distribute_cluster::{Blame, Fault};
 use std::collections::BTreeMap;
 
-/// A generation, the number of a session and that of a round.
+/// The numbers of a generation, a session and a round.
 type Round = (u64, u64, u64);
 
-/// How much of the script's outcome is certain.
+/// The certainty about the outcomes of the script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Certain {
-    /// Nothing but the script disturbs the calls.
+    /// Only the script disturbs the calls.
     All,
-    /// Workers may be late, and none is lost.
+    /// Workers may time out, but no worker is lost.
     NobodyLost,
-    /// Workers may be lost, and none is late: who goes on does so until all is done.
+    /// Workers may be lost, but none times out: a worker that continues does so until everything is done.
     NobodyLate,
     /// Anything may happen to calls.
     Nothing,
@@ -26,11 +26,11 @@ pub enum Certain {
 enum Made {
     Agreed(f32),
     Blamed(Blame),
-    /// The session is over, too.
+    /// The session is over as well.
     Over,
 }
 
-/// What workers have come to, and what is wrong with it.
+/// The results of workers, and the broken rules.
 #[derive(Debug)]
 pub struct Checks {
     script: Script,
@@ -39,19 +39,20 @@ pub struct Checks {
     rounds: BTreeMap<Round, BTreeMap<usize, Made>>,
     ends: BTreeMap<Round, BTreeMap<usize, Blame>>,
     broken: Vec<String>,
-    /// Processes that go on in a generation after so many updates, or can't, and have not been compared with the others.
+    /// Processes not yet compared with the others, with their generation. They continue after this number of
+    /// updates, or cannot continue.
     met: Vec<(Pid, u64, Option<u64>)>,
-    /// Processes that have begun a step, and have not been looked at.
+    /// Processes that have begun a step, not yet checked.
     begun: Vec<Pid>,
-    /// How often the workers of a training were lost, and how many updates they made.
+    /// The number of losses of workers in a training, and the number of updates.
     losses: usize,
     updates: usize,
-    /// What they ended with.
+    /// The final states.
     trained: Vec<Weights>,
 }
 
 impl Checks {
-    /// Nothing has happened.
+    /// Creates checks without results.
     pub fn new(script: Script, certain: Certain, one_blame: bool) -> Self {
         Self {
             script,
@@ -68,68 +69,68 @@ impl Checks {
         }
     }
 
-    /// A process goes on in a generation after so many updates.
+    /// Records that a process continues in a generation after this number of updates.
     pub fn meet(&mut self, pid: Pid, generation: u64, updates: u64) {
         self.met.push((pid, generation, Some(updates)));
     }
 
-    /// A process has been told that nobody's state is whole.
+    /// Records that a process was notified that no state is complete.
     pub fn torn(&mut self, pid: Pid, generation: u64) {
         self.met.push((pid, generation, None));
     }
 
-    /// A process begins a step.
+    /// Records that a process begins a step.
     pub fn begun(&mut self, pid: Pid) {
         self.begun.push(pid);
     }
 
-    /// Those that have begun a step.
+    /// Takes the processes that have begun a step.
     pub fn take_begun(&mut self) -> Vec<Pid> {
         std::mem::take(&mut self.begun)
     }
 
-    /// Those that have not been compared with the others.
+    /// Takes the processes that have not been compared with the others.
     pub fn take_met(&mut self) -> Vec<(Pid, u64, Option<u64>)> {
         std::mem::take(&mut self.met)
     }
 
-    /// A worker has lost another, and goes on.
+    /// Records that a worker has lost another, and continues.
     pub fn lost(&mut self) {
         self.losses += 1;
     }
 
-    /// A worker has made an update.
+    /// Records that a worker has made an update.
     pub fn updated(&mut self) {
         self.updates += 1;
     }
 
-    /// A worker has trained to the end.
+    /// Records that a worker has trained to the end.
     pub fn trained(&mut self, weights: Weights) {
         self.trained.push(weights);
     }
 
-    /// The states that workers have ended with.
+    /// Returns the final states of workers.
     pub fn states(&self) -> &[Weights] {
         &self.trained
     }
 
-    /// Something that must not be has happened.
+    /// Records a broken rule.
     pub fn broken(&mut self, what: String) {
         self.broken.push(what);
     }
 
-    /// What must not have been.
+    /// Returns the broken rules.
     pub fn into_broken(self) -> Vec<String> {
         self.broken
     }
 
-    /// Whether nothing has gone wrong so far.
+    /// Whether no rule is broken so far.
     pub fn hold(&self) -> bool {
         self.broken.is_empty()
     }
 
-    /// How many rounds all have agreed in, and how many have been blamed or ended. Of trainings, the updates and the losses of
-    /// all workers.
+    /// Returns the number of rounds in which all agreed, and the number that were blamed or ended. For
+    /// trainings, returns the updates and the losses of all workers.
     pub fn counts(&self) -> (usize, usize) {
         let agreed =
             |made: &&BTreeMap<usize, Made>| made.values().all(|made| matches!(made, Made::Agreed(_)));
@@ -137,12 +138,12 @@ impl Checks {
         (all + self.updates, self.rounds.len() - all + self.losses)
     }
 
-    /// A worker has the data of all.
+    /// Records that a worker has the data of all.
     pub fn agreed(&mut self, round: Round, rank: usize, call: u64, sum: f32) {
         self.expect(round, rank, call, Made::Agreed(sum));
     }
 
-    /// A worker has a blame.
+    /// Records that a worker has a blame.
     pub fn blamed(&mut self, round: Round, rank: usize, call: u64, blame: &Blame, over: bool) {
         let made = if over { Made::Over } else { Made::Blamed(blame.clone()) };
         self.expect(round, rank, call, made);
@@ -178,7 +179,7 @@ impl Checks {
         all.insert(rank, made);
     }
 
-    /// The session is over for a worker, in this round.
+    /// Records that the session is over for a worker, in this round.
     pub fn over(&mut self, round: Round, rank: usize, blame: &Blame) {
         if matches!(self.certain, Certain::All | Certain::NobodyLost) && blame.fault == Fault::Lost {
             self.broken.push(format!("worker {rank} takes one for lost that is not: {blame}"));
@@ -189,8 +190,8 @@ impl Checks {
         if blame.culprits.is_empty() {
             self.broken.push(format!("worker {rank} blames nobody: {blame}"));
         }
-        // INV-2. How a worker was lost, each knows by itself. Who comes to the end in a round that others have behind them may do
-        // so for another reason than they do in a later one.
+        // INV-2. Each worker has its own reason why another was lost. A worker may reach the end in a round
+        // that others have completed, and then have another reason than they have in a later round.
         let same = |theirs: &Blame| match blame.fault {
             Fault::Lost => (theirs.fault, &theirs.culprits) == (blame.fault, &blame.culprits),
             _ => theirs == blame,

@@ -1,4 +1,4 @@
-//! What a process has of the world while it handles an event.
+//! The context of a process while it handles an event.
 
 use crate::agenda::Agenda;
 use crate::checks::Checks;
@@ -10,7 +10,7 @@ use crate::planted::Planted;
 use std::fmt;
 use std::time::Duration;
 
-/// Everything but the processes.
+/// Everything except the processes.
 #[derive(Debug)]
 pub struct Surroundings {
     pub agenda: Agenda<Event>,
@@ -21,14 +21,14 @@ pub struct Surroundings {
     pub planted: Option<Planted>,
 }
 
-/// What a process is called in the history.
+/// The name of a process in the history.
 #[derive(Clone, Copy, Debug)]
 pub struct Name {
     pub pid: Pid,
     pub rank: usize,
 }
 
-/// The world, as one process can act on it.
+/// The world, from the perspective of one process.
 pub struct Context<'a> {
     /// The process.
     pub pid: Pid,
@@ -42,7 +42,7 @@ pub struct Context<'a> {
 }
 
 impl Surroundings {
-    /// The world, as this process can act on it.
+    /// Returns the world, from the perspective of this process.
     pub fn of(&mut self, name: Name) -> Context<'_> {
         let Self { agenda, network, history, checks, plan, planted } = self;
         Context { pid: name.pid, name, agenda, network, history, checks, plan, planted: *planted }
@@ -50,7 +50,7 @@ impl Surroundings {
 }
 
 impl Context<'_> {
-    /// The time since the beginning.
+    /// Returns the time since the beginning.
     pub fn now(&self) -> Duration {
         self.agenda.now()
     }
@@ -60,7 +60,7 @@ impl Context<'_> {
         self.planted == Some(planted)
     }
 
-    /// Sends something over a connection.
+    /// Sends a message over a connection.
     pub fn send(&mut self, conn: Conn, what: Arrival) {
         self.network.send(self.agenda, self.pid, conn, what);
     }
@@ -77,7 +77,7 @@ impl Context<'_> {
         }
     }
 
-    /// Something that must not be has happened to the process.
+    /// Records that this process breaks a rule.
     pub fn broken(&mut self, what: impl fmt::Display) {
         self.checks.broken(format!("{} {what}", self.name));
     }
@@ -87,7 +87,7 @@ impl Context<'_> {
         self.history.note(self.agenda.now(), self.name, what);
     }
 
-    /// The faults of the plan that follow this call.
+    /// Schedules the faults of the plan that follow this call.
     pub fn trigger(&mut self, generation: u64, step: u64, call: u64) {
         for (number, after) in self.plan.triggered(generation, self.name.rank, step, call) {
             self.agenda.at(self.agenda.now() + after, Event::Fault(number));

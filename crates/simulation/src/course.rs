@@ -1,32 +1,32 @@
-//! What workers train, as a function of the seed: a state whose updates depend on what all workers bring to each, so that one that is
-//! left out, made twice or made from another state is seen.
+//! Trainings as a function of the seed. The updates of their state depend on the contributions of all
+//! workers, so an update that is left out, made twice or made from another state is detected.
 
 use crate::script::Script;
 use distribute_testing::SplitMix;
 use std::time::Duration;
 
-/// A training: so many steps, each with these calls.
+/// A training of several steps, each with the same calls.
 #[derive(Clone, Debug)]
 pub struct Course {
     /// The number of steps.
     pub steps: u64,
-    /// The calls of a step, and whether an update follows.
+    /// The calls of a step. Each entry tells whether an update follows.
     pub calls: Vec<bool>,
-    /// How long to wait for the others when they meet again.
+    /// The time to wait for the others at a rendezvous.
     pub patience: Duration,
-    /// Of how many steps in 100 a worker has something else to do before.
+    /// The number of steps per 100 that a worker delays.
     pub breaks: u64,
-    /// For how long at most.
+    /// The maximum delay.
     pub longest_break: Duration,
 }
 
 impl Course {
-    /// The number of updates of a step.
+    /// Returns the number of updates in a step.
     pub fn updates(&self) -> u64 {
         self.calls.iter().filter(|updates| **updates).count() as u64
     }
 
-    /// What a worker does for so long before a step.
+    /// Returns the delay of a worker before a step.
     pub fn pause(&self, script: &Script, generation: u64, rank: usize, step: u64) -> Duration {
         let mut draw = SplitMix(mix(script.seed ^ generation, (rank as u64) << 32 | step));
         if draw.bits() % 100 >= self.breaks {
@@ -39,25 +39,25 @@ impl Course {
 /// The state of a training.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Weights {
-    /// How many updates it has had: also where the dataset is.
+    /// The number of updates, which is also the position of the dataset.
     pub made: u64,
     digest: u64,
 }
 
 impl Weights {
-    /// What a worker of so many brings to an update: its share of the examples of a batch. There are as many as there may be workers,
-    /// and each is in one share, however many workers there are.
+    /// Returns the contribution of a worker to an update: its share of the examples of a batch. The number of
+    /// examples is the maximum number of workers, and each example is in one share for any number of workers.
     pub fn contribution(script: &Script, worker: usize, workers: usize, update: u64) -> u64 {
         let share = (worker..script.workers).step_by(workers.max(1));
         share.map(|example| mix(script.seed ^ update, example as u64)).fold(0, u64::wrapping_add)
     }
 
-    /// An update with the sum of what all have brought.
+    /// Updates with the sum of all contributions.
     pub fn update(&mut self, sum: u64) {
         *self = Self { made: self.made + 1, digest: mix(self.digest ^ sum, self.made) };
     }
 
-    /// The state after so many updates of a training without interruption.
+    /// Returns the state after this number of updates of an uninterrupted training.
     pub fn after(script: &Script, updates: u64) -> Self {
         let mut weights = Self::default();
         for update in 1..=updates {
@@ -66,19 +66,19 @@ impl Weights {
         weights
     }
 
-    /// The state as bytes, more than go in one round.
+    /// Returns the state as bytes, which need more than one round.
     pub fn image(&self) -> Vec<u8> {
         [self.made, self.digest].map(u64::to_le_bytes).concat()
     }
 
-    /// The state in these bytes.
+    /// Parses the state from bytes.
     pub fn of_image(image: &[u8]) -> Option<Self> {
         let (made, digest) = image.split_first_chunk()?;
         Some(Self { made: u64::from_le_bytes(*made), digest: u64::from_le_bytes(digest.try_into().ok()?) })
     }
 }
 
-/// How many bytes of a state go in one round.
+/// The number of bytes of a state that are sent in one round.
 pub const CHUNK: usize = 9;
 
 fn mix(a: u64, b: u64) -> u64 {

@@ -6,19 +6,19 @@ use distribute_net::{Claim, Message};
 /// An event of a simulation.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A process starts, maybe by mistake, which claims to have been a member of this generation.
+    /// A process starts, possibly by mistake. It claims to have been a member of the claim's generation.
     Start { rank: usize, claim: Claim, mistaken: bool },
     /// An attempt to connect reaches a host.
     Reach { conn: Conn, port: u16 },
-    /// Something arrives at one end of a connection.
+    /// An arrival at one end of a connection.
     Arrive { conn: Conn, side: usize, what: Arrival },
-    /// A process has something to do, if this is its last order.
+    /// A process has something to do, if this is its latest timer.
     Wake { pid: Pid, number: u64 },
     /// A fault of the plan begins.
     Fault(usize),
-    /// A process goes on.
+    /// A stopped process resumes.
     Resume(Pid),
-    /// All look whether others are silent.
+    /// All processes check whether others are silent.
     Look,
 }
 

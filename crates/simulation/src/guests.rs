@@ -1,4 +1,4 @@
-//! Those who have connected and not yet shown who they are, as in `distribute_net`'s reception.
+//! Connections that have not authenticated yet, as in the reception of `distribute_net`.
 
 use crate::context::Context;
 use crate::network::{Arrival, Conn};
@@ -7,10 +7,10 @@ use distribute_net::handshake::{Hearing, Hello, Host, Reason, Refusal, Words};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How long the handshake may take.
+/// The maximum duration of a handshake.
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// Words out of the bytes of one arrival.
+/// Parses words from the bytes of one arrival.
 pub fn words(hearing: &mut Hearing, mut bytes: &[u8]) -> Result<Option<Words>, Refusal> {
     while !bytes.is_empty() {
         let buffer = hearing.buffer();
@@ -24,7 +24,7 @@ pub fn words(hearing: &mut Hearing, mut bytes: &[u8]) -> Result<Option<Words>, R
     Ok(None)
 }
 
-/// The handshakes of those who have connected.
+/// The handshakes of connections.
 #[derive(Debug)]
 pub struct Guests {
     mine: Hello,
@@ -39,12 +39,13 @@ struct Guest {
 }
 
 impl Guests {
-    /// Nobody has connected. `mine` is what they are compared with.
+    /// Creates guests without connections. `mine` is compared with the hello of each guest.
     pub fn new(mine: Hello) -> Self {
         Self { mine, all: BTreeMap::new() }
     }
 
-    /// Words have come over a connection that is no link. `decide` says who may stay. Gives the number of a worker that does.
+    /// Handles words over a connection that is not a link. `decide` tells whether a guest may stay. Returns
+    /// the number of the worker if it may.
     pub fn hear(
         &mut self,
         context: &mut Context<'_>,
@@ -90,12 +91,12 @@ impl Guests {
         self.all.remove(&conn);
     }
 
-    /// A connection has ended.
+    /// Removes a closed connection.
     pub fn lose(&mut self, conn: Conn) {
         self.all.remove(&conn);
     }
 
-    /// Refuses those whose handshake takes too long.
+    /// Refuses guests whose handshake takes too long.
     pub fn wake(&mut self, context: &mut Context<'_>) {
         let now = context.now();
         let late: Vec<_> =
@@ -105,12 +106,12 @@ impl Guests {
         }
     }
 
-    /// Whether somebody is about to tell who it is.
+    /// Whether a guest is in its handshake.
     pub fn are_talking(&self) -> bool {
         !self.all.is_empty()
     }
 
-    /// When to be woken.
+    /// Returns the time of the next timeout.
     pub fn next(&self) -> Option<Duration> {
         self.all.values().map(|guest| guest.patience).min()
     }

@@ -1,9 +1,9 @@
-//! What has happened, for those who read it.
+//! The history of a simulation, for people.
 
 use std::fmt;
 use std::time::Duration;
 
-/// Lines with their times. Only kept where somebody wants to read them.
+/// Lines with their times. They are kept only on request.
 #[derive(Debug, Default)]
 pub struct History {
     kept: bool,
@@ -11,19 +11,19 @@ pub struct History {
 }
 
 impl History {
-    /// An empty history.
+    /// Creates an empty history.
     pub fn new(kept: bool) -> Self {
         Self { kept, lines: Vec::new() }
     }
 
-    /// A process did this.
+    /// Adds a line about a process.
     pub fn note(&mut self, now: Duration, who: impl fmt::Display, what: impl FnOnce() -> String) {
         if self.kept {
             self.lines.push(format!("{:>11.6} s  {who}: {}", now.as_secs_f64(), what()));
         }
     }
 
-    /// All lines.
+    /// Returns all lines.
     pub fn lines(&self) -> &[String] {
         &self.lines
     }

@@ -1,4 +1,4 @@
-//! A process that joins its world: drives a `Meeting` as `distribute_net`'s gathering does.
+//! A process that joins its world. It drives a `Meeting` as the gathering in `distribute_net` does.
 
 use crate::context::Context;
 use crate::guests::{Guests, HANDSHAKE, words};
@@ -14,7 +14,7 @@ use distribute_net::{JoinError, Message, Progress, Quorum};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// How often progress is told.
+/// The interval of progress reports.
 const REPORT: Duration = Duration::from_secs(1);
 
 /// A worker that joins.
@@ -23,11 +23,11 @@ pub struct Joining {
     world: World,
     hello: Hello,
     meeting: Meeting,
-    /// How long to wait for more workers where there are enough, if not for ever.
+    /// The time to wait for more workers if enough have come. `None` if unlimited.
     grace: Option<Duration>,
-    /// Who has come, and since when nobody has.
+    /// The workers that have come, and the time since when none has.
     come: (BTreeSet<usize>, Duration),
-    /// When to look again whether those that are there are enough.
+    /// The time of the next check whether enough workers have come.
     look: Option<Duration>,
     began: Duration,
     deadline: Duration,
@@ -36,11 +36,11 @@ pub struct Joining {
     guests: Guests,
     links: BTreeMap<Conn, usize>,
     early: Vec<(usize, Early)>,
-    /// The generation that this worker has made, as the leader.
+    /// The generation that this worker has created as the leader.
     made: Option<u64>,
 }
 
-/// What has come for those who will use the links.
+/// An arrival for the later user of a link.
 #[derive(Debug)]
 pub enum Early {
     /// A message.
@@ -77,25 +77,25 @@ impl State {
     }
 }
 
-/// Where a worker is that has joined.
+/// The result of joining.
 #[derive(Debug)]
 pub struct Joined {
-    /// How many workers the world has, and which one this is.
+    /// The number of workers of the world, and the rank of this one.
     pub world: World,
-    /// Their places in the cluster.
+    /// The cluster indices of the workers.
     pub places: Vec<usize>,
     /// The generation of the world.
     pub generation: u64,
     /// The worker at the other end of each connection.
     pub links: BTreeMap<Conn, usize>,
-    /// What has come over them.
+    /// Early arrivals over the links.
     pub early: Vec<(usize, Early)>,
-    /// Those who come too late.
+    /// Connections that come too late.
     pub guests: Guests,
 }
 
 impl Joining {
-    /// A worker that comes to a rendezvous, until this time at most.
+    /// Creates a worker that comes to a rendezvous, with this deadline.
     pub fn new(
         context: &Context<'_>,
         world: World,
@@ -129,10 +129,10 @@ impl Joining {
         }
     }
 
-    /// Takes what has come over a connection.
+    /// Handles an arrival over a connection.
     ///
     /// # Errors
-    /// Why the worker can't join.
+    /// The reason that the worker cannot join.
     pub fn take(&mut self, context: &mut Context<'_>, conn: Conn, what: Arrival) -> Result<(), JoinError> {
         if let Some(rank) = self.links.get(&conn).copied() {
             return self.take_from_link(context, conn, rank, what);
@@ -158,13 +158,13 @@ impl Joining {
         Ok(())
     }
 
-    /// It has been told this by the leader, before it was out of reach.
+    /// Handles a note that the leader sent before it was out of reach.
     ///
     /// # Errors
-    /// Why the worker can't join.
+    /// The reason that the worker cannot join.
     pub fn is_told(&mut self, context: &Context<'_>, note: &Note) -> Result<(), JoinError> {
         if let Then::Call(calls) = self.meeting.hear(0, &note.encode())? {
-            // The leader has said it, and is not called any more.
+            // The leader has sent it, and is not called any more.
             let now = context.now();
             self.outgoing = calls.into_iter().map(|call| Outgoing::new(call, now)).collect();
         }
@@ -265,10 +265,10 @@ impl Joining {
         Ok(())
     }
 
-    /// Does what is due, and says whether the world is complete.
+    /// Does everything that is due. Returns whether the world is complete.
     ///
     /// # Errors
-    /// Why the worker can't join.
+    /// The reason that the worker cannot join.
     pub fn go_on(&mut self, context: &mut Context<'_>) -> Result<bool, JoinError> {
         let now = context.now();
         self.guests.wake(context);
@@ -328,7 +328,7 @@ impl Joining {
         Ok(false)
     }
 
-    /// The leader makes a world of those that are there, where they are enough.
+    /// Creates a world of the workers that have come, if they are enough.
     fn make_do(&mut self, now: Duration) {
         let come = self.meeting.members().come();
         if come != self.come.0 {
@@ -346,27 +346,27 @@ impl Joining {
         }
     }
 
-    /// The generation of the world, as far as this worker knows.
+    /// Returns the generation of the world, as far as this worker knows.
     fn generation(&self) -> u64 {
         self.made.unwrap_or(self.meeting.members().generation())
     }
 
-    /// The generation of the world, once this worker knows it.
+    /// Returns the generation of the world, if this worker has received it.
     pub fn told(&self) -> Option<u64> {
         self.meeting.is_located().then(|| self.generation())
     }
 
-    /// The worker at the other end of each connection that is a link already.
+    /// Returns the worker at the other end of each connection that is a link already.
     pub fn links(&self) -> &BTreeMap<Conn, usize> {
         &self.links
     }
 
-    /// Since when it joins.
+    /// Returns the time at which joining began.
     pub fn began(&self) -> Duration {
         self.began
     }
 
-    /// When to go on although nothing has come.
+    /// Returns the time of the next action without an arrival.
     pub fn next(&self) -> Duration {
         let outgoing = self.outgoing.iter().map(|outgoing| outgoing.state.until()).min();
         let soonest =
@@ -374,17 +374,17 @@ impl Joining {
         outgoing.into_iter().chain(self.guests.next()).fold(soonest, Duration::min)
     }
 
-    /// The process has been stopped for so long, which does not count.
+    /// Extends deadlines by a pause of the process, which does not count.
     pub fn shift(&mut self, pause: Duration) {
         self.deadline += pause;
         self.come.1 += pause;
     }
 
-    /// What the worker has, now that it has joined.
+    /// Returns the result, after the world is complete.
     pub fn into_joined(self) -> Joined {
         let generation = self.generation();
         let places = self.meeting.members().members();
-        // From here on they have their numbers in the world.
+        // From here on, workers have their ranks in the world.
         let number = |place: usize| places.iter().position(|member| *member == place);
         let me = number(self.world.worker()).unwrap_or_default();
         let world = World::new(places.len(), me, self.world.replicas()).unwrap_or(self.world);
@@ -405,12 +405,12 @@ impl Outgoing {
     }
 }
 
-/// Where a worker of this rank listens that is this process.
+/// Returns the address at which a process of this worker listens.
 pub fn address(rank: usize, port: u16) -> String {
     format!("10.0.0.{rank}:{port}")
 }
 
-/// The host and the port of an address.
+/// Returns the host and the port of an address.
 fn place(address: &str) -> (usize, u16) {
     let (host, port) = address.rsplit_once(':').unwrap_or((address, "0"));
     let host = host.rsplit('.').next().and_then(|host| host.parse().ok()).unwrap_or(0);

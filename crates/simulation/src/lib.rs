@@ -1,26 +1,28 @@
-//! A simulated cluster: workers that join and work, on a network that delays, breaks and parts, in virtual time.
+//! A simulated cluster in virtual time: workers that join and work, on a network with delays, broken
+//! connections and partitions.
 //!
-//! What is simulated is the code that real processes run, where it decides: [`Meeting`](distribute_net::rendezvous::meeting::Meeting),
-//! `Membership`, `Claim` and the handshake, and [`Protocol`](distribute_collective::group::Protocol) with its `Round` and `Inbox`, and what
-//! they come to when one was lost, a [`Handover`](distribute_collective::recovery::Handover) with its `Report`s. Each is a
-//! state machine without socket, thread or clock. Sockets, TLS, shared memory and the mesh are not run, but played by `network`:
-//! connections keep the order of what is sent and lose nothing as long as they last.
+//! The simulation runs the decisions of real processes:
+//! [`Meeting`](distribute_net::rendezvous::meeting::Meeting), `Membership`, `Claim` and the handshake;
+//! [`Protocol`](distribute_collective::group::Protocol) with its `Round` and `Inbox`; and, after a loss,
+//! [`Handover`](distribute_collective::recovery::Handover) with its `Report`s. Each is a state machine
+//! without socket, thread or clock. Sockets, TLS, shared memory and the mesh do not run. `network` simulates
+//! them: a connection keeps the order of messages and loses nothing while it is open.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | `scenario` | [`Scenario`]: a kind of plans, and how to run one |
-//! | `plan`, `script` | what happens to workers, and what they do, as functions of a seed |
-//! | `world` | `Simulation`: all processes, and others in the places of those that have ended |
-//! | `process` | one of them: `joining`, then `working`, and that again |
-//! | `program` | what it runs: `scripted`, or a `training` of a `course` |
+//! | `plan`, `script` | the faults, and the calls of workers, as functions of a seed |
+//! | `world` | `Simulation`: all processes, and replacements of processes that have ended |
+//! | `process` | one process: `joining`, then `working`, repeatedly |
+//! | `program` | its program: `scripted`, or a `training` of a `course` |
 //! | `coordinator` | another cluster: a coordinator, its workers, and servers that they change |
-//! | `guests` | those who connect to it |
-//! | `network`, `event`, `agenda` | connections; what happens; events in the order of time |
-//! | `checks` | what has to hold after every event and at the end |
-//! | `planted` | [`Planted`]: bugs that have to be found |
-//! | `history` | what has happened, to be read |
+//! | `guests` | connections that have not authenticated yet |
+//! | `network`, `event`, `agenda` | connections; events; the queue of events |
+//! | `checks` | the rules that must hold after every event and at the end |
+//! | `planted` | [`Planted`]: bugs that must be detected |
+//! | `history` | the history, for people |
 //!
-//! A seed settles everything:
+//! A simulation is determined by its seed:
 //!
 //! ```text
 //! cargo run -p distribute-simulation -- --scenario train-killed --seed 7

@@ -1,23 +1,23 @@
-//! Simulates a cluster: one seed, whose history is printed, or many.
+//! Simulates a cluster: prints the history of one seed, or the results of many.
 
 use clap::Parser;
 use distribute_simulation::{Planted, Scenario};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Simulates a cluster. Prints the history of one seed, or what has been found with many.
+/// Simulates a cluster. Prints the history of one seed, or the results of many.
 #[derive(Debug, Parser)]
 struct Asked {
-    /// What is simulated; everything by default.
+    /// The scenario. All of them by default.
     #[arg(long, value_enum)]
     scenario: Option<Scenario>,
     /// The first seed.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// How many seeds. The history is printed of one alone.
+    /// The number of seeds. The history is printed only for a single one.
     #[arg(long, default_value_t = 1)]
     seeds: u64,
-    /// A bug that is to be found.
+    /// A bug that must be detected.
     #[arg(long, value_enum)]
     planted: Option<Planted>,
 }

@@ -1,12 +1,12 @@
-//! Connections between processes: each keeps the order of what is sent over it and loses nothing as long as it lasts, as TCP
-//! does. It delays, is cut off for a while, and breaks.
+//! Connections between processes. Like TCP, a connection keeps the order of messages and loses nothing while
+//! it is open. The network delays messages, is cut for a time, and breaks connections.
 
 use crate::agenda::Agenda;
 use distribute_net::Message;
 use distribute_testing::SplitMix;
 use std::time::Duration;
 
-/// After so long without a sign of life a worker is lost to those that work (`distribute_net::Settings::silence`).
+/// The silence after which workers consider a worker lost (`distribute_net::Settings::silence`).
 pub const SILENCE: Duration = Duration::from_secs(3);
 
 /// A process, by the order of starts.
@@ -15,46 +15,46 @@ pub type Pid = usize;
 /// A connection, by the order of attempts.
 pub type Conn = usize;
 
-/// What comes out of a connection, over which `M` are sent.
+/// An arrival over a connection that carries messages `M`.
 #[derive(Clone, Debug)]
 pub enum Arrival<M = Message> {
-    /// It has been made. Only the side that asked for it is told.
+    /// The connection has been made. Only the side that connected receives this.
     Made,
     /// Words of the handshake.
     Words(Vec<u8>),
     /// A message.
     Message(M),
-    /// It has ended.
+    /// The connection has been closed, for this reason.
     Closed(String),
 }
 
 /// The events of a world that has a network.
 pub trait Carries {
-    /// What is sent over its connections.
+    /// The type of messages.
     type Message;
 
-    /// An attempt to connect reaches a host.
+    /// Creates the event of a connection attempt that reaches a host.
     fn reach(conn: Conn, port: u16) -> Self;
 
-    /// Something arrives at one end of a connection.
+    /// Creates the event of an arrival at one end of a connection.
     fn arrive(conn: Conn, side: usize, what: Arrival<Self::Message>) -> Self;
 }
 
 #[derive(Debug)]
 struct Connection {
-    /// The process that has asked for it, and the one that it was made to.
+    /// The process that connected, and the process that accepted.
     ends: [Option<Pid>; 2],
-    /// Which hosts these are on.
+    /// The hosts of both ends.
     hosts: [usize; 2],
-    /// Whether each side still has it open.
+    /// Whether each side still has the connection open.
     open: [bool; 2],
-    /// Whether it has broken, and what was on the way with it.
+    /// Whether the connection has broken, and lost the messages in transit.
     broken: bool,
-    /// When the last thing that was sent arrives at each side.
+    /// The arrival time of the last message to each side.
     last: [Duration; 2],
 }
 
-/// Between two hosts, in one direction.
+/// An interruption between two hosts, in one direction.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cut {
     from: Duration,
@@ -68,12 +68,12 @@ pub struct Network {
     /// The shortest and the longest delay.
     delay: [Duration; 2],
     connections: Vec<Connection>,
-    /// When nothing goes from one host to another.
+    /// The interruptions, by sending and receiving host.
     cuts: Vec<Vec<Cut>>,
 }
 
 impl Network {
-    /// A network of so many hosts, whose delays lie between these two.
+    /// Creates a network of this number of hosts, with delays between these two.
     pub fn new(seed: u64, hosts: usize, delay: [Duration; 2]) -> Self {
         let cuts = vec![vec![Cut::default(); hosts]; hosts];
         Self { random: SplitMix(seed), delay, connections: Vec::new(), cuts }
@@ -85,26 +85,26 @@ impl Network {
         least + Duration::from_micros(self.random.below(span + 1) as u64)
     }
 
-    /// When something that is sent now arrives.
+    /// Returns the arrival time of a message that is sent now.
     pub fn arrival(&mut self, now: Duration, from: usize, to: usize) -> Duration {
         let cut = self.cuts[from][to];
         let delay = self.delay();
-        // What is lost is sent again until it comes.
+        // A lost packet is sent again until it arrives.
         if cut.from <= now && now < cut.until { cut.until + delay } else { now + delay }
     }
 
-    /// Nothing goes from one host to another until then.
+    /// Interrupts the network from one host to another until this time.
     pub fn cut(&mut self, now: Duration, from: usize, to: usize, until: Duration) {
         self.cuts[from][to] = Cut { from: now, until };
     }
 
-    /// Since when nothing comes from one host to another, if so, and until when.
+    /// Returns the beginning and the end of the current interruption from one host to another.
     pub fn is_cut(&self, now: Duration, from: usize, to: usize) -> Option<(Duration, Duration)> {
         let Cut { from, until } = self.cuts[from][to];
         (from <= now && now < until).then_some((from, until))
     }
 
-    /// A process asks for a connection to a host.
+    /// Connects a process to a host.
     pub fn connect<E: Carries>(
         &mut self,
         agenda: &mut Agenda<E>,
@@ -127,12 +127,12 @@ impl Network {
         conn
     }
 
-    /// Which host it leads to.
+    /// Returns the host to which a connection leads.
     pub fn leads_to(&self, conn: Conn) -> usize {
         self.connections[conn].hosts[1]
     }
 
-    /// The connection has reached a process, or nobody.
+    /// Completes a connection attempt that has reached a process, or fails it if there is none.
     pub fn reach<E: Carries>(&mut self, agenda: &mut Agenda<E>, conn: Conn, pid: Option<Pid>) {
         let connection = &mut self.connections[conn];
         if !connection.open[0] {
@@ -147,7 +147,7 @@ impl Network {
         self.give(agenda, conn, 0, answer);
     }
 
-    /// A process sends something, if the connection still is open there.
+    /// Sends a message, if the connection is still open on the side of this process.
     pub fn send<E: Carries>(
         &mut self,
         agenda: &mut Agenda<E>,
@@ -174,13 +174,13 @@ impl Network {
         agenda.at(at, E::arrive(conn, side, what));
     }
 
-    /// A process closes its side, and the other one learns it after everything that was sent before.
+    /// Closes the side of a process. The other side is notified after all messages sent before.
     pub fn close<E: Carries>(&mut self, agenda: &mut Agenda<E>, pid: Pid, conn: Conn, reason: &str) {
         self.send(agenda, pid, conn, Arrival::Closed(reason.to_owned()));
         self.forget(pid, conn);
     }
 
-    /// The connection breaks. What is on the way is lost, and both sides learn it.
+    /// Breaks a connection. Messages in transit are lost, and both sides are notified.
     pub fn cut_off<E: Carries>(&mut self, agenda: &mut Agenda<E>, conn: Conn) {
         self.connections[conn].broken = true;
         for side in [0, 1] {
@@ -188,14 +188,15 @@ impl Network {
         }
     }
 
-    /// A side is gone, and nobody learns it from the connection.
+    /// Closes a side without notifying the other.
     pub fn forget(&mut self, pid: Pid, conn: Conn) {
         if let Some(side) = self.side(conn, pid) {
             self.connections[conn].open[side] = false;
         }
     }
 
-    /// Who gets what has come, if the connection still is open there. After its end nothing comes.
+    /// Returns the receiver of an arrival, if the connection is still open on its side. Nothing arrives after
+    /// the end.
     pub fn receiver<M>(&mut self, conn: Conn, side: usize, what: &Arrival<M>) -> Option<Pid> {
         let connection = &mut self.connections[conn];
         let pid = connection.ends[side].filter(|_| connection.open[side])?;
@@ -206,7 +207,7 @@ impl Network {
         (!connection.broken).then_some(pid)
     }
 
-    /// The open connections of a process.
+    /// Returns the open connections of a process.
     pub fn of(&self, pid: Pid) -> Vec<Conn> {
         (0..self.connections.len()).filter(|conn| self.is_open(*conn, pid)).collect()
     }
@@ -216,13 +217,13 @@ impl Network {
         self.side(conn, pid).is_some_and(|side| self.connections[conn].open[side])
     }
 
-    /// The process and the host at the other end.
+    /// Returns the process and the host at the other end.
     pub fn peer(&self, conn: Conn, pid: Pid) -> Option<(Option<Pid>, usize)> {
         let side = self.side(conn, pid)?;
         Some((self.connections[conn].ends[1 - side], self.connections[conn].hosts[1 - side]))
     }
 
-    /// The process at one end, if the connection has reached one.
+    /// Returns the process at one end, if the connection has reached one.
     pub fn end(&self, conn: Conn, side: usize) -> Option<Pid> {
         self.connections[conn].ends[side]
     }

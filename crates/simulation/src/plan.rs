@@ -1,95 +1,95 @@
-//! What is going to happen to the workers of a simulation, as a function of its seed.
+//! The plan of a simulation: the program and faults of its workers, as a function of its seed.
 
 use crate::checks::Certain;
 use crate::course::Course;
 use crate::script::Script;
 use std::time::Duration;
 
-/// Something that happens to processes or the network.
+/// A fault of processes or the network.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fault {
     /// A process is killed, and its connections are reset.
     Kill(usize),
-    /// The machine of a process is gone: nobody is told.
+    /// The machine of a process fails silently.
     Vanish(usize),
-    /// A process is stopped for so long.
+    /// A process is stopped for this time.
     Pause(usize, Duration),
-    /// Nothing goes from these hosts to those for so long; the other way round neither, unless it is one way.
+    /// The network between two sets of hosts is cut for a time, in both directions unless `one_way` is set.
     Cut {
-        /// For each host, on which side it is.
+        /// The side of each host.
         sides: Vec<bool>,
         /// Whether the other direction works.
         one_way: bool,
-        /// How long.
+        /// The duration.
         lasts: Duration,
     },
     /// The connections between two hosts break.
     Break(usize, usize),
-    /// A process comes back that was told of an earlier generation, and has been out of reach since.
+    /// A process comes back that had joined an earlier generation, and has been out of reach since.
     Revenant(usize),
     /// A second process of a worker is started, by mistake.
     Twin(usize),
 }
 
-/// When something happens.
+/// The time of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
     /// At this time.
     At(Duration),
-    /// So long after a worker has begun a call.
+    /// After a worker has begun a call.
     InCall {
-        /// In which generation.
+        /// The generation.
         generation: u64,
         /// The worker.
         rank: usize,
-        /// The step; 0 where the workers that have met agree.
+        /// The step; 0 for the agreement after a rendezvous.
         step: u64,
         /// The call.
         call: u64,
-        /// How long after.
+        /// The delay after the beginning of the call.
         after: Duration,
     },
 }
 
-/// Of how many workers there are worlds.
+/// The limits of worlds of an elastic job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Elastic {
-    /// At least.
+    /// The minimum number of workers.
     pub least: usize,
-    /// How long to wait for more where there are enough.
+    /// The time to wait for more workers if enough have come.
     pub grace: Duration,
-    /// After how long another process is started in the place of one that is gone, at most.
+    /// The maximum delay until a process is replaced.
     pub away: Duration,
 }
 
-/// Everything that is settled before the simulation begins.
+/// The parameters of a simulation, fixed before it begins.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The number of workers.
     pub workers: usize,
-    /// What they do.
+    /// The script of the workers.
     pub script: Script,
-    /// What they train instead, if so.
+    /// The training that replaces the script, if any.
     pub course: Option<Course>,
-    /// Of how many workers there are worlds, where not all have to be there.
+    /// The limits of worlds, if not all workers are required.
     pub elastic: Option<Elastic>,
-    /// When each starts.
+    /// The start time of each worker.
     pub starts: Vec<Duration>,
-    /// How long joining may take.
+    /// The maximum duration of joining.
     pub join: Duration,
     /// The shortest and the longest delay of the network.
     pub delay: [Duration; 2],
-    /// What happens.
+    /// The faults and their times.
     pub faults: Vec<(When, Fault)>,
-    /// What is certain about the outcome.
+    /// The certainty about the outcome.
     pub certain: Certain,
-    /// Whether all workers have to have one blame where a session is over: not where they can't talk to each other, nor where
-    /// two things go wrong at once.
+    /// Whether all workers must have the same blame when a session is over. Not if the network is cut between
+    /// them, or if two faults coincide.
     pub one_blame: bool,
 }
 
 impl When {
-    /// So much later.
+    /// Returns the time `by` later.
     pub fn later(self, by: Duration) -> Self {
         match self {
             When::At(time) => When::At(time + by),
@@ -101,7 +101,7 @@ impl When {
 }
 
 impl Plan {
-    /// The faults that follow a call of a worker, and how long after.
+    /// Returns the faults that follow a call of a worker, with their delays.
     pub fn triggered(&self, generation: u64, rank: usize, step: u64, call: u64) -> Vec<(usize, Duration)> {
         let follows = |when: &When| match *when {
             When::InCall { generation: of, rank: who, step: in_step, call: in_call, after } => {

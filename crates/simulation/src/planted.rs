@@ -1,5 +1,5 @@
-//! Bugs that are planted to see that the simulation finds them. Each is put between a machine and the world that drives it, so
-//! that the code which real processes run has none of them.
+//! Planted bugs, which the simulation must detect. Each bug is between a state machine and its driver in the
+//! simulation, so the code of real processes contains none of them.
 
 use crate::network::Pid;
 use distribute_collective::group::{Frame, Said};
@@ -11,106 +11,106 @@ use distribute_net::rendezvous::note::Note;
 /// A bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Planted {
-    /// Frames of a session that is over are taken for those of the present one: no fence.
+    /// Frames of a session that is over are accepted in the current session: no fence.
     SessionFence,
-    /// A frame of a past round is taken for one of the present round.
+    /// A frame of a past round is accepted in the current round.
     RoundFence,
-    /// The time that a call may wait never passes.
+    /// The timeout of a call never passes.
     NoDeadline,
-    /// The worker that judges tells nobody.
+    /// The worker that decides does not send its decision.
     VerdictUnsaid,
     /// Frames of rounds that have not begun are dropped.
     EarlyDropped,
-    /// Any call is taken to be the same as one's own.
+    /// Every call is accepted as equal to the worker's own.
     DigestIgnored,
     /// The generation of a link is not compared: no fence between worlds.
     GenerationIgnored,
-    /// A second worker of a number is let in.
+    /// A second process of a worker is accepted.
     TakenIgnored,
-    /// The loss of a worker is not told to the session.
+    /// The session is not notified of the loss of a worker.
     LossIgnored,
-    /// After the deadline nobody is waited for: each worker judges by what it knows.
+    /// After the deadline there is no grace period: each worker decides by its own information.
     NoGrace,
-    /// Who was late is not told.
+    /// The list of workers that timed out is not sent.
     LateForgotten,
-    /// A worker that takes no part in a call says nothing.
+    /// A worker that does not participate in a call does not send that.
     DeclineUnsaid,
-    /// That a worker has left the session is not heard.
+    /// The notice that a worker has left the session is dropped.
     LeaveUnheard,
-    /// The loss of a worker is told before what came from it.
+    /// The loss of a worker is delivered before its last messages.
     LossFirst,
-    /// The leader doesn't wait for the last worker.
+    /// The leader does not wait for the last worker.
     TableEarly,
-    /// The leader makes the generation after its own, not the one after all that there were.
+    /// The leader creates the generation after its own, instead of the one after the latest of all.
     MaximumIgnored,
-    /// Who was left behind when the others met again doesn't come as one that has just started.
+    /// A worker that missed a rendezvous does not come back as a newly started one.
     ClaimKept,
-    /// Who has lost another while they met doesn't come again.
+    /// A worker that has lost another during the rendezvous does not come back.
     LossGivesUp,
-    /// A place that another process has is not tried for again.
+    /// A worker does not retry if another process has its place.
     TakenGivesUp,
-    /// A worker of a complete world doesn't say that it has lost one, which comes again.
+    /// A worker of a complete world does not announce the loss of a worker, which then comes back.
     EarlyUnsaid,
-    /// Who leaves a world to meet the others again says what one says that has ended.
+    /// A worker that leaves a world for a rendezvous sends the farewell of a worker that has ended.
     LeaveAsEnd,
-    /// What came in the world before is kept in the next one.
+    /// Messages of the previous world are kept in the next one.
     SessionKept,
-    /// The state is taken over from the first, not from the furthest.
+    /// The state is taken from the first worker instead of the furthest.
     FurthestIgnored,
-    /// A state that was taken over counts only when all have it.
+    /// A transferred state counts only after all have it.
     TakenUncounted,
-    /// Half a step is taken for a whole one.
+    /// Half a step counts as a complete one.
     TornIgnored,
-    /// Steps that are made again are counted again.
+    /// Repeated steps are counted again.
     RewindForgotten,
-    /// A world is made of fewer workers than the least.
+    /// A world is created with fewer workers than the minimum.
     LeastIgnored,
-    /// A world that is made of those that are there is told to be one of all.
+    /// A world of the present workers is announced as a world of all.
     TableOfAll,
-    /// A batch is dealt over all workers that there may be, not over those that there are.
+    /// A batch is split over the maximum number of workers instead of the current workers.
     DealtAsBefore,
-    /// A step begins although others wait to take part.
+    /// A step begins although other workers wait to join.
     WaitingIgnored,
-    /// A leader that has begun anew while the others were in a later world keeps to its own.
+    /// A leader that has restarted keeps its world although the others were in a later one.
     SupplantedKept,
-    /// What comes of a session with a worker counts although that was lost.
+    /// Messages of a session with a worker count although the worker was lost.
     LostHeard,
-    /// A worker is connected to again, and the coordinator isn't told that it was lost.
+    /// A worker is connected to again, and the coordinator is not notified of its loss.
     LossUntold,
-    /// A worker gives a closure back that it runs.
+    /// A worker returns a closure that it is running.
     RunningReturned,
-    /// An attempt that is repeated has taken its elements for good.
+    /// An attempt that is repeated has consumed its elements permanently.
     AttemptMoves,
-    /// A worker that comes back makes its resources where they began.
+    /// A worker that comes back makes its resources at their initial positions.
     PositionForgotten,
-    /// A worker that comes back is taken to have its resources still.
+    /// A worker that comes back is assumed to still have its resources.
     ResourceKept,
-    /// All workers may make variables.
+    /// All workers may create variables.
     VariablesTwice,
-    /// A closure that ends when it has been cancelled ends twice.
+    /// A closure that ends after its cancellation ends twice.
     OutcomeTwice,
-    /// A closure is taken to have ended that has not.
+    /// A closure that has not ended is assumed to have ended.
     FloorHigh,
-    /// A worker has more closures than it may.
+    /// A worker has more closures than its window allows.
     WindowExceeded,
-    /// More closures wait than may.
+    /// More closures are queued than allowed.
     QueueUnbounded,
-    /// Who runs a closure is not told that nobody wants it.
+    /// The worker that runs a closure is not notified of its cancellation.
     CancelUnsent,
-    /// Servers don't remember which changes of a closure they have made.
+    /// Servers do not remember the changes that they have made.
     NoLedger,
-    /// Work for a session that is over is taken for the present one.
+    /// Work for a session that is over is accepted in the current one.
     AnySession,
-    /// A worker runs a second closure meanwhile.
+    /// A worker runs a second closure at the same time.
     TwoAtOnce,
-    /// A session goes on when there is another one.
+    /// A session continues after another one has begun.
     SessionLives,
     /// A worker works for a coordinator that was replaced.
     OldJob,
 }
 
 impl Planted {
-    /// A frame on its way to other workers; `None` if it goes nowhere.
+    /// Modifies a frame before it is sent to other workers. `None` if it is dropped.
     pub fn sends(self, mut frame: Frame) -> Option<Frame> {
         match (self, &mut frame.said) {
             (Planted::VerdictUnsaid, Said::Verdict(_)) => return None,
@@ -120,7 +120,8 @@ impl Planted {
         Some(frame)
     }
 
-    /// A frame that a worker takes, which has begun this round and makes this call.
+    /// Modifies a frame that a worker receives. `round` is the current round of the worker, and `own` its
+    /// call's digest.
     pub fn takes(self, mut frame: Frame, round: u64, own: Option<u64>) -> Option<Frame> {
         match (self, &mut frame.said) {
             (Planted::RoundFence, _) if frame.round < round => frame.round = round,
@@ -132,7 +133,7 @@ impl Planted {
         Some(frame)
     }
 
-    /// What a worker takes somebody for who has connected.
+    /// Modifies the hello of a connection.
     pub fn meets(self, mut theirs: Hello, members: &Membership) -> Hello {
         if self == Planted::GenerationIgnored && theirs.purpose == Purpose::Link {
             theirs.generation = members.generation();
@@ -140,7 +141,7 @@ impl Planted {
         theirs
     }
 
-    /// What a leader tells the others.
+    /// Modifies the note that a leader sends to the others.
     pub fn makes(self, table: Note, members: &Membership) -> Note {
         let before = members.before();
         match table {
@@ -168,12 +169,12 @@ impl Planted {
         }
     }
 
-    /// Whether somebody is let in all the same.
+    /// Whether a connection is accepted in spite of this refusal.
     pub fn admits(self, refusal: &Refusal) -> bool {
         self == Planted::TakenIgnored && refusal.reason == Reason::Taken
     }
 
-    /// Whether the leader takes the world to be complete with so many missing.
+    /// Whether the leader completes the world with this number of missing workers.
     pub fn completes(self, pid: Pid, missing: usize) -> bool {
         self == Planted::TableEarly && pid == 0 && missing == 1
     }

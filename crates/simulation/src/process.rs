@@ -1,4 +1,4 @@
-//! One process: it joins, works, joins again when another is lost, and ends.
+//! One process: it joins, works, joins again after another is lost, and ends.
 
 use crate::context::{Context, Name};
 use crate::joining::{Joining, address};
@@ -18,35 +18,36 @@ use std::time::Duration;
 /// One process of a worker.
 #[derive(Debug)]
 pub struct Process {
-    /// What it is called.
+    /// The name in the history.
     pub name: Name,
-    /// Where it listens.
+    /// The port at which it listens.
     pub port: u16,
     /// Whether it was started by mistake.
     pub mistaken: bool,
     world: World,
     addresses: Vec<String>,
     claim: Claim,
-    /// Whom it expects where the workers meet, by their places.
+    /// The workers that it expects at the rendezvous, by cluster index.
     expected: BTreeSet<usize>,
-    /// Those that waited when it left a world that it had begun without them, and when that was.
+    /// The workers that waited when it left a world that it had begun without them, and the time at which it
+    /// left.
     pub owed: Option<(BTreeSet<usize>, Duration)>,
-    /// When it was started.
+    /// The time at which it was started.
     pub started: Duration,
-    /// Until when it may join.
+    /// The deadline of joining.
     until: Duration,
-    /// The generation of the world that it has been a member of last, or 0.
+    /// The generation of its last world, or 0.
     pub generation: u64,
-    /// The places of that world's workers.
+    /// The cluster indices of the workers of that world.
     pub places: Vec<usize>,
     stage: Stage,
     program: Program,
-    /// What it keeps of the world before, by mistake.
+    /// The inbox of the previous world, kept because of a planted bug.
     kept: Option<Inbox>,
-    /// Since when it is stopped, and what has come meanwhile.
+    /// The time at which it was stopped. `waiting` are the arrivals since.
     pub stopped: Option<Duration>,
     waiting: Vec<(Conn, Arrival)>,
-    /// The number of the last order to wake it.
+    /// The number of its latest timer.
     pub woken: u64,
 }
 
@@ -58,7 +59,7 @@ enum Stage {
 }
 
 impl Process {
-    /// A process that has just started, and claims to have been a member of this generation.
+    /// Creates a process that has just started. It claims to have been a member of the claim's generation.
     pub fn start(
         context: &Context<'_>,
         world: World,
@@ -118,14 +119,14 @@ impl Process {
         self.stage = Stage::Joining(Box::new(joining));
     }
 
-    /// It has been told this of a world, and nothing since.
+    /// Handles a note about a world, after which it has received nothing.
     pub fn is_told(&mut self, context: &mut Context<'_>, note: &Note) -> Option<Ending> {
         let Stage::Joining(joining) = &mut self.stage else { return None };
         let told = joining.is_told(context, note);
         told.err().and_then(|error| self.could_not_join(context, error)).or_else(|| self.go_on(context))
     }
 
-    /// A rendezvous has failed.
+    /// Handles a failed rendezvous.
     fn could_not_join(&mut self, context: &mut Context<'_>, error: JoinError) -> Option<Ending> {
         context.note(|| format!("cannot join: {error}"));
         context.close_all("it closed its connection");
@@ -150,7 +151,7 @@ impl Process {
         }
     }
 
-    /// Leaves its world, and comes to the next one.
+    /// Leaves its world, and comes to the next rendezvous.
     fn meet_again(&mut self, context: &mut Context<'_>) {
         context.note(|| "meets the others again".to_owned());
         context.close_all(if context.has(Planted::LeaveAsEnd) { ENDED } else { LEFT });
@@ -175,12 +176,12 @@ impl Process {
         self.come(context);
     }
 
-    /// Whether it still runs, stopped or not.
+    /// Whether it is still running, stopped or not.
     pub fn lives(&self) -> bool {
         !matches!(self.stage, Stage::Ended(_))
     }
 
-    /// When it has vanished without anybody being told, if it has.
+    /// Returns the time at which its machine failed silently, if so.
     pub fn vanished(&self) -> Option<Duration> {
         match self.stage {
             Stage::Ended(vanished) => vanished,
@@ -188,7 +189,7 @@ impl Process {
         }
     }
 
-    /// What it does where it works.
+    /// Returns the state of a working process.
     pub fn working(&self) -> Option<&Working> {
         match &self.stage {
             Stage::Working(working) => Some(working),
@@ -196,7 +197,7 @@ impl Process {
         }
     }
 
-    /// What it trains, if so.
+    /// Returns its training, if it has one.
     pub fn training(&self) -> Option<&Training> {
         match &self.program {
             Program::Training(training) => Some(training),
@@ -204,7 +205,8 @@ impl Process {
         }
     }
 
-    /// Its links, the generation that they are of if it is known, and since when it listens for signs of life there.
+    /// Returns its links, their generation if it is known, and the time since which it checks them for
+    /// silence.
     pub fn links(&self) -> Option<(&BTreeMap<Conn, usize>, Option<u64>, Duration)> {
         match &self.stage {
             Stage::Joining(joining) => Some((joining.links(), joining.told(), joining.began())),
@@ -213,7 +215,7 @@ impl Process {
         }
     }
 
-    /// How it says goodbye.
+    /// Returns the farewell that it sends.
     pub fn farewell(&self) -> &'static str {
         match self.stage {
             Stage::Working(_) => ENDED,
@@ -221,12 +223,12 @@ impl Process {
         }
     }
 
-    /// It is over.
+    /// Ends the process.
     pub fn end(&mut self, vanished: Option<Duration>) {
         self.stage = Stage::Ended(vanished);
     }
 
-    /// Takes what has come; it does so later where it is stopped.
+    /// Handles an arrival, or queues it if the process is stopped.
     pub fn take(&mut self, context: &mut Context<'_>, conn: Conn, what: Arrival) -> Option<Ending> {
         if self.stopped.is_some() {
             self.waiting.push((conn, what));
@@ -243,7 +245,7 @@ impl Process {
         taken.err().and_then(|error| self.could_not_join(context, error))
     }
 
-    /// Does what is due.
+    /// Does everything that is due.
     pub fn go_on(&mut self, context: &mut Context<'_>) -> Option<Ending> {
         while self.stopped.is_none() {
             match &mut self.stage {
@@ -282,7 +284,7 @@ impl Process {
         self.stage = Stage::Working(Box::new(working));
     }
 
-    /// It goes on after it was stopped. What has come meanwhile is taken, all at once or one after the other.
+    /// Resumes a stopped process. Queued arrivals are handled all at once or one after another.
     pub fn resume(&mut self, context: &mut Context<'_>, at_once: bool) -> Option<Ending> {
         let pause = context.now().saturating_sub(self.stopped.take()?);
         // Half a slice of the wait counts (`distribute_cluster::Deadline`).
@@ -306,7 +308,7 @@ impl Process {
         self.go_on(context)
     }
 
-    /// When it has to be woken, where nothing comes before.
+    /// Returns the time of the next action without an arrival.
     pub fn next(&self) -> Option<Duration> {
         match &self.stage {
             _ if self.stopped.is_some() => None,
@@ -317,7 +319,7 @@ impl Process {
     }
 }
 
-/// The leader's port is known to all.
+/// The port of the leader, which all processes know.
 pub const LEADER: u16 = 1;
 
 fn port_of(rank: usize, own: u16) -> u16 {

@@ -1,4 +1,4 @@
-//! What the processes of a simulation run.
+//! The programs of simulated processes.
 
 use crate::context::Context;
 use crate::scripted::Scripted;
@@ -8,17 +8,17 @@ use bytes::Bytes;
 use distribute_cluster::Blame;
 use std::sync::Arc;
 
-/// The program of one process, which lasts while its world is made again.
+/// The program of one process, which continues in the next world.
 #[derive(Debug)]
 pub enum Program {
-    /// Sessions and calls by a script, begun anew in each world.
+    /// Sessions and calls by a script, restarted in each world.
     Scripted(Scripted),
-    /// A training that goes on.
+    /// A training that resumes.
     Training(Box<Training>),
 }
 
 impl Program {
-    /// All have joined.
+    /// Starts or resumes the program after all have joined.
     pub fn joined(&mut self, working: &mut Working, context: &mut Context<'_>) {
         match self {
             Program::Scripted(scripted) => scripted.joined(working, context),

@@ -1,18 +1,18 @@
-//! What the workers' program does, as a function of the seed.
+//! The script of a program, as a function of the seed.
 
 use distribute_cluster::Fault;
 use distribute_testing::SplitMix;
 use std::time::Duration;
 
-/// What a worker does where the others make a call.
+/// The action of a worker at a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deed {
-    /// It makes the call, or another one than the others.
+    /// It makes the call of the others, or another one.
     Call {
-        /// Whether it is another one.
+        /// Whether it makes another call.
         other: bool,
     },
-    /// It has failed, and takes no part in the call.
+    /// It has failed, and does not participate in the call.
     Decline,
     /// It ends the session for all.
     Abandon,
@@ -20,35 +20,35 @@ pub enum Deed {
     Leave,
 }
 
-/// What comes of a call where nothing but the script disturbs it.
+/// The outcome of a call that only the script disturbs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// All get the data of all.
+    /// All receive the data of all.
     Agreed,
-    /// All that make the call get one blame, and can make the next call.
+    /// All that make the call receive one blame, and can make the next call.
     Blamed(Fault),
     /// The session is over for all.
     Over,
 }
 
-/// A program: so many steps, each with a session of its own and so many calls.
+/// A program of several steps, each with its own session and several calls.
 #[derive(Clone, Debug)]
 pub struct Script {
-    /// What everything is drawn from.
+    /// The seed of all random choices.
     pub seed: u64,
     /// The number of workers.
     pub workers: usize,
     /// The number of steps.
     pub steps: u64,
-    /// The number of calls of each.
+    /// The number of calls of each step.
     pub calls: u64,
-    /// How long a call waits.
+    /// The timeout of a call.
     pub timeout: Duration,
     /// The shortest and the longest time between two calls.
     pub compute: [Duration; 2],
-    /// Of how many calls in 100 something is odd.
+    /// The number of calls per 100 that are odd.
     pub odd: u64,
-    /// In which ways.
+    /// The kinds of odd calls.
     pub oddities: &'static [Deed],
 }
 
@@ -61,14 +61,14 @@ impl Script {
         draw
     }
 
-    /// How long a worker computes before a call.
+    /// Returns the computing time of a worker before a call.
     pub fn compute(&self, generation: u64, rank: usize, step: u64, call: u64) -> Duration {
         let [least, most] = self.compute;
         let span = (most - least).as_micros() as u64;
         least + Duration::from_micros(self.draw([generation, rank as u64, step, call]).bits() % (span + 1))
     }
 
-    /// What is odd about a call, and which worker is the first that does it.
+    /// Returns the oddity of a call, and the first worker that has it.
     fn oddity(&self, generation: u64, step: u64, call: u64) -> Option<(Deed, usize, SplitMix)> {
         let mut draw = self.draw([generation, u64::MAX, step, call]);
         if self.oddities.is_empty() || draw.bits() % 100 >= self.odd {
@@ -79,7 +79,7 @@ impl Script {
         Some((deed, rank, draw))
     }
 
-    /// What a worker does at a call.
+    /// Returns the action of a worker at a call.
     pub fn deed(&self, generation: u64, rank: usize, step: u64, call: u64) -> Deed {
         if (1..call).any(|call| self.leaves(generation, rank, step, call)) {
             return Deed::Leave;
@@ -99,7 +99,7 @@ impl Script {
         matches!(self.oddity(generation, step, call), Some((Deed::Leave, first, _)) if first == rank)
     }
 
-    /// What comes of a call.
+    /// Returns the outcome of a call.
     pub fn outcome(&self, generation: u64, step: u64, call: u64) -> Outcome {
         let deeds = |call| (0..self.workers).map(move |rank| self.deed(generation, rank, step, call));
         let abandoned = |call| deeds(call).any(|deed| deed == Deed::Abandon);

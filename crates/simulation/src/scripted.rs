@@ -1,4 +1,5 @@
-//! A program that does what a script says, from the first step on in every world: calls of many kinds, and ends of sessions.
+//! A program that executes a script, from the first step in every world: calls of many kinds, and ends of
+//! sessions.
 
 use crate::context::Context;
 use crate::planted::Planted;
@@ -13,24 +14,24 @@ use std::sync::Arc;
 /// The name of the sessions.
 const NAME: &str = "strategy";
 
-/// Where a worker is in its script.
+/// The position of a worker in its script.
 #[derive(Debug, Default)]
 pub struct Scripted {
     step: u64,
     call: u64,
-    /// Whether the round under way is one that it declines.
+    /// Whether it declines the current round.
     declines: bool,
 }
 
 impl Scripted {
-    /// All have joined.
+    /// Restarts the script after all have joined.
     pub fn joined(&mut self, working: &mut Working, context: &mut Context<'_>) {
         *self = Self { step: 1, ..Self::default() };
         working.open(NAME);
         self.compute(working, context);
     }
 
-    /// The worker computes before its next call.
+    /// Computes before the next call.
     fn compute(&mut self, working: &mut Working, context: &mut Context<'_>) {
         self.call += 1;
         let script = &context.plan.script;
@@ -53,7 +54,7 @@ impl Scripted {
         }
     }
 
-    /// What the script says comes next.
+    /// Does the next action of the script.
     pub fn act(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
         let (me, step, call) = (working.world.worker(), self.step, self.call);
         let script = &context.plan.script;
@@ -109,7 +110,7 @@ impl Scripted {
         Go::On
     }
 
-    /// A call has come to this.
+    /// Handles the result of a call.
     pub fn decided(
         &mut self,
         working: &mut Working,
@@ -144,19 +145,19 @@ impl Scripted {
     }
 }
 
-/// The generation, the session and the round.
+/// Returns the numbers of generation, session and round.
 fn place(working: &Working) -> (u64, u64, u64) {
     (working.generation, working.protocol.session().number, working.protocol.rounds())
 }
 
-/// The data of a call: which it is, and a number that all add up.
+/// Returns the data of a call: its name, and a number that all workers sum.
 fn body(plan: &crate::plan::Plan, generation: u64, frame: &Frame, from: usize, to: usize) -> Bytes {
     let number = plan.script.compute(generation, from, frame.session.number, frame.round);
     let place = (generation, frame.session.number, frame.round);
     format!("{place:?} {from} to {to}: {}", number.as_secs_f32() * 0.1).into()
 }
 
-/// The sum of what all have sent, which has to be of this very round.
+/// Sums the data of all workers, and checks that they belong to this round.
 fn sum(working: &Working, context: &mut Context<'_>, bodies: &[Bytes]) -> f32 {
     let (me, generation) = (working.world.worker(), working.generation);
     let frame = working.protocol.frame(distribute_collective::group::Said::Left { standings: Vec::new() });
@@ -173,7 +174,7 @@ fn sum(working: &Working, context: &mut Context<'_>, bodies: &[Bytes]) -> f32 {
     sum
 }
 
-/// The session is over for this worker.
+/// Records that the session is over for this worker.
 fn over(working: &Working, context: &mut Context<'_>) {
     if let Some(blame) = working.protocol.over() {
         context.checks.over(place(working), working.world.worker(), blame);

@@ -1,5 +1,5 @@
-//! A program that trains, and goes on when a worker is lost: drives a `Handover`, `Updates` and `Losses` as `distribute`'s `Training`
-//! does, and makes steps as its `Strategy` does.
+//! A program that trains, and resumes after a worker is lost. It drives a `Handover`, `Updates` and `Losses`
+//! as the `Training` of `distribute` does, and makes steps as its `Strategy` does.
 
 use crate::checks::Certain;
 use crate::context::Context;
@@ -15,7 +15,7 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The session in which workers that have met agree.
+/// The session of the agreement after a rendezvous.
 const RECOVERY: &str = "recovery";
 
 /// The session of calls between steps.
@@ -24,24 +24,24 @@ const BETWEEN: &str = "between steps";
 /// The sessions of steps.
 const RUN: &str = "run";
 
-/// One worker's part in a training.
+/// The training of one worker.
 #[derive(Debug, Default)]
 pub struct Training {
     /// Whether it has been part of the training.
     begun: bool,
-    /// In which generation it has agreed with the others last.
+    /// The generation of the last agreement with the others.
     agreed: u64,
     weights: Weights,
     updates: Updates,
-    /// How many steps it has counted.
+    /// The number of steps it has counted.
     steps: u64,
     losses: Losses,
     stage: Stage,
-    /// What it has told the others of `agreed` when they met last.
+    /// The value of `agreed` that it sent at the last rendezvous.
     told: u64,
-    /// How many it has said to wait, when the step was to begin.
+    /// The number of waiting workers that it reported at the beginning of the step.
     waiting: u64,
-    /// Until when the workers have to have met again, since one was lost.
+    /// The deadline of the rendezvous after a loss.
     until: Option<Duration>,
 }
 
@@ -49,41 +49,41 @@ pub struct Training {
 enum Stage {
     #[default]
     Started,
-    /// They have met; the number of the round.
+    /// The agreement after a rendezvous; the number of the round.
     Meeting(Box<Handover<String>>, u64),
-    /// Between two steps.
+    /// The time between two steps.
     Between,
-    /// In a step, before this call; the session between steps is kept.
+    /// A step, before this call. The session between steps is kept.
     InStep(usize, Box<Protocol>),
 }
 
 impl Training {
-    /// Its state, and how many updates it has had.
+    /// Returns the state, which contains the number of updates.
     pub fn weights(&self) -> Weights {
         self.weights
     }
 
-    /// Whether the state is whole, of a worker that has one.
+    /// Whether the worker has a state, and it is complete.
     pub fn is_whole(&self) -> bool {
         self.begun && self.updates.clone().rewind().is_ok()
     }
 
-    /// In which generation it had agreed with others before the workers met last.
+    /// Returns the generation of the last agreement before the last rendezvous.
     pub fn told(&self) -> u64 {
         self.told
     }
 
-    /// Whether a worker was lost as soon as they had met.
+    /// Whether the worker is in the agreement after a rendezvous.
     pub fn is_meeting(&self) -> bool {
         matches!(self.stage, Stage::Meeting(..))
     }
 
-    /// Until when the workers have to have met.
+    /// Returns the deadline of the rendezvous.
     pub fn until(&self) -> Option<Duration> {
         self.until
     }
 
-    /// The process has been stopped for so long, which does not count.
+    /// Extends deadlines by a pause of the process, which does not count.
     pub fn shift(&mut self, pause: Duration) {
         self.until = self.until.map(|until| until + pause);
     }
@@ -96,7 +96,7 @@ impl Training {
         (self.updates, self.steps) = (Updates::after(numbers), numbers.steps);
     }
 
-    /// All have met.
+    /// Begins the agreement after all have joined.
     pub fn joined(&mut self, working: &mut Working, context: &mut Context<'_>) {
         let mut torn = None;
         if self.begun {
@@ -118,12 +118,12 @@ impl Training {
         working.open(RECOVERY);
         let handover = Handover::new(working.world, mine).in_rounds_of(CHUNK);
         self.stage = Stage::Meeting(Box::new(handover), 0);
-        // Who has just started builds its model.
+        // A worker that has just started builds its model.
         let least = if self.begun { 0 } else { 20 };
         working.compute(context, Duration::from_millis(least));
     }
 
-    /// It has computed.
+    /// Continues after computing.
     pub fn act(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
         match &self.stage {
             Stage::Started => Go::On,
@@ -134,7 +134,7 @@ impl Training {
         }
     }
 
-    /// It is the only one that is there, and goes by its own state.
+    /// Resumes from its own state as the only worker.
     fn go_on_alone(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
         if self.begun && self.updates.rewind().is_err() {
             context.checks.torn(context.pid, working.generation);
@@ -144,7 +144,7 @@ impl Training {
         self.go_on(working, context, self.weights.made)
     }
 
-    /// All go on after so many updates.
+    /// Resumes after this number of updates.
     fn go_on(&mut self, working: &mut Working, context: &mut Context<'_>, updates: u64) -> Go {
         context.note(|| format!("goes on after update {updates}"));
         context.checks.meet(context.pid, working.generation, updates);
@@ -153,7 +153,7 @@ impl Training {
         self.between(working, context)
     }
 
-    /// Does what the handover asks for, up to the next round.
+    /// Does the actions of the handover, up to the next round.
     fn hand_over(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
         let Stage::Meeting(handover, round) = &mut self.stage else { return Go::On };
         loop {
@@ -215,7 +215,7 @@ impl Training {
         Go::On
     }
 
-    /// The call in which all begin a step, or end the training.
+    /// Makes the call in which all begin a step, or end the training.
     fn begin(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
         let timeout = context.plan.script.timeout;
         context.trigger(working.generation, self.steps + 1, 0);
@@ -235,7 +235,7 @@ impl Training {
         context.plan.course.as_ref().is_none_or(|course| self.steps >= course.steps)
     }
 
-    /// All begin a step.
+    /// Begins a step, after all have made the call.
     fn begun(&mut self, working: &mut Working, context: &mut Context<'_>, bodies: &[Bytes]) -> Go {
         let (mut number, mut waiting) = (working.next_number(RUN), self.waiting);
         for (from, body) in bodies.iter().enumerate().filter(|(from, _)| *from != working.world.worker()) {
@@ -269,7 +269,7 @@ impl Training {
         working.compute(context, time);
     }
 
-    /// A call of a step.
+    /// Makes a call of a step.
     fn call(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
         let Stage::InStep(call, _) = &self.stage else { return Go::On };
         context.trigger(working.generation, self.steps, *call as u64 + 1);
@@ -281,7 +281,7 @@ impl Training {
         Go::On
     }
 
-    /// All have made a call of the step.
+    /// Continues after all have made a call of the step.
     fn called(&mut self, working: &mut Working, context: &mut Context<'_>, bodies: &[Bytes]) -> Go {
         let stage = std::mem::take(&mut self.stage);
         let (Stage::InStep(call, between), Some(course)) = (stage, &context.plan.course) else {
@@ -328,7 +328,7 @@ impl Training {
         }
     }
 
-    /// A call has come to this.
+    /// Handles the result of a call.
     pub fn decided(
         &mut self,
         working: &mut Working,
@@ -362,11 +362,11 @@ impl Training {
         }
     }
 
-    /// The call has failed.
+    /// Handles a failed call.
     fn lost(&mut self, working: &Working, context: &mut Context<'_>, blame: &Blame) -> Go {
         context.note(|| format!("stops after step {}: {blame}", self.steps));
         if context.plan.elastic.is_some() && self.is_meeting() {
-            // Those that have come may have been why.
+            // The cause may have been the workers that have come.
             self.until = None;
         }
         let until = *self.until.get_or_insert(context.now() + patience(context));
@@ -385,7 +385,7 @@ fn patience(context: &Context<'_>) -> Duration {
     context.plan.course.as_ref().map_or(context.plan.join, |course| course.patience)
 }
 
-/// What this worker brings to an update.
+/// Returns the contribution of this worker to an update.
 fn brought(working: &Working, context: &Context<'_>, me: usize, update: u64) -> u64 {
     let script = &context.plan.script;
     if context.has(Planted::DealtAsBefore) {
@@ -395,7 +395,7 @@ fn brought(working: &Working, context: &Context<'_>, me: usize, update: u64) -> 
     Weights::contribution(script, me, working.world.workers(), update)
 }
 
-/// A call, whose data tell of which generation they are.
+/// Makes a call whose data contain the generation.
 fn say(
     working: &mut Working,
     context: &mut Context<'_>,

@@ -1,4 +1,4 @@
-//! A process that has joined: drives a `Protocol` as a `Session` does, for its program.
+//! A process that has joined. It drives a `Protocol` as a `Session` does, for its program.
 
 use crate::context::Context;
 use crate::guests::Guests;
@@ -18,12 +18,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A program that decides what a worker does next.
+/// A program that decides the next action of a worker.
 pub trait Acts {
-    /// The worker has computed.
+    /// Continues after computing.
     fn act(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go;
 
-    /// A call has come to this.
+    /// Handles the result of a call.
     fn decided(
         &mut self,
         working: &mut Working,
@@ -35,61 +35,62 @@ pub trait Acts {
 /// A worker that works.
 #[derive(Debug)]
 pub struct Working {
-    /// How many workers there are, and which one this is.
+    /// The number of workers, and the rank of this one.
     pub world: World,
     /// The generation of the world.
     pub generation: u64,
-    /// What it does in the session that it talks in.
+    /// The state of its current session.
     pub protocol: Protocol,
-    /// Since when it works.
+    /// The time at which it began to work.
     pub since: Duration,
-    /// The places of its workers in the cluster.
+    /// The cluster indices of the world's workers.
     places: Vec<usize>,
     links: BTreeMap<Conn, usize>,
     guests: Guests,
     latecomers: Latecomers,
-    /// Who waits for the next world.
+    /// The workers that wait for the next world.
     knocks: Knocks,
-    /// Since when each does.
+    /// The times since which they wait.
     waits: BTreeMap<usize, Duration>,
     inbox: Inbox,
     doing: Doing,
-    /// Which workers have been lost, and when.
+    /// The workers that have been lost, and the times.
     losses: Vec<(usize, Duration)>,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Doing {
-    /// It computes, and acts then.
+    /// It computes until this time, and then acts.
     Computing(Duration),
-    /// It waits for the others in a round, until then at most, which has to end then.
+    /// It waits for the others in a round until `until`. The round has to be over at `end`.
     Waiting { until: Duration, end: Duration },
 }
 
-/// What has become of a worker.
+/// The end of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// It has made all of its steps.
     Done,
     /// It has failed for this reason.
     Failed(String),
-    /// Nobody's state is whole: all have to start anew.
+    /// No state is complete: all have to restart.
     Torn,
 }
 
-/// What comes next.
+/// The next action of a worker.
 #[derive(Debug)]
 pub enum Go {
-    /// It goes on.
+    /// It continues.
     On,
-    /// It leaves this world, and meets the others in the next one.
+    /// It leaves this world for the next rendezvous.
     Meet,
     /// It ends.
     End(Ending),
 }
 
 impl Working {
-    /// A worker that has just joined. `before` is what it kept of the world before, which should be nothing.
+    /// Creates a worker that has just joined. `before` is the inbox kept from the previous world, which
+    /// should be `None`.
     pub fn new(context: &Context<'_>, joined: Joined, before: Option<Inbox>) -> Self {
         let Joined { world, places, generation, links, early, guests } = joined;
         let inbox = before.unwrap_or_else(|| Inbox::new(world.workers()));
@@ -122,17 +123,17 @@ impl Working {
         }
     }
 
-    /// The worker at the other end of each connection.
+    /// Returns the worker at the other end of each connection.
     pub fn links(&self) -> &BTreeMap<Conn, usize> {
         &self.links
     }
 
-    /// The places of the world's workers in the cluster.
+    /// Returns the cluster indices of the world's workers.
     pub fn places(&self) -> &[usize] {
         &self.places
     }
 
-    /// How many wait for the next world.
+    /// Returns the number of workers that wait for the next world.
     pub fn waiting(&mut self, context: &Context<'_>) -> usize {
         self.knocks.look(context.now());
         let waiting = self.knocks.places();
@@ -140,52 +141,52 @@ impl Working {
         self.knocks.count()
     }
 
-    /// Since when each of them does, by their places.
+    /// Returns the times since which they wait, by cluster index.
     pub fn waits(&self) -> &BTreeMap<usize, Duration> {
         &self.waits
     }
 
-    /// Whether one of them was in another world as late as this one.
+    /// Whether one of them was in another world at least as late as this one.
     pub fn is_supplanted(&self) -> bool {
         self.knocks.supplant(self.generation)
     }
 
-    /// The places of those that are expected where the workers meet again: of all of this world, or those `present` that are not
-    /// lost; and of those that wait.
+    /// Returns the workers that are expected at the next rendezvous, by cluster index: all workers of this
+    /// world, or only those that are not lost if `present` is set; and the workers that wait.
     pub fn expected(&self, present: bool) -> BTreeSet<usize> {
         let there = self.places.iter().enumerate();
         let there = there.filter(|(worker, _)| !present || self.inbox.lost(*worker).is_none());
         there.map(|(_, place)| *place).chain(self.knocks.places()).collect()
     }
 
-    /// What it has received.
+    /// Returns the received messages.
     pub fn inbox(&self) -> &Inbox {
         &self.inbox
     }
 
-    /// Opens the next session of a name, and gives the one before.
+    /// Opens the next session of a name, and returns the previous one.
     pub fn open(&mut self, name: &str) -> Protocol {
         let session = self.inbox.open(fnv1a(name.bytes()));
         std::mem::replace(&mut self.protocol, Protocol::new(self.world, session))
     }
 
-    /// Opens a session by its number, and gives the one before.
+    /// Opens a session by its number, and returns the previous one.
     pub fn open_at(&mut self, name: &str, number: u64) -> Protocol {
         let session = self.inbox.open_at(fnv1a(name.bytes()), number);
         std::mem::replace(&mut self.protocol, Protocol::new(self.world, session))
     }
 
-    /// The number that the next session of a name has.
+    /// Returns the number of the next session of a name.
     pub fn next_number(&self, name: &str) -> u64 {
         self.inbox.next_number(fnv1a(name.bytes()))
     }
 
-    /// It computes for so long.
+    /// Computes for this time.
     pub fn compute(&mut self, context: &Context<'_>, time: Duration) {
         self.doing = Doing::Computing(context.now() + time);
     }
 
-    /// It makes a call, with these data for each of the others.
+    /// Makes a call, with this data for each of the others.
     pub fn call(
         &mut self,
         context: &mut Context<'_>,
@@ -206,10 +207,10 @@ impl Working {
         }
     }
 
-    /// A round has begun, which waits for so long.
+    /// Sets the deadline of a round that has begun.
     pub fn wait(&mut self, context: &Context<'_>, timeout: Duration) {
         let until = context.now() + timeout;
-        // It may wait for the verdict after that.
+        // After the timeout it may wait for the decision.
         self.doing = Doing::Waiting { until, end: until + 2 * GRACE };
     }
 
@@ -218,7 +219,7 @@ impl Working {
         (0..self.world.workers()).filter(move |worker| *worker != me)
     }
 
-    /// Takes what has come over a connection.
+    /// Handles an arrival over a connection.
     pub fn take(&mut self, context: &mut Context<'_>, conn: Conn, what: Arrival) {
         let Some(rank) = self.links.get(&conn).copied() else {
             match what {
@@ -242,7 +243,7 @@ impl Working {
         }
     }
 
-    /// Nobody may stay.
+    /// Refuses a connection that is not a link.
     fn refuse(&mut self, context: &mut Context<'_>, conn: Conn, bytes: &[u8]) {
         let hides = context.has(Planted::EarlyUnsaid);
         let now = context.now();
@@ -272,7 +273,7 @@ impl Working {
         self.inbox.deliver(rank, message);
     }
 
-    /// Does what is due. Gives what comes when it doesn't go on in this world.
+    /// Does everything that is due. Returns the next action if the worker leaves this world.
     pub fn go_on(&mut self, context: &mut Context<'_>, program: &mut impl Acts) -> Option<Go> {
         self.guests.wake(context);
         loop {
@@ -291,7 +292,8 @@ impl Working {
         }
     }
 
-    /// The round that has begun, until it is decided or something is missing.
+    /// Drives the current round until it is decided or data is missing. Returns the result once it is
+    /// decided.
     fn drive(&mut self, context: &mut Context<'_>) -> Option<Result<Vec<Bytes>, Arc<Blame>>> {
         loop {
             self.hear_all(context);
@@ -323,7 +325,7 @@ impl Working {
         }
     }
 
-    /// Takes everything that has come.
+    /// Handles all received messages.
     pub fn hear_all(&mut self, context: &Context<'_>) {
         loop {
             let lost = self.protocol.lost();
@@ -353,7 +355,7 @@ impl Working {
         }
     }
 
-    /// Tells all others.
+    /// Sends a frame to all others.
     pub fn say(&self, context: &mut Context<'_>, frame: &Frame) {
         for to in self.others() {
             self.send(context, to, frame.clone());
@@ -373,13 +375,13 @@ impl Working {
         }
     }
 
-    /// When to go on although nothing has come.
+    /// Returns the time of the next action without an arrival.
     pub fn next(&self) -> Duration {
         let (Doing::Computing(until) | Doing::Waiting { until, .. }) = self.doing;
         self.guests.next().map_or(until, |guests| guests.min(until))
     }
 
-    /// The process has been stopped for so long, which does not count.
+    /// Extends deadlines by a pause of the process, which does not count.
     pub fn shift(&mut self, pause: Duration) {
         if let Doing::Waiting { until, end } = &mut self.doing {
             (*until, *end) = (*until + pause, *end + pause);

@@ -1,9 +1,9 @@
-//! Leaves that are candle's tensors. Below the crate `distribute`, only this file, a variant each in `leaf.rs` and `error.rs`, and
-//! `nest/` know candle.
+//! Leaves that are candle tensors. Below the crate `distribute`, only this file, a variant each in `leaf.rs`
+//! and `error.rs`, and `nest/` depend on candle.
 //!
-//! On the CPU the kernels read candle's storage in place, so that order and types of sums are those of host tensors.
-//! Tensors on other devices are brought there and back where several are put together, since these may be on several devices, and where
-//! candle has no operation for their dtype.
+//! On the CPU the kernels read candle's storage in place, so order and types of sums are those of host
+//! tensors. Tensors on other devices are copied to the host and back in two cases: if several are joined,
+//! since these may be on several devices, and if candle has no operation for their dtype.
 
 use crate::fold::{Folder, mean};
 use crate::host::{axis_of, check_axes, check_pieces, check_range, check_rows, check_same, sum_over};
@@ -58,18 +58,25 @@ macro_rules! with_type {
 }
 
 impl HostTensor {
-    /// A copy of a candle tensor in host memory. An error for candle's 4-, 6- and 8-bit floats.
+    /// Copies a candle tensor into host memory.
+    ///
+    /// # Errors
+    /// [`Error::ForeignDType`] for candle's 4-, 6- and 8-bit floats.
     pub fn from_candle(tensor: &Tensor) -> Result<Self> {
         with_type!("from_candle", tensor.dtype(), T => HostTensor::new(elements::<T>(tensor)?, tensor.dims()))
     }
 
-    /// A candle tensor on this device; bool becomes u8 of 0 and 1. An error for what candle lacks: int8, uint16,
-    /// uint64, string and complex numbers.
+    /// Copies the tensor to a candle tensor on this device. Bool becomes u8 of 0 and 1.
+    ///
+    /// # Errors
+    /// [`Error::UnsupportedDType`] for dtypes that candle lacks: int8, uint16, uint64, string and complex
+    /// numbers.
     pub fn to_candle(&self, device: &Device) -> Result<Tensor> {
         self.clone().into_candle(device)
     }
 
-    /// [`to_candle`](Self::to_candle) without a copy, where no other tensor has the same elements.
+    /// Converts to a candle tensor as [`to_candle`](Self::to_candle), but without a copy if no other tensor
+    /// shares the elements.
     pub(crate) fn into_candle(self, device: &Device) -> Result<Tensor> {
         fn make<T: WithDType + crate::Element>(tensor: HostTensor, device: &Device) -> Result<Tensor> {
             let dims = tensor.dims().to_vec();
@@ -93,7 +100,7 @@ impl HostTensor {
     }
 }
 
-/// Our dtype for candle's.
+/// Converts candle's dtype.
 pub(crate) fn dtype(operation: &'static str, tensor: &Tensor) -> Result<DType> {
     use crate::Element;
     with_type!(operation, tensor.dtype(), T => Ok(<T as Element>::DTYPE))
@@ -122,7 +129,7 @@ pub(crate) fn reduce(op: ReduceOp, tensors: &[&Tensor], folder: &impl Folder) ->
         Ok(Tensor::from_vec(slices(tensors, fold)?, tensors[0].dims(), &Device::Cpu)?)
     }
     let sum = match (op, first.dtype()) {
-        // The division of `divide`, without a second pass over the elements.
+        // This divides as `divide` does, without a second pass over the elements.
         (ReduceOp::Mean, CandleDType::F16) => {
             return on_host::<half::f16>(tensors, |inputs| mean(folder, inputs, n as f32));
         }
@@ -158,7 +165,7 @@ pub(crate) fn stack(tensors: &[&Tensor]) -> Result<Tensor> {
     join("stack", &rows.iter().collect::<Vec<_>>(), 0, |dims| dims[0] = tensors.len())
 }
 
-/// Joins tensors that were checked.
+/// Joins tensors that have been checked.
 fn join(
     operation: &'static str,
     tensors: &[&Tensor],
@@ -184,18 +191,18 @@ pub(crate) fn narrow(tensor: &Tensor, axis: usize, start: usize, len: usize) -> 
     Ok(tensor.narrow(axis, start, len)?)
 }
 
-/// A tensor like this one without rows. Its memory is its own: a view would keep that of all rows.
+/// Returns a tensor like this one without rows. It owns its memory: a view would keep the memory of all rows.
 pub(crate) fn without_rows(tensor: &Tensor) -> Result<Tensor> {
     let view = narrow(tensor, 0, 0, 0)?;
-    // candle has no zeros of its dtypes of 4 and 6 bits.
+    // candle cannot create zeros of its 4- and 6-bit dtypes.
     Ok(without_elements(view.dims(), view.dtype(), view.device()).unwrap_or(view))
 }
 
-/// A candle tensor of which some size is 0, on this device. It has memory for one element in place of none along that axis, since CUDA gives no memory
-/// of size 0.
+/// Creates a candle tensor with at least one axis of size 0, on this device. Its memory has one element along
+/// such axes, because CUDA cannot allocate 0 bytes.
 ///
 /// # Errors
-/// candle's: the device has no memory, or no such dtype.
+/// The errors of candle: the device has no memory, or does not support the dtype.
 pub fn without_elements(dims: &[usize], dtype: CandleDType, device: &Device) -> candle_core::Result<Tensor> {
     let some: Vec<usize> = dims.iter().map(|size| *size.max(&1)).collect();
     let some = Tensor::zeros(some, dtype, device)?;
@@ -250,7 +257,10 @@ pub(crate) fn sum_axes(tensor: &Tensor, axes: &[usize]) -> Result<Tensor> {
     })
 }
 
-/// The elements as another dtype. An error for those that candle lacks.
+/// Converts the elements to another dtype.
+///
+/// # Errors
+/// [`Error::UnsupportedDType`] for dtypes that candle lacks.
 pub(crate) fn cast(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
     let dtype = match dtype {
         DType::U8 => CandleDType::U8,
@@ -290,7 +300,7 @@ pub(crate) fn divide(tensor: &Tensor, by: f64) -> Result<Tensor> {
     Ok(wide.broadcast_div(&by)?.to_dtype(tensor.dtype())?)
 }
 
-/// The first tensor, if all others fit it.
+/// Returns the first tensor, if all others match it.
 fn same<'a>(
     operation: &'static str,
     what: &'static str,
@@ -306,7 +316,7 @@ fn same<'a>(
     Ok(first)
 }
 
-/// What `of` makes of tensors in the memory of the CPU, on the device of the first.
+/// Applies `of` to copies in host memory, and copies the result to the device of the first tensor.
 fn by_host(tensors: &[&Tensor], of: impl FnOnce(&[&Tensor]) -> Result<Tensor>) -> Result<Tensor> {
     let Some(first) = tensors.first() else { return Err(Error::Empty { operation: "by host" }) };
     let there = tensors.iter().map(|tensor| tensor.to_device(&Device::Cpu));
@@ -314,7 +324,7 @@ fn by_host(tensors: &[&Tensor], of: impl FnOnce(&[&Tensor]) -> Result<Tensor>) -
     Ok(of(&there.iter().collect::<Vec<_>>())?.to_device(first.device())?)
 }
 
-/// Whether candle has no operations for numbers of this type on a tensor's device.
+/// Whether candle has no operations for this dtype on a tensor's device.
 fn is_lacking(dtype: CandleDType, tensor: &Tensor) -> bool {
     match dtype {
         CandleDType::I16 | CandleDType::I32 => !tensor.device().is_cpu(),
@@ -327,7 +337,7 @@ fn all_on_host(tensors: &[&Tensor]) -> bool {
     tensors.iter().all(|t| t.device().is_cpu())
 }
 
-/// The elements in row-major order, on whatever device.
+/// Copies the elements in row-major order, from any device.
 fn elements<T: WithDType>(tensor: &Tensor) -> Result<Vec<T>> {
     if all_on_host(&[tensor]) {
         return slices::<T, _>(&[tensor], |v| v[0].to_vec());
@@ -335,7 +345,7 @@ fn elements<T: WithDType>(tensor: &Tensor) -> Result<Vec<T>> {
     Ok(tensor.to_device(&Device::Cpu)?.flatten_all()?.to_vec1()?)
 }
 
-/// The elements of tensors of one dtype, one after another.
+/// Concatenates the elements of tensors of one dtype.
 pub(crate) fn joined(tensors: &[&Tensor]) -> Result<HostTensor> {
     let Some(first) = tensors.first() else { return Err(Error::Empty { operation: "join" }) };
     if !all_on_host(tensors) {
@@ -346,10 +356,10 @@ pub(crate) fn joined(tensors: &[&Tensor]) -> Result<HostTensor> {
     with_type!("join", first.dtype(), T => Ok(HostTensor::vector(slices::<T, _>(tensors, |all| all.concat())?)))
 }
 
-/// Runs `f` with the elements of tensors on the CPU, in row-major order. Contiguous ones are not copied.
+/// Runs `f` with the elements of tensors on the CPU, in row-major order. Contiguous tensors are not copied.
 ///
-/// Each storage is locked once, and in the order of addresses: a second lock on a storage that several tensors share
-/// could wait forever for a writer that waits for the first.
+/// Each storage is locked once, in the order of addresses. If several tensors share a storage, a second lock
+/// on it could deadlock with a writer that waits for the first lock.
 fn slices<T: WithDType, R>(tensors: &[&Tensor], f: impl FnOnce(&[&[T]]) -> R) -> Result<R> {
     let tensors = tensors.iter().map(|t| t.contiguous()).collect::<candle_core::Result<Vec<_>>>()?;
     let address = |t: &Tensor| std::ptr::from_ref::<Storage>(&t.storage_and_layout().0).addr();
@@ -358,7 +368,7 @@ fn slices<T: WithDType, R>(tensors: &[&Tensor], f: impl FnOnce(&[&[T]]) -> R) ->
     let guards: BTreeMap<usize, _> = owners.into_iter().map(|(a, t)| (a, t.storage_and_layout().0)).collect();
     let mut views = Vec::with_capacity(tensors.len());
     for (tensor, address) in tensors.iter().zip(&addresses) {
-        // Columns of no rows may begin behind the end of the storage.
+        // A view without rows may begin after the end of the storage.
         let start = if tensor.elem_count() == 0 { 0 } else { tensor.layout().start_offset() };
         let view = match guards.get(address).map(|guard| &**guard) {
             Some(Storage::Cpu(storage)) => {

@@ -1,4 +1,4 @@
-//! Elements as bytes and back: little-endian, in row-major order.
+//! Conversion of elements to bytes and back: little-endian, in row-major order.
 
 use crate::DType;
 use crate::dtype::Buffer;
@@ -7,18 +7,18 @@ use half::{bf16, f16};
 use num_complex::{Complex32, Complex64};
 use std::ops::Range;
 
-/// An element of fixed size, whose bytes are those in memory where that is little-endian.
+/// An element of fixed size. On little-endian machines its bytes are the bytes in memory.
 trait Raw: NoUninit {
-    /// Elements from bytes in the machine's order.
+    /// Reads elements from bytes in the machine's order.
     ///
     /// # Errors
-    /// The offset of the first bytes that are no such element.
+    /// The offset of the first bytes that are not a valid element.
     fn all(bytes: &[u8]) -> Result<Vec<Self>, usize>;
-    /// The element with its bytes in reverse, those of each part for itself.
+    /// Returns the element with its bytes reversed. The parts of a complex number are reversed separately.
     fn swapped(self) -> Self;
 }
 
-/// The elements of so many bytes, of which a rest that is shorter than an element is left out.
+/// Reads elements from bytes. A remainder that is shorter than an element is ignored.
 fn collected<T: NoUninit + AnyBitPattern>(bytes: &[u8]) -> Vec<T> {
     bytemuck::pod_collect_to_vec(&bytes[..bytes.len() / size_of::<T>() * size_of::<T>()])
 }
@@ -58,14 +58,14 @@ impl Raw for bool {
     }
 }
 
-/// Elements in the other order of bytes, where this machine's is not little-endian.
+/// Swaps the bytes of elements if this machine is not little-endian.
 fn to_or_from_little_endian<T: Raw>(elements: &mut [T]) {
     if cfg!(target_endian = "big") {
         elements.iter_mut().for_each(|element| *element = element.swapped());
     }
 }
 
-/// Runs an expression with the elements of a buffer and another with the strings.
+/// Runs one expression with the elements of a buffer, or another with its strings.
 macro_rules! by_kind {
     ($buffer:expr, $v:ident => $fixed:expr, $strings:ident => $text:expr) => {
         match $buffer {
@@ -89,8 +89,8 @@ macro_rules! by_kind {
     };
 }
 
-/// The bytes of elements of a buffer, in chunks, so that those of a large tensor are never all in memory. Strings are
-/// concatenated, without their lengths.
+/// Returns the bytes of a range of elements in chunks, so the bytes of a large tensor are never all in
+/// memory. Strings are concatenated, without their lengths.
 pub fn chunks(buffer: &Buffer, elements: Range<usize>) -> impl Iterator<Item = Vec<u8>> {
     let end = elements.end;
     elements.step_by(CHUNK).map(move |start| {
@@ -100,10 +100,10 @@ pub fn chunks(buffer: &Buffer, elements: Range<usize>) -> impl Iterator<Item = V
     })
 }
 
-/// How many elements become bytes at a time.
+/// The number of elements in a chunk.
 const CHUNK: usize = 8192;
 
-/// The bytes of all elements as they are in memory; `None` for strings, and where the machine is not little-endian.
+/// Returns the bytes of all elements in memory. `None` for strings, and if the machine is not little-endian.
 pub fn as_bytes(buffer: &Buffer) -> Option<&[u8]> {
     if cfg!(target_endian = "big") {
         return None;
@@ -126,10 +126,11 @@ pub fn append(buffer: &Buffer, elements: Range<usize>, to: &mut Vec<u8>) {
         strings => strings[elements].iter().for_each(|string| to.extend_from_slice(string)));
 }
 
-/// The elements of a dtype of fixed size.
+/// Reads elements of a dtype of fixed size.
 ///
 /// # Errors
-/// The offset of the first bytes that are no such element: a bool is 0 or 1. 0 for strings, which have no fixed size.
+/// The offset of the first bytes that are not a valid element: a bool must be 0 or 1. For strings it is 0,
+/// because they have no fixed size.
 pub fn read(dtype: DType, bytes: &[u8]) -> Result<Buffer, usize> {
     fn fill<T: Raw>(v: &mut Vec<T>, bytes: &[u8]) -> Result<(), usize> {
         *v = T::all(bytes)?;

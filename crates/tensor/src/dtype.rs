@@ -17,12 +17,12 @@ macro_rules! dtypes {
             /// Every dtype.
             pub const ALL: [DType; 16] = [$(DType::$variant,)*];
 
-            /// The usual name: `float32`, `int64`, `bool`, …
+            /// Returns the usual name: `float32`, `int64`, `bool`, …
             pub const fn name(self) -> &'static str {
                 match self { $(DType::$variant => $name,)* }
             }
 
-            /// Bytes of one element; `None` for strings, whose elements differ in length.
+            /// Returns the size of an element in bytes. `None` for strings, whose elements differ in length.
             pub const fn bytes(self) -> Option<usize> {
                 match self { $(DType::$variant => if $bytes == 0 { None } else { Some($bytes) },)* }
             }
@@ -35,17 +35,17 @@ macro_rules! dtypes {
         }
 
         impl Buffer {
-            /// `len` elements that are zero, false or empty.
+            /// Creates `len` elements that are zero, false or empty.
             pub fn zeros(dtype: DType, len: usize) -> Self {
                 match dtype { $(DType::$variant => Buffer::$variant(vec![<$ty>::default(); len]),)* }
             }
 
-            /// The dtype of the elements.
+            /// Returns the dtype of the elements.
             pub fn dtype(&self) -> DType {
                 match self { $(Buffer::$variant(_) => DType::$variant,)* }
             }
 
-            /// The number of elements.
+            /// Returns the number of elements.
             pub fn len(&self) -> usize {
                 match self { $(Buffer::$variant(v) => v.len(),)* }
             }
@@ -69,7 +69,7 @@ macro_rules! dtypes {
     };
 }
 
-/// Runs an expression with the elements of a [`Buffer`], whatever their type.
+/// Runs an expression with the elements of a [`Buffer`] of any dtype.
 #[macro_export]
 macro_rules! with_buffer {
     ($buffer:expr, $elements:ident => $body:expr) => {
@@ -94,8 +94,8 @@ macro_rules! with_buffer {
     };
 }
 
-/// Runs an expression with the elements of a [`Buffer`] of which sums are computed in their own type, and another for those of
-/// other types: bool, string, and the floats of 16 bits.
+/// Runs one expression with the elements of a [`Buffer`] whose sums have the same type, or another for other
+/// dtypes: bool, string, and 16-bit floats.
 macro_rules! with_summable {
     ($buffer:expr, $elements:ident => $body:expr, else $other:expr) => {
         match $buffer {
@@ -120,15 +120,15 @@ macro_rules! with_summable {
 }
 pub(crate) use with_summable;
 
-/// A Rust type that can be the element of a tensor.
+/// A Rust type of tensor elements.
 pub trait Element: Clone + Send + Sync + std::fmt::Debug + PartialEq + Default + 'static {
-    /// The dtype that this type stands for.
+    /// The dtype of this Rust type.
     const DTYPE: DType;
-    /// Wraps elements.
+    /// Moves elements into a buffer.
     fn into_buffer(elements: Vec<Self>) -> Buffer;
-    /// The elements, if they are of this type.
+    /// Returns the elements, if they have this type.
     fn slice(buffer: &Buffer) -> Option<&[Self]>;
-    /// The elements, to be changed, if they are of this type.
+    /// Returns the elements for modification, if they have this type.
     fn vec_mut(buffer: &mut Buffer) -> Option<&mut Vec<Self>>;
 }
 
@@ -152,8 +152,9 @@ dtypes! {
 }
 
 impl DType {
-    /// The dtype of a MEAN over values of this dtype: floats and complex numbers keep theirs, integers of 8 and
-    /// 16 bits give `float32`, wider ones `float64`. `None` where there is no mean (bool, string).
+    /// Returns the dtype of a MEAN over values of this dtype. Floats and complex numbers keep theirs,
+    /// integers of 8 and 16 bits become `float32`, wider integers `float64`. `None` if there is no mean
+    /// (bool, string).
     pub const fn mean(self) -> Option<DType> {
         match self {
             DType::F16 | DType::Bf16 | DType::F32 | DType::F64 | DType::C64 | DType::C128 => Some(self),
@@ -163,8 +164,10 @@ impl DType {
         }
     }
 
-    /// The dtype in which a reduction adds values of this dtype up. Floats of 16 bits are added as `float32`. The result of a MEAN is
-    /// a float, so its sum must not wrap as an integer does: integers of up to 32 bits are added as `int64`, those of 64 bits as
+    /// Returns the dtype in which a reduction accumulates values of this dtype.
+    ///
+    /// Floats of 16 bits are accumulated as `float32`. The result of a MEAN is a float, so its sum must not
+    /// wrap as an integer: integers of up to 32 bits are accumulated as `int64`, integers of 64 bits as
     /// `float64`.
     pub const fn of_sum(self, op: ReduceOp) -> DType {
         match (self, op) {

@@ -1,86 +1,86 @@
-//! What can be wrong with tensors and nests.
+//! Errors of tensors and nests.
 
 use crate::DType;
 
 /// The result of operations on tensors and nests.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What is wrong with tensors or nests that were given.
+/// An error in tensors or nests.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The number of elements is not the product of the shape.
     #[error("{elements} elements cannot fill shape {shape:?}")]
     ElementCount {
-        /// The shape asked for.
+        /// The requested shape.
         shape: Vec<usize>,
-        /// How many elements were given.
+        /// The number of elements.
         elements: usize,
     },
-    /// Bytes that were received are no leaves.
+    /// Received bytes are not valid leaves.
     #[error("{operation}: {what} at byte {offset}; the sender has another version, or the bytes are damaged")]
     Bytes {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
-        /// Where, from the first byte.
+        /// The offset in bytes.
         offset: usize,
-        /// What was found.
+        /// The problem.
         what: &'static str,
     },
     /// Two shapes that had to be equal differ.
     #[error("{operation}: shapes differ: {expected:?} and {found:?}; values are never broadcast")]
     ShapeMismatch {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
         /// The first shape.
         expected: Vec<usize>,
-        /// The one that differs from it.
+        /// The shape that differs from the first one.
         found: Vec<usize>,
     },
     /// Two dtypes that had to be equal differ.
     #[error("{operation}: dtypes differ: {expected} and {found}; cast one of them")]
     DTypeMismatch {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
         /// The first dtype.
         expected: DType,
-        /// The one that differs from it.
+        /// The dtype that differs from the first one.
         found: DType,
     },
     /// The operation is not defined for this dtype.
     #[error("{operation} is not defined for {dtype}")]
     UnsupportedDType {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
         /// The dtype.
         dtype: DType,
     },
-    /// Indices that a tensor of this shape cannot have.
+    /// The indices do not fit a tensor of this shape.
     #[error("{operation}: {what}, of a tensor of shape {shape:?}")]
     Indices {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
-        /// What is wrong with them.
+        /// The problem.
         what: &'static str,
-        /// The tensor's shape.
+        /// The shape of the tensor.
         shape: Vec<usize>,
     },
-    /// The kinds of leaves differ, or this kind cannot do this.
+    /// The kinds of leaves differ, or the operation does not support this kind.
     #[error("{operation}: expected {expected}, found {found}")]
     LeafKind {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
-        /// The kind expected.
+        /// The expected kind.
         expected: &'static str,
         /// The kind found.
         found: &'static str,
     },
-    /// An axis outside of the tensor's rank.
+    /// An axis is not less than the rank of the tensor.
     #[error("{operation}: axis {axis} is outside of [0, {rank}) for shape {shape:?}{}", if *rank == 0 { "; a scalar has no axis: unsqueeze it first, or make a tensor of the numbers of a Vec by HostTensor::vector" } else { "" })]
     Axis {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
-        /// The axis asked for.
+        /// The requested axis.
         axis: i64,
         /// The rank of the tensor.
         rank: usize,
@@ -90,121 +90,120 @@ pub enum Error {
     /// The same axis was given twice.
     #[error("{operation}: axis {axis} is given twice")]
     DuplicateAxis {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
         /// The axis.
         axis: usize,
     },
-    /// Rows or indices outside of a tensor.
+    /// A row or an index is out of range.
     #[error("{operation}: index {index} is outside of [0, {len})")]
     Index {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
         /// The index.
         index: i64,
-        /// How many there are.
+        /// The number of valid indices.
         len: usize,
     },
     /// An integer would be divided by 0.
     #[error("{operation}: an integer would be divided by 0")]
     DivisionByZero {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
     },
     /// Two structures that had to be equal differ.
     #[error("structures differ at {path}: {expected} and {found}")]
     Structure {
-        /// Where in the structure: `value.a[1]`.
+        /// The path in the structure: `value.a[1]`.
         path: String,
-        /// What stood there in the first structure, or what the type needs.
+        /// The node in the first structure, or the node that the type needs.
         expected: String,
-        /// What was found.
+        /// The node found.
         found: String,
     },
-    /// Something that has to have at least one member has none.
+    /// A list is empty, but needs at least one value.
     #[error("{operation} needs at least one value")]
     Empty {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
     },
-    /// No such reduce operation.
+    /// A text is not a reduce operation.
     #[error("'{found}' is not a reduce operation; use SUM or MEAN")]
     UnknownReduceOp {
-        /// The text given.
+        /// The text.
         found: String,
     },
-    /// No such dtype.
+    /// A text is not a dtype.
     #[error("'{found}' is not a dtype; use one of float32, float64, int32, int64, bool, string, …")]
     UnknownDType {
-        /// The text given.
+        /// The text.
         found: String,
     },
-    /// One of several values does not fit the first one.
+    /// A value does not match the first one of several.
     #[error("{what} {index} differs from {what} 0: {reason}")]
     Differs {
-        /// What the values belong to: `replica`, `element`, `piece`.
+        /// The name of the values: `replica`, `element`, `piece`.
         what: &'static str,
-        /// Which of them differs from number 0.
+        /// The number of the value that differs from number 0.
         index: usize,
-        /// How.
+        /// The difference.
         reason: Box<Error>,
     },
-    /// Something is wrong with one leaf of a structure.
+    /// An error in one leaf of a structure.
     #[error("at {path}: {reason}")]
     At {
-        /// Where in the structure: `value.a[1]`.
+        /// The path in the structure: `value.a[1]`.
         path: String,
-        /// What is wrong there.
+        /// The error.
         reason: Box<Error>,
     },
-    /// Two leaves that should have the same number of rows have not.
+    /// Two leaves that should have the same number of rows differ.
     #[error(
         "{path} has {found} rows, but {first} has {expected}; the first axis of all leaves is that of the rows"
     )]
     Rows {
-        /// The leaf that the others are compared with.
+        /// The path of the first leaf.
         first: String,
-        /// Its number of rows.
+        /// The number of rows of the first leaf.
         expected: usize,
-        /// The leaf that differs from it.
+        /// The path of the leaf that differs.
         path: String,
-        /// Its number of rows.
+        /// The number of rows of the leaf that differs.
         found: usize,
     },
-    /// A shape with more elements than memory can hold.
+    /// A shape has more elements than memory can hold.
     #[error("{operation}: shape {shape:?} has more elements than memory can address")]
     TooLarge {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
         /// The shape.
         shape: Vec<usize>,
     },
-    /// The shape of the whole is needed, and these indexed slices don't know it.
+    /// The dense shape is required, but these indexed slices do not have it.
     #[error("{operation}: these indexed slices don't know the shape of the whole; set dense_shape")]
     NoDenseShape {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
     },
-    /// A dtype of candle that has no counterpart here.
+    /// A dtype of candle has no counterpart here.
     #[cfg(feature = "candle")]
     #[error(
         "{operation}: candle's dtype {dtype} has no counterpart here; cast the tensor, to f32 for example"
     )]
     ForeignDType {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
-        /// candle's name of the dtype.
+        /// The name of the dtype in candle.
         dtype: &'static str,
     },
-    /// candle refused.
+    /// An error of candle.
     #[cfg(feature = "candle")]
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
 }
 
 impl Error {
-    /// This error, as one that happened within `segment` (`.name` or `[3]`) of a structure: the path that it names
-    /// grows by it.
+    /// Prepends `segment` (`.name` or `[3]`) to the path that this error names.
     pub fn within(self, segment: impl std::fmt::Display) -> Self {
         let extend = |path: String| match path.strip_prefix(ROOT) {
             Some(rest) => format!("{ROOT}{segment}{rest}"),
@@ -219,11 +218,11 @@ impl Error {
         }
     }
 
-    /// This error, as one about number `index` of several values, compared with number 0.
+    /// Wraps this error as the difference between value `index` and value 0.
     pub(crate) fn differs(self, what: &'static str, index: usize) -> Self {
         Error::Differs { what, index, reason: Box::new(self) }
     }
 }
 
-/// How every path in a structure begins.
+/// The beginning of every path in a structure.
 const ROOT: &str = "value";

@@ -1,12 +1,14 @@
-//! Dense leaves, one after another in one vector, and back: many small ones move like one large one.
+//! Dense leaves as one flat vector, and back: many small leaves are sent like one large one.
 
 use crate::host::joined;
 use crate::{DType, Element, Error, HostTensor, Leaf, Result, with_buffer};
 
-/// The elements of dense leaves of one dtype, one leaf after another, in row-major order.
+/// Concatenates the elements of dense leaves of one dtype, in row-major order.
 ///
 /// # Errors
-/// For no leaf, for indexed slices, and where dtypes differ.
+/// - [`Error::Empty`]: `leaves` is empty.
+/// - [`Error::LeafKind`]: a leaf is indexed slices.
+/// - [`Error::DTypeMismatch`]: dtypes differ.
 pub fn join(leaves: &[&Leaf]) -> Result<HostTensor> {
     #[cfg(feature = "candle")]
     {
@@ -30,11 +32,12 @@ fn dense(leaf: &Leaf) -> Result<&Leaf> {
     }
 }
 
-/// The leaves whose elements are in these pieces, one piece after another. They have the shapes, kinds and devices of `like`,
-/// and the dtype of the pieces.
+/// Splits the concatenated elements of `pieces` into leaves. They have the shapes, kinds and devices of
+/// `like`, and the dtype of the pieces.
 ///
 /// # Errors
-/// Where the pieces differ in dtype, or are not exactly the elements of the leaves.
+/// - [`Error::DTypeMismatch`]: the dtypes of the pieces differ.
+/// - [`Error::ElementCount`]: the pieces do not have exactly the elements of the leaves.
 pub fn split(pieces: &[HostTensor], like: &[&Leaf]) -> Result<Vec<Leaf>> {
     fn all<T: Element>(_: &[T], pieces: &[HostTensor], like: &[&Leaf]) -> Result<Vec<Leaf>> {
         let mut pieces =
@@ -66,7 +69,7 @@ pub fn split(pieces: &[HostTensor], like: &[&Leaf]) -> Result<Vec<Leaf>> {
     }
 }
 
-/// How many bytes elements of a dtype take; `None` for strings, and where that is more than can be counted.
+/// Returns the size of elements in bytes. `None` for strings, and on overflow.
 pub fn size(dtype: DType, elements: usize) -> Option<usize> {
     dtype.bytes()?.checked_mul(elements)
 }

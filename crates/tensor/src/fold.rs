@@ -1,16 +1,17 @@
-//! How the elements of a sum are computed: a caller may use several threads.
+//! The computation of the elements of a sum, on one or several threads.
 
 use crate::kernel::{self, Sum, Summand};
 use std::ops::{Div, Mul};
 
-/// Computes the elements of a sum over leaves, see [`Leaf::reduce_with`](crate::Leaf::reduce_with).
+/// A computation of the elements of a sum over leaves, see [`Leaf::reduce_with`](crate::Leaf::reduce_with).
 pub trait Folder {
-    /// The element-wise sum of `inputs`, which have the same length, with `last` applied to each sum before it is rounded. The
-    /// result is bit-equal to [`crate::kernel::fold_then`], however the work is divided.
+    /// Returns the element-wise sum of `inputs`, which have the same length. `last` is applied to each sum
+    /// before it is rounded. The result is bit-identical to [`crate::kernel::fold_then`] for every partition
+    /// of the work.
     fn fold<T: Summand>(&self, inputs: &[&[T]], last: impl Fn(T::Sum) -> T::Sum + Sync) -> Vec<T>;
 
-    /// `len` elements, which are initially zero. `fill` is called with parts of them and the offset of each part, so that
-    /// every element is passed once, however the work is divided.
+    /// Creates `len` elements, initially zero, and fills them. `fill` is called with slices of them and the
+    /// offset of each slice. Every element is passed exactly once.
     fn fill<T: Sum>(&self, len: usize, fill: impl Fn(usize, &mut [T]) + Sync) -> Vec<T>;
 }
 
@@ -32,13 +33,13 @@ impl Folder for Alone {
     }
 }
 
-/// The element-wise sum of `inputs`, divided by `count`, the number of inputs, in one pass.
+/// Returns the element-wise mean of `inputs`. `count` is the number of inputs.
 pub(crate) fn mean<T: Summand>(folder: &impl Folder, inputs: &[&[T]], count: T::Sum) -> Vec<T>
 where
     T::Sum: Mul<Output = T::Sum> + Div<Output = T::Sum> + From<u8> + Sync,
 {
     if inputs.len().is_power_of_two() {
-        // Bit-equal to the division, in a fraction of the time.
+        // Bit-identical to the division, in a fraction of the time.
         let share = T::Sum::from(1) / count;
         folder.fold(inputs, move |sum| sum * share)
     } else {

@@ -22,8 +22,8 @@ use std::sync::Arc;
 
 /// A tensor in host memory: dtype, shape and elements in row-major order.
 ///
-/// Clones share the elements; changing a clone copies them first. Two are equal when dtype, shape and all elements
-/// are; as with Rust's floats, NaN equals nothing.
+/// Clones share the elements; changing a clone copies them first. Two tensors are equal if dtype, shape and
+/// all elements are; as with Rust's floats, NaN is not equal to itself.
 ///
 /// ```
 /// use distribute_tensor::{DType, HostTensor};
@@ -41,17 +41,19 @@ pub struct HostTensor {
 }
 
 impl HostTensor {
-    /// A tensor of `shape` from its elements in row-major order.
+    /// Creates a tensor of `shape` from its elements in row-major order.
     ///
     /// # Errors
-    ///
-    /// [`Error::ElementCount`] unless the shape has as many elements, or if the sizes of its axes other than 0 multiply
-    /// to more than a `usize` holds.
+    /// [`Error::ElementCount`] if the number of elements is not that of the shape, or the product of the
+    /// sizes of its nonempty axes overflows.
     pub fn new<T: Element>(elements: Vec<T>, shape: impl Into<Vec<usize>>) -> Result<Self> {
         Self::from_buffer(T::into_buffer(elements), shape)
     }
 
-    /// A tensor of `shape` from a buffer.
+    /// Creates a tensor of `shape` from a buffer.
+    ///
+    /// # Errors
+    /// The errors of [`new`](Self::new).
     pub fn from_buffer(buffer: Buffer, shape: impl Into<Vec<usize>>) -> Result<Self> {
         let shape = shape.into();
         if count(&shape) != Some(buffer.len()) {
@@ -60,17 +62,20 @@ impl HostTensor {
         Ok(Self { shape, buffer: Arc::new(buffer) })
     }
 
-    /// A tensor of rank 0.
+    /// Creates a tensor of rank 0.
     pub fn scalar<T: Element>(value: T) -> Self {
         Self { shape: Vec::new(), buffer: Arc::new(T::into_buffer(vec![value])) }
     }
 
-    /// A tensor of rank 1.
+    /// Creates a tensor of rank 1.
     pub fn vector<T: Element>(elements: Vec<T>) -> Self {
         Self { shape: vec![elements.len()], buffer: Arc::new(T::into_buffer(elements)) }
     }
 
-    /// Zeros; false for bool, empty for strings.
+    /// Creates a tensor of zeros, `false` or empty strings.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] if memory cannot hold the elements.
     pub fn zeros(dtype: DType, shape: impl Into<Vec<usize>>) -> Result<Self> {
         let shape = shape.into();
         let bytes = dtype.bytes().unwrap_or(std::mem::size_of::<Vec<u8>>());
@@ -81,32 +86,32 @@ impl HostTensor {
         }
     }
 
-    /// The type of the elements.
+    /// Returns the type of the elements.
     pub fn dtype(&self) -> DType {
         self.buffer.dtype()
     }
 
-    /// The size of each axis.
+    /// Returns the size of each axis.
     pub fn dims(&self) -> &[usize] {
         &self.shape
     }
 
-    /// The elements, if they are of type `T`.
+    /// Returns the elements, if they have type `T`.
     pub fn as_slice<T: Element>(&self) -> Option<&[T]> {
         T::slice(&self.buffer)
     }
 
-    /// The elements, whatever their type.
+    /// Returns the elements, of any type.
     pub fn buffer(&self) -> &Buffer {
         &self.buffer
     }
 
-    /// The elements, whatever their type, to be changed. Copies them first if a clone shares them.
+    /// Returns the elements for modification, of any type. Copies them first if a clone shares them.
     pub(crate) fn buffer_mut(&mut self) -> &mut Buffer {
         Arc::make_mut(&mut self.buffer)
     }
 
-    /// Returns the number of bytes that the elements take in memory, with what strings hold.
+    /// Returns the number of bytes that the elements take in memory, including the contents of strings.
     pub fn memory(&self) -> usize {
         match &*self.buffer {
             Buffer::String(texts) => texts.iter().map(|text| text.len() + size_of::<Vec<u8>>()).sum(),
@@ -114,7 +119,8 @@ impl HostTensor {
         }
     }
 
-    /// The elements, to be changed, if they are of type `T`. Copies them first if a clone shares them.
+    /// Returns the elements for modification, if they have type `T`. Copies them first if a clone shares
+    /// them.
     pub fn as_mut_slice<T: Element>(&mut self) -> Option<&mut [T]> {
         if self.dtype() != T::DTYPE {
             return None;
@@ -122,18 +128,28 @@ impl HostTensor {
         T::vec_mut(self.buffer_mut()).map(Vec::as_mut_slice)
     }
 
-    /// A copy of the elements. An error names both dtypes where they are not of type `T`.
+    /// Copies the elements.
+    ///
+    /// # Errors
+    /// [`Error::DTypeMismatch`] if they do not have type `T`.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         self.typed("to_vec").map(<[T]>::to_vec)
     }
 
-    /// The elements themselves, copied only if a clone shares them.
+    /// Returns the elements. They are copied only if a clone shares them.
+    ///
+    /// # Errors
+    /// [`Error::DTypeMismatch`] if they do not have type `T`.
     pub fn into_vec<T: Element>(mut self) -> Result<Vec<T>> {
         self.typed::<T>("into_vec")?;
         Ok(T::vec_mut(self.buffer_mut()).map(std::mem::take).unwrap_or_default())
     }
 
-    /// The one element, whatever the rank. An error where there is not exactly one, or it is of another type.
+    /// Returns the only element of a tensor of any rank.
+    ///
+    /// # Errors
+    /// - [`Error::ElementCount`]: the tensor does not have exactly one element.
+    /// - [`Error::DTypeMismatch`]: the element does not have type `T`.
     pub fn item<T: Element>(&self) -> Result<T> {
         match self.typed::<T>("item")? {
             [value] => Ok(value.clone()),
@@ -141,7 +157,7 @@ impl HostTensor {
         }
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.buffer.len()
     }
@@ -151,25 +167,26 @@ impl HostTensor {
         self.buffer.is_empty()
     }
 
-    /// The number of axes.
+    /// Returns the number of axes.
     pub fn rank(&self) -> usize {
         self.shape.len()
     }
 
-    /// Dtype and shape: `float32[2, 3]`.
+    /// Returns dtype and shape: `float32[2, 3]`.
     pub fn describe(&self) -> String {
         format!("{}{:?}", self.dtype(), self.shape)
     }
 
-    /// The elements, or an error that names both dtypes.
+    /// Returns the elements, or an error that names both dtypes.
     pub(crate) fn typed<T: Element>(&self, operation: &'static str) -> Result<&[T]> {
         self.as_slice().ok_or(Error::DTypeMismatch { operation, expected: T::DTYPE, found: self.dtype() })
     }
 }
 
-/// Whether so many bytes can be had. Asked before large allocations that would otherwise end the process.
+/// Whether this number of bytes can be allocated. Called before large allocations that would otherwise abort
+/// the process.
 fn is_allocatable(bytes: usize) -> bool {
-    /// Below this, nobody has shapes to blame.
+    /// Smaller allocations do not fail because of a mistake in a shape.
     const LARGE: usize = 1 << 30;
     bytes < LARGE || Vec::<u8>::new().try_reserve_exact(bytes).is_ok()
 }

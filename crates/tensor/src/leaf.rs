@@ -1,4 +1,4 @@
-//! The leaves of a nest, and the operations that work on every kind of leaf.
+//! The leaves of a nest, and the operations on every kind of leaf.
 
 #[cfg(feature = "candle")]
 use crate::candle;
@@ -9,8 +9,8 @@ use std::borrow::Borrow;
 
 /// A leaf of a nest.
 ///
-/// Operations keep the kind: candle tensors give candle tensors, on the device of the first. Gradients of candle don't flow
-/// through operations on several leaves.
+/// Operations keep the kind: candle tensors give candle tensors, on the device of the first one. Operations
+/// on several leaves do not propagate candle's gradients.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Leaf {
@@ -18,7 +18,7 @@ pub enum Leaf {
     Host(HostTensor),
     /// Rows of a larger tensor.
     Slices(IndexedSlices),
-    /// A tensor of candle, on any of its devices.
+    /// A candle tensor on any device.
     #[cfg(feature = "candle")]
     Candle(candle_core::Tensor),
 }
@@ -32,7 +32,7 @@ enum Kind<'a> {
 }
 
 impl Leaf {
-    /// Whether gradients flow through it: candle tensors that are variables or depend on one.
+    /// Whether gradients flow through the leaf: it is a candle tensor that is a variable or depends on one.
     pub fn is_tracked(&self) -> bool {
         match self {
             Leaf::Host(_) | Leaf::Slices(_) => false,
@@ -41,7 +41,7 @@ impl Leaf {
         }
     }
 
-    /// The kind of leaf, in words.
+    /// Returns the kind of leaf as text.
     pub fn kind(&self) -> &'static str {
         match self {
             Leaf::Host(_) => "a host tensor",
@@ -51,7 +51,10 @@ impl Leaf {
         }
     }
 
-    /// The type of the elements; for indexed slices, of the values. An error for candle's 4-, 6- and 8-bit floats.
+    /// Returns the type of the elements; for indexed slices, of the values.
+    ///
+    /// # Errors
+    /// [`Error::ForeignDType`] for candle's 4-, 6- and 8-bit floats.
     pub fn dtype(&self) -> Result<DType> {
         match self {
             Leaf::Host(tensor) => Ok(tensor.dtype()),
@@ -61,7 +64,7 @@ impl Leaf {
         }
     }
 
-    /// The size of each axis; for indexed slices, of the values.
+    /// Returns the size of each axis; for indexed slices, of the values.
     pub fn dims(&self) -> &[usize] {
         match self {
             Leaf::Host(tensor) => tensor.dims(),
@@ -71,7 +74,7 @@ impl Leaf {
         }
     }
 
-    /// Dtype and shape: `float32[2, 3]`, `IndexedSlices(float32[2, 3] of [5, 3])`.
+    /// Returns dtype and shape: `float32[2, 3]`, `IndexedSlices(float32[2, 3] of [5, 3])`.
     pub fn describe(&self) -> String {
         match self {
             Leaf::Host(tensor) => tensor.describe(),
@@ -81,29 +84,38 @@ impl Leaf {
         }
     }
 
-    /// The element-wise sum or mean over replicas.
+    /// Returns the element-wise sum or mean over replicas.
     ///
-    /// Kind, shape and dtype have to agree; nothing is broadcast, and an error says which replica differs from
-    /// replica 0. The sum is a balanced binary tree over the list, see `kernel::fold`; floats of 16 bits are added up as `f32`
-    /// and rounded once; a SUM of integers wraps. A MEAN divides the sum, so that of integers is a float, see [`DType::mean`], and their sum does
-    /// not wrap. Bool and string have neither. What holds for several leaves holds for one.
+    /// Kind, shape and dtype must be equal; nothing is broadcast. The sum is a balanced binary tree over the
+    /// list, see `kernel::fold`. Floats of 16 bits are accumulated as `f32` and rounded once. A SUM of
+    /// integers wraps. A MEAN divides the sum, so the mean of integers is a float, see [`DType::mean`], and
+    /// their sum does not wrap. A single leaf is subject to the same rules.
     ///
-    /// The rows of indexed slices are merged, even those of a single leaf, see [`IndexedSlices::reduce`]. If there are dense
-    /// leaves, too, slices are made dense first.
+    /// The rows of indexed slices are merged, even those of a single leaf, see [`IndexedSlices::reduce`]. If
+    /// some leaves are dense, slices are made dense first.
+    ///
+    /// # Errors
+    /// - [`Error::Empty`]: `leaves` is empty.
+    /// - [`Error::Differs`]: a replica does not match replica 0.
+    /// - [`Error::UnsupportedDType`]: the dtype is bool or string.
     pub fn reduce(op: ReduceOp, leaves: &[Leaf]) -> Result<Leaf> {
         Self::reduce_with(op, leaves, &Alone)
     }
 
-    /// Bit-equal to [`Leaf::reduce`], with sums in host memory computed by `folder`.
+    /// Reduces as [`Leaf::reduce`], with sums in host memory computed by `folder`. The result is
+    /// bit-identical.
     ///
-    /// Leaves may be borrowed, because incrementing the reference count of a leaf of another thread costs a contended cache
-    /// line.
+    /// Leaves may be borrowed, because incrementing the reference count of a leaf of another thread costs a
+    /// contended cache line.
+    ///
+    /// # Errors
+    /// The errors of [`Leaf::reduce`].
     pub fn reduce_with(op: ReduceOp, leaves: &[impl Borrow<Leaf>], folder: &impl Folder) -> Result<Leaf> {
         const OPERATION: &str = "reduce";
         let all = || leaves.iter().map(Borrow::borrow);
         let sparse = |leaf: &Leaf| matches!(leaf, Leaf::Slices(_));
         if all().any(sparse) && !all().all(sparse) {
-            // Rows with the same index are added up when they are made dense.
+            // Rows with the same index are added when they are made dense.
             let summands = Leaf::summands(op, leaves)?;
             let Some(dense) = summands.iter().find(|l| !sparse(l)) else {
                 return Err(Error::Empty { operation: OPERATION });
@@ -121,10 +133,12 @@ impl Leaf {
         }
     }
 
-    /// These leaves in the dtype in which `op` adds them up, [`DType::of_sum`]. [`reduction`](Leaf::reduction) makes the result
-    /// of their sum.
+    /// Converts leaves to the dtype in which `op` accumulates them, [`DType::of_sum`]. Then
+    /// [`reduction`](Leaf::reduction) computes the result from their sum.
     ///
-    /// An error for bool and string, and one that says which replica's dtype differs from that of replica 0.
+    /// # Errors
+    /// - [`Error::UnsupportedDType`]: the dtype is bool or string.
+    /// - [`Error::Differs`]: the dtype of a replica differs from that of replica 0.
     pub fn summands(op: ReduceOp, leaves: &[impl Borrow<Leaf>]) -> Result<Vec<Leaf>> {
         let Some(first) = leaves.first() else { return Ok(Vec::new()) };
         let expected = summable(first.borrow().dtype()?)?;
@@ -138,8 +152,11 @@ impl Leaf {
         leaves.iter().map(Borrow::borrow).enumerate().map(summand).collect()
     }
 
-    /// What `op` makes of the sum of `count` [summands](Leaf::summands), which were leaves of this dtype: a SUM is the sum
-    /// itself, in that dtype, a MEAN a true division.
+    /// Computes the result of `op` from the sum of `count` [summands](Leaf::summands) that were leaves of
+    /// `dtype`. The result of SUM is the sum in that dtype; MEAN is a true division.
+    ///
+    /// # Errors
+    /// [`Error::UnsupportedDType`] if the dtype is bool or string.
     pub fn reduction(self, op: ReduceOp, count: usize, dtype: DType) -> Result<Leaf> {
         match (op, dtype.mean()) {
             (ReduceOp::Sum, _) if dtype.of_sum(op) == dtype => Ok(self),
@@ -149,7 +166,7 @@ impl Leaf {
         }
     }
 
-    /// The elements as another dtype.
+    /// Converts the elements to another dtype.
     fn to_dtype(&self, dtype: DType) -> Result<Leaf> {
         match self {
             Leaf::Host(tensor) => tensor.cast(dtype).map(Leaf::Host),
@@ -159,9 +176,14 @@ impl Leaf {
         }
     }
 
-    /// Joins leaves along an axis, in replica order. They may differ in size along that axis only; `axis` lies
-    /// in `[0, rank)`, so a scalar cannot be joined. Every dtype, bool and string too. Indexed slices are
-    /// refused. An error says which replica differs from replica 0.
+    /// Joins leaves along an axis, in replica order. They may differ in size only along that axis. Every
+    /// dtype is allowed, including bool and string.
+    ///
+    /// # Errors
+    /// - [`Error::Empty`]: `leaves` is empty.
+    /// - [`Error::LeafKind`]: the leaves are indexed slices.
+    /// - [`Error::Axis`]: `axis` is not less than the rank, as for any axis of a scalar.
+    /// - [`Error::Differs`]: a replica does not match replica 0.
     pub fn concat(leaves: &[Leaf], axis: usize) -> Result<Leaf> {
         match Leaf::of_one_kind("concat", "replica", leaves)? {
             Kind::Host(tensors) => HostTensor::concat(&tensors, axis).map(Leaf::Host),
@@ -171,8 +193,12 @@ impl Leaf {
         }
     }
 
-    /// Puts leaves of one shape and dtype on a new axis 0. Indexed slices are refused. An error says which element
-    /// differs from element 0.
+    /// Stacks leaves of one shape and dtype along a new axis 0.
+    ///
+    /// # Errors
+    /// - [`Error::Empty`]: `leaves` is empty.
+    /// - [`Error::LeafKind`]: the leaves are indexed slices.
+    /// - [`Error::Differs`]: an element does not match element 0.
     pub fn stack(leaves: &[Leaf]) -> Result<Leaf> {
         match Leaf::of_one_kind("stack", "element", leaves)? {
             Kind::Host(tensors) => HostTensor::stack(&tensors).map(Leaf::Host),
@@ -182,7 +208,11 @@ impl Leaf {
         }
     }
 
-    /// `len` indices of an axis from `start` on. Indexed slices are refused.
+    /// Returns `len` indices of an axis, beginning at `start`.
+    ///
+    /// # Errors
+    /// - [`Error::Axis`], [`Error::Index`]: the range exceeds the tensor.
+    /// - [`Error::LeafKind`]: the leaf is indexed slices.
     pub fn narrow(&self, axis: usize, start: usize, len: usize) -> Result<Leaf> {
         match self {
             Leaf::Host(tensor) => tensor.narrow(axis, start, len).map(Leaf::Host),
@@ -192,7 +222,12 @@ impl Leaf {
         }
     }
 
-    /// A leaf like this one without rows (indices of axis 0). It keeps no memory of these. Indexed slices are refused.
+    /// Returns a leaf like this one without rows (indices of axis 0). It does not keep the memory of the
+    /// rows.
+    ///
+    /// # Errors
+    /// - [`Error::Axis`]: the leaf is a scalar.
+    /// - [`Error::LeafKind`]: the leaf is indexed slices.
     pub fn without_rows(&self) -> Result<Leaf> {
         match self {
             #[cfg(feature = "candle")]
@@ -201,7 +236,11 @@ impl Leaf {
         }
     }
 
-    /// The same elements in row-major order, in another shape. Indexed slices are refused.
+    /// Returns the same elements in row-major order, in another shape.
+    ///
+    /// # Errors
+    /// - [`Error::ElementCount`]: the shape has another number of elements.
+    /// - [`Error::LeafKind`]: the leaf is indexed slices.
     pub fn reshape(&self, dims: &[usize]) -> Result<Leaf> {
         match self {
             Leaf::Host(tensor) => tensor.reshape(dims).map(Leaf::Host),
@@ -211,7 +250,11 @@ impl Leaf {
         }
     }
 
-    /// These rows (indices of axis 0), in this order; a row may be taken more than once. Indexed slices are refused.
+    /// Returns these rows (indices of axis 0), in this order. A row may be taken more than once.
+    ///
+    /// # Errors
+    /// - [`Error::Axis`], [`Error::Index`]: a row does not exist.
+    /// - [`Error::LeafKind`]: the leaf is indexed slices.
     pub fn take_rows(&self, rows: &[usize]) -> Result<Leaf> {
         match self {
             Leaf::Host(tensor) => tensor.take_rows(rows).map(Leaf::Host),
@@ -221,7 +264,11 @@ impl Leaf {
         }
     }
 
-    /// One row: index `index` of axis 0, and that axis removed. Indexed slices are refused.
+    /// Returns row `index` of axis 0, with that axis removed.
+    ///
+    /// # Errors
+    /// - [`Error::Axis`], [`Error::Index`]: the row does not exist.
+    /// - [`Error::LeafKind`]: the leaf is indexed slices.
     pub fn row(&self, index: usize) -> Result<Leaf> {
         match self {
             Leaf::Host(tensor) => tensor.row(index).map(Leaf::Host),
@@ -231,7 +278,10 @@ impl Leaf {
         }
     }
 
-    /// The sum over these axes, which are removed, see [`HostTensor::sum_axes`]. Indexed slices are made dense.
+    /// Returns the sum over these axes, which are removed. Indexed slices are made dense.
+    ///
+    /// # Errors
+    /// The errors of [`HostTensor::sum_axes`] and [`IndexedSlices::to_dense`].
     pub fn sum_axes(&self, axes: &[usize]) -> Result<Leaf> {
         match self {
             Leaf::Host(tensor) => tensor.sum_axes(axes).map(Leaf::Host),
@@ -241,8 +291,11 @@ impl Leaf {
         }
     }
 
-    /// A true division of every element, so integers become floats, see [`DType::mean`]. Of indexed slices
-    /// the values are divided.
+    /// Divides every element. This is a true division, so integers become floats, see [`DType::mean`]. For
+    /// indexed slices, the values are divided.
+    ///
+    /// # Errors
+    /// [`Error::UnsupportedDType`] if the dtype is bool or string.
     pub fn divide(&self, by: f64) -> Result<Leaf> {
         match self {
             Leaf::Host(tensor) => tensor.divide(by).map(Leaf::Host),
@@ -252,7 +305,10 @@ impl Leaf {
         }
     }
 
-    /// A copy in host memory; indexed slices are made dense.
+    /// Copies the leaf to host memory. Indexed slices are made dense.
+    ///
+    /// # Errors
+    /// The errors of [`HostTensor::from_candle`] and [`IndexedSlices::to_dense`].
     pub fn to_host(&self) -> Result<HostTensor> {
         match self {
             Leaf::Host(tensor) => Ok(tensor.clone()),
@@ -262,7 +318,7 @@ impl Leaf {
         }
     }
 
-    /// Converts a leaf that came from another process to the kind and device of `like`; indexed slices stay as they are.
+    /// Converts a leaf from another process to the kind and device of `like`. Indexed slices stay unchanged.
     ///
     /// # Errors
     /// [`Error::UnsupportedDType`] for elements that candle lacks.
@@ -274,7 +330,8 @@ impl Leaf {
         }
     }
 
-    /// Whether the two are of one kind and on one device, so that they can be joined without a copy between devices.
+    /// Whether two leaves have one kind and one device, so that they can be joined without a copy between
+    /// devices.
     pub(crate) fn is_beside(&self, other: &Leaf) -> bool {
         match (self, other) {
             #[cfg(feature = "candle")]
@@ -283,7 +340,7 @@ impl Leaf {
         }
     }
 
-    /// This leaf, made dense and of the kind of `dense` if it is indexed slices.
+    /// Makes indexed slices dense, in the kind of `dense`. Returns other leaves unchanged.
     fn like(&self, dense: &Leaf) -> Result<Leaf> {
         let Leaf::Slices(slices) = self else { return Ok(self.clone()) };
         let whole = slices.to_dense_of(dense.dims())?;
@@ -294,7 +351,7 @@ impl Leaf {
         }
     }
 
-    /// At least one leaf, all of one kind, or an error that says which one differs from the first.
+    /// Returns at least one leaf, all of one kind, or an error that names the first one that differs.
     fn of_one_kind<'a>(
         operation: &'static str,
         what: &'static str,
@@ -326,7 +383,7 @@ fn refuse(operation: &'static str) -> Error {
     Error::LeafKind { operation, expected: "a dense tensor", found: "indexed slices" }
 }
 
-/// As [`HostTensor`] and [`IndexedSlices`] write themselves; candle tensors as host tensors do.
+/// Prints as [`HostTensor`] and [`IndexedSlices`] do. Candle tensors print like host tensors.
 impl std::fmt::Display for Leaf {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

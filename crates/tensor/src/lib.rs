@@ -1,24 +1,24 @@
-//! Host tensors, nested structures of them, and the kernels that reduce, gather and cut them.
+//! Host tensors, nested structures of them, and the kernels that reduce, gather and slice them.
 //!
-//! This crate does no I/O and starts no thread. Everything above it moves data as [`Nest`]s: nested
-//! structures whose leaves are [`HostTensor`]s, [`IndexedSlices`] or (feature `candle`) candle tensors.
+//! This crate does no I/O and starts no thread. The crates above it move data as [`Nest`]s: nested structures
+//! whose leaves are [`HostTensor`]s, [`IndexedSlices`] or (feature `candle`) candle tensors.
 //!
 //! In reading order:
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | [`dtype`] | the 16 element types and the Rust types behind them |
+//! | [`dtype`] | the 16 element types and their Rust types |
 //! | [`host`] | [`HostTensor`]: dtype, shape, elements |
 //! | [`slices`] | [`IndexedSlices`]: rows of a larger tensor and their indices |
 //! | [`leaf`] | [`Leaf`]: the leaves of a nest |
-//! | [`fold`] | how the elements of a sum are computed: on one thread or several |
-//! | [`pack`] | packs leaves for a reduction |
-//! | [`tree`] | [`Tree`]: a nest whose structure is known at run time |
-//! | [`nest`] | [`Nest`]: any Rust structure that turns into a tree and back |
+//! | [`fold`] | the computation of the elements of a sum, on one thread or several |
+//! | [`pack`] | buckets of leaves for a reduction |
+//! | [`tree`] | [`Tree`]: a nest whose structure is a runtime value |
+//! | [`nest`] | [`Nest`]: any Rust structure that can be converted to a tree and back |
 //! | [`op`] | [`ReduceOp`] |
 //! | `parse` | dtypes and reduce operations from text |
 //! | [`random`] | random numbers by position |
-//! | [`kernel`] | sums, concatenations and cuts of plain slices |
+//! | [`kernel`] | sums, joins and slices of plain slices |
 
 #![forbid(unsafe_code)]
 

@@ -1,13 +1,14 @@
-//! How values of several replicas become one.
+//! The operations that combine values of several replicas.
 
-/// How values of several replicas are combined. Always given by the caller, never defaulted.
+/// An operation that combines the values of several replicas. There is no default: the caller always chooses
+/// it.
 #[doc(alias = "tf.distribute.ReduceOp")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
     /// The sum over the replicas.
     #[doc(alias = "tf.distribute.ReduceOp.SUM")]
     Sum,
-    /// The sum over the replicas, divided by their number (integers: a true division, to floats).
+    /// The sum over the replicas, divided by their number. For integers this is a true division, to floats.
     #[doc(alias = "tf.distribute.ReduceOp.MEAN")]
     Mean,
 }

@@ -1,39 +1,40 @@
-//! Packs leaves for a reduction, so that many small ones cost as few transfers as one large one.
+//! Buckets of leaves for a reduction: many small leaves cost as few transfers as a large one.
 //!
-//! Sums over replicas are element-wise, so packing does not change a bit of the result.
+//! Sums over replicas are element-wise, so the result is bit-identical for every partition into buckets.
 
 use crate::fold::Folder;
 use crate::{Leaf, ReduceOp, Result};
 use std::ops::Range;
 
-/// How the leaves of one reduction are packed. With 0, each leaf stays by itself.
+/// A partition of the leaves of one reduction into buckets. With 0, each leaf is reduced alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
-    /// Neighbours go into one pack until it has more than this many bytes.
+    /// Neighbouring leaves go into one bucket until its size exceeds this number of bytes.
     Bytes(usize),
-    /// All leaves are divided into this many packs of equal size, of which the last takes the remainder.
+    /// All leaves are divided into this number of buckets of equal size. The last bucket takes the remainder.
     Count(usize),
 }
 
-/// The elements of one leaf in a pack.
+/// The elements of one leaf in a bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Which leaf of those that are packed.
+    /// The number of the leaf.
     pub leaf: usize,
-    /// Which of its elements, in row-major order.
+    /// The range of its elements, in row-major order.
     pub elements: Range<usize>,
 }
 
 impl Packing {
-    /// Each leaf by itself.
+    /// Reduces each leaf alone.
     pub const APART: Packing = Packing::Bytes(0);
 
-    /// Whether leaves are packed at all.
+    /// Whether leaves share buckets.
     pub fn is_on(self) -> bool {
         !matches!(self, Packing::Bytes(0) | Packing::Count(0))
     }
 
-    /// The packs of leaves with these numbers of elements, each of `width` bytes. No pack is empty.
+    /// Returns the buckets of leaves with these numbers of elements, each of `width` bytes. No bucket is
+    /// empty.
     pub fn packs(self, lens: &[usize], width: usize) -> Vec<Vec<Segment>> {
         let whole = |leaf: usize| Segment { leaf, elements: 0..lens[leaf] };
         let leaves = (0..lens.len()).filter(|leaf| lens[*leaf] > 0);
@@ -63,7 +64,7 @@ impl Packing {
                             packs.push(Vec::new());
                             room = each;
                         }
-                        // The last pack has room for all that is left.
+                        // The last bucket has room for the rest.
                         let take = if packs.len() == count { usize::MAX } else { room };
                         let end = lens[leaf].min(start.saturating_add(take));
                         if let Some(pack) = packs.last_mut().filter(|_| end > start) {
@@ -80,14 +81,14 @@ impl Packing {
     }
 }
 
-/// Reduces each leaf over replicas, to the bits of [`Leaf::reduce_with`]: `replicas[r][i]` is leaf `i` of replica `r`,
-/// and all replicas have the same number of them.
+/// Reduces each leaf over replicas. `replicas[r][i]` is leaf `i` of replica `r`, and all replicas have the
+/// same number of leaves. The result is bit-identical to [`Leaf::reduce_with`].
 ///
-/// Leaves are packed with others of their kind, dtype and device. Indexed slices, and leaves that differ between replicas,
-/// are reduced by themselves, so errors are the same as without packing.
+/// Leaves share buckets with others of the same kind, dtype and device. Indexed slices, and leaves that
+/// differ between replicas, are reduced alone, so errors are the same as without buckets.
 ///
 /// # Errors
-/// Those of [`Leaf::reduce`].
+/// The errors of [`Leaf::reduce`].
 pub fn reduce_packed(
     op: ReduceOp,
     replicas: &[&[Leaf]],
@@ -124,7 +125,7 @@ pub fn reduce_packed(
     pieces.into_iter().enumerate().map(whole).collect()
 }
 
-/// The leaves that can share packs, and the bytes of one of their elements.
+/// Returns the groups of leaves that can share buckets, and the size of their elements in bytes.
 fn groups(replicas: &[&[Leaf]], count: usize) -> Vec<(Vec<usize>, usize)> {
     let mut groups: Vec<(Vec<usize>, usize)> = Vec::new();
     for leaf in 0..count {
@@ -143,7 +144,8 @@ fn groups(replicas: &[&[Leaf]], count: usize) -> Vec<(Vec<usize>, usize)> {
     groups
 }
 
-/// The bytes of an element of a leaf that can be packed: dense, of numbers, not empty, and the same on all replicas.
+/// Returns the element size of a leaf that can share a bucket: dense numbers, not empty, and the same on all
+/// replicas.
 fn packable(replicas: &[&[Leaf]], leaf: usize) -> Option<usize> {
     let first = &replicas.first()?[leaf];
     let dtype = first.dtype().ok().filter(|dtype| dtype.mean().is_some())?;
@@ -154,7 +156,7 @@ fn packable(replicas: &[&[Leaf]], leaf: usize) -> Option<usize> {
     (dense && replicas.iter().all(|leaves| equal(&leaves[leaf]))).then(|| dtype.bytes()).flatten()
 }
 
-/// One replica's elements of a pack, in one row.
+/// Concatenates one replica's elements of a bucket.
 fn join(leaves: &[Leaf], group: &[usize], pack: &[Segment]) -> Result<Leaf> {
     let flat = |segment: &Segment| {
         let leaf = &leaves[group[segment.leaf]];
@@ -198,11 +200,11 @@ mod tests {
         assert_eq!(sizes(1, &[4, 2, 3, 6]), [15]);
         assert_eq!(sizes(2, &[4, 2, 3, 6]), [7, 8]);
         assert_eq!(sizes(4, &[4, 2, 3, 6]), [3, 3, 3, 6]);
-        // Fewer elements than packs: all of them are remainder.
+        // Fewer elements than buckets: all of them are remainder.
         assert_eq!(sizes(5, &[1, 2]), [3]);
     }
 
-    /// Numbers whose sum depends on the order.
+    /// Returns numbers whose sum depends on the order.
     fn leaf(i: usize, replica: usize, len: usize, dtype: usize) -> Leaf {
         let number = |at: usize| {
             let scale = [1e-3, 1., 1e3][(at + replica) % 3];
@@ -222,8 +224,7 @@ mod tests {
     }
 
     proptest! {
-        // CO-5: dtypes don't share packs; sparse leaves stay apart.
-        // INV-7
+        // CO-5: dtypes do not share buckets; sparse leaves are reduced alone. INV-7
         #[test]
         fn packing_changes_no_bit(
             replicas in 1usize..6,

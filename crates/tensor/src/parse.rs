@@ -6,7 +6,7 @@ use std::str::FromStr;
 impl FromStr for DType {
     type Err = Error;
 
-    /// Reads a name such as `"float32"`, as [`DType::name`] gives it.
+    /// Parses a name such as `"float32"`, as [`DType::name`] returns it.
     fn from_str(text: &str) -> Result<Self> {
         DType::ALL
             .into_iter()
@@ -18,7 +18,7 @@ impl FromStr for DType {
 impl FromStr for ReduceOp {
     type Err = Error;
 
-    /// Reads `"SUM"` or `"MEAN"` in any case.
+    /// Parses `"SUM"` or `"MEAN"`, ignoring case.
     fn from_str(text: &str) -> Result<Self> {
         match text.to_ascii_uppercase().as_str() {
             "SUM" => Ok(ReduceOp::Sum),

@@ -5,7 +5,8 @@ use crate::{DType, Element, Error, Result};
 use half::{bf16, f16};
 use std::ops::Range;
 
-/// Random numbers that are functions of their position (SplitMix64), so that any part of them can be drawn alone.
+/// A sequence of random numbers that are functions of their position (SplitMix64), so any range can be
+/// generated alone.
 ///
 /// ```
 /// use distribute_tensor::random::Draws;
@@ -19,53 +20,54 @@ pub struct Draws {
 }
 
 impl Draws {
-    /// The numbers of `stream` under `seed`. A stream is usually the hash of a name; the mixing spreads what it lacks.
+    /// Creates the sequence of `stream` under `seed`. A stream is usually the hash of a name; its bits need
+    /// not be well mixed.
     pub fn new(seed: u64, stream: u64) -> Self {
         Self { key: mix(mix(seed) ^ stream) }
     }
 
-    /// Another sequence for each index.
+    /// Returns another sequence for each index.
     pub fn at(self, index: u64) -> Self {
         Self { key: self.bits(index) }
     }
 
-    /// 64 random bits.
+    /// Returns 64 random bits.
     pub fn bits(&self, position: u64) -> u64 {
         mix(self.key.wrapping_add(position.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
     }
 
-    /// In [0, 1).
+    /// Returns a number in [0, 1).
     pub fn uniform(&self, position: u64) -> f64 {
         (self.bits(position) >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Standard normal, by Box and Muller.
+    /// Returns a standard normal number, by Box and Muller.
     pub fn normal(&self, position: u64) -> f64 {
         let radius = (-2. * (1. - self.uniform(2 * position)).ln()).sqrt();
         radius * (std::f64::consts::TAU * self.uniform(2 * position + 1)).cos()
     }
 }
 
-/// Spreads 64 bits over all 64: each depends on all of them, and different numbers stay different.
+/// Mixes 64 bits: each result bit depends on all of them, and different inputs have different results.
 pub fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
 }
 
-/// What the elements of a new variable are drawn from.
+/// The distribution of a new variable's elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Distribution {
-    /// Each is this number.
+    /// The same number for all elements.
     Constant(f64),
-    /// Between `lo` and `up`.
+    /// Uniform in the range from `lo` to `up`.
     Uniform {
-        /// The least.
+        /// The lower bound, included.
         lo: f64,
-        /// What all are below.
+        /// The upper bound, excluded.
         up: f64,
     },
-    /// Around `mean`.
+    /// A normal distribution.
     Normal {
         /// The mean.
         mean: f64,
@@ -75,7 +77,7 @@ pub enum Distribution {
 }
 
 impl Distribution {
-    /// The number at a position.
+    /// Returns the number at a position.
     pub fn draw(self, draws: Draws, position: u64) -> f64 {
         match self {
             Self::Constant(value) => value,
@@ -84,8 +86,11 @@ impl Distribution {
         }
     }
 
-    /// Whether such elements can be drawn: floats from all distributions; integers, 0 and 1 for bool, are constant alone,
-    /// and strings none.
+    /// Checks that elements of a dtype can be generated. Floats support all distributions; integers and bool
+    /// (0 and 1) support only constants.
+    ///
+    /// # Errors
+    /// [`Error::UnsupportedDType`] if the dtype does not support the distribution.
     pub fn check(self, dtype: DType) -> Result<()> {
         let float = matches!(dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64);
         if float || dtype != DType::String && matches!(self, Self::Constant(_)) {
@@ -95,7 +100,7 @@ impl Distribution {
         }
     }
 
-    /// Fills `out` with the numbers from position `first` on.
+    /// Fills `out` with the numbers from position `first`.
     pub fn fill<T: Drawn>(self, draws: Draws, first: u64, out: &mut [T]) {
         if let Self::Constant(value) = self {
             out.fill(T::of_f64(value));
@@ -108,11 +113,11 @@ impl Distribution {
 }
 
 impl Buffer {
-    /// Fills the elements `at` with the numbers of a distribution from position `first` on. Strings stay as they are: see
-    /// [`Distribution::check`].
+    /// Fills the elements `at` with the numbers of a distribution from position `first`. Strings stay
+    /// unchanged: see [`Distribution::check`].
     ///
     /// # Panics
-    /// When there are fewer elements.
+    /// If `at` exceeds the buffer.
     pub fn draw(&mut self, at: Range<usize>, distribution: Distribution, draws: Draws, first: u64) {
         macro_rules! by_type {
             ($($variant:ident)*) => {
@@ -126,9 +131,9 @@ impl Buffer {
     }
 }
 
-/// An element that can be drawn: a number, rounded to its type.
+/// An element that can be initialized at random: a number, rounded to its type.
 pub trait Drawn: Element + Copy {
-    /// The nearest value of this type.
+    /// Rounds to the nearest value of this type.
     fn of_f64(value: f64) -> Self;
 }
 

@@ -35,24 +35,31 @@ type OfReplicas = Vec<Vec<usize>>;
 pub struct IndexedSlices {
     /// The rows.
     pub values: HostTensor,
-    /// For each row, its index in axis 0 of the whole.
+    /// The index of each row in axis 0 of the dense tensor.
     pub indices: HostTensor,
-    /// The shape of the whole, if known.
+    /// The shape of the dense tensor, if known.
     pub dense_shape: Option<Vec<usize>>,
 }
 
 impl IndexedSlices {
-    /// Rows, their indices and the shape of the whole, if they are consistent.
+    /// Creates indexed slices from rows, their indices, and the shape of the dense tensor if known.
     ///
-    /// `values` is `[n, …]`; `indices` is `[n]`, int32 or int64, none negative and all below `dense_shape[0]`; and the
-    /// further axes of `dense_shape` are those of `values`. Fields set by hand are checked where they are used.
+    /// `values` is `[n, …]`; `indices` is `[n]`, int32 or int64, none negative and all less than
+    /// `dense_shape[0]`. The other axes of `dense_shape` are those of `values`. Fields that are set directly
+    /// are checked when they are used.
+    ///
+    /// # Errors
+    /// An error if the arguments are inconsistent.
     pub fn new(values: HostTensor, indices: HostTensor, dense_shape: Option<Vec<usize>>) -> Result<Self> {
         let slices = Self { values, indices, dense_shape };
         slices.rows("IndexedSlices")?;
         Ok(slices)
     }
 
-    /// The index of every row, checked with everything else about these slices.
+    /// Returns the index of every row.
+    ///
+    /// # Errors
+    /// An error if these slices are inconsistent in any way.
     pub fn to_rows(&self) -> Result<Vec<usize>> {
         self.rows("to_rows")
     }
@@ -89,15 +96,18 @@ impl IndexedSlices {
         indices.into_iter().map(row).collect()
     }
 
-    /// The whole tensor: zeros, to which each row is added at its index, in order.
+    /// Creates the dense tensor: zeros, to which each row is added at its index, in order.
     ///
-    /// An error if `dense_shape` is not known, or anything is inconsistent.
+    /// # Errors
+    /// - [`Error::NoDenseShape`]: `dense_shape` is not known.
+    /// - [`Error::UnsupportedDType`]: the dtype is bool or string.
+    /// - Another error if these slices are inconsistent.
     pub fn to_dense(&self) -> Result<HostTensor> {
         let shape = self.dense_shape.as_deref().ok_or(Error::NoDenseShape { operation: TO_DENSE })?;
         self.to_dense_of(shape)
     }
 
-    /// The whole tensor, of a shape that is known from elsewhere.
+    /// Creates the dense tensor, with a shape that the caller knows.
     pub(crate) fn to_dense_of(&self, shape: &[usize]) -> Result<HostTensor> {
         let dtype = self.values.dtype();
         if is_narrow(dtype) {
@@ -124,23 +134,34 @@ impl IndexedSlices {
             else Err(Error::UnsupportedDType { operation: TO_DENSE, dtype }))
     }
 
-    /// The sum or mean over replicas, with each index once, ascending.
+    /// Returns the sum or mean over replicas, with each index once, in ascending order.
     ///
-    /// The rows of an index are summed within each replica first, in their order, and then over replicas in the order of
-    /// `kernel::fold`, where a replica without that row counts as zero. So the sums have the bits
-    /// of those of dense tensors, and reducing within every worker first changes none. Replicas may differ in their
-    /// number of rows. A MEAN divides the sums by the number of replicas, and adds integers up as wider numbers, as
-    /// [`HostTensor::reduce`] does. Floats of 16 bits are added up as `f32` and rounded once.
-    /// The slices of a single one are merged, too: the form of a result doesn't depend on how many there are. Those that
-    /// are merged already come back as they are.
+    /// The rows of an index are summed within each replica first, in their order, and then over replicas in
+    /// the order of `kernel::fold`, where a replica without that row counts as zero. The result is therefore
+    /// bit-identical to that of dense tensors, and reducing within every worker first does not change it.
+    /// Replicas may differ in their number of rows. A MEAN divides the sums by the number of replicas, and
+    /// accumulates integers in a wider type, as [`HostTensor::reduce`] does. Floats of 16 bits are
+    /// accumulated as `f32` and rounded once.
     ///
-    /// The result has no more rows than all replicas have together, nor more than `dense_shape[0]`: however many
-    /// replicas there are, it takes no more memory than the dense tensor and its indices.
+    /// The slices of a single replica are merged as well, so the form of a result does not depend on the
+    /// number of replicas. Slices that are merged already are returned unchanged.
+    ///
+    /// The result has at most as many rows as all replicas together, and at most `dense_shape[0]`. For any
+    /// number of replicas, it takes no more memory than the dense tensor and its indices.
+    ///
+    /// # Errors
+    /// - [`Error::Empty`]: `slices` is empty.
+    /// - [`Error::Differs`]: a replica does not match replica 0.
+    /// - [`Error::UnsupportedDType`]: the dtype is bool or string.
+    /// - Another error if replica 0 is inconsistent.
     pub fn reduce(op: ReduceOp, slices: &[&IndexedSlices]) -> Result<IndexedSlices> {
         Self::reduce_with(op, slices, &Alone)
     }
 
-    /// Bit-equal to [`IndexedSlices::reduce`], with values computed by `folder`.
+    /// Reduces as [`IndexedSlices::reduce`], with values computed by `folder`. The result is bit-identical.
+    ///
+    /// # Errors
+    /// The errors of [`IndexedSlices::reduce`].
     pub fn reduce_with(
         op: ReduceOp,
         slices: &[&IndexedSlices],
@@ -167,7 +188,7 @@ impl IndexedSlices {
         }
     }
 
-    /// With each index once, ascending.
+    /// Returns each index once, in ascending order, with its rows summed.
     fn merge(&self, rows: &[usize], folder: &impl Folder) -> Result<Self> {
         let merge = RowMerge::new(rows);
         if merge.is_identity() {
@@ -181,7 +202,7 @@ impl IndexedSlices {
         }, else Err(Error::UnsupportedDType { operation: REDUCE, dtype }))
     }
 
-    /// The sum of slices that are like these, whose indices are `rows`.
+    /// Returns the sum of slices that match these. `rows` are their indices.
     fn sum(&self, slices: &[&Self], rows: &[Vec<usize>], folder: &impl Folder) -> Result<Self> {
         fn of<T: Element + Sum>(
             _: &[T],
@@ -201,12 +222,12 @@ impl IndexedSlices {
         }, else Err(Error::UnsupportedDType { operation: REDUCE, dtype }))
     }
 
-    /// The elements of a row.
+    /// Returns the number of elements of a row.
     fn width(&self) -> usize {
         self.values.dims().iter().skip(1).product()
     }
 
-    /// Other rows of the same whole.
+    /// Creates slices of the same dense tensor with other rows.
     fn with_rows<T: Element>(&self, values: Vec<T>, rows: &[usize]) -> Result<Self> {
         let mut shape = self.values.dims().to_vec();
         if let Some(height) = shape.first_mut() {
@@ -220,9 +241,14 @@ impl IndexedSlices {
         })
     }
 
-    /// The rows of all, one after another in the order given, with their duplicates.
+    /// Concatenates the rows, in the order given, with their duplicates.
     ///
-    /// For rows that are applied one after another. To add rows up, [`reduce`](Self::reduce) takes less memory.
+    /// For rows that are applied one after another. To sum rows, [`reduce`](Self::reduce) takes less memory.
+    ///
+    /// # Errors
+    /// - [`Error::Empty`]: `slices` is empty.
+    /// - [`Error::Differs`]: an element does not match the first one.
+    /// - Another error if the first one is inconsistent.
     pub fn concat(slices: &[&IndexedSlices]) -> Result<IndexedSlices> {
         let (_, dense_shape) = Self::alike(CONCAT, slices)?;
         let values = HostTensor::concat(&slices.iter().map(|s| &s.values).collect::<Vec<_>>(), 0)?;
@@ -230,8 +256,8 @@ impl IndexedSlices {
         Ok(Self { values, indices, dense_shape })
     }
 
-    /// The indices of the rows of each, and the shape of the whole, of slices of one dtype, row shape and whole. An error
-    /// says which of them differs from the first.
+    /// Checks that slices have one dtype, row shape and dense shape. Returns the indices of each, and the
+    /// dense shape. An error names the first that differs.
     fn alike(operation: &'static str, slices: &[&IndexedSlices]) -> Result<(OfReplicas, Option<Vec<usize>>)> {
         let [first, rest @ ..] = slices else { return Err(Error::Empty { operation }) };
         let mut rows = vec![first.rows(operation)?];
@@ -244,7 +270,7 @@ impl IndexedSlices {
         Ok((rows, dense_shape))
     }
 
-    /// The indices of `other`, if it is like these slices.
+    /// Returns the indices of `other`, if it matches these slices.
     fn check(
         &self,
         operation: &'static str,
@@ -261,17 +287,20 @@ impl IndexedSlices {
         Ok(rows)
     }
 
-    /// The values as another dtype.
+    /// Converts the values to another dtype.
     pub(crate) fn cast(&self, dtype: DType) -> Result<IndexedSlices> {
         Ok(Self { values: self.values.cast(dtype)?, ..self.clone() })
     }
 
-    /// The values divided, see [`HostTensor::divide`].
+    /// Divides the values, see [`HostTensor::divide`].
+    ///
+    /// # Errors
+    /// The errors of [`HostTensor::divide`].
     pub fn divide(&self, by: f64) -> Result<IndexedSlices> {
         Ok(Self { values: self.values.divide(by)?, ..self.clone() })
     }
 
-    /// Dtype and shape of the rows, and the shape of the whole: `IndexedSlices(float32[2, 3] of [5, 3])`.
+    /// Returns dtype and shape of the rows, and the dense shape: `IndexedSlices(float32[2, 3] of [5, 3])`.
     pub fn describe(&self) -> String {
         match &self.dense_shape {
             Some(whole) => format!("IndexedSlices({} of {whole:?})", self.values.describe()),
@@ -283,7 +312,9 @@ impl IndexedSlices {
 impl HostTensor {
     /// Writes rows into this tensor, one after another: a row that occurs twice is written twice.
     ///
-    /// Errors as for [`HostTensor::write`], and for an index that is no row of this tensor.
+    /// # Errors
+    /// - The errors of [`HostTensor::write`].
+    /// - [`Error::Index`]: an index is not a row of this tensor.
     pub fn write_rows(&mut self, how: Write, rows: &IndexedSlices) -> Result<()> {
         let rows = IndexedSlices { dense_shape: Some(self.dims().to_vec()), ..rows.clone() };
         let indices = rows.to_rows()?;
@@ -300,7 +331,7 @@ fn is_narrow(dtype: DType) -> bool {
     dtype.of_sum(ReduceOp::Sum) != dtype
 }
 
-/// Values, indices and the shape of the whole.
+/// Prints values, indices and the dense shape.
 impl std::fmt::Display for IndexedSlices {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "IndexedSlices(values={}, indices={}, dense_shape=", self.values, self.indices)?;

@@ -1,4 +1,4 @@
-//! A nest whose structure is known at run time.
+//! A nest whose structure is a runtime value.
 
 use crate::{Error, Result};
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 /// A nested structure with leaves of type `L`: the common form of every [`Nest`](crate::Nest).
 ///
-/// Dictionaries are ordered by key, so that all replicas visit leaves in one order.
+/// Dictionaries are ordered by key, so all replicas visit leaves in the same order.
 #[doc(alias = "tf.nest")]
 #[derive(Clone, Debug, PartialEq)]
 pub enum Tree<L> {
@@ -14,16 +14,16 @@ pub enum Tree<L> {
     Leaf(L),
     /// An `Option` that is `None`.
     None,
-    /// Values in order, as many as there are: `Vec`, arrays.
+    /// Values in order, of any number: `Vec`, arrays.
     List(Vec<Tree<L>>),
-    /// Values in order, a fixed number: tuples.
+    /// Values in order, of a fixed number: tuples.
     Tuple(Vec<Tree<L>>),
     /// Named values: maps and structs.
     Dict(BTreeMap<String, Tree<L>>),
 }
 
 impl<L> Tree<L> {
-    /// The same structure with other leaves.
+    /// Converts each leaf, in the same structure.
     pub fn map<M>(self, f: &mut impl FnMut(L) -> M) -> Tree<M> {
         match self {
             Tree::Leaf(leaf) => Tree::Leaf(f(leaf)),
@@ -34,7 +34,7 @@ impl<L> Tree<L> {
         }
     }
 
-    /// The same structure with other leaves, or the first error.
+    /// Converts each leaf, in the same structure, or returns the first error.
     pub fn try_map<M, E>(self, f: &mut impl FnMut(L) -> Result<M, E>) -> Result<Tree<M>, E> {
         Ok(match self {
             Tree::Leaf(leaf) => Tree::Leaf(f(leaf)?),
@@ -51,7 +51,7 @@ impl<L> Tree<L> {
         })
     }
 
-    /// The same structure with leaves made from these, or the first error, which names the path of its leaf.
+    /// Converts each leaf, in the same structure, or returns the first error with the path of its leaf.
     pub fn try_map_at<M>(&self, f: &mut impl FnMut(&L) -> Result<M>) -> Result<Tree<M>> {
         Ok(match self {
             Tree::Leaf(leaf) => Tree::Leaf(f(leaf).map_err(|e| e.within(""))?),
@@ -73,7 +73,7 @@ impl<L> Tree<L> {
         items.iter().enumerate().map(item).collect()
     }
 
-    /// Calls `f` with each leaf in order, and with a function that gives its path: `value.a[1]`.
+    /// Calls `f` with each leaf in order, and with a function that returns its path: `value.a[1]`.
     pub fn visit<E>(&self, f: &mut impl FnMut(&dyn Fn() -> String, &L) -> Result<(), E>) -> Result<(), E> {
         fn walk<L, E>(
             tree: &Tree<L>,
@@ -94,7 +94,7 @@ impl<L> Tree<L> {
         walk(self, &|| String::from("value"), f)
     }
 
-    /// The leaves in order, by reference.
+    /// Returns the leaves in order, by reference.
     pub fn leaves(&self) -> Vec<&L> {
         fn walk<'a, L>(tree: &'a Tree<L>, out: &mut Vec<&'a L>) {
             match tree {
@@ -109,7 +109,7 @@ impl<L> Tree<L> {
         out
     }
 
-    /// Takes the leaves out, in order, and leaves the structure behind.
+    /// Takes the leaves out, in order, and returns the structure without them.
     pub fn flatten(self) -> (Vec<L>, Tree<()>) {
         let mut leaves = Vec::new();
         let structure = self.map(&mut |leaf| leaves.push(leaf));
@@ -117,6 +117,9 @@ impl<L> Tree<L> {
     }
 
     /// Puts leaves, in order, into this structure.
+    ///
+    /// # Errors
+    /// An error if the number of leaves differs.
     pub fn fill<M>(&self, leaves: impl IntoIterator<Item = M>) -> Result<Tree<M>> {
         fn walk<L, M>(tree: &Tree<L>, leaves: &mut impl Iterator<Item = M>) -> Result<Tree<M>> {
             Ok(match tree {
@@ -138,7 +141,11 @@ impl<L> Tree<L> {
         walk(self, &mut leaves.into_iter())
     }
 
-    /// Merges equal structures leaf by leaf. An error names the path at which one differs from the first.
+    /// Merges equal structures leaf by leaf.
+    ///
+    /// # Errors
+    /// - [`Error::Empty`]: `trees` is empty.
+    /// - [`Error::Structure`]: a structure differs from the first, at the path in the error.
     pub fn zip(trees: Vec<Tree<L>>) -> Result<Tree<Vec<L>>> {
         let mut trees = trees.into_iter();
         let first = trees.next().ok_or(Error::Empty { operation: "zip" })?;
@@ -149,7 +156,7 @@ impl<L> Tree<L> {
         Ok(merged)
     }
 
-    /// The kind of this node: `a leaf`, `a list of 2`.
+    /// Returns the kind of this node: `a leaf`, `a list of 2`.
     pub fn kind(&self) -> String {
         match self {
             Tree::Leaf(_) => "a leaf".into(),
@@ -160,7 +167,7 @@ impl<L> Tree<L> {
         }
     }
 
-    /// The structure as text, with each leaf written by `leaf`: `(*, [*, *])`.
+    /// Returns the structure as text, with each leaf formatted by `leaf`: `(*, [*, *])`.
     pub fn describe(&self, leaf: &impl Fn(&L) -> String) -> String {
         fn all<'a, L: 'a>(items: impl Iterator<Item = &'a Tree<L>>, leaf: &impl Fn(&L) -> String) -> String {
             items.map(|t| t.describe(leaf)).collect::<Vec<_>>().join(", ")
@@ -221,7 +228,7 @@ mod tests {
     use crate::{Leaf, Nest};
     use proptest::prelude::*;
 
-    /// Trees of numbers, up to three levels deep.
+    /// Generates trees of numbers, up to three levels deep.
     fn trees() -> impl Strategy<Value = Tree<u8>> {
         let end = prop_oneof![any::<u8>().prop_map(Tree::Leaf), Just(Tree::None)];
         end.prop_recursive(3, 24, 4, |inner| {
@@ -251,7 +258,7 @@ mod tests {
             }
         }
 
-        // Replacing any one leaf by another structure is found, and its path is named.
+        // Every leaf that is replaced by another structure is found, and its path is named.
         #[test]
         fn zip_names_the_path_of_a_mismatch(tree in trees(), pick: prop::sample::Index) {
             let mut paths = Vec::new();

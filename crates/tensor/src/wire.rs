@@ -1,22 +1,22 @@
-//! Leaves as bytes, to be sent to another process.
+//! Leaves as bytes, for sending to another process.
 //!
-//! A list of leaves is a count and the leaves, one after another. A leaf is a kind, then a tensor for a dense one, or two
-//! tensors (values, indices) and the shape of the whole for indexed slices. A tensor is dtype, shape and elements, all
-//! little-endian. What comes back is in host memory.
+//! A list of leaves is a count and the leaves, one after another. A leaf is a kind and, if it is dense, a
+//! tensor; for indexed slices, two tensors (values, indices) and the dense shape. A tensor is dtype, shape
+//! and elements. All are little-endian. Decoded leaves are in host memory.
 
 use crate::codec;
 use crate::dtype::Buffer;
 use crate::{DType, Error, HostTensor, IndexedSlices, Leaf, Result};
 
-/// The kinds of leaves, as they are written.
+/// The encoded kinds of leaves.
 const DENSE: u8 = 0;
 const SLICES: u8 = 1;
 const SLICES_OF: u8 = 2;
 
-/// The bytes of leaves; [`decode`] reads them.
+/// Encodes leaves as bytes, for [`decode`].
 ///
 /// # Errors
-/// A candle tensor that cannot be copied to host memory, or a rank above 255.
+/// An error if a candle tensor cannot be copied to host memory, or a rank exceeds 255.
 pub fn encode<'a>(leaves: impl IntoIterator<Item = &'a Leaf>) -> Result<Vec<u8>> {
     let mut to = vec![0; 8];
     let mut count = 0u64;
@@ -46,14 +46,14 @@ pub fn encode<'a>(leaves: impl IntoIterator<Item = &'a Leaf>) -> Result<Vec<u8>>
     Ok(to)
 }
 
-/// The leaves of these bytes, in host memory. No more is allocated than the bytes hold.
+/// Decodes leaves into host memory. The allocated memory is limited by the number of bytes.
 ///
 /// # Errors
-/// [`Error::Bytes`] tells the offset of what is no leaf.
+/// [`Error::Bytes`] with the offset of the first invalid byte.
 pub fn decode(bytes: &[u8]) -> Result<Vec<Leaf>> {
     let mut from = Bytes { all: bytes, at: 0 };
     let count = from.number()?;
-    // No leaf takes less than 3 bytes.
+    // A leaf takes at least 3 bytes.
     if count > bytes.len() / 3 {
         return Err(from.wrong("a count of leaves that are not there"));
     }
@@ -99,7 +99,7 @@ fn put_tensor(tensor: &HostTensor, to: &mut Vec<u8>) -> Result<()> {
     Ok(())
 }
 
-/// Bytes that are read from their start to their end.
+/// A reader of bytes from start to end.
 struct Bytes<'a> {
     all: &'a [u8],
     at: usize,

@@ -3,14 +3,15 @@
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, SanType};
 use std::path::{Path, PathBuf};
 
-/// Makes a CA and a certificate that it has signed. Gives the files of the CA's certificate, the other one and its key.
+/// Creates a CA and a certificate signed by it. Returns the files of the CA's certificate, the certificate
+/// and its key.
 pub fn certificates(folder: &Path, name: &str) -> [PathBuf; 3] {
     let [files] = certificates_of(folder, [(name, None)]);
     files
 }
 
-/// Makes a CA and certificates that it has signed: each has a name for its files, and may name a task, as `ps/0`. Gives for each the
-/// files of the CA's certificate, its own and its key.
+/// Creates a CA and certificates signed by it. Each has a name for its files, and may name a task, such as
+/// `ps/0`. Returns the files of the CA's certificate, the certificate and its key, for each.
 pub fn certificates_of<const N: usize>(
     folder: &Path,
     owners: [(&str, Option<&str>); N],
@@ -40,7 +41,8 @@ pub fn certificates_of<const N: usize>(
     })
 }
 
-/// What rcgen writes with its feature `pem`. With that, the crates above `distribute-net` would be built once more for these tests alone.
+/// Encodes PEM, as rcgen does with its feature `pem`. With that feature, the crates above `distribute-net`
+/// would be built again only for these tests.
 fn pem(label: &str, der: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let quads = der.chunks(3).map(|bytes| {

@@ -1,18 +1,19 @@
-//! Tests that need a process of their own: the same test, started again by itself, under a watchdog.
+//! Tests in a separate process: the same test, started again alone, under a watchdog.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Set in a process that was started by [`command`]: what it is to do.
+/// The environment variable with the part, in a process started by [`command`].
 const PART: &str = "DISTRIBUTE_TEST_PART";
 
-/// What this process is to do, if it was started by a test.
+/// Returns the part that this process is to run, if a test started it.
 pub fn part() -> Option<String> {
     std::env::var(PART).ok()
 }
 
-/// This test program, to run `test` alone and do `part` in it, with none of the settings of threads and logging.
+/// Creates a command that runs `part` of `test` alone in this test program. Settings of threads and logging
+/// are not inherited.
 pub fn command(test: &str, part: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(PART, part);
@@ -33,12 +34,12 @@ impl Drop for Killed {
     }
 }
 
-/// What a process has written, on standard output and on standard error, when it has ended well.
+/// Runs a process that has to succeed, and returns its standard output and standard error.
 pub fn output(command: Command, patience: Duration) -> (String, String) {
     ended(command, patience, true)
 }
 
-/// The same of a process that has to fail.
+/// Runs a process that has to fail, and returns its standard output and standard error.
 pub fn refused(command: Command, patience: Duration) -> (String, String) {
     ended(command, patience, false)
 }
@@ -51,7 +52,7 @@ fn ended(mut command: Command, patience: Duration, well: bool) -> (String, Strin
         (Ok(out), Ok(err)) => {
             let status = child.0.wait().unwrap();
             assert_eq!(status.success(), well, "{command:?}: {status}\n{out}\n{err}");
-            // A test that was renamed would pass from then on.
+            // Otherwise a renamed test would pass from then on.
             assert!(!out.contains("running 0 tests"), "{command:?}: there is no such test");
             (out, err)
         }
@@ -59,7 +60,7 @@ fn ended(mut command: Command, patience: Duration, well: bool) -> (String, Strin
     }
 }
 
-/// All that comes out of a pipe, on a thread.
+/// Reads a pipe to its end, on a thread.
 fn read(mut pipe: impl std::io::Read + Send + 'static) -> mpsc::Receiver<String> {
     let (done, wait) = mpsc::channel();
     std::thread::spawn(move || {

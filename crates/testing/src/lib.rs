@@ -1,6 +1,6 @@
-//! What the tests of all crates share. Nothing but tests depends on it.
+//! Helpers shared by the tests of all crates. Only tests depend on this crate.
 
-// As in the tests that it is part of.
+// As in the tests that use it.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[cfg(feature = "certificates")]

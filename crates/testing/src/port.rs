@@ -4,33 +4,33 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, soc
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::OwnedFd;
 
-/// A port of the loopback interface, which the system gives to nobody who asks for any, for as long as this is held. A process that asks
-/// for this one can listen there.
+/// A port of the loopback interface, reserved while this is held: the system does not assign it to others. A
+/// process that requests this port can listen there.
 #[derive(Debug)]
 pub struct Port {
     address: SocketAddr,
-    /// Bound, and never listening.
+    /// The socket, which is bound but never listens.
     _socket: OwnedFd,
 }
 
 impl Port {
-    /// A free one.
+    /// Reserves a free port.
     pub fn reserve() -> Self {
         let socket =
             socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-        // As listeners of std do: then they can be bound beside it.
+        // Listeners of std set this as well, so they can be bound to the same port.
         sockopt::set_socket_reuseaddr(&socket, true).unwrap();
         bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = getsockname(&socket).unwrap().try_into().unwrap();
         Self { address, _socket: socket }
     }
 
-    /// Its number.
+    /// Returns the number of the port.
     pub fn number(&self) -> u16 {
         self.address.port()
     }
 
-    /// Where to listen.
+    /// Returns the address to listen at.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

@@ -1,11 +1,11 @@
-//! Random programs and data, the same in every run.
+//! Reproducible random programs and data.
 
-/// Small, and good enough to make programs (Steele, Lea, Flood: SplitMix64).
+/// A small random number generator, sufficient for generating programs (Steele, Lea, Flood: SplitMix64).
 #[derive(Clone, Debug)]
 pub struct SplitMix(pub u64);
 
 impl SplitMix {
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -13,17 +13,17 @@ impl SplitMix {
         z ^ (z >> 31)
     }
 
-    /// A number below `n`.
+    /// Returns a number below `n`.
     pub fn below(&mut self, n: usize) -> usize {
         (self.bits() % n as u64) as usize
     }
 
-    /// One of these.
+    /// Returns one of these.
     pub fn of<T: Clone>(&mut self, all: &[T]) -> T {
         all[self.below(all.len())].clone()
     }
 
-    /// Changes valid bytes in a few ways that streams go wrong.
+    /// Changes valid bytes in a few ways in which streams are corrupted.
     pub fn mutate(&mut self, bytes: &mut Vec<u8>) {
         for _ in 0..1 + self.below(4) {
             let at = self.below(bytes.len() + 1);
@@ -39,7 +39,7 @@ impl SplitMix {
     }
 }
 
-/// How many inputs a test makes up: those that `DISTRIBUTE_FUZZ_INPUTS` asks for, or a few.
+/// Returns the number of inputs that a test generates: `DISTRIBUTE_FUZZ_INPUTS`, or a few.
 pub fn fuzz_inputs() -> u64 {
     std::env::var("DISTRIBUTE_FUZZ_INPUTS").map_or(3000, |text| text.parse().unwrap())
 }

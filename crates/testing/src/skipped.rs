@@ -1,11 +1,11 @@
-//! Tests of what not every machine has.
+//! Tests that need something that not every machine has.
 
 use std::fmt::Display;
 
-/// Says that a test is skipped, and why.
+/// Reports that a test is skipped, and why.
 ///
 /// # Panics
-/// With `DISTRIBUTE_TEST_ALL=1`, as in CI where what it needs is there: a test that nobody runs shall be noticed.
+/// With `DISTRIBUTE_TEST_ALL=1`, as in CI with all requirements: a test that never runs must be noticed.
 pub fn skipped(why: impl Display) {
     assert!(std::env::var_os("DISTRIBUTE_TEST_ALL").is_none(), "a test is not run: {why}");
     println!("skipped: {why}");

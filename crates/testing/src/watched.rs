@@ -3,12 +3,12 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Runs a test that starts threads or processes, and fails it if it hangs: if it has not ended after a minute.
+/// Runs a test that starts threads or processes, and fails if it has not ended after a minute.
 pub fn watched<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
     watched_for(Duration::from_secs(60), body)
 }
 
-/// The same for a test that may take longer.
+/// Runs a test like [`watched`], but with another time limit.
 pub fn watched_for<T: Send + 'static>(most: Duration, body: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, wait) = mpsc::channel();
     let thread = std::thread::spawn(move || {

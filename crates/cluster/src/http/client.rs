@@ -1,5 +1,5 @@
-//! The HTTP client, and the files with what it needs. The only place of the crate that does I/O, behind the features `gce`
-//! and `kubernetes`.
+//! The HTTP client, and the files with its tokens. The only module of the crate that does I/O, behind the
+//! features `gce` and `kubernetes`.
 
 use super::{Http, HttpError, Request};
 use crate::deadline::DEFAULT_TIMEOUT;
@@ -7,10 +7,11 @@ use std::time::Duration;
 use ureq::Agent;
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 
-/// No answer is larger than this. A pod takes some 10 kB.
+/// The maximum size of an answer, in bytes. A pod takes about 10 kB.
 const MOST: u64 = 64 << 20;
 
-/// A blocking client: one deadline for the whole of a request, no redirects (headers may hold a token), no proxy.
+/// A blocking client: one deadline for the entire request, no redirects (headers may contain a token), no
+/// proxy.
 #[derive(Clone, Debug)]
 pub struct Client {
     agent: Agent,
@@ -23,15 +24,15 @@ impl Default for Client {
 }
 
 impl Client {
-    /// A client that trusts the certificate authorities that browsers do.
+    /// Creates a client that trusts the certificate authorities that browsers trust.
     pub fn new(timeout: Duration) -> Self {
         Self::with_roots(timeout, RootCerts::WebPki)
     }
 
-    /// A client that trusts these certificate authorities alone, in PEM.
+    /// Creates a client that trusts only the certificate authorities in `pem`.
     ///
     /// # Errors
-    /// Where there is no certificate in the text, or one cannot be read.
+    /// A message, if the text has no certificate, or a certificate cannot be parsed.
     pub fn trusting(timeout: Duration, pem: &[u8]) -> Result<Self, String> {
         let mut roots: Vec<Certificate<'static>> = Vec::new();
         for item in parse_pem(pem) {
@@ -57,7 +58,7 @@ impl Client {
     }
 }
 
-/// The contents of a small file, such as a token.
+/// Reads a small file, such as a token.
 #[cfg(feature = "kubernetes")]
 pub(crate) fn read(path: &str) -> Result<Vec<u8>, String> {
     std::fs::read(path).map_err(|error| error.to_string())

@@ -1,4 +1,4 @@
-//! What resolvers that ask an API need of HTTP: one request, one answer.
+//! HTTP for resolvers that call an API: one request, one answer.
 
 #[cfg(any(feature = "gce", feature = "kubernetes"))]
 mod client;
@@ -14,11 +14,11 @@ use std::fmt;
 /// A request for a document.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
-    /// Where it is sent.
+    /// The URL.
     pub url: &'a str,
-    /// Its headers. They may hold a secret, so they are never printed.
+    /// The headers. They may contain a secret, so they are never printed.
     pub headers: &'a [(&'a str, &'a str)],
-    /// What is posted; without it, the request is a GET.
+    /// The body of a POST; without it, the request is a GET.
     pub body: Option<&'a str>,
 }
 
@@ -28,12 +28,12 @@ impl fmt::Debug for Request<'_> {
     }
 }
 
-/// What sends requests: `Client`, or a function in a test.
+/// A sender of requests: `Client`, or a function in a test.
 pub trait Http {
-    /// Sends a request, and gives the body of the answer.
+    /// Sends a request and returns the body of the answer.
     ///
     /// # Errors
-    /// Where there is no answer, or one of another status than success.
+    /// [`HttpError`] if there is no answer, or its status is not success.
     fn fetch(&self, request: &Request<'_>) -> Result<Vec<u8>, HttpError>;
 }
 
@@ -43,27 +43,27 @@ impl<F: Fn(&Request<'_>) -> Result<Vec<u8>, HttpError>> Http for F {
     }
 }
 
-/// Why a request has no answer.
+/// A request that failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{url}: {what}")]
 pub struct HttpError {
-    /// Where it was sent.
+    /// The URL.
     pub url: String,
     /// The status of the answer, if there was one.
     pub status: Option<u16>,
-    /// What went wrong.
+    /// The reason.
     pub what: String,
 }
 
 impl HttpError {
-    /// An answer of another status than success.
+    /// Creates the error for an answer whose status is not success.
     pub fn of_status(url: &str, status: u16, body: &[u8]) -> Self {
         let said = shown(&format_args!("{}", String::from_utf8_lossy(body).trim()));
         Self { url: url.into(), status: Some(status), what: format!("status {status}: {said}") }
     }
 }
 
-/// A text as part of a query: all but letters, digits and `-._~` is encoded.
+/// Percent-encodes a text for a query: everything except letters, digits and `-._~`.
 pub(crate) fn encoded(text: &str) -> String {
     use std::fmt::Write;
     text.bytes().fold(String::with_capacity(text.len()), |mut to, byte| {

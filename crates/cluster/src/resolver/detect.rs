@@ -1,15 +1,15 @@
-//! Which scheduler started this process.
+//! Detection of the scheduler that started this process.
 
 use super::mpi;
 use crate::environment::{Environment, number};
 use crate::tf_config::{TF_CONFIG, TfConfig};
 use std::fmt;
 
-/// What named a cluster to this process by its environment.
+/// The scheduler that describes a cluster in the environment of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Scheduler {
-    /// `TF_CONFIG` has several tasks, or cannot be read.
+    /// `TF_CONFIG` has several tasks, or cannot be parsed.
     TfConfig,
     /// An MPI launcher started several ranks.
     Mpi,
@@ -19,9 +19,10 @@ pub enum Scheduler {
     SageMaker,
 }
 
-/// Which scheduler started several processes, of which this is one; `None` where it was started alone.
+/// Returns the scheduler that started this process as one of several. `None` if the process was started
+/// alone.
 ///
-/// So a program can notice that it is about to train alone, once in each process of a cluster.
+/// A program can call this to detect that it is about to train alone, once in each process of a cluster.
 ///
 /// ```
 /// use distribute_cluster::resolver::{Scheduler, detect};
@@ -32,7 +33,7 @@ pub enum Scheduler {
 pub fn detect(environment: &dyn Environment) -> Option<Scheduler> {
     let several = |name: &str| number(environment, name).ok().flatten().is_some_and(|tasks| tasks > 1);
     if let Some(text) = environment.get(TF_CONFIG) {
-        // What cannot be read was meant to be one.
+        // A value that cannot be parsed was meant to be a cluster.
         let tasks = text.parse::<TfConfig>().map_or(usize::MAX, |config| config.cluster.total_tasks());
         if tasks > 1 {
             return Some(Scheduler::TfConfig);
@@ -49,8 +50,8 @@ pub fn detect(environment: &dyn Environment) -> Option<Scheduler> {
     hosts.filter(|hosts| hosts.len() > 1).map(|_| Scheduler::SageMaker)
 }
 
-/// Returns the number of tasks of a Slurm job whose batch script started this process without `srun`: it is alone then. `None`
-/// for a job of one task, for a task that `srun` started, and outside Slurm.
+/// Returns the number of tasks of a Slurm job whose batch script started this process without `srun`. This
+/// process is then alone. `None` for a job of one task, for a task that `srun` started, and outside Slurm.
 ///
 /// ```
 /// use distribute_cluster::resolver::tasks_without_srun;
@@ -88,7 +89,7 @@ mod tests {
         assert_eq!(of([("TF_CONFIG", "{"), ("", "")]), Some(Scheduler::TfConfig));
         assert_eq!(of([("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")]), Some(Scheduler::Mpi));
         assert_eq!(of([("SM_HOSTS", r#"["a", "b"]"#), ("", "")]), Some(Scheduler::SageMaker));
-        // One alone is no cluster, nor is the script of a batch job, which is no step.
+        // One task alone is not a cluster, nor is the script of a batch job, which is not a step.
         assert_eq!(of([("TF_CONFIG", "{}"), ("SM_HOSTS", r#"["a"]"#)]), None);
         assert_eq!(of([("PMI_RANK", "0"), ("PMI_SIZE", "1")]), None);
         assert_eq!(of([("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")]), None);

@@ -10,8 +10,8 @@ use crate::environment::{Environment, ProcessEnvironment, number};
 use crate::error::ClusterError;
 use crate::tf_config::TF_CONFIG;
 
-/// The resolver of what named a cluster to this process: `TF_CONFIG`, else MPI, Slurm or SageMaker, each with its default
-/// options. Where nothing did, its cluster is empty.
+/// Creates the resolver of the scheduler that started this process: `TF_CONFIG`, otherwise MPI, Slurm or
+/// SageMaker, each with its default options. Without a scheduler, the cluster is empty.
 ///
 /// ```
 /// use distribute_cluster::resolver::from_environment;
@@ -27,8 +27,9 @@ use crate::tf_config::TF_CONFIG;
 /// ```
 ///
 /// # Errors
-/// Those of the resolver; [`ClusterError::HalfAnEnvironment`] where variables say that this is one of several processes, and
-/// not how it finds the others.
+/// - The errors of the resolver.
+/// - [`ClusterError::HalfAnEnvironment`]: variables say that this is one of several processes, but not how to
+///   reach the others.
 pub fn from_environment(environment: &dyn Environment) -> Result<Box<dyn ClusterResolver>, ClusterError> {
     Ok(match detect(environment) {
         Some(Scheduler::Mpi) => {
@@ -48,16 +49,16 @@ pub fn from_environment(environment: &dyn Environment) -> Result<Box<dyn Cluster
     })
 }
 
-/// [`from_environment`] of this process.
+/// Calls [`from_environment`] with the environment of this process.
 ///
 /// # Errors
-/// As there.
+/// The errors of [`from_environment`].
 pub fn from_env() -> Result<Box<dyn ClusterResolver>, ClusterError> {
     from_environment(&ProcessEnvironment)
 }
 
-/// Refuses variables of which there is a half, or which tell ranks to programs that find each other in another way: each
-/// process would train alone.
+/// Refuses incomplete variables, and variables that pass ranks to programs with another rendezvous. With
+/// these, each process would train alone.
 fn check_whole(environment: &dyn Environment) -> Result<(), ClusterError> {
     let half = |found: &str, missing: &'static str, remedy| {
         Err(ClusterError::HalfAnEnvironment { found: found.to_owned(), missing, remedy })
@@ -91,7 +92,7 @@ mod tests {
         let of = |environment: &dyn Environment| from_environment(environment).unwrap().task();
         let config = r#"{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}"#;
         let worker = Some(crate::Job::Worker.task(1));
-        // TF_CONFIG before the others.
+        // TF_CONFIG takes precedence.
         assert_eq!(of(&[("TF_CONFIG", config), ("PMI_RANK", "0"), ("PMI_SIZE", "2")]), worker);
         let mpi = [
             ("OMPI_COMM_WORLD_RANK", "1"),
@@ -101,7 +102,7 @@ mod tests {
         assert_eq!(of(&mpi), worker);
         assert_eq!(of(&[("SM_HOSTS", r#"["a", "b"]"#), ("SM_CURRENT_HOST", "b")]), worker);
         assert_eq!(of(&[]), None);
-        // One process alone is whole.
+        // One process alone is complete.
         assert_eq!(of(&[("RANK", "0"), ("WORLD_SIZE", "1")]), None);
         assert_eq!(of(&[("PMI_RANK", "0"), ("PMI_SIZE", "1")]), None);
     }

@@ -10,31 +10,32 @@ use crate::task::Job;
 use crate::{ClusterError, Malformed};
 use serde_json::Value;
 
-/// Which machines are the tasks of a [`GceClusterResolver`].
+/// The machines that are the tasks of a [`GceClusterResolver`].
 #[derive(Clone)]
 pub struct GceOptions {
     /// The instance group whose running machines are the tasks.
     pub instance_group: String,
-    /// The port that all tasks listen at.
+    /// The port at which all tasks listen.
     pub port: u16,
-    /// The project of the group. By default that of this machine, from its metadata.
+    /// The project of the group. By default, the project of this machine, from its metadata.
     pub project: Option<String>,
-    /// The zone of the group. By default that of this machine, from its metadata.
+    /// The zone of the group. By default, the zone of this machine, from its metadata.
     pub zone: Option<String>,
     /// The job of all tasks.
     pub task_type: Job,
-    /// Which of them this process is. By default the one with this machine's address, from its metadata.
+    /// The index of this process. By default, the index of the task with this machine's address, from its
+    /// metadata.
     pub task_id: Option<usize>,
-    /// The token with which the API is asked. By default that of this machine's service account, from its metadata.
+    /// The token for the API. By default, the token of this machine's service account, from its metadata.
     pub token: Option<String>,
-    /// The protocol in front of addresses.
+    /// The protocol prefix of addresses.
     pub rpc_layer: Option<String>,
-    /// Where the API is.
+    /// The URL of the API.
     pub api: String,
 }
 
 impl GceOptions {
-    /// The running machines of this instance group, as workers that listen at `port`.
+    /// Creates options for the running machines of an instance group, as workers that listen at `port`.
     pub fn new(instance_group: impl Into<String>, port: u16) -> Self {
         Self {
             instance_group: instance_group.into(),
@@ -50,8 +51,8 @@ impl GceOptions {
     }
 }
 
-/// The running machines of an instance group, found when the resolver is made: their internal addresses, sorted as text,
-/// under one job.
+/// The running machines of an instance group, found when the resolver is created. Their internal addresses,
+/// sorted as text, are the tasks of one job.
 #[doc(alias = "tf.distribute.cluster_resolver.GCEClusterResolver")]
 #[derive(Clone, Debug)]
 pub struct GceClusterResolver {
@@ -60,27 +61,31 @@ pub struct GceClusterResolver {
 }
 
 impl GceClusterResolver {
-    /// The machines of a group, asked for from one of them, or from elsewhere with project, zone, task and token given.
+    /// Finds the machines of a group. Outside the group, the options need a project, a zone, a task and a
+    /// token.
     ///
     /// # Errors
-    /// Where metadata or API refuse, or this machine is none of the group.
+    /// - [`ClusterError::Http`]: a request to the metadata server or the API failed.
+    /// - [`ClusterError::Forbidden`]: the API denies access.
+    /// - [`ClusterError::NotInGroup`]: this machine is not part of the group.
+    /// - [`ClusterError::Malformed`]: an answer is not as expected.
     #[cfg(feature = "gce")]
     pub fn new(options: GceOptions) -> Result<Self, ClusterError> {
         let client = crate::http::Client::default();
         Self::with_http(options, &client, &crate::environment::ProcessEnvironment)
     }
 
-    /// The machines of a group, asked for over `http`: a `http::Client`, behind the feature `gce`, or one
-    /// of your own.
+    /// Finds the machines of a group over `http`: a `http::Client`, behind the feature `gce`, or a custom
+    /// one.
     ///
     /// # Errors
-    /// As `new`.
+    /// The errors of `new`.
     pub fn with_http(
         options: GceOptions,
         http: &dyn Http,
         environment: &dyn Environment,
     ) -> Result<Self, ClusterError> {
-        // As in Google's own libraries.
+        // Google's own libraries read the same variable.
         let host = environment.get("GCE_METADATA_HOST").unwrap_or_else(|| "metadata.google.internal".into());
         let metadata = Metadata { base: format!("http://{host}/computeMetadata/v1"), http };
         let last = |path: String| path.rsplit('/').next().unwrap_or_default().to_string();
@@ -121,7 +126,7 @@ impl GceClusterResolver {
     }
 }
 
-/// What this machine can ask about itself.
+/// The metadata server of this machine.
 struct Metadata<'a> {
     base: String,
     http: &'a dyn Http,
@@ -138,7 +143,7 @@ impl Metadata<'_> {
     fn token(&self) -> Result<String, ClusterError> {
         const PATH: &str = "instance/service-accounts/default/token";
         let text = self.text(PATH)?;
-        // An error must not show what may be a token.
+        // An error must not show a possible token.
         let wrong = || Malformed {
             origin: format!("{}/{PATH}", self.base),
             path: String::new(),
@@ -152,7 +157,7 @@ impl Metadata<'_> {
     }
 }
 
-/// What Compute Engine says about machines of one zone.
+/// The API of Compute Engine for the machines of one zone.
 struct Api<'a> {
     base: String,
     authorization: String,
@@ -160,7 +165,7 @@ struct Api<'a> {
 }
 
 impl Api<'_> {
-    /// The answer to a request, which is JSON.
+    /// Sends a request, and parses the answer as JSON.
     fn ask(&self, url: &str, body: Option<&str>) -> Result<Value, ClusterError> {
         let headers = [("Authorization", self.authorization.as_str()), ("Content-Type", "application/json")];
         let answer =
@@ -173,7 +178,7 @@ impl Api<'_> {
         Ok(json::parse(url, &String::from_utf8_lossy(&answer))?)
     }
 
-    /// The names of a group's running machines.
+    /// Returns the names of a group's running machines.
     fn running(&self, group: &str) -> Result<Vec<String>, ClusterError> {
         let first = format!("{}/instanceGroups/{}/listInstances", self.base, encoded(group));
         let (mut url, mut names) = (first.clone(), Vec::new());
@@ -189,7 +194,8 @@ impl Api<'_> {
                     Ok(at.text("text")?.to_string())
                 };
                 if of("status")? == "RUNNING" {
-                    // The URL of the machine ends in its name. It is not followed: the token goes to the API alone.
+                    // The URL of the machine ends in its name. It is not followed, so the token is sent only
+                    // to the API.
                     names.push(of("instance")?.rsplit('/').next().unwrap_or_default().to_string());
                 }
             }
@@ -202,7 +208,7 @@ impl Api<'_> {
         Err(ClusterError::Endless { url: first })
     }
 
-    /// The internal address of a machine.
+    /// Returns the internal address of a machine.
     fn ip(&self, name: &str) -> Result<core::net::IpAddr, ClusterError> {
         let url = format!("{}/instances/{}", self.base, encoded(name));
         let value = self.ask(&url, None)?;
@@ -247,7 +253,7 @@ mod tests {
     const META: &str = "http://metadata.google.internal/computeMetadata/v1";
     const ZONE: &str = "https://compute.googleapis.com/compute/v1/projects/p/zones/z";
 
-    /// A machine that answers as metadata and API do: two running machines, on two pages.
+    /// Answers like metadata and API: two running machines, on two pages.
     fn machine(request: &Request<'_>) -> Result<Vec<u8>, HttpError> {
         let instance = |name: &str, status: &str| json!({"instance": format!("{ZONE}/instances/{name}"), "status": status});
         let answer = if let Some(path) = request.url.strip_prefix(META) {

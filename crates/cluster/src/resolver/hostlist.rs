@@ -1,16 +1,16 @@
-//! Slurm's short forms for lists of hosts and of numbers of tasks.
+//! Slurm's short forms of lists of hosts and of task counts.
 
 use crate::environment::unexpected;
 use crate::error::ClusterError;
 
-/// More hosts than this are taken for a typo: a few characters must not fill memory.
+/// The maximum number of hosts. More are taken for a typo: a few characters must not exhaust memory.
 const MOST: usize = 65_536;
 
-/// What errors name. The resolver says instead which variable holds the text.
+/// The names in errors. The resolver replaces them by the variable that contains the text.
 const HOSTS: &str = "host list";
 const TASKS: &str = "tasks per node";
 
-/// The hosts of a host list, in its order: `n1,t[2-4,7],x[08-10]` is n1, t2, t3, t4, t7, x08, x09, x10.
+/// Expands a host list, in its order: `n1,t[2-4,7],x[08-10]` is n1, t2, t3, t4, t7, x08, x09, x10.
 ///
 /// ```
 /// use distribute_cluster::resolver::expand_hostlist;
@@ -19,7 +19,7 @@ const TASKS: &str = "tasks per node";
 /// ```
 ///
 /// # Errors
-/// Where the text is no host list.
+/// [`ClusterError::Malformed`] if the text is not a host list.
 #[doc(alias = "tf.distribute.cluster_resolver.SlurmClusterResolver")]
 #[doc(alias = "SlurmClusterResolver")]
 pub fn expand_hostlist(text: &str) -> Result<Vec<String>, ClusterError> {
@@ -50,8 +50,8 @@ pub fn expand_hostlist(text: &str) -> Result<Vec<String>, ClusterError> {
     Ok(hosts)
 }
 
-/// The parts between the commas that are in no bracket. `None` where brackets don't match, or a part is empty; a comma may
-/// end the list.
+/// Splits a text at commas outside brackets. `None` if brackets do not match, or a part is empty. The list
+/// may end with a comma.
 fn split(text: &str) -> Option<Vec<&str>> {
     let mut parts = Vec::new();
     let (mut start, mut inside) = (0, false);
@@ -77,7 +77,7 @@ fn digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// The numbers of a list of tasks per node: `3(x2),1` is 3, 3, 1.
+/// Expands a list of tasks per node: `3(x2),1` is 3, 3, 1.
 ///
 /// ```
 /// use distribute_cluster::resolver::expand_tasks_per_node;
@@ -86,7 +86,7 @@ fn digits(text: &str) -> bool {
 /// ```
 ///
 /// # Errors
-/// Where the text is no such list.
+/// [`ClusterError::Malformed`] if the text is not such a list.
 pub fn expand_tasks_per_node(text: &str) -> Result<Vec<usize>, ClusterError> {
     let mut tasks = Vec::new();
     for part in text.split(',') {
@@ -152,7 +152,7 @@ mod tests {
     }
 
     proptest! {
-        // RES-4: hosts written in the short form come back.
+        // RES-4: hosts written in the short form expand to the original list.
         #[test]
         fn res_4_lists_come_back(
             groups in prop::collection::vec(

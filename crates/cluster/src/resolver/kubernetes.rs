@@ -10,18 +10,18 @@ use crate::spec::ClusterSpec;
 use crate::task::{Job, Task};
 use std::collections::BTreeMap;
 
-/// Which pods are the tasks of a [`KubernetesClusterResolver`].
+/// The pods that are the tasks of a [`KubernetesClusterResolver`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubernetesOptions {
-    /// The label selectors of each job's pods. By default the pods with `job-name=tensorflow` are workers.
+    /// The label selectors of each job's pods. By default, pods with `job-name=tensorflow` are workers.
     pub jobs: BTreeMap<Job, Vec<String>>,
-    /// The port that all tasks listen at, 8470 by default.
+    /// The port at which all tasks listen. 8470 by default.
     pub port: u16,
-    /// The namespace of the pods. Without it all are searched, for which a service account needs a cluster role.
+    /// The namespace of the pods. Without it all namespaces are searched, which requires a cluster role.
     pub namespace: Option<String>,
-    /// The name of the pod that this process is in. By default that of `POD_NAME` or `HOSTNAME`, where it is among the pods.
+    /// The name of this process's pod. By default, `POD_NAME` or `HOSTNAME`, if a pod has that name.
     pub pod: Option<String>,
-    /// What the program knows better. The protocol is `grpc` by default.
+    /// Values that replace those of the resolver. The protocol is `grpc` by default.
     pub overrides: Overrides,
 }
 
@@ -37,12 +37,12 @@ impl Default for KubernetesOptions {
     }
 }
 
-/// Where the API of Kubernetes is, and as whom to ask it.
+/// The URL of the Kubernetes API, and the token for it.
 #[derive(Clone)]
 pub struct KubernetesAccess {
-    /// Its address: `https://10.96.0.1:443`.
+    /// The URL of the API: `https://10.96.0.1:443`.
     pub url: String,
-    /// The token that is sent to it. Nothing is sent where it is empty.
+    /// The token that is sent to the API. If it is empty, none is sent.
     pub token: String,
 }
 
@@ -52,13 +52,15 @@ impl std::fmt::Debug for KubernetesAccess {
     }
 }
 
-/// A cluster of pods, found by their labels when the resolver is made. All of them have to run by then.
+/// A cluster of pods, found by their labels when the resolver is created. All pods have to be running by
+/// then.
 ///
-/// The tasks of a job are its pods in the order of their names. A pod is at its own IP, or at that of its host where it
-/// shares the host's network or maps the port to one of the host's.
+/// The tasks of a job are its pods in the order of their names. The address of a pod is its own IP. It is the
+/// IP of its host if the pod shares the host's network or maps the port to one of the host's.
 ///
-/// Where an operator sets `TF_CONFIG`, as Kubeflow's does, [`TfConfigClusterResolver`](super::TfConfigClusterResolver)
-/// is the better choice: it needs no rights, and no pod has to run yet.
+/// If an operator sets `TF_CONFIG`, as Kubeflow's does, prefer
+/// [`TfConfigClusterResolver`](super::TfConfigClusterResolver): it needs no rights, and pods need not be
+/// running yet.
 #[doc(alias = "tf.distribute.cluster_resolver.KubernetesClusterResolver")]
 #[derive(Clone, Debug)]
 pub struct KubernetesClusterResolver {
@@ -68,10 +70,14 @@ pub struct KubernetesClusterResolver {
 }
 
 impl KubernetesClusterResolver {
-    /// The cluster that the API describes, asked from within a pod with the rights of its service account.
+    /// Finds the cluster from within a pod, with the rights of its service account.
     ///
     /// # Errors
-    /// Where this is no pod, the API refuses, a pod does not run, or two would have one address.
+    /// - [`ClusterError::NotSet`]: this process is not in a pod.
+    /// - [`ClusterError::Account`]: a file of the service account cannot be read.
+    /// - [`ClusterError::Http`], [`ClusterError::Forbidden`]: a request failed, or the API denies access.
+    /// - [`ClusterError::PodNotRunning`]: a pod is not running.
+    /// - [`ClusterError::SharedAddress`]: two pods would have one address.
     #[cfg(feature = "kubernetes")]
     pub fn within_cluster(options: KubernetesOptions) -> Result<Self, ClusterError> {
         use crate::deadline::DEFAULT_TIMEOUT;
@@ -95,11 +101,13 @@ impl KubernetesClusterResolver {
         Self::with_access(options, &access, &client, &environment)
     }
 
-    /// The cluster that an API describes, asked with a token over `http`: a `http::Client`, behind the
-    /// feature `kubernetes`, or one of your own.
+    /// Finds the cluster over `http`, with a token: a `http::Client`, behind the feature `kubernetes`, or a
+    /// custom one.
     ///
     /// # Errors
-    /// Where the API refuses, a pod does not run, or two would have one address.
+    /// - [`ClusterError::Http`], [`ClusterError::Forbidden`]: a request failed, or the API denies access.
+    /// - [`ClusterError::PodNotRunning`]: a pod is not running.
+    /// - [`ClusterError::SharedAddress`]: two pods would have one address.
     pub fn with_access(
         options: KubernetesOptions,
         access: &KubernetesAccess,
@@ -134,21 +142,21 @@ impl KubernetesClusterResolver {
     }
 }
 
-/// What is needed of a pod.
+/// The relevant properties of a pod.
 #[derive(Debug)]
 struct Pod {
     phase: String,
     pod_ip: Option<String>,
     host_ip: Option<String>,
     host_network: bool,
-    /// Ports of the host that lead to it.
+    /// The ports of the host that are mapped to the pod.
     host_ports: Vec<u64>,
 }
 
 /// The pods by namespace and name.
 type Pods = BTreeMap<(String, String), Pod>;
 
-/// Adds the pods that a selector finds.
+/// Adds the pods that match a selector.
 fn list(
     access: &KubernetesAccess,
     namespace: Option<&str>,
@@ -163,7 +171,7 @@ fn list(
     let headers = [("Accept", "application/json"), ("Authorization", authorization.as_str())];
     let headers = if access.token.is_empty() { &headers[..1] } else { &headers };
     let mut url = first.clone();
-    // As many pages as tasks could fill.
+    // A page for each possible task is the limit.
     for _ in 0..crate::MAX_TASK_INDEX {
         let answer =
             http.fetch(&Request { url: &url, headers, body: None }).map_err(|error| match error.status {
@@ -182,13 +190,13 @@ fn list(
 const ROLE: &str = "the service account needs a role that may list pods, and a cluster role without \
                     KubernetesOptions::namespace";
 
-/// Reads a list of pods, and says where it goes on.
+/// Parses a list of pods, and returns the token of the next page.
 fn read(url: &str, answer: &str, pods: &mut Pods) -> Result<Option<String>, ClusterError> {
     let value = json::parse(url, answer)?;
     let whole = Json::new(url, &value);
     let what = "a list of pods";
     let items = whole.get("items", what)?.ok_or_else(|| whole.expected(what))?;
-    // A list of none may be null.
+    // An empty list may be null.
     let items = if items.value().is_null() { Vec::new() } else { items.items(what)? };
     for item in items {
         let (key, pod) = pod(&item)?;
@@ -230,7 +238,7 @@ fn pod(item: &Json<'_>) -> Result<((String, String), Pod), ClusterError> {
 }
 
 impl Pod {
-    /// Where a pod listens.
+    /// Returns the address of a pod.
     fn address(&self, name: &str, port: u16) -> Result<Address, ClusterError> {
         let of_host = self.host_network || self.host_ports.contains(&port.into());
         let ip = if of_host { &self.host_ip } else { &self.pod_ip };
@@ -278,7 +286,7 @@ mod tests {
             "status": {"phase": phase, "podIP": ip, "hostIP": "192.168.0.9"}})
     }
 
-    /// What comes of these answers, in turn, and the URLs that were asked for.
+    /// Resolves with these answers, in turn, and returns the requested URLs.
     fn resolve(
         options: KubernetesOptions,
         answers: &[Value],

@@ -1,4 +1,4 @@
-//! Ranks laid out over hosts, as schedulers that number processes do.
+//! The layout of ranks over hosts, for schedulers that number processes.
 
 use crate::address::{Address, Host};
 use crate::error::ClusterError;
@@ -6,30 +6,30 @@ use crate::spec::ClusterSpec;
 use crate::task::{Job, Task};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Ranks go through the hosts in their order, as many on each as it has tasks; jobs take consecutive ranks, in the order
-/// of their names.
+/// A layout that fills the hosts in their order, each with its number of tasks. Jobs take consecutive ranks,
+/// in the order of their names.
 pub(super) struct Layout<'a> {
-    /// The hosts and how many tasks each has.
+    /// The hosts, and the number of tasks of each.
     pub hosts: &'a [(String, usize)],
-    /// How many tasks each job has.
+    /// The number of tasks of each job.
     pub jobs: &'a BTreeMap<Job, usize>,
-    /// The port of the first task of each host; those after it count up.
+    /// The port of the first task of each host. Later tasks count up.
     pub port_base: u16,
 }
 
-/// A cluster, and where one of its ranks is in it.
+/// A cluster, and the position of one rank in it.
 #[derive(Debug)]
 pub(super) struct Placed {
     pub spec: ClusterSpec,
     pub task: Task,
-    /// Which host it is on.
+    /// The number of the host.
     pub node: usize,
-    /// Which of this host's tasks it is.
+    /// The number of the task on this host.
     pub local: usize,
 }
 
 impl Layout<'_> {
-    /// The place of a rank.
+    /// Returns the position of a rank.
     pub fn place(&self, rank: usize) -> Result<Placed, ClusterError> {
         let started: usize = self.hosts.iter().fold(0, |sum, (_, tasks)| sum.saturating_add(*tasks));
         let wanted = self.jobs.values().fold(0, |sum: usize, count| sum.saturating_add(*count));
@@ -69,8 +69,8 @@ impl Layout<'_> {
 }
 
 impl Placed {
-    /// Checks the place against what the scheduler says of it: ranks that were dealt out in another way would reach the
-    /// wrong processes.
+    /// Compares the position with the scheduler's values. If the scheduler distributed ranks in another way,
+    /// they would reach the wrong processes.
     pub fn check(&self, rank: usize, node: Option<usize>, local: Option<usize>) -> Result<(), ClusterError> {
         let (node, local) = (node.unwrap_or(self.node), local.unwrap_or(self.local));
         if (node, local) == (self.node, self.local) {

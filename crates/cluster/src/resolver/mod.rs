@@ -1,7 +1,7 @@
-//! How a process finds out which cluster it is part of.
+//! Cluster resolvers, which find the cluster that a process is part of.
 //!
-//! A [`ClusterResolver`] answers from where a scheduler left it: an environment variable, a set of them, or an API. It is
-//! asked once, when a strategy is made.
+//! A [`ClusterResolver`] reads what a scheduler provides: an environment variable, a set of them, or an API.
+//! It is called once, when a strategy is created.
 //!
 //! | started by | resolver |
 //! |---|---|
@@ -11,10 +11,10 @@
 //! | SageMaker | [`SageMakerClusterResolver`] |
 //! | an instance group of Compute Engine | [`GceClusterResolver`] |
 //! | pods of Kubernetes without an operator | [`KubernetesClusterResolver`] |
-//! | the program, which knows its cluster | [`SimpleClusterResolver`] |
+//! | a program that knows its cluster | [`SimpleClusterResolver`] |
 //! | several of these | [`UnionResolver`] |
 //!
-//! [`from_env`] picks the one of the scheduler that started this process.
+//! [`from_env`] chooses the resolver of the scheduler that started this process.
 
 mod detect;
 mod environment;
@@ -63,44 +63,47 @@ use crate::world::World;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Numbers of accelerators by their kind, such as `GPU`.
+/// The numbers of accelerators by kind, such as `GPU`.
 pub type Accelerators = BTreeMap<String, usize>;
 
-/// What finds out which cluster a process is part of, and as which task.
+/// A resolver of the cluster that a process is part of, and of its task.
 #[doc(alias = "tf.distribute.cluster_resolver.ClusterResolver")]
 pub trait ClusterResolver: Send + Sync {
-    /// The tasks of the cluster. Empty where there is no cluster.
+    /// Returns the tasks of the cluster. Empty if there is no cluster.
     ///
     /// # Errors
-    /// Where the cluster cannot be found out.
+    /// [`ClusterError`] if the cluster cannot be found.
     fn cluster_spec(&self) -> Result<ClusterSpec, ClusterError>;
 
-    /// The job of this process, if it is known.
+    /// Returns the job of this process, if it is known.
     fn task_type(&self) -> Option<Job>;
 
-    /// The number of this process in its job, if it is known.
+    /// Returns the index of this process in its job, if it is known.
     fn task_id(&self) -> Option<usize>;
 
-    /// The protocol that goes in front of addresses in [`master`](Self::master).
+    /// Returns the protocol prefix of addresses in [`master`](Self::master).
     fn rpc_layer(&self) -> Option<String> {
         None
     }
 
-    /// The name of the environment that the cluster runs in, as the program gave it. Nothing here depends on it.
+    /// Returns the name of the environment of the cluster, as given by the program. No code here depends on
+    /// it.
     fn environment(&self) -> Option<String> {
         None
     }
 
-    /// How many accelerators this process has, of each kind, as far as the resolver knows.
+    /// Returns the number of accelerators of this process by kind, as far as the resolver knows.
     fn num_accelerators(&self) -> Accelerators {
         Accelerators::new()
     }
 
-    /// The address of a task, with a protocol in front: `grpc://10.0.0.7:2222`. Without `task` that of this process, or
-    /// nothing where it is not known; without `rpc_layer` the resolver's.
+    /// Returns the address of a task with a protocol prefix: `grpc://10.0.0.7:2222`. `task` defaults to the
+    /// task of this process; if that is not known, the result is empty. `rpc_layer` defaults to the
+    /// resolver's protocol.
     ///
     /// # Errors
-    /// Where the cluster cannot be found out, or has no such task.
+    /// - The errors of [`cluster_spec`](Self::cluster_spec).
+    /// - [`ClusterError::NoSuchJob`], [`ClusterError::NoSuchTask`]: the cluster does not have the task.
     fn master_of(&self, task: Option<&Task>, rpc_layer: Option<&str>) -> Result<String, ClusterError> {
         let Some(task) = task.cloned().or_else(|| self.task()) else { return Ok(String::new()) };
         let layer =
@@ -108,23 +111,25 @@ pub trait ClusterResolver: Send + Sync {
         Ok(master_url(self.cluster_spec()?.task_address(&task.job, task.index)?, layer.as_deref()))
     }
 
-    /// [`master_of`](Self::master_of) this process.
+    /// Returns [`master_of`](Self::master_of) for this process.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`master_of`](Self::master_of).
     fn master(&self) -> Result<String, ClusterError> {
         self.master_of(None, None)
     }
 
-    /// This process's task, if it is known.
+    /// Returns the task of this process, if it is known.
     fn task(&self) -> Option<Task> {
         Some(self.task_type()?.task(self.task_id()?))
     }
 
-    /// The cluster and this process's task, checked for use by a strategy. `None` where there is no cluster.
+    /// Returns the cluster and this process's task, checked for use by a strategy. `None` if there is no
+    /// cluster.
     ///
     /// # Errors
-    /// Where the cluster cannot be found out, this process's task is not known, or [`ClusterSpec::validate`] refuses them.
+    /// - The errors of [`cluster_spec`](Self::cluster_spec) and [`ClusterSpec::validate`].
+    /// - [`ClusterError::NoTask`]: the task of this process is not known.
     fn membership(&self) -> Result<Option<(ClusterSpec, Task)>, ClusterError> {
         let spec = self.cluster_spec()?;
         if spec.is_empty() {
@@ -139,11 +144,11 @@ pub trait ClusterResolver: Send + Sync {
         Ok(Some((spec, task)))
     }
 
-    /// The world of a strategy that trains in lock step, with `replicas` replicas on each worker: that of
-    /// [`ClusterSpec::world`], or one process where there is no cluster.
+    /// Returns the world of a strategy that trains in lock step, with `replicas` replicas on each worker. It
+    /// is [`ClusterSpec::world`], or a world of one process if there is no cluster.
     ///
     /// # Errors
-    /// Those of [`membership`](Self::membership) and [`ClusterSpec::world`].
+    /// The errors of [`membership`](Self::membership) and [`ClusterSpec::world`].
     fn world(&self, replicas: usize) -> Result<World, ClusterError> {
         match self.membership()? {
             Some((spec, task)) => spec.world(&task, replicas),
@@ -152,20 +157,20 @@ pub trait ClusterResolver: Send + Sync {
     }
 }
 
-/// What the program says, whatever the resolver found out.
+/// Values of the program that replace those of the resolver.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
     /// The job of this process.
     pub task_type: Option<Job>,
-    /// The number of this process in its job.
+    /// The index of this process in its job.
     pub task_id: Option<usize>,
-    /// The protocol in front of addresses.
+    /// The protocol prefix of addresses.
     pub rpc_layer: Option<String>,
     /// The name of the environment.
     pub environment: Option<String>,
 }
 
-/// An address with its protocol, if there is one.
+/// Returns an address with its protocol prefix, if there is one.
 fn master_url(address: impl fmt::Display, rpc_layer: Option<&str>) -> String {
     match rpc_layer {
         None | Some("") => address.to_string(),

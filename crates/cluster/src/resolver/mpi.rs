@@ -8,17 +8,17 @@ use crate::spec::ClusterSpec;
 use crate::task::{Job, Task};
 use std::collections::BTreeMap;
 
-/// How an [`MpiClusterResolver`] lays out the ranks.
+/// Options of the layout of ranks in an [`MpiClusterResolver`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MpiOptions {
-    /// The hosts in the order of their ranks, and how many ranks each has. Needed where ranks are on several hosts and
-    /// Slurm did not start them: an MPI launcher tells ranks, but no hosts.
+    /// The hosts in the order of their ranks, and the number of ranks of each. Required if ranks are on
+    /// several hosts and Slurm did not start them: an MPI launcher passes ranks, but no hosts.
     pub hosts: Option<Vec<(String, usize)>>,
-    /// How many tasks each job has. By default all ranks are workers.
+    /// The number of tasks of each job. By default, all ranks are workers.
     pub jobs: Option<BTreeMap<Job, usize>>,
-    /// The port of the first rank of each host; those after it count up.
+    /// The port of the first rank of each host. Later ranks count up.
     pub port_base: u16,
-    /// The protocol in front of addresses.
+    /// The protocol prefix of addresses.
     pub rpc_layer: Option<String>,
 }
 
@@ -30,7 +30,7 @@ impl Default for MpiOptions {
 
 /// The cluster of a program that was started by `mpirun` or `mpiexec`. MPI itself is not used.
 ///
-/// The launcher tells each process its rank and the number of ranks, in variables of its own:
+/// The launcher passes the rank and the number of ranks to each process, in its own variables:
 ///
 /// | launcher | rank, size | on this host |
 /// |---|---|---|
@@ -39,13 +39,19 @@ impl Default for MpiOptions {
 /// | MVAPICH2 | `MV2_COMM_WORLD_RANK`, `…_SIZE` | `MV2_COMM_WORLD_LOCAL_RANK`, `…_LOCAL_SIZE` |
 /// | PMIx (PRRTE, `srun --mpi=pmix`) | `PMIX_RANK`; the size from Slurm | `SLURM_LOCALID` |
 ///
-/// It does not tell where the others are. So the hosts come from [`MpiOptions::hosts`]; else from the variable
-/// `DISTRIBUTE_HOSTS`, such as `a:2,b:1` for two ranks on a and one on b, which `distribute launch --print mpi` sets; else,
-/// inside of a Slurm job step,
-/// from Slurm; else, where all ranks are on this host, they are `127.0.0.1`. Otherwise it is an error.
+/// The launcher does not pass the locations of the other ranks. The hosts come from the first of these
+/// sources:
 ///
-/// Ranks fill one host after the other, as `mpirun --map-by slot` has it. That begins with the host on which it is started,
-/// if it is one of them: `--map-by seq --host a,a,b` keeps to the order of the hosts.
+/// - [`MpiOptions::hosts`];
+/// - the variable `DISTRIBUTE_HOSTS`, such as `a:2,b:1` for two ranks on a and one on b, which
+///   `distribute launch --print mpi` sets;
+/// - Slurm, inside a Slurm job step;
+/// - `127.0.0.1`, if all ranks are on this host.
+///
+/// Without any of these, the resolver returns [`ClusterError::NoHosts`].
+///
+/// Ranks fill one host after another, as with `mpirun --map-by slot`. `mpirun` begins with the host on which
+/// it is started, if that is one of them; `--map-by seq --host a,a,b` keeps the order of the hosts.
 ///
 /// ```
 /// use distribute_cluster::resolver::{ClusterResolver, MpiClusterResolver, MpiOptions};
@@ -65,7 +71,7 @@ pub struct MpiClusterResolver {
     rpc_layer: Option<String>,
 }
 
-/// The variable that names the hosts and how many ranks each has.
+/// The variable with the hosts, and the number of ranks of each.
 const HOSTS: &str = "DISTRIBUTE_HOSTS";
 
 /// The variables of a launcher: rank, size, rank on this host, size on this host.
@@ -81,7 +87,7 @@ const LAUNCHERS: [[&str; 4]; 4] = [
     ["PMIX_RANK", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""],
 ];
 
-/// What a launcher told this process.
+/// The values that a launcher passed to this process.
 struct Told {
     rank: usize,
     size: usize,
@@ -100,7 +106,7 @@ fn told(environment: &dyn Environment) -> Result<Option<Told>, ClusterError> {
     Ok(None)
 }
 
-/// The hosts that the environment names, and how many ranks each has.
+/// Returns the hosts of the environment variable, and the number of ranks of each.
 fn hosts(environment: &dyn Environment) -> Result<Option<Vec<(String, usize)>>, ClusterError> {
     let Some(text) = environment.get(HOSTS) else { return Ok(None) };
     let host = |entry: &str| {
@@ -111,10 +117,10 @@ fn hosts(environment: &dyn Environment) -> Result<Option<Vec<(String, usize)>>, 
     all.map(Some).ok_or_else(|| unexpected(HOSTS, "hosts and numbers of ranks, such as \"a:2,b:1\"", &text))
 }
 
-/// Of a launcher that told either the rank or the size, what it told and what it did not.
+/// Returns the present and the missing variable of a launcher that passed only one of rank and size.
 pub(super) fn half(environment: &dyn Environment) -> Option<(&'static str, &'static str)> {
     let is_set = |name: &str| environment.get(name).is_some();
-    // The size beside PMIX_RANK is Slurm's, and is there without it.
+    // The size next to PMIX_RANK belongs to Slurm, and may be present without the rank.
     let own = LAUNCHERS.iter().filter(|[_, size, ..]| !size.starts_with("SLURM"));
     let halves = own.filter_map(|[rank, size, ..]| match (is_set(rank), is_set(size)) {
         (true, false) => Some((*rank, *size)),
@@ -124,24 +130,28 @@ pub(super) fn half(environment: &dyn Environment) -> Option<(&'static str, &'sta
     halves.into_iter().next()
 }
 
-/// How many ranks an MPI launcher started; `None` where none did, or what it says cannot be read.
+/// Returns the number of ranks that an MPI launcher started. `None` if there is no launcher, or its variables
+/// are invalid.
 pub(super) fn size(environment: &dyn Environment) -> Option<usize> {
     told(environment).ok().flatten().map(|told| told.size)
 }
 
 impl MpiClusterResolver {
-    /// The cluster of the program that this process is part of.
+    /// Finds the cluster of the program that this process is part of.
     ///
     /// # Errors
-    /// Where no MPI launcher started this process, or the hosts of its ranks are not known.
+    /// - [`ClusterError::NotSet`]: no MPI launcher started this process.
+    /// - [`ClusterError::NoHosts`]: the hosts of its ranks are not known.
+    /// - [`ClusterError::TaskCount`]: the jobs have another number of tasks than were started.
+    /// - [`ClusterError::Malformed`]: a variable is not as expected.
     pub fn from_env(options: MpiOptions) -> Result<Self, ClusterError> {
         Self::from_environment(options, &ProcessEnvironment)
     }
 
-    /// The cluster of a program with this environment.
+    /// Finds the cluster of a program with this environment.
     ///
     /// # Errors
-    /// As [`from_env`](Self::from_env).
+    /// The errors of [`from_env`](Self::from_env).
     pub fn from_environment(
         options: MpiOptions,
         environment: &dyn Environment,
@@ -154,7 +164,7 @@ impl MpiClusterResolver {
         let hosts = match options.hosts.or(hosts(environment)?) {
             Some(hosts) => hosts,
             None if local_size == Some(size) => vec![("127.0.0.1".into(), size)],
-            // Of an mpirun inside of sbatch, the step is that of its daemons, one on each node.
+            // For an mpirun inside sbatch, the step consists of its daemons, one on each node.
             None if in_step && number(environment, "SLURM_STEP_NUM_TASKS")? == Some(size) => {
                 slurm::step(environment)?
             }

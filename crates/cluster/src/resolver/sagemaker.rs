@@ -8,7 +8,7 @@ use crate::json::{self, Json};
 use crate::spec::ClusterSpec;
 use crate::task::{Job, Task};
 
-/// The port that SageMaker leaves to the program, by TensorFlow's choice.
+/// The port that SageMaker leaves to the program, as chosen by TensorFlow.
 const PORT: u16 = 2223;
 
 /// The cluster of a SageMaker training job: all its hosts are workers, in the order of their names.
@@ -31,18 +31,20 @@ pub struct SageMakerClusterResolver {
 }
 
 impl SageMakerClusterResolver {
-    /// The cluster of the training job that this process is part of.
+    /// Finds the cluster of the training job that this process is part of.
     ///
     /// # Errors
-    /// Where `SM_HOSTS` or `SM_CURRENT_HOST` is missing or not what SageMaker writes, or this host is not among the hosts.
+    /// - [`ClusterError::NotSet`]: `SM_HOSTS` or `SM_CURRENT_HOST` is missing.
+    /// - [`ClusterError::Malformed`]: a variable is not as expected, or this host is not among the hosts.
+    /// - [`ClusterError::Host`]: an entry is not a host.
     pub fn from_env() -> Result<Self, ClusterError> {
         Self::from_environment(&ProcessEnvironment)
     }
 
-    /// The cluster of a training job with this environment.
+    /// Finds the cluster of a training job with this environment.
     ///
     /// # Errors
-    /// As [`from_env`](Self::from_env).
+    /// The errors of [`from_env`](Self::from_env).
     pub fn from_environment(environment: &dyn Environment) -> Result<Self, ClusterError> {
         const NO_JOB: &str = "this process is not part of a SageMaker training job, which sets it";
         const HOSTS: &str = "SM_HOSTS";
@@ -56,7 +58,7 @@ impl SageMakerClusterResolver {
         names.sort_unstable();
         names.dedup();
         let own = names.iter().position(|name| *name == current);
-        // Where TensorFlow would train alone.
+        // In this case TensorFlow would train alone.
         let own =
             own.ok_or_else(|| unexpected("SM_CURRENT_HOST", format!("one of SM_HOSTS, {text}"), &current))?;
         let host = |name: &&str| {
@@ -66,13 +68,13 @@ impl SageMakerClusterResolver {
         Ok(Self { hosts, own, port: PORT, overrides: Overrides::default() })
     }
 
-    /// Sets the port that all workers listen at, 2223 by default.
+    /// Sets the port at which all workers listen. 2223 by default.
     pub fn with_port(mut self, port: u16) -> Self {
         self.port = port;
         self
     }
 
-    /// Sets what the program knows better.
+    /// Sets values that replace those of the resolver.
     pub fn with_overrides(mut self, overrides: Overrides) -> Self {
         self.overrides = overrides;
         self

@@ -1,11 +1,11 @@
-//! A cluster that the program knows.
+//! A cluster given by the program.
 
 use super::{Accelerators, ClusterResolver, Overrides, master_url};
 use crate::error::ClusterError;
 use crate::spec::ClusterSpec;
 use crate::task::{Job, Task};
 
-/// A cluster that the program gives.
+/// A cluster given by the program.
 ///
 /// ```
 /// use distribute_cluster::{ClusterSpec, Job, resolver::{ClusterResolver, SimpleClusterResolver}};
@@ -24,7 +24,7 @@ pub struct SimpleClusterResolver {
 }
 
 impl SimpleClusterResolver {
-    /// A resolver of this cluster.
+    /// Creates a resolver of this cluster.
     pub fn new(spec: ClusterSpec) -> Self {
         Self { spec, ..Self::default() }
     }
@@ -35,13 +35,13 @@ impl SimpleClusterResolver {
         self
     }
 
-    /// Sets what of this process is known, also a part of its task.
+    /// Sets the known properties of this process. Its task may be partial.
     pub fn with_overrides(mut self, own: Overrides) -> Self {
         self.own = own;
         self
     }
 
-    /// Sets what [`master`](ClusterResolver::master) is. Empty by default.
+    /// Sets the result of [`master`](ClusterResolver::master). Empty by default.
     pub fn with_master(mut self, master: impl Into<String>) -> Self {
         self.master = master.into();
         self

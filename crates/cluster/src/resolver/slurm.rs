@@ -9,27 +9,29 @@ use crate::task::{Job, Task};
 use crate::{ClusterError, Malformed};
 use std::collections::BTreeMap;
 
-/// How a [`SlurmClusterResolver`] lays out the tasks of a job step.
+/// Options of the layout of a job step's tasks in a [`SlurmClusterResolver`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlurmOptions {
-    /// How many tasks each job has. By default all tasks of the step are workers.
+    /// The number of tasks of each job. By default, all tasks of the step are workers.
     pub jobs: Option<BTreeMap<Job, usize>>,
-    /// The port of the first task of each node; those after it count up.
+    /// The port of the first task of each node. Later tasks count up.
     pub port_base: u16,
-    /// GPUs of each node. By default as many as `CUDA_VISIBLE_DEVICES` names, or `SLURM_GPUS_ON_NODE` says, or none.
+    /// The number of GPUs of each node. By default, from `CUDA_VISIBLE_DEVICES`, `SLURM_GPUS_ON_NODE`, or
+    /// none.
     pub gpus_per_node: Option<usize>,
-    /// GPUs of each task. By default those of a node, shared out among as many tasks as the fullest node has.
+    /// The number of GPUs of each task. By default, the GPUs of a node divided by the tasks of the fullest
+    /// node.
     pub gpus_per_task: Option<usize>,
-    /// Tasks of the nodes. By default what the step says.
+    /// The tasks of the nodes. By default, the tasks of the step.
     pub tasks_per_node: Option<TasksPerNode>,
-    /// The protocol in front of addresses.
+    /// The protocol prefix of addresses.
     pub rpc_layer: Option<String>,
 }
 
-/// How many tasks nodes have.
+/// The number of tasks of nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TasksPerNode {
-    /// As many on each node of the step.
+    /// The same number on each node of the step.
     Each(usize),
     /// The nodes, in the order of their ranks, and the tasks of each.
     Nodes(Vec<(String, usize)>),
@@ -48,10 +50,11 @@ impl Default for SlurmOptions {
     }
 }
 
-/// The cluster of a Slurm job step, that is of a program started by `srun`.
+/// The cluster of a Slurm job step, that is, of a program started by `srun`.
 ///
-/// Ranks go through the nodes in Slurm's order, which fills one node after the other; jobs take consecutive ranks, in
-/// the order of their names. It is checked against what Slurm says of this process (`SLURM_NODEID`, `SLURM_LOCALID`).
+/// Ranks go through the nodes in Slurm's order, which fills one node after another. Jobs take consecutive
+/// ranks, in the order of their names. The result is checked against Slurm's values for this process
+/// (`SLURM_NODEID`, `SLURM_LOCALID`).
 ///
 /// ```
 /// use distribute_cluster::resolver::{ClusterResolver, SlurmClusterResolver, SlurmOptions};
@@ -79,19 +82,22 @@ pub struct SlurmClusterResolver {
 const NO_STEP: &str = "this process is not part of a Slurm job step: start the program with srun";
 
 impl SlurmClusterResolver {
-    /// The cluster of the job step that this process is part of.
+    /// Finds the cluster of the job step that this process is part of.
     ///
     /// # Errors
-    /// Where this is no job step, a variable is not what Slurm writes, the jobs have another number of tasks than the
-    /// step, or a node has too few GPUs.
+    /// - [`ClusterError::NotSet`]: this process is not part of a job step.
+    /// - [`ClusterError::Malformed`]: a variable is not as expected.
+    /// - [`ClusterError::TaskCount`]: the jobs have another number of tasks than the step.
+    /// - [`ClusterError::Dealt`]: Slurm placed this process on another node.
+    /// - [`ClusterError::Gpus`]: a node has too few GPUs.
     pub fn from_env(options: SlurmOptions) -> Result<Self, ClusterError> {
         Self::from_environment(options, &ProcessEnvironment)
     }
 
-    /// The cluster of a job step with this environment.
+    /// Finds the cluster of a job step with this environment.
     ///
     /// # Errors
-    /// As [`from_env`](Self::from_env).
+    /// The errors of [`from_env`](Self::from_env).
     pub fn from_environment(
         options: SlurmOptions,
         environment: &dyn Environment,
@@ -121,7 +127,7 @@ impl SlurmClusterResolver {
         };
         let most = hosts.iter().map(|(_, tasks)| *tasks).max().unwrap_or(0).max(1);
         let each = options.gpus_per_task.unwrap_or(gpus / most);
-        // Without GPUs this is a cluster of CPUs; with some, a task without would be a mistake.
+        // Without GPUs this is a cluster of CPUs; with some, a task without a GPU would be a mistake.
         let shared = options.gpus_per_task.is_none() && gpus > 0 && each == 0;
         if shared || most.saturating_mul(each) > gpus {
             return Err(ClusterError::Gpus { tasks: most, each, gpus });
@@ -140,20 +146,20 @@ impl SlurmClusterResolver {
         })
     }
 
-    /// The GPUs of this task, as a value for `CUDA_VISIBLE_DEVICES`. `None` where it has none. Nothing sets the variable:
-    /// that would have to be done before any thread starts.
+    /// Returns the GPUs of this task, as a value for `CUDA_VISIBLE_DEVICES`. `None` if it has none. The
+    /// resolver does not set the variable, because that is only safe before any thread starts.
     pub fn visible_devices(&self) -> Option<&str> {
         self.visible_devices.as_deref()
     }
 }
 
-/// The nodes of the job step.
+/// Returns the nodes of the job step.
 fn nodes(environment: &dyn Environment) -> Result<Vec<String>, ClusterError> {
     const NODELIST: &str = "SLURM_STEP_NODELIST";
     expand_hostlist(&required(environment, NODELIST, NO_STEP)?).map_err(|error| of_variable(error, NODELIST))
 }
 
-/// The nodes of the job step, and how many tasks each has.
+/// Returns the nodes of the job step, and the number of tasks of each.
 pub(super) fn step(environment: &dyn Environment) -> Result<Vec<(String, usize)>, ClusterError> {
     const TASKS: &str = "SLURM_STEP_TASKS_PER_NODE";
     let nodes = nodes(environment)?;
@@ -166,7 +172,7 @@ pub(super) fn step(environment: &dyn Environment) -> Result<Vec<(String, usize)>
     Ok(nodes.into_iter().zip(tasks).collect())
 }
 
-/// An error of a short form, with the name of the variable that holds it.
+/// Replaces the origin of an error by the variable that contains the short form.
 fn of_variable(error: ClusterError, variable: &str) -> ClusterError {
     match error {
         ClusterError::Malformed(error) => Malformed { origin: variable.into(), ..error }.into(),
@@ -174,11 +180,11 @@ fn of_variable(error: ClusterError, variable: &str) -> ClusterError {
     }
 }
 
-/// The GPUs that this process may use; `None` where nothing limits it.
+/// Returns the GPUs that this process may use. `None` if the number is not limited.
 fn visible(environment: &dyn Environment) -> Option<Vec<String>> {
     let text = environment.get("CUDA_VISIBLE_DEVICES")?;
     let devices = text.split(',').map(str::trim);
-    // What follows a -1 is hidden, too, and Slurm writes NoDevFiles where there is none.
+    // Devices after a -1 are hidden as well. Slurm writes NoDevFiles if there is none.
     let hidden = |device: &str| matches!(device, "" | "-1" | "NoDevFiles");
     Some(devices.take_while(|device| !hidden(device)).map(String::from).collect())
 }
@@ -216,7 +222,7 @@ mod tests {
         ("SLURM_STEP_TASKS_PER_NODE", "2,1"),
     ];
 
-    /// The step with some variables changed or removed.
+    /// Returns the step with some variables changed or removed.
     fn environment(changes: &[(&str, Option<&str>)]) -> BTreeMap<String, String> {
         let mut map: BTreeMap<String, String> =
             STEP.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
@@ -257,7 +263,7 @@ mod tests {
         assert_eq!(resolver.master().unwrap(), "grpc://n01:8889");
     }
 
-    // RES-3: text order would be n10, n11, n9, and every task would take itself for another.
+    // RES-3: text order would be n10, n11, n9, and every task would take the rank of another.
     #[test]
     fn res_3_nodes_are_in_slurms_order() {
         let changes =

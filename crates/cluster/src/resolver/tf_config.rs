@@ -7,9 +7,10 @@ use crate::spec::ClusterSpec;
 use crate::task::{Job, Task};
 use crate::tf_config::{TF_CONFIG, TfConfig};
 
-/// The cluster that the environment variable `TF_CONFIG` describes: what `distribute launch`, Kubeflow and Vertex AI set.
+/// The cluster of the environment variable `TF_CONFIG`, which `distribute launch`, Kubeflow and Vertex AI
+/// set.
 ///
-/// The variable is read once, and checked as a whole. Where it is not set there is no cluster.
+/// The variable is read once, and checked completely. If it is not set, there is no cluster.
 ///
 /// ```
 /// use distribute_cluster::resolver::{ClusterResolver, TfConfigClusterResolver};
@@ -23,36 +24,37 @@ use crate::tf_config::{TF_CONFIG, TfConfig};
 #[doc(alias = "TF_CONFIG")]
 #[derive(Clone, Debug, Default)]
 pub struct TfConfigClusterResolver {
-    /// With what the program overrides.
+    /// The configuration, with the overrides of the program.
     config: TfConfig,
     environment: Option<String>,
     accelerators: Accelerators,
 }
 
 impl TfConfigClusterResolver {
-    /// The cluster of this process's environment.
+    /// Reads the environment of this process.
     ///
     /// # Errors
-    /// Where `TF_CONFIG` is not what it should be: its place in the JSON, what was expected, and what is there.
+    /// [`ClusterError::Malformed`] if `TF_CONFIG` is not as expected: the path in the JSON, the expected
+    /// value and the value found.
     pub fn from_env() -> Result<Self, ClusterError> {
         Self::from_environment(&ProcessEnvironment)
     }
 
-    /// The cluster of an environment.
+    /// Reads an environment.
     ///
     /// # Errors
-    /// As [`from_env`](Self::from_env).
+    /// The errors of [`from_env`](Self::from_env).
     pub fn from_environment(environment: &dyn Environment) -> Result<Self, ClusterError> {
         let config = environment.get(TF_CONFIG).map(|text| text.parse()).transpose()?;
         Ok(Self::new(config.unwrap_or_default()))
     }
 
-    /// The cluster of a configuration.
+    /// Creates the resolver of a configuration.
     pub fn new(config: TfConfig) -> Self {
         Self { config, ..Self::default() }
     }
 
-    /// Sets what the program knows better.
+    /// Sets values that replace those of `TF_CONFIG`.
     pub fn with_overrides(mut self, overrides: Overrides) -> Self {
         let task = &mut self.config.task;
         task.job = overrides.task_type.or(task.job.take());
@@ -62,7 +64,7 @@ impl TfConfigClusterResolver {
         self
     }
 
-    /// Sets the accelerators of this process, which `TF_CONFIG` does not tell.
+    /// Sets the accelerators of this process, which are not part of `TF_CONFIG`.
     pub fn with_accelerators(mut self, accelerators: Accelerators) -> Self {
         self.accelerators = accelerators;
         self
@@ -94,8 +96,8 @@ impl ClusterResolver for TfConfigClusterResolver {
         self.accelerators.clone()
     }
 
-    /// As [`ClusterResolver::master_of`]; but it is `session_master` where that is set, and nothing where there is at most
-    /// one task.
+    /// Returns [`ClusterResolver::master_of`] with two exceptions: `session_master` if that is set, and an
+    /// empty text if there is at most one task.
     fn master_of(&self, task: Option<&Task>, rpc_layer: Option<&str>) -> Result<String, ClusterError> {
         if let Some(master) = &self.config.session_master {
             return Ok(master.clone());
@@ -112,7 +114,7 @@ impl ClusterResolver for TfConfigClusterResolver {
         Ok(master_url(cluster.task_address(&task.job, task.index)?, layer))
     }
 
-    /// As [`ClusterResolver::membership`]; errors name the place in `TF_CONFIG`.
+    /// Returns [`ClusterResolver::membership`]. Errors name the path in `TF_CONFIG`.
     fn membership(&self) -> Result<Option<(ClusterSpec, Task)>, ClusterError> {
         self.config.validate()?;
         let cluster = self.cluster_spec()?;

@@ -1,4 +1,4 @@
-//! Several resolvers as one.
+//! A union of several resolvers.
 
 use super::{Accelerators, ClusterResolver, Overrides, master_url};
 use crate::error::ClusterError;
@@ -6,10 +6,11 @@ use crate::spec::ClusterSpec;
 use crate::task::{Job, Task};
 use std::sync::Arc;
 
-/// The cluster of several resolvers together.
+/// The combined cluster of several resolvers.
 ///
-/// The tasks of a job follow each other in the order of the resolvers; where one of them numbers them with gaps, they keep
-/// their numbers, which must differ. All else comes from the first resolver, or from the overrides.
+/// The tasks of a job follow each other in the order of the resolvers. If the indices in one of the clusters
+/// have gaps, tasks keep their indices, which must differ. All other values come from the first resolver, or
+/// from the overrides.
 #[doc(alias = "tf.distribute.cluster_resolver.UnionResolver")]
 #[derive(Clone)]
 pub struct UnionResolver {
@@ -19,17 +20,17 @@ pub struct UnionResolver {
 }
 
 impl UnionResolver {
-    /// The union of these resolvers.
+    /// Creates the union of these resolvers.
     ///
     /// # Errors
-    /// [`ClusterError::NoResolver`] where there is none.
+    /// [`ClusterError::NoResolver`] if `resolvers` is empty.
     pub fn new(resolvers: Vec<Arc<dyn ClusterResolver>>) -> Result<Self, ClusterError> {
         let mut resolvers = resolvers.into_iter();
         let first = resolvers.next().ok_or(ClusterError::NoResolver)?;
         Ok(Self { first, others: resolvers.collect(), overrides: Overrides::default() })
     }
 
-    /// Sets what the program knows better.
+    /// Sets values that replace those of the first resolver.
     pub fn with_overrides(mut self, overrides: Overrides) -> Self {
         self.overrides = overrides;
         self
@@ -38,7 +39,8 @@ impl UnionResolver {
 
 impl ClusterResolver for UnionResolver {
     /// # Errors
-    /// Where a resolver fails, or two give the same task.
+    /// - The errors of the resolvers.
+    /// - [`ClusterError::Duplicate`]: two resolvers have the same task.
     fn cluster_spec(&self) -> Result<ClusterSpec, ClusterError> {
         let all = std::iter::once(&self.first).chain(&self.others);
         union(&all.map(|resolver| resolver.cluster_spec()).collect::<Result<Vec<_>, _>>()?)
@@ -64,7 +66,7 @@ impl ClusterResolver for UnionResolver {
         self.first.num_accelerators()
     }
 
-    /// As [`ClusterResolver::master_of`]; without a task that of the first resolver.
+    /// Returns [`ClusterResolver::master_of`]. Without a task, the address is that of the first resolver.
     fn master_of(&self, task: Option<&Task>, rpc_layer: Option<&str>) -> Result<String, ClusterError> {
         let Some(task) = task else { return self.first.master_of(None, rpc_layer) };
         let layer = rpc_layer.filter(|layer| !layer.is_empty()).or(self.overrides.rpc_layer.as_deref());
@@ -72,7 +74,7 @@ impl ClusterResolver for UnionResolver {
     }
 }
 
-/// The tasks of several clusters as one.
+/// Combines the tasks of several clusters.
 fn union(specs: &[ClusterSpec]) -> Result<ClusterSpec, ClusterError> {
     let mut union = ClusterSpec::new();
     for spec in specs {

@@ -1,15 +1,15 @@
-//! Why NCCL cannot sum.
+//! Errors of sums by NCCL.
 
 use distribute_base::{DeviceName, Error};
 use std::time::Duration;
 
-/// The file of NCCL, by which the system's loader finds it.
+/// The file name of NCCL, for the system's loader.
 pub(super) const FILE: &str = "libnccl.so.2";
 
-/// Why NCCL cannot sum.
+/// An error of a sum by NCCL.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Fault {
-    /// The library is not there.
+    /// The library cannot be loaded.
     #[error(
         "NcclAllReduce sums by NCCL between GPUs, and NCCL cannot be loaded: {reason}. {FILE} was looked for in LD_LIBRARY_PATH ({searched}) \
          and where this system has its libraries. Install it: apt-get install libnccl2, from NVIDIA's packages or Debian's; or pip install \
@@ -17,9 +17,9 @@ pub(super) enum Fault {
          are ReductionToOneDevice and HierarchicalCopyAllReduce"
     )]
     Missing {
-        /// What the system's loader said.
+        /// The error of the system's loader.
         reason: String,
-        /// What LD_LIBRARY_PATH is.
+        /// The value of LD_LIBRARY_PATH.
         searched: String,
     },
     /// The library is too old.
@@ -27,21 +27,21 @@ pub(super) enum Fault {
         "NCCL {found} is installed, and NcclAllReduce needs {least} or later: install a later libnccl2, or nvidia-nccl-cu12 by pip"
     )]
     TooOld {
-        /// What is installed.
+        /// The installed release.
         found: String,
-        /// The earliest release that will do.
+        /// The minimum release.
         least: &'static str,
     },
     /// The GPUs cannot be linked.
     #[error("NCCL cannot link these GPUs: {0}; NCCL_DEBUG=INFO in the environment says what it tries")]
     Link(CallError),
-    /// A sum has failed, and it cannot be known how far the GPUs have come.
+    /// A sum has failed, and the progress of the GPUs is unknown.
     #[error(
         "NCCL cannot sum: {0}. Its communicators of these GPUs are given up: start the program again from its last checkpoint; \
          NCCL_DEBUG=WARN in the environment says more"
     )]
     Sum(CallError),
-    /// A call has not ended in time.
+    /// A call has timed out.
     #[error(
         "NCCL has not ended a call in time: {0}. Its communicators of these GPUs are given up: a GPU, its driver or what links it hangs; \
          nvidia-smi and lines with Xid in the kernel's log (dmesg) say which. Start the program again from its last checkpoint. Where NCCL \
@@ -54,25 +54,25 @@ pub(super) enum Fault {
         "NCCL was given up on these GPUs, since an earlier call has failed: {0}; start the program again from its last checkpoint"
     )]
     GivenUp(CallError),
-    /// Another sum of this process is not through.
+    /// Another sum of this process is still running.
     #[error(
         "NCCL does one thing at a time in a process, and has linked GPUs or summed for another run for {waited:?}; raise the timeout of \
          the strategy, of which NCCL has half, if that is too short"
     )]
     Busy {
-        /// How long it was waited for.
+        /// The time waited.
         waited: Duration,
     },
-    /// The parts are none of which a sum can be made.
+    /// The parts cannot be summed.
     #[error("the parts of a sum differ: {0}")]
     Parts(String),
-    /// candle refused memory.
+    /// An error of candle.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
 }
 
 impl Fault {
-    /// The error of a call for these devices.
+    /// Converts the error for a call on these devices.
     pub(super) fn on(self, devices: &[DeviceName]) -> Error {
         match self {
             Fault::Candle(error) => Error::Candle(error),
@@ -88,14 +88,14 @@ impl Fault {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {reason}")]
 pub(super) struct CallError {
-    /// The function.
+    /// The name of the function.
     pub(super) call: &'static str,
-    /// What the library said.
+    /// The error of the library.
     pub(super) reason: String,
 }
 
 impl CallError {
-    /// Of a call that these GPUs have not ended.
+    /// Creates the error of a call that these GPUs have not completed.
     pub(super) fn late(call: &'static str, gpus: &[usize], waited: Duration) -> Self {
         let names = gpus.iter().map(|gpu| format!("GPU {gpu}")).collect::<Vec<_>>();
         Self { call, reason: format!("{} has not done it within {waited:?}", names.join(", ")) }

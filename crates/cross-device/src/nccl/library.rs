@@ -1,4 +1,5 @@
-//! NCCL's functions, found in its library when they are first asked for. cudarc would link them: a program would then not start without.
+//! The functions of NCCL, loaded at the first use. cudarc would link them, and a program would then not start
+//! without NCCL.
 
 use super::fault::{CallError, Fault};
 use libloading::{Library, Symbol};
@@ -8,24 +9,26 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::thread;
 
-/// The earliest release that will do, and its number: that of the crate `distribute-nccl`. It is the first whose calls need not wait.
+/// The minimum release, and its number: that of the crate `distribute-nccl`. It is the first release with
+/// nonblocking calls.
 const LEAST: (&str, c_int) = ("2.14", 21400);
 
 /// `ncclSum`.
 const SUM: c_int = 0;
 
-/// `ncclInProgress`: what was asked for has begun.
+/// `ncclInProgress`: the operation has begun.
 const IN_PROGRESS: c_int = 7;
 
 /// `ncclComm_t`.
 type Communicator = *mut c_void;
 
-/// `ncclUniqueId`: by which the communicators of a set find each other.
+/// `ncclUniqueId`, which identifies a set of communicators.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct UniqueId([c_char; 128]);
 
-/// `ncclConfig_t`, as [`LEAST`] has it. Later releases know by `version` that what they have beside is not there, and choose it.
+/// `ncclConfig_t` of release [`LEAST`]. Later releases learn from `version` that later fields are missing,
+/// and use their defaults.
 #[repr(C)]
 struct Config {
     size: usize,
@@ -35,12 +38,12 @@ struct Config {
 }
 
 impl Config {
-    /// Of a communicator none of whose calls waits.
+    /// The configuration of a communicator with nonblocking calls.
     const NO_CALL_WAITS: Self =
         Self { size: size_of::<Self>(), magic: 0xcafe_beef, version: LEAST.1 as c_uint, blocking: 0 };
 }
 
-/// NCCL's functions, by its header. A result that is neither 0 nor [`IN_PROGRESS`] is an error.
+/// The functions of NCCL, as in its header. A result that is neither 0 nor [`IN_PROGRESS`] is an error.
 struct Functions {
     get_version: unsafe extern "C" fn(*mut c_int) -> c_int,
     get_error_string: unsafe extern "C" fn(c_int) -> *const c_char,
@@ -53,56 +56,62 @@ struct Functions {
     all_reduce: AllReduce,
 }
 
-/// Where the communicator goes, how many there are, their name, which one it is, and how it behaves.
+/// The parameters are the address of the communicator, the number of ranks, the id, the rank, and the
+/// configuration.
 type InitRankConfig = unsafe extern "C" fn(*mut Communicator, c_int, UniqueId, c_int, *mut Config) -> c_int;
 
-/// From where to where, how many elements, of which type, the operation, the communicator, and CUDA's stream.
+/// The parameters are source, destination, number of elements, type, operation, communicator, and CUDA
+/// stream.
 type AllReduce =
     unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Communicator, *mut c_void) -> c_int;
 
-/// NCCL.
+/// The library NCCL.
 pub(super) struct Nccl {
     functions: Functions,
-    /// Has the functions.
+    /// The library that contains the functions.
     _library: Library,
 }
 
-/// One communicator for each GPU of a set. NCCL lets any thread call for them, one at a time; whoever does holds the lock of all sets.
+/// A set of communicators, one for each GPU. NCCL allows calls from any thread, one at a time; the caller
+/// holds the lock of all sets.
 #[derive(Debug)]
 pub(super) struct Communicators {
     gpus: Vec<usize>,
-    /// Null where there is none. They stay where they are: NCCL writes each once more, from a thread of its own, when it is linked.
+    /// The communicators, or null. Their addresses must not change: NCCL writes each again, from its own
+    /// thread, when it is linked.
     all: Box<[AtomicPtr<c_void>]>,
 }
 
 impl Communicators {
-    /// Of these GPUs, by CUDA's numbers; none is there yet.
+    /// Creates the set for these GPUs, by CUDA's numbers, without communicators.
     pub(super) fn new(gpus: &[usize]) -> Self {
         Self { gpus: gpus.to_vec(), all: gpus.iter().map(|_| AtomicPtr::new(ptr::null_mut())).collect() }
     }
 
-    /// Of which GPUs, in the order of replicas.
+    /// Returns the GPUs, in the order of replicas.
     pub(super) fn gpus(&self) -> &[usize] {
         &self.gpus
     }
 }
 
-/// Two vectors on a GPU, of which one gets the sum.
+/// The two vectors of a sum on a GPU.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Vectors {
     pub(super) from: *const c_void,
     pub(super) to: *mut c_void,
-    /// How many elements each has.
+    /// The number of elements of each vector.
     pub(super) count: usize,
-    /// NCCL's number for their type.
+    /// The number of their type in NCCL.
     pub(super) number: c_int,
 }
 
 impl Nccl {
-    /// The library of this file.
+    /// Loads the library in this file.
     ///
     /// # Errors
-    /// [`Fault::Missing`] and [`Fault::TooOld`].
+    /// - [`Fault::Missing`]: the file cannot be loaded, or is not NCCL.
+    /// - [`Fault::TooOld`]: its release is too old.
+    /// - [`Fault::Link`]: it does not return its version.
     pub(super) fn load(file: &str) -> Result<Self, Fault> {
         let nccl = Self::open(file).map_err(|reason| {
             let searched = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
@@ -119,22 +128,22 @@ impl Nccl {
     }
 
     fn open(file: &str) -> Result<Self, String> {
-        // What the system's loader said is its source.
+        // The source of the error is the message of the system's loader.
         let reason =
             |error: libloading::Error| error.source().map_or_else(|| error.to_string(), ToString::to_string);
-        // SAFETY: what NCCL does when it is loaded is safe; it is what any program that is linked to it does.
+        // SAFETY: NCCL's initialization is safe. Every program linked to it runs the same code.
         let library = unsafe { Library::new(file) }.map_err(reason)?;
-        /// A function, as long as the library is there.
+        /// Finds a function, which is valid while the library is loaded.
         ///
         /// # Safety
-        /// It has to be of the type.
+        /// The function must have type `F`.
         unsafe fn find<F: Copy>(library: &Library, name: &CStr) -> Result<F, libloading::Error> {
             // SAFETY: the caller's promise.
             let symbol: Symbol<'_, F> = unsafe { library.get(name.to_bytes_with_nul()) }?;
             Ok(*symbol)
         }
         let functions = || {
-            // SAFETY: so NCCL's header declares them, since release 2.14 or before.
+            // SAFETY: these are the declarations in NCCL's header, since release 2.14 or earlier.
             unsafe {
                 Ok(Functions {
                     get_version: find(&library, c"ncclGetVersion")?,
@@ -153,10 +162,10 @@ impl Nccl {
         Ok(Self { functions, _library: library })
     }
 
-    /// Begins to link communicators. `bind` makes a GPU that of this thread.
+    /// Begins to link communicators. `bind` makes a GPU current on this thread.
     ///
     /// # Errors
-    /// Of a call; some may have been made, which are to be given up.
+    /// The error of a call. Some communicators may have been created, and must be aborted.
     pub(super) fn link(
         &self,
         communicators: &Communicators,
@@ -168,30 +177,30 @@ impl Nccl {
         };
         let count = number(communicators.all.len())?;
         let mut id = UniqueId([0; 128]);
-        // SAFETY: the name lives during the call.
+        // SAFETY: the id lives during the call.
         self.done("ncclGetUniqueId", unsafe { (self.functions.get_unique_id)(&raw mut id) })?;
         self.start()?;
         let begin = |(rank, (gpu, place)): (usize, (&usize, &AtomicPtr<c_void>))| {
             bind(*gpu)?;
             let mut config = Config::NO_CALL_WAITS;
             let rank = number(rank)?;
-            // SAFETY: the configuration lives during the call, which copies it, and the communicator's place until `abort` is through, which ends
-            // what NCCL does for it.
+            // SAFETY: the configuration lives during the call, which copies it. The place of the communicator
+            // lives until `abort` has ended NCCL's work on it.
             let begun = unsafe {
                 (self.functions.comm_init_rank_config)(place.as_ptr(), count, id, rank, &raw mut config)
             };
             self.done(CALL, begun)
         };
         let begun = communicators.gpus.iter().zip(&communicators.all).enumerate().try_for_each(begin);
-        // Also where one has failed: else no later call of this thread would begin.
+        // Ends the group even if a call has failed: otherwise no later call of this thread would start.
         let ended = self.end();
         begun.and(ended)
     }
 
-    /// The GPUs whose communicators have not done yet what was asked for last, by `call`.
+    /// Returns the GPUs whose communicators have not completed the last operation, started by `call`.
     ///
     /// # Errors
-    /// What has failed since, of `call` or on the GPU.
+    /// The error of `call`, or of the GPU.
     pub(super) fn busy(
         &self,
         communicators: &Communicators,
@@ -200,7 +209,8 @@ impl Nccl {
         let mut busy = Vec::new();
         for (gpu, place) in communicators.gpus.iter().zip(&communicators.all) {
             let mut state = 0;
-            // SAFETY: the communicator has not been given up, since that takes it; the state lives during the call.
+            // SAFETY: the communicator has not been aborted, since `abort` consumes it; the state lives
+            // during the call.
             let asked = unsafe {
                 (self.functions.comm_get_async_error)(place.load(Ordering::Acquire), &raw mut state)
             };
@@ -215,23 +225,28 @@ impl Nccl {
         Ok(busy)
     }
 
-    /// Begins a group of calls, of this thread.
+    /// Begins a group of calls on this thread.
     pub(super) fn start(&self) -> Result<(), CallError> {
-        // SAFETY: it takes nothing.
+        // SAFETY: the function has no parameters.
         self.done("ncclGroupStart", unsafe { (self.functions.group_start)() })
     }
 
-    /// Ends the group, whose calls begin then. They are in the queues of the GPUs when none is [`busy`](Self::busy).
+    /// Ends the group, and starts its calls. They are enqueued on the GPUs when no GPU is
+    /// [`busy`](Self::busy).
     pub(super) fn end(&self) -> Result<(), CallError> {
-        // SAFETY: it takes nothing; what the group's calls were given is there, see `all_reduce`.
+        // SAFETY: the function has no parameters; the arguments of the group's calls are alive, see
+        // `all_reduce`.
         self.done("ncclGroupEnd", unsafe { (self.functions.group_end)() })
     }
 
-    /// Calls for one replica's part of a sum, in the group that has begun.
+    /// Calls for one replica's part of a sum, in the current group.
     ///
     /// # Safety
-    /// The communicators are of this library, and linked. The vectors are on this replica's GPU and stay until the stream is through with the sum, or
-    /// [`abort`](Self::abort) is; those of all replicas have the same number of elements, of the same type. The stream is of that GPU.
+    /// - The communicators belong to this library, and are linked.
+    /// - The vectors are on this replica's GPU, and live until the stream has completed the sum or
+    ///   [`abort`](Self::abort) has returned.
+    /// - The vectors of all replicas have the same number of elements, of the same type.
+    /// - The stream belongs to that GPU.
     pub(super) unsafe fn all_reduce(
         &self,
         communicators: &Communicators,
@@ -245,22 +260,23 @@ impl Nccl {
         };
         let communicator = place.load(Ordering::Acquire);
         let Vectors { from, to, count, number } = vectors;
-        // SAFETY: the caller's promise, and the communicator has not been given up, since that takes it.
+        // SAFETY: the caller's promise. The communicator has not been aborted, since `abort` consumes it.
         self.done(CALL, unsafe {
             (self.functions.all_reduce)(from, to, count, number, SUM, communicator, stream)
         })
     }
 
-    /// Gives up communicators and what they are doing, for which it may wait, for ever where a GPU hangs.
+    /// Aborts communicators and their operations. This blocks forever if a GPU hangs.
     pub(super) fn abort(&self, communicators: Communicators) {
         let abort = |place: &AtomicPtr<c_void>| {
             let communicator = place.load(Ordering::Acquire);
             if !communicator.is_null() {
-                // SAFETY: it was made by NCCL, and nobody has it any more. Where that fails, there is nothing left to do about it.
+                // SAFETY: NCCL created it, and no other thread has it any more. If the abort fails, there is
+                // no remedy.
                 let _ = unsafe { (self.functions.comm_abort)(communicator) };
             }
         };
-        // All at once: one may wait until the others are given up, too.
+        // All at the same time: one may wait until the others are aborted as well.
         thread::scope(|scope| {
             for place in &communicators.all {
                 if thread::Builder::new().spawn_scoped(scope, move || abort(place)).is_err() {
@@ -274,7 +290,7 @@ impl Nccl {
         if result == 0 || result == IN_PROGRESS {
             return Ok(());
         }
-        // SAFETY: NCCL gives text that lives as long as the library, or null.
+        // SAFETY: NCCL returns text that lives as long as the library, or null.
         let text = unsafe {
             let text = (self.functions.get_error_string)(result);
             (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
@@ -283,7 +299,7 @@ impl Nccl {
     }
 }
 
-/// A release as NVIDIA writes it: 2.14.3, of 21403; releases before 2.9 have a digit less.
+/// Formats a release as NVIDIA does: 2.14.3 for 21403. Releases before 2.9 have one digit less.
 fn text(release: c_int) -> String {
     let (major, minor) = if release < 10_000 {
         (release / 1000, release / 100 % 10)

@@ -1,5 +1,6 @@
-//! What the tests load in place of NCCL: GPUs are played by the memory of the CPU. It sums f32 and i64 as NCCL's header says it, with
-//! communicators on which no call waits, and refuses what breaks that. Its release is 2.27.3, or what `PLAYED_RELEASE` was when it was compiled.
+//! A mock of NCCL for tests, with GPUs in the memory of the CPU. It sums f32 and i64 as specified by NCCL's
+//! header, with nonblocking communicators, and refuses calls that violate the specification. Its release is
+//! 2.27.3, or `PLAYED_RELEASE` at the time of compilation.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -16,9 +17,9 @@ struct Communicator {
     rank: c_int,
     ranks: c_int,
     gpu: c_int,
-    /// How often the answer is still that it is under way; negative is for ever.
+    /// The remaining number of polls; negative for forever.
     questions: Cell<c_int>,
-    /// Where it is written once more when it is linked.
+    /// The address to which it is written again when it is linked.
     place: Cell<*mut *mut Communicator>,
 }
 
@@ -34,13 +35,13 @@ pub struct Config {
     blocking: c_int,
 }
 
-/// How many questions what is asked for takes from now on; negative is for ever.
+/// The number of polls of later operations; negative for forever.
 static QUESTIONS: AtomicI32 = AtomicI32::new(0);
 
-/// What communicators have come to when it is done.
+/// The result of operations.
 static STATE: AtomicI32 = AtomicI32::new(0);
 
-/// How many communicators there are.
+/// The number of communicators.
 static COMMUNICATORS: AtomicI32 = AtomicI32::new(0);
 
 #[unsafe(no_mangle)]
@@ -50,7 +51,7 @@ pub extern "C" fn played(questions: c_int, state: c_int) -> c_int {
     COMMUNICATORS.load(Ordering::Relaxed)
 }
 
-/// There are eight GPUs.
+/// Sets the current GPU. There are eight.
 #[unsafe(no_mangle)]
 pub extern "C" fn played_gpu(gpu: c_int) {
     GPU.set(gpu);
@@ -67,7 +68,7 @@ struct Call {
     ranks: c_int,
 }
 
-/// What ends with the group.
+/// The operations of the current group.
 #[derive(Default)]
 struct Group {
     calls: Vec<Call>,
@@ -76,7 +77,7 @@ struct Group {
 
 thread_local! {
     static GPU: Cell<c_int> = const { Cell::new(-1) };
-    /// What is added up when nobody of the group is under way any more.
+    /// The calls to sum when no operation of the group is in progress.
     static BEGUN: RefCell<Vec<Call>> = const { RefCell::new(Vec::new()) };
     static GROUP: RefCell<Option<Group>> = const { RefCell::new(None) };
 }
@@ -98,7 +99,7 @@ pub extern "C" fn ncclGetErrorString(result: c_int) -> *const c_char {
     }
 }
 
-/// Its bytes differ, and tell whether all of them come.
+/// Returns an id whose bytes differ, so that a partial copy is detected.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetUniqueId(id: *mut UniqueId) -> c_int {
     static MADE: AtomicI32 = AtomicI32::new(0);
@@ -147,7 +148,7 @@ pub extern "C" fn ncclCommGetAsyncError(communicator: *mut Communicator, state: 
         unsafe { *place = communicator };
     }
     unsafe { *state = STATE.load(Ordering::Relaxed) };
-    // The last rank is asked last.
+    // The last rank is polled last.
     if of.rank + 1 == of.ranks { sum(&BEGUN.take()) } else { 0 }
 }
 
@@ -164,7 +165,7 @@ pub extern "C" fn ncclGroupStart() -> c_int {
     0
 }
 
-/// The stream of GPU n is n + 100.
+/// Checks and enqueues the call. The stream of GPU n is n + 100.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclAllReduce(
     from: *const c_void,

@@ -1,4 +1,4 @@
-//! What has to hold, whatever is lost.
+//! The rules that must hold in a coordinator's cluster.
 
 use super::calls::{Doing, number};
 use super::chief::Follow;
@@ -11,18 +11,18 @@ use distribute_coordinator::dispatch::{Outcome, Task};
 use distribute_coordinator::{Call, ClosureId, Done, Failure, FailureKind, Origin, Work};
 use std::collections::BTreeSet;
 
-/// After so many times there was something to do of which nothing came, a thread does nothing else.
+/// The maximum number of times that a thread finds work without a result.
 const IDLE: u32 = 64;
 
-/// What is known to have been.
+/// The recorded results.
 #[derive(Debug, Default)]
 pub struct Checks {
-    /// What must not have been.
+    /// The broken rules.
     pub broken: Vec<String>,
-    /// How many closures have ended well, and how many have not.
+    /// The number of closures that have succeeded, and that have failed.
     pub well: usize,
     pub otherwise: usize,
-    /// The changes that were made: server, coordinator, closure and number.
+    /// The changes made: server, coordinator, closure and number.
     made: BTreeSet<(usize, u64, ClosureId, u64)>,
 }
 
@@ -31,7 +31,7 @@ impl Checks {
         self.broken.push(what);
     }
 
-    /// A session begins something: what it needs is there.
+    /// Checks that the resources of a call have been made in its session.
     pub fn uses_made(&mut self, session: &Session, call: &Call) {
         if let Some(missing) = call.resources().find(|id| !session.has_made(*id)) {
             self.breaks(format!("{missing} has not been made"));
@@ -40,7 +40,7 @@ impl Checks {
 }
 
 impl World {
-    /// The coordinator that a session works for, if both know of it.
+    /// Returns the coordinator of a session, if both still have the connection.
     fn lives(&self, session: usize) -> Option<usize> {
         let Session { job, conn, process, .. } = self.sessions[session];
         let chief = job as usize - 1;
@@ -49,19 +49,19 @@ impl World {
         (lives && !self.chiefs[chief].is_gone).then_some(chief)
     }
 
-    /// The session over a connection.
+    /// Returns the session over a connection.
     fn session_over(&self, conn: Conn) -> Option<usize> {
         self.sessions.iter().rposition(|session| session.conn == conn)
     }
 
-    /// The last attempt at a task in a session.
+    /// Returns the last attempt at a task in a session.
     fn execution(&self, conn: Conn, task: Task) -> Option<usize> {
         let session = self.session_over(conn)?;
         let is_it = |of: usize, doing: &Doing| of == session && doing.task() == task;
         self.executions.iter().rposition(|execution| is_it(execution.session, &execution.task))
     }
 
-    // INV-60: a worker runs one at a time, which no other runs that is there.
+    // INV-60: a worker runs one closure at a time, and no other running worker runs the same closure.
     pub fn check_begun(&mut self, session: usize, origin: Origin) {
         let closure = origin.closure;
         if origin.floor > closure {
@@ -92,7 +92,7 @@ impl World {
         }
     }
 
-    // INV-59: each change of a closure is made once, and those of one that has not ended are.
+    // INV-59: each change of a closure is made once. The changes of a closure that has not ended are not refused.
     pub fn check_change(&mut self, push: Push, change: Change) {
         let Push { execution, server, origin, number } = push;
         let what = || format!("change {number} of {} on server {server}", origin.closure);
@@ -117,7 +117,7 @@ impl World {
         }
     }
 
-    // INV-61: each element is taken once by those of which results count.
+    // INV-61: each element is taken once, by a closure whose result counts.
     pub fn check_done(&mut self, chief: usize, worker: usize, conn: Conn, done: &Done) {
         let lives =
             matches!(self.chiefs[chief].follows[worker], Follow::Works { conn: of, .. } if of == conn);
@@ -229,7 +229,7 @@ impl World {
         }
     }
 
-    // INV-60: the first failure is told, once.
+    // INV-60: the first failure is reported, once.
     pub fn check_told(&mut self, chief: usize, failure: &Failure) {
         let state = &mut self.chiefs[chief];
         if state.first.take().as_ref() != Some(failure) {
@@ -267,7 +267,7 @@ impl World {
         }
     }
 
-    /// A worker that seems to have nothing to do has nothing.
+    /// Checks that a worker that seems to have no work has none.
     pub fn check_quiet(&mut self, chief: usize, worker: usize) {
         let state = &mut self.chiefs[chief];
         if !state.dispatch.has_work(worker) {
@@ -276,7 +276,7 @@ impl World {
         }
     }
 
-    /// Who is late has begun, and is so by itself.
+    /// Checks that a task that times out has begun, and hangs.
     pub fn check_late(&mut self, chief: usize, worker: usize, task: Task, is_cancelled: bool) {
         let Follow::Works { conn, .. } = self.chiefs[chief].follows[worker] else { return };
         let begun =

@@ -1,4 +1,4 @@
-//! Coordinators: what their program does, and the threads that follow their workers.
+//! Coordinators: their program, and the threads that follow their workers.
 
 use super::calls::bytes;
 use super::plan::{CANCEL, CLOSURE, ms};
@@ -13,10 +13,10 @@ use distribute_coordinator::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// How long it is waited until a worker is connected to again.
+/// The delay until a worker is connected to again.
 const RETRY: Duration = ms(200);
 
-/// After so long a worker has not answered.
+/// The time after which a worker is considered not to answer.
 const ANSWERED: Duration = ms(5_000);
 
 /// A process of the coordinator.
@@ -26,37 +26,37 @@ pub struct Chief {
     pub job: u64,
     pub dispatch: Dispatch,
     pub follows: Vec<Follow>,
-    /// The program has come to its end.
+    /// Whether the program has finished.
     pub has_finished: bool,
-    /// Those that have not ended, and which they are.
+    /// The closures that have not ended, with their numbers in the program.
     pub open: BTreeMap<ClosureId, usize>,
-    /// The resources, by those of the program.
+    /// The resources, by their numbers in the program.
     pub resources: Vec<Option<ResourceId>>,
-    /// The first failure of which the program was not told.
+    /// The first failure that has not been reported to the program.
     pub first: Option<Failure>,
-    /// Where streams are by the closures of which results were taken.
+    /// The positions of streams, from the closures whose results were taken.
     pub consumed: BTreeMap<(ResourceId, usize), u64>,
-    /// Who makes variables of each resource, and whether they were made.
+    /// The worker that makes the variables of each resource, and whether they have been made.
     pub variables: BTreeMap<ResourceId, (Option<usize>, bool)>,
-    /// How often each closure was given to a worker that was lost.
+    /// The number of lost workers that each closure was given to.
     pub losses: BTreeMap<ClosureId, u32>,
     pid: Pid,
     pub is_gone: bool,
-    /// The servers that don't know of it.
+    /// The servers that have not registered this coordinator yet.
     pub beginning: BTreeSet<usize>,
-    /// The next thing that the program does; closures before the second have been taken care of by an earlier one.
+    /// The next act of the program. An earlier coordinator has handled the closures before `skipped`.
     pub next: usize,
     pub skipped: usize,
-    /// What each worker is busy with, and since when.
+    /// The current task of each worker, and its start.
     pub busy: Vec<Option<(Task, Duration)>>,
     sending: Vec<bool>,
-    /// How often nothing came of it that there seemed to be something to do.
+    /// The number of times that a worker's thread found work without a result.
     pub idle: Vec<u32>,
-    /// Until when the program does something else.
+    /// The end of the program's rest.
     pub rests: Duration,
 }
 
-/// What is known of a worker.
+/// The state of the connection to a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Follow {
     Away,
@@ -64,7 +64,7 @@ pub enum Follow {
     Works { conn: Conn, session: u64 },
 }
 
-/// A call of the closure or resource of this number in the program.
+/// Creates a call of the closure or resource with this number in the program.
 pub fn call(number: usize, resources: impl Iterator<Item = ResourceId>) -> Call {
     let function = FunctionId { name: "f".to_owned(), source: 0 };
     let number = Argument::Value(bytes(number as u64));
@@ -72,14 +72,14 @@ pub fn call(number: usize, resources: impl Iterator<Item = ResourceId>) -> Call 
 }
 
 impl Chief {
-    /// What it is about, for those who wonder why it does not end.
+    /// Returns a description of the state, for a simulation that does not end.
     pub fn describe(&self) -> String {
         let Self { next, open, follows, busy, dispatch, .. } = self;
         let (queued, settling) = (dispatch.queued(), dispatch.is_settling());
         format!("at act {next}, {queued} queued, settling: {settling}, {open:?}, {follows:?}, busy: {busy:?}")
     }
 
-    /// Notes since when a worker is busy with what it does.
+    /// Records when a worker's current task began.
     fn look_at(&mut self, worker: usize, now: Duration) {
         let task = self.dispatch.running(worker).map(|(task, _)| task);
         if self.busy[worker].map(|(task, _)| task) != task {
@@ -89,7 +89,7 @@ impl Chief {
 }
 
 impl World {
-    /// Another coordinator starts.
+    /// Starts another coordinator.
     pub fn start_chief(&mut self) {
         let number = self.chiefs.len();
         let pid = self.pid(Who::Chief(number));
@@ -100,7 +100,7 @@ impl World {
             _ => self.plan.limits,
         };
         let workers = self.plan.workers;
-        // It goes on from where the one before was saved.
+        // It resumes from the state that the previous one saved.
         let skipped = self.chiefs.last().map_or(0, |before| {
             before.skipped + self.random.below(before.next.saturating_sub(before.skipped) + 1)
         });
@@ -133,7 +133,7 @@ impl World {
         }
     }
 
-    /// A coordinator is gone.
+    /// Kills a coordinator.
     pub fn kill_chief(&mut self, chief: usize) {
         self.note(Who::Chief(chief), || "is gone".to_owned());
         let state = &mut self.chiefs[chief];
@@ -145,7 +145,8 @@ impl World {
         }
     }
 
-    /// A server is told that the closures of a coordinator change it from now on: before a worker is.
+    /// Registers a coordinator on a server, whose changes come from its closures from now on. Workers are
+    /// connected to after that.
     pub fn begin_job(&mut self, chief: usize, server: usize) {
         let state = &self.chiefs[chief];
         if state.is_gone || !state.beginning.contains(&server) {
@@ -164,7 +165,7 @@ impl World {
         self.agenda.at(now + ms(500), Event::Begin { chief, server });
     }
 
-    /// A server has answered that it was told.
+    /// Records that a server has registered the coordinator.
     pub fn job_begun(&mut self, chief: usize, server: usize) {
         let now = self.agenda.now();
         let state = &mut self.chiefs[chief];
@@ -174,7 +175,7 @@ impl World {
         }
     }
 
-    /// Asks a worker to work.
+    /// Connects to a worker.
     pub fn connect(&mut self, chief: usize, worker: usize) {
         let Chief { is_gone, follows, pid, host, .. } = &mut self.chiefs[chief];
         if *is_gone || follows[worker] != Follow::Away {
@@ -186,14 +187,14 @@ impl World {
         self.agenda.at(at, Event::Unanswered { chief, worker, conn });
     }
 
-    /// A worker may not have answered.
+    /// Loses a worker if it has not answered.
     pub fn unanswered(&mut self, chief: usize, worker: usize, conn: Conn) {
         if self.chiefs[chief].follows[worker] == Follow::Asked(conn) {
             self.lose(chief, worker, "it does not answer");
         }
     }
 
-    /// What comes to a coordinator from a worker, or from its connection.
+    /// Handles an arrival at a coordinator from a worker, or from its connection.
     pub fn chief_hears(&mut self, chief: usize, conn: Conn, what: Arrival<Words>) {
         let worker = self.network.leads_to(conn);
         let follow = self.chiefs[chief].follows[worker];
@@ -234,7 +235,7 @@ impl World {
         self.stir(chief);
     }
 
-    /// What comes over a connection that is over, and must not be heard.
+    /// Handles an arrival over a closed connection. It must be ignored.
     pub fn late_words(&mut self, conn: Conn, what: Arrival<Words>) {
         let worker = self.network.leads_to(conn);
         let Arrival::Message(Words::Collected(done)) = what else { return };
@@ -273,7 +274,7 @@ impl World {
         self.check_positions(chief, worker);
     }
 
-    /// Nothing more is heard of a worker.
+    /// Disconnects from a worker.
     fn lose(&mut self, chief: usize, worker: usize, why: &str) {
         let now = self.agenda.now();
         let state = &mut self.chiefs[chief];
@@ -297,7 +298,7 @@ impl World {
         self.stir(chief);
     }
 
-    /// Looks whether workers are silent, or busy for too long.
+    /// Checks for workers that are silent, or busy for too long.
     pub fn look(&mut self, chief: usize) {
         let now = self.agenda.now();
         for worker in 0..self.plan.workers {
@@ -341,7 +342,7 @@ impl World {
         self.take_outcomes(chief);
     }
 
-    /// Takes how closures have ended.
+    /// Takes the outcomes of closures.
     pub fn take_outcomes(&mut self, chief: usize) {
         let outcomes: Vec<_> = self.chiefs[chief].dispatch.outcomes().collect();
         for outcome in outcomes {
@@ -350,7 +351,7 @@ impl World {
         }
     }
 
-    /// Lets the program go on, and wakes the threads that have something to send.
+    /// Continues the program, and wakes the threads that have something to send.
     pub fn stir(&mut self, chief: usize) {
         self.proceed(chief);
         let now = self.agenda.now();
@@ -365,7 +366,7 @@ impl World {
         }
     }
 
-    /// Sends a worker what it is to do now.
+    /// Sends a worker its current work.
     pub fn send(&mut self, chief: usize, worker: usize) {
         let now = self.agenda.now();
         let state = &mut self.chiefs[chief];
@@ -375,7 +376,7 @@ impl World {
         let mut work = state.dispatch.take(worker);
         state.look_at(worker, now);
         let mut floor = state.dispatch.floor();
-        // Closures that can run nowhere have ended.
+        // Closures that cannot run on any worker have ended.
         let open = state.open.len();
         self.take_outcomes(chief);
         let state = &mut self.chiefs[chief];
@@ -411,7 +412,7 @@ impl World {
         self.stir(chief);
     }
 
-    /// Takes resources for made that were, in an earlier session.
+    /// Treats resources as made that were made in an earlier session.
     fn keep_made(&mut self, chief: usize, worker: usize, work: &mut Vec<Work>) {
         let state = &mut self.chiefs[chief];
         let mut made = Vec::new();

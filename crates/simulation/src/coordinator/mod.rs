@@ -1,8 +1,8 @@
-//! A coordinator, its workers and the servers that they change.
+//! A coordinator, its workers, and the servers that they change.
 //!
-//! What decides is that which processes run: [`Dispatch`](distribute_coordinator::dispatch::Dispatch) in the coordinator, and a
-//! [`Queue`](distribute_coordinator::queue::Queue) in each worker. Played are the threads around them (`follow`, `Session`), what closures
-//! do, and the servers.
+//! The decisions are those of real processes: [`Dispatch`](distribute_coordinator::dispatch::Dispatch) in the
+//! coordinator, and a [`Queue`](distribute_coordinator::queue::Queue) in each worker. The threads around them
+//! (`follow`, `Session`), the closures and the servers are simulated.
 
 mod calls;
 mod checks;
@@ -18,7 +18,7 @@ use crate::world::Report;
 use distribute_testing::SplitMix;
 pub use plan::Weather;
 
-/// Simulates the plan that a seed makes.
+/// Simulates the plan of a seed.
 pub fn run(weather: Weather, mut draw: SplitMix, planted: Option<Planted>, kept: bool) -> Report {
     let plan = plan::Plan::new(weather, &mut draw);
     world::World::new(draw.bits(), plan, planted, kept).run()

@@ -1,40 +1,40 @@
-//! What a simulated coordinator schedules, and what happens to it and its workers, as a function of a seed.
+//! The program of a simulated coordinator, and the faults of its cluster, as a function of a seed.
 
 use distribute_coordinator::dispatch::Limits;
 use distribute_testing::SplitMix;
 use std::time::Duration;
 
-/// After so long a closure that runs is late.
+/// The time after which a running closure times out.
 pub const CLOSURE: Duration = Duration::from_secs(30);
 
-/// After so long one that was cancelled is.
+/// The time after which a cancelled closure times out.
 pub const CANCEL: Duration = Duration::from_secs(5);
 
-/// What a closure does, one after the other.
+/// A step of a closure. Steps run one after another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// It computes for so long, and looks from time to time whether it was cancelled.
+    /// Computes for this time, and checks for cancellation regularly.
     Compute(Duration),
-    /// It takes so many elements of the stream that is this one of its arguments.
+    /// Takes `count` elements of the stream in this argument.
     Take { argument: usize, count: u64 },
-    /// It changes something on a server, and doesn't wait for the answer.
+    /// Changes a value on a server without waiting for the answer.
     Push { server: usize },
-    /// It waits for the answers.
+    /// Waits for the answers.
     Wait,
 }
 
-/// How a closure or the making of a resource ends.
+/// The end of a closure, or of the creation of a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Well.
+    /// Success.
     Well,
-    /// With an error of its own.
+    /// An error of its own.
     Fails,
     /// A panic.
     Panics,
-    /// Never.
+    /// It never ends.
     Hangs,
-    /// With its process.
+    /// It kills its process.
     Kills,
 }
 
@@ -43,11 +43,11 @@ pub enum End {
 pub struct Closure {
     /// The resources among its arguments.
     pub uses: Vec<usize>,
-    /// What it does.
+    /// The steps.
     pub steps: Vec<Step>,
-    /// How it ends then.
+    /// The end, after the steps.
     pub end: End,
-    /// Whether it never looks whether it was cancelled.
+    /// Whether it never checks for cancellation.
     pub deaf: bool,
 }
 
@@ -56,49 +56,49 @@ pub struct Closure {
 pub struct Resource {
     /// The resources among its arguments.
     pub uses: Vec<usize>,
-    /// How long it takes to make.
+    /// The time that its creation takes.
     pub takes: Duration,
-    /// How that ends.
+    /// The end of its creation.
     pub end: End,
 }
 
-/// What the program does.
+/// An act of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
-    /// It makes a resource.
+    /// Creates a resource.
     Create(usize),
-    /// It lets go of one.
+    /// Drops a resource.
     Forget(usize),
-    /// It schedules a closure.
+    /// Schedules a closure.
     Schedule(usize),
-    /// It waits for all.
+    /// Waits for all closures.
     Join,
-    /// It does something else for so long.
+    /// Rests for this time.
     Rest(Duration),
 }
 
-/// Something that happens.
+/// A fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A worker is killed.
     Kill(usize),
-    /// The machine of a worker is gone: nobody is told.
+    /// The machine of a worker fails silently.
     Vanish(usize),
-    /// A worker is stopped for so long.
+    /// A worker is stopped for this time.
     Pause(usize, Duration),
     /// The connections of a worker break.
     Break(usize),
-    /// Nothing goes between hosts of two sides for so long, or only in one direction.
+    /// The network between hosts of two sides is cut for a time, in both directions or one.
     Cut { sides: Vec<bool>, one_way: bool, lasts: Duration },
-    /// A server doesn't answer for so long.
+    /// A server does not answer for this time.
     Down(usize, Duration),
-    /// The coordinator is killed, and another one started after so long.
+    /// The coordinator is killed, and another one started after this time.
     Restart(Duration),
-    /// Another coordinator is started although the present one is there.
+    /// Another coordinator is started while the current one runs.
     Twin,
 }
 
-/// Everything that is settled before the simulation begins.
+/// The parameters of a simulation, fixed before it begins.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub workers: usize,
@@ -106,37 +106,37 @@ pub struct Plan {
     pub limits: Limits,
     /// The shortest and the longest delay of the network.
     pub delay: [Duration; 2],
-    /// Of a thousand changes that closures make, so many fail as if a server had not answered.
+    /// The number of changes per thousand that fail as if a server had not answered.
     pub unanswered: usize,
     pub closures: Vec<Closure>,
     pub resources: Vec<Resource>,
     pub acts: Vec<Act>,
     pub faults: Vec<(Duration, Fault)>,
-    /// By then all has to have ended.
+    /// The time at which everything must have ended.
     pub until: Duration,
 }
 
-/// What happens to the cluster of a plan.
+/// The faults in the cluster of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weather {
-    /// Nothing but what closures do.
+    /// Only the closures of the program cause failures.
     Fair,
     /// Workers and servers fail.
     Rough,
-    /// So do coordinators.
+    /// Coordinators fail as well.
     Storm,
 }
 
 impl Plan {
-    /// So many coordinators there are at most.
+    /// The maximum number of coordinators.
     pub const CHIEFS: usize = 5;
 
-    /// How many hosts there are: of workers, of servers, of coordinators.
+    /// Returns the number of hosts: of workers, servers and coordinators.
     pub fn hosts(&self) -> usize {
         self.workers + self.servers + Self::CHIEFS
     }
 
-    /// The plan that these bits make.
+    /// Creates the plan of these random bits.
     pub fn new(weather: Weather, draw: &mut SplitMix) -> Self {
         let (workers, servers) = (1 + draw.below(4), 1 + draw.below(3));
         let limits = Limits {
@@ -158,7 +158,7 @@ impl Plan {
             faults: Vec::new(),
             until: Duration::ZERO,
         };
-        // How many of a thousand end badly: where few do, more is under way at once.
+        // The number per thousand that end badly. If few do, more closures are in flight at once.
         let bad = draw.of(&[0, 10, 60]);
         for _ in 0..draw.below(5) {
             plan.create(draw, bad);
@@ -183,7 +183,7 @@ impl Plan {
     }
 
     fn phase(&mut self, draw: &mut SplitMix, bad: usize) {
-        // Short ones are sent ahead.
+        // Short closures are sent ahead.
         let long = draw.of(&[0, 10, 100, 500]);
         for _ in 0..draw.of(&[5, 40, 120]) {
             let closure = self.closure(draw, bad, long);
@@ -260,8 +260,8 @@ impl Plan {
         }
     }
 
-    /// When all has ended at the latest, whatever is repeated. It is far more than what is needed: that something ends late is seen
-    /// by other rules.
+    /// Returns the time at which everything must have ended, with all repetitions. It is far more than
+    /// needed, because other rules detect a late end.
     fn bound(&self) -> Duration {
         let faults = self.faults.iter().map(|(at, _)| *at).max().unwrap_or_default();
         let attempts = 2 + self.limits.losses + self.limits.server_failures;
@@ -281,7 +281,7 @@ impl Plan {
         let rests =
             self.acts.iter().map(|act| if let Act::Rest(time) = act { *time } else { Duration::ZERO });
         let all = self.closures.iter().map(closure).sum::<Duration>() + rests.sum::<Duration>();
-        // A resource that hangs gives its worker up once each time that the worker comes back.
+        // A resource that hangs disconnects its worker each time that the worker comes back.
         let resources =
             CLOSURE * (self.resources.len() * (2 + self.faults.len() + self.closures.len() / 8)) as u32;
         faults + all + resources + Duration::from_secs(120)

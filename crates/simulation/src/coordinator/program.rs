@@ -1,4 +1,4 @@
-//! What the program of a coordinator does.
+//! The execution of a coordinator's program.
 
 use super::chief::call;
 use super::plan::Act;
@@ -7,7 +7,7 @@ use distribute_coordinator::ResourceId;
 use distribute_coordinator::dispatch::Refusal;
 
 impl World {
-    /// Goes on with the program until it has to wait.
+    /// Continues the program until it has to wait.
     pub fn proceed(&mut self, chief: usize) {
         loop {
             let now = self.agenda.now();
@@ -44,7 +44,7 @@ impl World {
         }
     }
 
-    /// The resources of these of the program, if all are there.
+    /// Returns the resources with these numbers in the program, if all exist.
     fn resources(&self, chief: usize, uses: &[usize]) -> Option<Vec<ResourceId>> {
         uses.iter().map(|which| self.chiefs[chief].resources[*which]).collect()
     }
@@ -61,7 +61,7 @@ impl World {
         }
     }
 
-    /// Whether it needs no more time.
+    /// Schedules a closure. Returns whether this is done.
     fn schedule(&mut self, chief: usize, which: usize) -> bool {
         let Some(uses) = self.resources(chief, &self.plan.closures[which].uses) else { return true };
         let state = &mut self.chiefs[chief];
@@ -75,7 +75,7 @@ impl World {
                 true
             }
             Err(Refusal::Full) => false,
-            // It is told of the failure, and schedules it again.
+            // The program receives the failure, and schedules the closure again.
             Err(Refusal::Failing) => self.settle(chief) && self.schedule(chief, which),
             Err(refusal) => {
                 self.checks.breaks(format!("a closure is refused: {refusal:?}"));
@@ -91,13 +91,13 @@ impl World {
         self.chiefs[chief].dispatch.is_idle()
     }
 
-    /// Ends all closures because one has failed. Whether all have.
+    /// Ends all closures because one has failed. Returns whether all have ended.
     fn settle(&mut self, chief: usize) -> bool {
         let now = self.agenda.now();
         let state = &mut self.chiefs[chief];
         if !state.dispatch.is_settling() {
             state.dispatch.cancel();
-            // What runs has some time from now on.
+            // Running closures get some time from now on.
             state.busy.iter_mut().flatten().for_each(|(_, since)| *since = now);
             self.take_outcomes(chief);
         }

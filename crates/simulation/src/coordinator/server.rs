@@ -1,38 +1,39 @@
-//! Servers of variables: which changes of closures they have made, as those of parameter servers remember it.
+//! Servers of variables. They remember the changes of closures that they have made, as parameter servers do.
 
 use distribute_coordinator::Origin;
 use std::collections::BTreeSet;
 
-/// One of them.
+/// A server.
 #[derive(Debug, Default)]
 pub struct Server {
-    /// The coordinator whose closures change it.
+    /// The coordinator whose closures change this server.
     job: u64,
-    /// All closures before have ended.
+    /// The first closure that may still change this server. All closures before it have ended.
     floor: u64,
     made: BTreeSet<(u64, u64)>,
 }
 
-/// What a server does about a change.
+/// The reaction of a server to a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It makes it.
+    /// It makes the change.
     Made,
-    /// It has made it before.
+    /// It has made the change before.
     Known,
-    /// Nothing may come of this closure or coordinator any more.
+    /// It refuses the change, because the closure or coordinator may not make changes any more.
     Refused,
 }
 
 impl Server {
-    /// From now on the closures of this coordinator change it, if it is later than the one before.
+    /// Accepts changes of this coordinator's closures from now on, if it is later than the previous
+    /// coordinator.
     pub fn begin(&mut self, job: u64) {
         if job > self.job {
             *self = Self { job, ..Self::default() };
         }
     }
 
-    /// A change comes, with its number among those of its closure.
+    /// Handles a change with this number among the changes of its closure.
     pub fn change(&mut self, origin: Origin, number: u64) -> Change {
         if origin.job != self.job {
             return Change::Refused;

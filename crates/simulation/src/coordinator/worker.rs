@@ -1,4 +1,4 @@
-//! Workers: what a session with a coordinator runs, and what becomes of that when it is over.
+//! Workers: the tasks of a session with a coordinator, and their end when the session is over.
 
 use super::calls::{Doing, bytes, number, which};
 use super::plan::{End, Resource, Step, ms};
@@ -12,27 +12,27 @@ use distribute_coordinator::{Cancellation, Done, Failure, FailureKind, Hello, Or
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// How long a closure computes until it looks whether it was cancelled.
+/// The time between two checks for cancellation.
 const SLICE: Duration = ms(100);
 
-/// After so long without an answer a change is sent again.
+/// The time without an answer after which a change is sent again.
 const AGAIN: Duration = ms(400);
 
-/// After so long a server has not answered.
+/// The time without an answer after which a server is considered failed.
 const PATIENCE: Duration = ms(3_000);
 
-/// So many bytes of results are told at once, as an example: of two results.
+/// The maximum number of bytes of results in one message. It has room for two results.
 const BYTES: usize = 20;
 
 /// A process of a worker.
 #[derive(Debug)]
 pub struct Worker {
-    /// Its number.
+    /// The number of the worker.
     pub number: usize,
     pub pid: Pid,
-    /// Since when it is gone.
+    /// The time at which it was killed.
     pub gone: Option<Duration>,
-    /// When it was stopped, and until when.
+    /// The times at which it was stopped and resumes.
     pub stopped: Option<(Duration, Duration)>,
     job: u64,
     /// The coordinator of the last session.
@@ -44,7 +44,7 @@ pub struct Worker {
 /// The work for one coordinator, since it connected.
 #[derive(Debug)]
 pub struct Session {
-    /// Its number on its worker.
+    /// The number of the session on its worker.
     id: u64,
     pub process: usize,
     pub job: u64,
@@ -53,13 +53,13 @@ pub struct Session {
     collector: bool,
     is_over: bool,
     running: Option<usize>,
-    /// The resources that were made.
+    /// The resources that have been made.
     made: BTreeMap<ResourceId, Stream>,
-    /// What it has begun, of which each may have been late.
+    /// The tasks that have begun. Each may have timed out.
     pub begun: BTreeSet<Task>,
 }
 
-/// A stream: where it is, and where it was when that was told last.
+/// The position of a stream, and the position in the last report.
 #[derive(Clone, Copy, Debug)]
 struct Stream {
     at: u64,
@@ -75,25 +75,25 @@ pub struct Execution {
     began: Duration,
     /// The next step.
     step: usize,
-    /// How long it has computed in this step.
+    /// The computing time in this step.
     computed: Duration,
     is_waiting: bool,
-    /// How many changes it has begun.
+    /// The number of changes that have begun.
     pushed: u64,
-    /// Those without an answer, and since when.
+    /// The changes without an answer, and the times at which they were made.
     unanswered: BTreeMap<u64, (Push, Duration)>,
-    /// Elements that it took.
+    /// The elements taken: resource, first and end position.
     pub took: Vec<(ResourceId, u64, u64)>,
     pub is_over: bool,
 }
 
 impl World {
-    /// The process of a worker that is there.
+    /// Returns the running process of a worker.
     pub fn present(&self, number: usize) -> Option<usize> {
         self.workers.iter().rposition(|worker| worker.number == number && worker.gone.is_none())
     }
 
-    /// A worker starts, unless it is there.
+    /// Starts a worker, unless it is running.
     pub fn start_worker(&mut self, number: usize) {
         if self.present(number).is_some() {
             return;
@@ -105,7 +105,7 @@ impl World {
         self.note(Who::Worker(process), || format!("starts as worker {number}"));
     }
 
-    /// What a coordinator sends to a worker.
+    /// Handles a message from a coordinator to a worker.
     pub fn worker_hears(&mut self, process: usize, conn: Conn, words: Words) {
         match words {
             Words::Hello(hello) => self.hello(process, conn, &hello),
@@ -130,7 +130,7 @@ impl World {
         }
     }
 
-    /// The session of this number, unless it is over.
+    /// Returns the session of this number, unless it is over.
     fn session(&self, process: usize, id: u64) -> Option<usize> {
         let session = self.workers[process].session;
         session.filter(|session| self.sessions[*session].id == id || self.has(Planted::AnySession))
@@ -160,7 +160,7 @@ impl World {
         self.agenda.at(at, Event::Started { process, id, conn, job: hello.job });
     }
 
-    /// What carries out the calls of a coordinator is there.
+    /// Begins the session, after the executor of a coordinator's calls has started.
     pub fn started(&mut self, process: usize, id: u64, conn: Conn, job: u64) {
         if self.workers[process].sessions != id {
             return self.say(process, conn, Words::Refused);
@@ -255,12 +255,12 @@ impl World {
             took: Vec::new(),
             is_over: false,
         });
-        // Each begins a moment after it was taken, as in a thread of its own.
+        // Each begins shortly after it was taken, as in its own thread.
         let at = self.agenda.now() + Duration::from_micros(self.random.below(20) as u64);
         self.agenda.at(at, Event::Go(execution));
     }
 
-    /// An execution goes on.
+    /// Continues an execution.
     pub fn go(&mut self, execution: usize) {
         match self.executions[execution].task.clone() {
             Doing::Resource { id, which, position } => self.go_on_making(execution, id, which, position),
@@ -324,7 +324,7 @@ impl World {
                     let push = Push { execution, server: *server, origin, number: state.pushed };
                     state.pushed += 1;
                     if self.random.below(1_000) < self.plan.unanswered {
-                        // It may have come there all the same.
+                        // The change may have reached the server nevertheless.
                         self.push(push);
                         return self.ended(execution, Err(failure(FailureKind::Server)));
                     }
@@ -341,7 +341,7 @@ impl World {
                     End::Well => return self.ended(execution, Ok(())),
                     End::Fails => return self.ended(execution, Err(failure(FailureKind::Function))),
                     End::Panics => return self.ended(execution, Err(failure(FailureKind::Panicked))),
-                    // It hangs, and does not look.
+                    // It hangs, and does not check.
                     End::Hangs => return,
                     End::Kills => {
                         let process = self.sessions[self.executions[execution].session].process;
@@ -353,7 +353,7 @@ impl World {
         }
     }
 
-    /// A change is sent to its server.
+    /// Sends a change to its server.
     fn push(&mut self, push: Push) {
         let host = self.worker_host(push.execution);
         let server = self.server_host(push.server);
@@ -362,7 +362,7 @@ impl World {
         }
     }
 
-    /// A change comes to its server.
+    /// Handles the arrival of a change at its server.
     pub fn pushed(&mut self, push: Push) {
         let now = self.agenda.now();
         if self.down[push.server] > now {
@@ -379,7 +379,7 @@ impl World {
         }
     }
 
-    /// A server answers.
+    /// Handles the answer of a server.
     pub fn answered(&mut self, push: Push, change: Change) {
         let state = &mut self.executions[push.execution];
         if state.is_over || state.unanswered.remove(&push.number).is_none() {
@@ -394,7 +394,7 @@ impl World {
         }
     }
 
-    /// A server may not have answered.
+    /// Sends a change again if the server has not answered, or fails.
     pub fn push_again(&mut self, push: Push) {
         let now = self.agenda.now();
         let state = &mut self.executions[push.execution];
@@ -406,7 +406,7 @@ impl World {
         self.agenda.at(now + AGAIN, Event::Again(push));
     }
 
-    /// The code of a closure has come to its end.
+    /// Ends an execution after its code has ended.
     fn ended(&mut self, execution: usize, result: Result<(), Failure>) {
         let state = &self.executions[execution];
         let Doing::Closure { origin, .. } = state.task else { return };
@@ -441,12 +441,12 @@ impl World {
         self.begin_next(session);
     }
 
-    /// The process that an execution is part of.
+    /// Returns the process of an execution.
     pub fn process(&self, execution: usize) -> usize {
         self.sessions[self.executions[execution].session].process
     }
 
-    /// Whether a session is the one that its process has.
+    /// Whether a session is the current one of its process.
     pub fn is_present(&self, process: usize, session: usize) -> bool {
         self.workers[process].session == Some(session)
     }
@@ -455,7 +455,7 @@ impl World {
         self.workers[self.process(execution)].number
     }
 
-    /// Gives a closure back that runs.
+    /// Returns a running closure to the coordinator.
     fn give_back_running(&mut self, process: usize, work: &[Work]) {
         let Some(session) = self.workers[process].session else { return };
         let Session { running: Some(execution), conn, .. } = self.sessions[session] else { return };
@@ -468,17 +468,17 @@ impl World {
 }
 
 impl Session {
-    /// Whether it has made a resource.
+    /// Whether a resource has been made in this session.
     pub fn has_made(&self, id: ResourceId) -> bool {
         self.made.contains_key(&id)
     }
 
-    /// Whether it runs one closure already.
+    /// Returns the execution that is running, if any.
     pub fn running(&self) -> Option<usize> {
         self.running
     }
 
-    /// Whether it is over.
+    /// Whether the session is over.
     pub fn is_over(&self) -> bool {
         self.is_over
     }

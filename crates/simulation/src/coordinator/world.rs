@@ -1,4 +1,4 @@
-//! All processes of a coordinator's cluster, and what happens to them, in the order of virtual time.
+//! All processes of a coordinator's cluster, and their events in virtual time.
 
 use super::checks::Checks;
 use super::chief::Chief;
@@ -15,16 +15,16 @@ use distribute_testing::SplitMix;
 use std::fmt;
 use std::time::Duration;
 
-/// How often coordinators look whether something takes too long, or is silent.
+/// The interval at which coordinators check for timeouts and silence.
 const LOOK: Duration = ms(200);
 
-/// How long all goes on when the last coordinator has come to its end: what runs for nobody may still change something.
+/// The simulated time after the last coordinator has finished. Orphaned tasks may still make changes.
 const AFTER: Duration = ms(10_000);
 
-/// A simulation with more events than this does not end.
+/// The maximum number of events. A simulation with more does not end.
 const EVENTS: usize = 2_000_000;
 
-/// What coordinators and workers send each other.
+/// A message between coordinator and worker.
 #[derive(Clone, Debug)]
 pub enum Words {
     Hello(Hello),
@@ -36,7 +36,7 @@ pub enum Words {
     Over,
 }
 
-/// A change on its way to a server.
+/// A change that is sent to a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Push {
     pub execution: usize,
@@ -53,7 +53,7 @@ pub enum Who {
     Servers,
 }
 
-/// What happens.
+/// An event.
 #[derive(Clone, Debug)]
 pub enum Event {
     Reach {
@@ -67,7 +67,7 @@ pub enum Event {
     Fault(usize),
     StartWorker(usize),
     StartChief,
-    /// A server learns of a coordinator, and that of its answer.
+    /// A server registers a coordinator, and the coordinator receives the answer.
     Begin {
         chief: usize,
         server: usize,
@@ -76,7 +76,7 @@ pub enum Event {
         chief: usize,
         server: usize,
     },
-    /// A coordinator tries to reach a worker, and whether that has answered.
+    /// A coordinator connects to a worker, and checks for the answer.
     Connect {
         chief: usize,
         worker: usize,
@@ -86,22 +86,22 @@ pub enum Event {
         worker: usize,
         conn: Conn,
     },
-    /// The program of a coordinator goes on.
+    /// The program of a coordinator continues.
     Act(usize),
-    /// A thread of a coordinator sends a worker what there is to do.
+    /// A thread of a coordinator sends a worker its work.
     Send {
         chief: usize,
         worker: usize,
     },
     Look,
-    /// What carries out calls on a worker is there.
+    /// The executor of calls on a worker has started.
     Started {
         process: usize,
         id: u64,
         conn: Conn,
         job: u64,
     },
-    /// An execution goes on.
+    /// An execution continues.
     Go(usize),
     Push(Push),
     Answer(Push, Change),
@@ -121,7 +121,7 @@ impl Carries for Event {
     }
 }
 
-/// A cluster that is simulated.
+/// A simulated cluster.
 pub struct World {
     pub agenda: Agenda<Event>,
     pub network: Network,
@@ -132,7 +132,7 @@ pub struct World {
     pub chiefs: Vec<Chief>,
     pub workers: Vec<Worker>,
     pub servers: Vec<Server>,
-    /// Until when servers don't answer.
+    /// The times until which servers do not answer.
     pub down: Vec<Duration>,
     pub sessions: Vec<Session>,
     pub executions: Vec<Execution>,
@@ -141,7 +141,7 @@ pub struct World {
 }
 
 impl World {
-    /// Nothing has happened yet. The history is kept where somebody wants to read it.
+    /// Creates a simulation. `kept` tells whether to keep the history.
     pub fn new(seed: u64, plan: Plan, planted: Option<Planted>, kept: bool) -> Self {
         let mut random = SplitMix(seed);
         let mut agenda = Agenda::default();
@@ -171,7 +171,7 @@ impl World {
         }
     }
 
-    /// Lets everything happen.
+    /// Runs the simulation.
     pub fn run(mut self) -> Report {
         let mut events = 0;
         let mut ended = None;
@@ -263,7 +263,7 @@ impl World {
         }
     }
 
-    /// The process of a worker to which something happens.
+    /// Returns the process of a worker to which an event happens.
     fn process_of(&self, event: &Event) -> Option<usize> {
         match event {
             Event::Started { process, .. } => Some(*process),
@@ -318,7 +318,7 @@ impl World {
         }
     }
 
-    /// A worker is gone, and another one comes in its place.
+    /// Kills the process of a worker. Another one replaces it.
     pub fn kill(&mut self, number: usize, silently: bool) {
         let Some(process) = self.present(number) else { return };
         let now = self.agenda.now();
@@ -336,7 +336,7 @@ impl World {
         self.agenda.at(now + away, Event::StartWorker(number));
     }
 
-    /// Whether nothing has come from a worker, or to it, for so long that its connection is given up.
+    /// Whether a worker and a coordinator have been silent for so long that the connection is closed.
     pub fn is_silent(&self, chief: usize, worker: usize, conn: Conn) -> bool {
         let now = self.agenda.now();
         let host = self.chiefs[chief].host;
@@ -353,7 +353,7 @@ impl World {
         since.is_some_and(|since| now >= since + SILENCE)
     }
 
-    /// When something that is sent now arrives, unless it is lost.
+    /// Returns the arrival time of a message that is sent now, unless it is lost.
     pub fn way(&mut self, from: usize, to: usize) -> Option<Duration> {
         let now = self.agenda.now();
         let cut = self.network.is_cut(now, from, to).is_some();
@@ -365,7 +365,7 @@ impl World {
         self.plan.workers + server
     }
 
-    /// The number of a new process in the network.
+    /// Registers a new process in the network, and returns its number.
     pub fn pid(&mut self, who: Who) -> Pid {
         self.pids.push(who);
         self.pids.len() - 1

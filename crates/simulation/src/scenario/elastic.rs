@@ -1,4 +1,4 @@
-//! What happens to workers of worlds that grow and shrink.
+//! Plans for workers of worlds that grow and shrink.
 
 use super::trainings::{sometime, train};
 use super::{Scenario, cut, ms, of};
@@ -7,11 +7,11 @@ use crate::plan::{Elastic, Fault, Plan, When};
 use distribute_testing::SplitMix;
 use std::time::Duration;
 
-/// Makes a training of a plan, in worlds of some of its workers, and disturbs it.
+/// Adds an elastic training to a plan, in worlds of some of its workers, and faults.
 pub(super) fn disturb(scenario: Scenario, plan: &mut Plan, draw: &mut SplitMix) {
     let workers = plan.workers;
     train(plan, draw, &[&[true], &[false, true]]);
-    // Who comes waits for the end of a step, however long that takes.
+    // A worker that comes waits for the end of a step, however long that takes.
     plan.join = Duration::from_secs(300);
     let mut elastic = Elastic {
         least: 1 + draw.below(workers),

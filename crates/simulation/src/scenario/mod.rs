@@ -1,4 +1,4 @@
-//! What is simulated: kinds of programs and of faults, of which a seed makes a plan.
+//! Scenarios: kinds of programs and faults, from which a seed creates a plan.
 
 mod elastic;
 mod trainings;
@@ -25,58 +25,58 @@ pub enum Scenario {
     Calls,
     /// Workers fail between calls, leave, and end sessions.
     Declines,
-    /// Messages and workers are late, by about as long as a call waits.
+    /// Messages and workers are delayed, by about the timeout of a call.
     Delays,
-    /// A worker is stopped for longer than a call waits, and not so long that it is lost.
+    /// A worker is stopped for longer than the timeout of a call, but not long enough to be lost.
     Pause,
-    /// A worker is stopped, maybe for so long that it is lost.
+    /// A worker is stopped, possibly long enough to be lost.
     Stop,
-    /// A worker is killed in a call, or its machine is gone.
+    /// A worker is killed in a call, or its machine fails silently.
     CrashInCall,
     /// A worker is killed between two calls.
     CrashBetween,
-    /// A part of the network is cut off for a while, in one direction or both.
+    /// A part of the network is cut for a while, in one direction or both.
     Partition,
     /// A connection breaks.
     Break,
     /// Processes of an earlier generation come back.
     Revenants,
-    /// All of it.
+    /// All of these.
     Storm,
     /// 64 workers, of which two are killed.
     Crowd,
     /// Workers that train are killed.
     TrainKilled,
-    /// Workers are killed while those that have met hand a state over.
+    /// Workers are killed during the transfer of a state after a rendezvous.
     TrainHandover,
     /// Workers are killed in steps of several updates.
     TrainHalves,
-    /// Workers that train are stopped, cut off, or gone without a word.
+    /// Workers that train are stopped, cut off, or fail silently.
     TrainParted,
     /// A worker that cannot be reached is replaced, and comes back.
     TrainSupplanted,
-    /// All of it.
+    /// All of these.
     TrainStorm,
     /// 64 workers that train, of which some are killed.
     TrainCrowd,
-    /// Workers that train come late: the world begins with fewer, and grows.
+    /// Workers that train start late: the world begins with fewer, and grows.
     ElasticStarts,
-    /// Workers are killed, and others come in their places after a while: the world shrinks and grows.
+    /// Workers are killed, and replaced after a while: the world shrinks and grows.
     ElasticKilled,
-    /// The first worker is lost, and another begins in its place, maybe before the others have noticed.
+    /// The first worker is lost, and its replacement starts, possibly before the others have noticed.
     ElasticLeader,
-    /// All of it.
+    /// All of these.
     ElasticStorm,
     /// A coordinator schedules closures, some of which fail.
     Coordinator,
-    /// Its workers and servers are lost, stopped and cut off.
+    /// Workers and servers of a coordinator are lost, stopped and cut off.
     CoordinatorLosses,
-    /// So are coordinators.
+    /// Coordinators are lost as well.
     CoordinatorStorm,
 }
 
 impl Scenario {
-    /// All of them.
+    /// All scenarios.
     pub const ALL: [Scenario; 29] = [
         Scenario::Starts,
         Scenario::Twins,
@@ -109,7 +109,7 @@ impl Scenario {
         Scenario::CoordinatorStorm,
     ];
 
-    /// Simulates the plan that a seed makes.
+    /// Simulates the plan of a seed.
     pub fn run(self, seed: u64, planted: Option<Planted>, kept: bool) -> Report {
         match self.weather() {
             Some(weather) => coordinator::run(weather, self.draw(seed), planted, kept),
@@ -117,7 +117,7 @@ impl Scenario {
         }
     }
 
-    /// What happens to the cluster of a coordinator, if it is one.
+    /// Returns the faults in the cluster of a coordinator, if this is such a scenario.
     fn weather(self) -> Option<Weather> {
         match self {
             Scenario::Coordinator => Some(Weather::Fair),
@@ -131,7 +131,7 @@ impl Scenario {
         SplitMix(seed ^ (self as u64) << 56)
     }
 
-    /// The plan that a seed makes.
+    /// Creates the plan of a seed.
     fn plan(self, seed: u64) -> Plan {
         let mut draw = self.draw(seed);
         let seed = draw.bits();
@@ -204,18 +204,20 @@ impl Scenario {
             Scenario::Delays => {
                 plan.certain = Certain::NobodyLost;
                 let timeout = 200 + draw.below(3_000) as u64;
-                // Where a call waits no longer than for a verdict, one of a round that some have behind them may cross the next.
+                // If the timeout of a call is shorter than the wait for a decision, the decision of a round
+                // that some have completed may overlap with the next round.
                 plan.one_blame = timeout > 1_200;
                 plan.script.timeout = ms(timeout);
                 plan.script.compute = [ms(0), ms(timeout * 11 / 10)];
                 plan.delay = [ms(0), ms(of(draw, &[5, 50, 100]))];
-                // Who ends the session for a reason of its own does so whatever the others decide meanwhile.
+                // A worker that ends the session for its own reason does so for every decision of the others.
                 (plan.script.odd, plan.script.oddities) =
                     (20, &[Deed::Call { other: true }, Deed::Decline, Deed::Leave]);
             }
             Scenario::Pause => {
                 plan.certain = Certain::NobodyLost;
-                // As in delays: where a call waits for less than this, two may judge at once.
+                // As in delays: if the timeout of a call is shorter than this, two workers may decide at
+                // once.
                 plan.script.timeout = ms(1_201 + draw.below(800) as u64);
                 for _ in 0..1 + draw.below(2) {
                     let fault = Fault::Pause(draw.below(workers), ms(800 + draw.below(2_000) as u64));
@@ -243,7 +245,7 @@ impl Scenario {
             }
             Scenario::CrashBetween => {
                 let When::InCall { rank, step, call, .. } = in_call(draw, plan) else { return };
-                // Longer than a call takes, and the other workers are waiting in the next one.
+                // This is longer than a call takes, so the other workers wait in the next one.
                 let after = ms(80 + draw.below(200) as u64);
                 plan.script.compute = [ms(0), ms(400)];
                 plan.faults
@@ -312,7 +314,7 @@ impl Scenario {
     }
 }
 
-/// What workers may do in place of the others' call.
+/// The deeds of workers that replace the others' call.
 const ODDITIES: [Deed; 4] = [Deed::Call { other: true }, Deed::Decline, Deed::Abandon, Deed::Leave];
 
 fn ms(ms: u64) -> Duration {
@@ -323,7 +325,7 @@ fn of(draw: &mut SplitMix, all: &[u64]) -> u64 {
     draw.of(all)
 }
 
-/// In some worker's call.
+/// Returns a time in some worker's call.
 fn in_call(draw: &mut SplitMix, plan: &Plan) -> When {
     let (rank, after) = (draw.below(plan.workers), Duration::from_micros(draw.below(40_000) as u64));
     let [step, call] = [plan.script.steps, plan.script.calls].map(|most| 1 + draw.bits() % most);

@@ -1,4 +1,4 @@
-//! What happens to workers that train.
+//! Plans for workers that train.
 
 use super::{Scenario, cut, ms, of};
 use crate::checks::Certain;
@@ -7,7 +7,7 @@ use crate::plan::{Fault, Plan, When};
 use distribute_testing::SplitMix;
 use std::time::Duration;
 
-/// Makes a training of a plan, and disturbs it.
+/// Adds a training to a plan, and faults.
 pub(super) fn disturb(scenario: Scenario, plan: &mut Plan, draw: &mut SplitMix) {
     let workers = plan.workers;
     match scenario {
@@ -51,7 +51,7 @@ pub(super) fn disturb(scenario: Scenario, plan: &mut Plan, draw: &mut SplitMix) 
         }
         Scenario::TrainSupplanted => {
             train(plan, draw, &[&[true]]);
-            // Where messages take long, so does joining: more can happen meanwhile.
+            // If messages take long, joining does as well, and more can happen at the same time.
             plan.delay[1] = ms(of(draw, &[5, 100, 1_000]));
 
             for _ in 0..1 + draw.below(3) {
@@ -67,7 +67,7 @@ pub(super) fn disturb(scenario: Scenario, plan: &mut Plan, draw: &mut SplitMix) 
                     }
                 };
                 if !matches!(fault, Fault::Vanish(_)) {
-                    // Soon after it is noticed, or before.
+                    // Soon after the loss is noticed, or before.
                     let soon = ms(500 + draw.below(6_000) as u64);
                     plan.faults.push((when.later(soon), Fault::Twin(rank)));
                 }
@@ -79,7 +79,7 @@ pub(super) fn disturb(scenario: Scenario, plan: &mut Plan, draw: &mut SplitMix) 
             plan.certain = Certain::Nothing;
             plan.script.timeout = ms(of(draw, &[1_000, 5_000, 60_000]));
             if let Some(course) = &mut plan.course {
-                // Who does something else for longer than the others wait is late again and again.
+                // A worker whose breaks exceed the timeout of the others would time out repeatedly.
                 course.longest_break = course.longest_break.min(plan.script.timeout / 2);
             }
             for _ in 0..2 + draw.below(6) {
@@ -105,7 +105,7 @@ pub(super) fn disturb(scenario: Scenario, plan: &mut Plan, draw: &mut SplitMix) 
     }
 }
 
-/// Workers train, in steps of one of these kinds.
+/// Adds a training to the plan, in steps of one of these kinds.
 pub(super) fn train(plan: &mut Plan, draw: &mut SplitMix, kinds: &[&[bool]]) {
     (plan.certain, plan.one_blame) = (Certain::NobodyLate, false);
     plan.course = Some(Course {
@@ -117,7 +117,7 @@ pub(super) fn train(plan: &mut Plan, draw: &mut SplitMix, kinds: &[&[bool]]) {
     });
 }
 
-/// In some worker's call of a step of a training.
+/// Returns a time in some worker's call of a step of a training.
 fn in_training(draw: &mut SplitMix, plan: &Plan, generation: u64) -> When {
     let (steps, calls) =
         plan.course.as_ref().map_or((1, 1), |course| (course.steps, course.calls.len() as u64));
@@ -126,7 +126,8 @@ fn in_training(draw: &mut SplitMix, plan: &Plan, generation: u64) -> When {
     When::InCall { generation, rank, step, call, after }
 }
 
-/// Somewhere in a training: in a call, while workers that have met agree, or at any time.
+/// Returns any time in a training: in a call, during the agreement after a rendezvous, or independent of
+/// calls.
 pub(super) fn sometime(draw: &mut SplitMix, plan: &Plan) -> When {
     let generation = 1 + draw.below(3) as u64;
     match draw.below(4) {

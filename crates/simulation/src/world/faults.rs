@@ -1,4 +1,4 @@
-//! What happens to processes and the network, and how it is noticed.
+//! Faults of processes and the network, and their detection.
 
 use super::Simulation;
 use crate::context::Surroundings;
@@ -11,7 +11,7 @@ use distribute_net::Claim;
 use distribute_net::rendezvous::note::Note;
 use std::time::Duration;
 
-/// How often those that work look whether others are silent.
+/// The interval at which workers check for silence.
 const LOOK: Duration = Duration::from_millis(100);
 
 impl Simulation {
@@ -23,7 +23,7 @@ impl Simulation {
         self.replace();
     }
 
-    /// The process of a worker that was started last, if it lives.
+    /// Returns the latest process of a worker, if it is running.
     fn last_of(&self, rank: usize) -> Option<Pid> {
         self.processes.iter().rposition(|process| process.name.rank == rank && process.lives())
     }
@@ -86,7 +86,7 @@ impl Simulation {
                     self.start(rank, Claim::after(self.made.saturating_sub(2)), true);
                     if let Some(last) = self.processes.len().checked_sub(1)
                         && self.processes[last].name.rank == rank
-                        // The first has to hear of others but the leader.
+                        // The first worker has to hear from others besides the leader.
                         && rank > 1
                     {
                         let stale = Note::Table(self.made - 1, told);
@@ -97,7 +97,7 @@ impl Simulation {
         }
     }
 
-    /// Where the workers are.
+    /// Returns the addresses of the workers.
     fn table(&self) -> Vec<(usize, Address)> {
         let at = |rank| self.last_of(rank).map_or(0, |pid| self.processes[pid].port);
         let all = (0..self.surroundings.plan.workers)
@@ -112,7 +112,7 @@ impl Simulation {
         }
     }
 
-    /// Since when a process has heard nothing over a connection, because of what happens to the other end.
+    /// Returns the time since which a connection is silent, because of a fault at the other end.
     fn silent_since(&self, pid: Pid, conn: Conn) -> Option<Duration> {
         let (there, host) = self.surroundings.network.peer(conn, pid)?;
         let other = there.map(|there| &self.processes[there]);
@@ -122,7 +122,7 @@ impl Simulation {
         [gone, cut].into_iter().flatten().min()
     }
 
-    /// All lose who is silent.
+    /// Disconnects processes from others that are silent.
     pub(super) fn look(&mut self) {
         let now = self.now();
         let mut more = false;

@@ -1,4 +1,4 @@
-//! All processes, and what happens to them, in the order of virtual time.
+//! All processes, and their events in virtual time.
 
 mod faults;
 
@@ -20,53 +20,53 @@ use distribute_testing::SplitMix;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// So many generations there are at most: what disturbs them is over before.
+/// The maximum number of generations. All faults are over before it is reached.
 const GENERATIONS: u64 = 40;
 
-/// So many processes are started at most.
+/// The maximum number of started processes.
 const STARTS: usize = 1_000;
 
-/// A simulation with more events than this does not end.
+/// The maximum number of events. A simulation with more does not end.
 const EVENTS: usize = 2_000_000;
 
-/// How a simulation has ended.
+/// The result of a simulation.
 #[derive(Debug)]
 pub struct Report {
-    /// What must not have been, if something has.
+    /// The broken rules.
     pub broken: Vec<String>,
-    /// What has happened, where it was to be kept.
+    /// The history, if it was kept.
     pub history: Vec<String>,
-    /// How many generations there were.
+    /// The number of generations.
     pub generations: u64,
-    /// In how many rounds all have agreed, and in how many they have not.
+    /// The number of rounds in which all have agreed, and in which they have not.
     pub rounds: (usize, usize),
-    /// When the last process has come to an end, in virtual time.
+    /// The time at which the last process ended, in virtual time.
     pub lasted: Duration,
-    /// How many events there were.
+    /// The number of events.
     pub events: usize,
 }
 
-/// A cluster that is simulated.
+/// A simulated cluster.
 pub struct Simulation {
     processes: Vec<Process>,
     surroundings: Surroundings,
     random: SplitMix,
     endings: Vec<(Pid, Ending)>,
-    /// When the last process has come to an end.
+    /// The time at which the last process ended.
     ended: Duration,
-    /// Which faults have been.
+    /// Whether each fault has happened.
     happened: Vec<bool>,
-    /// Of which workers a process is going to be started.
+    /// Whether a process of each worker is about to start.
     starting: Vec<bool>,
-    /// The generation of the last world that has been made.
+    /// The generation of the latest world.
     made: u64,
-    /// When each leader has begun its last step.
+    /// The time at which each leader began its last step.
     steps: BTreeMap<Pid, Duration>,
     looks: bool,
 }
 
 impl Simulation {
-    /// Nothing has happened yet. The history is kept where somebody wants to read it.
+    /// Creates a simulation. `kept` tells whether to keep the history.
     pub fn new(seed: u64, plan: Plan, planted: Option<Planted>, kept: bool) -> Self {
         let mut random = SplitMix(seed);
         let mut agenda = Agenda::default();
@@ -100,7 +100,7 @@ impl Simulation {
         }
     }
 
-    /// Lets everything happen.
+    /// Runs the simulation.
     pub fn run(mut self) -> Report {
         let mut events = 0;
         while self.surroundings.checks.hold() && events < EVENTS {
@@ -128,7 +128,7 @@ impl Simulation {
         self.surroundings.agenda.now()
     }
 
-    /// Everybody has come to an end.
+    /// Checks the rules after all processes have ended.
     fn at_the_end(&mut self, events: usize) {
         if !self.surroundings.checks.hold() {
             return;
@@ -160,7 +160,7 @@ impl Simulation {
         }
     }
 
-    /// Whether there is a world in which all workers have come to the end of their program.
+    /// Whether there is a world in which all workers have finished their program.
     fn is_over(&self) -> bool {
         let done = self.endings.iter().filter(|(_, ending)| *ending == Ending::Done);
         let done: Vec<_> = done.map(|(pid, _)| &self.processes[*pid]).collect();
@@ -208,7 +208,7 @@ impl Simulation {
         }
     }
 
-    /// A process does something.
+    /// Lets a process act.
     fn act(&mut self, pid: Pid, act: impl FnOnce(&mut Process, &mut Context<'_>) -> Option<Ending>) {
         let process = &mut self.processes[pid];
         let ending = act(process, &mut self.surroundings.of(process.name));
@@ -222,7 +222,7 @@ impl Simulation {
         let listens =
             |process: &Process| process.lives() && process.name.rank == rank && process.port == port;
         if self.processes.iter().any(listens) {
-            // An earlier one still listens there.
+            // An earlier process still listens there.
             let later = self.now() + Duration::from_secs(1);
             return self.surroundings.agenda.at(later, Event::Start { rank, claim, mistaken });
         }
@@ -243,7 +243,7 @@ impl Simulation {
         self.act(pid, Process::go_on);
     }
 
-    /// What follows when a process has done something.
+    /// Handles the consequences of an action.
     fn after(&mut self, pid: Pid, ending: Option<Ending>) {
         let now = self.now();
         self.compare_states();
@@ -282,7 +282,7 @@ impl Simulation {
         }
     }
 
-    /// The members of a world are of one generation.
+    /// Checks that the members of a world have the same generation.
     fn compare_members(&mut self, pid: Pid) {
         let process = &self.processes[pid];
         let Some(working) = process.working().filter(|working| working.since == self.now()) else { return };
@@ -302,7 +302,7 @@ impl Simulation {
                 working.places()
             ));
         }
-        // Where all have failed and begin anew, they begin with generation 1 again.
+        // If all have failed and restart, they begin with generation 1 again.
         let same = |other: &&Process| {
             other.name.rank == process.name.rank
                 && other.name.pid != pid
@@ -316,7 +316,7 @@ impl Simulation {
                 process.name, other.name
             ));
         }
-        // Who was in a later world has the state that counts.
+        // A worker that was in a later world has the state that counts.
         if let (Some((places, left)), Certain::NobodyLate) = (&process.owed, self.surroundings.plan.certain) {
             let lives = |place: &usize| {
                 let is =
@@ -346,7 +346,8 @@ impl Simulation {
                     process.name
                 ));
             }
-            // INV-34. Who has closed the connection is of another world by now, and who has not heard of it yet may come to be.
+            // INV-34. A worker that has closed the connection belongs to another world by now. A worker that
+            // has not received its world yet may still join this one.
             let other = there.and_then(|there| Some((there, there.links()?)));
             if let Some((there, (links, generation, _))) = other
                 && links.contains_key(conn)
@@ -363,14 +364,15 @@ impl Simulation {
         wrong.into_iter().for_each(|wrong| self.broken(wrong));
     }
 
-    /// All that go on do so from the state of the one that is furthest.
+    /// Checks that all workers resume from the furthest state.
     fn compare_states(&mut self) {
         for (pid, generation, updates) in self.surroundings.checks.take_met() {
             let members = self
                 .processes
                 .iter()
                 .filter(|other| other.working().is_some_and(|working| working.generation == generation));
-            // A leader that has just started may begin another world of this generation, while others have not noticed.
+            // A leader that has just started may begin another world of this generation before others have
+            // noticed.
             let linked = |other: &&Process| {
                 let links = self.processes[pid].working().map(Working::links);
                 let here = |conn: &Conn| self.surroundings.network.peer(*conn, pid);
@@ -397,13 +399,13 @@ impl Simulation {
         }
     }
 
-    /// Who waits to take part does so for one step at most.
+    /// Checks that a worker waits to join for one step at most.
     fn compare_steps(&mut self) {
         for pid in self.surroundings.checks.take_begun() {
             let (now, name) = (self.now(), self.processes[pid].name);
             let (0, Some(before)) = (name.rank, self.steps.insert(pid, now)) else { continue };
             let Some(working) = self.processes[pid].working() else { continue };
-            // One that has come since may not have been told to the others.
+            // A worker that has come since then may not have been reported to the others.
             if let Some((place, _)) = working.waits().iter().find(|(_, since)| **since < before) {
                 self.broken(format!(
                     "{name} begins a step, and worker {place} waits since before the last one"
@@ -412,7 +414,8 @@ impl Simulation {
         }
     }
 
-    /// Whether the others can't do without a process: not one that was started by mistake, nor whoever has lost its place to one.
+    /// Whether the others need a process. Not needed are processes that were started by mistake, and
+    /// processes that such a process has replaced.
     fn is_needed(&self, pid: Pid) -> bool {
         let process = &self.processes[pid];
         let done = |other: &Process| self.endings.contains(&(other.name.pid, Ending::Done));
@@ -426,7 +429,7 @@ impl Simulation {
         (!process.mistaken || process.generation > 0) && !self.processes.iter().any(has_its_place)
     }
 
-    /// Where workers meet, all have to be there: others are started in the places of those that have ended.
+    /// Starts replacements for processes that have ended: all workers have to come to a rendezvous.
     fn replace(&mut self) {
         let away = match self.surroundings.plan.elastic {
             Some(_) if self.is_over() => return,

@@ -1,10 +1,10 @@
-//! The simulation finds bugs: each that is planted within 1,000 seeds of a scenario.
+//! Checks that the simulation detects each planted bug within 1,000 seeds of a scenario.
 
 use clap::ValueEnum;
 use distribute_simulation::{Planted, Scenario};
 use distribute_testing::watched;
 
-/// Which scenario is to find it.
+/// Returns the scenario that detects a bug.
 fn finds(planted: Planted) -> Scenario {
     match planted {
         Planted::SessionFence => Scenario::Storm,
@@ -70,7 +70,7 @@ fn each_planted_bug_is_found_within_1_000_seeds() {
                 missed.push(format!("{planted:?} by {scenario:?}"));
                 continue;
             };
-            // By the bug, and not by anything else.
+            // The cause is the bug, and not anything else.
             assert_eq!(scenario.run(seed, None, false).broken, Vec::<String>::new(), "{scenario:?} {seed}");
             println!("{planted:?}: --scenario {scenario:?} --seed {seed}");
         }

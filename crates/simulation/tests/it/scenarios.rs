@@ -1,10 +1,10 @@
-//! Nothing breaks a rule, whatever happens: 200 seeds of each scenario. `distribute-simulation --seeds` runs more.
+//! Checks that 200 seeds of each scenario break no rule. `distribute-simulation --seeds` runs more.
 
 use distribute_simulation::Scenario;
 use distribute_testing::watched;
 
-/// Runs so many seeds. In at least this share of the rounds all have agreed, and in this many at least they have not: else
-/// nothing would have been seen.
+/// Runs this number of seeds. All must have agreed in at least this share of the rounds, and must have failed
+/// to agree in at least this number. Otherwise the simulation would detect nothing.
 fn seeds(scenario: Scenario, seeds: u64, disturbed: bool) {
     watched(move || {
         let (mut agreed, mut other) = (0, 0);

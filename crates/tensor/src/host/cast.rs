@@ -1,4 +1,4 @@
-//! From one dtype to another.
+//! Conversion between dtypes.
 
 use crate::dtype::Buffer;
 use crate::{DType, Error, HostTensor, Result};
@@ -7,11 +7,13 @@ use num_complex::Complex;
 use num_traits::AsPrimitive;
 
 impl HostTensor {
-    /// The elements as another dtype.
+    /// Converts the elements to another dtype, as Rust's `as` does.
     ///
-    /// As with Rust's `as`: floats lose their fraction and stop at the limits when they become integers, integers wrap.
-    /// A bool becomes 0 or 1, and a number true unless it is 0. A complex number loses its imaginary part. Strings
-    /// only cast to strings.
+    /// Floats lose their fraction and saturate when they become integers; integers wrap. A bool becomes 0 or
+    /// 1, and a number becomes true unless it is 0. A complex number loses its imaginary part.
+    ///
+    /// # Errors
+    /// [`Error::UnsupportedDType`] if only one of the dtypes is string.
     pub fn cast(&self, dtype: DType) -> Result<HostTensor> {
         if dtype == self.dtype() {
             return Ok(self.clone());
@@ -46,7 +48,7 @@ fn to<S: AsPrimitive<T>, T: Copy + 'static>(v: &[S]) -> Vec<T> {
     v.iter().map(|x| x.as_()).collect()
 }
 
-/// Real numbers to any dtype but string.
+/// Converts real numbers to any dtype except string.
 fn from<S>(v: &[S], dtype: DType) -> Option<Buffer>
 where
     S: Copy
@@ -84,7 +86,7 @@ where
     })
 }
 
-/// Complex numbers to any dtype but string.
+/// Converts complex numbers to any dtype except string.
 fn from_complex<F: AsPrimitive<f32> + AsPrimitive<f64>>(v: &[Complex<F>], dtype: DType) -> Option<Buffer> {
     let wide = |x: &F| -> f64 { x.as_() };
     match dtype {
@@ -131,7 +133,7 @@ mod tests {
 
     #[test]
     fn wide_integers_are_rounded_once() {
-        // Over f64 this would be rounded twice, and end one step lower.
+        // A conversion through f64 would round twice, and end one step lower.
         let x = (1i64 << 60) + (1 << 36) + 1;
         let got = HostTensor::scalar(x).cast(DType::F32).unwrap().item::<f32>().unwrap();
         assert_eq!(got, x as f32);

@@ -1,17 +1,17 @@
-//! Tensors as text, in the manner of numpy.
+//! Tensors as text, in the style of numpy.
 
 use crate::{HostTensor, with_buffer};
 use half::{bf16, f16};
 use num_complex::{Complex32, Complex64};
 use std::fmt::{Display, Formatter, Result, Write};
 
-/// Tensors with more elements are shortened.
+/// The maximum number of elements of a tensor that is printed completely.
 const ALL: usize = 1000;
-/// What is shown at each end of a shortened axis.
+/// The number of entries at each end of a shortened axis.
 const EDGE: usize = 3;
 
-/// `<Tensor: shape=(6,), dtype=int32, data=[1, 2, 3, 1, 2, 3]>`; matrices over several lines, and of more than 1000
-/// elements only the first and last three along each axis.
+/// Prints `<Tensor: shape=(6,), dtype=int32, data=[1, 2, 3, 1, 2, 3]>`. Matrices take several lines. Of more
+/// than 1000 elements, only the first and last three along each axis are printed.
 impl Display for HostTensor {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         f.write_str("<Tensor: shape=")?;
@@ -22,7 +22,7 @@ impl Display for HostTensor {
     }
 }
 
-/// `()`, `(6,)`, `(2, 3)`.
+/// Prints a shape: `()`, `(6,)`, `(2, 3)`.
 pub(crate) fn shape(f: &mut impl Write, dims: &[usize]) -> Result {
     let list = dims.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
     write!(f, "({list}{})", if dims.len() == 1 { "," } else { "" })
@@ -49,7 +49,7 @@ fn nested<T: Show>(
     };
     f.write_char('[')?;
     let gap = if (shorten || *len > ALL) && *len > 2 * EDGE { EDGE..len - EDGE } else { 0..0 };
-    // Not a filter: of an axis that nothing is in there may be more indices than anybody counts.
+    // Not a filter: an axis of an empty tensor may have more indices than can be iterated over.
     for i in (0..gap.start).chain(gap.end..*len) {
         if i > 0 {
             separate(f)?;
@@ -63,7 +63,7 @@ fn nested<T: Show>(
     f.write_char(']')
 }
 
-/// How one element is written.
+/// The text form of one element.
 trait Show {
     fn show(&self, f: &mut impl Write) -> Result;
 }

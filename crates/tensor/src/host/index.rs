@@ -1,4 +1,4 @@
-//! Indexing as Python has it: `t[3]`, `t[2:8:3]`, `t[..., 0]`.
+//! Indexing in the style of Python: `t[3]`, `t[2:8:3]`, `t[..., 0]`.
 
 use super::{HostTensor, count};
 use crate::{Element, Error, Result, with_buffer};
@@ -6,8 +6,8 @@ use std::ops::{Range, RangeFrom, RangeFull, RangeTo};
 
 const OPERATION: &str = "index";
 
-/// How one axis of a tensor is indexed, by the rules of Python: negative numbers count from the end, and what lies beyond the
-/// ends of a slice is left out.
+/// An index of one axis of a tensor, by the rules of Python. Negative numbers count from the end, and slices
+/// are clamped to the axis.
 ///
 /// ```
 /// use distribute_tensor::{HostTensor, Index};
@@ -22,18 +22,18 @@ const OPERATION: &str = "index";
 #[doc(alias = "slice")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Index {
-    /// One position; the axis goes.
+    /// One position; the axis is removed.
     At(i64),
-    /// Every `step`-th position from `start` up to `stop`, which is not among them; backwards if the step is negative.
+    /// Every `step`-th position from `start` up to, but excluding, `stop`; backwards if the step is negative.
     Slice {
-        /// The first position; by default that at the end where the step begins.
+        /// The first position. By default, the end of the axis where the step begins.
         start: Option<i64>,
-        /// The one after the last; by default all there are.
+        /// The end, excluded. By default, all positions are included.
         stop: Option<i64>,
-        /// From one to the next; not 0.
+        /// The distance between positions; not 0.
         step: i64,
     },
-    /// All axes that the other indices leave; at most once.
+    /// All axes that the other indices do not use. At most one.
     #[doc(alias = "...")]
     Ellipsis,
     /// A new axis of size 1.
@@ -42,7 +42,7 @@ pub enum Index {
 }
 
 impl Index {
-    /// `start:stop:step`.
+    /// Creates the index `start:stop:step`.
     pub fn slice(start: Option<i64>, stop: Option<i64>, step: i64) -> Self {
         Index::Slice { start, stop, step }
     }
@@ -78,22 +78,23 @@ impl From<RangeFull> for Index {
     }
 }
 
-/// What indices take of a tensor of a certain shape: for whoever has its rows elsewhere, and fetches only those.
+/// The selection of indices from a tensor of a given shape. With it, rows stored elsewhere can be fetched
+/// selectively.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selection {
-    /// For each axis, which positions.
+    /// The selected positions of each axis.
     picks: Vec<Vec<usize>>,
-    /// Of the result.
+    /// The shape of the result.
     shape: Vec<usize>,
     dims: Vec<usize>,
 }
 
 impl Selection {
-    /// What `indices` take of a tensor of shape `dims`. Axes that they don't reach are taken whole.
+    /// Creates the selection of `indices` from a tensor of shape `dims`. Other axes are selected completely.
     ///
     /// # Errors
-    /// [`Error::Index`] for a position outside of its axis; [`Error::Indices`] for more indices than axes, two ellipses, or a
-    /// slice of step 0.
+    /// - [`Error::Index`]: a position is outside its axis.
+    /// - [`Error::Indices`]: there are more indices than axes, two ellipses, or a slice with step 0.
     pub fn new(indices: &[Index], dims: &[usize]) -> Result<Self> {
         let wrong = |what| Error::Indices { operation: OPERATION, what, shape: dims.to_vec() };
         let ellipses = indices.iter().filter(|index| **index == Index::Ellipsis).count();
@@ -137,15 +138,15 @@ impl Selection {
         Ok(Self { picks, shape, dims: dims.to_vec() })
     }
 
-    /// Which rows (positions of axis 0) are taken, in this order; none of a scalar.
+    /// Returns the selected rows (positions of axis 0), in order. Empty for a scalar.
     pub fn rows(&self) -> &[usize] {
         self.picks.first().map_or(&[], Vec::as_slice)
     }
 
-    /// The result, from the [`rows`](Self::rows) alone, of which `rows` has one each in their order.
+    /// Returns the result from the selected [`rows`](Self::rows), in their order.
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] for other rows.
+    /// [`Error::ShapeMismatch`] if `rows` has another shape.
     pub fn of_rows(&self, rows: &HostTensor) -> Result<HostTensor> {
         let (mut picks, mut dims) = (self.picks.clone(), self.dims.clone());
         if let (Some(pick), Some(size)) = (picks.first_mut(), dims.first_mut()) {
@@ -155,16 +156,16 @@ impl Selection {
         Self { picks, dims, shape: self.shape.clone() }.of(rows)
     }
 
-    /// The result, from all of the tensor.
+    /// Returns the result from the entire tensor.
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] for a tensor of another shape.
+    /// [`Error::ShapeMismatch`] if `whole` has another shape.
     pub fn of(&self, whole: &HostTensor) -> Result<HostTensor> {
         if whole.dims() != self.dims {
             let (expected, found) = (self.dims.clone(), whole.dims().to_vec());
             return Err(Error::ShapeMismatch { operation: OPERATION, expected, found });
         }
-        // Axes at the end that are taken whole lie together.
+        // Trailing axes that are selected completely are contiguous.
         let is_whole = |axis: &usize| self.picks[*axis].iter().copied().eq(0..self.dims[*axis]);
         let axes = self.dims.len();
         let picked = axes - (0..axes).rev().take_while(is_whole).count();
@@ -185,10 +186,10 @@ impl Selection {
     }
 }
 
-/// The positions of a slice of an axis.
+/// Returns the positions of a slice of an axis.
 fn positions(start: Option<i64>, stop: Option<i64>, step: i64, size: usize) -> Vec<usize> {
     let size = i64::try_from(size).unwrap_or(i64::MAX);
-    // Before the first and behind the last, as seen in the direction of the step.
+    // The positions before the first and after the last, in the direction of the step.
     let (low, high) = if step > 0 { (0, size) } else { (-1, size - 1) };
     let clamp = |at: i64| (if at < 0 { at.saturating_add(size) } else { at }).clamp(low, high);
     let (first, last) = if step > 0 { (low, high) } else { (high, low) };
@@ -202,10 +203,11 @@ fn positions(start: Option<i64>, stop: Option<i64>, step: i64, size: usize) -> V
 }
 
 impl HostTensor {
-    /// What indices take, by the rules of Python. Axes that they don't reach are taken whole.
+    /// Returns the elements that `indices` select, by the rules of Python. Other axes are selected
+    /// completely.
     ///
     /// # Errors
-    /// Those of [`Selection::new`].
+    /// The errors of [`Selection::new`].
     ///
     /// ```
     /// use distribute_tensor::{HostTensor, Index};
@@ -283,7 +285,7 @@ mod tests {
                 let rows = whole.take_rows(selection.rows()).unwrap();
                 let taken = selection.of(&whole).unwrap();
                 prop_assert_eq!(&selection.of_rows(&rows).unwrap(), &taken);
-                // Every element of a result of one position in each axis is where it says.
+                // Every element of the result is at its position in each axis.
                 let ats: Vec<usize> = selection.picks.iter().map(Vec::len).collect();
                 prop_assert_eq!(taken.len(), ats.iter().product::<usize>());
             }

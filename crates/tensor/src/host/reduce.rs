@@ -11,16 +11,25 @@ use num_complex::Complex;
 const REDUCE: &str = "reduce";
 
 impl HostTensor {
-    /// The element-wise sum or mean of tensors of one shape and dtype, in the order of [`kernel::fold`].
+    /// Returns the element-wise sum or mean of tensors of one shape and dtype, in the order of
+    /// [`kernel::fold`].
     ///
-    /// A SUM of integers wraps. A MEAN divides the sum, so that of integers is a float, see [`DType::mean`](crate::DType::mean); they are
-    /// added up as wider numbers, which don't wrap. Floats of 16 bits are added up and divided as `f32`, and rounded once. Bools and strings cannot be summed, one alone neither. An error says
-    /// which tensor, by its place in the list, differs from the first one.
+    /// A SUM of integers wraps. A MEAN divides the sum, so the mean of integers is a float, see
+    /// [`DType::mean`](crate::DType::mean). Integers of a MEAN are accumulated in a wider type, which does
+    /// not wrap. Floats of 16 bits are accumulated and divided as `f32`, and rounded once.
+    ///
+    /// # Errors
+    /// - [`Error::Empty`]: `tensors` is empty.
+    /// - [`Error::Differs`]: a tensor does not match the first one in dtype or shape.
+    /// - [`Error::UnsupportedDType`]: the dtype is bool or string, even for a single tensor.
     pub fn reduce(op: ReduceOp, tensors: &[&HostTensor]) -> Result<HostTensor> {
         Self::reduce_with(op, tensors, &Alone)
     }
 
-    /// As [`HostTensor::reduce`], to the bit, where `folder` makes the elements.
+    /// Reduces as [`HostTensor::reduce`], with elements computed by `folder`. The result is bit-identical.
+    ///
+    /// # Errors
+    /// The errors of [`HostTensor::reduce`].
     pub fn reduce_with(op: ReduceOp, tensors: &[&HostTensor], folder: &impl Folder) -> Result<HostTensor> {
         let [first, rest @ ..] = tensors else { return Err(Error::Empty { operation: REDUCE }) };
         for (i, tensor) in rest.iter().enumerate() {
@@ -51,7 +60,7 @@ impl HostTensor {
             (ReduceOp::Sum, Buffer::Bf16(v)) => {
                 return made(v, tensors, |inputs| folder.fold(inputs, |sum| sum));
             }
-            // The division of `divide`, without a second pass over the elements.
+            // This divides as `divide` does, without a second pass over the elements.
             (ReduceOp::Mean, Buffer::F16(v)) => {
                 return made(v, tensors, |inputs| mean(folder, inputs, n as f32));
             }
@@ -74,10 +83,15 @@ impl HostTensor {
         }
     }
 
-    /// The sum over these axes, which are removed; each is in `[0, rank)`, and none is given twice.
+    /// Returns the sum over these axes, which are removed.
     ///
-    /// Integers wrap. The 16-bit floats are summed in `f32` and rounded once. The order is that of
+    /// Integers wrap. Floats of 16 bits are summed in `f32` and rounded once. The order is that of
     /// [`kernel::sum_axis`], from the last axis to the first. An empty axis gives zeros.
+    ///
+    /// # Errors
+    /// - [`Error::Axis`]: an axis is not less than the rank.
+    /// - [`Error::DuplicateAxis`]: an axis occurs twice.
+    /// - [`Error::UnsupportedDType`]: the dtype is bool or string.
     pub fn sum_axes(&self, axes: &[usize]) -> Result<HostTensor> {
         const OPERATION: &str = "sum_axes";
         let axes = check_axes(OPERATION, axes, self.dims())?;
@@ -96,8 +110,11 @@ impl HostTensor {
         }
     }
 
-    /// Divides every element: a true division, so integers become floats, see [`DType::mean`](crate::DType::mean). By 0 gives NaN or an
-    /// infinity.
+    /// Divides every element. This is a true division, so integers become floats, see
+    /// [`DType::mean`](crate::DType::mean). Division by 0 gives NaN or an infinity.
+    ///
+    /// # Errors
+    /// [`Error::UnsupportedDType`] if the dtype is bool or string.
     pub fn divide(&self, by: f64) -> Result<HostTensor> {
         fn map<T, U>(v: &[T], f: impl Fn(&T) -> U) -> Vec<U> {
             v.iter().map(f).collect()
@@ -126,7 +143,7 @@ impl HostTensor {
     }
 }
 
-/// The dtype, if its values can be added up.
+/// Returns the dtype, if its values can be summed.
 pub(crate) fn summable(dtype: DType) -> Result<DType> {
     match dtype.mean() {
         Some(_) => Ok(dtype),
@@ -134,7 +151,7 @@ pub(crate) fn summable(dtype: DType) -> Result<DType> {
     }
 }
 
-/// The axes in order, each within the rank and none twice.
+/// Returns the axes in order. Each is less than the rank, and none occurs twice.
 pub(crate) fn check_axes(operation: &'static str, axes: &[usize], dims: &[usize]) -> Result<Vec<usize>> {
     let mut sorted = axes.to_vec();
     sorted.sort_unstable();
@@ -147,7 +164,7 @@ pub(crate) fn check_axes(operation: &'static str, axes: &[usize], dims: &[usize]
     Ok(sorted)
 }
 
-/// The sum over sorted axes, from the last to the first, and its shape.
+/// Returns the sum over sorted axes, from the last to the first, and its shape.
 pub(crate) fn sum_over<T: Summand>(elements: &[T], dims: &[usize], axes: &[usize]) -> (Vec<T>, Vec<usize>) {
     let mut shape = dims.to_vec();
     let mut current: Option<Vec<T::Sum>> = None;

@@ -1,8 +1,8 @@
-//! Joining, cutting and choosing along axes. All dtypes, strings and bools too.
+//! Joining, slicing and selecting along axes. All dtypes, including strings and bools.
 
 use crate::{DType, Element, Error, HostTensor, Result, kernel, with_buffer};
 
-/// An axis within the rank, or an error.
+/// Returns an axis less than the rank, or an error.
 pub(crate) fn axis_of(operation: &'static str, axis: usize, dims: &[usize]) -> Result<usize> {
     if axis < dims.len() {
         return Ok(axis);
@@ -11,21 +11,21 @@ pub(crate) fn axis_of(operation: &'static str, axis: usize, dims: &[usize]) -> R
     Err(Error::Axis { operation, axis: shown, rank: dims.len(), shape: dims.to_vec() })
 }
 
-/// Elements outside of an axis, along it and inside of it.
+/// Returns the number of elements outside an axis, along it and inside it.
 pub(crate) fn sizes(dims: &[usize], axis: usize) -> (usize, usize, usize) {
     (dims[..axis].iter().product(), dims[axis], dims[axis + 1..].iter().product())
 }
 
-/// How many elements a shape has; `None` if that is more than a number can hold.
+/// Returns the number of elements of a shape. `None` on overflow.
 ///
-/// An axis without elements doesn't hide the others: with `[usize::MAX, 2, 0]`, cutting along the last axis would
-/// multiply sizes that no longer fit, so such a shape is refused however its axes are ordered.
+/// An empty axis does not hide the others: with `[usize::MAX, 2, 0]`, slicing along the last axis would
+/// multiply sizes that overflow. Such a shape is refused for every order of its axes.
 pub(crate) fn count(shape: &[usize]) -> Option<usize> {
     let others = shape.iter().try_fold(1usize, |n, size| n.checked_mul((*size).max(1)))?;
     Some(if shape.contains(&0) { 0 } else { others })
 }
 
-/// Whether a tensor of this shape can be.
+/// Checks that a tensor may have this shape.
 fn check_count(operation: &'static str, shape: &[usize]) -> Result<()> {
     match count(shape) {
         Some(_) => Ok(()),
@@ -33,7 +33,7 @@ fn check_count(operation: &'static str, shape: &[usize]) -> Result<()> {
     }
 }
 
-/// Whether `start..start + len` lies within an axis.
+/// Checks that `start..start + len` lies within an axis.
 pub(crate) fn check_range(operation: &'static str, start: usize, len: usize, size: usize) -> Result<()> {
     match start.checked_add(len) {
         Some(end) if end <= size => Ok(()),
@@ -44,7 +44,7 @@ pub(crate) fn check_range(operation: &'static str, start: usize, len: usize, siz
     }
 }
 
-/// Whether all rows exist.
+/// Checks that all rows exist.
 pub(crate) fn check_rows(operation: &'static str, rows: &[usize], len: usize) -> Result<()> {
     match rows.iter().find(|r| **r >= len) {
         Some(row) => Err(Error::Index { operation, index: i64::try_from(*row).unwrap_or(i64::MAX), len }),
@@ -52,7 +52,7 @@ pub(crate) fn check_rows(operation: &'static str, rows: &[usize], len: usize) ->
     }
 }
 
-/// Whether dtype and shape equal those of the first value.
+/// Checks that dtype and shape equal those of the first value.
 pub(crate) fn check_same(
     operation: &'static str,
     expected: (DType, &[usize]),
@@ -71,7 +71,7 @@ pub(crate) fn check_same(
     Ok(())
 }
 
-/// Whether a piece can be joined to the first one: the same dtype, rank and size of every axis but one.
+/// Checks that a piece can be joined to the first one: dtype, rank and the sizes of all other axes are equal.
 pub(crate) fn check_pieces(
     operation: &'static str,
     axis: usize,
@@ -93,10 +93,13 @@ pub(crate) fn check_pieces(
 }
 
 impl HostTensor {
-    /// Joins tensors along an axis, in order. They may differ in size along that axis only; `axis` lies in
-    /// `[0, rank)`, so a scalar cannot be joined. Pieces may be empty.
+    /// Joins tensors along an axis, in order. They may differ in size only along that axis. Tensors may be
+    /// empty.
     ///
-    /// An error says which tensor, by its place in the list, differs from the first one.
+    /// # Errors
+    /// - [`Error::Empty`]: `tensors` is empty.
+    /// - [`Error::Axis`]: `axis` is not less than the rank, as for any axis of a scalar.
+    /// - [`Error::Differs`]: a tensor does not match the first one.
     pub fn concat(tensors: &[&HostTensor], axis: usize) -> Result<HostTensor> {
         const OPERATION: &str = "concat";
         let [first, rest @ ..] = tensors else { return Err(Error::Empty { operation: OPERATION }) };
@@ -117,9 +120,11 @@ impl HostTensor {
         with_buffer!(first.buffer(), v => HostTensor::new(join(v, tensors, &chunks)?, shape))
     }
 
-    /// Puts tensors of one shape and dtype on a new axis 0.
+    /// Stacks tensors of one shape and dtype along a new axis 0.
     ///
-    /// An error says which tensor, by its place in the list, differs from the first one.
+    /// # Errors
+    /// - [`Error::Empty`]: `tensors` is empty.
+    /// - [`Error::Differs`]: a tensor does not match the first one.
     pub fn stack(tensors: &[&HostTensor]) -> Result<HostTensor> {
         const OPERATION: &str = "stack";
         let [first, rest @ ..] = tensors else { return Err(Error::Empty { operation: OPERATION }) };
@@ -135,7 +140,11 @@ impl HostTensor {
         with_buffer!(first.buffer(), v => HostTensor::new(join(v, tensors)?, shape))
     }
 
-    /// `len` indices of an axis from `start` on.
+    /// Returns `len` indices of an axis, beginning at `start`.
+    ///
+    /// # Errors
+    /// - [`Error::Axis`]: `axis` is not less than the rank.
+    /// - [`Error::Index`]: the range exceeds the axis.
     pub fn narrow(&self, axis: usize, start: usize, len: usize) -> Result<HostTensor> {
         axis_of("narrow", axis, self.dims())?;
         let (_, size, inner) = sizes(self.dims(), axis);
@@ -150,7 +159,11 @@ impl HostTensor {
         })
     }
 
-    /// These rows (indices of axis 0), in this order; a row may be taken more than once.
+    /// Returns these rows (indices of axis 0), in this order. A row may be taken more than once.
+    ///
+    /// # Errors
+    /// - [`Error::Axis`]: the tensor is a scalar.
+    /// - [`Error::Index`]: a row does not exist.
     pub fn take_rows(&self, rows: &[usize]) -> Result<HostTensor> {
         axis_of("take_rows", 0, self.dims())?;
         let (_, size, inner) = sizes(self.dims(), 0);
@@ -166,7 +179,11 @@ impl HostTensor {
         with_buffer!(self.buffer(), v => HostTensor::new(take(v, rows, inner), shape))
     }
 
-    /// One row: index `index` of axis 0, and that axis removed.
+    /// Returns row `index` of axis 0, with that axis removed.
+    ///
+    /// # Errors
+    /// - [`Error::Axis`]: the tensor is a scalar.
+    /// - [`Error::Index`]: the row does not exist.
     pub fn row(&self, index: usize) -> Result<HostTensor> {
         axis_of("row", 0, self.dims())?;
         let (_, size, inner) = sizes(self.dims(), 0);
@@ -176,7 +193,10 @@ impl HostTensor {
         })
     }
 
-    /// The same elements in another shape; they stay shared.
+    /// Returns the same elements in another shape. They stay shared.
+    ///
+    /// # Errors
+    /// [`Error::ElementCount`] if the shape has another number of elements.
     pub fn reshape(&self, shape: impl Into<Vec<usize>>) -> Result<HostTensor> {
         let shape = shape.into();
         if count(&shape) != Some(self.len()) {
@@ -186,7 +206,7 @@ impl HostTensor {
     }
 }
 
-/// The elements of tensors of one dtype, one tensor after another.
+/// Concatenates the elements of tensors of one dtype.
 pub(crate) fn joined(tensors: &[&HostTensor]) -> Result<HostTensor> {
     fn all<T: Element>(_: &[T], tensors: &[&HostTensor]) -> Result<HostTensor> {
         let parts = tensors.iter().map(|tensor| tensor.typed::<T>("join")).collect::<Result<Vec<_>>>()?;

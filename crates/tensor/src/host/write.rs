@@ -1,4 +1,4 @@
-//! Writing into a tensor.
+//! Writes into a tensor.
 
 use super::check_same;
 use crate::dtype::Buffer;
@@ -7,10 +7,14 @@ use crate::with_buffer;
 use crate::{Element, Error, HostTensor, Result};
 
 impl HostTensor {
-    /// Writes another tensor of the same dtype and shape into this one, element by element.
+    /// Writes another tensor of the same dtype and shape into this one, element by element. After an error,
+    /// the tensor is unchanged.
     ///
-    /// Bool and string can only be assigned; complex numbers have no minimum and maximum; integers are not divided by
-    /// 0. Nothing has changed after an error.
+    /// # Errors
+    /// - [`Error::ShapeMismatch`], [`Error::DTypeMismatch`]: `value` has another shape or dtype.
+    /// - [`Error::UnsupportedDType`]: the dtype lacks this operation. Bool and string can only be assigned;
+    ///   complex numbers have no minimum and maximum.
+    /// - [`Error::DivisionByZero`]: an integer would be divided by 0.
     pub fn write(&mut self, how: Write, value: &HostTensor) -> Result<()> {
         check_same(how.name(), (self.dtype(), self.dims()), (value.dtype(), value.dims()))?;
         self.buffer_mut().write(how, value.buffer())
@@ -18,32 +22,40 @@ impl HostTensor {
 }
 
 impl Buffer {
-    /// Writes elements of the same dtype, as many as there are here, into these, one by one.
+    /// Writes the same number of elements of the same dtype into these, one by one. After an error, the
+    /// buffer is unchanged.
     ///
-    /// Errors as for [`HostTensor::write`], after which nothing has changed.
+    /// # Errors
+    /// The errors of [`HostTensor::write`].
     ///
     /// # Panics
-    /// When there is another number of them.
+    /// If the number of elements differs.
     pub fn write(&mut self, how: Write, from: &Buffer) -> Result<()> {
         into(how, self, from, None)
     }
 
-    /// Writes rows of the same dtype into these, one after another: a row that occurs twice is written twice. There are
-    /// equally many elements for each of `rows`, which says how wide a row is.
+    /// Writes rows of the same dtype into these, one after another: a row that occurs twice is written twice.
+    /// The width of a row is the number of elements divided by the number of `rows`. After an error, the
+    /// buffer is unchanged.
     ///
-    /// Errors as for [`HostTensor::write`], after which nothing has changed.
+    /// # Errors
+    /// The errors of [`HostTensor::write`].
     ///
     /// # Panics
-    /// When a row is not here.
+    /// If a row does not exist.
     pub fn write_rows(&mut self, how: Write, rows: &[usize], from: &Buffer) -> Result<()> {
         into(how, self, from, Some(rows))
     }
 }
 
 impl HostTensor {
-    /// Part `index` of `of` parts whose sum is this tensor: of integers to the bit, the first get one more (or less) where
-    /// there is a remainder; floats are divided, so that the sum is rounded unless `of` is a power of two. An error for
-    /// bool and string.
+    /// Returns summand `index` of `of` summands whose sum is this tensor.
+    ///
+    /// For integers the sum is exact: if there is a remainder, the first summands get one more (or less).
+    /// Floats are divided, so their sum is rounded unless `of` is a power of two.
+    ///
+    /// # Errors
+    /// [`Error::UnsupportedDType`] if the dtype is bool or string.
     pub fn share(&self, index: usize, of: usize) -> Result<HostTensor> {
         macro_rules! by_type {
             ($($variant:ident)*) => {
@@ -89,7 +101,7 @@ fn integer_share(value: i128, index: i128, of: i128) -> i128 {
 }
 
 impl Write {
-    /// The name, as in errors.
+    /// Returns the name, as in errors.
     pub const fn name(self) -> &'static str {
         match self {
             Write::Assign => "assign",
@@ -102,7 +114,10 @@ impl Write {
         }
     }
 
-    /// Checks what depends on the values: that no integer is divided by 0.
+    /// Checks the values before a write.
+    ///
+    /// # Errors
+    /// [`Error::DivisionByZero`] if an integer would be divided by 0.
     pub fn check<T: Arithmetic>(self, values: &[T]) -> Result<()> {
         if self == Write::Div && values.iter().any(|value| T::default().divided(*value).is_none()) {
             Err(Error::DivisionByZero { operation: self.name() })
@@ -130,7 +145,7 @@ fn into(how: Write, to: &mut Buffer, from: &Buffer, rows: Option<&[usize]>) -> R
     by_type!(F16 Bf16 F32 F64 I8 U8 I16 U16 I32 U32 I64 U64 C64 C128)
 }
 
-/// For elements that can be calculated with; none where the operation is not among what they can.
+/// Writes elements that support arithmetic. Returns `None` if they lack the operation.
 fn calculated<T: Arithmetic>(how: Write, to: &mut [T], from: &[T], rows: Option<&[usize]>) -> Option<()> {
     fn each<T: Copy>(to: &mut [T], from: &[T], rows: Option<&[usize]>, operation: impl Fn(T, T) -> T) {
         match rows {
@@ -139,7 +154,7 @@ fn calculated<T: Arithmetic>(how: Write, to: &mut [T], from: &[T], rows: Option<
         }
     }
     match how {
-        // Those that are used most have loops of their own, which become vector instructions.
+        // The most frequent operations have their own loops, which become vector instructions.
         Write::Assign => each(to, from, rows, |_, new| new),
         Write::Add => each(to, from, rows, T::added),
         Write::Sub => each(to, from, rows, T::minus),
@@ -148,7 +163,7 @@ fn calculated<T: Arithmetic>(how: Write, to: &mut [T], from: &[T], rows: Option<
     Some(())
 }
 
-/// For elements that cannot be calculated with.
+/// Assigns elements that do not support arithmetic.
 fn assign<T: Element>(to: &mut [T], from: &Buffer, rows: Option<&[usize]>) -> Option<()> {
     let from = T::slice(from)?;
     match rows {

@@ -2,16 +2,17 @@
 
 use super::{Sum, Summand};
 
-/// Rows that are added one after the other before the sums of such runs are paired.
+/// The number of rows that are added one after another before the sums of such runs are paired.
 const RUN: usize = 64;
 
 /// Sums along the middle axis of `[outer, len, inner]` into `[outer, inner]`.
 ///
-/// Runs of 64 rows are summed in order, then neighbouring runs are paired (as [`fold`](super::fold) pairs slices), so
-/// that the error of a long sum grows with its logarithm. Integers wrap. An empty axis gives zeros. Sums of 16-bit floats are `f32`.
+/// Runs of 64 rows are summed in order, then neighbouring runs are paired (as [`fold`](super::fold) pairs
+/// slices). The error of a long sum therefore grows with its logarithm. Integers wrap. An empty axis gives
+/// zeros. Sums of 16-bit floats are `f32`.
 ///
 /// # Panics
-/// When `input` or `out` have another length than these sizes say.
+/// If the length of `input` or `out` does not match these sizes.
 pub fn sum_axis<T: Summand>(input: &[T], outer: usize, len: usize, inner: usize, out: &mut [T::Sum]) {
     assert_eq!(input.len(), outer * len * inner, "the input of a sum along an axis");
     assert_eq!(out.len(), outer * inner, "the output of a sum along an axis");

@@ -1,12 +1,13 @@
-//! Putting pieces together along an axis, and cutting them out again.
+//! Joining along an axis, and slicing.
 //!
-//! A tensor of shape `[outer…, n, inner…]` is `outer` runs of `n * inner` elements; that length is its chunk. Joining
-//! along the axis of size `n` takes a chunk of each piece in turn.
+//! A tensor of shape `[outer…, n, inner…]` consists of `outer` runs of `n * inner` elements; that length is
+//! its chunk. A join along the axis of size `n` takes a chunk of each piece in turn.
 
-/// Joins `pieces`, where piece `i` is a row of chunks of `chunks[i]` elements. A piece whose chunk is 0 is empty.
+/// Joins `pieces`. Piece `i` is a sequence of chunks of `chunks[i]` elements. A piece whose chunk is 0 is
+/// empty.
 ///
 /// # Panics
-/// When `chunks` and `pieces` differ in length, or the pieces don't have the same number of chunks.
+/// If `chunks` and `pieces` differ in length, or the pieces do not have the same number of chunks.
 pub fn concat<T: Clone>(pieces: &[&[T]], chunks: &[usize]) -> Vec<T> {
     assert_eq!(pieces.len(), chunks.len(), "one chunk size for each piece");
     let outer = pieces.iter().zip(chunks).find(|(_, c)| **c > 0).map_or(0, |(p, c)| p.len() / c);
@@ -22,10 +23,10 @@ pub fn concat<T: Clone>(pieces: &[&[T]], chunks: &[usize]) -> Vec<T> {
     out
 }
 
-/// From each run of `stride` elements, the `chunk` elements that begin at `start`.
+/// Returns the `chunk` elements that begin at `start` of each run of `stride` elements.
 ///
 /// # Panics
-/// When `whole` is not a whole number of runs, or the chunk leaves them.
+/// If `whole` does not consist of complete runs, or the chunk exceeds a run.
 pub fn narrow<T: Clone>(whole: &[T], stride: usize, start: usize, chunk: usize) -> Vec<T> {
     if stride == 0 {
         assert!(whole.is_empty(), "elements without runs");

@@ -1,20 +1,20 @@
-//! The kernels that reduce, gather and cut: plain slices in, plain slices out.
+//! The kernels that reduce, gather and slice. Inputs and outputs are plain slices.
 //!
-//! Nothing here knows shapes, dtypes at run time or devices; the loops are written so that the compiler vectorises
-//! them. Lengths that don't fit are a mistake of the caller and panic, as `copy_from_slice` does.
+//! The kernels do not depend on shapes, runtime dtypes or devices. Their loops are written for vectorization
+//! by the compiler. A length that does not fit is a bug of the caller and panics, as in `copy_from_slice`.
 //!
-//! | function | what it does |
+//! | item | contents |
 //! |---|---|
-//! | [`Sum`], [`Summand`] | what sums are computed in, and what can be summed |
-//! | [`fold`] | the sum of several slices, in the one order of sums |
-//! | [`fold_then`], [`fold_two`] | the same, with a last step for each sum (a division, say) |
+//! | [`Sum`], [`Summand`] | the types that sums are computed in, and the types that can be summed |
+//! | [`fold`] | the sum of several slices, in a fixed order |
+//! | [`fold_then`], [`fold_two`] | the same, with a last step for each sum (such as a division) |
 //! | [`fold_scaled`] | the sum of weighted slices |
 //! | [`sum_axis`] | the sum along one axis of one tensor |
-//! | [`RowMerge`] | one replica's rows with indices, merged: equal indices summed |
-//! | [`RowSum`] | [`fold`] of the rows of several replicas, as they come |
+//! | [`RowMerge`] | the merged rows of one replica: rows with equal indices are summed |
+//! | [`RowSum`] | [`fold`] of the rows of several replicas, in any order |
 //! | [`each_row`] | the merged rows of several replicas side by side, for [`fold_scaled`] |
-//! | [`write()`], [`write_rows`] | assigned, added, … to what is there |
-//! | [`concat()`], [`narrow`] | put together and cut along an axis |
+//! | [`write()`], [`write_rows`] | assignments, additions, … to existing elements |
+//! | [`concat()`], [`narrow`] | joining and slicing along an axis |
 
 mod axis;
 mod concat;

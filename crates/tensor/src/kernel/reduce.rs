@@ -1,34 +1,36 @@
 //! Sums of several slices in one fixed order: the hot kernels of all-reduce.
 //!
-//! The order is a balanced binary tree over the list: neighbours with stride 1, then 2, then 4 … So three slices give
-//! `(a + b) + c`, five give `((a + b) + (c + d)) + e`. Equivalently, a list of more than one is cut at the largest
-//! power of two below its length, and the two sums are added; that is how it is computed, block by block, so that
-//! partial sums stay in the first cache. Floats of 16 bits are added up as `f32`, and each sum is rounded once.
+//! The order is a balanced binary tree over the list: neighbours with stride 1, then 2, then 4 … Three slices
+//! give `(a + b) + c`, five give `((a + b) + (c + d)) + e`. Equivalently, a list of more than one is split at
+//! the largest power of two below its length, and the two sums are added. The code works this way, block by
+//! block, so that partial sums stay in the first cache. Floats of 16 bits are accumulated as `f32`, and each
+//! sum is rounded once.
 
 use super::{Scale, Sum, Summand};
 use std::ops::Range;
 
-/// Elements of one block: 4 KiB of `f32`.
+/// The number of elements of one block: 4 KiB of `f32`.
 const BLOCK: usize = 1024;
 
-/// Writes the element-wise sum of `inputs` to `out`. No input gives zeros.
+/// Writes the element-wise sum of `inputs` to `out`. Without inputs it writes zeros.
 ///
 /// # Panics
-/// When an input is not as long as `out`.
+/// If the length of an input differs from that of `out`.
 pub fn fold<T: Summand>(inputs: &[&[T]], out: &mut [T]) {
     fold_then(inputs, out, keep);
 }
 
-/// Like [`fold`], with `last` applied to each sum before it is rounded: the division of a MEAN, in the same pass.
+/// Writes sums as [`fold`] does, and applies `last` to each sum before it is rounded: the division of a MEAN,
+/// in the same pass.
 ///
 /// # Panics
-/// When an input is not as long as `out`.
+/// If the length of an input differs from that of `out`.
 pub fn fold_then<T: Summand>(inputs: &[&[T]], out: &mut [T], last: impl Fn(T::Sum) -> T::Sum) {
     blocks(inputs, out, &|_, x: T| x.widen(), &|sum| T::narrow(last(sum)));
 }
 
-/// [`fold_then`] of two slices, one element after another: for memory that is not cleared before it is written. Ends with
-/// the shorter one.
+/// Returns the elements of [`fold_then`] of two slices, for memory that is not cleared before it is written.
+/// Ends with the shorter slice.
 pub fn fold_two<'a, T: Summand>(
     a: &'a [T],
     b: &'a [T],
@@ -40,7 +42,7 @@ pub fn fold_two<'a, T: Summand>(
 /// Writes the element-wise sum of `weights[r] * inputs[r]` to `out`, in the order of [`fold`].
 ///
 /// # Panics
-/// When an input is not as long as `out`, or when there are not as many weights as inputs.
+/// If the length of an input differs from that of `out`, or the number of weights from that of inputs.
 pub fn fold_scaled<F: Scale>(inputs: &[&[F]], weights: &[F], out: &mut [F]) {
     assert_eq!(inputs.len(), weights.len(), "one weight for each input");
     blocks(inputs, out, &|r, x: F| x.times(weights[r]), &keep);
@@ -74,19 +76,19 @@ fn blocks<T: Copy, S: Sum>(
     }
 }
 
-/// The last step that does nothing.
+/// Returns the sum unchanged.
 #[inline(always)]
 fn keep<T>(sum: T) -> T {
     sum
 }
 
-/// How many blocks of partial sums [`tree`] holds at once for `n` inputs.
+/// Returns the number of blocks of partial sums that [`tree`] holds at once for `n` inputs.
 fn depth(n: usize) -> usize {
-    // Each cut leaves a right part of at most half the next power of two; parts of 4 need no scratch.
+    // Each split leaves a right part of at most half the next power of two; parts of 4 need no scratch.
     (n.next_power_of_two().trailing_zeros() as usize).saturating_sub(2)
 }
 
-/// The sum of one block of all inputs, by cutting the list at a power of two.
+/// Sums one block of all inputs. The list is split at a power of two.
 fn tree<T: Copy, S: Sum>(
     inputs: &[&[T]],
     first: usize,
@@ -109,7 +111,7 @@ fn tree<T: Copy, S: Sum>(
     }
 }
 
-/// Up to four inputs in one pass.
+/// Sums up to four inputs in one pass.
 fn few<T: Copy, S: Sum, O>(
     inputs: &[&[T]],
     first: usize,
@@ -155,7 +157,7 @@ mod tests {
     use half::{bf16, f16};
     use proptest::prelude::*;
 
-    /// The order as the documentation says it: neighbours with stride 1, 2, 4 …
+    /// Sums in the documented order: neighbours with stride 1, 2, 4 …
     fn by_strides<T: Summand>(values: Vec<T>) -> T {
         let mut values: Vec<T::Sum> = values.into_iter().map(T::widen).collect();
         let mut stride = 1;
@@ -192,8 +194,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
-        // The one order of sums: bit-equal to the tree by strides, for every number of inputs and odd lengths.
-        // INV-7
+        // The fixed order of sums: bit-identical to the tree by strides, for every number of inputs and odd
+        // lengths. INV-7
         #[test]
         fn fold_is_the_tree_by_strides(n in 1usize..=19, len in prop_oneof![0usize..40, 1000usize..1050, Just(3073)], seed: u64) {
             let floats = inputs(n, len, seed);

@@ -1,18 +1,18 @@
-//! The rows of several replicas, side by side, so that they can be summed in the one order of sums.
+//! The rows of several replicas side by side, so that they can be summed in the fixed order of sums.
 
-/// Calls `then` with each row that any replica has, ascending, and with its values on each replica: zeros where a replica
-/// does not have it. [`fold_scaled`](super::fold_scaled) of them has the bits that it has of dense tensors, since a replica
-/// without the row keeps its place in the tree of sums.
+/// Calls `then` with each row that any replica has, in ascending order, and its values on each replica: zeros
+/// if a replica does not have the row. [`fold_scaled`](super::fold_scaled) of them is bit-identical to that
+/// of dense tensors, because a replica without the row keeps its position in the tree of sums.
 ///
-/// `parts` hold for each replica the numbers of its rows, ascending and each once, as
-/// [`RowMerge::rows`](super::RowMerge::rows) gives them, and `width` values for each. What is read is in the cache when
-/// `then` is called, and nothing is copied.
+/// `parts` contain, for each replica, the indices of its rows, ascending and without duplicates, as
+/// [`RowMerge::rows`](super::RowMerge::rows) returns them, and `width` values for each. Nothing is copied,
+/// and the values are in the cache when `then` is called.
 ///
 /// # Errors
-/// The first of `then`, which ends it.
+/// The first error of `then`, after which no more rows are passed.
 ///
 /// # Panics
-/// When the rows of a replica don't ascend, or there are not `width` values for each.
+/// If the rows of a replica do not ascend, or there are not `width` values for each.
 pub fn each_row<T: Copy + Default, E>(
     parts: &[(&[usize], &[T])],
     width: usize,
@@ -52,7 +52,7 @@ mod tests {
         values.iter().map(|x| x.to_bits()).collect()
     }
 
-    /// The rows, and their weighted sums.
+    /// Returns the rows, and their weighted sums.
     fn sums(parts: &[(&[usize], &[f32])], weights: &[f32], width: usize) -> (Vec<usize>, Vec<f32>) {
         let (mut rows, mut sums) = (Vec::new(), Vec::new());
         let Ok(()) = each_row(parts, width, |row, inputs| {
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn a_replica_without_a_row_keeps_its_place_in_the_tree() {
-        // As (big + 0) + (1 + 1): one after another, each 1 would vanish.
+        // Expected is (big + 0) + (1 + 1): one after another, each 1 would vanish.
         let big = 16_777_216.0f32;
         let parts: [(&[usize], &[f32]); 4] =
             [(&[5], &[big]), (&[], &[]), (&[5], &[1.0]), (&[2, 5], &[3.0, 1.0])];
@@ -92,8 +92,8 @@ mod tests {
         assert_eq!((result, seen), (Err("two"), vec![1, 2]));
     }
 
-    /// The rows and values of a replica: numbers whose sum depends on the order, zeros of both signs, and some that
-    /// vanish when they are weighted.
+    /// Returns the rows and values of a replica: numbers whose sum depends on the order, zeros of both signs,
+    /// and some that vanish when they are weighted.
     fn replica(height: usize, width: usize, percent: u64, seed: u64) -> (Vec<usize>, Vec<f32>) {
         let mut state = seed | 1;
         let mut next = || {

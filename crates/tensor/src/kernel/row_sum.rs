@@ -1,26 +1,29 @@
-//! The sum of the rows of several replicas, in the one order of sums, as they come: in any order, with duplicates.
+//! The sum of the rows of several replicas, in the fixed order of sums. Rows may be in any order, with
+//! duplicates.
 
 use super::{RowMerge, Sum, fold_then};
 
-/// Which rows any replica has, and which of them need the tree: what is known of a sum before a value is read.
+/// The plan of a sum of rows: the rows that any replica has, and the rows that need the tree. It depends only
+/// on indices.
 ///
-/// Each replica's own rows of an index are added first, then the replicas' sums in the order of [`fold`](super::fold), where
-/// a replica without the row counts as zero: the bits are those of dense tensors.
+/// Each replica's rows with one index are added first, then the replicas' sums in the order of
+/// [`fold`](super::fold). A replica without the row counts as zero. The result is bit-identical to that of
+/// dense tensors.
 #[derive(Clone, Debug)]
 pub struct RowSum {
     merge: RowMerge,
-    /// For each replica, where its indices begin; at last, how many there are.
+    /// The start of each replica's indices; the last entry is the number of indices.
     starts: Vec<usize>,
-    /// For each row, whether adding one value after another would be another sum: where three replicas have it, or one
-    /// that is not the first has it twice.
+    /// Whether a row needs the tree, because adding one value after another would give another sum. This is
+    /// so if three replicas have the row, or one that is not the first has it twice.
     in_tree: Vec<bool>,
-    /// Those rows, ascending, each with where its positions begin; and the positions.
+    /// The rows that need the tree, ascending, each with the start of its positions; and the positions.
     trees: Vec<(usize, usize)>,
     positions: Vec<usize>,
 }
 
 impl RowSum {
-    /// Looks at the indices of replicas, in the order of their ids.
+    /// Creates the plan from the indices of replicas, in the order of their ids.
     pub fn new(lists: &[&[usize]]) -> Self {
         let merge = RowMerge::new(&lists.concat());
         let ends = lists.iter().scan(0, |end, list| {
@@ -28,7 +31,7 @@ impl RowSum {
             Some(*end)
         });
         let starts: Vec<usize> = std::iter::once(0).chain(ends).collect();
-        // For each row the last replica that has it, from 1, and whether it is the first.
+        // The last replica, from 1, that has each row, and whether it is the first one.
         let mut seen = vec![(0, true); merge.rows().len()];
         let mut in_tree = vec![false; seen.len()];
         for (replica, at) in starts.windows(2).enumerate() {
@@ -48,20 +51,20 @@ impl RowSum {
         Self { merge, starts, in_tree, trees, positions }
     }
 
-    /// The rows that any replica has, ascending.
+    /// Returns the rows that any replica has, in ascending order.
     pub fn rows(&self) -> &[usize] {
         self.merge.rows()
     }
 
     /// Sums the rows of all replicas.
     ///
-    /// `parts` hold, for each replica, a row of `width` values for each of its indices. The sums are a row for each of
-    /// [`rows`](Self::rows); `out` is filled with those elements of them that begin at `start`. So several threads may
-    /// share the work, and the bits don't depend on how they cut it: they are those of replicas that have added their rows
-    /// to zeros, where no sum is -0.
+    /// `parts` contain, for each replica, a row of `width` values for each of its indices. The sums have a
+    /// row for each of [`rows`](Self::rows). `out` is filled with the elements of the sums that begin at
+    /// `start`, so several threads can share the work. The bits do not depend on the partition. They are
+    /// those of replicas that have added their rows to zeros, so no sum is -0.
     ///
     /// # Panics
-    /// When a part doesn't fit its replica's indices, or `out` goes beyond the sums.
+    /// If a part does not match its replica's indices, or `out` exceeds the sums.
     pub fn sum<T: Sum>(&self, parts: &[&[T]], width: usize, start: usize, out: &mut [T]) {
         let end = start + out.len();
         assert!(end <= self.rows().len() * width, "the sums end before the output does");
@@ -92,7 +95,7 @@ impl RowSum {
                 let sum = &mut scratch[replica * width..][..width];
                 sum.iter_mut().zip(value).for_each(|(sum, value)| *sum = sum.plus(*value));
             }
-            // Of the first and the last row only a part may be wanted.
+            // Only a part of the first and the last row may be needed.
             let (from, to) = ((rank * width).max(start), (rank * width + width).min(end));
             let wanted = from - rank * width..to - rank * width;
             let inputs: Vec<&[T]> = scratch.chunks_exact(width).map(|sum| &sum[wanted.clone()]).collect();
@@ -100,7 +103,7 @@ impl RowSum {
         }
     }
 
-    /// The rows that need no tree: of one replica, and of two of which the second has one value.
+    /// Sums the rows that need no tree: of one replica, or of two if the second has one value.
     fn one_after_another<T: Sum>(&self, parts: &[&[T]], width: usize, start: usize, out: &mut [T]) {
         let end = start + out.len();
         let (first, last) = (start / width, (end - 1) / width);
@@ -124,7 +127,7 @@ impl RowSum {
     }
 }
 
-/// The rows that need the tree, each with where its positions begin, and the positions.
+/// Returns the rows that need the tree, each with the start of its positions, and the positions.
 fn of_trees(in_tree: &[bool], ranks: &[usize]) -> (Vec<(usize, usize)>, Vec<usize>) {
     let mut count = vec![0; if in_tree.contains(&true) { in_tree.len() } else { 0 }];
     if count.is_empty() {
@@ -134,7 +137,7 @@ fn of_trees(in_tree: &[bool], ranks: &[usize]) -> (Vec<(usize, usize)>, Vec<usiz
     let (mut trees, mut end) = (Vec::new(), 0);
     for (rank, count) in count.iter_mut().enumerate().filter(|(_, count)| **count > 0) {
         trees.push((rank, end));
-        // From here on, where the next position of this row goes.
+        // From here on, this is the index of the next position of this row.
         end += std::mem::replace(count, end);
     }
     let mut positions = vec![0; end];
@@ -157,7 +160,7 @@ mod tests {
 
     #[test]
     fn a_replicas_duplicates_and_its_place_in_the_tree() {
-        // (big + 0) + (1 + 1), and big + (1 + 1): one after another, each 1 would vanish.
+        // Expected are (big + 0) + (1 + 1), and big + (1 + 1): one after another, each 1 would vanish.
         let big = 16_777_216.0f32;
         let lists: [&[usize]; 4] = [&[5, 9], &[9, 9], &[5], &[2, 5]];
         let of = RowSum::new(&lists);

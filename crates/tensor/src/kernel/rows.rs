@@ -1,11 +1,13 @@
-//! The rows of one replica, merged: each index once, ascending, and the values of equal indices summed.
+//! The merged rows of one replica: each index once, in ascending order, and the values of equal indices
+//! summed.
 
 use super::Sum;
 
-/// A table of at most so many rows for each row that is merged is looked at as a whole; above, indices are sorted.
+/// The maximum ratio of table rows to merged rows for which the merge scans the entire table. Above it, the
+/// merge sorts indices.
 ///
-/// Both know the same in the end, so this is a matter of time only. Measured on one core of a shared Xeon (AVX-512),
-/// float32, random indices, medians of the merge with its sums in µs, "sorted / whole table":
+/// Both methods have the same result, so this only affects the time. Measured on one core of a shared Xeon
+/// (AVX-512), float32, random indices, medians of the merge with its sums in µs, "sorted / entire table":
 ///
 /// | table | rows merged | table for each | width 1 | 8 | 32 | 128 |
 /// |---|---|---|---|---|---|---|
@@ -23,19 +25,19 @@ use super::Sum;
 /// | 1 000 000 | 1 000 | 1000 | 16 / 28 | 16 / 29 | 20 / 32 | 39 / 52 |
 const SPARSE: usize = 32;
 
-/// Which rows a merge has, and to which of them each index belongs: what is known before a value is read.
+/// The plan of a merge: its rows, and the row of each index. It depends only on indices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowMerge {
     /// The indices that occur, ascending.
     rows: Vec<usize>,
-    /// For each index, where it stands in `rows`.
+    /// The position of each index in `rows`.
     ranks: Vec<usize>,
 }
 
 impl RowMerge {
-    /// Looks at the indices of rows, in the order in which their values are to be added.
+    /// Creates the plan from the indices of rows, in the order in which their values are to be added.
     ///
-    /// Takes 16 to 40 bytes for each index, however large the table is.
+    /// Takes 16 to 40 bytes for each index, independent of the size of the table.
     pub fn new(indices: &[usize]) -> Self {
         if indices.is_sorted() {
             return Self::of_sorted(indices.iter().copied().enumerate(), indices.len());
@@ -48,7 +50,7 @@ impl RowMerge {
         }
     }
 
-    /// From pairs of position and index, sorted by index.
+    /// Creates the plan from pairs of position and index, sorted by index.
     fn of_sorted(pairs: impl Iterator<Item = (usize, usize)>, count: usize) -> Self {
         let (mut rows, mut ranks) = (Vec::with_capacity(count), vec![0; count]);
         for (position, index) in pairs {
@@ -60,7 +62,7 @@ impl RowMerge {
         Self { rows, ranks }
     }
 
-    /// From a bit for each row of the table.
+    /// Creates the plan with a bit for each row of the table.
     fn of_whole_table(indices: &[usize], height: usize) -> Self {
         const BITS: usize = u64::BITS as usize;
         let mut words = vec![0u64; height.div_ceil(BITS)];
@@ -84,44 +86,45 @@ impl RowMerge {
         Self { ranks: indices.iter().map(rank).collect(), rows }
     }
 
-    /// The indices that occur, ascending.
+    /// Returns the indices that occur, in ascending order.
     pub fn rows(&self) -> &[usize] {
         &self.rows
     }
 
-    /// The indices that occur, ascending.
+    /// Returns the indices that occur, in ascending order.
     pub fn into_rows(self) -> Vec<usize> {
         self.rows
     }
 
-    /// Whether every index occurs once, and they ascend: then the values are their own sums.
+    /// Whether the indices ascend without duplicates: then the values are their own sums.
     pub fn is_identity(&self) -> bool {
         self.rows.len() == self.ranks.len() && self.ranks.is_sorted()
     }
 
-    /// For each index, where it stands in [`rows`](Self::rows).
+    /// Returns the position of each index in [`rows`](Self::rows).
     pub(super) fn ranks(&self) -> &[usize] {
         &self.ranks
     }
 
     /// Sums the values of equal indices, one after another in the order of the indices.
     ///
-    /// `values` hold a row of `width` for each index. The sums are a row for each of [`rows`](Self::rows); `out` is
-    /// filled with those elements of them that begin at `start`. So several threads may share the work, and the bits
-    /// don't depend on how they cut it: they are those of adding the rows to zeros, where no sum is -0.
+    /// `values` contain a row of `width` for each index. The sums have a row for each of
+    /// [`rows`](Self::rows). `out` is filled with the elements of the sums that begin at `start`, so several
+    /// threads can share the work. The bits do not depend on the partition. They are those of adding the rows
+    /// to zeros, so no sum is -0.
     ///
     /// # Panics
-    /// When there isn't a row for each index, or `out` goes beyond the sums.
+    /// If there is not a row for each index, or `out` exceeds the sums.
     pub fn sum<T: Sum>(&self, values: &[T], width: usize, start: usize, out: &mut [T]) {
         assert_eq!(values.len(), self.ranks.len() * width, "a row of values for each index");
         self.add_up(|position| position, values, width, start, out);
     }
 
-    /// As [`sum`](Self::sum), where indices share rows of values: `sources` tell for each index which row is its. The
-    /// bits are those of `sum` with as many copies of the rows.
+    /// Sums as [`sum`](Self::sum), with rows of values that indices may share: `sources` contain the row of
+    /// each index. The result is bit-identical to `sum` with copies of the rows.
     ///
     /// # Panics
-    /// When there isn't a source for each index, a source is beyond `values`, or `out` beyond the sums.
+    /// If there is not a source for each index, or a source exceeds `values`, or `out` exceeds the sums.
     pub fn sum_shared<T: Sum>(
         &self,
         sources: &[usize],
@@ -151,7 +154,7 @@ impl RowMerge {
         let mut met = vec![false; last - first + 1];
         for (position, rank) in self.ranks.iter().enumerate() {
             let Some(met) = rank.checked_sub(first).and_then(|row| met.get_mut(row)) else { continue };
-            // Of the first and the last row only a part may be wanted.
+            // Only a part of the first and the last row may be needed.
             let (at, value) = (rank * width, source(position) * width);
             let (from, to) = (at.max(start), (at + width).min(end));
             let (value, out) =
@@ -165,14 +168,14 @@ impl RowMerge {
     }
 }
 
-/// The pairs of position and index, sorted by index and then by position.
+/// Returns the pairs of position and index, sorted by index and then by position.
 fn sorted(indices: &[usize]) -> Vec<(usize, usize)> {
-    // Counting sort by digits, from the lowest: for an embedding's batch of 8192 rows of 100 000, merging takes
-    // half the time that it would with a comparison sort. For short lists the counters cost more than they save.
+    // Counting sort by digits, from the lowest: for an embedding's batch of 8192 rows of 100 000, merging
+    // takes half the time of a comparison sort. For short lists the counters cost more than they save.
     const BITS: u32 = 11;
     let mut pairs: Vec<_> = indices.iter().copied().enumerate().collect();
     if pairs.len() < 1 << BITS {
-        // A stable sort finds lists that ascend already, and only merges them.
+        // A stable sort detects lists that ascend already, and only merges them.
         pairs.sort_by_key(|(_, index)| *index);
         return pairs;
     }
@@ -204,7 +207,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
-    /// Each index once, ascending, and the values added one after another.
+    /// Returns each index once, ascending, and the values added one after another.
     fn expected(indices: &[usize], values: &[f32], width: usize) -> (Vec<usize>, Vec<f32>) {
         let mut rows: BTreeMap<usize, Vec<f32>> = BTreeMap::new();
         for (i, index) in indices.iter().enumerate() {
@@ -287,8 +290,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
-        // Below and above the crossover, short and long lists, cut into any ranges.
-        // INV-7
+        // Below and above the crossover, short and long lists, split into any ranges. INV-7
         #[test]
         fn the_bits_are_those_of_one_addition_after_another(
             count in prop_oneof![0usize..70, 2040usize..2100],

@@ -1,32 +1,34 @@
-//! What can be added, and what can be weighted.
+//! Elements that can be added or weighted.
 
 use half::{bf16, f16};
 use num_complex::{Complex32, Complex64};
 
-/// A number that sums are computed in: floats of 32 bits and more, integers (which wrap) and complex numbers.
+/// A number type for sums: floats of 32 bits and more, integers (which wrap) and complex numbers.
 pub trait Sum: Copy + Default + Send + Sync + 'static {
-    /// The sum of nothing.
+    /// The sum of zero elements.
     const ZERO: Self;
-    /// `self + other`; integers wrap around.
+    /// Returns `self + other`; integers wrap.
     fn plus(self, other: Self) -> Self;
 }
 
-/// An element that can be summed: every [`Sum`], and the floats of 16 bits, but neither bool nor string.
+/// An element that can be summed: every [`Sum`], and 16-bit floats, but neither bool nor string.
 ///
-/// The floats of 16 bits have no `plus`: they are added up as `f32`, and the sum is rounded once. A sum that is rounded after each
-/// addition loses small numbers (256 + 1 + 1 is 256 in `bf16`), and overflows before a mean is divided.
+/// Floats of 16 bits have no `plus`: they are accumulated as `f32`, and the sum is rounded once. A sum that
+/// is rounded after each addition loses small numbers (256 + 1 + 1 is 256 in `bf16`), and overflows before a
+/// mean is divided.
 pub trait Summand: Copy + Default + Send + Sync + 'static {
     /// The type of sums of such elements.
     type Sum: Sum;
-    /// The element as a sum of one.
+    /// Converts the element to the type of sums.
     fn widen(self) -> Self::Sum;
-    /// The nearest element, ties to even.
+    /// Rounds a sum to the nearest element, ties to even.
     fn narrow(sum: Self::Sum) -> Self;
 }
 
 /// An element that can be multiplied by a weight of its own type.
 pub trait Scale: Sum {
-    /// `self * weight`, rounded once (never fused with an addition, so all machines get the same bits).
+    /// Returns `self * weight`, rounded once. It is never fused with an addition, so all machines get the
+    /// same bits.
     fn times(self, weight: Self) -> Self;
 }
 
@@ -58,7 +60,7 @@ impl Summand for f16 {
     }
 }
 
-/// Without branches, so that loops vectorise.
+/// The conversions have no branches, so that loops vectorize.
 impl Summand for bf16 {
     type Sum = f32;
 

@@ -1,49 +1,47 @@
-//! Writing into a tensor: replacing, adding, and what else can be done to each element.
+//! Writes into a tensor: assignment, addition, and other operations on each element.
 
 use super::{Sum, Summand};
 use half::{bf16, f16};
 use num_complex::{Complex32, Complex64};
 
-/// What a write does to each element, with the element that is given for it.
+/// The operation of a write on each element and its new value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Write {
-    /// Replaces it.
+    /// Replaces the element.
     Assign,
-    /// Adds to it; integers wrap.
+    /// Adds the value; integers wrap.
     Add,
-    /// Subtracts from it; integers wrap.
+    /// Subtracts the value; integers wrap.
     Sub,
-    /// Multiplies it; integers wrap.
+    /// Multiplies by the value; integers wrap.
     Mul,
-    /// Divides it; integers round towards zero.
+    /// Divides by the value; integers round towards zero.
     Div,
-    /// The smaller of the two.
+    /// Keeps the smaller of the two.
     Min,
-    /// The larger of the two.
+    /// Keeps the larger of the two.
     Max,
 }
 
-/// An element that can be calculated with.
+/// An element that supports arithmetic.
 pub trait Arithmetic: Summand {
-    /// `self + other`; integers wrap around.
+    /// Returns `self + other`; integers wrap.
     #[inline(always)]
     fn added(self, other: Self) -> Self {
         Self::narrow(self.widen().plus(other.widen()))
     }
-    /// `self - other`; integers wrap around.
+    /// Returns `self - other`; integers wrap.
     fn minus(self, other: Self) -> Self;
-    /// `self * other`; integers wrap around.
+    /// Returns `self * other`; integers wrap.
     fn multiplied(self, other: Self) -> Self;
-    /// `self / other`; none where an integer would be divided by 0.
+    /// Returns `self / other`. `None` if an integer would be divided by 0.
     fn divided(self, other: Self) -> Option<Self>;
-    /// Whether `self < other`; none for complex numbers, which have no order.
+    /// Whether `self < other`. `None` for complex numbers, which have no order.
     fn less(self, other: Self) -> Option<bool>;
 }
 
 impl Write {
-    /// The operation of this element type; none where it has none.
-    ///
-    /// [`Write::Assign`] is for every type, and not here.
+    /// Returns the operation for this element type. `None` if the type lacks it.
     pub fn of<T: Arithmetic>(self) -> Option<fn(T, T) -> T> {
         let ordered = T::default().less(T::default()).is_some();
         Some(match self {
@@ -61,12 +59,18 @@ impl Write {
 }
 
 /// Writes `from` into `to`, element by element.
+///
+/// # Panics
+/// If the lengths differ.
 pub fn write<T: Copy>(to: &mut [T], from: &[T], operation: impl Fn(T, T) -> T) {
     assert_eq!(to.len(), from.len(), "both sides of a write");
     to.iter_mut().zip(from).for_each(|(to, from)| *to = operation(*to, *from));
 }
 
 /// Writes rows into a table, one after another: a row that occurs twice is written twice.
+///
+/// # Panics
+/// If a row does not exist.
 pub fn write_rows<T: Copy>(table: &mut [T], rows: &[usize], from: &[T], operation: impl Fn(T, T) -> T) {
     let width = from.len().checked_div(rows.len()).unwrap_or(0);
     for (i, row) in rows.iter().enumerate() {

@@ -1,10 +1,10 @@
-//! What `#[derive(Nest)]` calls to take a struct apart.
+//! Support code for `#[derive(Nest)]`: the fields of a struct.
 
 use super::mismatch;
 use crate::{Error, Leaf, Nest, Result, Tree};
 use std::collections::BTreeMap;
 
-/// The fields of a struct, taken one after the other. For code that `#[derive(Nest)]` writes.
+/// The fields of a struct, taken one after another. For code that `#[derive(Nest)]` generates.
 #[derive(Debug)]
 pub struct Fields {
     named: BTreeMap<String, Tree<Leaf>>,
@@ -12,7 +12,10 @@ pub struct Fields {
 }
 
 impl Fields {
-    /// A map with just these names. An error names the one that is missing, or is too many.
+    /// Takes the fields of a map with exactly these names.
+    ///
+    /// # Errors
+    /// [`Error::Structure`] if a name is missing or unexpected.
     pub fn named(tree: Tree<Leaf>, names: &[&str]) -> Result<Self> {
         let named = match tree {
             Tree::Dict(items) => items,
@@ -30,7 +33,10 @@ impl Fields {
         Ok(Self { named, unnamed: Vec::new().into_iter().enumerate() })
     }
 
-    /// A tuple of this length.
+    /// Takes the fields of a tuple of this length.
+    ///
+    /// # Errors
+    /// [`Error::Structure`] for another length or structure.
     pub fn unnamed(tree: Tree<Leaf>, count: usize) -> Result<Self> {
         match tree {
             Tree::Tuple(items) if items.len() == count => {
@@ -40,13 +46,19 @@ impl Fields {
         }
     }
 
-    /// The field of this name. An error within names its path.
+    /// Takes the field of this name.
+    ///
+    /// # Errors
+    /// The errors of [`Nest::from_tree`], with the path of the field.
     pub fn take<T: Nest>(&mut self, name: &str) -> Result<T> {
         let tree = self.named.remove(name).ok_or_else(|| absent(name))?;
         T::from_tree(tree).map_err(|e| e.within(format_args!(".{name}")))
     }
 
-    /// The next field. An error within names its path.
+    /// Takes the next field.
+    ///
+    /// # Errors
+    /// The errors of [`Nest::from_tree`], with the path of the field.
     #[allow(clippy::should_implement_trait)]
     pub fn next<T: Nest>(&mut self) -> Result<T> {
         let (i, tree) = self.unnamed.next().ok_or(Error::Empty { operation: "from_tree" })?;

@@ -1,9 +1,9 @@
-//! Leaves of the kind that a Rust type has.
+//! Conversion of leaves to the kind that a Rust type has.
 
 use crate::{Leaf, Nest, Tree};
 
-/// The tree with candle tensors in place of host tensors where `T` has those. For leaves that were made of a description, which does
-/// not say their kind.
+/// Replaces host tensors by candle tensors if `T` has those. For leaves created from a description, which
+/// does not contain their kind.
 #[cfg(feature = "candle")]
 pub fn fitted<T: Nest>(tree: Tree<Leaf>) -> Tree<Leaf> {
     let (mut leaves, structure) = tree.clone().flatten();
@@ -13,7 +13,7 @@ pub fn fitted<T: Nest>(tree: Tree<Leaf>) -> Tree<Leaf> {
         Ok::<(), std::convert::Infallible>(())
     });
     for _ in 0..leaves.len() {
-        // Each attempt names the first leaf of another kind than the type has.
+        // Each attempt names the first leaf whose kind the type does not have.
         let attempt = structure.fill(leaves.clone()).and_then(T::from_tree);
         let Err(crate::Error::Structure { path, expected, .. }) = attempt else { break };
         let Some(at) = paths.iter().position(|of| *of == path) else { break };
@@ -24,7 +24,7 @@ pub fn fitted<T: Nest>(tree: Tree<Leaf>) -> Tree<Leaf> {
     structure.fill(leaves).unwrap_or(tree)
 }
 
-/// The tree as it is: there are no other kinds.
+/// Returns the tree unchanged: there are no other kinds.
 #[cfg(not(feature = "candle"))]
 pub fn fitted<T: Nest>(tree: Tree<Leaf>) -> Tree<Leaf> {
     tree
@@ -44,7 +44,7 @@ mod tests {
         assert!(Of::from_tree(tree.clone()).is_err());
         let (list, kept, some) = Of::from_tree(fitted::<Of>(tree)).unwrap();
         assert_eq!((list.len(), kept.len(), some.is_some()), (2, 1, true));
-        // What does not fit for another reason stays as it is.
+        // A leaf that does not fit for another reason stays unchanged.
         let other = fitted::<(Tensor,)>(host());
         assert!(matches!(other, Tree::Leaf(Leaf::Host(_))));
     }

@@ -1,4 +1,4 @@
-//! Any Rust structure of tensors that turns into a [`Tree`] and back.
+//! Rust structures of tensors that can be converted to a [`Tree`] and back.
 
 mod containers;
 mod fields;
@@ -13,11 +13,11 @@ pub use rows::{concat, concat_rows, narrow_rows, rows, stack, take_rows};
 
 use crate::{DType, HostTensor, IndexedSlices, Leaf, Result, Tree};
 
-/// A nested structure of tensors: a tensor, a number, a tuple, an array, a `Vec`, an `Option`, a map by name, a
-/// struct with `#[derive(Nest)]`, or a [`Tree`] itself.
+/// A nested structure of tensors: a tensor, a number, a tuple, an array, a `Vec`, an `Option`, a map by name,
+/// a struct with `#[derive(Nest)]`, or a [`Tree`] itself.
 ///
-/// Everything that moves data between replicas takes and gives nests; what it does to the leaves it does through
-/// the common form, [`Tree<Leaf>`].
+/// Functions that move data between replicas take and return nests. They process the leaves in the common
+/// form, [`Tree<Leaf>`].
 #[doc(alias = "tf.nest")]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no nest of tensors",
@@ -26,18 +26,22 @@ use crate::{DType, HostTensor, IndexedSlices, Leaf, Result, Tree};
     note = "a function of a dataset that can fail, as with `?`, goes to the method with `try_` before its name: `try_map` instead of `map`"
 )]
 pub trait Nest: Sized {
-    /// A batch of such values, which is what stacking them along a new axis 0 gives: of tensors a tensor of one rank
-    /// more; of numbers, which have no rank to add, a tensor of rank 1; of containers the same container of batches.
+    /// A batch of such values, the result of stacking them along a new axis 0. Tensors get one more axis.
+    /// Numbers become a tensor of rank 1. Containers become the same container of batches.
     type Batch: Nest;
 
-    /// The structure with its leaves taken out of the Rust types.
+    /// Converts the value to a tree.
     fn into_tree(self) -> Tree<Leaf>;
 
-    /// Back again. An error names what the Rust type needs and what was found.
+    /// Converts a tree to a value.
+    ///
+    /// # Errors
+    /// [`Error::Structure`](crate::Error::Structure) if the tree does not have the structure of the type.
     fn from_tree(tree: Tree<Leaf>) -> Result<Self>;
 
-    /// The dtypes of the leaves, if all values of the type have one structure and their leaves are scalars: numbers, text,
-    /// and tuples, arrays and structs of these. `None` for others, such as tensors and lists.
+    /// Returns the dtypes of the leaves, if all values of the type have one structure and their leaves are
+    /// scalars: numbers, text, and tuples, arrays and structs of these. `None` for other types, such as
+    /// tensors and lists.
     fn scalar_dtypes() -> Option<Tree<DType>> {
         None
     }
@@ -115,7 +119,7 @@ pub(crate) fn leaf(expected: &str, tree: Tree<Leaf>) -> Result<Leaf> {
     }
 }
 
-/// The error of a `from_tree` that found something else than it needs.
+/// Returns the error of a `from_tree` that found another structure.
 pub(crate) fn mismatch(expected: &str, found: &str) -> crate::Error {
     crate::Error::Structure { path: "value".into(), expected: expected.into(), found: found.into() }
 }

@@ -3,7 +3,7 @@
 use super::{leaf, mismatch};
 use crate::{DType, Element, HostTensor, Leaf, Nest, Result, Tree};
 
-/// A scalar of another dtype than the Rust type: a MEAN of integers is a float.
+/// Returns the only element of a scalar. A dtype mismatch is an error: a MEAN of integers is a float.
 fn scalar<T: Element>(tree: Tree<Leaf>) -> Result<T> {
     match leaf("a scalar", tree)? {
         Leaf::Host(tensor) => match (tensor.as_slice::<T>(), tensor.dims()) {

@@ -3,9 +3,12 @@
 use crate::{Error, Leaf, Nest, Result, Tree};
 
 impl Tree<Leaf> {
-    /// The number of rows that all leaves have in common, the size of axis 0.
+    /// Returns the number of rows that all leaves have, the size of axis 0.
     ///
-    /// An error where there is no leaf, where one is a scalar, and where two differ: it names both, and their sizes.
+    /// # Errors
+    /// - [`Error::Empty`]: there is no leaf.
+    /// - [`Error::At`]: a leaf is a scalar.
+    /// - [`Error::Rows`]: two leaves have different numbers of rows.
     pub fn rows(&self) -> Result<usize> {
         let mut first: Option<(String, usize)> = None;
         self.visit(&mut |path, leaf| {
@@ -29,16 +32,18 @@ impl Tree<Leaf> {
         first.map(|(_, rows)| rows).ok_or(Error::Empty { operation: "rows" })
     }
 
-    /// Elements to a batch: each leaf of the result has a new axis 0, as long as the list (see [`Leaf::stack`]).
+    /// Stacks elements into a batch: each leaf of the result has a new axis 0 (see [`Leaf::stack`]).
     ///
-    /// An error names the path and which element differs from element 0.
+    /// # Errors
+    /// The errors of [`Tree::zip`] and [`Leaf::stack`], with the path of the leaf.
     pub fn stack(elements: Vec<Tree<Leaf>>) -> Result<Tree<Leaf>> {
         Tree::zip(elements)?.try_map_at(&mut |leaves: &Vec<Leaf>| Leaf::stack(leaves))
     }
 
-    /// Batches to one: the leaves are joined on axis 0 (see [`Leaf::concat`]).
+    /// Joins batches: the leaves are joined on axis 0 (see [`Leaf::concat`]).
     ///
-    /// An error names the path and which batch differs from batch 0.
+    /// # Errors
+    /// The errors of [`Tree::zip`] and [`Leaf::concat`], with the path of the leaf.
     pub fn concat_rows(batches: Vec<Tree<Leaf>>) -> Result<Tree<Leaf>> {
         Tree::zip(batches)?.try_map_at(&mut |leaves: &Vec<Leaf>| {
             Leaf::concat(leaves, 0).map_err(|error| match error {
@@ -48,55 +53,84 @@ impl Tree<Leaf> {
         })
     }
 
-    /// `len` rows of every leaf from `start` on. An error names the path.
+    /// Returns `len` rows of every leaf, beginning at `start`.
+    ///
+    /// # Errors
+    /// The errors of [`Leaf::narrow`], with the path of the leaf.
     pub fn narrow_rows(&self, start: usize, len: usize) -> Result<Tree<Leaf>> {
         self.try_map_at(&mut |leaf| leaf.narrow(0, start, len))
     }
 
-    /// A batch like this one without rows, which keeps no memory of these. An error names the path.
+    /// Returns a batch like this one without rows. It does not keep the memory of the rows.
+    ///
+    /// # Errors
+    /// The errors of [`Leaf::without_rows`], with the path of the leaf.
     pub fn without_rows(&self) -> Result<Tree<Leaf>> {
         self.try_map_at(&mut |leaf| leaf.without_rows())
     }
 
-    /// These rows of every leaf, in this order. An error names the path.
+    /// Returns these rows of every leaf, in this order.
+    ///
+    /// # Errors
+    /// The errors of [`Leaf::take_rows`], with the path of the leaf.
     pub fn take_rows(&self, rows: &[usize]) -> Result<Tree<Leaf>> {
         self.try_map_at(&mut |leaf| leaf.take_rows(rows))
     }
 
-    /// One row of every leaf, with axis 0 removed: an element of the batch. An error names the path.
+    /// Returns one element of the batch: a row of every leaf, with axis 0 removed.
+    ///
+    /// # Errors
+    /// The errors of [`Leaf::row`], with the path of the leaf.
     pub fn row(&self, index: usize) -> Result<Tree<Leaf>> {
         self.try_map_at(&mut |leaf| leaf.row(index))
     }
 }
 
-/// [`Tree::rows`] of any nest.
+/// Calls [`Tree::rows`] for any nest.
+///
+/// # Errors
+/// The errors of [`Tree::rows`].
 pub fn rows<N: Nest>(nest: N) -> Result<usize> {
     nest.into_tree().rows()
 }
 
-/// [`Tree::stack`] of any nests of one type.
+/// Calls [`Tree::stack`] for nests of one type.
+///
+/// # Errors
+/// The errors of [`Tree::stack`].
 pub fn stack<N: Nest>(elements: Vec<N>) -> Result<N> {
     N::from_tree(Tree::stack(elements.into_iter().map(N::into_tree).collect())?)
 }
 
-/// [`Tree::concat_rows`] of any nests of one type.
+/// Calls [`Tree::concat_rows`] for nests of one type.
+///
+/// # Errors
+/// The errors of [`Tree::concat_rows`].
 pub fn concat_rows<N: Nest>(batches: Vec<N>) -> Result<N> {
     N::from_tree(Tree::concat_rows(batches.into_iter().map(N::into_tree).collect())?)
 }
 
-/// Joins the leaves of nests on an axis, see [`Leaf::concat`]. An error names the path and which nest differs from the
-/// first.
+/// Joins the leaves of nests on an axis, see [`Leaf::concat`].
+///
+/// # Errors
+/// The errors of [`Tree::zip`] and [`Leaf::concat`], with the path of the leaf.
 pub fn concat<N: Nest>(nests: Vec<N>, axis: usize) -> Result<N> {
     let trees = nests.into_iter().map(N::into_tree).collect();
     N::from_tree(Tree::zip(trees)?.try_map_at(&mut |leaves: &Vec<Leaf>| Leaf::concat(leaves, axis))?)
 }
 
-/// [`Tree::narrow_rows`] of any nest.
+/// Calls [`Tree::narrow_rows`] for any nest.
+///
+/// # Errors
+/// The errors of [`Tree::narrow_rows`].
 pub fn narrow_rows<N: Nest>(batch: N, start: usize, len: usize) -> Result<N> {
     N::from_tree(batch.into_tree().narrow_rows(start, len)?)
 }
 
-/// [`Tree::take_rows`] of any nest.
+/// Calls [`Tree::take_rows`] for any nest.
+///
+/// # Errors
+/// The errors of [`Tree::take_rows`].
 pub fn take_rows<N: Nest>(batch: N, rows: &[usize]) -> Result<N> {
     N::from_tree(batch.into_tree().take_rows(rows)?)
 }

@@ -1,4 +1,4 @@
-//! What leaves do, whatever their kind. Names carry the numbers of the rules.
+//! Operations on leaves of every kind. Names contain the numbers of the rules.
 
 use distribute_tensor::{DType, Element, Error, HostTensor, IndexedSlices, Leaf, ReduceOp, with_buffer};
 use half::{bf16, f16};

@@ -2,7 +2,7 @@ use super::*;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-// The texts are of Linux' loader.
+// The texts are those of the loader of Linux.
 #[cfg(target_os = "linux")]
 #[test]
 fn without_the_library_an_error_says_what_to_install() {
@@ -13,14 +13,14 @@ fn without_the_library_an_error_says_what_to_install() {
     let text = error.to_string();
     for part in [
         "device \"/job:localhost/replica:0/task:0/device:GPU:0, /job:localhost/replica:0/task:0/device:GPU:1\"",
-        // What the loader said, and where it looked.
+        // The loader's error, and the searched paths.
         "libnccl-that-is-not-there.so.2: cannot open shared object file",
         "libnccl.so.2 was looked for in LD_LIBRARY_PATH (",
         "apt-get install libnccl2",
         "pip install nvidia-nccl-cu12",
         "nvidia-nccl-cu13",
         "nvidia/nccl/lib",
-        // And what does without.
+        // The alternatives.
         "ReductionToOneDevice",
     ] {
         assert!(text.contains(part), "{part:?} is not in {text}");
@@ -40,7 +40,7 @@ fn releases_are_written_as_nvidia_does() {
     assert_eq!([21403, 22703, 2708].map(text), ["2.14.3", "2.27.3", "2.7.8"]);
 }
 
-/// What stands in for NCCL, compiled into `folder`; `None` where there is no compiler beside the tests.
+/// Compiles a mock of NCCL into `folder`. Returns `None` if there is no compiler.
 fn played(folder: &Path, release: Option<&str>) -> Option<PathBuf> {
     let file = folder.join(format!("libnccl-{}.so", release.unwrap_or("played")));
     let beside = Path::new(env!("CARGO")).with_file_name("rustc");
@@ -62,11 +62,11 @@ fn played(folder: &Path, release: Option<&str>) -> Option<PathBuf> {
     }
 }
 
-/// What is told to what stands in for NCCL, beside the calls that NCCL has.
+/// The functions of the mock in addition to those of NCCL.
 struct Behind {
-    /// How many questions a call takes from now on, and what it comes to then; gives how many communicators there are.
+    /// Sets the number of polls of later calls, and their result. Returns the number of communicators.
     played: Symbol<'static, extern "C" fn(c_int, c_int) -> c_int>,
-    /// Which GPU is the thread's.
+    /// Sets the current GPU of the thread.
     gpu: Symbol<'static, extern "C" fn(c_int)>,
 }
 
@@ -85,7 +85,7 @@ impl Behind {
     }
 }
 
-/// Asks until nothing is under way, and gives how often.
+/// Polls until nothing is in progress, and returns the number of polls.
 fn questions(nccl: &Nccl, all: &Communicators) -> usize {
     (0..).take_while(|_| !nccl.busy(all, "played").unwrap().is_empty()).count()
 }
@@ -118,7 +118,7 @@ fn functions_are_called_as_the_header_declares_them() {
     let all = Communicators::new(&[5, 2, 7]);
     nccl.link(&all, bind).unwrap();
     assert_eq!(nccl.busy(&all, "played").unwrap(), [5, 2, 7]);
-    // It may be elsewhere when NCCL is through.
+    // It may move after NCCL has completed.
     let all = Box::new(all);
     assert_eq!(questions(&nccl, &all), 2);
     assert_eq!(all.gpus(), [5, 2, 7]);
@@ -129,13 +129,13 @@ fn functions_are_called_as_the_header_declares_them() {
     let called = [add(&nccl, &all, 7, &mut floats), add(&nccl, &all, 4, &mut integers)].concat();
     assert_eq!(called, vec![Ok(()); 6]);
     nccl.end().unwrap();
-    // It is for NCCL to say when it has begun.
+    // NCCL has not started it yet.
     assert!(floats.iter().all(|(_, to)| *to == [0.; 2]));
     assert_eq!(questions(&nccl, &all), 3);
     assert!(floats.iter().all(|(_, to)| *to == [111., 222.]), "{floats:?}");
     assert!(integers.iter().all(|(_, to)| *to == [111, 222, 333]), "{integers:?}");
 
-    // What NCCL says is in the error, with the function.
+    // The error contains NCCL's message, and the function.
     let fault = nccl.end().unwrap_err();
     assert_eq!(fault, CallError { call: "ncclGroupEnd", reason: "invalid usage".into() });
     let eighth = Communicators::new(&[0, 8]);
@@ -143,12 +143,12 @@ fn functions_are_called_as_the_header_declares_them() {
     assert_eq!(fault, CallError { call: "ncclCommInitRankConfig", reason: "invalid argument".into() });
     // The group has ended.
     assert_eq!(nccl.end().unwrap_err().reason, "invalid usage");
-    // So has it where a GPU cannot be had.
+    // It has also ended if a GPU cannot be made current.
     let lost = || CallError { call: "played", reason: "no such GPU".into() };
     assert_eq!(nccl.link(&Communicators::new(&[0]), |_| Err(lost())), Err(lost()));
     assert_eq!(nccl.end().unwrap_err().reason, "invalid usage");
 
-    // Those of whom one has been made are given up, too.
+    // A set with only some communicators can be aborted as well.
     assert_eq!((behind.played)(0, 0), 4);
     nccl.abort(eighth);
     assert_eq!((behind.played)(0, 0), 3);
