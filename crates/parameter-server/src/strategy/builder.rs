@@ -11,11 +11,11 @@ use distribute_cluster::resolver::{self, ClusterResolver};
 use distribute_collective::threads::MOST_THREADS;
 use distribute_core::internal::{alone, check_count, prepare, resolve};
 use distribute_core::{CommunicationOptions, IndependentWorker, Strategy};
-use distribute_net::{Certificates, Secret};
+use distribute_net::Credentials;
 use distribute_params::{Channel, Partitioner, PlacementPolicy};
 use distribute_ps_client::ParameterServers;
 use distribute_ps_client::internal::Makes;
-use distribute_server::{ClientBuilder, Credentials};
+use distribute_server::ClientBuilder;
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -104,35 +104,16 @@ impl ParameterServerBuilder {
         self
     }
 
-    /// How the tasks of the job know each other, in place of what was said before: one value for all that a task opens.
-    pub fn credentials(mut self, credentials: Credentials) -> Self {
-        self.credentials = credentials;
-        self
-    }
-
-    /// Certificates for connections between machines: the CA's, this process's, and its key, as PEM files. By default they are
-    /// protected by the secret of the job, if `DISTRIBUTE_SECRET` has one.
-    pub fn certificates(mut self, certificates: Certificates) -> Self {
-        self.credentials = self.credentials.certificates(certificates);
-        self
-    }
-
-    /// The secret of the job, if it isn't in `DISTRIBUTE_SECRET`.
-    pub fn secret(mut self, secret: Secret) -> Self {
-        self.credentials = self.credentials.secret(secret);
+    /// How the tasks of the job know each other, and protect connections between machines, in place of what was said before, of [`job`](Self::job)
+    /// too: one value for all that a task opens. By default by the secret in `DISTRIBUTE_SECRET`, if there is one.
+    pub fn credentials(mut self, credentials: impl Into<Credentials>) -> Self {
+        self.credentials = credentials.into();
         self
     }
 
     /// The name of the job, if that is neither in `DISTRIBUTE_JOB` nor the name of the program's file: see [`Credentials::job`].
     pub fn job(mut self, name: impl Into<String>) -> Self {
         self.credentials = self.credentials.job(name);
-        self
-    }
-
-    /// Lets connections between machines go without encryption: everybody on the way can read and write the weights. For networks that
-    /// nobody else can reach.
-    pub fn allow_plain_text_on_the_network(mut self) -> Self {
-        self.credentials = self.credentials.allow_plain_text_on_the_network();
         self
     }
 

@@ -27,7 +27,7 @@ fn server(cluster: &ClusterSpec, answers: bool) -> (Server, mpsc::Receiver<u64>)
             kept.push(reply);
         }
     };
-    let builder = Server::builder(cluster.clone()).task(Job::Ps.task(0)).identity(Identity::None);
+    let builder = Server::builder(cluster.clone()).task(Job::Ps.task(0)).credentials(Identity::None);
     (builder.service(SERVICE, service).start().unwrap(), comes)
 }
 
@@ -44,7 +44,7 @@ fn what_was_lost_is_sent_again_in_order_before_anything_new() {
         let cluster =
             ClusterSpec::from_lists([("ps", vec![at]), ("worker", vec!["127.0.0.1:0".into()])]).unwrap();
         let settings = Settings { silence: Duration::from_secs(30), ..Settings::default() };
-        let clients = ClientBuilder::new(cluster.clone(), Job::Worker.task(0)).identity(Identity::None);
+        let clients = ClientBuilder::new(cluster.clone(), Job::Worker.task(0)).credentials(Identity::None);
         let ps = Connection::new(clients.settings(settings), Job::Ps.task(0));
         let (first, comes) = server(&cluster, false);
         let start = |request| ps.start(request, PATIENCE).unwrap();
