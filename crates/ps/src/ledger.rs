@@ -2,7 +2,7 @@
 
 use distribute_cluster::Deadline;
 use distribute_params::{Admission, ClientPushes, Error, PushWindows, Refusal, RefusalKind};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Condvar, Mutex};
 use std::time::Duration;
 
 /// So many clients are remembered, of some 300 bytes each; for one more, that is forgotten which has not been heard of for longest.
@@ -37,7 +37,7 @@ impl Ledger {
     /// Decides about a change. Where it is being made for an earlier attempt, it waits for that one.
     pub fn begin(&self, client: u64, sequence: u64) -> Result<Turn, Refusal> {
         let mut deadline = Deadline::after(PATIENCE);
-        let mut windows = self.lock();
+        let mut windows = self.windows.lock();
         loop {
             match windows.begin(client, sequence)? {
                 Admission::Apply => return Ok(Turn::Apply),
@@ -51,47 +51,43 @@ impl Ledger {
                 );
                 return Err(Refusal::new(RefusalKind::Busy, text));
             }
-            windows = self.changed.wait_timeout(windows, slice).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut windows, slice);
             deadline.look();
         }
     }
 
     /// Says how a change ended that was to be applied.
     pub fn done(&self, client: u64, sequence: u64, applied: bool) {
-        self.lock().done(client, sequence, applied);
+        self.windows.lock().done(client, sequence, applied);
         self.changed.notify_all();
     }
 
     /// Notes a change that the log says was made, or not after all.
     pub fn note(&self, client: u64, sequence: u64, applied: bool) {
-        self.lock().note(client, sequence, applied);
+        self.windows.lock().note(client, sequence, applied);
     }
 
     /// Whether a client is remembered, or may have been forgotten for others.
     pub fn may_know(&self, client: u64) -> bool {
-        self.lock().may_know(client)
+        self.windows.lock().may_know(client)
     }
 
     /// What is known of all clients, to be saved.
     pub fn clients(&self) -> Vec<ClientPushes> {
-        self.lock().clients().collect()
+        self.windows.lock().clients().collect()
     }
 
     /// Puts back what was known of a client.
     pub fn restore(&self, pushes: &ClientPushes) -> Result<(), Error> {
-        self.lock().restore(pushes)
+        self.windows.lock().restore(pushes)
     }
 
     /// Forgets all, and puts back what is known of some.
     pub fn replace(&self, clients: &[ClientPushes]) -> Result<(), Error> {
         let mut windows = PushWindows::new(CLIENTS);
         clients.iter().try_for_each(|client| windows.restore(client))?;
-        *self.lock() = windows;
+        *self.windows.lock() = windows;
         Ok(())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, PushWindows> {
-        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,8 +1,7 @@
 //! Changes of a table that closures make, each once.
 
-use crate::lock::lock;
 use crate::{ClosureChanges, Origin, Result};
-use std::sync::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard};
 
 /// So many locks for the executions of closures, which are dealt out to them by number: of closures that run at once few have the
 /// same.
@@ -33,22 +32,22 @@ impl Once {
         number: u64,
         make: impl FnOnce() -> Result<T>,
     ) -> Result<Option<T>> {
-        let _order = lock(&self.orders[(origin.closure % ORDERS as u64) as usize]);
-        let was_made = lock(&self.changes).has(origin, number)?;
+        let _order = self.orders[(origin.closure % ORDERS as u64) as usize].lock();
+        let was_made = self.changes.lock().has(origin, number)?;
         let made = if was_made { None } else { Some(make()?) };
-        lock(&self.changes).note(origin, number);
+        self.changes.lock().note(origin, number);
         Ok(made)
     }
 
     /// From now on closures of another job change the table. Those of the one before have, or never will.
     pub fn begin(&self, job: u64) {
-        let _all: Vec<MutexGuard<'_, ()>> = self.orders.iter().map(lock).collect();
-        lock(&self.changes).begin(job);
+        let _all: Vec<MutexGuard<'_, ()>> = self.orders.iter().map(|order| order.lock()).collect();
+        self.changes.lock().begin(job);
     }
 
     /// What is known now.
     pub fn changes(&self) -> ClosureChanges {
-        lock(&self.changes).clone()
+        self.changes.lock().clone()
     }
 }
 

@@ -2,10 +2,9 @@
 
 use super::layout::{Layout, Stretch};
 use crate::Result;
-use crate::lock::{read, write};
 use distribute_optim::SlotSpec;
 use distribute_tensor::dtype::Buffer;
-use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// What one lock guards: rows, and the slots beside them.
 #[derive(Debug)]
@@ -58,11 +57,11 @@ impl Stripes {
     }
 
     pub(super) fn read(&self, stripe: usize) -> RwLockReadGuard<'_, Stripe> {
-        read(&self.stripes[stripe])
+        self.stripes[stripe].read()
     }
 
     pub(super) fn write(&self, stripe: usize) -> RwLockWriteGuard<'_, Stripe> {
-        write(&self.stripes[stripe])
+        self.stripes[stripe].write()
     }
 
     /// Reads all of it, as it is between two writes of all of it.
@@ -70,7 +69,7 @@ impl Stripes {
         let mut held = None;
         for (i, stripe) in self.stripes.iter().enumerate() {
             // The new one is locked, then the old one is dropped.
-            then(held.insert(read(stripe)), &mut self.layout.stretches(i));
+            then(held.insert(stripe.read()), &mut self.layout.stretches(i));
         }
     }
 
@@ -81,7 +80,7 @@ impl Stripes {
     ) -> Result<()> {
         let mut held = None;
         for (i, stripe) in self.stripes.iter().enumerate() {
-            let stripe: &mut RwLockWriteGuard<'_, Stripe> = held.insert(write(stripe));
+            let stripe: &mut RwLockWriteGuard<'_, Stripe> = held.insert(stripe.write());
             then(i, stripe, &mut self.layout.stretches(i))?;
         }
         Ok(())

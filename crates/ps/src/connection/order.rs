@@ -6,7 +6,8 @@ use super::waiting::Call;
 use distribute_cluster::Deadline;
 use distribute_params::ChannelError;
 use distribute_server::{CallError, Client};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
 
 /// Who sends now, and over which connection all requests have been sent that are under way.
 #[derive(Default)]
@@ -42,7 +43,7 @@ impl Order {
                 NoLink::Late(reason) => call.late(reason),
                 NoLink::Refused(reason) => call.unreachable(reason),
             })?;
-            let is_new = !turn.0.lock().over.as_ref().is_some_and(|over| Arc::ptr_eq(over, &client));
+            let is_new = !turn.0.state.lock().over.as_ref().is_some_and(|over| Arc::ptr_eq(over, &client));
             let sent = if is_new {
                 // INV-58: what was sent over the one before, and has no answer, comes first.
                 shared.flow.under_way().iter().try_for_each(|earlier| earlier.send_over(&client, deadline))
@@ -50,7 +51,7 @@ impl Order {
                 call.send_over(&client, deadline)
             };
             match sent {
-                Ok(()) => turn.0.lock().over = Some(client),
+                Ok(()) => turn.0.state.lock().over = Some(client),
                 Err(CallError::Lost { .. }) => lost = Some(client),
                 Err(error) => return Err(call.failed(error)),
             }
@@ -60,27 +61,23 @@ impl Order {
 
     /// Waits until nobody sends; `None` at the deadline.
     fn turn(&self, mut deadline: Deadline) -> Option<Turn<'_>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while state.busy {
             let slice = deadline.look();
             if slice.is_zero() {
                 return None;
             }
-            state = self.changed.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, slice);
             deadline.look();
         }
         state.busy = true;
         Some(Turn(self))
     }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.0.lock().busy = false;
+        self.0.state.lock().busy = false;
         self.0.changed.notify_one();
     }
 }

@@ -9,7 +9,8 @@ use distribute_params::{Response, TableSpec};
 use distribute_server::{Call, Reply, Server};
 use distribute_tensor::{HostTensor, Write};
 use distribute_testing::{Port, watched};
-use std::sync::{Mutex, mpsc};
+use parking_lot::Mutex;
+use std::sync::mpsc;
 
 const PATIENCE: Duration = Duration::from_secs(50);
 
@@ -18,7 +19,7 @@ fn server(cluster: &ClusterSpec, answers: bool) -> (Server, mpsc::Receiver<u64>)
     let (come, comes) = mpsc::channel();
     let come = Mutex::new((come, Vec::new()));
     let service = move |call: Call, reply: Reply| {
-        let (come, kept) = &mut *come.lock().unwrap();
+        let (come, kept) = &mut *come.lock();
         come.send(codec::Call::decode(call.message).unwrap().first).unwrap();
         if answers {
             let answer = encode_answer(vec![Ok(Response::Done)], false, false, |_| None).unwrap();

@@ -1,15 +1,16 @@
 //! A server as the one that follows it takes and gives it: all at once.
 
+use super::Core;
 use super::aside::set_aside;
 use super::follower::Follower;
 use super::life::{read_life, write_life};
-use super::{Core, lock};
 use crate::OpenError;
 use crate::log::{Record, path};
 use distribute_log::heard;
 use distribute_params::{ClientPushes, Result, TableImage};
+use parking_lot::MutexGuard;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, MutexGuard};
 
 /// The parts of a server's state that are no tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,7 +34,7 @@ impl Core {
 
     /// Nothing is changed until these are dropped.
     pub(crate) fn orders(&self) -> Vec<MutexGuard<'_, ()>> {
-        self.orders.iter().map(lock).collect()
+        self.orders.iter().map(|order| order.lock()).collect()
     }
 
     /// The number of servers of which this one has a complete copy, counted by what keeps the copies.

@@ -9,7 +9,7 @@ use distribute_cluster::{ClusterError, World};
 use distribute_collective::group::Group;
 use distribute_core::internal::{CHECK_DRIFT_EVERY, alone, check_count, prepare, resolve};
 use distribute_core::{CommunicationImplementation, CommunicationOptions};
-use distribute_net::{Credentials, JoinError, SharedMemory};
+use distribute_net::{Credentials, SharedMemory};
 use std::time::Duration;
 
 const OPERATION: &str = "MultiWorkerMirroredStrategy";
