@@ -1,15 +1,24 @@
 //! NCCL's functions, found in its library when they are first asked for. cudarc would link them: a program would then not start without.
+//!
+//! Internal to `distribute`: GPUs of one process (`distribute-cross-device`) and workers that have a GPU each (`distribute-nccl`) call NCCL by it.
 
-use super::fault::{CallError, Fault};
+mod error;
+
+pub use error::{CallError, LoadError};
+
 use libloading::{Library, Symbol};
 use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::thread;
 
-/// The earliest release that will do, and its number: that of the crate `distribute-nccl`. It is the first whose calls need not wait.
-const LEAST: (&str, c_int) = ("2.14", 21400);
+/// The file of NCCL, by which the system's loader finds it.
+pub const FILE: &str = "libnccl.so.2";
+
+/// The earliest release that will do, and its number. It is the first whose calls need not wait.
+pub const LEAST: (&str, c_int) = ("2.14", 21400);
 
 /// `ncclSum`.
 const SUM: c_int = 0;
@@ -20,10 +29,10 @@ const IN_PROGRESS: c_int = 7;
 /// `ncclComm_t`.
 type Communicator = *mut c_void;
 
-/// `ncclUniqueId`: by which the communicators of a set find each other.
+/// `ncclUniqueId`: the name by which the communicators of a set find each other.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct UniqueId([c_char; 128]);
+pub struct UniqueId(pub [u8; 128]);
 
 /// `ncclConfig_t`, as [`LEAST`] has it. Later releases know by `version` that what they have beside is not there, and choose it.
 #[repr(C)]
@@ -61,61 +70,79 @@ type AllReduce =
     unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Communicator, *mut c_void) -> c_int;
 
 /// NCCL.
-pub(super) struct Nccl {
+pub struct Nccl {
     functions: Functions,
+    /// The release, as `ncclGetVersion` says it.
+    release: c_int,
     /// Has the functions.
     _library: Library,
 }
 
 /// One communicator for each GPU of a set. NCCL lets any thread call for them, one at a time; whoever does holds the lock of all sets.
 #[derive(Debug)]
-pub(super) struct Communicators {
+pub struct Communicators {
     gpus: Vec<usize>,
     /// Null where there is none. They stay where they are: NCCL writes each once more, from a thread of its own, when it is linked.
     all: Box<[AtomicPtr<c_void>]>,
 }
 
 impl Communicators {
-    /// Of these GPUs, by CUDA's numbers; none is there yet.
-    pub(super) fn new(gpus: &[usize]) -> Self {
+    /// Makes room for those of these GPUs, by CUDA's numbers; none is there yet.
+    pub fn new(gpus: &[usize]) -> Self {
         Self { gpus: gpus.to_vec(), all: gpus.iter().map(|_| AtomicPtr::new(ptr::null_mut())).collect() }
     }
 
-    /// Of which GPUs, in the order of replicas.
-    pub(super) fn gpus(&self) -> &[usize] {
+    /// Returns the GPUs, in the order of replicas.
+    pub fn gpus(&self) -> &[usize] {
         &self.gpus
     }
 }
 
 /// Two vectors on a GPU, of which one gets the sum.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Vectors {
-    pub(super) from: *const c_void,
-    pub(super) to: *mut c_void,
+pub struct Vectors {
+    /// The summand.
+    pub from: *const c_void,
+    /// The place of the sum.
+    pub to: *mut c_void,
     /// How many elements each has.
-    pub(super) count: usize,
-    /// NCCL's number for their type.
-    pub(super) number: c_int,
+    pub count: usize,
+    /// NCCL's number for their type, its `ncclDataType_t`: 7 is f32, 8 is f64.
+    pub number: c_int,
 }
 
 impl Nccl {
-    /// The library of this file.
+    /// Returns the NCCL of this process, which is loaded when it is first asked for.
     ///
     /// # Errors
-    /// [`Fault::Missing`] and [`Fault::TooOld`].
-    pub(super) fn load(file: &str) -> Result<Self, Fault> {
-        let nccl = Self::open(file).map_err(|reason| {
-            let searched = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
-            Fault::Missing { reason, searched: if searched.is_empty() { "not set".into() } else { searched } }
-        })?;
-        let mut release = 0;
-        // SAFETY: the number lives during the call.
-        let asked = unsafe { (nccl.functions.get_version)(&raw mut release) };
-        nccl.done("ncclGetVersion", asked).map_err(Fault::Link)?;
-        if release < LEAST.1 {
-            return Err(Fault::TooOld { found: text(release), least: LEAST.0 });
+    /// [`LoadError`]; the next call looks for it again.
+    pub fn get() -> Result<&'static Self, LoadError> {
+        static NCCL: OnceLock<Nccl> = OnceLock::new();
+        match NCCL.get() {
+            Some(nccl) => Ok(nccl),
+            None => {
+                let nccl = Self::load(FILE)?;
+                Ok(NCCL.get_or_init(|| nccl))
+            }
         }
+    }
+
+    /// Loads the library of this file.
+    ///
+    /// # Errors
+    /// [`LoadError`].
+    pub fn load(file: &str) -> Result<Self, LoadError> {
+        let mut nccl = Self::open(file).map_err(|reason| LoadError::Missing { reason })?;
+        // SAFETY: the number lives during the call.
+        let asked = unsafe { (nccl.functions.get_version)(&raw mut nccl.release) };
+        nccl.done("ncclGetVersion", asked)?;
+        check_release(nccl.release)?;
         Ok(nccl)
+    }
+
+    /// Returns the release, as `ncclGetVersion` says it: [`release_text`] writes it.
+    pub fn release(&self) -> i32 {
+        self.release
     }
 
     fn open(file: &str) -> Result<Self, String> {
@@ -150,37 +177,24 @@ impl Nccl {
             }
         };
         let functions = functions().map_err(reason)?;
-        Ok(Self { functions, _library: library })
+        Ok(Self { functions, release: 0, _library: library })
     }
 
     /// Begins to link communicators. `bind` makes a GPU that of this thread.
     ///
     /// # Errors
     /// Of a call; some may have been made, which are to be given up.
-    pub(super) fn link(
+    pub fn link(
         &self,
         communicators: &Communicators,
         bind: impl Fn(usize) -> Result<(), CallError>,
     ) -> Result<(), CallError> {
-        const CALL: &str = "ncclCommInitRankConfig";
-        let number = |number: usize| {
-            c_int::try_from(number).map_err(|_| CallError { call: CALL, reason: format!("{number} GPUs") })
-        };
-        let count = number(communicators.all.len())?;
-        let mut id = UniqueId([0; 128]);
-        // SAFETY: the name lives during the call.
-        self.done("ncclGetUniqueId", unsafe { (self.functions.get_unique_id)(&raw mut id) })?;
+        let count = communicators.all.len();
+        let id = self.unique_id()?;
         self.start()?;
         let begin = |(rank, (gpu, place)): (usize, (&usize, &AtomicPtr<c_void>))| {
             bind(*gpu)?;
-            let mut config = Config::NO_CALL_WAITS;
-            let rank = number(rank)?;
-            // SAFETY: the configuration lives during the call, which copies it, and the communicator's place until `abort` is through, which ends
-            // what NCCL does for it.
-            let begun = unsafe {
-                (self.functions.comm_init_rank_config)(place.as_ptr(), count, id, rank, &raw mut config)
-            };
-            self.done(CALL, begun)
+            self.link_rank(place, id, rank, count)
         };
         let begun = communicators.gpus.iter().zip(&communicators.all).enumerate().try_for_each(begin);
         // Also where one has failed: else no later call of this thread would begin.
@@ -188,15 +202,56 @@ impl Nccl {
         begun.and(ended)
     }
 
+    /// Begins to link the communicator of one GPU, that of this thread, with those of other processes: it is the one of number `rank` of `count`.
+    ///
+    /// # Errors
+    /// Of the call; the communicator may have been made, and is to be given up.
+    pub fn link_across(
+        &self,
+        communicators: &Communicators,
+        id: UniqueId,
+        rank: usize,
+        count: usize,
+    ) -> Result<(), CallError> {
+        communicators.all.iter().try_for_each(|place| self.link_rank(place, id, rank, count))
+    }
+
+    fn link_rank(
+        &self,
+        place: &AtomicPtr<c_void>,
+        id: UniqueId,
+        rank: usize,
+        count: usize,
+    ) -> Result<(), CallError> {
+        const CALL: &str = "ncclCommInitRankConfig";
+        let number = |number: usize| {
+            c_int::try_from(number).map_err(|_| CallError { call: CALL, reason: format!("{number} GPUs") })
+        };
+        let (rank, count, mut config) = (number(rank)?, number(count)?, Config::NO_CALL_WAITS);
+        // SAFETY: the configuration lives during the call, which copies it, and the communicator's place until `abort` is through, which ends
+        // what NCCL does for it.
+        let begun = unsafe {
+            (self.functions.comm_init_rank_config)(place.as_ptr(), count, id, rank, &raw mut config)
+        };
+        self.done(CALL, begun)
+    }
+
+    /// Makes a new name for a set of communicators.
+    ///
+    /// # Errors
+    /// Of the call.
+    pub fn unique_id(&self) -> Result<UniqueId, CallError> {
+        let mut id = UniqueId([0; 128]);
+        // SAFETY: the name lives during the call.
+        self.done("ncclGetUniqueId", unsafe { (self.functions.get_unique_id)(&raw mut id) })?;
+        Ok(id)
+    }
+
     /// The GPUs whose communicators have not done yet what was asked for last, by `call`.
     ///
     /// # Errors
     /// What has failed since, of `call` or on the GPU.
-    pub(super) fn busy(
-        &self,
-        communicators: &Communicators,
-        call: &'static str,
-    ) -> Result<Vec<usize>, CallError> {
+    pub fn busy(&self, communicators: &Communicators, call: &'static str) -> Result<Vec<usize>, CallError> {
         let mut busy = Vec::new();
         for (gpu, place) in communicators.gpus.iter().zip(&communicators.all) {
             let mut state = 0;
@@ -216,23 +271,32 @@ impl Nccl {
     }
 
     /// Begins a group of calls, of this thread.
-    pub(super) fn start(&self) -> Result<(), CallError> {
+    ///
+    /// # Errors
+    /// Of the call.
+    pub fn start(&self) -> Result<(), CallError> {
         // SAFETY: it takes nothing.
         self.done("ncclGroupStart", unsafe { (self.functions.group_start)() })
     }
 
     /// Ends the group, whose calls begin then. They are in the queues of the GPUs when none is [`busy`](Self::busy).
-    pub(super) fn end(&self) -> Result<(), CallError> {
+    ///
+    /// # Errors
+    /// Of the call, or of one of the group.
+    pub fn end(&self) -> Result<(), CallError> {
         // SAFETY: it takes nothing; what the group's calls were given is there, see `all_reduce`.
         self.done("ncclGroupEnd", unsafe { (self.functions.group_end)() })
     }
 
-    /// Calls for one replica's part of a sum, in the group that has begun.
+    /// Calls for one replica's part of a sum, in the group that has begun, if one has.
+    ///
+    /// # Errors
+    /// Of the call.
     ///
     /// # Safety
     /// The communicators are of this library, and linked. The vectors are on this replica's GPU and stay until the stream is through with the sum, or
     /// [`abort`](Self::abort) is; those of all replicas have the same number of elements, of the same type. The stream is of that GPU.
-    pub(super) unsafe fn all_reduce(
+    pub unsafe fn all_reduce(
         &self,
         communicators: &Communicators,
         replica: usize,
@@ -252,7 +316,7 @@ impl Nccl {
     }
 
     /// Gives up communicators and what they are doing, for which it may wait, for ever where a GPU hangs.
-    pub(super) fn abort(&self, communicators: Communicators) {
+    pub fn abort(&self, communicators: Communicators) {
         let abort = |place: &AtomicPtr<c_void>| {
             let communicator = place.load(Ordering::Acquire);
             if !communicator.is_null() {
@@ -283,8 +347,16 @@ impl Nccl {
     }
 }
 
+/// Checks that this release will do.
+///
+/// # Errors
+/// [`LoadError::TooOld`].
+fn check_release(release: c_int) -> Result<(), LoadError> {
+    if release < LEAST.1 { Err(LoadError::TooOld { found: release_text(release) }) } else { Ok(()) }
+}
+
 /// A release as NVIDIA writes it: 2.14.3, of 21403; releases before 2.9 have a digit less.
-fn text(release: c_int) -> String {
+pub fn release_text(release: c_int) -> String {
     let (major, minor) = if release < 10_000 {
         (release / 1000, release / 100 % 10)
     } else {

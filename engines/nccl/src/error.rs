@@ -1,6 +1,8 @@
 //! Why workers cannot sum by NCCL.
 
 use distribute_collective::Failure;
+pub use distribute_nccl_library::CallError;
+use distribute_nccl_library::{LEAST, LoadError};
 use std::time::Duration;
 
 /// Why workers cannot sum by NCCL.
@@ -9,9 +11,8 @@ use std::time::Duration;
 pub enum Error {
     /// NCCL is not there.
     #[error(
-        "NCCL cannot be loaded: {reason}. Install NCCL {least} or later, as NVIDIA's packages libnccl2 and libnccl-dev have it \
-         (apt-get install libnccl2 libnccl-dev), or let LD_LIBRARY_PATH name the folder of libnccl.so; of PyTorch's wheels, which \
-         have libnccl.so.2 alone, make a link libnccl.so to that"
+        "NCCL cannot be loaded: {reason}. Install NCCL {least} or later, as NVIDIA's package libnccl2 has it (apt-get install \
+         libnccl2), or let LD_LIBRARY_PATH name the folder of libnccl.so.2, such as nvidia/nccl/lib of PyTorch's wheels"
     )]
     Nccl {
         /// What the system's loader said.
@@ -29,9 +30,7 @@ pub enum Error {
         reason: String,
     },
     /// NCCL is too old.
-    #[error(
-        "NCCL {found} is installed, and {least} or later is needed: install libnccl2 and libnccl-dev of a later release"
-    )]
+    #[error("NCCL {found} is installed, and {least} or later is needed: install libnccl2 of a later release")]
     TooOld {
         /// What is installed.
         found: String,
@@ -109,12 +108,13 @@ pub enum Error {
     },
 }
 
-/// A call of CUDA or NCCL that has failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{call}: {reason}")]
-pub struct CallError {
-    /// The function.
-    pub call: &'static str,
-    /// What the library said.
-    pub reason: String,
+impl From<LoadError> for Error {
+    fn from(error: LoadError) -> Self {
+        match error {
+            LoadError::TooOld { found } => Error::TooOld { found, least: LEAST.0 },
+            LoadError::Call(error) => Error::Call(error),
+            LoadError::Missing { reason } => Error::Nccl { reason, least: LEAST.0 },
+            other => Error::Nccl { reason: other.to_string(), least: LEAST.0 },
+        }
+    }
 }

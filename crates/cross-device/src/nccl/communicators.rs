@@ -1,8 +1,9 @@
 //! Sums of tensors, all replicas' in one group of calls, by the communicators of their GPUs.
 
-use super::fault::{CallError, Fault};
+use super::fault::{Fault, late};
 use candle_core::{Result as CandleResult, Tensor};
 use distribute_cluster::Deadline;
+use distribute_nccl_library::CallError;
 use distribute_net::polling::{until, wait_or_leave};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -187,16 +188,16 @@ fn ended<L: Library>(
     deadline: &Deadline,
     failed: fn(CallError) -> Fault,
 ) -> Result<(), Fault> {
-    let mut late = Vec::new();
+    let mut slow = Vec::new();
     let ended = until(deadline.remaining(), || match library.busy(communicators, call) {
         Ok(busy) if busy.is_empty() => Some(Ok(())),
         Ok(busy) => {
-            late = busy;
+            slow = busy;
             None
         }
         Err(error) => Some(Err(failed(error))),
     });
-    ended.unwrap_or_else(|| Err(Fault::Late(CallError::late(call, &late, deadline.timeout()))))
+    ended.unwrap_or_else(|| Err(Fault::Late(late(call, &slow, deadline.timeout()))))
 }
 
 /// Gives up communicators, for which a GPU that hangs may be waited for in vain. Until they are gone, what they are doing may use `used`, which

@@ -1,8 +1,7 @@
 //! Sums of candle's tensors on GPUs by NCCL.
 
 use super::communicators::{self, Library, Sets};
-use super::fault::{CallError, FILE, Fault};
-use super::library::{Communicators, Nccl, Vectors};
+use super::fault::Fault;
 use super::taken::{gpu_of, number};
 use candle_core::cuda_backend::CudaStorageSlice;
 use candle_core::cuda_backend::cudarc::driver::{
@@ -12,32 +11,17 @@ use candle_core::{
     CpuStorage, CudaDevice, CudaStorage, Device, InplaceOp2, Layout, Result as CandleResult, Tensor, bail,
 };
 use distribute_base::internal::gpu;
+use distribute_nccl_library::{CallError, Communicators, Nccl, Vectors};
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use std::sync::OnceLock;
 use std::time::Duration;
 
 static SETS: Sets<Communicators> = Sets::new();
 
-/// NCCL, which is loaded when it is first asked for.
-///
-/// # Errors
-/// [`Fault::Missing`] and [`Fault::TooOld`]; the next call looks for it again.
-pub(super) fn nccl() -> Result<&'static Nccl, Fault> {
-    static NCCL: OnceLock<Nccl> = OnceLock::new();
-    match NCCL.get() {
-        Some(nccl) => Ok(nccl),
-        None => {
-            let nccl = Nccl::load(FILE)?;
-            Ok(NCCL.get_or_init(|| nccl))
-        }
-    }
-}
-
 /// The sums over GPUs of `parts[replica][number]`, see [`communicators::sum`].
 ///
 /// # Errors
-/// Those, and those of [`nccl`].
+/// Those, and those of [`Nccl::get`].
 pub(super) fn sum(
     gpus: &[usize],
     parts: &[Vec<Tensor>],
@@ -49,7 +33,7 @@ pub(super) fn sum(
             return Err(Fault::Parts(format!("a part of GPU {gpu} is on {place:?}")));
         }
     }
-    communicators::sum(nccl()?, &SETS, gpus, parts, patience)
+    communicators::sum(Nccl::get()?, &SETS, gpus, parts, patience)
 }
 
 impl Library for Nccl {

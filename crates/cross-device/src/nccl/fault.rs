@@ -1,10 +1,8 @@
 //! Why NCCL cannot sum.
 
 use distribute_base::{DeviceName, Error};
+use distribute_nccl_library::{CallError, FILE, LEAST, LoadError};
 use std::time::Duration;
-
-/// The file of NCCL, by which the system's loader finds it.
-pub(super) const FILE: &str = "libnccl.so.2";
 
 /// Why NCCL cannot sum.
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +70,11 @@ pub(super) enum Fault {
 }
 
 impl Fault {
+    fn missing(reason: String) -> Self {
+        let searched = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
+        Fault::Missing { reason, searched: if searched.is_empty() { "not set".into() } else { searched } }
+    }
+
     /// The error of a call for these devices.
     pub(super) fn on(self, devices: &[DeviceName]) -> Error {
         match self {
@@ -84,20 +87,56 @@ impl Fault {
     }
 }
 
-/// A call of NCCL or CUDA that has failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{call}: {reason}")]
-pub(super) struct CallError {
-    /// The function.
-    pub(super) call: &'static str,
-    /// What the library said.
-    pub(super) reason: String,
+impl From<LoadError> for Fault {
+    fn from(error: LoadError) -> Self {
+        match error {
+            LoadError::TooOld { found } => Fault::TooOld { found, least: LEAST.0 },
+            LoadError::Call(error) => Fault::Link(error),
+            LoadError::Missing { reason } => Fault::missing(reason),
+            other => Fault::missing(other.to_string()),
+        }
+    }
 }
 
-impl CallError {
-    /// Of a call that these GPUs have not ended.
-    pub(super) fn late(call: &'static str, gpus: &[usize], waited: Duration) -> Self {
-        let names = gpus.iter().map(|gpu| format!("GPU {gpu}")).collect::<Vec<_>>();
-        Self { call, reason: format!("{} has not done it within {waited:?}", names.join(", ")) }
+/// The error of a call that these GPUs have not ended.
+pub(super) fn late(call: &'static str, gpus: &[usize], waited: Duration) -> CallError {
+    let names = gpus.iter().map(|gpu| format!("GPU {gpu}")).collect::<Vec<_>>();
+    CallError { call, reason: format!("{} has not done it within {waited:?}", names.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use distribute_nccl_library::Nccl;
+
+    // The texts are of Linux' loader.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn without_the_library_an_error_says_what_to_install() {
+        let fault = Fault::from(Nccl::load("libnccl-that-is-not-there.so.2").err().unwrap());
+        assert!(matches!(fault, Fault::Missing { .. }), "{fault}");
+        let error = fault.on(&[DeviceName::gpu(0), DeviceName::gpu(1)]);
+        assert!(matches!(error, Error::Device { .. }), "{error}");
+        let text = error.to_string();
+        for part in [
+            "device \"/job:localhost/replica:0/task:0/device:GPU:0, /job:localhost/replica:0/task:0/device:GPU:1\"",
+            // What the loader said, and where it looked.
+            "libnccl-that-is-not-there.so.2: cannot open shared object file",
+            "libnccl.so.2 was looked for in LD_LIBRARY_PATH (",
+            "apt-get install libnccl2",
+            "pip install nvidia-nccl-cu12",
+            "nvidia-nccl-cu13",
+            "nvidia/nccl/lib",
+            // And what does without.
+            "ReductionToOneDevice",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in {text}");
+        }
+    }
+
+    #[test]
+    fn a_release_that_is_too_old_is_refused() {
+        let text = Fault::from(LoadError::TooOld { found: "2.13.4".into() }).to_string();
+        assert!(text.contains("NCCL 2.13.4 is installed, and NcclAllReduce needs 2.14 or later"), "{text}");
     }
 }

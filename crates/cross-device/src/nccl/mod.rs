@@ -4,7 +4,6 @@
 //! |---|---|
 //! | `taken` | what NCCL sums, by devices, shapes and types alone |
 //! | `communicators` | the communicators of GPUs, and one group of calls for all sums, of a library that tests can play |
-//! | `library` | NCCL's functions, loaded when they are first asked for |
 //! | `cuda` | candle's tensors for them; in a build with CUDA alone |
 //! | `fault` | why NCCL cannot sum |
 
@@ -14,8 +13,6 @@ mod communicators;
 mod cuda;
 #[cfg(any(feature = "cuda", test))]
 mod fault;
-#[cfg(any(feature = "cuda", test))]
-mod library;
 mod taken;
 
 use super::{CrossDeviceOps, Reduction, ReductionToOneDevice};
@@ -182,7 +179,7 @@ fn reduce_on_gpus(
 
 #[cfg(feature = "cuda")]
 fn load(devices: &[DeviceName]) -> Result<()> {
-    cuda::nccl().map(drop).map_err(|fault| fault.on(devices))
+    distribute_nccl_library::Nccl::get().map(drop).map_err(|error| fault::Fault::from(error).on(devices))
 }
 
 #[cfg(feature = "cuda")]
