@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::thread;
 
 /// The file of NCCL, by which the system's loader finds it.
-pub const FILE: &str = "libnccl.so.2";
+const FILE: &str = "libnccl.so.2";
 
 /// The earliest release that will do, and its number. It is the first whose calls need not wait.
-pub const LEAST: (&str, c_int) = ("2.14", 21400);
+const LEAST: (&str, c_int) = ("2.14", 21400);
 
 /// `ncclSum`.
 const SUM: c_int = 0;
@@ -32,7 +32,7 @@ type Communicator = *mut c_void;
 /// `ncclUniqueId`: the name by which the communicators of a set find each other.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct UniqueId(pub [u8; 128]);
+struct UniqueId([u8; 128]);
 
 /// `ncclConfig_t`, as [`LEAST`] has it. Later releases know by `version` that what they have beside is not there, and choose it.
 #[repr(C)]
@@ -132,7 +132,10 @@ impl Nccl {
     /// # Errors
     /// [`LoadError`].
     pub fn load(file: &str) -> Result<Self, LoadError> {
-        let mut nccl = Self::open(file).map_err(|reason| LoadError::Missing { reason })?;
+        let mut nccl = Self::open(file).map_err(|reason| {
+            let searched = std::env::var("LD_LIBRARY_PATH").ok().filter(|folders| !folders.is_empty());
+            LoadError::Missing { reason, searched: searched.unwrap_or_else(|| "not set".into()) }
+        })?;
         // SAFETY: the number lives during the call.
         let asked = unsafe { (nccl.functions.get_version)(&raw mut nccl.release) };
         nccl.done("ncclGetVersion", asked)?;
@@ -194,7 +197,7 @@ impl Nccl {
         self.start()?;
         let begin = |(rank, (gpu, place)): (usize, (&usize, &AtomicPtr<c_void>))| {
             bind(*gpu)?;
-            self.link_rank(place, id, rank, count)
+            self.link_rank(place, UniqueId(id), rank, count)
         };
         let begun = communicators.gpus.iter().zip(&communicators.all).enumerate().try_for_each(begin);
         // Also where one has failed: else no later call of this thread would begin.
@@ -209,11 +212,11 @@ impl Nccl {
     pub fn link_across(
         &self,
         communicators: &Communicators,
-        id: UniqueId,
+        id: [u8; 128],
         rank: usize,
         count: usize,
     ) -> Result<(), CallError> {
-        communicators.all.iter().try_for_each(|place| self.link_rank(place, id, rank, count))
+        communicators.all.iter().try_for_each(|place| self.link_rank(place, UniqueId(id), rank, count))
     }
 
     fn link_rank(
@@ -240,11 +243,11 @@ impl Nccl {
     ///
     /// # Errors
     /// Of the call.
-    pub fn unique_id(&self) -> Result<UniqueId, CallError> {
+    pub fn unique_id(&self) -> Result<[u8; 128], CallError> {
         let mut id = UniqueId([0; 128]);
         // SAFETY: the name lives during the call.
         self.done("ncclGetUniqueId", unsafe { (self.functions.get_unique_id)(&raw mut id) })?;
-        Ok(id)
+        Ok(id.0)
     }
 
     /// The GPUs whose communicators have not done yet what was asked for last, by `call`.

@@ -4,7 +4,7 @@ use crate::library::Library;
 use crate::offer::{Gpu, UniqueId};
 use crate::{CallError, Error};
 use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, DevicePtrMut, DriverError};
-use distribute_nccl_library::{Communicators, Nccl, UniqueId as Id, Vectors};
+use distribute_nccl_library::{Communicators, Nccl, Vectors};
 use distribute_net::Number;
 use distribute_net::polling::wait_or_leave;
 use std::ffi::c_void;
@@ -72,13 +72,13 @@ impl Library for Cuda {
     }
 
     fn unique_id(&self) -> Result<UniqueId, CallError> {
-        self.nccl.unique_id().map(|id| id.0)
+        self.nccl.unique_id()
     }
 
     fn link(&mut self, id: UniqueId, worker: usize, workers: usize) -> Result<(), CallError> {
         self.bind()?;
         let communicator = Communicators::new(&[self.stream.context().ordinal()]);
-        let begun = self.nccl.link_across(&communicator, Id(id), worker, workers);
+        let begun = self.nccl.link_across(&communicator, id, worker, workers);
         self.communicator = Some(communicator);
         begun
     }

@@ -1,25 +1,16 @@
 //! Why workers cannot sum by NCCL.
 
 use distribute_collective::Failure;
-pub use distribute_nccl_library::CallError;
-use distribute_nccl_library::{LEAST, LoadError};
+use distribute_nccl_library::{CallError, LoadError};
 use std::time::Duration;
 
 /// Why workers cannot sum by NCCL.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// NCCL is not there.
-    #[error(
-        "NCCL cannot be loaded: {reason}. Install NCCL {least} or later, as NVIDIA's package libnccl2 has it (apt-get install \
-         libnccl2), or let LD_LIBRARY_PATH name the folder of libnccl.so.2, such as nvidia/nccl/lib of PyTorch's wheels"
-    )]
-    Nccl {
-        /// What the system's loader said.
-        reason: String,
-        /// The earliest release that will do.
-        least: &'static str,
-    },
+    /// NCCL is not there, or too old.
+    #[error(transparent)]
+    Nccl(#[from] LoadError),
     /// CUDA's driver is not there.
     #[error(
         "CUDA's driver cannot be loaded: {reason}. Install NVIDIA's driver, of which libcuda.so.1 is a part; in a container, start \
@@ -28,14 +19,6 @@ pub enum Error {
     Driver {
         /// What the system's loader said.
         reason: String,
-    },
-    /// NCCL is too old.
-    #[error("NCCL {found} is installed, and {least} or later is needed: install libnccl2 of a later release")]
-    TooOld {
-        /// What is installed.
-        found: String,
-        /// The earliest release that will do.
-        least: &'static str,
     },
     /// CUDA has no such GPU.
     #[error(
@@ -106,15 +89,4 @@ pub enum Error {
         /// The worker.
         worker: usize,
     },
-}
-
-impl From<LoadError> for Error {
-    fn from(error: LoadError) -> Self {
-        match error {
-            LoadError::TooOld { found } => Error::TooOld { found, least: LEAST.0 },
-            LoadError::Call(error) => Error::Call(error),
-            LoadError::Missing { reason } => Error::Nccl { reason, least: LEAST.0 },
-            other => Error::Nccl { reason: other.to_string(), least: LEAST.0 },
-        }
-    }
 }

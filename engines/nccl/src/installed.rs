@@ -39,7 +39,8 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_named_with_what_to_install() {
-        let missing = LoadError::Missing { reason: "libnccl.so.2: not found".into() };
+        let missing =
+            LoadError::Missing { reason: "libnccl.so.2: not found".into(), searched: "not set".into() };
         let nccl = Error::from(missing);
         assert!(matches!(nccl, Error::Nccl { .. }), "{nccl}");
         for part in ["libnccl.so.2: not found", "apt-get install libnccl2", "LD_LIBRARY_PATH", "2.14"] {

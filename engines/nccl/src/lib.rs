@@ -44,6 +44,7 @@ mod settings;
 mod setup;
 mod sums;
 
-pub use error::{CallError, Error};
+pub use distribute_nccl_library::{CallError, LoadError};
+pub use error::Error;
 pub use settings::Settings;
 pub use setup::over;

@@ -1,35 +1,17 @@
 //! Why NCCL cannot sum.
 
 use distribute_base::{DeviceName, Error};
-use distribute_nccl_library::{CallError, FILE, LEAST, LoadError};
+use distribute_nccl_library::{CallError, LoadError};
 use std::time::Duration;
 
 /// Why NCCL cannot sum.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Fault {
-    /// The library is not there.
+    /// The library is not there, or too old.
     #[error(
-        "NcclAllReduce sums by NCCL between GPUs, and NCCL cannot be loaded: {reason}. {FILE} was looked for in LD_LIBRARY_PATH ({searched}) \
-         and where this system has its libraries. Install it: apt-get install libnccl2, from NVIDIA's packages or Debian's; or pip install \
-         nvidia-nccl-cu12 (of CUDA 13: nvidia-nccl-cu13), and let LD_LIBRARY_PATH name that wheel's folder nvidia/nccl/lib. Without NCCL there \
-         are ReductionToOneDevice and HierarchicalCopyAllReduce"
+        "NcclAllReduce sums by NCCL between GPUs. {0}. Without NCCL there are ReductionToOneDevice and HierarchicalCopyAllReduce"
     )]
-    Missing {
-        /// What the system's loader said.
-        reason: String,
-        /// What LD_LIBRARY_PATH is.
-        searched: String,
-    },
-    /// The library is too old.
-    #[error(
-        "NCCL {found} is installed, and NcclAllReduce needs {least} or later: install a later libnccl2, or nvidia-nccl-cu12 by pip"
-    )]
-    TooOld {
-        /// What is installed.
-        found: String,
-        /// The earliest release that will do.
-        least: &'static str,
-    },
+    Load(#[from] LoadError),
     /// The GPUs cannot be linked.
     #[error("NCCL cannot link these GPUs: {0}; NCCL_DEBUG=INFO in the environment says what it tries")]
     Link(CallError),
@@ -70,11 +52,6 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    fn missing(reason: String) -> Self {
-        let searched = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
-        Fault::Missing { reason, searched: if searched.is_empty() { "not set".into() } else { searched } }
-    }
-
     /// The error of a call for these devices.
     pub(super) fn on(self, devices: &[DeviceName]) -> Error {
         match self {
@@ -83,17 +60,6 @@ impl Fault {
                 let names = devices.iter().map(ToString::to_string).collect::<Vec<_>>();
                 Error::Device { name: names.join(", "), reason: fault.to_string() }
             }
-        }
-    }
-}
-
-impl From<LoadError> for Fault {
-    fn from(error: LoadError) -> Self {
-        match error {
-            LoadError::TooOld { found } => Fault::TooOld { found, least: LEAST.0 },
-            LoadError::Call(error) => Fault::Link(error),
-            LoadError::Missing { reason } => Fault::missing(reason),
-            other => Fault::missing(other.to_string()),
         }
     }
 }
@@ -114,7 +80,7 @@ mod tests {
     #[test]
     fn without_the_library_an_error_says_what_to_install() {
         let fault = Fault::from(Nccl::load("libnccl-that-is-not-there.so.2").err().unwrap());
-        assert!(matches!(fault, Fault::Missing { .. }), "{fault}");
+        assert!(matches!(fault, Fault::Load(LoadError::Missing { .. })), "{fault}");
         let error = fault.on(&[DeviceName::gpu(0), DeviceName::gpu(1)]);
         assert!(matches!(error, Error::Device { .. }), "{error}");
         let text = error.to_string();
@@ -122,6 +88,7 @@ mod tests {
             "device \"/job:localhost/replica:0/task:0/device:GPU:0, /job:localhost/replica:0/task:0/device:GPU:1\"",
             // What the loader said, and where it looked.
             "libnccl-that-is-not-there.so.2: cannot open shared object file",
+            "NCCL 2.14 or later",
             "libnccl.so.2 was looked for in LD_LIBRARY_PATH (",
             "apt-get install libnccl2",
             "pip install nvidia-nccl-cu12",
@@ -137,6 +104,6 @@ mod tests {
     #[test]
     fn a_release_that_is_too_old_is_refused() {
         let text = Fault::from(LoadError::TooOld { found: "2.13.4".into() }).to_string();
-        assert!(text.contains("NCCL 2.13.4 is installed, and NcclAllReduce needs 2.14 or later"), "{text}");
+        assert!(text.contains("NcclAllReduce sums by NCCL between GPUs. NCCL 2.13.4 is installed, and 2.14 or later is needed"), "{text}");
     }
 }
