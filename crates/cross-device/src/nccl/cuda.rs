@@ -89,11 +89,18 @@ impl Library for Nccl {
         let number = parts.first().and_then(|part| number(part.dtype()));
         let Some(number) = number else { return Err(refuse("it does not sum numbers of this type")) };
         for (replica, (part, sum)) in parts.iter().zip(sums).enumerate() {
-            let call = Call { nccl: self, communicators, replica, number };
+            let call = |from, to, count, stream| {
+                let vectors = Vectors { from, to, count, number };
+                // SAFETY: type, number of elements and GPU of all replicas' tensors were compared above, and `addresses` has found them contiguous.
+                // `communicators::sum` holds the tensors until the group has ended, or its communicators have been given up, and candle frees what
+                // they have in the order of its stream, which is that of the call.
+                let called = unsafe { self.all_reduce(communicators, replica, vectors, stream) };
+                called.map_err(|error| candle_core::Error::msg(error.reason))
+            };
             // candle's error has text alone, NCCL's in its first line.
             let failed =
                 |error: candle_core::Error| refuse(error.to_string().lines().next().unwrap_or_default());
-            sum.inplace_op2(part, &call).map_err(failed)?;
+            sum.inplace_op2(part, &InMemory(CALL, call)).map_err(failed)?;
         }
         Ok(())
     }
@@ -103,7 +110,8 @@ impl Library for Nccl {
     }
 
     fn queued(&self, part: &Tensor, sum: &Tensor) -> CandleResult<()> {
-        sum.inplace_op2(part, &Queued)
+        // Its calls are in the queue now.
+        sum.inplace_op2(part, &InMemory("ncclGroupEnd", |_, _, _, _| Ok(())))
     }
 
     fn abort(&self, communicators: Communicators) {
@@ -111,17 +119,17 @@ impl Library for Nccl {
     }
 }
 
-/// A replica's call for a sum, in candle's way to the memory of both tensors.
-struct Call<'a> {
-    nccl: &'a Nccl,
-    communicators: &'a Communicators,
-    replica: usize,
-    number: c_int,
-}
+/// What is done with the memory of a part and its sum, by candle's way to it: with the place of each, the number of elements, and the GPU's queue.
+///
+/// cudarc takes note that the queue, as far as it is now, is who reads one tensor and writes the other, and lets other queues wait for it.
+struct InMemory<F>(&'static str, F);
 
-impl InplaceOp2 for Call<'_> {
+impl<F> InplaceOp2 for InMemory<F>
+where
+    F: Fn(*const c_void, *mut c_void, usize, *mut c_void) -> CandleResult<()>,
+{
     fn name(&self) -> &'static str {
-        "ncclAllReduce"
+        self.0
     }
 
     fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> CandleResult<()> {
@@ -135,39 +143,9 @@ impl InplaceOp2 for Call<'_> {
         part: &CudaStorage,
         part_at: &Layout,
     ) -> CandleResult<()> {
-        let count = part_at.shape().elem_count();
         let (from, to) = addresses(sum, sum_at, part, part_at)?;
-        let vectors = Vectors { from, to, count, number: self.number };
         let stream = part.device.cuda_stream().cu_stream().cast::<c_void>();
-        // SAFETY: `add` has compared type, number of elements and GPU of all replicas' tensors, which `addresses` has found contiguous.
-        // `communicators::sum` holds the tensors until the group has ended, or its communicators have been given up, and candle frees what they have in the order of its stream,
-        // which is that of the call.
-        let called = unsafe { self.nccl.all_reduce(self.communicators, self.replica, vectors, stream) };
-        called.map_err(|error| candle_core::Error::msg(error.reason))
-    }
-}
-
-/// What is done when the calls are in the queue: nothing, but cudarc takes note that the queue, as far as it is now, is who reads one tensor and
-/// writes the other, and lets other queues wait for it.
-struct Queued;
-
-impl InplaceOp2 for Queued {
-    fn name(&self) -> &'static str {
-        "ncclGroupEnd"
-    }
-
-    fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> CandleResult<()> {
-        bail!("NCCL sums on GPUs alone")
-    }
-
-    fn cuda_fwd(
-        &self,
-        sum: &mut CudaStorage,
-        sum_at: &Layout,
-        part: &CudaStorage,
-        part_at: &Layout,
-    ) -> CandleResult<()> {
-        addresses(sum, sum_at, part, part_at).map(drop)
+        (self.1)(from, to, part_at.shape().elem_count(), stream)
     }
 }
 
