@@ -162,7 +162,7 @@ impl Servers {
 
     fn channels(&self, client: usize) -> Channels {
         let clients =
-            ClientBuilder::new(self.cluster.clone(), Job::Worker.task(client)).identity(Identity::None);
+            ClientBuilder::new(self.cluster.clone(), Job::Worker.task(client)).credentials(Identity::None);
         let one = |i| Arc::new(Connection::new(clients.clone(), Job::Ps.task(i))) as Arc<dyn Channel>;
         (0..SERVERS).map(one).collect()
     }
@@ -185,7 +185,7 @@ pub fn child(name: &str) -> Result<()> {
     let index = name.strip_prefix(CHILD).and_then(|index| index.parse().ok()).filter(|i| *i < SERVERS);
     let index: usize = index.ok_or_else(|| invalid(format!("there is no server {name:?}")))?;
     let cluster = ClusterSpec::from_lists([("ps", vec!["127.0.0.1:0"; SERVERS])]).map_err(Error::other)?;
-    let server = Server::builder(cluster).task(Job::Ps.task(index)).identity(Identity::None);
+    let server = Server::builder(cluster).task(Job::Ps.task(index)).credentials(Identity::None);
     let server = server.service(SERVICE, ParameterServer::new()).start().map_err(Error::other)?;
     output::line(server.address().to_string())?;
     server.join().map(drop).map_err(Error::other)

@@ -10,7 +10,7 @@ mod servers;
 use clap::{Parser, ValueEnum};
 use distribute::ParameterServerStrategy;
 use distribute::monitor::{Monitor, MonitorBuilder};
-use distribute::net::Certificates;
+use distribute::net::{Certificates, Credentials};
 use distribute::prelude::*;
 use distribute::summary::SummaryWriter;
 use distribute::trace::{self, TraceFile};
@@ -122,7 +122,8 @@ impl Options {
                 if let Some(folder) = &self.certificates {
                     let [ca, certificate, key] =
                         ["ca.pem", "certificate.pem", "key.pem"].map(|name| folder.join(name));
-                    builder = builder.certificates(Certificates { ca, certificate, key });
+                    let certificates = Certificates { ca, certificate, key };
+                    builder = builder.credentials(Credentials::new().certificates(certificates));
                 }
                 Ok(builder.build()?.into())
             }

@@ -8,7 +8,7 @@ use distribute::cluster::{Fingerprint, Operation, Standing, Stopwatch};
 use distribute::tensor::kernel::fold_scaled;
 use distribute::{Error, Result};
 use distribute_collective::group::{Group, GroupCall, SumOptions, numbers};
-use distribute_net::Rendezvous;
+use distribute_net::{Credentials, Identity, Rendezvous};
 use std::hint::black_box;
 use std::panic::Location;
 use std::time::Duration;
@@ -68,7 +68,7 @@ fn timed(
     // Where they are on two hosts, the peers encrypt nothing, and nobody else is in the network.
     let rendezvous = Rendezvous::new(world, place.addresses.clone())
         .shared_memory(links.shared_memory())
-        .allow_plain_text_on_the_network();
+        .credentials(Credentials::from(Identity::None).allow_plain_text_on_the_network());
     let group = Group::join(world, rendezvous)?;
     let session = group.open("bench", 0);
     let mut mine = group.buffers().take(bytes);

@@ -6,6 +6,7 @@ use crate::figure::Effort;
 use crate::sample::Sample;
 use crate::training::{steps_per_second, timed, warmed_up};
 use crate::work::{Model, RATE, Training};
+use distribute::net::Credentials;
 use distribute::{
     ClusterSpec, CommunicationImplementation, CommunicationOptions, Job, MultiWorkerMirroredStrategy, Result,
     SimpleClusterResolver,
@@ -22,7 +23,8 @@ pub fn sample<M: Model>(place: &Place, communication: Communication, effort: Eff
             let implementation = CommunicationImplementation::Ring;
             let options = CommunicationOptions { implementation, ..Default::default() };
             // The peers encrypt nothing, and nobody else is in the network.
-            builder.communication_options(options).allow_plain_text_on_the_network()
+            let credentials = Credentials::new().allow_plain_text_on_the_network();
+            builder.communication_options(options).credentials(credentials)
         }
         Communication::Nothing => {
             let mut training = Training::<M>::with(1, RATE, M::BATCH / place.world.workers())?;

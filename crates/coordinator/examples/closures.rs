@@ -89,7 +89,7 @@ impl Executor for OfWorker {
 /// One worker, until the process is killed.
 fn serve(index: usize) -> Result<()> {
     let cluster = ClusterSpec::from_lists([("worker", vec!["127.0.0.1:0"; WORKERS])])?;
-    let server = Server::builder(cluster).task(Job::Worker.task(index)).identity(Identity::None);
+    let server = Server::builder(cluster).task(Job::Worker.task(index)).credentials(Identity::None);
     let server = server.service(SERVICE, Worker::new(Arc::new(Functions))).start()?;
     println!("{}", server.address());
     server.join()?;
@@ -126,7 +126,7 @@ fn measure() -> Result<()> {
     let (mut processes, addresses): (Vec<_>, Vec<_>) = workers.into_iter().unzip();
     let cluster = ClusterSpec::from_lists([("worker", addresses)])?;
     let connect = |index| {
-        let clients = ClientBuilder::new(cluster.clone(), Job::Chief.task(0)).identity(Identity::None);
+        let clients = ClientBuilder::new(cluster.clone(), Job::Chief.task(0)).credentials(Identity::None);
         Box::new(RemoteWorker::new(clients, Job::Worker.task(index))) as Box<dyn Connect>
     };
     let coordinator = Coordinator::new(

@@ -6,8 +6,9 @@ use crate::worker::{Collected, SERVICE, Worker};
 use distribute_cluster::{Deadline, Task};
 use distribute_net::Message;
 use distribute_server::{CallError, Client, ClientBuilder, Started};
+use parking_lot::{Condvar, Mutex};
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The timeout of one attempt to reach a worker.
@@ -117,7 +118,7 @@ impl Link for RemoteLink {
     }
 
     fn collect(&self, patience: Duration) -> Result<Vec<Done>, Lost> {
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut asked = self.asked.lock();
         let started = match asked.take() {
             Some(started) => started,
             None => self.ask(&Question::Collect { session: self.session })?,
@@ -190,11 +191,7 @@ struct Asked {
     answer: Option<Collected>,
 }
 
-impl Inbox {
-    fn lock(&self) -> MutexGuard<'_, Asked> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl Inbox {}
 
 impl Link for LocalLink {
     fn submit(&self, batch: Batch) -> Result<(), Lost> {
@@ -204,16 +201,16 @@ impl Link for LocalLink {
     }
 
     fn collect(&self, patience: Duration) -> Result<Vec<Done>, Lost> {
-        if !std::mem::replace(&mut self.inbox.lock().is_asked, true) {
+        if !std::mem::replace(&mut self.inbox.state.lock().is_asked, true) {
             let session = self.worker.session(self.session).ok_or_else(over)?;
             let inbox = self.inbox.clone();
             session.collect(Box::new(move |collected| {
-                inbox.lock().answer = Some(collected);
+                inbox.state.lock().answer = Some(collected);
                 inbox.changed.notify_all();
             }));
         }
         let mut deadline = Deadline::after(patience);
-        let mut asked = self.inbox.lock();
+        let mut asked = self.inbox.state.lock();
         loop {
             match asked.answer.take() {
                 Some(Collected::Done(done)) => {
@@ -227,8 +224,7 @@ impl Link for LocalLink {
             if slice.is_zero() {
                 return Ok(Vec::new());
             }
-            let woken = self.inbox.changed.wait_timeout(asked, slice);
-            asked = woken.unwrap_or_else(PoisonError::into_inner).0;
+            self.inbox.changed.wait_for(&mut asked, slice);
             deadline.look();
         }
     }

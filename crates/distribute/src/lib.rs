@@ -291,9 +291,7 @@ pub mod cluster {
 /// Links between processes: rendezvous, identity and encryption.
 pub mod net {
     #[doc(inline)]
-    pub use distribute_net::{Certificates, Identity, JoinError, Secret, SharedMemory};
-    #[doc(inline)]
-    pub use distribute_server::Credentials;
+    pub use distribute_net::{Certificates, Credentials, Identity, JoinError, Secret, SharedMemory};
 }
 
 /// Partitioners, placement on parameter servers, and the tables there.

@@ -9,11 +9,12 @@ use crate::supervisor::{Policy, Supervisor};
 use crate::terminal::Style;
 use crate::{Error, Notice, Outcome, Output, Plan, Result, Running, command, cores, interrupts};
 use distribute_cluster::{Deadline, Stopwatch};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// How ssh is called where nothing else is said: it asks nothing, does not wait for a host that is not there, and notices

@@ -4,11 +4,12 @@
 use crate::event::Event;
 use crate::output::Sink;
 use crate::{Notice, Output, Stream, Task};
+use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// The number of bytes that wait for the reader of a stream before a task that runs is held up.
@@ -101,31 +102,23 @@ pub(crate) struct Printer {
 }
 
 impl Queue {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0
-    }
-
     /// Writes what comes until the queue is closed and empty.
     fn write(&self, sink: &Sink, events: &Sender<Event>) {
         // A sink that panics takes nothing any more.
         let _closed = CloseOnDrop(self);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             let Some(said) = state.waiting.pop_front() else {
                 if state.closed {
                     return;
                 }
-                state = self.wait(state);
+                self.changed.wait_for(&mut state, LOOK);
                 continue;
             };
             state.writing = true;
             drop(state);
             let written = sink(said.output());
-            state = self.lock();
+            state = self.state.lock();
             state.writing = false;
             state.bytes -= said.bytes();
             state.done += 1;
@@ -143,13 +136,13 @@ impl Queue {
 
     /// Queues it. While there is no room, this waits as long as it is `patient` and the job is not ending.
     fn push(&self, said: Said, patient: Option<&AtomicBool>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while state.bytes > ROOM
             && !state.ending
             && !state.closed
             && patient.is_some_and(|patient| patient.load(Ordering::Relaxed))
         {
-            state = self.wait(state);
+            self.changed.wait_for(&mut state, LOOK);
         }
         if state.drained && matches!(said, Said::Line { .. }) {
             return;
@@ -165,7 +158,7 @@ impl Queue {
 
     /// Drops what waits.
     fn discard(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let State { waiting, bytes, writing, dropped, .. } = &mut *state;
         if waiting.is_empty() && !*writing && dropped.lines > 0 {
             dropped.why.get_or_insert_with(|| TOO_FAST.into());
@@ -177,12 +170,12 @@ impl Queue {
     }
 
     fn is_idle(&self) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         state.waiting.is_empty() && !state.writing
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.lock());
+        change(&mut self.state.lock());
         self.changed.notify_all();
     }
 }
@@ -260,20 +253,20 @@ impl Printer {
 
     /// A number that changes whenever something has been written.
     pub(crate) fn progress(&self) -> u64 {
-        self.queues().iter().map(|queue| queue.lock().done).sum()
+        self.queues().iter().map(|queue| queue.state.lock().done).sum()
     }
 
     /// Drops what waits; returns what has been dropped by now, of standard output and of standard error.
     pub(crate) fn discard(&self) -> [Dropped; 2] {
         self.queues().map(|queue| {
             queue.discard();
-            queue.lock().dropped.clone()
+            queue.state.lock().dropped.clone()
         })
     }
 
     /// Whether the launcher's own words can be written now, as far as one can know.
     pub(crate) fn can_say(&self) -> bool {
-        let state = self.err.lock();
+        let state = self.err.state.lock();
         !state.writing && !state.closed
     }
 }

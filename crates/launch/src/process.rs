@@ -5,14 +5,15 @@ use crate::printer::Printer;
 use crate::{End, Signal, Stream, Task, cores};
 use distribute_cluster::{Deadline, Stopwatch};
 use distribute_log::plain;
+use parking_lot::Mutex;
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::{Pid, WaitId, WaitIdOptions, kill_process_group, waitid};
 use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -116,13 +117,13 @@ impl Process {
 
     /// Sends a signal to the task and whatever it has started. Returns whether it was still running.
     pub(crate) fn send(&self, signal: Signal) -> bool {
-        let child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        let child = self.child.lock();
         if child.is_none() {
             return false;
         }
         if self.remote {
             // To the guard there. ssh itself is not asked to end: what the task says in its end comes through it.
-            let mut guard = self.guard.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut guard = self.guard.lock();
             if let Some(stdin) = guard.as_mut() {
                 // It does not block. If ssh takes nothing, the connection is as good as gone.
                 let _ = writeln!(stdin, "{}", signal.name());
@@ -138,7 +139,7 @@ impl Process {
 
     /// Whether the task is suspended by a signal. For a task on another host it is false: only that host knows.
     pub(crate) fn is_suspended(&self) -> bool {
-        let child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        let child = self.child.lock();
         let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         child.is_some() && !self.remote && matches!(waitid(WaitId::Pid(self.group), options), Ok(Some(_)))
     }
@@ -146,7 +147,7 @@ impl Process {
     /// Keeps the guard's input, once it has got what comes first.
     fn feed(&self, stdin: Option<ChildStdin>, prelude: Option<Vec<u8>>) -> io::Result<()> {
         let keep = |guard: &Mutex<Option<ChildStdin>>, stdin| {
-            *guard.lock().unwrap_or_else(PoisonError::into_inner) = stdin;
+            *guard.lock() = stdin;
         };
         let Some(mut stdin) = stdin else { return Ok(()) };
         let Some(prelude) = prelude else {
@@ -185,13 +186,13 @@ impl Process {
 
     /// Kills the task's group, whether the task itself runs or has ended.
     fn kill_and_reap(&self) {
-        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut child = self.child.lock();
         if let Some(child) = child.as_mut() {
             let _ = kill_process_group(self.group, raw(Signal::Kill));
             let _ = child.wait();
         }
         *child = None;
-        self.guard.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.guard.lock().take();
     }
 }
 

@@ -2,7 +2,8 @@
 
 use crate::process::Process;
 use crate::{Error, Result, Signal, Task};
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// The processes of a job, each with the number of its restart.
 pub(crate) struct Shared {
@@ -12,7 +13,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn process(&self, index: usize) -> (Option<Arc<Process>>, u32) {
-        self.processes[index].lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.processes[index].lock().clone()
     }
 
     pub(crate) fn find(&self, task: &Task) -> Result<(Arc<Process>, u32)> {

@@ -11,8 +11,8 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, PoisonError};
 
 /// Starts tasks, for the first time or again.
 pub(crate) struct Starter {
@@ -58,8 +58,7 @@ impl Starter {
             cores: self.cores.get(index).map_or(&[], Vec::as_slice),
         };
         let process = Process::start(start, &self.printer, report)?;
-        *self.shared.processes[index].lock().unwrap_or_else(PoisonError::into_inner) =
-            (Some(process), restart);
+        *self.shared.processes[index].lock() = (Some(process), restart);
         Ok(())
     }
 

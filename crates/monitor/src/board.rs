@@ -3,8 +3,8 @@
 use crate::history::History;
 use crate::{FORMAT, Report};
 use distribute_cluster::Stopwatch;
+use parking_lot::{Condvar, Mutex};
 use std::path::Path;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// The interval between two reports.
@@ -44,7 +44,7 @@ impl Board {
     /// Returns the latest report.
     pub(crate) fn report(&self) -> Report {
         let now = self.clock.elapsed();
-        let state = self.lock();
+        let state = self.state.lock();
         Report { age: now.saturating_sub(state.made).as_secs_f64(), ..state.latest.clone() }
     }
 
@@ -57,29 +57,25 @@ impl Board {
             (report.format, report.program, report.process) = (FORMAT, program(), std::process::id());
             (report.seconds, report.age) = (now.as_secs_f64(), 0.);
             history.add(&mut report);
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             (state.latest, state.made) = (report, now);
             if state.is_over {
                 return;
             }
-            let waited = self.changed.wait_timeout_while(state, EVERY, |state| !state.is_over);
-            if waited.unwrap_or_else(PoisonError::into_inner).0.is_over {
+            self.changed.wait_while_for(&mut state, |state| !state.is_over, EVERY);
+            if state.is_over {
                 return;
             }
         }
     }
 
     pub(crate) fn end(&self) {
-        self.lock().is_over = true;
+        self.state.lock().is_over = true;
         self.changed.notify_all();
     }
 
     pub(crate) fn is_over(&self) -> bool {
-        self.lock().is_over
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().is_over
     }
 }
 

@@ -102,7 +102,7 @@ fn rendezvous(
     let second = format!("{}:0", address.rsplit_once(':').map_or("", |(host, _)| host));
     let shared_memory = if link == "shared" { SharedMemory::Auto } else { SharedMemory::Never };
     let rendezvous = Rendezvous::new(World::new(2, me, 1)?, vec![address, second]);
-    Ok(rendezvous.identity(identity).shared_memory(shared_memory))
+    Ok(rendezvous.credentials(identity).shared_memory(shared_memory))
 }
 
 fn identity() -> Result<Identity, IdentityError> {

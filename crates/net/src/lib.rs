@@ -10,7 +10,7 @@
 //! | [`rendezvous`] | [`Rendezvous`]: how workers find each other and become a mesh |
 //! | [`endpoint`] | [`Acceptor`], [`Connector`], [`Endpoint`]: connections for calls between tasks |
 //! | [`handshake`] | the first words on a connection: whether both sides belong to the same job |
-//! | [`identity`] | [`Identity`]: a secret or certificates, and which links have to be protected |
+//! | [`identity`] | [`Credentials`]: a secret or certificates, the name of the job, and which links have to be protected |
 //! | [`wire`] | messages as bytes of a stream |
 //! | `link`, `stream` | one connection; plain, TLS or through shared memory, never blocking |
 //! | `shm` | memory that workers of one machine share |
@@ -90,7 +90,7 @@ pub mod transport;
 pub mod wire;
 
 pub use endpoint::{Acceptor, ConnectError, Connector, Endpoint, ListenError};
-pub use identity::{Access, AccessError, Certificates, Identity, Secret};
+pub use identity::{Access, AccessError, Certificates, Credentials, Identity, Secret, job_name};
 pub use mesh::Mesh;
 pub use message::Message;
 pub use rendezvous::{Claim, JoinError, Listener, Progress, Quorum, Rendezvous};

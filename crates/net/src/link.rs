@@ -8,11 +8,12 @@ use crate::shm::reference::BadReference;
 use crate::stream::Stream;
 use crate::wire::{Decoder, Frame, Queue};
 use crate::{Arriving, Message, poll};
+use parking_lot::Mutex;
 use rustix::event::PollFd;
 use std::io;
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How much is written or read before the other direction, and other links, have their turn.
@@ -141,7 +142,7 @@ impl Link {
 
     /// Sends a frame, or keeps what the socket does not take. Says whether there is something to be written later.
     pub fn send(&self, frame: Frame) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if self.is_over() || state.closing || state.broken.is_some() {
             return false;
         }
@@ -166,7 +167,7 @@ impl Link {
 
     /// A sign of life, where nothing else is being sent.
     pub fn beat(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.decoder.relax();
         state.imports.iter_mut().for_each(Imports::relax);
         drop(state);
@@ -183,12 +184,12 @@ impl Link {
         if waits && let Some(pair) = &self.pair {
             pair.mind_socket();
         }
-        std::mem::take(&mut self.lock().heard) || waits || self.has_work()
+        std::mem::take(&mut self.state.lock().heard) || waits || self.has_work()
     }
 
     /// Whether bytes have moved in either direction since this was last asked.
     pub fn has_moved(&self) -> bool {
-        std::mem::take(&mut self.lock().moved)
+        std::mem::take(&mut self.state.lock().moved)
     }
 
     /// Whether something waits to be written.
@@ -198,12 +199,12 @@ impl Link {
 
     /// The message of which a part has come, if there is one.
     pub fn arriving(&self) -> Option<Arriving> {
-        self.lock().decoder.arriving()
+        self.state.lock().decoder.arriving()
     }
 
     /// The worker is lost for this reason. It is told by the thread that drives.
     pub fn doom(&self, reason: String) {
-        self.lock().broken.get_or_insert(reason);
+        self.state.lock().broken.get_or_insert(reason);
         self.doomed.store(true, Ordering::Release);
     }
 
@@ -215,7 +216,7 @@ impl Link {
         if self.is_over() || (self.pair.is_some() && !self.has_work()) {
             return false;
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let mut more = state.write(TURN);
         self.note(&state);
         let (mut read, before) = (0, events.len());
@@ -286,7 +287,7 @@ impl Link {
 
     /// Ends the connection, whatever has not been sent.
     pub fn end(&self) {
-        self.lock().stream.end();
+        self.state.lock().stream.end();
     }
 
     fn note(&self, state: &State) {
@@ -297,10 +298,6 @@ impl Link {
         if state.broken.is_some() {
             self.doomed.store(true, Ordering::Release);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

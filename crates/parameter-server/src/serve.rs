@@ -7,9 +7,9 @@ use distribute_cluster::resolver::{ClusterResolver, SimpleClusterResolver};
 use distribute_cluster::{ClusterSpec, Job, Task};
 use distribute_coordinator::Worker;
 use distribute_log::told;
-use distribute_net::{Certificates, Secret};
+use distribute_net::Credentials;
 use distribute_ps::{ParameterServer, REPLICAS, SERVICE, ServerOptions};
-use distribute_server::{ClientBuilder, Credentials, End, Server};
+use distribute_server::{ClientBuilder, End, Server};
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -96,19 +96,10 @@ impl Serve {
         Self { replicas: Some(replicas), ..self }
     }
 
-    /// How the tasks of the job know each other, in place of what was said before: one value for all that a task opens.
-    pub fn credentials(self, credentials: Credentials) -> Self {
-        Self { credentials, ..self }
-    }
-
-    /// Certificates, for connections between machines.
-    pub fn certificates(self, certificates: Certificates) -> Self {
-        Self { credentials: self.credentials.certificates(certificates), ..self }
-    }
-
-    /// The secret of the job, if it isn't in `DISTRIBUTE_SECRET`.
-    pub fn secret(self, secret: Secret) -> Self {
-        Self { credentials: self.credentials.secret(secret), ..self }
+    /// How the tasks of the job know each other, and protect connections between machines, in place of what was said before, of [`job`](Self::job)
+    /// too: one value for all that a task opens. By default by the secret in `DISTRIBUTE_SECRET`, if there is one.
+    pub fn credentials(self, credentials: impl Into<Credentials>) -> Self {
+        Self { credentials: credentials.into(), ..self }
     }
 
     /// The name of the job, if that is neither in `DISTRIBUTE_JOB` nor the name of the program's file: see [`Credentials::job`].
@@ -116,14 +107,8 @@ impl Serve {
         Self { credentials: self.credentials.job(name), ..self }
     }
 
-    /// Lets connections between machines go without encryption: see
-    /// `MultiWorkerBuilder::allow_plain_text_on_the_network`.
-    pub fn allow_plain_text_on_the_network(self) -> Self {
-        Self { credentials: self.credentials.allow_plain_text_on_the_network(), ..self }
-    }
-
-    /// Serves others, if `resolver` reports that this process is a parameter server or a worker, until the
-    /// chief ends it. Returns whether it has served.
+    /// Serves others, if `resolver` says that this process is a parameter server or a worker, until the chief ends it. Says whether it
+    /// did.
     ///
     /// A parameter server that is restarted with the same folder has its state again; callers wait for it.
     ///

@@ -69,7 +69,6 @@ mod dynamic;
 mod error;
 mod initializer;
 mod layout;
-mod lock;
 mod partition;
 mod partitioner;
 mod placement;

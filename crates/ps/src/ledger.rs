@@ -2,7 +2,7 @@
 
 use distribute_cluster::Deadline;
 use distribute_params::{Admission, ClientPushes, Error, PushWindows, Refusal, RefusalKind};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Condvar, Mutex};
 use std::time::Duration;
 
 /// The number of clients that are remembered, with about 300 bytes each. If there are more, the least recently
@@ -38,7 +38,7 @@ impl Ledger {
     /// Decides about a change. If an earlier attempt is in progress, this waits for it.
     pub fn begin(&self, client: u64, sequence: u64) -> Result<Turn, Refusal> {
         let mut deadline = Deadline::after(PATIENCE);
-        let mut windows = self.lock();
+        let mut windows = self.windows.lock();
         loop {
             match windows.begin(client, sequence)? {
                 Admission::Apply => return Ok(Turn::Apply),
@@ -52,47 +52,43 @@ impl Ledger {
                 );
                 return Err(Refusal::new(RefusalKind::Busy, text));
             }
-            windows = self.changed.wait_timeout(windows, slice).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut windows, slice);
             deadline.look();
         }
     }
 
     /// Records the result of a change that was to be applied.
     pub fn done(&self, client: u64, sequence: u64, applied: bool) {
-        self.lock().done(client, sequence, applied);
+        self.windows.lock().done(client, sequence, applied);
         self.changed.notify_all();
     }
 
     /// Records the result of a change from the log.
     pub fn note(&self, client: u64, sequence: u64, applied: bool) {
-        self.lock().note(client, sequence, applied);
+        self.windows.lock().note(client, sequence, applied);
     }
 
     /// Returns whether a client is remembered, or may have been forgotten.
     pub fn may_know(&self, client: u64) -> bool {
-        self.lock().may_know(client)
+        self.windows.lock().may_know(client)
     }
 
     /// Returns the records of all clients, for saving.
     pub fn clients(&self) -> Vec<ClientPushes> {
-        self.lock().clients().collect()
+        self.windows.lock().clients().collect()
     }
 
     /// Restores the record of a client.
     pub fn restore(&self, pushes: &ClientPushes) -> Result<(), Error> {
-        self.lock().restore(pushes)
+        self.windows.lock().restore(pushes)
     }
 
     /// Replaces all records.
     pub fn replace(&self, clients: &[ClientPushes]) -> Result<(), Error> {
         let mut windows = PushWindows::new(CLIENTS);
         clients.iter().try_for_each(|client| windows.restore(client))?;
-        *self.lock() = windows;
+        *self.windows.lock() = windows;
         Ok(())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, PushWindows> {
-        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -3,8 +3,9 @@
 use bytes::Bytes;
 use distribute_cluster::{Deadline, Task, deadline};
 use distribute_params::{Refusal, RefusalKind};
+use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The maximum number of bytes that a client may have to receive before its next request is served.
@@ -37,10 +38,10 @@ impl Outgoing {
     fn room_within(&self, caller: &Task, patience: Duration, settle: impl Fn()) -> Result<(), Refusal> {
         let mut deadline = Deadline::after(patience);
         let too_many = |callers: &BTreeMap<Task, u64>| callers.get(caller).copied().filter(|n| *n >= MOST);
-        while too_many(&self.lock()).is_some() {
-            // This drops bodies, which takes the lock.
+        while too_many(&self.callers.lock()).is_some() {
+            // Bodies are dropped by it, which takes the lock.
             settle();
-            let callers = self.lock();
+            let mut callers = self.callers.lock();
             let Some(bytes) = too_many(&callers) else { break };
             let slice = deadline.look();
             if slice.is_zero() {
@@ -51,7 +52,7 @@ impl Outgoing {
                 return Err(Refusal::new(RefusalKind::Busy, text));
             }
             let slice = slice.min(AGAIN);
-            drop(self.changed.wait_timeout(callers, slice).unwrap_or_else(PoisonError::into_inner));
+            self.changed.wait_for(&mut callers, slice);
             deadline.look();
         }
         Ok(())
@@ -62,12 +63,8 @@ impl Outgoing {
         if body.is_empty() {
             return body;
         }
-        *self.lock().entry(caller.clone()).or_default() += body.len() as u64;
+        *self.callers.lock().entry(caller.clone()).or_default() += body.len() as u64;
         Bytes::from_owner(Counted { body, caller, outgoing: self.clone() })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Task, u64>> {
-        self.callers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -79,7 +76,7 @@ impl AsRef<[u8]> for Counted {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        let mut callers = self.outgoing.lock();
+        let mut callers = self.outgoing.callers.lock();
         if let Some(bytes) = callers.get_mut(&self.caller) {
             *bytes -= self.body.len() as u64;
             if *bytes == 0 {
@@ -124,7 +121,7 @@ mod tests {
             let third = std::cell::RefCell::new(Some(outgoing.count(slow.clone(), half.clone())));
             outgoing.room_within(&slow, Duration::ZERO, || drop(third.take())).unwrap();
             drop(first);
-            assert!(outgoing.lock().is_empty());
+            assert!(outgoing.callers.lock().is_empty());
         });
     }
 }

@@ -3,7 +3,6 @@
 use crate::client::ClientBuilder;
 use crate::connection::Services;
 use crate::control::{self, Control};
-use crate::credentials::Credentials;
 use crate::doctor;
 use crate::ending::Ending;
 use crate::error::ServerError;
@@ -15,7 +14,7 @@ use crate::service::Service;
 use distribute_cluster::resolver::ClusterResolver;
 use distribute_cluster::{Address, ClusterSpec, Job, Task, deadline};
 use distribute_files::memory;
-use distribute_net::{Acceptor, Identity, Settings};
+use distribute_net::{Acceptor, Credentials, Settings};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -131,23 +130,10 @@ impl ServerBuilder {
         self
     }
 
-    /// How the tasks of the job know each other, and protect connections, in place of what was said before.
-    pub fn credentials(mut self, credentials: Credentials) -> Self {
-        self.credentials = credentials;
-        self
-    }
-
-    /// What this process shows to be one of the job, and asks of others. By default the secret in `DISTRIBUTE_SECRET`, if
-    /// there is one.
-    pub fn identity(mut self, identity: Identity) -> Self {
-        self.credentials = self.credentials.with_identity(identity);
-        self
-    }
-
-    /// Lets connections between machines go without encryption: see
-    /// [`Rendezvous`](distribute_net::Rendezvous::allow_plain_text_on_the_network).
-    pub fn allow_plain_text_on_the_network(mut self) -> Self {
-        self.credentials = self.credentials.allow_plain_text_on_the_network();
+    /// How the tasks of the job know each other, and protect connections, in place of what was said before. By default by the secret in
+    /// `DISTRIBUTE_SECRET`, if there is one.
+    pub fn credentials(mut self, credentials: impl Into<Credentials>) -> Self {
+        self.credentials = credentials.into();
         self
     }
 
@@ -201,7 +187,7 @@ impl ServerBuilder {
     pub fn build(self) -> Result<Server, ServerError> {
         let task = own_task(&self.cluster, self.job, self.index)?;
         let address = self.cluster.task_address(&task.job, task.index)?;
-        let access = self.credentials.access(&self.cluster)?;
+        let access = self.credentials.access(self.cluster.tasks().map(|(_, address)| address))?;
         let listen = self.listen.as_ref().unwrap_or(address);
         let acceptor =
             Acceptor::bind(task.clone(), listen, access, deadline::DEFAULT_TIMEOUT)?.settings(self.settings);

@@ -1,14 +1,13 @@
 //! What calls the services of a server.
 
 use crate::control;
-use crate::credentials::Credentials;
 use crate::error::CallError;
 use crate::frame::{Frame, LONGEST_NAME};
 use crate::pending::{Pending, State};
 use bytes::Bytes;
 use distribute_cluster::{Address, ClusterSpec, Deadline, Stopwatch, Task};
 use distribute_net::wire::Limits;
-use distribute_net::{Access, Connector, Drive, Endpoint, Identity, Message, Settings, SharedMemory};
+use distribute_net::{Access, Connector, Credentials, Drive, Endpoint, Message, Settings, SharedMemory};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,23 +39,10 @@ impl ClientBuilder {
         Self { cluster, from, credentials, window: 64, settings, shared_memory: SharedMemory::default() }
     }
 
-    /// How the tasks of the job know each other, and protect connections, in place of what was said before.
-    pub fn credentials(mut self, credentials: Credentials) -> Self {
-        self.credentials = credentials;
-        self
-    }
-
-    /// What this process shows to be one of the job, and asks of others. By default the secret in `DISTRIBUTE_SECRET`, if
-    /// there is one.
-    pub fn identity(mut self, identity: Identity) -> Self {
-        self.credentials = self.credentials.with_identity(identity);
-        self
-    }
-
-    /// Lets connections between machines go without encryption: see
-    /// [`Rendezvous`](distribute_net::Rendezvous::allow_plain_text_on_the_network).
-    pub fn allow_plain_text_on_the_network(mut self) -> Self {
-        self.credentials = self.credentials.allow_plain_text_on_the_network();
+    /// How the tasks of the job know each other, and protect connections, in place of what was said before. By default by the secret in
+    /// `DISTRIBUTE_SECRET`, if there is one.
+    pub fn credentials(mut self, credentials: impl Into<Credentials>) -> Self {
+        self.credentials = credentials.into();
         self
     }
 
@@ -91,7 +77,7 @@ impl ClientBuilder {
     /// after `timeout`, with what came of the last attempt.
     pub fn connect(&self, to: &Task, timeout: Duration) -> Result<Client, CallError> {
         let address = self.cluster.task_address(&to.job, to.index)?;
-        let access = self.credentials.access(&self.cluster)?;
+        let access = self.credentials.access(self.cluster.tasks().map(|(_, address)| address))?;
         Client::open(self, access, to, address, timeout)
     }
 }

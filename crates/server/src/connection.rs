@@ -7,10 +7,11 @@ use crate::service::{Call, Reply, Service};
 use distribute_cluster::{Deadline, Task};
 use distribute_log::heard;
 use distribute_net::{Drive, Endpoint, Message, Receiver};
+use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// The services of a server by name.
@@ -64,18 +65,18 @@ impl Inbox {
     /// Lets the thread of the connection end.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
-        let _come = self.lock();
+        let _come = self.come.lock();
         self.changed.notify_all();
     }
 
     fn is_there(&self) -> bool {
-        let come = self.lock();
+        let come = self.come.lock();
         !come.calls.is_empty() || come.over.is_some()
     }
 
     /// Forgets the calls that have come: none of them will be answered.
     fn close(&self) {
-        let mut come = self.lock();
+        let mut come = self.come.lock();
         come.over.get_or_insert("the connection is over".to_owned());
         let calls = std::mem::take(&mut come.calls);
         drop(come);
@@ -90,7 +91,7 @@ impl Inbox {
             if self.stopped.load(Ordering::Acquire) {
                 return Err("the server stops".to_owned());
             }
-            let mut come = self.lock();
+            let mut come = self.come.lock();
             if let Some(call) = come.calls.pop_front() {
                 return Ok(call);
             }
@@ -102,16 +103,12 @@ impl Inbox {
                 if endpoint.drive(eager.remaining(), &|| self.is_there()) != Drive::Elsewhere {
                     continue;
                 }
-                come = self.lock();
+                come = self.come.lock();
             }
             if come.calls.is_empty() && come.over.is_none() && !self.stopped.load(Ordering::Acquire) {
-                drop(self.changed.wait_timeout(come, SLEEP));
+                self.changed.wait_for(&mut come, SLEEP);
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Come> {
-        self.come.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -134,7 +131,7 @@ impl Inbox {
 
 impl Receiver for Inbox {
     fn deliver(&self, _from: usize, message: Message) {
-        let mut come = self.lock();
+        let mut come = self.come.lock();
         if come.over.is_some() {
             return;
         }
@@ -150,7 +147,7 @@ impl Receiver for Inbox {
     }
 
     fn lose(&self, _from: usize, reason: String) {
-        self.lock().over.get_or_insert(reason);
+        self.come.lock().over.get_or_insert(reason);
         self.changed.notify_all();
     }
 }

@@ -4,7 +4,8 @@ use crate::connection::Inbox;
 use distribute_cluster::places::Source;
 use distribute_cluster::{Deadline, Task};
 use distribute_net::endpoint::Alarm;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Who has ended a server.
@@ -52,7 +53,7 @@ impl Ending {
 
     /// Ends the server; the first end counts.
     pub fn end(&self, end: End) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.end.get_or_insert(end);
         state.connections.iter().for_each(|connection| connection.inbox.stop());
         self.alarm.ring();
@@ -60,27 +61,27 @@ impl Ending {
     }
 
     pub fn has_ended(&self) -> bool {
-        self.lock().end.is_some()
+        self.state.lock().end.is_some()
     }
 
     /// How many connections there are.
     pub fn connections(&self) -> usize {
-        self.lock().connections.len()
+        self.state.lock().connections.len()
     }
 
     /// Whether there is a connection that keeps the server's lease.
     pub fn is_kept(&self) -> bool {
-        self.lock().connections.iter().any(|connection| connection.keeps)
+        self.state.lock().connections.iter().any(|connection| connection.keeps)
     }
 
     /// From where the connections come.
     pub fn sources(&self) -> Vec<Source> {
-        self.lock().connections.iter().map(|connection| connection.source.clone()).collect()
+        self.state.lock().connections.iter().map(|connection| connection.source.clone()).collect()
     }
 
     /// A connection begins. One that comes with the end ends at once.
     pub fn enter(&self, inbox: &Arc<Inbox>, source: Source, keeps: bool) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.connections.push(Connection { inbox: inbox.clone(), source, keeps });
         if state.end.is_some() {
             inbox.stop();
@@ -89,7 +90,7 @@ impl Ending {
 
     /// A connection is over.
     pub fn leave(&self, inbox: &Arc<Inbox>) {
-        self.lock().connections.retain(|other| !Arc::ptr_eq(&other.inbox, inbox));
+        self.state.lock().connections.retain(|other| !Arc::ptr_eq(&other.inbox, inbox));
         self.changed.notify_all();
     }
 
@@ -105,7 +106,7 @@ impl Ending {
 
     fn until<T>(&self, timeout: Duration, is: impl Fn(&State) -> Option<T>) -> Option<T> {
         let mut deadline = Deadline::after(timeout);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if let Some(value) = is(&state) {
                 return Some(value);
@@ -114,13 +115,8 @@ impl Ending {
             if slice.is_zero() {
                 return None;
             }
-            let woken = self.changed.wait_timeout(state, slice);
-            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, slice);
             deadline.look();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

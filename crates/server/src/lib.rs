@@ -9,8 +9,7 @@
 //! | `ending` | [`End`]: who has ended a server |
 //! | [`doctor`] | how good the links between tasks are: what `distribute doctor` does |
 //! | `frame`, `pending`, `room`, `own_task` | calls as messages, those without an answer yet, the room that they take, which task a server is: pure |
-//! | `job` | [`job_name`]: the name of the job of this process |
-//! | `connection`, `control`, `credentials` | the calls of one connection; the end of a server by its chief; who is let in |
+//! | `connection`, `control` | the calls of one connection; the end of a server by its chief |
 //!
 //! ```
 //! use distribute_cluster::{ClusterSpec, Job};
@@ -53,13 +52,11 @@ mod builder;
 mod client;
 mod connection;
 mod control;
-mod credentials;
 pub mod doctor;
 mod ending;
 mod error;
 mod fault;
 mod frame;
-mod job;
 mod own_task;
 mod pending;
 mod room;
@@ -68,11 +65,9 @@ mod service;
 
 pub use builder::ServerBuilder;
 pub use client::{Client, ClientBuilder, Started};
-pub use credentials::Credentials;
 pub use ending::End;
 pub use error::{CallError, ServerError};
 pub use fault::{Fault, FaultKind};
-pub use job::job_name;
 #[doc(alias = "tf.distribute.Server")]
 #[doc(alias = "tf.train.Server")]
 pub use server::Server;

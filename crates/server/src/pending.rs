@@ -3,9 +3,9 @@
 use crate::fault::Fault;
 use crate::frame::Frame;
 use distribute_net::{Message, Receiver};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// What a server has answered.
@@ -108,17 +108,17 @@ impl State {
 
 impl Pending {
     pub fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Waits until something changes, for at most `patience`.
-    pub fn wait(&self, state: MutexGuard<'_, State>, patience: Duration) {
-        drop(self.changed.wait_timeout(state, patience));
+    pub fn wait(&self, mut state: MutexGuard<'_, State>, patience: Duration) {
+        self.changed.wait_for(&mut state, patience);
     }
 
     /// Calls a function when no answer will come any more, which may be now.
     pub fn on_loss(&self, call: impl FnOnce(&str) + Send + 'static) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.on_loss = OnLoss(Some(Box::new(call)));
         self.wake(state);
     }
@@ -135,13 +135,13 @@ impl Pending {
 
     /// Nobody waits for this answer any more.
     pub fn abandon(&self, id: u64) {
-        self.lock().abandon(id);
+        self.state.lock().abandon(id);
     }
 }
 
 impl Receiver for Pending {
     fn deliver(&self, _from: usize, message: Message) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         match Frame::decode(message) {
             Ok(Frame::Answer(id, message)) => state.answer(id, Ok(message)),
             Ok(Frame::Failed(id, fault)) => state.answer(id, Err(fault)),
@@ -153,7 +153,7 @@ impl Receiver for Pending {
     }
 
     fn lose(&self, _from: usize, reason: String) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.lost.get_or_insert(reason);
         self.wake(state);
     }

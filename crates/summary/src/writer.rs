@@ -5,11 +5,11 @@ use crate::{Error, Result, histogram, name};
 use distribute_cluster::Stopwatch;
 use distribute_cluster::deadline::wall_clock;
 use distribute_data::TfRecordWriter;
+use parking_lot::Mutex;
 use prost::Message;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// The age of unflushed events at which the next event flushes them.
@@ -125,7 +125,7 @@ impl SummaryWriter {
     #[doc(alias = "tf.summary.SummaryWriter.flush")]
     pub fn flush(&self) -> Result<()> {
         match &self.file {
-            Some(file) => file.lock().flush(),
+            Some(file) => file.output.lock().flush(),
             None => Ok(()),
         }
     }
@@ -137,10 +137,7 @@ impl SummaryWriter {
     #[doc(alias = "tf.summary.SummaryWriter.close")]
     pub fn close(mut self) -> Result<()> {
         match self.file.take() {
-            Some(file) => {
-                let output = file.output.into_inner().unwrap_or_else(PoisonError::into_inner);
-                output.records.finish().map_err(failed)
-            }
+            Some(file) => file.output.into_inner().records.finish().map_err(failed),
             None => Ok(()),
         }
     }
@@ -156,7 +153,8 @@ impl SummaryWriter {
 
     fn write(&self, file: &EventFile, tag: &str, step: u64, kind: Kind) -> Result<()> {
         let event = Event::of(wall_clock().as_secs_f64(), step, tag, kind).encode_to_vec();
-        let mut output = file.lock();
+        // A record that a panic has cut off makes the next ones fail: nothing is written behind it.
+        let mut output = file.output.lock();
         let written = output.records.write(&event);
         output.told(written)?;
         if output.flushed.elapsed() >= self.flush_every { output.flush() } else { Ok(()) }
@@ -165,13 +163,6 @@ impl SummaryWriter {
 
 fn failed(source: distribute_data::Error) -> Error {
     Error::Write(Box::new(source))
-}
-
-impl EventFile {
-    fn lock(&self) -> MutexGuard<'_, Output> {
-        // A record that a panic has truncated makes later ones fail, so nothing is written after it.
-        self.output.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Output {
@@ -190,7 +181,7 @@ impl Output {
 impl Drop for SummaryWriter {
     fn drop(&mut self) {
         if let Some(file) = &self.file
-            && !file.lock().failed
+            && !file.output.lock().failed
             && let Err(error) = self.flush()
         {
             distribute_log::heard(|| tracing::error!("{error}"));

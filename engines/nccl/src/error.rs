@@ -1,24 +1,16 @@
 //! Why workers cannot sum by NCCL.
 
 use distribute_collective::Failure;
+use distribute_nccl_library::{CallError, LoadError};
 use std::time::Duration;
 
 /// Why workers cannot sum by NCCL.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// NCCL is not there.
-    #[error(
-        "NCCL cannot be loaded: {reason}. Install NCCL {least} or later, as NVIDIA's packages libnccl2 and libnccl-dev have it \
-         (apt-get install libnccl2 libnccl-dev), or let LD_LIBRARY_PATH name the folder of libnccl.so; of PyTorch's wheels, which \
-         have libnccl.so.2 alone, make a link libnccl.so to that"
-    )]
-    Nccl {
-        /// What the system's loader said.
-        reason: String,
-        /// The earliest release that will do.
-        least: &'static str,
-    },
+    /// NCCL is not there, or too old.
+    #[error(transparent)]
+    Nccl(#[from] LoadError),
     /// CUDA's driver is not there.
     #[error(
         "CUDA's driver cannot be loaded: {reason}. Install NVIDIA's driver, of which libcuda.so.1 is a part; in a container, start \
@@ -27,16 +19,6 @@ pub enum Error {
     Driver {
         /// What the system's loader said.
         reason: String,
-    },
-    /// NCCL is too old.
-    #[error(
-        "NCCL {found} is installed, and {least} or later is needed: install libnccl2 and libnccl-dev of a later release"
-    )]
-    TooOld {
-        /// What is installed.
-        found: String,
-        /// The earliest release that will do.
-        least: &'static str,
     },
     /// CUDA has no such GPU.
     #[error(
@@ -107,14 +89,4 @@ pub enum Error {
         /// The worker.
         worker: usize,
     },
-}
-
-/// A call of CUDA or NCCL that has failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{call}: {reason}")]
-pub struct CallError {
-    /// The function.
-    pub call: &'static str,
-    /// What the library said.
-    pub reason: String,
 }

@@ -7,8 +7,8 @@
 //! | `offer` | what workers tell each other before, and what follows from it: pure |
 //! | `sums` | the `NativeSum`: how long a sum is waited for, and what follows where it fails |
 //! | `library` | what is asked of NCCL, as a trait |
-//! | `installed` | whether the libraries are there |
-//! | `cuda` | NCCL and CUDA, by cudarc (the `unsafe`) |
+//! | `installed` | whether the driver is there |
+//! | `cuda` | a GPU by cudarc, and its communicator (the `unsafe`) |
 //!
 //! Workers keep the links that they have, sockets say: these carry messages, agree on each sum and tell who is missing. NCCL makes
 //! the sums that are asked for in [`Order::Fast`](distribute_collective::group::Order::Fast):
@@ -44,6 +44,7 @@ mod settings;
 mod setup;
 mod sums;
 
-pub use error::{CallError, Error};
+pub use distribute_nccl_library::{CallError, LoadError};
+pub use error::Error;
 pub use settings::Settings;
 pub use setup::over;

@@ -7,7 +7,7 @@ use distribute_net::Number;
 /// One worker's NCCL, on its GPU. No call waits for another worker: what takes time is asked for again and again.
 pub(crate) trait Library: Send {
     /// Which release it is, as `ncclGetVersion` says it.
-    fn release(&self) -> Result<i32, CallError>;
+    fn release(&self) -> i32;
 
     /// The GPU.
     fn gpu(&self) -> Result<Gpu, CallError>;

@@ -1,8 +1,8 @@
 //! What workers tell each other before they link NCCL, and what follows from it. Pure.
 
 use crate::Error;
-use crate::installed::text;
 use bytes::Bytes;
+use distribute_nccl_library::release_text;
 use std::fmt::Write;
 
 /// The name of a communicator, as NCCL makes it.
@@ -60,7 +60,11 @@ pub(crate) fn agree(records: &[Bytes]) -> Result<UniqueId, Error> {
             Some(Offer::Able { release, gpu, id }) => {
                 let (first, name) = *agreed.get_or_insert((release, id));
                 if release != first {
-                    return Err(Error::Release { worker, theirs: text(release), first: text(first) });
+                    return Err(Error::Release {
+                        worker,
+                        theirs: release_text(release),
+                        first: release_text(first),
+                    });
                 }
                 if let Some(other) = gpus.iter().position(|other| *other == gpu) {
                     return Err(Error::SameGpu { first: other, second: worker, gpu: uuid(gpu) });

@@ -8,6 +8,7 @@ use crate::{Error, Settings, installed};
 use bytes::Bytes;
 use distribute_cluster::{Fingerprint, Operation, Standing};
 use distribute_collective::group::{Group, GroupCall};
+use distribute_nccl_library::Nccl;
 use distribute_net::polling::until;
 use std::panic::Location;
 use std::sync::Arc;
@@ -26,10 +27,9 @@ use std::time::Duration;
 pub fn over(group: Group, settings: Settings) -> Result<Group, Error> {
     let caller = Location::caller();
     over_by(group, settings, caller, |gpu| {
-        installed::check()?;
-        let cuda = Cuda::new(gpu)?;
-        installed::check_release(cuda.release()?)?;
-        Ok(cuda)
+        let nccl = Nccl::get()?;
+        installed::check_driver()?;
+        Cuda::new(nccl, gpu)
     })
 }
 
@@ -81,7 +81,7 @@ fn over_by<L: Library + 'static>(
 /// What this worker has; the chief's has the name of the communicator.
 fn offered(library: &impl Library, is_chief: bool) -> Result<Offer, Error> {
     let id = if is_chief { library.unique_id()? } else { [0; 128] };
-    Ok(Offer::Able { release: library.release()?, gpu: library.gpu()?, id })
+    Ok(Offer::Able { release: library.release(), gpu: library.gpu()?, id })
 }
 
 fn link(

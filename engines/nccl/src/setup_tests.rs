@@ -49,8 +49,8 @@ fn failed(call: &'static str) -> CallError {
 }
 
 impl Library for Played {
-    fn release(&self) -> Result<i32, CallError> {
-        Ok(22703)
+    fn release(&self) -> i32 {
+        22703
     }
     fn gpu(&self) -> Result<Gpu, CallError> {
         Ok([self.worker as u8; 16])
@@ -219,7 +219,7 @@ fn a_sum_that_does_not_end_is_given_up_at_its_deadline_and_when_a_worker_is_lost
 
 #[test]
 fn without_the_libraries_the_error_says_what_to_install() {
-    if installed::check().is_ok() {
+    if Nccl::get().is_ok() && installed::check_driver().is_ok() {
         println!("skipped: NCCL and CUDA's driver are here");
         return;
     }

@@ -3,7 +3,7 @@
 use super::Arguments;
 use distribute::cluster::Task;
 use distribute::cluster::resolver;
-use distribute::net::{Certificates, Identity};
+use distribute::net::{Certificates, Credentials};
 use distribute::{Error, Result};
 use distribute_launch::parse_duration;
 use distribute_server::doctor::{Report, examine, together};
@@ -31,16 +31,9 @@ pub fn report(arguments: &Arguments) -> Result<Option<Report>> {
         return Ok(None);
     }
     cluster.check_hosts()?;
-    let mut clients = ClientBuilder::new(cluster.clone(), me.clone());
-    let mut server = Server::builder(cluster.clone()).task(me.clone());
-    if let Some(identity) = identity(arguments) {
-        clients = clients.identity(identity.clone());
-        server = server.identity(identity);
-    }
-    if arguments.allow_plain_text_on_the_network {
-        clients = clients.allow_plain_text_on_the_network();
-        server = server.allow_plain_text_on_the_network();
-    }
+    let credentials = credentials(arguments);
+    let clients = ClientBuilder::new(cluster.clone(), me.clone()).credentials(credentials.clone());
+    let server = Server::builder(cluster.clone()).task(me.clone()).credentials(credentials);
     let mut unseen = |_: &_| {};
     if arguments.listen {
         return together(server, &clients, &me, patience, &mut unseen).map_err(Error::other);
@@ -48,13 +41,15 @@ pub fn report(arguments: &Arguments) -> Result<Option<Report>> {
     Ok(Some(examine(&clients, &cluster, &me, patience, &mut unseen)))
 }
 
-fn identity(arguments: &Arguments) -> Option<Identity> {
-    match (&arguments.ca, &arguments.certificate, &arguments.key) {
-        (Some(ca), Some(certificate), Some(key)) => Some(Identity::Certificates(Certificates {
-            ca: ca.clone(),
-            certificate: certificate.clone(),
-            key: key.clone(),
-        })),
-        _ => None,
+fn credentials(arguments: &Arguments) -> Credentials {
+    let mut credentials = Credentials::new();
+    if let (Some(ca), Some(certificate), Some(key)) = (&arguments.ca, &arguments.certificate, &arguments.key)
+    {
+        let (ca, certificate, key) = (ca.clone(), certificate.clone(), key.clone());
+        credentials = credentials.certificates(Certificates { ca, certificate, key });
     }
+    if arguments.allow_plain_text_on_the_network {
+        credentials = credentials.allow_plain_text_on_the_network();
+    }
+    credentials
 }

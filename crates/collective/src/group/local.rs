@@ -61,7 +61,7 @@ fn over_sockets(
     thread::scope(|scope| {
         let join = |world: World| {
             let rendezvous = Rendezvous::new(world, addresses.clone());
-            let rendezvous = rendezvous.identity(identity.clone()).shared_memory(shared_memory);
+            let rendezvous = rendezvous.credentials(identity.clone()).shared_memory(shared_memory);
             let rendezvous = match first.take() {
                 Some(listener) => rendezvous.listener(listener),
                 None => rendezvous,

@@ -6,7 +6,7 @@ use crate::failure::{Failure, FailureKind};
 use crate::link::{Connect, Link, Lost, NotConnected};
 use crate::message::{Batch, Hello};
 use distribute_log::heard;
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 use std::time::Duration;
 
 /// The delay before a worker that cannot be reached is tried again.
@@ -43,9 +43,9 @@ pub(super) fn follow(shared: &Shared, worker: usize, connect: &dyn Connect, hell
                 shared.hub.settle_up(&mut state);
             }
         }
-        let state = shared.hub.lock();
+        let mut state = shared.hub.lock();
         if !state.is_stopped {
-            drop(shared.hub.wait_for_work(worker, state, RETRY));
+            shared.hub.wait_for_work(worker, &mut state, RETRY);
         }
     }
 }
@@ -105,7 +105,7 @@ fn wait_for_work(shared: &Shared, worker: usize) -> Option<bool> {
     let mut state = shared.hub.lock();
     let is_over = |state: &super::hub::State| state.is_stopped || !state.dispatch.is_there(worker);
     if !is_over(&state) && !state.dispatch.has_work(worker) {
-        state = shared.hub.wait_for_work(worker, state, LOOK);
+        shared.hub.wait_for_work(worker, &mut state, LOOK);
     }
     (!is_over(&state)).then(|| state.dispatch.has_work(worker))
 }
@@ -113,7 +113,7 @@ fn wait_for_work(shared: &Shared, worker: usize) -> Option<bool> {
 /// Sends a worker its current work. One thread sends at a time, so that messages are in the order of the
 /// decisions.
 fn send(shared: &Shared, worker: usize, link: &dyn Link, sending: &Mutex<()>) -> Result<(), Lost> {
-    let _one = sending.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one = sending.lock();
     let mut state = shared.hub.lock();
     let (floor, work) = state.take(worker);
     // Closures that cannot run anywhere have ended, and closures may be requested back from other workers.

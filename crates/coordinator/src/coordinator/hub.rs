@@ -6,8 +6,9 @@ use crate::dispatch::{Dispatch, Limits, Task};
 use crate::failure::Failure;
 use crate::message::{Done, Work};
 use distribute_cluster::deadline::Stopwatch;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The state of a coordinator.
@@ -67,22 +68,17 @@ impl Hub {
     }
 
     pub fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
-    /// Waits until closures end, or workers connect or disconnect, for at most `slice`.
-    pub fn wait<'a>(&self, state: MutexGuard<'a, State>, slice: Duration) -> MutexGuard<'a, State> {
-        self.progress.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0
+    /// Waits until closures end, or workers come or go, for at most `slice`.
+    pub fn wait(&self, state: &mut MutexGuard<'_, State>, slice: Duration) {
+        self.progress.wait_for(state, slice);
     }
 
-    /// Waits until there may be work for a worker, for at most `slice`.
-    pub fn wait_for_work<'a>(
-        &self,
-        worker: usize,
-        state: MutexGuard<'a, State>,
-        slice: Duration,
-    ) -> MutexGuard<'a, State> {
-        self.work[worker].wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0
+    /// Waits until there may be something for a worker to do, for at most `slice`.
+    pub fn wait_for_work(&self, worker: usize, state: &mut MutexGuard<'_, State>, slice: Duration) {
+        self.work[worker].wait_for(state, slice);
     }
 
     /// Wakes the thread of one idle worker, if there is one, after a closure was queued.
@@ -123,7 +119,9 @@ impl Hub {
     /// Wakes all threads.
     pub fn wake_all(&self) {
         self.progress.notify_all();
-        self.work.iter().for_each(Condvar::notify_all);
+        for work in &self.work {
+            work.notify_all();
+        }
     }
 }
 

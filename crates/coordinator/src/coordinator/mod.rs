@@ -20,8 +20,9 @@ use distribute_cluster::Deadline;
 use distribute_cluster::deadline::Stopwatch;
 use follow::follow;
 use hub::{Hub, State};
+use parking_lot::MutexGuard;
 use std::fmt;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 use value::Value;
@@ -121,7 +122,7 @@ impl Coordinator {
                 }
             }
             shared.check_workers(&state, OPERATION)?;
-            state = shared.hub.wait(state, follow_up());
+            shared.hub.wait(&mut state, follow_up());
         }
     }
 
@@ -194,7 +195,7 @@ impl Coordinator {
             if slice.is_zero() {
                 break Err(Error::Late { operation, timeout, now: shared.describe(&state) });
             }
-            state = shared.hub.wait(state, slice.min(follow_up()));
+            shared.hub.wait(&mut state, slice.min(follow_up()));
             deadline.look();
         };
         state.joining -= 1;
@@ -247,7 +248,7 @@ impl Shared {
             if state.is_stopped {
                 return Err(Error::Dropped { operation: "schedule" });
             }
-            state = self.hub.wait(state, follow_up());
+            self.hub.wait(&mut state, follow_up());
         }
         // Another thread has returned the failure.
         Ok(state)
@@ -280,7 +281,7 @@ impl Shared {
                 let workers = self.names.len();
                 return Err(Error::NotConnected { operation: "ClusterCoordinator::new", workers, missing });
             }
-            state = self.hub.wait(state, follow_up().min(timeout));
+            self.hub.wait(&mut state, follow_up().min(timeout));
         }
     }
 

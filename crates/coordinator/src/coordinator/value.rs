@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use bytes::Bytes;
 use distribute_cluster::Deadline;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Condvar, Mutex};
 
 /// A result that may arrive later.
 #[derive(Debug, Default)]
@@ -14,13 +14,13 @@ pub(super) struct Value {
 
 impl Value {
     pub fn set(&self, result: Result<Bytes, Failure>) {
-        self.lock().get_or_insert(result);
+        self.result.lock().get_or_insert(result);
         self.changed.notify_all();
     }
 
     /// Returns the result, if it is available.
     pub fn get(&self) -> Option<Result<Bytes, Failure>> {
-        self.lock().clone()
+        self.result.lock().clone()
     }
 
     /// Waits for the result until the next check of the deadline. Returns whether there is time left.
@@ -29,15 +29,11 @@ impl Value {
         if slice.is_zero() {
             return false;
         }
-        let result = self.lock();
+        let mut result = self.result.lock();
         if result.is_none() {
-            drop(self.changed.wait_timeout(result, slice));
+            self.changed.wait_for(&mut result, slice);
         }
         deadline.look();
         true
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Result<Bytes, Failure>>> {
-        self.result.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -11,8 +11,9 @@ pub(crate) use session::{Collected, Session};
 use crate::failure::{Failure, FailureKind};
 use crate::message::Hello;
 use crate::program::Program;
+use parking_lot::Mutex;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// The maximum distance between the numbers of two consecutive jobs. Parameter servers, which assign the
 /// numbers, have the same limit: 65,536 starts of 2^32 numbers each.
@@ -55,7 +56,7 @@ impl Worker {
         let inner = &*self.0;
         functions::compare(&inner.program.functions(), &hello.functions)?;
         let (id, before) = {
-            let mut state = inner.lock();
+            let mut state = inner.state.lock();
             check_job(state.job, hello.job)?;
             state.job = hello.job;
             state.sessions += 1;
@@ -67,7 +68,7 @@ impl Worker {
         // Called without the lock, because it may wait for parameter servers.
         let executor = inner.program.start(hello.worker, hello.workers, &hello.settings)?;
         let session = Session::start(id, hello, executor, inner.limit)?;
-        let mut state = inner.lock();
+        let mut state = inner.state.lock();
         if state.sessions != id {
             session.end();
             return Err(Failure::new(
@@ -81,7 +82,7 @@ impl Worker {
 
     /// Returns the session with this number, unless it has ended.
     pub(crate) fn session(&self, id: u64) -> Option<Arc<Session>> {
-        self.0.lock().session.clone().filter(|session| session.id() == id)
+        self.0.state.lock().session.clone().filter(|session| session.id() == id)
     }
 }
 
@@ -104,15 +105,11 @@ fn check_job(newest: u64, job: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-impl Inner {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Some(session) = self.lock().session.take() {
+        if let Some(session) = self.state.lock().session.take() {
             session.end();
         }
     }

@@ -7,8 +7,9 @@ use crate::message::{Batch, Done, Hello};
 use crate::program::{CallContext, Cancellation, Executor};
 use distribute_cluster::deadline::Stopwatch;
 use distribute_log::heard;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::Builder;
 use std::time::Duration;
 
@@ -73,7 +74,7 @@ impl Session {
 
     /// Adds work, unless the session has ended.
     pub fn submit(&self, batch: Batch) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if !state.is_over {
             state.queue.add(batch);
             self.changed.notify_all();
@@ -83,7 +84,7 @@ impl Session {
 
     /// Calls `collector` with results as soon as there are some. An earlier collector is called with none.
     pub fn collect(&self, collector: Collector) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.is_over {
             drop(state);
             return collector(Collected::Over);
@@ -97,7 +98,7 @@ impl Session {
 
     /// Ends the session. A running call is cancelled, and its result is not reported.
     pub fn end(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.is_over = true;
         state.queue.clear();
         let collector = state.collector.take();
@@ -121,7 +122,7 @@ impl Session {
     fn run(&self) {
         while let Some((task, cancellation)) = self.next() {
             let done = self.carry_out(task, cancellation);
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             if state.is_over {
                 return;
             }
@@ -132,7 +133,7 @@ impl Session {
 
     /// Returns the next task, or `None` after the session has ended.
     fn next(&self) -> Option<(Task, Cancellation)> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if state.is_over {
                 return None;
@@ -140,7 +141,7 @@ impl Session {
             if let Some(next) = state.queue.next() {
                 return Some(next);
             }
-            state = self.changed.wait_timeout(state, SLEEP).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, SLEEP);
         }
     }
 
@@ -207,9 +208,5 @@ impl Session {
             }
             failure
         })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,8 +1,7 @@
-//! Sums of candle tensors on GPUs by NCCL.
+//! Sums of candle's tensors on GPUs by NCCL.
 
 use super::communicators::{self, Library, Sets};
-use super::fault::{CallError, FILE, Fault};
-use super::library::{Communicators, Nccl, Vectors};
+use super::fault::Fault;
 use super::taken::{gpu_of, number};
 use candle_core::cuda_backend::CudaStorageSlice;
 use candle_core::cuda_backend::cudarc::driver::{
@@ -12,35 +11,17 @@ use candle_core::{
     CpuStorage, CudaDevice, CudaStorage, Device, InplaceOp2, Layout, Result as CandleResult, Tensor, bail,
 };
 use distribute_base::internal::gpu;
+use distribute_nccl_library::{CallError, Communicators, Nccl, Vectors};
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use std::sync::OnceLock;
 use std::time::Duration;
 
 static SETS: Sets<Communicators> = Sets::new();
 
-/// Returns NCCL, which is loaded by the first call.
+/// The sums over GPUs of `parts[replica][number]`, see [`communicators::sum`].
 ///
 /// # Errors
-/// - [`Fault::Missing`]: the library cannot be loaded. The next call tries again.
-/// - [`Fault::TooOld`]: the library is too old.
-/// - [`Fault::Link`]: the library does not return its version.
-pub(super) fn nccl() -> Result<&'static Nccl, Fault> {
-    static NCCL: OnceLock<Nccl> = OnceLock::new();
-    match NCCL.get() {
-        Some(nccl) => Ok(nccl),
-        None => {
-            let nccl = Nccl::load(FILE)?;
-            Ok(NCCL.get_or_init(|| nccl))
-        }
-    }
-}
-
-/// Sums `parts[replica][number]` over GPUs, see [`communicators::sum`].
-///
-/// # Errors
-/// - The errors of [`communicators::sum`].
-/// - The errors of [`nccl`].
+/// Those, and those of [`Nccl::get`].
 pub(super) fn sum(
     gpus: &[usize],
     parts: &[Vec<Tensor>],
@@ -52,7 +33,7 @@ pub(super) fn sum(
             return Err(Fault::Parts(format!("a part of GPU {gpu} is on {place:?}")));
         }
     }
-    communicators::sum(nccl()?, &SETS, gpus, parts, patience)
+    communicators::sum(Nccl::get()?, &SETS, gpus, parts, patience)
 }
 
 impl Library for Nccl {
@@ -64,7 +45,7 @@ impl Library for Nccl {
     }
 
     fn link(&self, communicators: &Communicators) -> Result<(), CallError> {
-        // candle makes its GPU current on the thread before each of its calls.
+        // candle makes its GPU that of the thread before each of its calls.
         let bind = |gpu: usize| {
             let bound = device(gpu)?.cuda_stream().context().bind_to_thread();
             bound.map_err(|error| CallError { call: "cuCtxSetCurrent", reason: error.to_string() })
@@ -77,8 +58,7 @@ impl Library for Nccl {
     }
 
     fn room(&self, part: &Tensor) -> CandleResult<Tensor> {
-        // SAFETY: all bit patterns are valid numbers. The sum writes them before anything else in the queue
-        // reads them.
+        // SAFETY: any bits are numbers, and all are written before anything reads them: by the sum, which is before that in the queue.
         unsafe { part.empty_like() }
     }
 
@@ -109,11 +89,18 @@ impl Library for Nccl {
         let number = parts.first().and_then(|part| number(part.dtype()));
         let Some(number) = number else { return Err(refuse("it does not sum numbers of this type")) };
         for (replica, (part, sum)) in parts.iter().zip(sums).enumerate() {
-            let call = Call { nccl: self, communicators, replica, number };
-            // candle's error has only text, with NCCL's error in its first line.
+            let call = |from, to, count, stream| {
+                let vectors = Vectors { from, to, count, number };
+                // SAFETY: type, number of elements and GPU of all replicas' tensors were compared above, and `addresses` has found them contiguous.
+                // `communicators::sum` holds the tensors until the group has ended, or its communicators have been given up, and candle frees what
+                // they have in the order of its stream, which is that of the call.
+                let called = unsafe { self.all_reduce(communicators, replica, vectors, stream) };
+                called.map_err(|error| candle_core::Error::msg(error.reason))
+            };
+            // candle's error has text alone, NCCL's in its first line.
             let failed =
                 |error: candle_core::Error| refuse(error.to_string().lines().next().unwrap_or_default());
-            sum.inplace_op2(part, &call).map_err(failed)?;
+            sum.inplace_op2(part, &InMemory(CALL, call)).map_err(failed)?;
         }
         Ok(())
     }
@@ -123,7 +110,8 @@ impl Library for Nccl {
     }
 
     fn queued(&self, part: &Tensor, sum: &Tensor) -> CandleResult<()> {
-        sum.inplace_op2(part, &Queued)
+        // Its calls are in the queue now.
+        sum.inplace_op2(part, &InMemory("ncclGroupEnd", |_, _, _, _| Ok(())))
     }
 
     fn abort(&self, communicators: Communicators) {
@@ -131,17 +119,17 @@ impl Library for Nccl {
     }
 }
 
-/// The call of a replica for a sum. With it, candle provides the memory of both tensors.
-struct Call<'a> {
-    nccl: &'a Nccl,
-    communicators: &'a Communicators,
-    replica: usize,
-    number: c_int,
-}
+/// What is done with the memory of a part and its sum, by candle's way to it: with the place of each, the number of elements, and the GPU's queue.
+///
+/// cudarc takes note that the queue, as far as it is now, is who reads one tensor and writes the other, and lets other queues wait for it.
+struct InMemory<F>(&'static str, F);
 
-impl InplaceOp2 for Call<'_> {
+impl<F> InplaceOp2 for InMemory<F>
+where
+    F: Fn(*const c_void, *mut c_void, usize, *mut c_void) -> CandleResult<()>,
+{
     fn name(&self) -> &'static str {
-        "ncclAllReduce"
+        self.0
     }
 
     fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> CandleResult<()> {
@@ -155,44 +143,13 @@ impl InplaceOp2 for Call<'_> {
         part: &CudaStorage,
         part_at: &Layout,
     ) -> CandleResult<()> {
-        let count = part_at.shape().elem_count();
         let (from, to) = addresses(sum, sum_at, part, part_at)?;
-        let vectors = Vectors { from, to, count, number: self.number };
         let stream = part.device.cuda_stream().cu_stream().cast::<c_void>();
-        // SAFETY: `add` has compared type, number of elements and GPU of all replicas' tensors, and
-        // `addresses` has checked that they are contiguous. `communicators::sum` holds the tensors until the
-        // group has ended or its communicators have been aborted. candle frees their memory in the order of
-        // its stream, which is the stream of the call.
-        let called = unsafe { self.nccl.all_reduce(self.communicators, self.replica, vectors, stream) };
-        called.map_err(|error| candle_core::Error::msg(error.reason))
+        (self.1)(from, to, part_at.shape().elem_count(), stream)
     }
 }
 
-/// An operation that does nothing after the calls have been enqueued. cudarc records that the queue, in its
-/// current state, reads one tensor and writes the other, so that other queues wait for it.
-struct Queued;
-
-impl InplaceOp2 for Queued {
-    fn name(&self) -> &'static str {
-        "ncclGroupEnd"
-    }
-
-    fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> CandleResult<()> {
-        bail!("NCCL sums on GPUs alone")
-    }
-
-    fn cuda_fwd(
-        &self,
-        sum: &mut CudaStorage,
-        sum_at: &Layout,
-        part: &CudaStorage,
-        part_at: &Layout,
-    ) -> CandleResult<()> {
-        addresses(sum, sum_at, part, part_at).map(drop)
-    }
-}
-
-/// Returns the addresses of a part and its sum in the memory of the GPU.
+/// Where a part begins, and where its sum does, in the memory of the GPU.
 fn addresses(
     sum: &mut CudaStorage,
     sum_at: &Layout,
@@ -201,7 +158,7 @@ fn addresses(
 ) -> CandleResult<(*const c_void, *mut c_void)> {
     use CudaStorageSlice::{BF16, F16, F32, F64, I64, U8, U32};
     fn of<T>(part: &CudaSlice<T>, sum: &mut CudaSlice<T>, stream: &CudaStream) -> (u64, u64, usize) {
-        // When these guards are dropped, cudarc records the current state of the queue.
+        // What these guards tell when they are dropped is as of now.
         let (from, _reads) = part.device_ptr(stream);
         let (to, _writes) = sum.device_ptr_mut(stream);
         (from, to, size_of::<T>())
@@ -226,7 +183,7 @@ fn addresses(
     Ok((at(from, from_element) as *const c_void, at(to, to_element) as *mut c_void))
 }
 
-/// Returns candle's handle of a GPU.
+/// candle's handle of a GPU.
 fn device(gpu: usize) -> Result<CudaDevice, CallError> {
     match gpu::open(gpu) {
         Ok(Device::Cuda(device)) => Ok(device),
@@ -235,8 +192,7 @@ fn device(gpu: usize) -> Result<CudaDevice, CallError> {
     }
 }
 
-/// The struct `CUmemAccessDesc` of CUDA, which grants access to memory. Its declaration in cudarc depends on
-/// the release of CUDA, but its layout does not.
+/// CUDA's `CUmemAccessDesc`: whom memory is opened to. Its declarations in cudarc differ with CUDA's release, and what is in memory doesn't.
 #[repr(C)]
 struct Access {
     /// `CU_MEM_LOCATION_TYPE_DEVICE`.
@@ -246,14 +202,13 @@ struct Access {
     flags: c_int,
 }
 
-/// Grants each GPU access to the memory of the others. NCCL lets a GPU access tensors of other GPUs in the
-/// same process directly. Memory from a pool, such as candle's, is not accessible to others by default, and
-/// NCCL would fail with an illegal access.
+/// Opens the memory of each GPU to the others. NCCL lets a GPU read and write other GPUs' tensors of one process where they are, and what comes
+/// from a pool, as candle's tensors do, is closed to others by default: they would fail with an illegal access.
 fn share_memory(gpus: &[usize]) -> Result<(), CallError> {
     let devices = gpus.iter().map(|gpu| device(*gpu)).collect::<Result<Vec<_>, _>>()?;
     let contexts: Vec<_> = devices.iter().map(|device| device.cuda_stream().context().clone()).collect();
     for of in &contexts {
-        // Without pools, NCCL enables the access automatically.
+        // Without pools memory comes from where NCCL opens it by itself.
         if !of.has_async_alloc() {
             continue;
         }

@@ -1,47 +1,27 @@
-//! Errors of sums by NCCL.
+//! Why NCCL cannot sum.
 
 use distribute_base::{DeviceName, Error};
+use distribute_nccl_library::{CallError, LoadError};
 use std::time::Duration;
 
-/// The file name of NCCL, for the system's loader.
-pub(super) const FILE: &str = "libnccl.so.2";
-
-/// An error of a sum by NCCL.
+/// Why NCCL cannot sum.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Fault {
-    /// The library cannot be loaded.
+    /// The library is not there, or too old.
     #[error(
-        "NcclAllReduce sums by NCCL between GPUs, and NCCL cannot be loaded: {reason}. {FILE} was looked for in LD_LIBRARY_PATH ({searched}) \
-         and where this system has its libraries. Install it: apt-get install libnccl2, from NVIDIA's packages or Debian's; or pip install \
-         nvidia-nccl-cu12 (of CUDA 13: nvidia-nccl-cu13), and let LD_LIBRARY_PATH name that wheel's folder nvidia/nccl/lib. Without NCCL there \
-         are ReductionToOneDevice and HierarchicalCopyAllReduce"
+        "NcclAllReduce sums by NCCL between GPUs. {0}. Without NCCL there are ReductionToOneDevice and HierarchicalCopyAllReduce"
     )]
-    Missing {
-        /// The error of the system's loader.
-        reason: String,
-        /// The value of LD_LIBRARY_PATH.
-        searched: String,
-    },
-    /// The library is too old.
-    #[error(
-        "NCCL {found} is installed, and NcclAllReduce needs {least} or later: install a later libnccl2, or nvidia-nccl-cu12 by pip"
-    )]
-    TooOld {
-        /// The installed release.
-        found: String,
-        /// The minimum release.
-        least: &'static str,
-    },
+    Load(#[from] LoadError),
     /// The GPUs cannot be linked.
     #[error("NCCL cannot link these GPUs: {0}; NCCL_DEBUG=INFO in the environment says what it tries")]
     Link(CallError),
-    /// A sum has failed, and the progress of the GPUs is unknown.
+    /// A sum has failed, and it cannot be known how far the GPUs have come.
     #[error(
         "NCCL cannot sum: {0}. Its communicators of these GPUs are given up: start the program again from its last checkpoint; \
          NCCL_DEBUG=WARN in the environment says more"
     )]
     Sum(CallError),
-    /// A call has timed out.
+    /// A call has not ended in time.
     #[error(
         "NCCL has not ended a call in time: {0}. Its communicators of these GPUs are given up: a GPU, its driver or what links it hangs; \
          nvidia-smi and lines with Xid in the kernel's log (dmesg) say which. Start the program again from its last checkpoint. Where NCCL \
@@ -54,25 +34,25 @@ pub(super) enum Fault {
         "NCCL was given up on these GPUs, since an earlier call has failed: {0}; start the program again from its last checkpoint"
     )]
     GivenUp(CallError),
-    /// Another sum of this process is still running.
+    /// Another sum of this process is not through.
     #[error(
         "NCCL does one thing at a time in a process, and has linked GPUs or summed for another run for {waited:?}; raise the timeout of \
          the strategy, of which NCCL has half, if that is too short"
     )]
     Busy {
-        /// The time waited.
+        /// How long it was waited for.
         waited: Duration,
     },
-    /// The parts cannot be summed.
+    /// The parts are none of which a sum can be made.
     #[error("the parts of a sum differ: {0}")]
     Parts(String),
-    /// An error of candle.
+    /// candle refused memory.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
 }
 
 impl Fault {
-    /// Converts the error for a call on these devices.
+    /// The error of a call for these devices.
     pub(super) fn on(self, devices: &[DeviceName]) -> Error {
         match self {
             Fault::Candle(error) => Error::Candle(error),
@@ -84,20 +64,46 @@ impl Fault {
     }
 }
 
-/// A call of NCCL or CUDA that has failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{call}: {reason}")]
-pub(super) struct CallError {
-    /// The name of the function.
-    pub(super) call: &'static str,
-    /// The error of the library.
-    pub(super) reason: String,
+/// The error of a call that these GPUs have not ended.
+pub(super) fn late(call: &'static str, gpus: &[usize], waited: Duration) -> CallError {
+    let names = gpus.iter().map(|gpu| format!("GPU {gpu}")).collect::<Vec<_>>();
+    CallError { call, reason: format!("{} has not done it within {waited:?}", names.join(", ")) }
 }
 
-impl CallError {
-    /// Creates the error of a call that these GPUs have not completed.
-    pub(super) fn late(call: &'static str, gpus: &[usize], waited: Duration) -> Self {
-        let names = gpus.iter().map(|gpu| format!("GPU {gpu}")).collect::<Vec<_>>();
-        Self { call, reason: format!("{} has not done it within {waited:?}", names.join(", ")) }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use distribute_nccl_library::Nccl;
+
+    // The texts are of Linux' loader.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn without_the_library_an_error_says_what_to_install() {
+        let fault = Fault::from(Nccl::load("libnccl-that-is-not-there.so.2").err().unwrap());
+        assert!(matches!(fault, Fault::Load(LoadError::Missing { .. })), "{fault}");
+        let error = fault.on(&[DeviceName::gpu(0), DeviceName::gpu(1)]);
+        assert!(matches!(error, Error::Device { .. }), "{error}");
+        let text = error.to_string();
+        for part in [
+            "device \"/job:localhost/replica:0/task:0/device:GPU:0, /job:localhost/replica:0/task:0/device:GPU:1\"",
+            // What the loader said, and where it looked.
+            "libnccl-that-is-not-there.so.2: cannot open shared object file",
+            "NCCL 2.14 or later",
+            "libnccl.so.2 was looked for in LD_LIBRARY_PATH (",
+            "apt-get install libnccl2",
+            "pip install nvidia-nccl-cu12",
+            "nvidia-nccl-cu13",
+            "nvidia/nccl/lib",
+            // And what does without.
+            "ReductionToOneDevice",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in {text}");
+        }
+    }
+
+    #[test]
+    fn a_release_that_is_too_old_is_refused() {
+        let text = Fault::from(LoadError::TooOld { found: "2.13.4".into() }).to_string();
+        assert!(text.contains("NcclAllReduce sums by NCCL between GPUs. NCCL 2.13.4 is installed, and 2.14 or later is needed"), "{text}");
     }
 }

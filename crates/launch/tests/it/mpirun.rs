@@ -38,7 +38,7 @@ fn rank(joins: &str) {
     if joins == "yes" {
         let identity = Identity::Secret(Secret::from_env().unwrap().unwrap());
         let world = World::new(addresses.len(), rank, 1).unwrap();
-        let mesh = Rendezvous::new(world, addresses).identity(identity).join(Arc::new(Nobody));
+        let mesh = Rendezvous::new(world, addresses).credentials(identity).join(Arc::new(Nobody));
         println!("rank {rank} joined {}", mesh.unwrap().world().workers());
     }
 }

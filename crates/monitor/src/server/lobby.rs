@@ -2,9 +2,10 @@
 
 use distribute_cluster::Deadline;
 use distribute_cluster::places::{Guests, Place, Source, Stage};
+use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Shutdown, TcpStream};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The time to wait for the threads of closed connections to exit.
@@ -43,13 +44,12 @@ impl Lobby {
 
     /// Registers a connection, and closes another one if necessary. `None` if all threads are busy and none exits.
     pub fn enter(self: &Arc<Self>, stream: &Arc<TcpStream>, from: IpAddr) -> Option<Seat> {
-        let (mut state, deadline) = (self.lock(), Deadline::after(PATIENCE));
+        let (mut state, deadline) = (self.state.lock(), Deadline::after(PATIENCE));
         while state.threads >= self.threads {
             if deadline.has_passed() {
                 return None;
             }
-            let woken = self.left.wait_timeout(state, deadline.remaining());
-            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+            self.left.wait_for(&mut state, deadline.remaining());
         }
         state.threads += 1;
         let (place, goes) = state.guests.enter(Source::new(from));
@@ -60,22 +60,18 @@ impl Lobby {
         }
         Some(Seat { lobby: self.clone(), place })
     }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Seat {
     /// Records that the client has sent a request.
     pub fn has_asked(&self) {
-        self.lobby.lock().guests.advance(self.place, Stage::Speaking);
+        self.lobby.state.lock().guests.advance(self.place, Stage::Speaking);
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let mut state = self.lobby.lock();
+        let mut state = self.lobby.state.lock();
         state.guests.leave(self.place);
         state.streams.remove(&self.place);
         state.threads -= 1;

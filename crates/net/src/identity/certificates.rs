@@ -2,6 +2,7 @@
 
 use super::IdentityError;
 use distribute_log::heard;
+use parking_lot::Mutex;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::collections::BTreeSet;
@@ -9,7 +10,6 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
 /// The longest file of certificates, keys or a secret that is read.
 const LONGEST: u64 = 1 << 20;
@@ -75,7 +75,7 @@ fn read(path: &Path, what: &'static str) -> Result<Vec<u8>, IdentityError> {
 pub(super) fn read_private(path: &Path, what: &'static str) -> Result<Vec<u8>, IdentityError> {
     static WARNED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     let (bytes, mode) = read_with_mode(path, what)?;
-    if is_open_to_others(mode) && WARNED.lock().is_ok_and(|mut warned| warned.insert(path.to_owned())) {
+    if is_open_to_others(mode) && WARNED.lock().insert(path.to_owned()) {
         let (mode, path) = (mode & 0o777, path.display());
         heard(|| {
             tracing::warn!(
@@ -127,7 +127,7 @@ mod tests {
             }
             let mut text = String::new();
             event.record(&mut Text(&mut text));
-            self.0.lock().unwrap().push(text);
+            self.0.lock().push(text);
         }
         fn new_span(&self, _: &Attributes<'_>) -> Id {
             Id::from_u64(1)
@@ -152,7 +152,7 @@ mod tests {
                 assert_eq!(read_private(&path, "private key").unwrap(), b"key");
                 read_private(&path, "private key").unwrap();
             });
-            let words = std::mem::take(&mut *kept.0.lock().unwrap());
+            let words = std::mem::take(&mut *kept.0.lock());
             assert_eq!(words.len(), usize::from(warns), "{words:?}");
             assert!(words.iter().all(|words| words.contains(&format!("mode {mode:04o}"))), "{words:?}");
         }

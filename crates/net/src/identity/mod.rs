@@ -7,12 +7,15 @@
 //! | `tls` | the two sides of TLS from either |
 //! | `certified` | the tasks that a certificate names |
 //! | `user` | the user at the other end of a connection within this machine |
+//! | `credentials`, `job` | [`Credentials`]: what the tasks of a job show each other, and the name of their job |
 //! | [`policy`] | which protection links get: a pure table |
 //! | [`access`] | [`Access`]: both together, for the connections of one process |
 
 pub mod access;
 pub mod certificates;
 mod certified;
+mod credentials;
+mod job;
 pub mod policy;
 pub mod secret;
 pub(crate) mod tls;
@@ -21,6 +24,8 @@ mod user;
 pub(crate) use access::Doubt;
 pub use access::{Access, AccessError};
 pub use certificates::Certificates;
+pub use credentials::Credentials;
+pub use job::job_name;
 pub use policy::{PolicyError, Protection};
 pub use secret::Secret;
 

@@ -22,7 +22,7 @@ pub enum PolicyError {
     #[error(
         "{address} can be reached over the network, and anybody could join this job and read its weights: give all workers \
          one DISTRIBUTE_SECRET (`openssl rand -hex 32` makes one), or certificates; \
-         allow_plain_text_on_the_network() does without"
+         credentials(Credentials::new().allow_plain_text_on_the_network()) does without"
     )]
     PlainTextOnTheNetwork {
         /// An address that is not loopback.

@@ -8,9 +8,10 @@ use crate::shm::arena::Arena;
 use crate::wire::Frame;
 use crate::{Drive, Receiver, Settings};
 use distribute_cluster::{Address, Deadline, World};
+use parking_lot::{Mutex, MutexGuard};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 /// How long to look for messages, or for the rest of one, before sleeping until something comes: about as long as it takes to
@@ -239,11 +240,7 @@ impl Shared {
 
     /// Becomes the thread that drives, if none does.
     pub fn try_driver(&self) -> Option<MutexGuard<'_, Vec<Event>>> {
-        match self.driver.try_lock() {
-            Ok(events) => Some(events),
-            Err(TryLockError::Poisoned(events)) => Some(PoisonError::into_inner(events)),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        self.driver.try_lock()
     }
 
     /// Gives each of these links a turn. Says whether there may be more.

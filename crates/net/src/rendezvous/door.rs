@@ -6,10 +6,11 @@ use super::waiting::Knocks;
 use crate::handshake::Names;
 use crate::mesh::{self, Waiting};
 use distribute_cluster::Stopwatch;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::event::PollFd;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Tells those who come when the world has been made why nobody is let in, and remembers who waits for the next one.
 #[derive(Debug)]
@@ -66,7 +67,7 @@ impl WaitingRoom {
     }
 
     fn knocks(&self) -> MutexGuard<'_, Knocks> {
-        self.knocks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.knocks.lock()
     }
 }
 

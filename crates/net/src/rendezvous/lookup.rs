@@ -98,7 +98,9 @@ impl Teller {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Access, Connector, Identity, JoinError, Listener, Message, Receiver, Rendezvous};
+    use crate::{
+        Access, Connector, Credentials, Identity, JoinError, Listener, Message, Receiver, Rendezvous,
+    };
     use distribute_cluster::{Job, Stopwatch, World};
     use distribute_testing::watched;
     use std::time::Duration;
@@ -135,7 +137,8 @@ mod tests {
             let addresses = || vec!["hangs.test:2222".to_owned(), "other.test:2222".to_owned()];
             let worker = |number| {
                 let world = World::new(2, number, 1).unwrap();
-                Rendezvous::new(world, addresses()).allow_plain_text_on_the_network()
+                let credentials = Credentials::from(Identity::None).allow_plain_text_on_the_network();
+                Rendezvous::new(world, addresses()).credentials(credentials)
             };
             // Of the leader, to whom others connect.
             let second = worker(1).listener(Listener::bind("127.0.0.1:0").unwrap());

@@ -53,7 +53,7 @@ pub use progress::{Missing, Progress};
 pub use quorum::Quorum;
 
 use crate::handshake::{Hello, Names, Purpose, words};
-use crate::identity::{Access, Identity, PolicyError, policy};
+use crate::identity::{Access, Credentials, Identity, PolicyError, policy};
 use crate::mesh::Met;
 use crate::shm::SharedMemory;
 use crate::{Mesh, Receiver, Settings};
@@ -77,8 +77,7 @@ pub struct Rendezvous {
     job: String,
     generation: u64,
     digest: [u8; 32],
-    identity: Identity,
-    allow_plain_text: bool,
+    credentials: Credentials,
     timeout: Duration,
     quorum: Quorum,
     settings: Settings,
@@ -99,8 +98,7 @@ impl Rendezvous {
             job: "job".to_owned(),
             generation: 0,
             digest: digest(b""),
-            identity: Identity::None,
-            allow_plain_text: false,
+            credentials: Identity::None.into(),
             timeout: deadline::DEFAULT_TIMEOUT,
             quorum: Quorum::all(world.workers()),
             settings: Settings::default(),
@@ -141,16 +139,10 @@ impl Rendezvous {
         self
     }
 
-    /// What this worker shows to be one of the job.
-    pub fn identity(mut self, identity: Identity) -> Self {
-        self.identity = identity;
-        self
-    }
-
-    /// Lets links to other machines be made without encryption: everybody on the way can read and write the weights, also
-    /// where a secret keeps strangers from joining. For networks that nobody else can reach.
-    pub fn allow_plain_text_on_the_network(mut self) -> Self {
-        self.allow_plain_text = true;
+    /// What the workers show to be of the job, and how links are protected; by default they show nothing. The name of the job is that
+    /// of [`job`](Self::job).
+    pub fn credentials(mut self, credentials: impl Into<Credentials>) -> Self {
+        self.credentials = credentials.into();
         self
     }
 
@@ -212,7 +204,7 @@ impl Rendezvous {
         }
         let deadline = Deadline::after(self.timeout);
         let mut addresses = self.check()?;
-        let access = Access::new(&self.identity, &addresses, self.allow_plain_text)?;
+        let access = self.credentials.access(&addresses)?;
         let listener = match self.listener.take() {
             Some(listener) => {
                 let at = listener.address()?;
@@ -308,7 +300,7 @@ impl std::fmt::Debug for Rendezvous {
             .field("addresses", &self.addresses)
             .field("job", &self.job)
             .field("generation", &self.generation)
-            .field("identity", &self.identity)
+            .field("credentials", &self.credentials)
             .finish_non_exhaustive()
     }
 }

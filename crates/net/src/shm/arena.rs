@@ -3,11 +3,12 @@
 use super::map::{Extent, Extents};
 use super::memfd::{self, Place};
 use super::region::Region;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// What all sizes are multiples of.
 const PAGE: usize = 4 << 10;
@@ -88,7 +89,7 @@ impl Arena {
     }
 
     fn reuse(&self, size: usize) -> Option<Block> {
-        let mut free = lock(&self.free);
+        let mut free = self.free.lock();
         let class = free.classes.get_mut(&size)?;
         let block = class.blocks.pop()?;
         class.unused = class.unused.min(class.blocks.len());
@@ -117,7 +118,7 @@ impl Arena {
             retired: AtomicBool::default(),
             arena: Arc::downgrade(self),
         });
-        lock(&self.segments).insert(segment.extents.start(), Arc::downgrade(&segment));
+        self.segments.lock().insert(segment.extents.start(), Arc::downgrade(&segment));
         let mut blocks: Vec<_> =
             all.into_iter().map(|extent| Block { segment: segment.clone(), extent }).collect();
         let block = blocks.pop().ok_or(io::ErrorKind::OutOfMemory)?;
@@ -127,7 +128,7 @@ impl Arena {
 
     /// Keeps a block for the next who needs one of its size.
     pub(super) fn put_back(&self, block: Block) {
-        let (mut free, size) = (lock(&self.free), block.extent.size());
+        let (mut free, size) = (self.free.lock(), block.extent.size());
         if !block.segment.retired.load(Ordering::Acquire) && free.bytes.saturating_add(size) <= KEPT {
             free.bytes += size;
             free.classes.entry(size).or_default().blocks.push(block);
@@ -142,7 +143,7 @@ impl Arena {
     pub fn find(&self, bytes: &[u8]) -> Option<(Arc<Segment>, usize)> {
         let at = bytes.as_ptr().addr();
         let (start, segment) =
-            lock(&self.segments).range(..=at).next_back().map(|(s, g)| (*s, g.upgrade()))?;
+            self.segments.lock().range(..=at).next_back().map(|(s, g)| (*s, g.upgrade()))?;
         let (segment, offset) = (segment?, at - start);
         let inside = offset.checked_add(bytes.len()).is_some_and(|end| end as u64 <= segment.place.size);
         inside.then_some((segment, offset))
@@ -157,7 +158,7 @@ impl Arena {
     /// Gives the system back what has not been used for a while. To be called with each heartbeat.
     pub fn relax(&self) {
         let mut dropped = Vec::new();
-        let mut free = lock(&self.free);
+        let mut free = self.free.lock();
         free.beats += 1;
         if free.beats >= WINDOW {
             free.beats = 0;
@@ -178,7 +179,7 @@ impl Segment {
         if let Some(arena) = self.arena.upgrade() {
             // Those that are kept already.
             let mut dropped = Vec::new();
-            let mut free = lock(&arena.free);
+            let mut free = arena.free.lock();
             if let Some(class) = free.classes.get_mut(&self.extents.size()) {
                 let of_this = |block: &mut Block| std::ptr::eq(&*block.segment, self);
                 dropped.extend(class.blocks.extract_if(.., of_this));
@@ -193,7 +194,7 @@ impl Drop for Segment {
     fn drop(&mut self) {
         // Its addresses are others' as soon as it is gone.
         if let Some(arena) = self.arena.upgrade() {
-            lock(&arena.segments).remove(&self.extents.start());
+            arena.segments.lock().remove(&self.extents.start());
             arena.count.fetch_sub(1, Ordering::AcqRel);
         }
     }
@@ -204,10 +205,6 @@ impl Drop for Segment {
 fn size_for(length: usize) -> Option<usize> {
     let step = length.checked_next_power_of_two()? / (2 * STEPS);
     length.max(1).checked_next_multiple_of(step.max(PAGE))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

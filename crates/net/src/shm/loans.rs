@@ -5,7 +5,8 @@ use super::ledger::Ledger;
 use super::pair::Pair;
 use super::reference::Reference;
 use bytes::Bytes;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 
 /// Shorter bodies are copied, which takes no longer.
 const SHORTEST: usize = 2 << 10;
@@ -56,7 +57,7 @@ impl Loans {
     }
 
     fn settled(&self) -> MutexGuard<'_, Ledger<Loan>> {
-        let mut ledger = self.lock();
+        let mut ledger = self.ledger.lock();
         ledger.settle(|slot| self.pair.returned(slot));
         ledger
     }
@@ -66,9 +67,5 @@ impl Loans {
     pub fn close(&self) {
         let left = self.settled().close();
         left.iter().for_each(|loan| loan.segment.retire());
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Ledger<Loan>> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

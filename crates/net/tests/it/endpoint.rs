@@ -135,7 +135,7 @@ fn who_does_not_belong_is_told_why_and_by_whom() {
             // A worker that wants to join a world.
             let all = vec![at.to_string(), "127.0.0.1:0".to_owned()];
             let joining =
-                Rendezvous::new(World::new(2, 1, 1).unwrap(), all).identity(secret("a")).job("digits");
+                Rendezvous::new(World::new(2, 1, 1).unwrap(), all).credentials(secret("a")).job("digits");
             let error = joining.join(Kept::new()).unwrap_err().to_string();
             assert!(error.contains("ps 0 answers calls here, and joins no world"), "{error}");
             let (endpoint, kept) = connect(&of(&secret("a")), &ps(), &at).unwrap();

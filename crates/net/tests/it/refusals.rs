@@ -22,7 +22,7 @@ fn rendezvous(worker: usize, port: u16) -> Rendezvous {
         .job("digits")
         .generation(5)
         .agree_on(b"cluster")
-        .identity(secret("a"))
+        .credentials(secret("a"))
         .settings(patient())
         .timeout(Duration::from_secs(40))
 }
@@ -40,13 +40,17 @@ fn disturbed_as(identity: &Identity, others: impl FnOnce(u16)) -> [(Mesh, Arc<Ke
         let leader = scope.spawn(move || {
             let kept = Kept::new();
             (
-                rendezvous(0, port).identity(identity.clone()).listener(listener).join(kept.clone()).unwrap(),
+                rendezvous(0, port)
+                    .credentials(identity.clone())
+                    .listener(listener)
+                    .join(kept.clone())
+                    .unwrap(),
                 kept,
             )
         });
         others(port);
         let kept = Kept::new();
-        let second = rendezvous(1, port).identity(identity.clone()).join(kept.clone()).unwrap();
+        let second = rendezvous(1, port).credentials(identity.clone()).join(kept.clone()).unwrap();
         let second = (second, kept);
         [leader.join().unwrap(), second]
     })
@@ -116,16 +120,16 @@ fn who_does_not_belong_to_the_world_is_told_why_by_name() {
             let alike = || rendezvous(1, port);
             let strange = certificates(folder.path(), "stranger");
             for (caller, reason, text) in [
-                (alike().identity(secret("b")), Reason::Secret, "the secrets of the two tasks differ"),
-                (alike().identity(Identity::None), Reason::Secret, "and the other one has none"),
+                (alike().credentials(secret("b")), Reason::Secret, "the secrets of the two tasks differ"),
+                (alike().credentials(Identity::None), Reason::Secret, "and the other one has none"),
                 // A stranger does not end the rendezvous of the others, whatever it says of itself.
                 (
-                    alike().identity(Identity::None).job("letters"),
+                    alike().credentials(Identity::None).job("letters"),
                     Reason::Job,
                     "another job than \"letters\" is at this address",
                 ),
                 (
-                    alike().identity(secret("b")).job("letters").agree_on(b"other"),
+                    alike().credentials(secret("b")).job("letters").agree_on(b"other"),
                     Reason::Secret,
                     "see whether another job is at this address",
                 ),
@@ -134,7 +138,7 @@ fn who_does_not_belong_to_the_world_is_told_why_by_name() {
                     Reason::Generation,
                     "worker 1 is of generation 4, and worker 0 of generation 5",
                 ),
-                (alike().identity(Identity::Certificates(strange)), Reason::Secret, "TLS"),
+                (alike().credentials(Identity::Certificates(strange)), Reason::Secret, "TLS"),
             ] {
                 let (found, said) = refused(caller);
                 assert_eq!(found, reason, "{said}");
@@ -154,13 +158,13 @@ fn with_a_third(
     let listener = Listener::bind("127.0.0.1:0").unwrap();
     let port = listener.address().unwrap().port();
     let (told, waits) = std::sync::mpsc::channel();
-    let leader = of_three(2, 0, port).identity(identity.clone()).timeout(timeout).listener(listener);
+    let leader = of_three(2, 0, port).credentials(identity.clone()).timeout(timeout).listener(listener);
     let leader = leader.on_progress(move |progress| {
         if progress.missing.len() == 1 {
             let _ = told.send(());
         }
     });
-    let second = of_three(2, 1, port).identity(identity.clone()).timeout(timeout);
+    let second = of_three(2, 1, port).credentials(identity.clone()).timeout(timeout);
     std::thread::scope(|scope| {
         let others = [leader, second].map(|other| scope.spawn(|| other.join(Kept::new()).unwrap_err()));
         waits.recv_timeout(Duration::from_secs(30)).unwrap();
@@ -212,7 +216,7 @@ fn a_worker_of_the_job_that_disagrees_ends_the_rendezvous_of_all_at_once() {
         for (identity, reason, text, third) in changes {
             let waited = Stopwatch::start();
             let all = with_a_third(identity, Duration::from_secs(300), |port| {
-                third(port).identity(identity.clone())
+                third(port).credentials(identity.clone())
             });
             assert!(waited.elapsed() < Duration::from_secs(60), "{:?}", waited.elapsed());
             for other in &all[..2] {
@@ -250,7 +254,7 @@ fn named_at_the_deadline(identity: &Identity, third: impl FnOnce(u16) -> Rendezv
 #[test]
 fn a_connection_of_another_secret_ends_nothing_and_is_named_in_the_error_at_the_deadline() {
     watched(|| {
-        let third = |port| of_three(1, 2, port).job("letters").identity(secret("b"));
+        let third = |port| of_three(1, 2, port).job("letters").credentials(secret("b"));
         named_at_the_deadline(&secret("a"), third, " (the secrets of the two tasks differ: give all tasks");
     });
 }
@@ -368,13 +372,13 @@ fn of_another_secret_not_even_tls_is_made() {
             rendezvous.timeout(Duration::from_secs(40))
         };
         std::thread::scope(|scope| {
-            let leader = far(0).identity(secret("a")).listener(listener);
+            let leader = far(0).credentials(secret("a")).listener(listener);
             let leader = scope.spawn(move || leader.join(Kept::new()).map(drop).unwrap());
-            let error = far(1).identity(secret("b")).join(Kept::new()).unwrap_err();
+            let error = far(1).credentials(secret("b")).join(Kept::new()).unwrap_err();
             let JoinError::Refused { refusal, .. } = &error else { panic!("{error}") };
             assert_eq!(refusal.reason, Reason::Secret);
             assert!(error.to_string().contains("TLS: "), "{error}");
-            far(1).identity(secret("a")).join(Kept::new()).unwrap();
+            far(1).credentials(secret("a")).join(Kept::new()).unwrap();
             leader.join().unwrap();
         });
     });
@@ -477,14 +481,14 @@ fn a_stranger_without_a_certificate_of_the_ca_is_refused_and_the_world_goes_on()
             (rendezvous.join(kept.clone()).unwrap(), kept)
         };
         let pair = std::thread::scope(|scope| {
-            let leader = rendezvous(0, port).identity(ours.clone()).listener(listener);
+            let leader = rendezvous(0, port).credentials(ours.clone()).listener(listener);
             let leader = scope.spawn(move || join(leader));
-            let (reason, text) = refused(rendezvous(1, port).identity(theirs));
+            let (reason, text) = refused(rendezvous(1, port).credentials(theirs));
             assert_eq!(reason, Reason::Secret);
             assert!(text.contains("TLS: ") && text.contains("certificates of one CA"), "{text}");
             let (reason, text) = refused(rendezvous(1, port));
             assert_eq!(reason, Reason::Protocol, "{text}");
-            let second = join(rendezvous(1, port).identity(ours));
+            let second = join(rendezvous(1, port).credentials(ours));
             [leader.join().unwrap(), second]
         });
         works(&pair);

@@ -3,7 +3,7 @@
 use crate::support::{Kept, addresses, meshes, patient};
 use distribute_cluster::{Job, World};
 use distribute_net::identity::PolicyError;
-use distribute_net::{Drive, Identity, JoinError, Listener, Message, Rendezvous, Transport};
+use distribute_net::{Credentials, Drive, Identity, JoinError, Listener, Message, Rendezvous, Transport};
 use distribute_testing::{Port, SplitMix, watched};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -164,7 +164,7 @@ fn what_can_be_known_to_be_wrong_is_refused_before_anybody_is_waited_for() {
     watched(|| {
         let all = |addresses: &[&str]| addresses.iter().map(|&a| a.to_owned()).collect::<Vec<_>>();
         let error = |addresses: &[&str], identity: Identity| {
-            let worker = alone_of(2, 1, all(addresses)).identity(identity);
+            let worker = alone_of(2, 1, all(addresses)).credentials(identity);
             worker.join(Kept::new()).unwrap_err()
         };
         for (addresses, text) in [
@@ -193,6 +193,10 @@ fn what_can_be_known_to_be_wrong_is_refused_before_anybody_is_waited_for() {
     });
 }
 
+fn in_the_open() -> Credentials {
+    Credentials::from(Identity::None).allow_plain_text_on_the_network()
+}
+
 #[test]
 fn plain_text_leaves_the_machine_only_if_that_is_asked_for_by_name() {
     watched(|| {
@@ -201,7 +205,7 @@ fn plain_text_leaves_the_machine_only_if_that_is_asked_for_by_name() {
         let far = move || alone_of(2, 0, addresses(2, "0.0.0.0", port));
         let error = far().join(Kept::new()).unwrap_err();
         assert!(matches!(error, JoinError::Policy(PolicyError::PlainTextOnTheNetwork { .. })), "{error}");
-        let allowed = |worker: Rendezvous| worker.allow_plain_text_on_the_network();
+        let allowed = |worker: Rendezvous| worker.credentials(in_the_open());
         let pair = meshes(2, "0.0.0.0", allowed);
         pair[0].0.send(1, Message::new("in the open", vec![]));
         pair[1].1.count(Some(&pair[1].0), 1);
@@ -250,7 +254,7 @@ fn who_is_missing_is_called_by_its_task() {
         assert!(error.to_string().contains("missing: chief 0 at 127.0.0.1:"), "{error}");
         // An own address that is none of this machine.
         let all = vec!["192.0.2.1:9".to_owned(), "192.0.2.1:8".to_owned()];
-        let error = alone_of(2, 0, all).tasks(tasks()).allow_plain_text_on_the_network();
+        let error = alone_of(2, 0, all).tasks(tasks()).credentials(in_the_open());
         let error = error.join(Kept::new()).unwrap_err().to_string();
         assert!(error.starts_with("chief 0 cannot listen at 192.0.2.1:9"), "{error}");
     });

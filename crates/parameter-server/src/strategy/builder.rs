@@ -11,11 +11,11 @@ use distribute_cluster::resolver::{self, ClusterResolver};
 use distribute_collective::threads::MOST_THREADS;
 use distribute_core::internal::{alone, check_count, prepare, resolve};
 use distribute_core::{CommunicationOptions, IndependentWorker, Strategy};
-use distribute_net::{Certificates, Secret};
+use distribute_net::Credentials;
 use distribute_params::{Channel, Partitioner, PlacementPolicy};
 use distribute_ps_client::ParameterServers;
 use distribute_ps_client::internal::Makes;
-use distribute_server::{ClientBuilder, Credentials};
+use distribute_server::ClientBuilder;
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -107,22 +107,10 @@ impl ParameterServerBuilder {
         self
     }
 
-    /// How the tasks of the job know each other, in place of what was said before: one value for all that a task opens.
-    pub fn credentials(mut self, credentials: Credentials) -> Self {
-        self.credentials = credentials;
-        self
-    }
-
-    /// Certificates for connections between machines: the CA's, this process's, and its key, as PEM files. By default they are
-    /// protected by the secret of the job, if `DISTRIBUTE_SECRET` has one.
-    pub fn certificates(mut self, certificates: Certificates) -> Self {
-        self.credentials = self.credentials.certificates(certificates);
-        self
-    }
-
-    /// The secret of the job, if it isn't in `DISTRIBUTE_SECRET`.
-    pub fn secret(mut self, secret: Secret) -> Self {
-        self.credentials = self.credentials.secret(secret);
+    /// How the tasks of the job know each other, and protect connections between machines, in place of what was said before, of [`job`](Self::job)
+    /// too: one value for all that a task opens. By default by the secret in `DISTRIBUTE_SECRET`, if there is one.
+    pub fn credentials(mut self, credentials: impl Into<Credentials>) -> Self {
+        self.credentials = credentials.into();
         self
     }
 
@@ -132,16 +120,8 @@ impl ParameterServerBuilder {
         self
     }
 
-    /// Lets connections between machines go without encryption: everybody on the way can read and write the weights. For networks that
-    /// nobody else can reach.
-    pub fn allow_plain_text_on_the_network(mut self) -> Self {
-        self.credentials = self.credentials.allow_plain_text_on_the_network();
-        self
-    }
-
-    /// Sets how many of this worker's own latest updates may be missing from the values that a step computes
-    /// with; 0 by default. With 1 or more, a step does not wait for servers: gradients are sent and values are
-    /// fetched while the next steps compute.
+    /// How many of its own latest updates the values may lack that a step of this worker computes with; 0 by default. With 1 or more, a
+    /// step doesn't wait for servers: gradients are sent and values are fetched while the next ones compute.
     ///
     /// With 0, a single worker trains like a single device. Otherwise gradients are computed from slightly
     /// stale values, which usually costs little if updates are small. A server's error about gradients is then

@@ -12,16 +12,16 @@ pub(crate) use arena::CHUNK;
 pub use state::{DynamicState, WaitingCounts};
 pub use update::Pushed;
 
-use crate::lock::{read, write};
 use crate::partition::Split;
 use crate::steps::Steps;
 use crate::{Error, Initializer, Result};
 use distribute_optim::{Rule, SlotSpec};
 use distribute_tensor::random::mix;
 use distribute_tensor::{DType, Element, HostTensor};
+use parking_lot::RwLock;
 use segment::{Number, Segment, stamp};
 use serde::{Deserialize, Serialize};
-use std::sync::{Arc, OnceLock, RwLock};
+use std::sync::{Arc, OnceLock};
 
 /// The number of locks. With this many, a batch of a thousand ids has several ids for each lock.
 const SEGMENTS: usize = 64;
@@ -197,7 +197,7 @@ impl DynamicTable {
 
     /// Returns the number of ids that have a row.
     pub fn len(&self) -> usize {
-        with_segments!(&self.segments, all => all.iter().map(|segment| read(segment).len()).sum())
+        with_segments!(&self.segments, all => all.iter().map(|segment| segment.read().len()).sum())
     }
 
     /// Returns whether no id has a row.
@@ -207,12 +207,12 @@ impl DynamicTable {
 
     /// Returns the number of ids without a row whose occurrences are counted.
     pub fn waiting(&self) -> usize {
-        with_segments!(&self.segments, all => all.iter().map(|segment| read(segment).waiting()).sum())
+        with_segments!(&self.segments, all => all.iter().map(|segment| segment.read().waiting()).sum())
     }
 
     /// Returns the number of bytes that rows, slots and the index take.
     pub fn bytes(&self) -> usize {
-        with_segments!(&self.segments, all => all.iter().map(|segment| read(segment).bytes()).sum())
+        with_segments!(&self.segments, all => all.iter().map(|segment| segment.read().bytes()).sum())
     }
 
     /// Returns the rows of these ids, in the same order. An id without a row has its initial value.
@@ -231,7 +231,7 @@ impl DynamicTable {
                 if positions.is_empty() {
                     continue;
                 }
-                let segment = read(segment);
+                let segment = segment.read();
                 for (at, id) in positions.iter().zip(split.of(i)) {
                     let out = &mut out[at * width..(at + 1) * width];
                     match segment.row(*id) {
@@ -254,7 +254,7 @@ impl DynamicTable {
     pub fn evict(&self, now: u64) -> usize {
         let Some(oldest) = self.options.max_age.and_then(|age| now.checked_sub(age)) else { return 0 };
         with_segments!(&self.segments, all => {
-            all.iter().map(|segment| write(segment).evict_unused_since(stamp(oldest))).sum()
+            all.iter().map(|segment| segment.write().evict_unused_since(stamp(oldest))).sum()
         })
     }
 
@@ -288,7 +288,7 @@ impl DynamicTable {
         let rows = with_segments!(&self.segments, all => {
             if exact {
                 let split = split(all.len(), ids);
-                let of = |(i, segment): (usize, &RwLock<Segment<_>>)| read(segment).chunk_rows(split.of(i));
+                let of = |(i, segment): (usize, &RwLock<Segment<_>>)| segment.read().chunk_rows(split.of(i));
                 all.iter().enumerate().map(of).sum()
             } else {
                 ids.len().saturating_add(all.len().min(ids.len()) * CHUNK)

@@ -2,12 +2,11 @@
 
 use super::segment::{Number, Segment, stamp};
 use super::{DynamicTable, Segments, elements, segment_of, with_segments};
-use crate::lock::{read, write};
 use crate::{Error, Result};
 use distribute_tensor::HostTensor;
+use parking_lot::RwLock;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashSet};
-use std::sync::RwLock;
 
 /// The number of occurrences of ids without a row: recent counts, and older ones.
 pub type WaitingCounts = [Vec<(i64, u32)>; 2];
@@ -55,7 +54,7 @@ impl DynamicTable {
         let (width, names) = (self.width(), slots.iter().map(|slot| slot.name.to_string()));
         fn sorted<T: Number>(segment: Option<&RwLock<Segment<T>>>) -> Vec<(i64, u32, Vec<T>)> {
             let rows = |segment: &RwLock<Segment<T>>| {
-                read(segment).entries().map(|(entry, row)| (entry.id, entry.used, row.to_vec())).collect()
+                segment.read().entries().map(|(entry, row)| (entry.id, entry.used, row.to_vec())).collect()
             };
             let mut rows: Vec<_> = segment.map(rows).unwrap_or_default();
             rows.sort_unstable_by_key(|(id, ..)| *id);
@@ -144,14 +143,14 @@ impl DynamicTable {
     pub fn keep(&self, (first, last): (i64, i64), ids: &[i64]) -> usize {
         let kept: HashSet<i64> = ids.iter().copied().collect();
         let gone = |id: i64| (first..=last).contains(&id) && !kept.contains(&id);
-        with_segments!(&self.segments, all => all.iter().map(|segment| write(segment).remove(gone)).sum())
+        with_segments!(&self.segments, all => all.iter().map(|segment| segment.write().remove(gone)).sum())
     }
 
     /// Returns the counts of ids of a [part](Self::parts) that have no row yet, for a server that is restarted.
     /// Other shards cannot use these counts; there, counting starts again.
     pub fn waiting_counts(&self, part: usize) -> WaitingCounts {
         with_segments!(&self.segments, all => {
-            all.get(part).map(|segment| read(segment).waiting_counts()).unwrap_or_default()
+            all.get(part).map(|segment| segment.read().waiting_counts()).unwrap_or_default()
         })
     }
 
@@ -159,7 +158,7 @@ impl DynamicTable {
     pub fn restore_waiting(&self, part: usize, counts: &WaitingCounts) {
         with_segments!(&self.segments, all => {
             if let Some(segment) = all.get(part) {
-                write(segment).restore_waiting(counts);
+                segment.write().restore_waiting(counts);
             }
         });
     }
@@ -180,7 +179,7 @@ impl DynamicTable {
         for i in order {
             let row = |part: &[T]| part[i * width..(i + 1) * width].to_vec();
             let row: Vec<T> = parts.iter().flat_map(|part| row(part)).collect();
-            if !put(&mut write(&all[segment_of(all.len(), ids[*i])]), *i, &row) {
+            if !put(&mut all[segment_of(all.len(), ids[*i])].write(), *i, &row) {
                 left_out += 1;
             }
         }

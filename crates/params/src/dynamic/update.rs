@@ -2,12 +2,12 @@
 
 use super::segment::{Number, Segment, Update};
 use super::{Bound, DynamicTable, Segments, elements, split, with_segments};
-use crate::lock::write;
 use crate::{Error, Push, Result};
 use distribute_optim::{Rule, RuleExt, UpdateError};
 use distribute_tensor::HostTensor;
+use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 
 /// The effects of a push.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,7 +52,7 @@ impl DynamicTable {
         }
         let present = self.rule.get_or_init(|| {
             let slots = rule.slots();
-            with_segments!(&self.segments, all => all.iter().for_each(|s| write(s).set_slots(&slots)));
+            with_segments!(&self.segments, all => all.iter().for_each(|s| s.write().set_slots(&slots)));
             Bound { rule: rule.clone(), slots }
         });
         let (present, found) = (format!("{:?}", present.rule), format!("{rule:?}"));
@@ -106,7 +106,7 @@ impl DynamicTable {
         let mut pushed = Pushed::default();
         for (i, segment) in all.iter().enumerate() {
             if !split.of(i).is_empty() {
-                pushed = pushed.plus(write(segment).push(split.of(i), split.positions(i), &update)?);
+                pushed = pushed.plus(segment.write().push(split.of(i), split.positions(i), &update)?);
             }
         }
         // This depends only on the number of the step, so a restarted server repeats its changes with the same

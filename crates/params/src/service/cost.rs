@@ -4,7 +4,6 @@ use super::entry::Entry;
 use super::request::{Request, State};
 use super::spec::{AnyTable, Contents, TableSpec};
 use super::tables::Tables;
-use crate::lock::read;
 use crate::{Error, Result};
 use distribute_tensor::{DType, HostTensor};
 
@@ -55,7 +54,7 @@ impl Tables {
 
     fn require(&self, operation: &'static str, table: &str, bytes: usize) -> Result<()> {
         let count = || {
-            let all: Vec<_> = read(&self.all).values().cloned().collect();
+            let all: Vec<_> = self.all.read().values().cloned().collect();
             all.iter().map(|entry| entry.taken()).fold(0, usize::saturating_add)
         };
         self.budget.reserve(bytes, count).map_err(|taken| Error::Budget {

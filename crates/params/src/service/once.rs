@@ -1,8 +1,7 @@
 //! Changes that closures make to a table, each applied once.
 
-use crate::lock::lock;
 use crate::{ClosureChanges, Origin, Result};
-use std::sync::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard};
 
 /// The number of locks for executions of closures, which are assigned by number. Few of the closures that run
 /// at the same time have the same lock.
@@ -33,23 +32,23 @@ impl Once {
         number: u64,
         make: impl FnOnce() -> Result<T>,
     ) -> Result<Option<T>> {
-        let _order = lock(&self.orders[(origin.closure % ORDERS as u64) as usize]);
-        let was_made = lock(&self.changes).has(origin, number)?;
+        let _order = self.orders[(origin.closure % ORDERS as u64) as usize].lock();
+        let was_made = self.changes.lock().has(origin, number)?;
         let made = if was_made { None } else { Some(make()?) };
-        lock(&self.changes).note(origin, number);
+        self.changes.lock().note(origin, number);
         Ok(made)
     }
 
     /// Begins a job, whose closures may change the table from now on. All changes in progress for the previous
     /// job are completed first; later ones are refused.
     pub fn begin(&self, job: u64) {
-        let _all: Vec<MutexGuard<'_, ()>> = self.orders.iter().map(lock).collect();
-        lock(&self.changes).begin(job);
+        let _all: Vec<MutexGuard<'_, ()>> = self.orders.iter().map(|order| order.lock()).collect();
+        self.changes.lock().begin(job);
     }
 
     /// Returns a copy of the current record.
     pub fn changes(&self) -> ClosureChanges {
-        lock(&self.changes).clone()
+        self.changes.lock().clone()
     }
 }
 

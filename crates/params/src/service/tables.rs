@@ -8,12 +8,12 @@ use super::request::Request;
 use super::response::Response;
 use super::spec::{LAYOUT_TABLE, TableSpec};
 use super::usage::{Counters, Usage};
-use crate::lock::{read, write};
 use crate::{ClosureChanges, Error, Result};
+use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, RwLock};
 
 /// The upper bits of a job's number count jobs, and continue from the greatest number of all servers. The lower
 /// bits are random.
@@ -89,11 +89,11 @@ impl Tables {
             }
             Request::Create(spec) => self.create(spec),
             Request::Remove { table } => {
-                write(&self.all).remove(table);
+                self.all.write().remove(table);
                 Ok(Response::Done)
             }
             Request::List => {
-                let all: Vec<_> = read(&self.all).values().cloned().collect();
+                let all: Vec<_> = self.all.read().values().cloned().collect();
                 Ok(Response::Tables(all.iter().map(|entry| entry.info()).collect()))
             }
             Request::Usage => Ok(Response::Usage(self.usage())),
@@ -149,8 +149,8 @@ impl Tables {
 
     fn begin_job(&self, job: u64) -> u64 {
         let (newest, all) = {
-            // Tables that are created from here on belong to this job.
-            let all = write(&self.all);
+            // Tables that are made from here on are of this job.
+            let all = self.all.write();
             let newest = self.job.fetch_max(job, Ordering::AcqRel).max(job);
             (newest, all.values().cloned().collect::<Vec<_>>())
         };
@@ -160,13 +160,13 @@ impl Tables {
 
     /// Returns the number of bytes of all tables, values and slots.
     pub fn bytes(&self) -> usize {
-        let all: Vec<_> = read(&self.all).values().cloned().collect();
+        let all: Vec<_> = self.all.read().values().cloned().collect();
         all.iter().map(|entry| entry.info().bytes).sum()
     }
 
     /// Returns the tables, and the number of rows that were read and pushed since this was created.
     pub fn usage(&self) -> Usage {
-        let all: Vec<_> = read(&self.all).values().cloned().collect();
+        let all: Vec<_> = self.all.read().values().cloned().collect();
         let infos: Vec<_> =
             all.iter().map(|entry| entry.info()).filter(|info| info.name != LAYOUT_TABLE).collect();
         let mut usage = Usage {
@@ -193,7 +193,7 @@ impl Tables {
 
     /// Returns the names of all tables.
     pub fn names(&self) -> Vec<String> {
-        read(&self.all).keys().cloned().collect()
+        self.all.read().keys().cloned().collect()
     }
 
     /// Returns an image of a table; `None` if there is no such table. Concurrent changes may or may not be
@@ -202,7 +202,7 @@ impl Tables {
     /// # Errors
     /// - [`Error::Tensor`]: there is not enough memory for it.
     pub fn image(&self, name: &str) -> Result<Option<TableImage>> {
-        let entry = read(&self.all).get(name).cloned();
+        let entry = self.all.read().get(name).cloned();
         entry.map(|entry| entry.image()).transpose()
     }
 
@@ -215,26 +215,26 @@ impl Tables {
         let made = self.made.fetch_add(1, Ordering::Relaxed);
         let TableImage { name, fingerprint, described, closures, .. } = image;
         let entry = Entry { table, made, fingerprint, described, once: Once::new(closures) };
-        write(&self.all).insert(name, Arc::new(entry));
+        self.all.write().insert(name, Arc::new(entry));
         Ok(())
     }
 
     /// Removes all tables, and forgets which job has begun.
     pub fn clear(&self) {
-        let mut all = write(&self.all);
+        let mut all = self.all.write();
         all.clear();
         self.job.store(0, Ordering::Release);
     }
 
     fn create(&self, spec: &TableSpec) -> Result<Response> {
         let fingerprint = spec.fingerprint();
-        if let Some(entry) = read(&self.all).get(&spec.name) {
+        if let Some(entry) = self.all.read().get(&spec.name) {
             return entry.same(spec, fingerprint);
         }
         // Created without the lock, because this takes long for a large table. If several threads create it,
         // one table is kept.
         let table = spec.make()?;
-        let mut all = write(&self.all);
+        let mut all = self.all.write();
         if let Some(entry) = all.get(&spec.name) {
             return entry.same(spec, fingerprint);
         }
@@ -246,7 +246,7 @@ impl Tables {
     }
 
     pub(super) fn find(&self, name: &str) -> Option<Arc<Entry>> {
-        read(&self.all).get(name).cloned()
+        self.all.read().get(name).cloned()
     }
 
     fn entry(&self, operation: &'static str, name: &str) -> Result<Arc<Entry>> {

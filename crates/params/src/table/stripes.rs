@@ -2,10 +2,9 @@
 
 use super::layout::{Layout, Stretch};
 use crate::Result;
-use crate::lock::{read, write};
 use distribute_optim::SlotSpec;
 use distribute_tensor::dtype::Buffer;
-use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// The rows that one lock guards, and their slots.
 #[derive(Debug)]
@@ -58,19 +57,19 @@ impl Stripes {
     }
 
     pub(super) fn read(&self, stripe: usize) -> RwLockReadGuard<'_, Stripe> {
-        read(&self.stripes[stripe])
+        self.stripes[stripe].read()
     }
 
     pub(super) fn write(&self, stripe: usize) -> RwLockWriteGuard<'_, Stripe> {
-        write(&self.stripes[stripe])
+        self.stripes[stripe].write()
     }
 
     /// Reads the whole table, as it is between two writes of the whole table.
     pub(super) fn read_all(&self, mut then: impl FnMut(&Stripe, &mut dyn Iterator<Item = Stretch>)) {
         let mut held = None;
         for (i, stripe) in self.stripes.iter().enumerate() {
-            // The next stripe is locked before the previous one is released.
-            then(held.insert(read(stripe)), &mut self.layout.stretches(i));
+            // The new one is locked, then the old one is dropped.
+            then(held.insert(stripe.read()), &mut self.layout.stretches(i));
         }
     }
 
@@ -82,7 +81,7 @@ impl Stripes {
     ) -> Result<()> {
         let mut held = None;
         for (i, stripe) in self.stripes.iter().enumerate() {
-            let stripe: &mut RwLockWriteGuard<'_, Stripe> = held.insert(write(stripe));
+            let stripe: &mut RwLockWriteGuard<'_, Stripe> = held.insert(stripe.write());
             then(i, stripe, &mut self.layout.stretches(i))?;
         }
         Ok(())

@@ -20,7 +20,7 @@ pub fn serve(index: usize, servers: usize, address: &str, folder: &str) -> Resul
         "" => ParameterServer::new(),
         folder => ParameterServer::open(ServerOptions::new(format!("{folder}/ps-{index}")))?,
     };
-    let server = Server::builder(cluster).task(Job::Ps.task(index)).identity(Identity::None);
+    let server = Server::builder(cluster).task(Job::Ps.task(index)).credentials(Identity::None);
     let server = server.service(SERVICE, tables).start()?;
     println!("{}", server.address());
     server.join()?;
@@ -74,7 +74,7 @@ impl Cluster {
     pub fn channels(&self, clients: usize) -> Vec<Channels> {
         let of = |client: usize| -> Channels {
             let clients =
-                ClientBuilder::new(self.spec.clone(), Job::Worker.task(client)).identity(Identity::None);
+                ClientBuilder::new(self.spec.clone(), Job::Worker.task(client)).credentials(Identity::None);
             let one = |i| Arc::new(Connection::new(clients.clone(), Job::Ps.task(i))) as Arc<dyn Channel>;
             (0..self.processes.len()).map(one).collect()
         };

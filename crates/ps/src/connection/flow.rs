@@ -4,8 +4,9 @@ use super::Shared;
 use super::waiting::Call;
 use distribute_cluster::Deadline;
 use distribute_params::PushWindows;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// The numbers of changes in flight differ by less than this, the number of changes that a server remembers.
 pub(super) const SPAN: u64 = PushWindows::SPAN;
@@ -63,7 +64,7 @@ impl Flow {
         let flow = &shared.flow;
         loop {
             let (sent, turn) = {
-                let mut state = flow.lock();
+                let mut state = flow.state.lock();
                 let Some(full) = state.full(flow, changes, bytes) else {
                     let (call, first) = (state.entered, state.next);
                     state.enter(changes, bytes);
@@ -87,9 +88,9 @@ impl Flow {
             if collected {
                 continue;
             }
-            let state = flow.lock();
+            let mut state = flow.state.lock();
             if state.turn == turn {
-                drop(flow.changed.wait_timeout(state, deadline.look()));
+                flow.changed.wait_for(&mut state, deadline.look());
             }
         }
     }
@@ -97,14 +98,14 @@ impl Flow {
     /// Records that the call of a permit was sent. From now on, threads that need room may collect its
     /// response.
     pub fn sent(&self, permit: u64, call: &Arc<Call>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.sent.insert(permit, Arc::downgrade(call));
         self.turn(state);
     }
 
     /// Returns all calls without a response, in the order in which they were admitted.
     pub fn under_way(&self) -> Vec<Arc<Call>> {
-        self.lock().sent.values().filter_map(Weak::upgrade).collect()
+        self.state.lock().sent.values().filter_map(Weak::upgrade).collect()
     }
 
     /// Wakes all threads that wait for room.
@@ -112,10 +113,6 @@ impl Flow {
         state.turn += 1;
         drop(state);
         self.changed.notify_all();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -173,7 +170,7 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         let flow = &self.shared.flow;
-        let mut state = flow.lock();
+        let mut state = flow.state.lock();
         state.sent.remove(&self.call);
         state.leave(self.first, self.changes, self.bytes);
         flow.turn(state);

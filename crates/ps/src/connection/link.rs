@@ -2,7 +2,8 @@
 
 use distribute_cluster::{Deadline, Task};
 use distribute_server::{CallError, Client, ClientBuilder};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
 
 /// A connection that is established on demand, by one thread for all.
 pub(super) struct Link {
@@ -35,7 +36,7 @@ impl Link {
 
     /// Returns the connection, but not the one that was `lost`.
     pub fn client(&self, mut deadline: Deadline, lost: Option<&Arc<Client>>) -> Result<Arc<Client>, NoLink> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             match &*state {
                 State::Up(client) if !lost.is_some_and(|lost| Arc::ptr_eq(lost, client)) => {
@@ -46,7 +47,7 @@ impl Link {
                     if slice.is_zero() {
                         return Err(NoLink::Late("it was being connected to".to_owned()));
                     }
-                    state = self.changed.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0;
+                    self.changed.wait_for(&mut state, slice);
                     deadline.look();
                 }
                 State::Down | State::Up(_) => break,
@@ -57,7 +58,7 @@ impl Link {
         // Closing it may take a while, so this happens without the lock.
         drop(before);
         let client = self.connect(deadline);
-        *self.lock() = client.as_ref().map_or(State::Down, |client| State::Up(client.clone()));
+        *self.state.lock() = client.as_ref().map_or(State::Down, |client| State::Up(client.clone()));
         self.changed.notify_all();
         client
     }
@@ -72,9 +73,5 @@ impl Link {
                 NoLink::Refused(error.to_string())
             }
         })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

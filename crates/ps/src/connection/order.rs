@@ -7,7 +7,8 @@ use super::waiting::Call;
 use distribute_cluster::Deadline;
 use distribute_params::ChannelError;
 use distribute_server::{CallError, Client};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
 
 /// The right to send, and the connection over which all requests in flight were sent.
 #[derive(Default)]
@@ -43,7 +44,7 @@ impl Order {
                 NoLink::Late(reason) => call.late(reason),
                 NoLink::Refused(reason) => call.unreachable(reason),
             })?;
-            let is_new = !turn.0.lock().over.as_ref().is_some_and(|over| Arc::ptr_eq(over, &client));
+            let is_new = !turn.0.state.lock().over.as_ref().is_some_and(|over| Arc::ptr_eq(over, &client));
             let sent = if is_new {
                 // INV-58: requests that were sent over the previous connection, and have no response, come
                 // first.
@@ -52,7 +53,7 @@ impl Order {
                 call.send_over(&client, deadline)
             };
             match sent {
-                Ok(()) => turn.0.lock().over = Some(client),
+                Ok(()) => turn.0.state.lock().over = Some(client),
                 Err(CallError::Lost { .. }) => lost = Some(client),
                 Err(error) => return Err(call.failed(error)),
             }
@@ -62,27 +63,23 @@ impl Order {
 
     /// Waits until no thread is sending; `None` at the deadline.
     fn turn(&self, mut deadline: Deadline) -> Option<Turn<'_>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while state.busy {
             let slice = deadline.look();
             if slice.is_zero() {
                 return None;
             }
-            state = self.changed.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, slice);
             deadline.look();
         }
         state.busy = true;
         Some(Turn(self))
     }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.0.lock().busy = false;
+        self.0.state.lock().busy = false;
         self.0.changed.notify_one();
     }
 }

@@ -9,7 +9,8 @@ use distribute_params::{Response, TableSpec};
 use distribute_server::{Call, Reply, Server};
 use distribute_tensor::{HostTensor, Write};
 use distribute_testing::{Port, watched};
-use std::sync::{Mutex, mpsc};
+use parking_lot::Mutex;
+use std::sync::mpsc;
 
 const PATIENCE: Duration = Duration::from_secs(50);
 
@@ -18,7 +19,7 @@ fn server(cluster: &ClusterSpec, answers: bool) -> (Server, mpsc::Receiver<u64>)
     let (come, comes) = mpsc::channel();
     let come = Mutex::new((come, Vec::new()));
     let service = move |call: Call, reply: Reply| {
-        let (come, kept) = &mut *come.lock().unwrap();
+        let (come, kept) = &mut *come.lock();
         come.send(codec::Call::decode(call.message).unwrap().first).unwrap();
         if answers {
             let answer = encode_answer(vec![Ok(Response::Done)], false, false, |_| None).unwrap();
@@ -27,7 +28,7 @@ fn server(cluster: &ClusterSpec, answers: bool) -> (Server, mpsc::Receiver<u64>)
             kept.push(reply);
         }
     };
-    let builder = Server::builder(cluster.clone()).task(Job::Ps.task(0)).identity(Identity::None);
+    let builder = Server::builder(cluster.clone()).task(Job::Ps.task(0)).credentials(Identity::None);
     (builder.service(SERVICE, service).start().unwrap(), comes)
 }
 
@@ -44,7 +45,7 @@ fn what_was_lost_is_sent_again_in_order_before_anything_new() {
         let cluster =
             ClusterSpec::from_lists([("ps", vec![at]), ("worker", vec!["127.0.0.1:0".into()])]).unwrap();
         let settings = Settings { silence: Duration::from_secs(30), ..Settings::default() };
-        let clients = ClientBuilder::new(cluster.clone(), Job::Worker.task(0)).identity(Identity::None);
+        let clients = ClientBuilder::new(cluster.clone(), Job::Worker.task(0)).credentials(Identity::None);
         let ps = Connection::new(clients.settings(settings), Job::Ps.task(0));
         let (first, comes) = server(&cluster, false);
         let start = |request| ps.start(request, PATIENCE).unwrap();

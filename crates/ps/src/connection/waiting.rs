@@ -9,8 +9,9 @@ use distribute_cluster::Deadline;
 use distribute_net::Message;
 use distribute_params::{ChannelError, Refusal, RefusalKind, Response, Waiting};
 use distribute_server::{CallError, Client, FaultKind, Started};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 /// The implementation of [`Waiting`] for a request.
@@ -79,7 +80,7 @@ impl Waits {
 impl Waiting for Waits {
     fn wait(self: Box<Self>) -> Result<Response, ChannelError> {
         let call = self.0;
-        let mut state = call.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = call.state.lock();
         call.advance(&mut state, call.deadline);
         match std::mem::replace(&mut *state, State::Taken) {
             State::Over(answer) => answer,
@@ -92,11 +93,7 @@ impl Call {
     /// Takes the response to make room for another call, and returns whether it has. It has not if another
     /// thread waits for the response, or if `patience` was too short.
     pub fn collect(&self, patience: Deadline) -> bool {
-        let mut state: MutexGuard<'_, State> = match self.state.try_lock() {
-            Ok(state) => state,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
-        };
+        let Some(mut state) = self.state.try_lock() else { return false };
         matches!(*state, State::Underway { .. }) && self.advance(&mut state, patience)
     }
 
@@ -189,7 +186,7 @@ impl Call {
     }
 
     fn sent(&self) -> MutexGuard<'_, Sent> {
-        self.sent.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sent.lock()
     }
 
     fn decode(&self, answer: Message) -> Result<Response, ChannelError> {

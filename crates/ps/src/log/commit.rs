@@ -3,10 +3,11 @@
 use super::{Disk, LogFile, Opens, Record, path};
 use crate::Durability;
 use distribute_cluster::Deadline;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// The time that a thread waits until another one has synced to disk.
@@ -124,7 +125,7 @@ impl Journal {
             if slice.is_zero() {
                 return Err(io::Error::other(format!("the disk has not answered in {PATIENCE:?}")));
             }
-            durable = self.changed.wait_timeout(durable, slice).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut durable, slice);
             deadline.look();
         }
         durable.syncing = true;
@@ -192,11 +193,11 @@ impl Journal {
     }
 
     fn file(&self) -> MutexGuard<'_, LogFile> {
-        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+        self.file.lock()
     }
 
     fn durable(&self) -> MutexGuard<'_, Durable> {
-        self.durable.lock().unwrap_or_else(PoisonError::into_inner)
+        self.durable.lock()
     }
 }
 

@@ -7,8 +7,9 @@ use crate::store::{Core, Follower, listed};
 use distribute_cluster::{Stopwatch, Task};
 use distribute_log::{heard, told};
 use distribute_server::{Client, ClientBuilder};
+use parking_lot::MutexGuard;
 use std::io;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 

@@ -8,10 +8,11 @@ use crate::store::{Change, Known};
 use distribute_cluster::{Job, Task};
 use distribute_params::{TableImage, Tables};
 use distribute_server::{Call, Reply, Service};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// The copies of the servers that a server follows: a [`Service`] in addition to its own
 /// [`ParameterServer`](crate::ParameterServer). Clones are the same service.
@@ -96,10 +97,10 @@ impl Replicas {
             ));
         }
         let followed = {
-            let mut of = self.of.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut of = self.of.lock();
             of.entry(server).or_default().clone()
         };
-        let mut followed = followed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut followed = followed.lock();
         let before = followed.mirror.is_some();
         let answer = followed.answer(self.run, ask).unwrap_or_else(Answer::Refused);
         if !before && followed.mirror.is_some() {

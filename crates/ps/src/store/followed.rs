@@ -1,15 +1,16 @@
 //! The state of a server, as it is transferred to and from its follower.
 
+use super::Core;
 use super::aside::set_aside;
 use super::follower::Follower;
 use super::life::{read_life, write_life};
-use super::{Core, lock};
 use crate::OpenError;
 use crate::log::{Record, path};
 use distribute_log::heard;
 use distribute_params::{ClientPushes, Result, TableImage};
+use parking_lot::MutexGuard;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, MutexGuard};
 
 /// The parts of a server's state that are not tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,7 +34,7 @@ impl Core {
 
     /// Blocks changes until the returned guards are dropped.
     pub(crate) fn orders(&self) -> Vec<MutexGuard<'_, ()>> {
-        self.orders.iter().map(lock).collect()
+        self.orders.iter().map(|order| order.lock()).collect()
     }
 
     /// Returns the counter of servers of which this one has a complete copy. It is updated by the owner of the

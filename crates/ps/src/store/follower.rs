@@ -3,8 +3,8 @@
 use crate::log::Record;
 use distribute_cluster::Deadline;
 use distribute_params::{Copies, Refusal, RefusalKind};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// The time that a call waits for the follower. Its client may time out earlier, and retries.
@@ -88,20 +88,20 @@ impl Follower {
 
     /// Adds a change, which is sent after all earlier ones.
     pub fn add(&self, change: Change) {
-        self.lock().changes.push_back(change);
+        self.state.lock().changes.push_back(change);
         self.changed.notify_all();
     }
 
     /// Waits until the follower has a complete copy with all changes that were added so far.
     pub fn await_arrived(&self) -> Result<(), Refusal> {
-        let next = self.lock().next();
+        let next = self.state.lock().next();
         let what = "the change was made, but is on this server alone";
         self.wait(|state| state.has(next), what)
     }
 
     /// Returns the number of copies of this server's tables.
     pub fn copies(&self) -> Copies {
-        let state = self.lock();
+        let state = self.state.lock();
         match (state.life, state.is_copied) {
             (0, _) => Copies::Starting,
             (_, false) => Copies::Alone,
@@ -111,7 +111,7 @@ impl Follower {
 
     fn wait(&self, is: impl Fn(&Underway) -> bool, what: &str) -> Result<(), Refusal> {
         let mut deadline = Deadline::after(PATIENCE);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while !is(&state) {
             let slice = deadline.look();
             if slice.is_zero() || state.over {
@@ -121,7 +121,7 @@ impl Follower {
                 );
                 return Err(Refusal::new(RefusalKind::Busy, text));
             }
-            state = self.changed.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, slice);
             deadline.look();
         }
         Ok(())
@@ -130,19 +130,21 @@ impl Follower {
     /// Waits for changes, for the loss of the connection, or for a while.
     pub(crate) fn await_changes(&self, patience: Duration) -> MutexGuard<'_, Underway> {
         let idle = |state: &mut Underway| state.changes.is_empty() && state.lost.is_none() && !state.over;
-        let waited = self.changed.wait_timeout_while(self.lock(), patience, idle);
-        waited.unwrap_or_else(PoisonError::into_inner).0
+        let mut state = self.state.lock();
+        self.changed.wait_while_for(&mut state, idle, patience);
+        state
     }
 
     /// Waits for a while, and returns whether the server is stopping.
     pub(crate) fn pause(&self, patience: Duration) -> bool {
-        let waited = self.changed.wait_timeout_while(self.lock(), patience, |state| !state.over);
-        waited.unwrap_or_else(PoisonError::into_inner).0.over
+        let mut state = self.state.lock();
+        self.changed.wait_while_for(&mut state, |state| !state.over, patience);
+        state.over
     }
 
     /// Records a new connection to the follower, and returns its number.
     pub(crate) fn connected(&self) -> u64 {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.connection += 1;
         state.lost = None;
         state.connection
@@ -159,7 +161,7 @@ impl Follower {
     }
 
     pub(crate) fn update(&self, update: impl FnOnce(&mut Underway)) {
-        update(&mut self.lock());
+        update(&mut self.state.lock());
         self.changed.notify_all();
     }
 
@@ -168,6 +170,6 @@ impl Follower {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Underway> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }

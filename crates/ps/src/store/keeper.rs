@@ -1,13 +1,14 @@
 //! The threads that save tables and sync the log to disk.
 
-use super::{Core, lock};
+use super::Core;
 use crate::snapshot::{self, Manifest};
 use crate::{Durability, SnapshotError, log};
 use distribute_cluster::Stopwatch;
 use distribute_log::heard;
+use parking_lot::{Condvar, Mutex};
 use std::fs;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -59,23 +60,19 @@ impl Drop for Keeper {
 }
 
 impl End {
-    fn lock(&self) -> MutexGuard<'_, bool> {
-        self.has_come.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Sets the signal.
+    /// Says that it has come.
     pub fn come(&self) {
-        *self.lock() = true;
+        *self.has_come.lock() = true;
         self.changed.notify_all();
     }
 
     /// Waits for a while, and returns whether the signal is set.
     pub fn wait(&self, patience: Duration) -> bool {
-        let has_come = self.lock();
-        if *has_come {
-            return true;
+        let mut has_come = self.has_come.lock();
+        if !*has_come {
+            self.changed.wait_for(&mut has_come, patience);
         }
-        *self.changed.wait_timeout(has_come, patience).unwrap_or_else(PoisonError::into_inner).0
+        *has_come
     }
 }
 
@@ -153,7 +150,7 @@ impl Core {
     pub fn snapshot(&self) -> Result<(), SnapshotError> {
         let Some(log) = &self.log else { return Err(SnapshotError::InMemory) };
         let (folder, journal) = (log.journal.folder(), &log.journal);
-        let _saving = lock(&log.saving);
+        let _saving = log.saving.lock();
         let io = |error| SnapshotError::io("writing to the log in", folder)(error);
         // Most of the log gets to the disk before all changes wait for the rest.
         let _ = journal.sync(journal.next());

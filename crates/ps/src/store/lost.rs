@@ -2,7 +2,7 @@
 
 use super::names::listed;
 use distribute_params::{Refusal, RefusalKind, Request};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
 
 /// The names of tables that a server has lost before this life, if they are known.
 #[derive(Debug, Default)]
@@ -10,16 +10,16 @@ pub(crate) struct Lost(Mutex<Vec<String>>);
 
 impl Lost {
     pub fn set(&self, names: Vec<String>) {
-        *self.lock() = names;
+        *self.0.lock() = names;
     }
 
     pub fn names(&self) -> Vec<String> {
-        self.lock().clone()
+        self.0.lock().clone()
     }
 
     /// Returns the refusal of a request whose client relies on lost state.
     pub fn refusal(&self, request: &Request) -> Refusal {
-        let names = self.lock();
+        let names = self.0.lock();
         let lost = if names.is_empty() {
             "and all its tables".to_owned()
         } else {
@@ -35,14 +35,10 @@ impl Lost {
 
     /// Replaces the refusal of a request if its table was lost.
     pub fn explained(&self, request: &Request, refusal: Refusal) -> Refusal {
-        let is_lost = |name: &str| self.lock().iter().any(|lost| lost == name);
+        let is_lost = |name: &str| self.0.lock().iter().any(|lost| lost == name);
         if refusal.kind == RefusalKind::NoSuchTable && request.table().is_some_and(is_lost) {
             return self.refusal(request);
         }
         refusal
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<String>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

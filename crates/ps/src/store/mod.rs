@@ -36,10 +36,11 @@ use keeper::Keeper;
 use lost::Lost;
 pub(crate) use names::listed;
 pub(crate) use open::{files, hold};
+use parking_lot::{Mutex, MutexGuard};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// The number of bytes of a call's responses after which no more is read for it, because they are in memory
 /// together.
@@ -278,7 +279,7 @@ impl Core {
     fn order_of(&self, table: &str) -> MutexGuard<'_, ()> {
         let mut hasher = DefaultHasher::new();
         table.hash(&mut hasher);
-        lock(&self.orders[(hasher.finish() % ORDERS as u64) as usize])
+        self.orders[(hasher.finish() % ORDERS as u64) as usize].lock()
     }
 }
 
@@ -316,10 +317,6 @@ fn bytes_of(answer: &Response) -> usize {
         Response::Tables(tables) => tables.iter().map(|table| size_of_val(table) + table.name.len()).sum(),
         _ => 0,
     }
-}
-
-fn lock(order: &Mutex<()>) -> MutexGuard<'_, ()> {
-    order.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl std::fmt::Debug for Kept {

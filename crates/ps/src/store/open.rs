@@ -11,10 +11,10 @@ use bytes::Bytes;
 use distribute_files::LockFile;
 use distribute_log::heard;
 use distribute_params::Tables;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::sync::Mutex;
 
 impl Core {
     /// Resumes from a folder, which is created if it does not exist. On an error, nothing in it has changed.

@@ -46,11 +46,11 @@ fn serve(part: &str) -> ! {
     let options = ServerOptions::new(folder).snapshot_every(Duration::from_millis(10));
     let mut tables = ParameterServer::open(options).unwrap();
     if kept == "followed" {
-        let clients = ClientBuilder::new(cluster.clone(), task.clone()).identity(Identity::None);
+        let clients = ClientBuilder::new(cluster.clone(), task.clone()).credentials(Identity::None);
         let next = Job::Ps.task((number + 1) % SERVERS);
         tables = tables.followed_by(clients.settings(patient()), next, number).unwrap();
     }
-    let builder = Server::builder(cluster).task(task).identity(Identity::None).settings(patient());
+    let builder = Server::builder(cluster).task(task).credentials(Identity::None).settings(patient());
     let server = builder.service(SERVICE, tables).service(REPLICAS, Replicas::new()).start().unwrap();
     println!("at {}", server.address());
     let _ = server.join();
@@ -104,7 +104,7 @@ fn account(kills: u64, seed: u64, kept: Kept) {
         child
     };
     let connections = |task: Task| -> Vec<Connection> {
-        let clients = || ClientBuilder::new(cluster.clone(), task.clone()).identity(Identity::None);
+        let clients = || ClientBuilder::new(cluster.clone(), task.clone()).credentials(Identity::None);
         let connection = |number| Connection::new(clients().settings(patient()), Job::Ps.task(number));
         (0..SERVERS).map(connection).collect()
     };

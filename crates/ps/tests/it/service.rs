@@ -288,7 +288,7 @@ impl Service for Silent {
 fn where_nothing_is_answered_nothing_more_is_sent_and_each_waits_as_long_as_it_has_time() {
     watched(|| {
         let server =
-            Server::builder(cluster(0)).task(ps()).identity(Identity::None).settings(support::patient());
+            Server::builder(cluster(0)).task(ps()).credentials(Identity::None).settings(support::patient());
         let server = server.service(SERVICE, Silent::default()).start().unwrap();
         let clients = clients(server.cluster(), 0, Identity::None);
         let ps = Connection::builder(clients).calls(2).open(ps());
@@ -331,7 +331,7 @@ fn a_call_whose_answers_are_too_large_together_is_refused_the_rest() {
 #[test]
 fn a_request_for_which_a_server_has_no_room_is_refused_as_busy() {
     watched(|| {
-        let builder = Server::builder(cluster(0)).task(ps()).identity(Identity::None).settings(patient());
+        let builder = Server::builder(cluster(0)).task(ps()).credentials(Identity::None).settings(patient());
         let builder = builder.max_waiting_bytes(10_000).service(SERVICE, ParameterServer::new());
         let server = builder.start().unwrap();
         let ps = connection(server.cluster(), 0);
@@ -377,7 +377,7 @@ fn no_task_but_the_chief_begins_a_job() {
     watched(|| {
         let server = server(cluster(0), ParameterServer::new(), Identity::None);
         let begin = |task: Task, job| {
-            let clients = ClientBuilder::new(server.cluster().clone(), task).identity(Identity::None);
+            let clients = ClientBuilder::new(server.cluster().clone(), task).credentials(Identity::None);
             Connection::new(clients.settings(patient()), ps()).call(Request::BeginJob { job }, PATIENCE)
         };
         for task in [Job::Worker.task(0), Job::Chief.task(1), Task::new("coordinator", 0)] {

@@ -3,11 +3,10 @@
 use crate::support::{self, PATIENCE, certificates, client, cluster, patient, ps, server};
 use distribute_cluster::resolver::SimpleClusterResolver;
 use distribute_cluster::{ClusterSpec, Deadline, Job, Task};
-use distribute_net::{Certificates, ConnectError, Identity, Message, Secret};
+use distribute_net::{Certificates, ConnectError, Credentials, Identity, Message, Secret};
 use distribute_server::doctor::{State, examine};
 use distribute_server::{
-    Call, CallError, Client, ClientBuilder, Credentials, End, FaultKind, Reply, Server, ServerBuilder,
-    ServerError,
+    Call, CallError, Client, ClientBuilder, End, FaultKind, Reply, Server, ServerBuilder, ServerError,
 };
 use distribute_testing::{SplitMix, watched};
 use std::sync::{Arc, Mutex, mpsc};
@@ -233,7 +232,7 @@ fn srv_1_a_server_listens_when_made_answers_when_started_and_ends_when_told() {
 }
 
 fn builder(cluster: ClusterSpec) -> ServerBuilder {
-    Server::builder(cluster).task(ps()).identity(Identity::None)
+    Server::builder(cluster).task(ps()).credentials(Identity::None)
 }
 
 #[test]
@@ -325,9 +324,9 @@ fn secrets_and_certificates_decide_who_calls() {
         let ours = Identity::Certificates(certificates(folder.path(), "ours"));
         let theirs = Identity::Certificates(certificates(folder.path(), "theirs"));
         for (server_has, client_has) in [(secret("a"), secret("b")), (ours, theirs)] {
-            let server = server(|builder| builder.identity(server_has.clone()));
+            let server = server(|builder| builder.credentials(server_has.clone()));
             let clients = |identity: &Identity| {
-                let clients = support::clients(&server, Job::Chief.task(0)).identity(identity.clone());
+                let clients = support::clients(&server, Job::Chief.task(0)).credentials(identity.clone());
                 clients.connect(&ps(), PATIENCE)
             };
             clients(&server_has).unwrap().call("doctor", Message::default(), PATIENCE).unwrap();
@@ -452,7 +451,7 @@ fn a_client_may_wait_for_a_server_that_starts_later() {
         let at = port.address().to_string();
         let cluster = ClusterSpec::from_lists([("ps", [at])]).unwrap();
         let clients = ClientBuilder::new(cluster.clone(), Job::Chief.task(0))
-            .identity(Identity::None)
+            .credentials(Identity::None)
             .settings(patient());
         std::thread::scope(|scope| {
             let client = scope.spawn(move || clients.connect(&ps(), PATIENCE).unwrap());
@@ -469,7 +468,7 @@ fn a_client_may_wait_for_a_server_that_starts_later() {
 #[test]
 fn a_job_of_another_name_is_refused_and_the_doctor_is_not() {
     watched(|| {
-        let of = |job: &str| Credentials::new().with_identity(Identity::None).job(job);
+        let of = |job: &str| Credentials::from(Identity::None).job(job);
         let server = server(|builder| builder.credentials(of("letters")));
         let clients = support::clients(&server, Job::Chief.task(0));
         let error = clients.clone().connect(&ps(), PATIENCE).unwrap_err().to_string();
@@ -498,9 +497,9 @@ fn a_certificate_that_names_a_task_speaks_for_no_other() {
             [("ps", Some("ps/0")), ("chief", Some("chief/0")), ("worker", Some("worker/0")), ("any", None)];
         let [of_ps, of_chief, of_worker, of_any] = distribute_testing::certificates_of(folder.path(), owners)
             .map(|[ca, certificate, key]| Identity::Certificates(Certificates { ca, certificate, key }));
-        let server = server(|builder| builder.identity(of_ps.clone()));
+        let server = server(|builder| builder.credentials(of_ps.clone()));
         let connect = |task: Task, identity: &Identity| {
-            support::clients(&server, task).identity(identity.clone()).connect(&ps(), PATIENCE)
+            support::clients(&server, task).credentials(identity.clone()).connect(&ps(), PATIENCE)
         };
         // A worker that would end the server as the chief.
         let error = connect(Job::Chief.task(0), &of_worker).unwrap_err().to_string();
@@ -517,8 +516,8 @@ fn a_certificate_that_names_a_task_speaks_for_no_other() {
         }
         drop(server);
         // The other way round: who listens there is not the task that is called.
-        let server = support::server(|builder| builder.identity(of_worker.clone()));
-        let error = support::clients(&server, Job::Chief.task(0)).identity(of_chief);
+        let server = support::server(|builder| builder.credentials(of_worker.clone()));
+        let error = support::clients(&server, Job::Chief.task(0)).credentials(of_chief);
         let error = error.connect(&ps(), PATIENCE).unwrap_err().to_string();
         assert!(
             error.contains("its certificate is that of worker/0, and it says that it is ps 0"),

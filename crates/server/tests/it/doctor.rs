@@ -26,11 +26,11 @@ fn cluster(workers: usize, ps: usize) -> (ClusterSpec, Vec<Port>) {
 }
 
 fn server(cluster: &ClusterSpec, task: Task, identity: Identity) -> Server {
-    Server::builder(cluster.clone()).task(task).identity(identity).settings(patient()).start().unwrap()
+    Server::builder(cluster.clone()).task(task).credentials(identity).settings(patient()).start().unwrap()
 }
 
 fn clients(cluster: &ClusterSpec, identity: Identity) -> ClientBuilder {
-    ClientBuilder::new(cluster.clone(), doctor()).identity(identity)
+    ClientBuilder::new(cluster.clone(), doctor()).credentials(identity)
 }
 
 #[test]
@@ -65,8 +65,8 @@ fn tasks_that_all_run_the_doctor_end_together_and_one_has_the_report() {
         let (cluster, _ports) = cluster(3, 1);
         let reports: Vec<_> = std::thread::scope(|scope| {
             let part = |task: Task| {
-                let builder = Server::builder(cluster.clone()).task(task.clone()).identity(secret("a"));
-                let clients = ClientBuilder::new(cluster.clone(), task.clone()).identity(secret("a"));
+                let builder = Server::builder(cluster.clone()).task(task.clone()).credentials(secret("a"));
+                let clients = ClientBuilder::new(cluster.clone(), task.clone()).credentials(secret("a"));
                 scope.spawn(move || {
                     let report = together(builder, &clients, &task, PATIENCE, &mut |_: &Link| {});
                     (task, report.unwrap())
@@ -103,7 +103,7 @@ fn what_is_closed_refused_or_in_training_is_told_apart() {
         // Worker 2 trains: it waits for the rest of a world.
         let listener = Listener::bind(&at(2)).unwrap();
         let training = Rendezvous::new(World::new(2, 0, 1).unwrap(), vec![at(2), "127.0.0.1:0".to_owned()])
-            .identity(secret("a"))
+            .credentials(secret("a"))
             .listener(listener)
             .timeout(Duration::from_secs(6));
         let training = std::thread::spawn(move || training.join(Arc::new(Nobody)).map(drop));

@@ -3,8 +3,8 @@
 use crate::support::{self, PATIENCE, client, patient, ps, server};
 use distribute_cluster::{ClusterSpec, Job, Stopwatch};
 use distribute_net::handshake::{Caller, Hearing, Hello, Purpose, caller};
-use distribute_net::{Identity, Message, Settings};
-use distribute_server::{CallError, Client, ClientBuilder, Server, job_name};
+use distribute_net::{Identity, Message, Settings, job_name};
+use distribute_server::{CallError, Client, ClientBuilder, Server};
 use distribute_testing::child::{Killed, command, part};
 use distribute_testing::{SplitMix, watched};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -29,7 +29,7 @@ fn process(test: &str, settings: Settings) -> (Killed, Client) {
         line.split_once("at 127.0.0.1:").map(|(_, port)| format!("127.0.0.1:{}", port.trim()))
     });
     let cluster = ClusterSpec::from_lists([("ps", [at.unwrap()])]).unwrap();
-    let clients = ClientBuilder::new(cluster, Job::Chief.task(0)).identity(Identity::None);
+    let clients = ClientBuilder::new(cluster, Job::Chief.task(0)).credentials(Identity::None);
     (child, clients.settings(settings).connect(&ps(), PATIENCE).unwrap())
 }
 

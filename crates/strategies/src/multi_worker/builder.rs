@@ -9,8 +9,7 @@ use distribute_cluster::{ClusterError, World};
 use distribute_collective::group::Group;
 use distribute_core::internal::{CHECK_DRIFT_EVERY, alone, check_count, prepare, resolve};
 use distribute_core::{CommunicationImplementation, CommunicationOptions};
-use distribute_net::{Certificates, JoinError, Secret, SharedMemory};
-use distribute_server::Credentials;
+use distribute_net::{Credentials, SharedMemory};
 use std::time::Duration;
 
 const OPERATION: &str = "MultiWorkerMirroredStrategy";
@@ -122,29 +121,10 @@ impl MultiWorkerBuilder {
         self
     }
 
-    /// How the tasks of the job know each other, in place of what was said before: one value for all that a task opens.
-    pub fn credentials(mut self, credentials: Credentials) -> Self {
-        self.credentials = credentials;
-        self
-    }
-
-    /// Certificates for links between machines: the CA's, this process's, and its key, as PEM files. By default links are
-    /// protected by the secret of the job, if `DISTRIBUTE_SECRET` has one.
-    pub fn certificates(mut self, certificates: Certificates) -> Self {
-        self.credentials = self.credentials.certificates(certificates);
-        self
-    }
-
-    /// The secret of the job, if it isn't in `DISTRIBUTE_SECRET`.
-    pub fn secret(mut self, secret: Secret) -> Self {
-        self.credentials = self.credentials.secret(secret);
-        self
-    }
-
-    /// Lets links between machines go without encryption: everybody on the way can read and write the weights, also where a
-    /// secret keeps strangers from joining. For networks that nobody else can reach.
-    pub fn allow_plain_text_on_the_network(mut self) -> Self {
-        self.credentials = self.credentials.allow_plain_text_on_the_network();
+    /// How the tasks of the job know each other, and protect connections between machines, in place of what was said before: one value for
+    /// all that a task opens. By default by the secret in `DISTRIBUTE_SECRET`, if there is one.
+    pub fn credentials(mut self, credentials: impl Into<Credentials>) -> Self {
+        self.credentials = credentials.into();
         self
     }
 
@@ -282,19 +262,17 @@ impl MultiWorkerBuilder {
         prepare(replicas);
         let joining = match &membership {
             Some((cluster, task)) if world.is_multi_worker() => {
-                let identity = self.credentials.identity().map_err(JoinError::from)?;
                 let (tasks, addresses) =
                     cluster.workers().into_iter().map(|(task, address)| (task, address.to_string())).unzip();
                 Some(Joining {
                     all: world,
                     job: self.job.unwrap_or_else(|| self.credentials.job_name()),
+                    credentials: self.credentials,
                     least: elastic.least,
                     shrink_after: elastic.shrink_after,
                     task: task.clone(),
                     addresses,
                     tasks,
-                    identity,
-                    allow_plain_text: self.credentials.allows_plain_text(),
                     listen: self.listen,
                     shared_memory,
                     timeout: self.join_timeout,

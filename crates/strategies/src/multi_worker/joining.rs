@@ -5,7 +5,7 @@ use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_cluster::{Deadline, Stopwatch, Task, World};
 use distribute_collective::group::Group;
 use distribute_log::told;
-use distribute_net::{Claim, Identity, JoinError, Quorum, Rendezvous, SharedMemory};
+use distribute_net::{Claim, Credentials, JoinError, Quorum, Rendezvous, SharedMemory};
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -27,8 +27,7 @@ pub(super) struct Joining {
     pub task: Task,
     pub addresses: Vec<String>,
     pub tasks: Vec<Task>,
-    pub identity: Identity,
-    pub allow_plain_text: bool,
+    pub credentials: Credentials,
     pub listen: Option<String>,
     pub shared_memory: SharedMemory,
     pub timeout: Option<Duration>,
@@ -106,12 +105,9 @@ impl Joining {
             .job(self.job.clone())
             .agree_on(format!("{}, {least} at least", env!("CARGO_PKG_VERSION")).as_bytes())
             .quorum(Quorum { least, expected, grace: self.shrink_after })
-            .identity(self.identity.clone())
+            .credentials(self.credentials.clone())
             .shared_memory(self.shared_memory)
             .on_progress(|progress| told(|| tracing::info!("{progress}")));
-        if self.allow_plain_text {
-            rendezvous = rendezvous.allow_plain_text_on_the_network();
-        }
         if let Some(address) = &self.listen {
             rendezvous = rendezvous.listen(address.clone());
         }

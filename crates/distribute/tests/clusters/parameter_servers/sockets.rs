@@ -22,7 +22,8 @@ fn started(count: usize) -> (Vec<Server>, SimpleClusterResolver) {
     let at = |count| vec!["127.0.0.1:0".to_string(); count];
     let cluster = |ps| ClusterSpec::from_lists([("chief", at(1)), ("worker", at(1)), ("ps", ps)]).unwrap();
     let start = |number| {
-        let builder = Server::builder(cluster(at(count))).task(Job::Ps.task(number)).identity(Identity::None);
+        let builder =
+            Server::builder(cluster(at(count))).task(Job::Ps.task(number)).credentials(Identity::None);
         builder.service(SERVICE, ParameterServer::new()).start().unwrap()
     };
     let servers: Vec<_> = (0..count).map(start).collect();
@@ -143,7 +144,7 @@ fn a_training_goes_on_behind_a_server_that_ended_and_came_back() {
         let folder = tempfile::tempdir().unwrap();
         let tables = || ParameterServer::open(ServerOptions::new(folder.path().join("ps-0"))).unwrap();
         let start = |cluster: ClusterSpec| {
-            let builder = Server::builder(cluster).task(Job::Ps.task(0)).identity(Identity::None);
+            let builder = Server::builder(cluster).task(Job::Ps.task(0)).credentials(Identity::None);
             builder.service(SERVICE, tables()).start().unwrap()
         };
         let at = || vec!["127.0.0.1:0"];

@@ -151,7 +151,7 @@ pub fn world(kind: Kind, workers: usize) -> Vec<Worker> {
     let shares = matches!(kind, Kind::Shared | Kind::SharedByTls);
     let shared_memory = if shares { SharedMemory::Auto } else { SharedMemory::Never };
     let setup =
-        move |rendezvous: Rendezvous| rendezvous.identity(identity.clone()).shared_memory(shared_memory);
+        move |rendezvous: Rendezvous| rendezvous.credentials(identity.clone()).shared_memory(shared_memory);
     let meshes = meshes(workers, host, setup);
     for (me, (mesh, _)) in meshes.iter().enumerate() {
         let shared = (0..workers).filter(|worker| mesh.is_near(*worker)).count();

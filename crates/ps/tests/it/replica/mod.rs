@@ -45,11 +45,11 @@ fn serve(part: &str) -> ! {
         }
     };
     let clients =
-        ClientBuilder::new(cluster.clone(), task.clone()).identity(Identity::None).settings(patient());
+        ClientBuilder::new(cluster.clone(), task.clone()).credentials(Identity::None).settings(patient());
     let count = ports.len();
     let tables = tables.followed_by(clients.clone(), Job::Ps.task((number + 1) % count), number).unwrap();
     let replicas = tables.replicas(clients, Job::Ps.task((number + count - 1) % count)).unwrap();
-    let builder = Server::builder(cluster).task(task).identity(Identity::None).settings(patient());
+    let builder = Server::builder(cluster).task(task).credentials(Identity::None).settings(patient());
     let server = builder.service(SERVICE, tables).service(REPLICAS, replicas).start().unwrap();
     println!("at {}", server.address());
     let _ = server.join();
@@ -78,7 +78,7 @@ fn account(kills: u64, seed: u64, kept: impl Fn(&mut SplitMix) -> Option<bool>) 
     let start = |number: usize| process(TEST, number, &ports, of(number).as_deref());
     let known = cluster(&numbers);
     let connection = |worker: usize, number: usize| {
-        let clients = ClientBuilder::new(known.clone(), Job::Worker.task(worker)).identity(Identity::None);
+        let clients = ClientBuilder::new(known.clone(), Job::Worker.task(worker)).credentials(Identity::None);
         Connection::new(clients.settings(patient()), Job::Ps.task(number))
     };
     let mut running: Vec<Option<Killed>> = (0..SERVERS).map(|number| Some(start(number))).collect();

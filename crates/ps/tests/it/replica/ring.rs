@@ -47,7 +47,7 @@ impl Ring {
 
     fn connection(&self, worker: usize, number: usize) -> Connection {
         let clients = ClientBuilder::new(cluster(&self.numbers), Job::Worker.task(worker));
-        Connection::new(clients.identity(Identity::None).settings(patient()), Job::Ps.task(number))
+        Connection::new(clients.credentials(Identity::None).settings(patient()), Job::Ps.task(number))
     }
 
     fn kill(&self, number: usize) {

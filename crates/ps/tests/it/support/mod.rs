@@ -31,12 +31,12 @@ pub fn patient() -> Settings {
 }
 
 pub fn server(cluster: ClusterSpec, tables: ParameterServer, identity: Identity) -> Server {
-    let builder = Server::builder(cluster).task(ps()).identity(identity).settings(patient());
+    let builder = Server::builder(cluster).task(ps()).credentials(identity).settings(patient());
     builder.service(SERVICE, tables).start().unwrap()
 }
 
 pub fn clients(cluster: &ClusterSpec, worker: usize, identity: Identity) -> ClientBuilder {
-    ClientBuilder::new(cluster.clone(), Job::Worker.task(worker)).identity(identity).settings(patient())
+    ClientBuilder::new(cluster.clone(), Job::Worker.task(worker)).credentials(identity).settings(patient())
 }
 
 pub fn connection(cluster: &ClusterSpec, worker: usize) -> Connection {

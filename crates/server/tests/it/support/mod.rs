@@ -31,12 +31,12 @@ pub fn patient() -> Settings {
 }
 
 pub fn server(setup: impl FnOnce(ServerBuilder) -> ServerBuilder) -> Server {
-    let builder = Server::builder(cluster()).task(ps()).identity(Identity::None).settings(patient());
+    let builder = Server::builder(cluster()).task(ps()).credentials(Identity::None).settings(patient());
     setup(builder).start().unwrap()
 }
 
 pub fn clients(server: &Server, from: Task) -> ClientBuilder {
-    ClientBuilder::new(server.cluster().clone(), from).identity(Identity::None).settings(patient())
+    ClientBuilder::new(server.cluster().clone(), from).credentials(Identity::None).settings(patient())
 }
 
 pub fn client(server: &Server, from: Task) -> Client {

@@ -134,7 +134,7 @@ fn inputs_may_be_parts_of_tensors_transposed_alike_or_empty() {
 }
 
 /// The weights after some steps, whose gradients are the same on all devices.
-fn parameters<R: Rule + Clone>(device: &str, rule: &R) -> Vec<f32> {
+fn trained<R: Rule + Clone>(device: &str, rule: &R) -> Vec<f32> {
     let strategy: Strategy = OneDeviceStrategy::new(device).unwrap().into();
     let init = Init::Uniform { lo: -1., up: 1. };
     let model = strategy.replicate(move |vb: VarBuilder| vb.get_with_hints((7, 5), "weight", init)).unwrap();

@@ -1,15 +1,13 @@
 //! How the tasks of a job know each other.
 
-use crate::job::job_name;
-use distribute_cluster::ClusterSpec;
-use distribute_net::{Access, AccessError, Certificates, Identity, Secret};
+use super::{Access, AccessError, Certificates, Identity, Secret, job_name};
+use distribute_cluster::Address;
 
 /// The way in which the tasks of a job know each other, the name of the job, and whether links between machines are protected: one
 /// value for all that a task opens, be it a server, a client or a strategy.
 ///
 /// ```
-/// use distribute_net::Secret;
-/// use distribute_server::Credentials;
+/// use distribute_net::{Credentials, Secret};
 ///
 /// let job = Credentials::new().secret(Secret::random()?).allow_plain_text_on_the_network();
 /// assert!(job.allows_plain_text() && format!("{job:?}").contains("Secret(hidden)"));
@@ -39,19 +37,14 @@ impl Credentials {
         Self::default()
     }
 
-    /// What this process shows to be one of the job, and asks of others.
-    pub fn with_identity(self, identity: Identity) -> Self {
-        Self { identity: Some(identity), ..self }
-    }
-
     /// Certificates: the CA's, this process's, and its key, as PEM files.
     pub fn certificates(self, certificates: Certificates) -> Self {
-        self.with_identity(Identity::Certificates(certificates))
+        Self { identity: Some(Identity::Certificates(certificates)), ..self }
     }
 
     /// The secret of the job, if it isn't in `DISTRIBUTE_SECRET`.
     pub fn secret(self, secret: Secret) -> Self {
-        self.with_identity(Identity::Secret(secret))
+        Self { identity: Some(Identity::Secret(secret)), ..self }
     }
 
     /// Lets links between machines go without encryption: everybody on the way can read and write what is sent, also where a secret keeps
@@ -67,7 +60,8 @@ impl Credentials {
     }
 
     /// Calls servers of a job whatever its name is.
-    pub(crate) fn any_job(self) -> Self {
+    #[doc(hidden)]
+    pub fn any_job(self) -> Self {
         Self { job: Job::Any, ..self }
     }
 
@@ -96,9 +90,22 @@ impl Credentials {
         self.allow_plain_text
     }
 
-    /// The access to the tasks of a cluster. All of them protect connections alike, since they know the same addresses.
-    pub(crate) fn access(&self, cluster: &ClusterSpec) -> Result<Access, AccessError> {
-        let addresses: Vec<_> = cluster.tasks().map(|(_, address)| address.clone()).collect();
+    /// The access to the tasks at these addresses. All of them protect connections alike, since they know the same addresses.
+    ///
+    /// # Errors
+    /// [`AccessError`].
+    pub fn access<'a>(
+        &self,
+        addresses: impl IntoIterator<Item = &'a Address>,
+    ) -> Result<Access, AccessError> {
+        let addresses: Vec<_> = addresses.into_iter().cloned().collect();
         Access::new(&self.identity()?, &addresses, self.allow_plain_text)
+    }
+}
+
+/// What this process shows to be one of the job, and asks of others, whatever the environment says.
+impl From<Identity> for Credentials {
+    fn from(identity: Identity) -> Self {
+        Self { identity: Some(identity), ..Self::default() }
     }
 }
