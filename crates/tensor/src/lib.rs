@@ -13,6 +13,7 @@
 //! | [`leaf`] | [`Leaf`]: the leaves of a nest |
 //! | [`fold`] | how the elements of a sum are computed: on one thread or several |
 //! | [`pack`] | packs leaves for a reduction |
+//! | [`partition`] | partitions a vector for threads, workers and groups |
 //! | [`tree`] | [`Tree`]: a nest whose structure is known at run time |
 //! | [`nest`] | [`Nest`]: any Rust structure that turns into a tree and back |
 //! | [`op`] | [`ReduceOp`] |
@@ -34,6 +35,7 @@ pub mod nest;
 pub mod op;
 pub mod pack;
 mod parse;
+pub mod partition;
 pub mod random;
 pub mod slices;
 pub mod tree;
