@@ -7,6 +7,7 @@ use crate::threads::{Helpers, Member};
 use crate::{Combined, Failure};
 use distribute_cluster::Fingerprint;
 use distribute_tensor::kernel::{self, Sum, Summand};
+use distribute_tensor::partition::chunk_len;
 use distribute_tensor::{Folder, Leaf, Packing, ReduceOp, pack::reduce_packed};
 use std::sync::Arc;
 
@@ -110,7 +111,7 @@ impl Folder for Threads<'_> {
         let mut out = vec![T::ZERO; len];
         match self {
             Threads::All(helpers) if len * size_of::<T>() > ALONE => {
-                let each = len.div_ceil(helpers.size()).max(1);
+                let each = chunk_len(len, helpers.size(), 1);
                 let chunks = out.chunks_mut(each).enumerate();
                 let chunks: Vec<_> = chunks.map(|(i, chunk)| Mutex::new((i * each, chunk))).collect();
                 helpers.broadcast(&|worker| {

@@ -3,6 +3,7 @@
 //! Zeroing 64 MiB takes a third of the time of summing them.
 
 use crate::sync::{Mutex, lock};
+use distribute_tensor::partition::chunk_len;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -59,7 +60,7 @@ pub(crate) fn filled<T: Copy + Send>(
     /// At least as many elements as in a cache line, so that no two threads write to the same one.
     const GRAIN: usize = 64;
     let mut out = Vec::with_capacity(len);
-    let each = len.div_ceil(chunks.max(1)).next_multiple_of(GRAIN).max(GRAIN);
+    let each = chunk_len(len, chunks, GRAIN);
     let room = &mut out.spare_capacity_mut()[..len];
     let cells: Vec<_> = room
         .chunks_mut(each)

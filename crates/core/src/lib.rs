@@ -53,8 +53,8 @@ pub use variables::{NewVariable, Shard, Variable, Variables, lookup};
 pub mod internal {
     pub use crate::checkpoint::{read_as, read_elements, require_names};
     pub use crate::context::{
-        Here, Mode, current_kind, current_strategy, default_context, enter, failure, here, mixed, raise,
-        raised, require_outside_of_run,
+        Mode, current_kind, current_strategy, default_context, enter, failure, mixed, raise, raised,
+        require_outside_of_run,
     };
     pub use crate::init::prepare;
     #[cfg(feature = "cuda")]

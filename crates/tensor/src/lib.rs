@@ -13,6 +13,7 @@
 //! | [`leaf`] | [`Leaf`]: the leaves of a nest |
 //! | [`fold`] | the computation of the elements of a sum, on one thread or several |
 //! | [`pack`] | buckets of leaves for a reduction |
+//! | [`partition`] | the partition of a vector for threads, workers and groups |
 //! | [`tree`] | [`Tree`]: a nest whose structure is a runtime value |
 //! | [`nest`] | [`Nest`]: any Rust structure that can be converted to a tree and back |
 //! | [`op`] | [`ReduceOp`] |
@@ -34,6 +35,7 @@ pub mod nest;
 pub mod op;
 pub mod pack;
 mod parse;
+pub mod partition;
 pub mod random;
 pub mod slices;
 pub mod tree;

@@ -4,17 +4,18 @@
 //! it has arrived, and needs no round of its own.
 
 use super::inbox::Event;
-use super::range::range;
+use super::schedule::GRAIN;
 use super::{Frame, Group, Said, SessionId};
 use crate::sync::{Mutex, lock};
 use bytes::Bytes;
 use distribute_cluster::World;
+use distribute_tensor::partition::chunk;
 use std::ops::Range;
 
 /// The mark by which frames of vectors differ from those of the session's calls.
 const BESIDE: u64 = 0x6168_6561_6420_6f66;
 
-/// Ranges of bytes are cut where numbers of any width are.
+/// The bytes of the widest number: ranges of bytes begin where numbers of any width do.
 const WIDEST: usize = 8;
 
 /// A sender of vectors before the next call of a session.
@@ -50,8 +51,7 @@ pub fn early_range(world: World, worker: usize, len: usize) -> Range<usize> {
     if world.workers() == 2 {
         return 0..len;
     }
-    let elements = range(len.div_ceil(WIDEST), world.workers(), worker);
-    len.min(elements.start * WIDEST)..len.min(elements.end * WIDEST)
+    chunk(len, world.workers(), GRAIN * WIDEST, worker)
 }
 
 impl EarlySend {

@@ -1,6 +1,6 @@
 //! Sums in the one order of sums: each worker folds a range of all vectors, and sends the sum to all.
 
-use super::range::range;
+use super::schedule::range;
 use super::wire::Coding;
 use super::{GroupCall, SumOptions, raw};
 use crate::Failure;

@@ -18,7 +18,7 @@
 //! | `vectors` | exchanges and sums vectors of numbers in it, whose lengths all know |
 //! | [`order`] | [`SumOptions`]: in which order, by which algorithm, and as what numbers are sent |
 //! | `exact`, `fast`, `native` | sums by owners of ranges; by a schedule; by a library such as MPI |
-//! | `schedule`, `range` | who sends which elements to whom, as functions of sizes |
+//! | `schedule` | who sends which elements to whom, as functions of sizes |
 //! | `wire`, `pieces` | numbers as halves; a vector in pieces |
 //! | `reduce`, `raw` | reduces and gathers leaves in it, in the one order of sums; elements as bytes |
 //!
@@ -40,7 +40,6 @@ mod native;
 pub mod order;
 mod pieces;
 pub mod protocol;
-mod range;
 mod raw;
 mod recorder;
 mod reduce;

@@ -1,6 +1,6 @@
 //! Reduces and gathers leaves over all replicas of all workers, in the one order of sums.
 
-use super::range::range;
+use super::schedule::range;
 use super::{GroupCall, raw};
 use crate::combined::tracked;
 use crate::{Combined, Failure};

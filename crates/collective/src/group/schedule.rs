@@ -2,8 +2,11 @@
 //! round. Pure functions of sizes.
 
 use super::Algorithm;
-use super::range::{halves, range};
+use distribute_tensor::partition::chunk;
 use std::ops::Range;
+
+/// Ranges begin at multiples of this many elements, so that no two share a cache line.
+pub(super) const GRAIN: usize = 64;
 
 /// The schedule of one worker in a sum. All workers have the same number of rounds of both kinds.
 #[derive(Debug)]
@@ -54,6 +57,17 @@ impl Turn {
     fn back(&self) -> Self {
         Self { send: self.receive.clone(), receive: self.send.clone() }
     }
+}
+
+/// Returns the range of `len` elements that a worker folds.
+pub(super) fn range(len: usize, workers: usize, worker: usize) -> Range<usize> {
+    chunk(len, workers, GRAIN, worker)
+}
+
+/// Returns the two halves of a range; of a short one, the second is empty.
+fn halves(range: &Range<usize>) -> [Range<usize>; 2] {
+    let middle = range.start + chunk(range.len(), 2, GRAIN, 0).end;
+    [range.start..middle, middle..range.end]
 }
 
 /// Returns the ring schedule: every range goes around once, to the worker before its first one, and the sum goes

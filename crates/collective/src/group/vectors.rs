@@ -3,7 +3,7 @@
 //! Unlike leaves, they are sent without a head, from where they lie, and are added up from where they arrive.
 
 use super::early::early_range;
-use super::range::GRAIN;
+use super::schedule::GRAIN;
 use super::wire::{Coding, Real};
 use super::{GroupCall, SumOptions, exact, fast, raw};
 use crate::Failure;

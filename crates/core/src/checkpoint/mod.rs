@@ -15,7 +15,7 @@ pub use read::read_elements;
 pub use read::require_names;
 pub(crate) use {read::decide, read::read_cast};
 
-use crate::context::{Here, here};
+use crate::context::current_kind;
 use crate::strategy::Strategy;
 use bytes::Bytes;
 use distribute_base::{ContextKind, Error, Result};
@@ -325,12 +325,8 @@ impl<'a> Checkpoint<'a> {
     }
 
     fn require(&self, operation: &'static str) -> Result<()> {
-        let found = match here() {
-            Here::Default | Here::CrossReplica(..) => None,
-            Here::Update(_) => Some(ContextKind::Update),
-            Here::Replica(_) => Some(ContextKind::Replica),
-        };
-        if let Some(found) = found {
+        let found = current_kind();
+        if matches!(found, ContextKind::Update | ContextKind::Replica) {
             let (required, advice) = (ContextKind::CrossReplica, "save and restore between runs");
             return Err(Error::WrongContext { operation, required, found, advice });
         }

@@ -29,17 +29,12 @@ use distribute_base::{DeviceName, Error, Result};
 use distribute_collective::threads::Member;
 use std::cell::RefCell;
 
-/// The kind of the context of this thread.
+/// Returns the kind of the context of this thread.
 pub fn current_kind() -> ContextKind {
-    match here() {
-        Here::Default => ContextKind::Default,
-        Here::CrossReplica(..) => ContextKind::CrossReplica,
-        Here::Update(_) => ContextKind::Update,
-        Here::Replica(_) => ContextKind::Replica,
-    }
+    with_mode(|mode| mode.map_or(ContextKind::Default, Mode::kind))
 }
 
-/// The context that a thread enters.
+/// A context that a thread has entered. A thread that has entered none is in the default context.
 #[derive(Clone)]
 pub enum Mode {
     /// Cross-replica.
@@ -61,11 +56,27 @@ thread_local! {
 }
 
 impl Mode {
-    fn strategy(&self) -> &Strategy {
+    pub(crate) fn strategy(&self) -> &Strategy {
         match self {
             Mode::CrossReplica(strategy) | Mode::Colocated(strategy, _) => strategy,
             Mode::Update(context) => context.strategy(),
             Mode::Replica(context) | Mode::Merge(context) => context.strategy(),
+        }
+    }
+
+    pub(crate) fn kind(&self) -> ContextKind {
+        match self {
+            Mode::CrossReplica(_) | Mode::Merge(_) | Mode::Colocated(..) => ContextKind::CrossReplica,
+            Mode::Update(_) => ContextKind::Update,
+            Mode::Replica(_) => ContextKind::Replica,
+        }
+    }
+
+    /// Returns the devices for new variables, if they were given.
+    pub(crate) fn colocated(&self) -> Option<Vec<DeviceName>> {
+        match self {
+            Mode::Colocated(_, devices) => Some(devices.clone()),
+            _ => None,
         }
     }
 
@@ -75,37 +86,11 @@ impl Mode {
     }
 }
 
-fn top<R>(look: impl FnOnce(Option<&Mode>) -> R) -> R {
+/// Calls `look` with the context of this thread, or `None` if it has entered none. `look` must not enter or leave one.
+pub(crate) fn with_mode<R>(look: impl FnOnce(Option<&Mode>) -> R) -> R {
     STACK.with_borrow(|stack| match stack.last() {
         Some(mode) => look(Some(mode)),
         None => GLOBAL.with_borrow(|global| look(global.as_ref())),
-    })
-}
-
-/// Where this thread is, for code that behaves differently in each context.
-pub enum Here {
-    /// No strategy has been entered.
-    Default,
-    /// With the devices for new variables, if they were given.
-    CrossReplica(Strategy, Option<Vec<DeviceName>>),
-    /// The update of a copy of a variable.
-    Update(UpdateContext),
-    /// A replica's.
-    Replica(ReplicaContext),
-}
-
-/// The context of this thread.
-pub fn here() -> Here {
-    top(|mode| match mode {
-        None => Here::Default,
-        Some(mode @ (Mode::CrossReplica(_) | Mode::Merge(_))) => {
-            Here::CrossReplica(mode.strategy().clone(), None)
-        }
-        Some(Mode::Colocated(strategy, devices)) => {
-            Here::CrossReplica(strategy.clone(), Some(devices.clone()))
-        }
-        Some(Mode::Update(context)) => Here::Update(context.clone()),
-        Some(Mode::Replica(context)) => Here::Replica(context.clone()),
     })
 }
 
@@ -147,7 +132,7 @@ pub(crate) fn enter_cross_replica(
     operation: &'static str,
     advice: &'static str,
 ) -> Result<Entered> {
-    let current = top(|mode| match mode {
+    let current = with_mode(|mode| match mode {
         None => Ok(false),
         Some(mode) if mode.is_cross_replica() && mode.strategy() == strategy => Ok(true),
         // To other strategies, the default strategy's contexts count as none.
@@ -170,7 +155,7 @@ pub(crate) fn enter_cross_replica(
 
 /// Refuses an operation inside of any strategy's `run`. The default strategy's replica context counts as outside.
 pub fn require_outside_of_run(operation: &'static str, advice: &'static str) -> Result<()> {
-    let inside = top(|mode| match mode {
+    let inside = with_mode(|mode| match mode {
         Some(Mode::Replica(context)) => !context.strategy().is_default(),
         _ => false,
     });
@@ -189,25 +174,27 @@ pub fn require_outside_of_run(operation: &'static str, advice: &'static str) -> 
 /// The strategy that is current on this thread; the default strategy if none has been entered.
 #[doc(alias = "tf.distribute.get_strategy")]
 pub fn get_strategy() -> Strategy {
-    top(|mode| mode.map_or_else(|| Strategy::of_default_context().clone(), |mode| mode.strategy().clone()))
+    with_mode(|mode| {
+        mode.map_or_else(|| Strategy::of_default_context().clone(), |mode| mode.strategy().clone())
+    })
 }
 
 /// The strategy of the context that this thread is in, if it is in any.
 pub fn current_strategy() -> Option<Strategy> {
-    top(|mode| mode.map(|mode| mode.strategy().clone()))
+    with_mode(|mode| mode.map(|mode| mode.strategy().clone()))
 }
 
 /// Whether a strategy other than the default one is current on this thread.
 #[doc(alias = "tf.distribute.has_strategy")]
 pub fn has_strategy() -> bool {
-    top(|mode| mode.is_some_and(|mode| !mode.strategy().is_default()))
+    with_mode(|mode| mode.is_some_and(|mode| !mode.strategy().is_default()))
 }
 
 /// The replica context of this thread: that of the replica inside of `run`, the default one (id 0 of 1) if no strategy has
 /// been entered, and `None` in cross-replica context.
 #[doc(alias = "tf.distribute.get_replica_context")]
 pub fn get_replica_context() -> Option<ReplicaContext> {
-    top(|mode| match mode {
+    with_mode(|mode| match mode {
         Some(Mode::Replica(context)) => Some(context.clone()),
         Some(_) => None,
         None => Some(replica::default_context().clone()),
@@ -217,14 +204,14 @@ pub fn get_replica_context() -> Option<ReplicaContext> {
 /// Whether this thread is in cross-replica context.
 #[doc(alias = "tf.distribute.in_cross_replica_context")]
 pub fn in_cross_replica_context() -> bool {
-    top(|mode| mode.is_some_and(Mode::is_cross_replica))
+    with_mode(|mode| mode.is_some_and(Mode::is_cross_replica))
 }
 
 /// The update context of this thread, which tells which copy is being updated, inside of the closure given to
 /// [`update`](Strategy::update); `None` elsewhere.
 #[doc(alias = "get_update_replica_id")]
 pub fn get_update_context() -> Option<UpdateContext> {
-    top(|mode| match mode {
+    with_mode(|mode| match mode {
         Some(Mode::Update(context)) => Some(context.clone()),
         _ => None,
     })
@@ -247,7 +234,7 @@ pub fn get_update_context() -> Option<UpdateContext> {
 #[doc(alias = "tf.distribute.experimental_set_strategy")]
 pub fn set_strategy(strategy: Option<&Strategy>) -> Result<()> {
     GLOBAL.set(None);
-    if top(|mode| mode.is_some()) {
+    if with_mode(|mode| mode.is_some()) {
         Err(Error::MixedStrategies {
             operation: "set_strategy",
             current: whereabouts(),
@@ -262,24 +249,6 @@ pub fn set_strategy(strategy: Option<&Strategy>) -> Result<()> {
         GLOBAL.set(given.map(|strategy| Mode::CrossReplica(strategy.clone())));
         Ok(())
     }
-}
-
-/// How the current replica context compares to a given one.
-enum Current {
-    This,
-    Other(ReplicaContext),
-    None,
-}
-
-fn get_replica_context_if(is_this: impl Fn(&ReplicaContext) -> bool) -> Current {
-    let judge = |context: &ReplicaContext| {
-        if is_this(context) { Current::This } else { Current::Other(context.clone()) }
-    };
-    top(|mode| match mode {
-        Some(Mode::Replica(context)) => judge(context),
-        Some(_) => Current::None,
-        None => judge(replica::default_context()),
-    })
 }
 
 // SCOPE-5
@@ -299,7 +268,7 @@ pub fn mixed(operation: &'static str, what: Option<String>, of: &Strategy) -> Er
         Some(what) if of.is_default() => format!("{what} was made without a strategy"),
         Some(what) => format!("{what} belongs to {of}"),
     };
-    let advice = top(|mode| match mode {
+    let advice = with_mode(|mode| match mode {
         None => "call it in the run of that strategy",
         Some(Mode::Replica(_)) => {
             "use what belongs to the strategy of this run, or call run of the other one"
@@ -312,7 +281,7 @@ pub fn mixed(operation: &'static str, what: Option<String>, of: &Strategy) -> Er
 /// Describes where this thread is.
 fn whereabouts() -> String {
     let nested = STACK.with_borrow(|stack| stack.len() > 1);
-    top(|mode| match mode {
+    with_mode(|mode| match mode {
         None => "no scope or run was entered".into(),
         Some(Mode::Replica(context)) if context.is_default() => "no scope or run was entered".into(),
         Some(Mode::Replica(context)) => format!("this is a run of {}", context.strategy()),

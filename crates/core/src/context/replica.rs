@@ -2,7 +2,7 @@
 
 use super::expected::Expectations;
 use super::layers::LayerState;
-use super::{current_kind, top};
+use super::{Mode, with_mode};
 use crate::strategy::{CommunicationOptions, Strategy};
 use distribute_base::internal::lock;
 use distribute_base::{ContextKind, Error, Result};
@@ -205,34 +205,30 @@ impl ReplicaContext {
     /// Fails unless this is the context of the closure that is running on this thread.
     #[doc(hidden)]
     pub fn require_current(&self, operation: &'static str) -> Result<()> {
-        let current = super::get_replica_context_if(|context| Arc::ptr_eq(&context.0, &self.0));
-        match current {
-            super::Current::This => Ok(()),
-            super::Current::None => Err(Error::WrongContext {
-                operation,
-                required: ContextKind::Replica,
-                found: current_kind(),
-                advice: "call it inside of the closure given to run, on the context given there",
-            }),
-            // No strategy is entered, so none are mixed: the run is over, or this is a thread of the user.
-            super::Current::Other(other)
-                if other.strategy() == self.strategy() || top(|mode| mode.is_none()) =>
-            {
-                Err(Error::StaleContext {
-                    operation,
-                    replica: self.replica_id_in_sync_group(),
-                    step: self.0.member.step(),
-                })
+        with_mode(|mode| {
+            let current = match mode {
+                Some(Mode::Replica(context)) => context,
+                None => default_context(),
+                Some(mode) => {
+                    return Err(Error::WrongContext {
+                        operation,
+                        required: ContextKind::Replica,
+                        found: mode.kind(),
+                        advice: "call it inside of the closure given to run, on the context given there",
+                    });
+                }
+            };
+            if Arc::ptr_eq(&current.0, &self.0) {
+                return Ok(());
             }
-            super::Current::Other(_) => {
-                let what = format!(
-                    "the replica context that is used (replica {}, step {})",
-                    self.replica_id_in_sync_group(),
-                    self.0.member.step()
-                );
-                Err(super::mixed(operation, Some(what), self.strategy()))
+            let (replica, step) = (self.replica_id_in_sync_group(), self.0.member.step());
+            // If no strategy is entered, none are mixed: the run is over, or this is a thread of the user.
+            if mode.is_none() || current.strategy() == self.strategy() {
+                return Err(Error::StaleContext { operation, replica, step });
             }
-        }
+            let what = format!("the replica context that is used (replica {replica}, step {step})");
+            Err(super::mixed(operation, Some(what), self.strategy()))
+        })
     }
 }
 

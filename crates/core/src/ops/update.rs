@@ -1,7 +1,7 @@
 //! Updates variables outside of `run`, once for each copy.
 
 use super::Destinations;
-use crate::context::{Here, Mode, UpdateContext, current_kind, enter, has_strategy, here, mixed};
+use crate::context::{Mode, UpdateContext, current_kind, current_strategy, enter, has_strategy, mixed};
 use crate::strategy::{Strategy, VariablePlacement};
 use crate::values::{Distributed, Mirrored};
 use crate::variables::Variable;
@@ -220,13 +220,12 @@ impl Strategy {
             with.into().resolve(OPERATION, self)?;
             return body();
         }
-        match here() {
-            Here::CrossReplica(current, _) if current == *self => {}
-            Here::CrossReplica(..) => return Err(mixed(OPERATION, None, self)),
-            _ => {
+        match current_kind() {
+            ContextKind::CrossReplica if current_strategy().as_ref() == Some(self) => {}
+            ContextKind::CrossReplica => return Err(mixed(OPERATION, None, self)),
+            found => {
                 let (required, advice) =
                     (ContextKind::CrossReplica, "call it inside of this strategy's scope");
-                let found = current_kind();
                 return Err(Error::WrongContext { operation: OPERATION, required, found, advice });
             }
         }

@@ -7,7 +7,7 @@ use super::placement::{At, Placement, Policy, Purpose};
 use super::rows;
 use super::storage::Storage;
 use super::variable::{Inner, Variable};
-use crate::context::{Here, here};
+use crate::context::{Mode, with_mode};
 use crate::strategy::Strategy;
 use candle_core::{Tensor, Var};
 use distribute_base::{DeviceName, Error, Result, VariableAggregation, VariableSynchronization};
@@ -68,11 +68,9 @@ impl NewVariable {
     #[track_caller]
     pub fn create(self) -> Result<Variable> {
         let at = Location::caller();
-        match here() {
-            Here::Default => self.create_on(Strategy::of_default_context(), None, at),
-            Here::CrossReplica(strategy, colocated) => self.create_on(&strategy, colocated, at),
-            Here::Update(context) => self.create_on(context.strategy(), None, at),
-            Here::Replica(context) => {
+        match with_mode(|mode| mode.cloned()) {
+            None => self.create_on(Strategy::of_default_context(), None, at),
+            Some(Mode::Replica(context)) => {
                 let Tree::Leaf(initial) = &self.initial else { return Err(self.one_tensor()) };
                 context.merge(self.call(initial, at), CREATE, self, |strategy, replicas| {
                     // Replica 0's initial value is everybody's (VAR-5).
@@ -82,6 +80,7 @@ impl NewVariable {
                     }
                 })
             }
+            Some(mode) => self.create_on(mode.strategy(), mode.colocated(), at),
         }
     }
 
@@ -280,10 +279,7 @@ impl Variable {
         // Only optimizers write, who know how.
         let (synchronization, aggregation) = (VariableSynchronization::OnWrite, VariableAggregation::None);
         let properties = Properties { synchronization, aggregation, trainable: true };
-        let colocated = match here() {
-            Here::CrossReplica(current, devices) if current == *strategy => devices,
-            _ => None,
-        };
+        let colocated = with_mode(|mode| mode.filter(|mode| mode.strategy() == strategy)?.colocated());
         let placement = place(strategy, drawn.name, Purpose::Weights { colocated })?;
         Self::placed(strategy, drawn.name, First::Drawn(drawn), placement, properties)
     }

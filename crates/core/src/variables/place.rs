@@ -3,7 +3,7 @@
 use super::access::{Access, AccessPlan, VariableKind};
 use super::storage::Storage;
 use super::variable::Variable;
-use crate::context::{Here, ReplicaContext, here, mixed};
+use crate::context::{Mode, ReplicaContext, mixed, with_mode};
 use distribute_base::{ContextKind, DeviceName, Error, Result};
 
 /// Where a variable is being used.
@@ -22,33 +22,35 @@ impl Variable {
         let ours = self.strategy();
         let other = || mixed(operation, Some(format!("variable {}", self.name())), ours);
         let outside = Place { kind: ContextKind::Default, among: Vec::new(), index: 0, replica: None };
-        Ok(match here() {
-            Here::Default => outside,
-            Here::CrossReplica(strategy, _) if strategy == *ours => {
-                Place { kind: ContextKind::CrossReplica, ..outside }
-            }
-            Here::Update(context) if context.strategy() == ours => Place {
+        let mut place = with_mode(|mode| match mode {
+            None => Ok(outside),
+            Some(Mode::Update(context)) if context.strategy() == ours => Ok(Place {
                 kind: ContextKind::Update,
                 among: context.devices().to_vec(),
                 index: context.copy(),
                 replica: None,
-            },
-            Here::Replica(context) if context.strategy() == ours => Place {
+            }),
+            Some(Mode::Replica(context)) if context.strategy() == ours => Ok(Place {
                 kind: ContextKind::Replica,
-                among: ours.devices(),
                 index: context.local_replica(),
-                replica: Some(context),
-            },
+                replica: Some(context.clone()),
+                ..outside
+            }),
+            Some(mode) if mode.strategy() == ours => Ok(Place { kind: mode.kind(), ..outside }),
             // The default strategy's contexts count as none for all others, as everywhere else.
-            Here::CrossReplica(strategy, _) if strategy.is_default() => outside,
-            Here::Update(context) if context.strategy().is_default() => outside,
-            Here::Replica(context) if context.strategy().is_default() => outside,
-            // An ordinary variable is nobody's: a strategy's replicas may read it, as they may read what they capture.
-            _ if self.0.kind == VariableKind::Ordinary && !writes => outside,
-            // In another strategy's update it would be written once for each copy.
-            Here::CrossReplica(..) if self.0.kind == VariableKind::Ordinary => outside,
-            Here::CrossReplica(..) | Here::Update(_) | Here::Replica(_) => return Err(other()),
-        })
+            Some(mode) if mode.strategy().is_default() => Ok(outside),
+            // An ordinary variable is nobody's: a strategy's replicas may read it, as they may read what they capture. In another
+            // strategy's update it would be written once for each copy.
+            Some(mode) if self.0.kind == VariableKind::Ordinary => match mode.kind() {
+                ContextKind::Update | ContextKind::Replica if writes => Err(other()),
+                _ => Ok(outside),
+            },
+            Some(_) => Err(other()),
+        })?;
+        if place.replica.is_some() {
+            place.among = ours.devices();
+        }
+        Ok(place)
     }
 
     pub(super) fn plan(

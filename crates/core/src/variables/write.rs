@@ -3,7 +3,7 @@
 use super::access::{Access, AccessPlan, Combine};
 use super::storage::Storage;
 use super::variable::Variable;
-use crate::context::{Here, ReplicaContext, here};
+use crate::context::{Mode, ReplicaContext, with_mode};
 use crate::values::{Components, PerReplica, Reducible};
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
@@ -83,12 +83,12 @@ impl Variable {
         };
         let written = written?;
         if let Some(copies) = self.device_copies() {
-            match here() {
+            match with_mode(|mode| mode.cloned()) {
                 // The others may be computing, and make the call as well.
-                Here::Replica(context) if context.strategy() == self.strategy() => {
+                Some(Mode::Replica(context)) if context.strategy() == self.strategy() => {
                     copies.refresh(context.local_replica())?;
                 }
-                Here::Replica(_) => {}
+                Some(Mode::Replica(_)) => {}
                 _ => copies.refresh_all()?,
             }
         }

@@ -3,8 +3,8 @@
 use candle_core::{DType, Tensor};
 use distribute_base::internal::to_host;
 use distribute_base::{ContextKind, Error, Result, VariableAggregation, VariableSynchronization};
-use distribute_core::internal::{Here, here};
-use distribute_core::{Strategy, Variable};
+use distribute_core::internal::current_kind;
+use distribute_core::{Strategy, Variable, get_replica_context};
 use distribute_tensor::HostTensor;
 
 /// The sums of a metric. Each replica adds to its own copy, and reads return the sum of the copies.
@@ -34,13 +34,15 @@ impl Counts {
     #[track_caller]
     pub(super) fn add(&self, counts: Vec<f64>) -> Result<()> {
         let added = self.variable.assign_add(HostTensor::new(counts, self.variable.dims())?);
-        added.map_err(|error| match (error, here()) {
-            (Error::VariableAccess { .. }, Here::Default | Here::CrossReplica(..)) => Error::WrongContext {
-                operation: "update of a metric",
-                required: ContextKind::Replica,
-                found: ContextKind::CrossReplica,
-                advice: "each replica counts its own examples: call it in the closure of run",
-            },
+        added.map_err(|error| match (error, current_kind()) {
+            (Error::VariableAccess { .. }, ContextKind::Default | ContextKind::CrossReplica) => {
+                Error::WrongContext {
+                    operation: "update of a metric",
+                    required: ContextKind::Replica,
+                    found: ContextKind::CrossReplica,
+                    advice: "each replica counts its own examples: call it in the closure of run",
+                }
+            }
             (error, _) => error,
         })
     }
@@ -60,12 +62,10 @@ impl Counts {
 
 /// Refuses reads in a replica, which has only its own copy.
 fn outside(operation: &'static str) -> Result<()> {
-    let found = match here() {
-        Here::Default | Here::CrossReplica(..) => return Ok(()),
-        Here::Replica(context) if context.strategy().is_default() => return Ok(()),
-        Here::Replica(_) => ContextKind::Replica,
-        Here::Update(_) => ContextKind::Update,
-    };
+    let (found, replica) = (current_kind(), get_replica_context());
+    if found == ContextKind::CrossReplica || replica.is_some_and(|replica| replica.strategy().is_default()) {
+        return Ok(());
+    }
     let advice = "call it after run, or in a merge function";
     Err(Error::WrongContext { operation, required: ContextKind::CrossReplica, found, advice })
 }
