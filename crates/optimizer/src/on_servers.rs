@@ -7,37 +7,34 @@ use super::together::Together;
 use super::transform::Transform;
 use super::updater::Updater;
 use candle_core::Var;
-use distribute_base::internal::{LocalGradient, lock};
+use distribute_base::internal::LocalGradient;
 use distribute_base::{Error, Result};
 use distribute_core::Variable;
-use distribute_core::internal::set_rules;
 use distribute_optim::{Rule, RuleSpec};
 use distribute_params::Push;
-use distribute_ps_client::internal::Ask;
-use distribute_tensor::{HostTensor, Leaf};
-use std::sync::{Arc, Mutex};
+use distribute_ps_client::internal::{Gradient, RemoteVariable};
+use distribute_tensor::Leaf;
+use std::sync::Arc;
 
 pub(super) const OPERATION: &str = "optimizer step";
 
-/// The variables of an optimizer, where they are on parameter servers.
+/// The variables of an optimizer, if they are on parameter servers.
 #[derive(Debug)]
 pub(super) struct Remote {
     /// In the order of those that are trained.
-    pub(super) variables: Vec<Variable>,
-    /// By which rule servers update each.
-    ruled: Mutex<Vec<Option<RuleSpec>>>,
+    pub(super) variables: Vec<(Variable, Arc<RemoteVariable>)>,
 }
 
 impl Remote {
-    /// `None` where variables are in this process.
+    /// `None` if variables are in this process.
     ///
     /// # Errors
-    /// Where one of them is not the strategy's: gradients would be sent to others.
+    /// [`Error::InvalidArgument`]: a variable is not the strategy's, and gradients would be sent to others.
     pub(super) fn new(
         strategy: &distribute_core::Strategy,
         variables: &[(String, Var)],
     ) -> Result<Option<Self>> {
-        if strategy.extended().parameter_servers().is_none() {
+        if strategy.session().is_none() {
             return Ok(None);
         }
         let on_servers = |(name, var): &(String, Var)| {
@@ -46,39 +43,18 @@ impl Remote {
                     "variable {name} is not on the servers of its strategy any more, or never was; keep its model"
                 )
             };
-            strategy.container(var.id()).ok_or_else(|| Error::invalid(OPERATION, reason()))
+            let found = strategy.container(var.id()).and_then(|variable| {
+                let remote = variable.remote()?.clone();
+                Some((variable, remote))
+            });
+            found.ok_or_else(|| Error::invalid(OPERATION, reason()))
         };
-        let variables = variables.iter().map(on_servers).collect::<Result<Vec<_>>>()?;
-        let ruled = Mutex::new(vec![None; variables.len()]);
-        Ok(Some(Self { variables, ruled }))
-    }
-
-    /// Sees to it that servers know the rule of each variable that has one, and make its slots.
-    pub(super) fn bind(&self, rules: &[Option<RuleSpec>]) -> Result<()> {
-        let mut ruled = lock(&self.ruled);
-        let new = |(number, rule): (usize, &Option<RuleSpec>)| {
-            let rule = rule.filter(|rule| ruled.get(number) != Some(&Some(*rule)))?;
-            Some((number, rule))
-        };
-        let new: Vec<(usize, RuleSpec)> = rules.iter().enumerate().filter_map(new).collect();
-        set_rules(OPERATION, new.iter().map(|(number, rule)| (&self.variables[*number], *rule)))?;
-        new.into_iter().for_each(|(number, rule)| ruled[number] = Some(rule));
-        Ok(())
-    }
-
-    /// A server knows them no more: it is told again before the next step.
-    fn forget_rules(&self) {
-        lock(&self.ruled).fill(None);
+        Ok(Some(Self { variables: variables.iter().map(on_servers).collect::<Result<_>>()? }))
     }
 
     /// Whether the rows of a variable are ids.
     pub(super) fn is_dynamic(&self, number: usize) -> bool {
-        self.variables.get(number).is_some_and(Variable::is_dynamic)
-    }
-
-    /// What the rule keeps beside a variable, by name.
-    pub(super) fn slots(&self, number: usize, count: usize) -> Result<Vec<(String, HostTensor)>> {
-        self.variables[number].slots_on_servers(OPERATION, count)
+        self.variables.get(number).is_some_and(|(_, remote)| remote.ids().is_some())
     }
 }
 
@@ -108,13 +84,13 @@ pub(super) fn require_transform(
             "clip the gradient of each variable, by Transform::clip_by_norm",
         );
     }
-    if transform.closure().is_some() && remote.variables.iter().any(Variable::is_dynamic) {
+    if transform.closure().is_some() && remote.variables.iter().any(|(_, remote)| remote.ids().is_some()) {
         return refused(
             "Transform::each where a table of ids is trained",
             "freeze it, and train it by an optimizer of its own",
         );
     }
-    if transform.reads_values() && remote.variables.iter().any(Variable::is_fetched_by_row) {
+    if transform.reads_values() && remote.variables.iter().any(|(_, remote)| remote.is_fetched_by_row()) {
         return refused(
             "weight decay of tables of which only rows are fetched",
             "freeze them, or use AdamW, whose rule decays where the table is",
@@ -141,27 +117,22 @@ impl Updater for OnServers<'_> {
         together.each("its update on servers", |_| Ok(()))?;
         together.lead(|_| {
             let Some(change) = change else { return Ok(()) };
-            let strategy = &self.trained.strategy;
-            let Some(servers) = strategy.extended().parameter_servers() else { return Ok(()) };
+            let Some(session) = self.trained.strategy.session() else { return Ok(()) };
             // What comes after it in the same run computes with the new values.
             let made = || {
                 change.step_made();
-                servers.made_step(change.counter());
+                session.count_step(change.counter());
             };
-            let pushed = strategy.push(OPERATION, servers, self.asks(gradients)?, made);
-            if pushed.as_ref().is_err_and(Error::is_of_a_rule) {
-                self.remote.forget_rules();
-            }
-            pushed
+            session.push(OPERATION, self.gradients(gradients)?, made)
         })
     }
 }
 
-impl OnServers<'_> {
-    /// What servers are asked for, so that they apply the gradients.
-    fn asks(&self, gradients: &[Option<LocalGradient>]) -> Result<Vec<(Ask, RuleSpec)>> {
-        let Remote { variables, .. } = self.remote;
-        if let Some(variable) = variables.iter().find(|variable| !variable.is_ready()) {
+impl<'a> OnServers<'a> {
+    /// The gradients as they are pushed to servers.
+    fn gradients(&self, gradients: &[Option<LocalGradient>]) -> Result<Vec<Gradient<'a>>> {
+        let variables: &'a [_] = &self.remote.variables;
+        if let Some((variable, _)) = variables.iter().find(|(_, remote)| !remote.is_ready()) {
             let reason = format!(
                 "variable {} has been used as a whole before its values were fetched, which has failed; look at the servers, and make \
                  the step again",
@@ -169,33 +140,30 @@ impl OnServers<'_> {
             );
             return Err(Error::invalid(OPERATION, reason));
         }
-        let rules = gradients
-            .iter()
-            .enumerate()
-            .map(|(number, gradient)| gradient.as_ref().and_then(|_| self.rules.of(number).0.spec()));
-        self.remote.bind(&rules.collect::<Vec<_>>())?;
-        let mut asks = Vec::new();
-        for (number, gradient) in gradients.iter().enumerate() {
-            let Some(gradient) = gradient else { continue };
+        let one = |(number, gradient): (usize, &LocalGradient)| {
             let ((rule, step), (_, var)) = (self.rules.of(number), &self.trained.variables[number]);
-            let (push, variable) = (Push::at(step).counted(), &variables[number]);
+            let (push, (_, remote)) = (Push::at(step).counted(), &variables[number]);
             let spec = require_rule(OPERATION, rule)?;
-            let of_shards = match gradient {
-                LocalGradient::Dense(dense) => {
-                    variable.push(push, &Leaf::Candle(dense.clone()).to_host()?)?
-                }
-                LocalGradient::Deposited(dense) => {
-                    variable.push(push, &Leaf::Candle(dense.tensor(var)?).to_host()?)?
-                }
+            let dense = match gradient {
+                LocalGradient::Dense(dense) => dense.clone(),
+                LocalGradient::Deposited(dense) => dense.tensor(var)?,
                 LocalGradient::Rows(rows) => {
                     let gradient =
                         |positions: &[usize]| rows.take(positions, var.dims().get(1..).unwrap_or_default());
-                    variable.push_rows(push, &rows.rows, gradient, rule.moves_absent_rows())?
+                    return Gradient::rows(
+                        remote,
+                        spec,
+                        push,
+                        &rows.rows,
+                        gradient,
+                        rule.moves_absent_rows(),
+                    );
                 }
             };
-            asks.extend(of_shards.into_iter().map(|ask| (ask, spec)));
-        }
-        Ok(asks)
+            Gradient::dense(remote, spec, push, &Leaf::Candle(dense).to_host()?)
+        };
+        let found = gradients.iter().enumerate();
+        found.filter_map(|(number, gradient)| Some((number, gradient.as_ref()?))).map(one).collect()
     }
 }
 

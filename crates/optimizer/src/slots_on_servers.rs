@@ -22,9 +22,8 @@ impl<R: Rule> Optimizer<R> {
         if names.is_empty() {
             return Ok(Vec::new());
         }
-        self.trained.strategy.await_updates()?;
         self.bind(remote)?;
-        let found = remote.slots(number, names.len())?;
+        let found = remote.variables[number].1.value(OPERATION)?.slots(OPERATION, names.len())?;
         let of = |name: &&str| found.iter().find(|(found, _)| found == name).map(|(_, slot)| slot.clone());
         let missing = || {
             Error::invalid(
@@ -41,13 +40,12 @@ impl<R: Rule> Optimizer<R> {
     /// Puts all slots of all variables back, each in the order of the rule.
     pub(super) fn set_slots_on_servers(&self, remote: &Remote, all: Vec<SavedSlots>) -> Result<()> {
         const OPERATION: &str = "Checkpoint::restore";
-        self.trained.strategy.await_updates()?;
         self.bind(remote)?;
-        for (variable, SavedSlots { ids, slots }) in remote.variables.iter().zip(all) {
+        for ((variable, tables), SavedSlots { ids, slots }) in remote.variables.iter().zip(all) {
             let named: Vec<_> = self.slot_names().map(String::from).zip(slots).collect();
             if !named.is_empty() {
                 variable.writing(|| match &ids {
-                    None => variable.set_slots_on_servers(OPERATION, &named),
+                    None => tables.value(OPERATION)?.set_slots(OPERATION, &named),
                     Some(ids) => variable.set_slots_of_ids(OPERATION, ids, &named),
                 })?;
             }
@@ -60,14 +58,13 @@ impl<R: Rule> Optimizer<R> {
         if self.slot_names().next().is_none() {
             return Ok(());
         }
-        self.trained.strategy.await_updates()?;
         self.bind(remote)?;
         // One variable after another, so that there is never more than the slots of one.
         for (number, (name, _)) in self.trained.variables.iter().enumerate() {
             let named = |slot: &str| format!("{prefix}/{slot}/{name}");
             if remote.is_dynamic(number) {
                 let beside = format!("{prefix}/{name}");
-                remote.variables[number].save_slots_of_ids(writer, &beside, named)?;
+                remote.variables[number].0.save_slots_of_ids(writer, &beside, named)?;
                 continue;
             }
             for (slot, value) in self.slot_names().zip(self.slots_on_servers(remote, number)?) {
@@ -90,7 +87,7 @@ impl<R: Rule> Optimizer<R> {
             if remote.is_dynamic(number) {
                 let (mut ids, beside) = (None, format!("{prefix}/{name}"));
                 let slot = |name: &String| {
-                    let saved = remote.variables[number].saved_rows(name, &beside, from)?;
+                    let saved = remote.variables[number].0.saved_rows(name, &beside, from)?;
                     ids = Some(saved.ids);
                     Ok(saved.values)
                 };
@@ -104,8 +101,14 @@ impl<R: Rule> Optimizer<R> {
         names.iter().enumerate().map(one).collect()
     }
 
+    /// Sets the rules of all variables, which make their slots, once all updates have been acknowledged.
     fn bind(&self, remote: &Remote) -> Result<()> {
+        let Some(session) = self.trained.strategy.session() else { return Ok(()) };
+        session.flush()?;
         let rules = self.groups.rules(&self.rule, 0, 0.);
-        remote.bind(&(0..remote.variables.len()).map(|number| rules.of(number).0.spec()).collect::<Vec<_>>())
+        let variables = remote.variables.iter().enumerate();
+        let rules =
+            variables.filter_map(|(number, (_, remote))| Some((&**remote, rules.of(number).0.spec()?)));
+        session.set_rules(OPERATION, rules)
     }
 }

@@ -127,7 +127,7 @@ impl ParameterServerStrategy {
     /// # Errors
     /// That of an update that did not arrive; that of the first server that is there and does not end, when all others have been asked.
     pub fn end_servers(&self) -> Result<()> {
-        self.1.servers.steps().settle()?;
+        self.1.servers.session().flush()?;
         self.1.others.as_ref().map_or(Ok(()), |others| others.end(self.1.servers.timeout()))
     }
 

@@ -185,7 +185,7 @@ impl ParameterServerStrategy {
     /// that are not through in time.
     pub fn finish(&self, patience: Duration) -> Result<()> {
         let Some(Worker { servers, others, of, progress }) = &self.1.worker else { return Ok(()) };
-        servers.steps().settle()?;
+        servers.session().flush()?;
         progress.finish()?;
         if of.worker != 0 {
             return Ok(());
