@@ -138,7 +138,7 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
 /// # Errors
 /// [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument) if the strategy has parameter servers, and a variable is not there.
 pub(crate) fn backend(parameters: &Parameters) -> Result<Box<dyn Backend>> {
-    Ok(if parameters.strategy.extended().parameter_servers().is_some() {
+    Ok(if parameters.strategy.session().is_some() {
         Box::new(servers::Servers::new(&parameters.strategy, &parameters.variables)?)
     } else if let Some(partition) = &parameters.partition {
         Box::new(sharded::Sharded::new(partition.clone()))
