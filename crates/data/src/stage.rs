@@ -5,7 +5,7 @@ use crate::{Error, Result};
 
 /// One operation that runs during one pass and pulls from the stages before it.
 ///
-/// The consumer passes the number of elements it can use, so a batch of a million rows is one call, and no
+/// The consumer passes the number of elements it can use. So a batch of a million rows is one call, and no
 /// element is computed in vain. The elements and their order never depend on how many are requested at once.
 pub(crate) trait Stage: Send {
     /// Returns the next 1 to `max` elements (`max` is at least 1), or `None` at the end.

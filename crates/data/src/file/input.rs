@@ -105,7 +105,7 @@ impl<R: Read> Input<R> {
 mod tests {
     use super::*;
 
-    /// Returns its bytes one by one.
+    /// A reader that returns its bytes one by one.
     struct Slow<'a>(&'a [u8]);
     impl Read for Slow<'_> {
         fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {

@@ -8,8 +8,8 @@ use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Declares the dtypes and shapes of all elements, for example of a function or a generator whose
-    /// elements differ in size or whose first element is costly. A size of `None` may be any size.
+    /// Declares the dtypes and shapes of all elements. Use it for functions and generators with elements of
+    /// different sizes, or with sizes that the first element doesn't show. A size of `None` may be any size.
     ///
     /// Every element is checked as it comes. One with another structure, dtype or shape gives [`Error::Spec`]
     /// in the pass.

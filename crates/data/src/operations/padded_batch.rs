@@ -14,9 +14,8 @@ impl<T: Nest> Dataset<T> {
     /// Stacks elements like [`batch`](Dataset::batch). Their tensors may differ in size: each is padded at
     /// the end of its axes.
     ///
-    /// [`Error::Pad`](crate::Error::Pad) in the pass names the element and the tensor. It means that the
-    /// tensor is larger than the given size, that ranks or dtypes differ, or that it is not a dense tensor in
-    /// host memory.
+    /// [`Error::Pad`](crate::Error::Pad) in the pass names the element and the tensor. The tensor is larger
+    /// than the given size, has another rank or dtype, or is not a dense tensor in host memory.
     #[doc(alias = "tf.data.Dataset.padded_batch")]
     pub fn padded_batch(&self, size: usize, padding: Padding) -> Dataset<T::Batch> {
         Dataset::of(PaddedBatch { input: self.pipeline().clone(), size, padding, drop_remainder: false })
