@@ -2,8 +2,8 @@
 //! any ranges of rows.
 //!
 //! Names identify *logical* tensors. A tensor can be saved in slices of rows, like the shards of parameter
-//! servers, in any number of files, and loaded by any ranges of rows. So a checkpoint saved on S shards can be
-//! loaded on S′.
+//! servers, and in any number of files. It can be loaded by any ranges of rows. So a checkpoint saved on S
+//! shards can be loaded on S′.
 //!
 //! ```
 //! use distribute_checkpoint::{Reader, Writer};
@@ -59,7 +59,7 @@
 //!
 //! safetensors has no type for two dtypes. A `complex128` tensor is F64 with a last axis of 2, real and
 //! imaginary part. A `string` tensor is two tensors: the concatenated bytes of all strings (U8), and the end
-//! of each string (U64, of the slice's shape), under the key that the slice has as `ends`.
+//! of each string (U64, of the slice's shape). The slice's `ends` is the key of the second one.
 //!
 //! Names are never used in paths: `../a`, `A` and `a` are three ordinary names.
 

@@ -7,7 +7,8 @@ use distribute_log::plain;
 ///
 /// ```
 /// use distribute_monitor::{Report, table};
-/// let report = Report { program: "digits".into(), process: 4711, strategy: "MirroredStrategy".into(), ..Report::default() };
+/// let (program, strategy) = ("digits".into(), "MirroredStrategy".into());
+/// let report = Report { program, process: 4711, strategy, ..Report::default() };
 /// assert!(table(&report)[0].starts_with("digits (process 4711), MirroredStrategy"));
 /// ```
 pub fn table(report: &Report) -> Vec<String> {

@@ -9,7 +9,7 @@ use distribute_base::internal::{Number, choose};
 pub(super) enum FromOutput {
     Relu,
     Sigmoid,
-    /// Leaky relu with this slope below zero, which is positive.
+    /// The leaky relu with this slope below zero, which is positive.
     LeakyRelu(f64),
 }
 

@@ -60,8 +60,10 @@ impl Sizes {
         )
     }
 
-    /// Returns the head of keys and values for a head of queries, both counted over the batch, and whether
-    /// this head of queries is the first that uses it.
+    /// Returns the head of keys and values for a head of queries, and whether this head of queries is the
+    /// first that uses it.
+    ///
+    /// Heads are counted over the batch.
     fn pair(&self, head: usize) -> (usize, bool) {
         let (example, head, each) = (head / self.heads, head % self.heads, self.heads / self.kv_heads);
         (example * self.kv_heads + head / each, head.is_multiple_of(each))

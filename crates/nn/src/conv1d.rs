@@ -5,10 +5,10 @@ use super::conv2d::padded;
 use candle_core::{Module, Result, Tensor, bail};
 use candle_nn::{Conv1dConfig, Conv2dConfig, VarBuilder};
 
-/// candle_nn's `Conv1d` with correct gradients.
+/// A convolution of sequences: candle_nn's `Conv1d` with correct gradients.
 ///
-/// On the CPU, candle 0.11 computes wrong gradients for the weight if a batch has several sequences, and for
-/// the input if there is no padding.
+/// On the CPU, candle 0.11 computes a wrong gradient for the weight if a batch has several sequences. For the
+/// input, its gradient is wrong if there is no padding.
 ///
 /// `x` has shape `[n, in, length]` and the result `[n, out, …]`; the weight is `[out, in / groups, width]`,
 /// the bias `[out]`. The layer is computed as a [`Conv2d`] of images of one row.

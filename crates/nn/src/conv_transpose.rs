@@ -6,8 +6,9 @@ use candle_core::{Module, Result, Tensor, bail};
 use candle_nn::{Conv2dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig, VarBuilder};
 use distribute_tensor::without_elements;
 
-/// candle_nn's `ConvTranspose2d` with gradients for any size of image. On CPUs, the bias is part of the
-/// operation.
+/// A transposed convolution of images: candle_nn's `ConvTranspose2d`, with gradients for any size of image.
+///
+/// On CPUs, the bias is part of the operation.
 ///
 /// `x` has shape `[n, in, height, width]` and the result `[n, out, …, …]`; the weight is `[in, out, …, …]`, the
 /// bias `[out]`.
@@ -34,7 +35,7 @@ pub struct ConvTranspose2d {
     config: ConvTranspose2dConfig,
 }
 
-/// candle_nn's `ConvTranspose1d` with gradients, which candle 0.11 does not support.
+/// A transposed convolution of sequences: candle_nn's `ConvTranspose1d`, with gradients, which candle 0.11 lacks.
 ///
 /// `x` has shape `[n, in, length]` and the result `[n, out, …]`; the weight is `[in, out / groups, width]`,
 /// the bias `[out]`. The layer is computed as a transposed convolution of images of one row.

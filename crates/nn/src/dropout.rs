@@ -6,21 +6,21 @@ use distribute_core::internal::default_context;
 use distribute_core::{ReplicaContext, get_replica_context};
 use distribute_tensor::random::Draws;
 
-/// Drops elements at random while training, and scales the remaining ones by 1 / (1 - p).
+/// A layer that drops elements at random while training, and scales the remaining ones by 1 / (1 - p).
 ///
-/// Whether an element is dropped depends on the seed, the name, the step, the number of calls with this name
-/// in this step, the row in the global batch and the position in the row. It does not depend on the thread or
-/// the replica. So R replicas drop the same elements as one device on the same global batch, including uneven
-/// and empty per-replica batches, and runs are reproducible.
+/// The mask depends on the seed, the name, the step, and the number of calls with this name in this step. The
+/// mask of an element depends on its row in the global batch and its position in the row, but not on the
+/// thread or the replica. So R replicas drop the same elements as one device on the same global batch,
+/// including uneven and empty per-replica batches, and runs are reproducible.
 ///
 /// - **Step** is the number of this [`run`](distribute_core::Strategy::run) on its strategy. To resume a
 ///   training in another process with the same masks, restore that number with
 ///   [`Strategy::set_steps`](distribute_core::Strategy::set_steps). Outside `run`, and in cross-replica
 ///   context, the step is 0 and calls are counted for the whole process, so threads race for their masks.
-/// - **Rows in the global batch** are used if `run` receives a per-replica batch ([`ReplicaContext::rows`]),
-///   and the input's first dimension is its number of rows, or a multiple of it (as in `[rows * words,
-///   features]`). Otherwise each replica's masks depend on its id: they are reproducible for the same number
-///   of replicas.
+/// - **Rows in the global batch** are used if `run` receives a per-replica batch ([`ReplicaContext::rows`]).
+///   The input's first dimension has to be its number of rows, or a multiple (as in
+///   `[rows * words, features]`). Otherwise each replica's masks depend on its id: they are reproducible for
+///   the same number of replicas.
 /// - **Names** give layers independent masks: use a unique one for each, such as `vb.prefix()`. The layer has
 ///   no variable, so checkpoints of the model do not change.
 ///

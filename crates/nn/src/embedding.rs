@@ -8,10 +8,10 @@ use distribute_base::internal::{Number, to_device};
 use distribute_core::internal::{RowSource, for_rows};
 use distribute_tensor::kernel::RowMerge;
 
-/// candle_nn's `Embedding`, with a sparse gradient inside `minimize`.
+/// A table whose rows are looked up by ids: candle_nn's `Embedding`, with a sparse gradient inside `minimize`.
 ///
 /// Ids are u8, u32 or i64 of any shape `[…]`, which may be empty; the result has shape `[…, hidden]`. Only
-/// rows that some replica has looked up are reduced and updated, so the cost of a step depends on its ids, not
+/// rows that some replica has looked up are reduced and updated. So the cost of a step depends on its ids, not
 /// on the size of the table. With `Sgd` and the other rules that do not move rows without a gradient, the
 /// results are the same as with the dense gradient. Outside `minimize`, and for dtypes other than f32 and f64,
 /// candle gets the dense gradient.

@@ -12,11 +12,11 @@ use distribute_tensor::kernel::RowMerge;
 /// A layer that combines the table rows of each bag of ids into a sum, a mean or a scaled sum.
 ///
 /// Bags are the words of a text, the purchases of a user, or the neighbours in a graph. The result is that of
-/// an [`Embedding`](super::Embedding) followed by a sum, but rows are not copied, in forward or backward, and
-/// the gradient is sparse inside `minimize`.
+/// an [`Embedding`](super::Embedding) followed by a sum, but forward and backward do not copy rows. The
+/// gradient is sparse inside `minimize`.
 ///
 /// Ids are u8, u32 or i64 `[…, length]`, the result is `[…, hidden]`. Bags of different lengths are padded to
-/// the same length with an id that is ignored, so a batch of bags is a tensor that datasets can batch and
+/// the same length with an id that is ignored. So a batch of bags is a tensor, which datasets can batch and
 /// strategies can split. A bag with only padding gives zeros.
 ///
 /// # Errors

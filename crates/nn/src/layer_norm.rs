@@ -6,7 +6,7 @@ use candle_core::{Module, Result, Shape, Tensor};
 use candle_nn::{LayerNormConfig, VarBuilder};
 use distribute_base::internal::{Number, deposit, with_elements};
 
-/// candle_nn's `LayerNorm`, with gradients for all inputs.
+/// A layer normalization: candle_nn's `LayerNorm`, with gradients for all inputs.
 ///
 /// Each row of the last dimension is shifted to mean 0, scaled to variance 1, multiplied by a weight and added
 /// to a bias. candle_nn's fused operation, which it uses for contiguous inputs with a bias, has no gradient.

@@ -8,7 +8,7 @@ use candle_nn::{Activation, VarBuilder};
 use distribute_base::internal::{Known, Number, deposit, with_elements};
 use distribute_tensor::without_elements;
 
-/// candle_nn's `Linear` with an optional activation: `activation(x wᵀ + b)`.
+/// A linear layer, `activation(x wᵀ + b)`: candle_nn's `Linear` with an optional activation.
 ///
 /// The bias and most activations are part of the same operation. Backward writes the gradients of weight and
 /// bias directly into the memory that `minimize` reduces.

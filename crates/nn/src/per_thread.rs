@@ -94,8 +94,8 @@ pub struct PerThread<M> {
 /// # Ok::<(), distribute::Error>(())
 /// ```
 ///
-/// If a model's methods take `&mut self`, wrap it in a `RefCell`: `per_thread(vb, |vb|
-/// Ok(RefCell::new(Model::new(vb)?)))`, and `model.get()?.borrow_mut()`.
+/// If a model's methods take `&mut self`, wrap it in a `RefCell`:
+/// `per_thread(vb, |vb| Ok(RefCell::new(Model::new(vb)?)))`, and `model.get()?.borrow_mut()`.
 ///
 /// [`replicate`]: distribute_core::Strategy::replicate
 ///

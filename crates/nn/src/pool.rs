@@ -8,8 +8,8 @@ use candle_core::{D, Result, Tensor, ToUsize2, bail};
 /// `max_pool2d`.
 ///
 /// Windows are adjacent. The gradient goes to the first of the largest elements of each window, as in
-/// TensorFlow and PyTorch. candle 0.11's own `backward` divides it by the size of the window, and misplaces it
-/// if the image size is not a multiple of the window size.
+/// TensorFlow and PyTorch. candle 0.11's own `backward` divides it by the size of the window. It also
+/// misplaces it if the image size is not a multiple of the window size.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};

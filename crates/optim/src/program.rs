@@ -17,9 +17,9 @@ pub struct Program {
 /// The type of the elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Precision {
-    /// `f32`.
+    /// The type `f32`.
     F32,
-    /// `f64`.
+    /// The type `f64`.
     F64,
 }
 
@@ -28,7 +28,7 @@ pub enum Precision {
 pub enum Operation {
     /// An input by its number: 0 for the variable, 1 for its gradient, then the slots in order.
     Input(usize),
-    /// One number for all elements, rounded to their type.
+    /// A constant for all elements, rounded to their type.
     Constant(f64),
     /// The sum a + b.
     Add(usize, usize),

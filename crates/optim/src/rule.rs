@@ -168,8 +168,8 @@ pub trait RuleExt: Rule {
         )
     }
 
-    /// Makes one step by a sparse gradient: row `rows[i]` of the table `var` has the gradient `grads[i *
-    /// row_len..][..row_len]`.
+    /// Makes one step by a sparse gradient: row `rows[i]` of the table `var` has the gradient
+    /// `grads[i * row_len..][..row_len]`.
     ///
     /// `var` contains complete rows of a table or a shard, and `rows` are counted from its first row. They
     /// ascend strictly, like the result of [`merge_rows`](crate::merge_rows). Rows of `var` and the slots

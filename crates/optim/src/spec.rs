@@ -35,7 +35,7 @@ pub enum RuleSpec {
     Ftrl(Ftrl),
 }
 
-/// Gradient descent: var ← var − lr · g.
+/// The rule of gradient descent: var ← var − lr · g.
 ///
 /// TensorFlow's default learning rate is 0.01. For momentum, use [`Momentum`](crate::Momentum).
 #[doc(alias = "tf.keras.optimizers.SGD")]
@@ -43,7 +43,7 @@ pub enum RuleSpec {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sgd;
 
-/// Gradient descent with momentum.
+/// The rule of gradient descent with momentum.
 ///
 /// - accum ← momentum · accum + g
 /// - var ← var − lr · accum, or with `nesterov` var ← var − lr · (g + momentum · accum)
@@ -86,7 +86,7 @@ impl Default for Momentum {
     }
 }
 
-/// Adam: steps by the ratio of running averages of the gradient and of its square.
+/// The Adam rule: steps by the ratio of running averages of the gradient and of its square.
 ///
 /// - m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g²
 /// - var ← var − lrₜ · m / (√v + ε) with lrₜ = lr · √(1 − β₂ᵗ) / (1 − β₁ᵗ)
@@ -130,7 +130,8 @@ impl Default for Adam {
     }
 }
 
-/// Adam with weight decay that is not part of the averages; bit-identical to `candle_nn::AdamW` on a CPU.
+/// The AdamW rule: Adam with weight decay that is not part of the averages; bit-identical to
+/// `candle_nn::AdamW` on a CPU.
 ///
 /// - m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g²
 /// - var ← var · (1 − lr · λ) − lr · m̂ / (√v̂ + ε) with m̂ = m / (1 − β₁ᵗ), v̂ = v / (1 − β₂ᵗ)
@@ -161,7 +162,7 @@ impl Default for AdamW {
     }
 }
 
-/// Adagrad: accum ← accum + g², var ← var − lr · g / (√accum + ε).
+/// The Adagrad rule: accum ← accum + g², var ← var − lr · g / (√accum + ε).
 ///
 /// TensorFlow's default learning rate is 0.001. An update by row does not change absent rows, and neither
 /// would a gradient of 0.
@@ -180,7 +181,11 @@ impl Default for Adagrad {
     }
 }
 
-/// RMSprop: ms ← ρ ms + (1 − ρ) g², mom ← momentum · mom + lr · g / √(ms + ε), var ← var − mom.
+/// The RMSprop rule, with momentum.
+///
+/// - ms ← ρ ms + (1 − ρ) g²
+/// - mom ← momentum · mom + lr · g / √(ms + ε)
+/// - var ← var − mom
 ///
 /// ε is inside the root, and the learning rate is part of `mom`. TensorFlow's default learning rate is 0.001.
 /// TensorFlow's centered form is not supported. In an update by row, absent rows do not move, and their ms and
@@ -202,7 +207,7 @@ impl Default for RmsProp {
     }
 }
 
-/// FTRL: follow the regularized leader.
+/// The FTRL rule: follow the regularized leader.
 ///
 /// With p = −lr_power and new = accum + g²:
 /// - linear ← linear + g + 2 · l2_shrinkage · var − (newᵖ − accumᵖ) / lr · var

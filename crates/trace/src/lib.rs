@@ -43,8 +43,9 @@ static LAYERED: AtomicBool = AtomicBool::new(false);
 
 /// Starts writing a timeline into a file, until the guard is dropped or [finished](TraceFile::finish).
 ///
-/// The file is in the Trace Event Format. It is readable however the process exits: after a panic or `kill
-/// -9`, only the last slices may be missing. An existing file is replaced; a link is replaced, not followed.
+/// The file is in the Trace Event Format. It is readable however the process exits: after a panic or
+/// `kill -9`, only the last slices may be missing. An existing file is replaced; a link is replaced, not
+/// followed.
 ///
 /// # Errors
 /// - [`Error::Io`], with the path: the file cannot be written.

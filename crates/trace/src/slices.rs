@@ -3,7 +3,7 @@
 /// The way of converting a span to slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Converted to one slice, which may contain others.
+    /// A span that becomes one slice, which may contain others.
     Whole,
     /// A part of a replica's time, which is divided without overlap: another part inside it interrupts it.
     Part,

@@ -15,8 +15,7 @@ use normalize::{Call, Gradient, Normalize};
 use std::panic::Location;
 use std::sync::Arc;
 
-/// Batch-norm that normalizes by the mean and variance of the *global* batch: N replicas compute the same as
-/// one device.
+/// A batch-norm layer with the mean and variance of the *global* batch: N replicas compute the same as one device.
 ///
 /// candle_nn's batch-norm, which also works, normalizes each per-replica batch separately. Its results depend
 /// on the number of replicas, the more so the smaller the per-replica batches are. In all other respects this

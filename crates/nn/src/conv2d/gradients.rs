@@ -59,8 +59,8 @@ pub fn of_conv1d(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tensor) -> Resu
     Ok([of_x.transpose()?, of_weight.map(|of_weight| of_weight.squeeze(2)).transpose()?])
 }
 
-/// Computes the gradients of candle's `conv_transpose2d` of `x`, `[n, in, height, width]`, and a weight `[in,
-/// out, …, …]`.
+/// Computes the gradients of candle's `conv_transpose2d` of `x`, `[n, in, height, width]`, and a weight
+/// `[in, out, …, …]`.
 pub fn of_conv_transpose2d(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tensor) -> Result<Both> {
     if let Some(zeros) = of_nothing(x, weight, up)? {
         return Ok(zeros);

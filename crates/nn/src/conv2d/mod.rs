@@ -16,13 +16,13 @@ pub use gradients::{of_conv_transpose1d, of_conv_transpose2d, of_conv1d, of_conv
 pub(super) use patches::covered;
 pub(super) use transposed::transposed;
 
-/// candle_nn's `Conv2d`, with the bias in the same operation.
+/// A convolution of images: candle_nn's `Conv2d`, with the bias in the same operation.
 ///
 /// Backward writes the gradients of weight and bias directly into the memory that `minimize` reduces.
 ///
-/// `x` has shape `[n, in, height, width]` and the result `[n, out, …, …]`; the weight is `[out, in / groups,
-/// …, …]`, the bias `[out]`. For f32 and f64 on the CPU this layer is faster than candle_nn's; other dtypes
-/// and devices use candle's operation.
+/// `x` has shape `[n, in, height, width]` and the result `[n, out, …, …]`; the weight is
+/// `[out, in / groups, …, …]`, the bias `[out]`. For f32 and f64 on the CPU this layer is faster than
+/// candle_nn's; other dtypes and devices use candle's operation.
 #[doc(alias = "tf.keras.layers.Conv2D")]
 #[doc(alias = "tf.nn.conv2d")]
 #[derive(Clone, Debug)]

@@ -154,8 +154,8 @@ impl Patches {
 
     /// Calls `line` for each line of positions and each weight of the kernel, without padding.
     ///
-    /// The arguments are the number of positions, the index of the first one's element in the image, from
-    /// which the others are `stride` apart, and the index in the patches.
+    /// The arguments are the number of positions, the index of the first element in the image, and the index
+    /// in the patches. The elements in the image are `stride` apart.
     fn each_line(&self, mut line: impl FnMut(usize, usize, usize)) {
         let [height, width] = self.input;
         let mut row = 0;

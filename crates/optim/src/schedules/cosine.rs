@@ -5,8 +5,9 @@ use crate::InvalidHyperparameter;
 use crate::error::Check;
 use std::f64::consts::PI;
 
-/// A rate of lr₀ · ((1 − alpha) · (1 + cos(π · n / decay_steps)) / 2 + alpha), with n the finished steps, at
-/// most `decay_steps`.
+/// A rate of lr₀ · ((1 − alpha) · (1 + cos(π · n / decay_steps)) / 2 + alpha).
+///
+/// n is the number of finished steps, at most `decay_steps`.
 ///
 /// For TensorFlow's `warmup_target` and `warmup_steps`, wrap it in a [`Warmup`](super::Warmup).
 #[doc(alias = "tf.keras.optimizers.schedules.CosineDecay")]

@@ -3,7 +3,9 @@
 use super::{Schedule, check};
 use crate::InvalidHyperparameter;
 
-/// A rate of (lr₀ − end) · (1 − n / decay_steps) ^ power + end, with n the finished steps, at most `decay_steps`.
+/// A rate of (lr₀ − end) · (1 − n / decay_steps) ^ power + end.
+///
+/// n is the number of finished steps, at most `decay_steps`.
 ///
 /// With `cycle`, the end moves to the next multiple of `decay_steps` whenever it is reached, so the rate jumps
 /// up and decays again.

@@ -2,9 +2,8 @@
 //! outside it.
 //!
 //! A metric is an ON_READ variable with aggregation SUM: each replica adds to its own copy, and
-//! [`result`](Mean::result) sums the copies. So a metric costs a step only local arithmetic, replicas may
-//! update it any number of times, and N replicas give the same result as one. Counts are f64: exact up to
-//! 2^53.
+//! [`result`](Mean::result) sums the copies. So a metric costs a step only local arithmetic, and replicas may
+//! update it any number of times. N replicas give the same result as one. Counts are f64: exact up to 2^53.
 //!
 //! Call `update` in `run`, and `result` and `reset` outside it. A per-replica batch without rows changes nothing.
 //!

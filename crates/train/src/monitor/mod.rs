@@ -26,10 +26,10 @@ use std::net::SocketAddr;
 /// A server that shows the status of a job until it is dropped. It does not keep the strategy or the
 /// coordinator alive.
 ///
-/// A page at its address shows the workers, the speed, the loss, the call of each replica, waits and their
-/// reasons, the queue of a coordinator, and the rows on parameter servers. The same is available as JSON at
-/// `/status.json`, which `distribute status` prints as a table. Metrics for Prometheus are at `/metrics`. By
-/// default, other machines cannot reach it.
+/// A page at its address shows the workers, the speed, the loss, the call of each replica, and waits with
+/// their reasons. It also shows the queue of a coordinator and the rows on parameter servers. The same is
+/// available as JSON at `/status.json`, which `distribute status` prints as a table. Metrics for Prometheus
+/// are at `/metrics`. By default, other machines cannot reach it.
 ///
 /// Loss and examples are those of [`minimize`](distribute_optimizer::Optimizer::minimize). The calls of
 /// replicas come from the spans of a [timeline](distribute_trace), which cost about a microsecond each while a
@@ -109,7 +109,7 @@ impl Monitor {
 }
 
 impl MonitorBuilder {
-    /// Also shows the queue and the workers of this coordinator.
+    /// Adds the queue and the workers of this coordinator to the page.
     pub fn coordinator(mut self, coordinator: &ClusterCoordinator) -> Self {
         self.coordinator = Some(coordinator.clone());
         self

@@ -26,9 +26,9 @@ const GRACE: Duration = Duration::from_secs(30);
 /// A watch for the notice that a process of the training will be killed soon.
 ///
 /// The notice is SIGTERM, which schedulers send some time before SIGKILL. A notice to one worker counts for
-/// all. The call at the start of the next step carries it, so all workers receive it in the same step, leave
-/// their loops after that step, and save one checkpoint. A training that is restarted from this checkpoint
-/// resumes as if it had never stopped. A worker that exits in this way does not count as failed.
+/// all. The call at the start of the next step carries it, so all workers receive it in the same step. After
+/// that step, they leave their loops and save one checkpoint. A training that is restarted from this
+/// checkpoint resumes as if it had never stopped. A worker that exits in this way does not count as failed.
 ///
 /// If fewer workers are enough (`MultiWorkerBuilder::min_workers`) and there is a
 /// [`Training`](crate::Training), only the workers that received the notice leave:
@@ -71,10 +71,10 @@ const GRACE: Duration = Duration::from_secs(30);
 ///
 /// # Failures
 ///
-/// If a worker fails before all have received the notice, the step of the others fails as at any other time,
-/// and they resume from the previous checkpoint. The same happens if a worker is killed while the chief
-/// writes; the others wait for the chief up to the strategy's timeout. A step that takes longer than the grace
-/// period is ended by SIGKILL.
+/// If a worker fails before all have received the notice, the step of the others fails as usual, and they
+/// resume from the previous checkpoint. The same happens if a worker is killed while the chief writes; the
+/// others wait for the chief up to the strategy's timeout. A step that takes longer than the grace period is
+/// ended by SIGKILL.
 #[doc(alias = "tf.distribute.experimental.PreemptionCheckpointHandler")]
 #[doc(alias = "PreemptionCheckpointHandler")]
 #[doc(alias = "tf.distribute.experimental.TerminationConfig")]
@@ -109,7 +109,7 @@ impl Preemption {
         self
     }
 
-    /// Gives the notice, like SIGTERM. Use this if the notice arrives in another way, such as from the
+    /// Triggers the notice, like SIGTERM. Use this if the notice arrives in another way, such as from the
     /// metadata service of a cloud. Any thread on any worker may call it.
     pub fn notify(&self) {
         self.strategy.notice().give();

@@ -10,7 +10,7 @@ use signal_hook::iterator::{Handle, Signals};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// A watch that gives a notice at SIGTERM until it is dropped.
+/// A watch that triggers a notice at SIGTERM until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Sigterm(Handle);
 

@@ -20,8 +20,8 @@ pub struct Batching {
     pub drop_remainder: bool,
 }
 
-/// Functions that create the examples of each worker, without batching. The context tells a worker which files
-/// or rows to read.
+/// The functions that create the examples of each worker, without batching. The context tells a worker which
+/// files or rows to read.
 ///
 /// [`run`](super::run) calls them on each worker, and batches their datasets.
 #[doc(alias = "tfgnn.runner.DatasetProvider")]

@@ -63,8 +63,8 @@ pub fn evaluate<M: Send + Sync, B: Nest + Send>(
 /// has split its batches. If each worker reads its own data, rows are ordered by step, then by replica. All
 /// workers make this call together and get the same result.
 ///
-/// `outputs` is called on each replica with its model and its per-replica batch, which may have no rows, and
-/// returns a tensor with the same number of rows. The call works inside and outside the strategy's scope.
+/// `outputs` is called on each replica with its model and its per-replica batch, and returns a tensor with the
+/// same number of rows. The batch may have no rows. The call works inside and outside the strategy's scope.
 ///
 /// ```
 /// # use distribute::prelude::*;

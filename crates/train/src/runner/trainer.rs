@@ -165,7 +165,7 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Additionally saves a backup after each `steps` steps of the training, within epochs.
+    /// Sets the number of steps between additional backups within epochs.
     #[doc(alias = "save_freq")]
     pub fn backup_every(mut self, steps: usize) -> Self {
         self.backup_every = Some(steps);

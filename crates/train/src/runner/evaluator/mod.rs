@@ -90,7 +90,7 @@ impl Evaluator {
         Self { checkpoints, results, summaries: None, patience: PATIENCE }
     }
 
-    /// Also writes results into an event file in this folder, as scalars over the steps of the training.
+    /// Sets a folder for an event file with the results, as scalars over the steps of the training.
     #[doc(alias = "tf.keras.callbacks.TensorBoard")]
     #[doc(alias = "TensorBoard")]
     pub fn summaries(mut self, folder: impl AsRef<Path>) -> Self {
