@@ -65,7 +65,7 @@ impl Sequential {
     /// Returns the output of each layer.
     ///
     /// # Errors
-    /// The errors of the layers.
+    /// Returns the errors of the layers.
     pub fn forward_all(&self, xs: &Tensor) -> Result<Vec<Tensor>> {
         let mut outputs: Vec<Tensor> = Vec::with_capacity(self.layers.len());
         for layer in &self.layers {

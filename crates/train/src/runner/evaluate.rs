@@ -11,7 +11,6 @@ use distribute_tensor::ReduceOp;
 /// `loss` is called on each replica with its model and its per-replica batch, and returns the mean loss and
 /// its number of examples. All workers make this call together and get the same result, under every strategy.
 /// The call works inside and outside the strategy's scope.
-/// difference.
 ///
 /// ```
 /// # use distribute::prelude::*;

@@ -147,7 +147,6 @@ impl<'a> Training<'a> {
     /// # Errors
     /// - `train` returns an error that is not the failure of another worker.
     /// - [`recover`](Self::recover) returns an error.
-    /// Its error, where that is no loss of another worker; those of [`recover`](Self::recover).
     #[track_caller]
     pub fn run<R>(&self, mut train: impl FnMut() -> Result<R>) -> Result<R> {
         let at = Location::caller();
@@ -227,6 +226,7 @@ impl<'a> Training<'a> {
     /// # }
     /// ```
     ///
+    /// # Errors
     /// - The same error: it is not a failure of another worker, for example an error in this worker's own data.
     /// - The same error: a worker has timed out a second time without an update in between.
     /// - The same error: the program has connected its workers (`MultiWorkerBuilder::group`, `on_threads`), so
