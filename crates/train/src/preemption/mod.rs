@@ -1,10 +1,7 @@
 //! Graceful shutdown on preemption: all workers save one checkpoint after the same step, within the grace period.
 //!
-//! | file | contents |
-//! |---|---|
-//! | `notice` | whether this process received a notice, and whether all workers have |
-//! | `departure` | which workers exit after a notice; pure |
-//! | `sigterm` | SIGTERM as a notice |
+//! `distribute-core` has the notice itself (`strategy/notice.rs`), and decides which workers exit after it
+//! (`strategy/departure.rs`). `sigterm.rs` makes SIGTERM such a notice.
 
 mod sigterm;
 
