@@ -28,7 +28,7 @@ const REPLICATED: &str = "DISTRIBUTE_PS_REPLICAS";
 /// [ends](crate::ParameterServerStrategy::end_servers) it. Returns whether this process has served; if so, the
 /// program should exit.
 ///
-/// [`Serve`] has settings.
+/// Use [`Serve`] to change settings.
 ///
 /// ```no_run
 /// use distribute::prelude::*;

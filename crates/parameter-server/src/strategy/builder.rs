@@ -93,8 +93,8 @@ impl ParameterServerBuilder {
         self
     }
 
-    /// Sets how long to wait for a server to answer, and for the other replicas of this process in one call; 60
-    /// s by default.
+    /// Sets how long to wait for a server to answer, and for the other replicas of this process in one call;
+    /// 60 s by default.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self

@@ -140,8 +140,8 @@ impl Tables {
         self.begin_job(job);
     }
 
-    /// Returns a number for the job after `newest`. If two programs begin a job at the same time, the lower 32
-    /// bits of `drawn` differ.
+    /// Returns a number for the job after `newest`. If two programs begin a job at the same time, the lower
+    /// 32 bits of `drawn` differ.
     pub fn job_after(newest: u64, drawn: u64) -> u64 {
         let turn = (newest >> TURN).saturating_add(1).min(u64::MAX >> TURN);
         turn << TURN | drawn & ((1 << TURN) - 1)
