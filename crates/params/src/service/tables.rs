@@ -149,7 +149,7 @@ impl Tables {
 
     fn begin_job(&self, job: u64) -> u64 {
         let (newest, all) = {
-            // Tables that are made from here on are of this job.
+            // Tables that are created from here on belong to this job.
             let all = self.all.write();
             let newest = self.job.fetch_max(job, Ordering::AcqRel).max(job);
             (newest, all.values().cloned().collect::<Vec<_>>())
