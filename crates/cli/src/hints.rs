@@ -1,4 +1,4 @@
-//! Hints for command lines that were written as another launcher takes them.
+//! Hints for command lines that were written for another launcher.
 
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 
@@ -6,7 +6,7 @@ use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 const WORKERS: [&str; 8] =
     ["-n", "-np", "--n", "--np", "--nproc_per_node", "--nproc-per-node", "--num-workers", "--num_processes"];
 
-/// Prints an error of the command line, and a hint if there is one, and ends the process as clap does.
+/// Prints an error of the command line, with a hint if there is one, and exits like clap does.
 pub fn exit(error: &Error) -> ! {
     let _ = error.print();
     let is_launch = std::env::args_os().nth(1).is_some_and(|command| command == "launch");
@@ -25,7 +25,7 @@ fn of_another_program(error: &Error) -> Option<String> {
     })
 }
 
-/// The hint for an error of `distribute launch`.
+/// Returns the hint for an error of `distribute launch`.
 fn of(error: &Error) -> Option<String> {
     let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg) else { return None };
     let name = argument.split('=').next().unwrap_or(argument);
@@ -63,7 +63,7 @@ mod tests {
         let command = hint("--workers 2 ./train --epochs 3").unwrap();
         assert!(command.ends_with("distribute launch --workers 2 -- ./train"), "{command}");
         assert!(hint("--workers 2 --epochs 3 -- ./train").unwrap().contains("options of the command"));
-        // clap says what it is.
+        // clap's own message is sufficient.
         assert_eq!(hint("--workers two -- ./train"), None);
     }
 

@@ -13,61 +13,62 @@ use std::time::Duration;
 /// Starts workers and other tasks of a job, here or over ssh, and ends them together
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Workers to start; without, one, or one on each of --hosts
+    /// The number of workers; by default one, or one on each of --hosts
     #[arg(long, value_name = "N")]
     workers: Option<usize>,
-    /// Start a chief beside the workers; with --ps there is one, unless this is false
+    /// Start a chief in addition to the workers; with --ps there is one, unless this is false
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     chief: Option<bool>,
-    /// Parameter servers to start
+    /// The number of parameter servers
     #[arg(long, value_name = "N", default_value_t = 0)]
     ps: usize,
-    /// Where parameter servers keep their tables, each in a folder of its own in there, so that one that is started again goes on with
-    /// them; without, in memory alone. A new training begins with an empty one
+    /// The folder in which each parameter server stores its tables in a folder of its own, so that a restarted
+    /// one resumes with them; by default only in memory. A new training begins with an empty folder
     #[arg(long, value_name = "FOLDER", conflicts_with = "print")]
     ps_folder: Option<PathBuf>,
-    /// Have the next parameter server keep what each has, so that a folder can be lost, too
+    /// Replicate each parameter server to the next one, so that a folder may be lost
     #[arg(long, conflicts_with = "print")]
     ps_replicas: bool,
-    /// Start an evaluator, which the others don't know of
+    /// Start an evaluator, which is not part of the cluster of the other tasks
     #[arg(long)]
     evaluator: bool,
-    /// Start the tasks on these hosts, separated by commas, each as ssh takes it; without, on this machine
+    /// The hosts on which to start the tasks, separated by commas, as arguments of ssh; by default this machine
     #[arg(long, value_name = "HOSTS")]
     hosts: Option<String>,
-    /// How to call ssh
+    /// The ssh command
     #[arg(long, value_name = "COMMAND", default_value = SSH)]
     ssh: String,
-    /// The first port on each host; without, free ones on this machine, and 2222 on others
+    /// The first port on each host; by default free ports on this machine, and 2222 on others
     #[arg(long, value_name = "PORT")]
     port_base: Option<u16>,
-    /// How often each task may be started again after it has failed
+    /// The number of times that each task may be restarted after a failure
     #[arg(long, value_name = "N", default_value_t = 0)]
     max_restarts: u32,
-    /// Go on with so many workers when others have failed for good, the first of them included; without, all are needed
+    /// The minimum number of workers with which the job continues after others have failed permanently; the
+    /// first worker is always required. By default all are required
     #[arg(long, value_name = "N", conflicts_with = "print")]
     min_workers: Option<usize>,
-    /// How long the job may take, such as 90s, 10m or 2h; without, as long as it wants
+    /// The maximum duration of the job, such as 90s, 10m or 2h; by default unlimited
     #[arg(long, value_name = "TIME")]
     timeout: Option<String>,
-    /// How long tasks have to end when they are asked to, before they are killed
+    /// The time that tasks have to exit when asked, before they are killed
     #[arg(long, value_name = "TIME", default_value = "10s")]
     grace: String,
-    /// Let all tasks use all cores, also where there is one for each
+    /// Let all tasks use all cores, even if there is one for each
     #[arg(long)]
     no_pin: bool,
-    /// Start nothing, but print the same job for another system: slurm, mpi or k8s
+    /// Print the same job for another system instead of starting it: slurm, mpi or k8s
     #[arg(long, value_name = "SYSTEM")]
     print: Option<String>,
     /// The container's image, with --print k8s
     #[arg(long, value_name = "IMAGE", requires = "print")]
     image: Option<String>,
-    /// What every task runs, and its arguments
+    /// The command that every task runs, and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
-/// Starts the tasks and waits for them. Where the job did not end well, it ends this process with the exit code of the task
+/// Starts the tasks and waits for them. If the job fails, this process exits with the exit code of the task
 /// that failed first.
 pub fn run(arguments: &Arguments) -> Result<()> {
     match launch(arguments).map_err(Error::other)? {
@@ -82,11 +83,11 @@ enum Done {
     Ended(Outcome),
 }
 
-/// Which tasks are started.
+/// Returns the tasks to start.
 fn layout(arguments: &Arguments) -> distribute_launch::Result<Layout> {
     let hosts = arguments.hosts.as_deref().map(parse_hosts).transpose()?.unwrap_or_default();
     let workers = arguments.workers.unwrap_or(hosts.len().max(1));
-    // Parameter servers and their workers serve: somebody has to schedule.
+    // Parameter servers and their workers only serve, so a chief must schedule.
     let chief = arguments.chief.unwrap_or(arguments.ps > 0);
     Ok(Layout::new(workers).chief(chief).ps(arguments.ps).evaluator(arguments.evaluator).hosts(hosts))
 }
@@ -97,7 +98,7 @@ fn launch(arguments: &Arguments) -> distribute_launch::Result<Done> {
         arguments.timeout.as_deref().map(|text| parse_duration("--timeout", text)).transpose()?;
     if let Some(target) = &arguments.print {
         let target: Target = target.parse()?;
-        // Other systems' scripts are text.
+        // The scripts of other systems are text.
         let words: Vec<_> =
             arguments.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         let job = Job {
@@ -131,7 +132,7 @@ fn launch(arguments: &Arguments) -> distribute_launch::Result<Done> {
         .forward_signals(true);
     let exported = std::env::var("DISTRIBUTE_MIN_WORKERS").ok().and_then(|least| least.parse().ok());
     if let Some(least) = arguments.min_workers.or(exported) {
-        // The others do not train.
+        // The other tasks do not train.
         let workers = layout.tasks().len() - arguments.ps - usize::from(arguments.evaluator);
         if !(1..=workers).contains(&least) {
             return Err(distribute_launch::Error::Option {
@@ -168,7 +169,7 @@ fn launch(arguments: &Arguments) -> distribute_launch::Result<Done> {
         launch = launch.env("DISTRIBUTE_PS_REPLICAS", "1");
     }
     for name in doctor::THREADS {
-        // What #[distribute::main] has set is for this process.
+        // The value that #[distribute::main] has set is for this process only.
         if doctor::given(name).is_none() {
             launch = launch.env_remove(name);
         }
@@ -176,7 +177,7 @@ fn launch(arguments: &Arguments) -> distribute_launch::Result<Done> {
     launch.run().map(Done::Ended)
 }
 
-/// What is to be known of a folder in which servers on this machine find tables.
+/// Returns a warning about a folder in which servers on this machine find tables.
 fn tables_before(folder: &Path, servers: usize) -> Option<String> {
     let has_some = |number: &usize| {
         std::fs::read_dir(folder.join(format!("ps-{number}"))).is_ok_and(|mut files| files.next().is_some())

@@ -1,5 +1,6 @@
-//! The command `distribute`: `doctor` looks for what makes training slow on this machine and between the tasks of a cluster, `launch`
-//! starts the tasks of a job, `repair` looks for damage in the folders of parameter servers, `status` tells what a running job does.
+//! The command `distribute`. `doctor` looks for causes of slow training on this machine and between the tasks
+//! of a cluster. `launch` starts the tasks of a job. `repair` inspects the folders of parameter servers for
+//! damage. `status` shows the state of a running job.
 
 mod doctor;
 mod hints;
@@ -24,14 +25,14 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Looks for what makes training slow, on this machine and between the tasks of a cluster
+    /// Looks for causes of slow training, on this machine and between the tasks of a cluster
     Doctor(doctor::Arguments),
     /// Starts workers and other tasks of a job, here or over ssh, and ends them together
     #[cfg(unix)]
     Launch(Box<launch::Arguments>),
-    /// Shows what is damaged in the folders of parameter servers, and goes on without it
+    /// Lists the damage in the folders of parameter servers, and repairs them
     Repair(repair::Arguments),
-    /// Tells what a running job does
+    /// Shows the state of a running job
     Status(status::Arguments),
 }
 

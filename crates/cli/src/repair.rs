@@ -1,21 +1,22 @@
-//! `distribute repair`: what is damaged in the folder of a parameter server, and a log without it.
+//! `distribute repair`: lists the damage in the folder of a parameter server, and removes it from the log.
 
 use crate::output::line;
 use distribute::{Error, Result};
 use distribute_ps::inspect;
 use std::path::{Path, PathBuf};
 
-/// Shows what is damaged in the folders of parameter servers that do not run, and what is lost by it. Changes nothing without --apply
+/// Lists the damage in the folders of parameter servers that are not running, and the lost changes. Changes
+/// nothing without --apply
 #[derive(clap::Args)]
 pub struct Arguments {
     /// The folder of a server, such as ps/ps-0, or that of all servers of this machine
     folder: PathBuf,
-    /// Leave what is damaged out of the logs. The files are kept as they were, in set-aside/
+    /// Remove the damage from the logs. The original files are kept in set-aside/
     #[arg(long)]
     apply: bool,
 }
 
-/// Prints it. Where something is damaged, and stays so, this process exits with code 1.
+/// Prints the damage. If there is any that is not repaired, this process exits with code 1.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let mut is_well = true;
     for folder in folders(&arguments.folder) {
@@ -27,7 +28,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Looks at one folder, and returns whether a server can start in it.
+/// Inspects one folder, and returns whether a server can start in it.
 fn one(folder: &Path, apply: bool) -> Result<bool> {
     let found = match inspect(folder) {
         Ok(found) => found,
@@ -56,7 +57,7 @@ fn one(folder: &Path, apply: bool) -> Result<bool> {
     Ok(found.damage().is_empty())
 }
 
-/// The folder itself, or those of servers in it.
+/// Returns the folder itself, or the servers' folders in it.
 fn folders(folder: &Path) -> Vec<PathBuf> {
     let number = |path: &PathBuf| path.file_name()?.to_str()?.strip_prefix("ps-")?.parse::<u64>().ok();
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());

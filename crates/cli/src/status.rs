@@ -1,4 +1,4 @@
-//! `distribute status`: what a running job does, as a table.
+//! `distribute status`: shows the state of a running job as a table.
 
 use crate::output::line;
 use distribute::Result;
@@ -6,16 +6,17 @@ use distribute::monitor::{DEFAULT_ADDRESS, Error, Report, table};
 use std::time::Duration;
 use ureq::Agent;
 
-/// How long a job may take to answer.
+/// The timeout for the response of a job.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// No report is larger than this; most have some 50 kB.
+/// The maximum size of a report; most have about 50 kB.
 const MOST: u64 = 16 << 20;
 
-/// Prints what a running job does: who trains, how fast, who waits for whom and why, the queue, the servers
+/// Shows the state of a running job: its workers and their speed, which of them wait and why, the queue, the
+/// servers
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Where its monitor is: the chief's, or the coordinator's
+    /// The address of the job's monitor, which is in the chief or coordinator
     #[arg(default_value = DEFAULT_ADDRESS)]
     address: String,
     /// Print JSON
@@ -23,7 +24,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Prints it.
+/// Prints the report.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let (text, report) = fetch(&arguments.address)?;
     if arguments.json {
@@ -32,7 +33,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     table(&report).iter().try_for_each(line)
 }
 
-/// JSON without the control characters that its strings may have: a terminal would obey them.
+/// Escapes the control characters in the strings of JSON, which a terminal would interpret.
 fn escaped(json: &str) -> String {
     json.chars().fold(String::with_capacity(json.len()), |mut text, c| {
         match c {
@@ -44,7 +45,7 @@ fn escaped(json: &str) -> String {
     })
 }
 
-/// The report of the job at this address, as JSON and read.
+/// Fetches the report of the job at this address, and returns it as JSON and decoded.
 fn fetch(address: &str) -> Result<(String, Report), Error> {
     let address = address.trim_start_matches("http://").trim_end_matches('/').to_string();
     let agent: Agent = Agent::config_builder()

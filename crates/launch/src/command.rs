@@ -1,11 +1,11 @@
-//! Whether a command can be run, before anything is started.
+//! The check that a command can be run, before anything is started.
 
 use crate::{Error, Result, Task};
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Looks for a command as the shell would: in `folder` if it has a slash, else in the folders of `path`.
+/// Finds a command like a shell: in `folder` if it has a slash, otherwise in the folders of `path`.
 pub(crate) fn find(command: &OsStr, folder: &Path, path: &OsStr, task: &Task) -> Result<PathBuf> {
     let shown = command.to_string_lossy().into_owned();
     let not_found = |problem| Error::CommandNotFound { task: task.clone(), command: shown.clone(), problem };

@@ -1,6 +1,6 @@
-//! Which cores each task may use.
+//! The assignment of cores to tasks.
 
-/// Parts cores among so many tasks, in blocks of nearly equal length. `None` where there is nothing to part: one task, or
+/// Partitions cores among tasks, in blocks of nearly equal length. Returns `None` for a single task, and for
 /// more tasks than cores.
 pub(crate) fn part(cores: &[usize], tasks: usize) -> Option<Vec<Vec<usize>>> {
     if tasks < 2 || tasks > cores.len() {
@@ -16,14 +16,14 @@ pub(crate) fn part(cores: &[usize], tasks: usize) -> Option<Vec<Vec<usize>>> {
     Some((0..tasks).map(block).collect())
 }
 
-/// Sorts the numbers of processors so that neighbours share a core, then a socket: a task's block of them then shares
-/// as little as possible with another's. `place` tells the socket and the core of a processor.
+/// Sorts the numbers of processors so that neighbours share a core, then a socket. Blocks of different tasks
+/// then share as little as possible. `place` returns the socket and the core of a processor.
 pub(crate) fn in_order(mut cores: Vec<usize>, place: impl Fn(usize) -> Option<(usize, usize)>) -> Vec<usize> {
     cores.sort_by_cached_key(|core| (place(*core), *core));
     cores
 }
 
-/// The processors that this process may use; none where the system does not tell.
+/// Returns the processors that this process may use; empty if the system does not report them.
 #[cfg(target_os = "linux")]
 pub(crate) fn allowed() -> Vec<usize> {
     use rustix::thread::{CpuSet, sched_getaffinity};
@@ -42,7 +42,7 @@ pub(crate) fn allowed() -> Vec<usize> {
     Vec::new()
 }
 
-/// Limits the calling thread, and what it starts from now on, to these processors. Elsewhere than on Linux it does nothing.
+/// Limits the calling thread, and the processes that it starts, to these processors. Only implemented on Linux.
 #[cfg(target_os = "linux")]
 pub(crate) fn limit_this_thread(cores: &[usize]) -> std::io::Result<()> {
     use rustix::thread::{CpuSet, sched_setaffinity};
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn processors_of_a_core_and_cores_of_a_socket_are_neighbours() {
-        // Two sockets of two cores of two threads, as Linux counts them.
+        // Two sockets of two cores of two threads, numbered like on Linux.
         let place = |cpu: usize| Some((cpu / 2 % 2, cpu % 2));
         assert_eq!(in_order((0..8).collect(), place), [0, 4, 1, 5, 2, 6, 3, 7]);
         assert_eq!(in_order(vec![3, 1, 2], |_| None), [1, 2, 3]);

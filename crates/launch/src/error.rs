@@ -1,44 +1,44 @@
-//! What can be wrong with a job, and what the system can refuse.
+//! The errors of planning, printing and starting a job.
 
 use distribute_cluster::{ClusterError, Task};
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Why a job cannot be planned, printed or started. Nothing is left running.
+/// The reason why a job cannot be planned, printed or started. No task is left running.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// There is neither a worker nor a chief.
     #[error("--workers is 0 and there is no --chief: nobody would train; give at least one worker")]
     NoWorkers,
-    /// More tasks than one launcher starts.
+    /// There are more tasks than a launcher starts.
     #[error("--workers, --ps and the others come to {tasks} tasks; a launcher starts at most {most}")]
     TooManyTasks {
-        /// How many were asked for.
+        /// The requested number of tasks.
         tasks: usize,
-        /// The most there may be.
+        /// The maximum number of tasks.
         most: usize,
     },
-    /// An option cannot be read.
+    /// An option cannot be parsed.
     #[error("{option} is {value:?}, but must be {expected}")]
     Option {
         /// The option, such as `--timeout`.
         option: &'static str,
         /// Its value.
         value: String,
-        /// What it has to be.
+        /// The expected value.
         expected: &'static str,
     },
-    /// A name of a host cannot be one.
+    /// A host name is invalid.
     #[error("--hosts: {host:?}: {problem}")]
     Host {
         /// The name.
         host: String,
-        /// What is wrong with it, and what to do.
+        /// The problem, and the fix.
         problem: &'static str,
     },
-    /// A loopback address among several hosts, on each of which it would be another machine.
+    /// A loopback address was given among several hosts, although it is a different machine on each.
     #[error(
         "--hosts: {host} means another machine on each of the hosts; give the name by which the others reach it"
     )]
@@ -53,77 +53,77 @@ pub enum Error {
         host: String,
         /// The first port.
         base: u16,
-        /// How many it needs.
+        /// The number of ports that the host needs.
         ports: usize,
     },
-    /// The tasks make no cluster.
+    /// The tasks do not form a valid cluster.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
-    /// This machine has no free port, or another reason to refuse one.
+    /// This machine has no free port, or refuses it for another reason.
     #[error("choosing a port for {task} on 127.0.0.1: {source}")]
     NoPort {
         /// The task that needs it.
         task: Task,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The system gives no random bytes.
+    /// The system provides no random bytes.
     #[cfg(unix)]
     #[error("choosing the secret of the job: {0}")]
     Random(distribute_net::identity::IdentityError),
     /// No command was given.
     #[error("there is no command to launch: give it behind --")]
     NoCommand,
-    /// The command is not there, or cannot be executed.
+    /// The command does not exist, or cannot be executed.
     #[error("{task}: no command {command:?}: {problem}")]
     CommandNotFound {
         /// The first task that was to run it.
         task: Task,
         /// The command.
         command: String,
-        /// Where it was looked for, or why it cannot be executed.
+        /// The searched locations, or the reason why it cannot be executed.
         problem: String,
     },
-    /// The folder in which tasks are to run is not there.
+    /// The folder in which tasks are to run does not exist.
     #[error("the folder {} in which the tasks are to run is not there", .folder.display())]
     NoFolder {
         /// The folder.
         folder: PathBuf,
     },
-    /// The system refused to start a task. Those before it have been killed.
+    /// The system refused to start a task. Earlier tasks have been killed.
     #[error("starting {task}: {source}")]
     Start {
         /// The task.
         task: Task,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// The system refused a thread or a signal handler.
     #[error("{operation}: {source}")]
     System {
-        /// What was being done.
+        /// The operation that failed.
         operation: &'static str,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The job has no such task, or it is not running.
+    /// The job has no such task, or the task is not running.
     #[error("{task} is not running")]
     NotRunning {
         /// The task.
         task: Task,
     },
-    /// The job was still running at the deadline. It goes on.
+    /// The job was still running at the deadline. It continues.
     #[error("the job has not ended after {0:?}")]
     StillRunning(Duration),
-    /// What was asked for cannot be said in the other system's words.
+    /// The job cannot be expressed for the other system.
     #[error("--print {target}: {problem}")]
     Unprintable {
         /// The other system.
         target: &'static str,
-        /// What it has not, and what to do.
+        /// The problem, and the fix.
         problem: &'static str,
     },
 }
 
-/// What the functions of this crate return.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -15,6 +15,6 @@ pub(crate) enum Event {
         last_error_line: Option<String>,
     },
     Asked(Signal),
-    /// All that the job has said has been written.
+    /// All output of the job has been written.
     Written,
 }

@@ -1,18 +1,19 @@
 //! The shell script through which every task is started.
 //!
-//! The script leaves a guard in the task's process group, which reads the script's standard input, and becomes the command.
-//! The other end of that input is the launcher's. When the launcher is gone, even by SIGKILL, the guard's input ends,
-//! and it kills the group: the task and whatever it has started. Over ssh the same happens when the connection ends.
-//! Lines on that input are names of signals for the group, which is how signals reach a task over ssh.
+//! The script leaves a guard in the task's process group, which reads the script's standard input, and becomes
+//! the command. The launcher holds the other end of that input. When the launcher exits, even by SIGKILL, the
+//! guard's input ends, and the guard kills the group: the task and all processes that it has started. Over ssh
+//! the same happens when the connection ends. Lines on that input are names of signals for the group; signals
+//! reach a task over ssh in this way.
 //!
-//! The guard is a grandchild, so that the command has no child that it knows nothing of. It ignores the signals that the
-//! group gets, from before the command runs, and has neither end of the task's output. What the script contains is neither secret nor dependent on the
-//! task.
+//! The guard is a grandchild, so that the command has no unexpected child. It ignores the signals of the group,
+//! from before the command runs, and holds neither end of the task's output. The script contains no secret, and
+//! does not depend on the task.
 
 use std::ffi::OsStr;
 
-/// To be run as `sh -c GUARD NAME COMMAND ARGUMENTS…`. No newline and no single quote: it has to pass through login
-/// shells of all kinds.
+/// The script, to be run as `sh -c GUARD NAME COMMAND ARGUMENTS…`. It has no newline and no single quote,
+/// because it must pass through login shells of all kinds.
 pub(crate) const GUARD: &str = concat!(
     r#"exec 3<&0 </dev/null; "#,
     r#"( trap "" HUP INT QUIT TERM USR1 USR2; "#,
@@ -20,13 +21,14 @@ pub(crate) const GUARD: &str = concat!(
     r#"exec 3<&- "$@""#
 );
 
-/// What ssh is to run on another host: a shell that reads `length` bytes of [`prelude`] from its input, and then is the
-/// guard. Environment and arguments are not on its command line, where everybody on that host could read them.
+/// Returns the command that ssh runs on another host: a shell that reads `length` bytes of [`prelude`] from its
+/// input, and then runs the guard. Environment and arguments are not on its command line, which all users of
+/// that host could read.
 pub(crate) fn remote(length: usize) -> String {
     format!("exec sh -c 'eval \"$(dd bs=1 count={length} 2>/dev/null)\"; {GUARD}' distribute-launch")
 }
 
-/// The part of the script that differs from task to task: environment, folder, command.
+/// Returns the part of the script that differs between tasks: environment, folder, command.
 pub(crate) fn prelude<'a>(
     task: &str,
     environment: impl Iterator<Item = (&'a OsStr, &'a OsStr)>,
@@ -55,7 +57,7 @@ pub(crate) fn prelude<'a>(
     script
 }
 
-/// A word as the shell reads it back.
+/// Appends a word, quoted for the shell.
 fn quote(script: &mut Vec<u8>, word: &OsStr) {
     script.push(b'\'');
     for byte in word.as_encoded_bytes() {
@@ -67,14 +69,15 @@ fn quote(script: &mut Vec<u8>, word: &OsStr) {
     script.push(b'\'');
 }
 
-/// Whether the shell takes it as the name of a variable. What does not pass is not sent to other hosts.
+/// Returns whether the shell accepts a name of a variable. Other variables are not sent to other hosts.
 pub(crate) fn is_name(name: &OsStr) -> bool {
     let name = name.as_encoded_bytes();
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
     name.iter().all(plain) && name.first().is_some_and(|first| !first.is_ascii_digit())
 }
 
-/// Words as a shell would cut them: by spaces, save between quotes. `None` for a quote that does not end.
+/// Splits text into words like a shell: at spaces, except between quotes. Returns `None` if a quote does not
+/// end.
 pub fn split_words(text: &str) -> Option<Vec<String>> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     for c in text.chars() {

@@ -1,4 +1,4 @@
-//! A machine that tasks run on.
+//! A machine on which tasks run.
 
 use crate::{Error, Result};
 use distribute_cluster::{Address, Host};
@@ -20,22 +20,22 @@ pub struct RemoteHost {
 }
 
 impl RemoteHost {
-    /// What ssh is told to connect to: `host` or `user@host`.
+    /// Returns the destination of ssh: `host` or `user@host`.
     pub fn destination(&self) -> &str {
         &self.destination
     }
 
-    /// By which the other tasks find it.
+    /// Returns the host name by which the other tasks connect to it.
     pub fn host(&self) -> &Host {
         &self.host
     }
 
-    /// The address of a port on it.
+    /// Returns the address of a port on it.
     pub fn address(&self, port: u16) -> Address {
         Address::new(self.host.clone(), port)
     }
 
-    /// Whether the name means the machine that asks.
+    /// Returns whether the name is a loopback address, which is a different machine on each host.
     pub fn is_loopback(&self) -> bool {
         self.host.is_loopback() || self.host.is_unspecified()
     }
@@ -47,7 +47,7 @@ impl FromStr for RemoteHost {
     fn from_str(text: &str) -> Result<Self> {
         let refuse = |problem| Error::Host { host: text.into(), problem };
         let (user, name) = text.rsplit_once('@').map_or((None, text), |(user, name)| (Some(user), name));
-        // ssh would take it for an option, such as one that runs a command here.
+        // ssh would parse it as an option, for example one that runs a local command.
         if text.starts_with('-') || name.starts_with('-') {
             return Err(refuse("it begins with a dash"));
         }
@@ -63,7 +63,7 @@ impl FromStr for RemoteHost {
         let bracketed =
             if name.contains(':') && !name.starts_with('[') { format!("[{name}]") } else { name.into() };
         let host: Host = bracketed.parse().map_err(refuse)?;
-        // ssh wants IPv6 without brackets.
+        // ssh expects IPv6 addresses without brackets.
         let bare = host.to_string();
         let bare = bare.trim_start_matches('[').trim_end_matches(']');
         let destination = user.map_or(bare.into(), |user| format!("{user}@{bare}"));
@@ -71,10 +71,10 @@ impl FromStr for RemoteHost {
     }
 }
 
-/// The hosts of a list such as `a,b,me@c`.
+/// Parses a list of hosts such as `a,b,me@c`.
 ///
 /// # Errors
-/// [`Error::Host`] for what is no name of a host.
+/// - [`Error::Host`]: a host name is invalid.
 pub fn parse_hosts(list: &str) -> Result<Vec<RemoteHost>> {
     list.split(',').map(|host| host.trim().parse()).collect()
 }

@@ -39,7 +39,7 @@ pub(crate) fn forward(events: Sender<Event>) -> io::Result<Interrupts> {
     Ok(Interrupts(handle))
 }
 
-/// Only Linux tells without changing it.
+/// Returns whether SIGHUP is ignored. Only Linux reports this without changing it.
 fn hangup_is_ignored() -> bool {
     let Ok(status) = std::fs::read_to_string("/proc/self/status") else { return false };
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,4 +1,4 @@
-//! The end of a job's output: waits for its reader within bounds, says what has been dropped, and how the job has ended.
+//! The end of a job's output: waits for its reader up to a limit, and reports dropped lines and the outcome.
 
 use crate::event::Event;
 use crate::printer::Printer;
@@ -7,13 +7,14 @@ use distribute_cluster::Deadline;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-/// The time for which the reader may take nothing before the rest is dropped.
+/// The time without any progress of the reader after which the remaining output is dropped.
 const UNREAD: Duration = Duration::from_secs(10);
 
-/// The same for a user who has asked twice.
+/// The same time after the user has sent two signals.
 const UNREAD_IN_HASTE: Duration = Duration::from_millis(500);
 
-/// Writes what is left, and the launcher's last words. A signal that comes while it waits for a reader ends the wait.
+/// Writes the remaining output, and the launcher's final notices. A signal during the wait for a reader ends
+/// the wait.
 pub(crate) fn say(printer: &Printer, events: &Receiver<Event>, outcome: &Outcome, in_haste: bool) {
     let patience = |in_haste| if in_haste { UNREAD_IN_HASTE } else { UNREAD };
     printer.drained();
@@ -25,13 +26,14 @@ pub(crate) fn say(printer: &Printer, events: &Receiver<Event>, outcome: &Outcome
         }
     }
     printer.notice(Notice::Ended(Box::new(outcome.clone())));
-    // A reader that is stuck has had its time, and may read both streams.
+    // A hung reader has had its time, and may be the reader of both streams.
     if printer.can_say() {
         flush(printer, events, patience(in_haste || !all), Printer::has_said);
     }
 }
 
-/// Waits until all is done, nothing has moved for `patience`, or a signal comes. Returns whether all is done.
+/// Waits until the output is done, no progress was made for `patience`, or a signal is received. Returns
+/// whether it is done.
 fn flush(
     printer: &Printer,
     events: &Receiver<Event>,

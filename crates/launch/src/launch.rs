@@ -1,4 +1,4 @@
-//! Starts the tasks of a plan.
+//! Starting the tasks of a plan.
 
 use crate::output::Sink;
 use crate::printer::Printer;
@@ -17,12 +17,12 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-/// How ssh is called where nothing else is said: it asks nothing, does not wait for a host that is not there, and notices
-/// one that is gone.
+/// The default ssh command: it does not prompt, times out for a host that is unavailable, and detects a lost
+/// connection.
 pub const SSH: &str =
     "ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3";
 
-/// Starts the tasks of a plan, and sees to it that they end together.
+/// A launcher that starts the tasks of a plan, and ends them together.
 ///
 /// ```
 /// use distribute_launch::{Deadline, Launch, Layout, Output, Plan};
@@ -61,7 +61,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// A launch of these tasks, which say what they have to on this process's standard output and error.
+    /// Creates a launch of these tasks. Their output is written to this process's standard output and error.
     pub fn new(plan: Plan) -> Self {
         let style = Style::of(plan.tasks().iter().map(|planned| &planned.task));
         Self {
@@ -84,7 +84,7 @@ impl Launch {
         }
     }
 
-    /// What every task runs.
+    /// Sets the command that every task runs.
     pub fn command(
         mut self,
         program: impl Into<OsString>,
@@ -95,82 +95,86 @@ impl Launch {
         self
     }
 
-    /// Where every task runs; by default where this process does.
+    /// Sets the folder in which every task runs; by default the current folder of this process.
     pub fn folder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.folder = Some(folder.into());
         self
     }
 
-    /// A variable in the environment of every task. On this machine, tasks also get the environment of this process; on other
-    /// hosts, those of its variables whose names begin with `DISTRIBUTE_` or `RUST_`.
+    /// Sets an environment variable for every task. On this machine, tasks also inherit the environment of this
+    /// process. On other hosts, they get those of its variables whose names begin with `DISTRIBUTE_` or
+    /// `RUST_`.
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.environment.insert(name.into(), Some(value.into()));
         self
     }
 
-    /// A variable of this process that the tasks don't get.
+    /// Removes an environment variable of this process for every task.
     pub fn env_remove(mut self, name: impl Into<OsString>) -> Self {
         self.environment.insert(name.into(), None);
         self
     }
 
-    /// How often each task may be started again after it has failed; 0 by default. The environment of the `k`-th restart
-    /// has `DISTRIBUTE_RESTART=k`.
+    /// Sets how often each task may be restarted after a failure; 0 by default. The `k`-th restart has
+    /// `DISTRIBUTE_RESTART=k` in its environment.
     pub fn max_restarts(mut self, restarts: u32) -> Self {
         self.policy.max_restarts = restarts;
         self
     }
 
-    /// With how many workers the job goes on when others have failed and are not started again; all are needed by default. The first,
-    /// at whose address they meet, always is. Every task gets the number as `DISTRIBUTE_MIN_WORKERS`, by which its strategy goes, too.
+    /// Sets the minimum number of workers with which the job continues after others have failed and are not
+    /// restarted; by default all are required. The first worker is always required, because the rendezvous is
+    /// at its address. Every task gets the number as `DISTRIBUTE_MIN_WORKERS`, which its strategy also uses.
     pub fn min_workers(mut self, workers: usize) -> Self {
         self.policy.min_workers = Some(workers);
         self.env("DISTRIBUTE_MIN_WORKERS", workers.to_string())
     }
 
-    /// How long to wait before a task's first restart, one second by default; twice as long before each further one, up to a
-    /// minute. A task that ran for more than twice as long as it was waited for, and two seconds, begins again with the first.
+    /// Sets the delay before the first restart of a task; one second by default. The delay doubles with each
+    /// further restart, up to a minute. It is reset for a task that ran for more than two seconds and more than
+    /// twice the delay.
     pub fn backoff(mut self, backoff: Duration) -> Self {
         self.policy.backoff = backoff;
         self
     }
 
-    /// How long tasks have to end when they are asked to, before they are killed: 10 s by default.
+    /// Sets how long tasks may take to exit after a request, before they are killed; 10 s by default.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.policy.grace = grace;
         self
     }
 
-    /// How long the whole job may take; by default as long as it wants.
+    /// Sets the maximum duration of the whole job; unlimited by default.
     pub fn timeout(mut self, timeout: Option<Duration>) -> Self {
         self.policy.timeout = timeout;
         self
     }
 
-    /// How other hosts are reached: a program and its arguments, to which the host and a command are added. [`SSH`] by
-    /// default.
+    /// Sets the command that connects to other hosts: a program and its arguments, to which the host and a
+    /// command are appended; [`SSH`] by default.
     pub fn ssh(mut self, words: Vec<String>) -> Self {
         self.ssh = words;
         self
     }
 
-    /// Whether tasks that train get cores of their own, where there are enough on this machine; yes by default. Only Linux
-    /// does so.
+    /// Sets whether each task that trains is pinned to its own cores, if there are enough on this machine; true
+    /// by default. This is only implemented on Linux.
     pub fn pin(mut self, pin: bool) -> Self {
         self.pin = pin;
         self
     }
 
-    /// Whether SIGINT, SIGTERM and SIGHUP to this process go to the tasks and end the job; no by default. They have no
-    /// other effect on this process any more, also after the end of the job.
+    /// Sets whether SIGINT, SIGTERM and SIGHUP to this process are forwarded to the tasks and end the job;
+    /// false by default. They no longer have another effect on this process, also after the end of the job.
     pub fn forward_signals(mut self, forward: bool) -> Self {
         self.signals = forward;
         self
     }
 
-    /// Takes what the tasks and the launcher say, instead of this process's standard output and error. It is called on
-    /// two threads: one for what tasks write to standard output, one for all else. While it does not return, tasks that write more than a
-    /// megabyte wait. When the job has ended it has ten seconds for each line; then the rest is dropped.
+    /// Passes the output of tasks and launcher to `sink`, instead of this process's standard output and error.
+    /// `sink` is called on two threads: one for the standard output of tasks, one for everything else. While it
+    /// does not return, tasks that write more than a megabyte block. After the end of the job, `sink` has ten
+    /// seconds for each line; then the remaining output is dropped.
     pub fn output(mut self, sink: impl Fn(Output<'_>) + Send + Sync + 'static) -> Self {
         self.sink = Arc::new(move |output| {
             sink(output);
@@ -182,7 +186,7 @@ impl Launch {
     /// Starts all tasks, and waits until the job has ended.
     ///
     /// # Errors
-    /// As [`Launch::spawn`]. Tasks that fail are no error but an [`Outcome`].
+    /// Returns the errors of [`Launch::spawn`]. Failed tasks are not an error; see [`Outcome`].
     pub fn run(self) -> Result<Outcome> {
         self.spawn()?.wait(Deadline::after(Duration::MAX))
     }
@@ -190,7 +194,8 @@ impl Launch {
     /// Starts all tasks.
     ///
     /// # Errors
-    /// Where the command or folder is not there, or the system refuses a process. No task is left running.
+    /// Returns an error if the command or the folder does not exist, or if the system refuses to start a
+    /// process. No task is left running.
     pub fn spawn(self) -> Result<Running> {
         let folder = match &self.folder {
             Some(folder) => folder.clone(),
@@ -252,7 +257,7 @@ impl Launch {
             let grace = self.policy.grace;
             move || {
                 let outcome = supervise(supervisor, actions, &happened, &starter, grace, watch);
-                // Signals still count while the last lines are written.
+                // Signals are still handled while the last lines are written.
                 drop(interrupts);
                 let _ = done.send(outcome);
             }
@@ -266,7 +271,7 @@ impl Launch {
         }
     }
 
-    /// What can be known to fail before anything has been started.
+    /// Checks for errors that can be detected before anything is started.
     fn check(&self, folder: &Path) -> Result<()> {
         if self.program.is_empty() {
             return Err(Error::NoCommand);
@@ -289,7 +294,7 @@ impl Launch {
         command::find(&self.program, folder, &path(own.cloned()), &first.task).map(drop)
     }
 
-    /// The cores of each task that trains, if each gets its own. On other hosts nobody knows which there are.
+    /// Returns the cores of each task that trains, if each gets its own. The cores of other hosts are unknown.
     fn parted_cores(&self) -> Option<Vec<Vec<usize>>> {
         let here = self.plan.tasks().iter().all(|planned| planned.host.is_none());
         let training = self.plan.tasks().iter().filter(|planned| planned.trains()).count();
@@ -297,7 +302,7 @@ impl Launch {
     }
 }
 
-/// Where commands are looked for.
+/// Returns the folders that are searched for commands.
 fn path(own: Option<Option<OsString>>) -> OsString {
     own.unwrap_or_else(|| std::env::var_os("PATH")).unwrap_or_else(|| "/usr/bin:/bin".into())
 }

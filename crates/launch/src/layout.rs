@@ -1,17 +1,19 @@
-//! Which tasks a job has, and on which hosts.
+//! The tasks of a job, and their hosts.
 
 use crate::{Error, Job, RemoteHost, Result, Task};
 use std::collections::HashSet;
 
-/// The most tasks that one launcher starts.
+/// The maximum number of tasks of one launcher.
 const MOST: usize = 4096;
 
-/// Which tasks a job has, and on which hosts they run.
+/// The tasks of a job, and the hosts on which they run.
 ///
 /// ```
 /// use distribute_launch::{Layout, parse_hosts};
 /// let layout = Layout::new(4).ps(2).hosts(parse_hosts("a,b")?);
-/// let placed: Vec<_> = layout.tasks().iter().map(|(task, host)| format!("{task} on {}", ["a", "b"][host.unwrap_or(0)])).collect();
+/// let tasks = layout.tasks();
+/// let placed = tasks.iter().map(|(task, host)| format!("{task} on {}", ["a", "b"][host.unwrap_or(0)]));
+/// let placed: Vec<_> = placed.collect();
 /// assert_eq!(placed, ["worker 0 on a", "worker 1 on a", "worker 2 on b", "worker 3 on b", "ps 0 on a", "ps 1 on b"]);
 /// # Ok::<(), distribute_launch::Error>(())
 /// ```
@@ -25,37 +27,38 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// So many workers, on this machine.
+    /// Creates a layout of workers on this machine.
     pub fn new(workers: usize) -> Self {
         Self { workers, ..Self::default() }
     }
 
-    /// With a chief beside the workers.
+    /// Sets whether there is a chief in addition to the workers.
     pub fn chief(mut self, chief: bool) -> Self {
         self.chief = chief;
         self
     }
 
-    /// With so many parameter servers.
+    /// Sets the number of parameter servers.
     pub fn ps(mut self, ps: usize) -> Self {
         self.ps = ps;
         self
     }
 
-    /// With an evaluator, which is not part of the cluster that the others see.
+    /// Sets whether there is an evaluator, which is not part of the cluster of the other tasks.
     pub fn evaluator(mut self, evaluator: bool) -> Self {
         self.evaluator = evaluator;
         self
     }
 
-    /// On these hosts; where there are none, on this machine.
+    /// Sets the hosts; if there are none, tasks run on this machine.
     pub fn hosts(mut self, hosts: Vec<RemoteHost>) -> Self {
         self.hosts = hosts;
         self
     }
 
-    /// All tasks, each with the index of its host; none means this machine. Chief and workers are spread over the hosts in
-    /// blocks of nearly equal length, and so are parameter servers; the evaluator is on the last host.
+    /// Returns all tasks, each with the index of its host; `None` means this machine. Chief and workers are
+    /// distributed over the hosts in blocks of nearly equal length, and so are parameter servers. The evaluator
+    /// is on the last host.
     pub fn tasks(&self) -> Vec<(Task, Option<usize>)> {
         let training = usize::from(self.chief) + self.workers;
         let trains = self.chief.then(|| Job::Chief.task(0)).into_iter();
@@ -66,7 +69,7 @@ impl Layout {
         trains.chain(ps).chain(evaluator).collect()
     }
 
-    /// The host of the `k`-th of `n` tasks.
+    /// Returns the host of the `k`-th of `n` tasks.
     fn host(&self, k: usize, n: usize) -> Option<usize> {
         let hosts = self.hosts.len();
         let (each, more) = (n.checked_div(hosts)?, n % hosts);
@@ -74,10 +77,13 @@ impl Layout {
         Some(if k < in_longer { k / (each + 1) } else { more + (k - in_longer) / each })
     }
 
-    /// What is wrong with it.
+    /// Checks the layout.
     ///
     /// # Errors
-    /// Where nobody trains, there are too many tasks, or a host is given twice or is not the same machine to all.
+    /// - [`Error::NoWorkers`]: no task trains.
+    /// - [`Error::TooManyTasks`]: there are too many tasks.
+    /// - [`Error::Host`]: a host is given twice.
+    /// - [`Error::Loopback`]: a host is a loopback address, and there are several hosts.
     pub fn check(&self) -> Result<()> {
         if self.workers == 0 && !self.chief {
             return Err(Error::NoWorkers);
@@ -98,7 +104,7 @@ impl Layout {
     }
 }
 
-/// Whether a task trains, and the job is done when it is.
+/// Returns whether a task trains. The job ends when all such tasks have exited.
 pub(crate) fn trains(task: &Task) -> bool {
     matches!(task.job, Job::Chief | Job::Worker)
 }

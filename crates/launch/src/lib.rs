@@ -1,20 +1,22 @@
-//! Starts the tasks of a job on this machine or on others, and ends them together: what `distribute launch` does.
+//! A launcher that starts the tasks of a job on this machine or others, and ends them together. It implements
+//! `distribute launch`.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | [`layout`] | [`Layout`]: which tasks a job has, and on which hosts |
-//! | [`plan`] | [`Plan`]: the address and the `TF_CONFIG` of each, and the secret of all |
-//! | [`launch`] | [`Launch`]: starts them |
+//! | [`layout`] | [`Layout`]: the tasks of a job, and their hosts |
+//! | [`plan`] | [`Plan`]: the address and the `TF_CONFIG` of each task, and the secret of all |
+//! | [`launch`] | [`Launch`]: starts the tasks |
 //! | [`running`] | [`Running`]: the job while its tasks run |
-//! | [`output`] | [`Output`]: what tasks and launcher say |
-//! | [`outcome`] | [`Outcome`]: how it has ended, who failed first |
-//! | [`print`](mod@print) | the same job as a script of Slurm, a call of `mpirun` or a manifest of Kubernetes |
+//! | [`output`] | [`Output`]: the output of tasks and launcher |
+//! | [`outcome`] | [`Outcome`]: the outcome of the job, and the first failure |
+//! | [`print`](mod@print) | the same job as a script for Slurm, an `mpirun` command or a manifest for Kubernetes |
 //!
-//! A task is a process group. When its first process ends, the rest of it is killed; when one task fails, all others are
-//! asked to end, and killed if they don't. The tasks are killed, too, when the launcher itself is, by whatever signal,
-//! and over ssh when the connection ends. A program that moves into another session (a daemon) leaves its task, and stays.
+//! A task is a process group. When its first process exits, the rest of the group is killed. When a task fails,
+//! all others are asked to exit, and killed if they do not. The tasks are also killed when the launcher itself
+//! is killed, by any signal, and over ssh when the connection ends. A program that moves into another session
+//! (a daemon) leaves its task, and is not killed.
 //!
-//! Tasks are planned and started on Unix alone; jobs are printed everywhere.
+//! Tasks can only be planned and started on Unix; jobs can be printed on every system.
 
 #![forbid(unsafe_code)]
 

@@ -1,19 +1,19 @@
-//! Cuts what a process writes into lines.
+//! Splitting the output of a process into lines.
 
-/// The longest piece of a line that is kept before it is handed on.
+/// The maximum length of a line that is buffered.
 pub(crate) const LONGEST: usize = 64 * 1024;
 
-/// Cuts bytes into lines. A line longer than [`LONGEST`] comes in pieces, so that no process can make the launcher hold
-/// more than that.
+/// Splits bytes into lines. A line longer than [`LONGEST`] is passed on in pieces, so that a process cannot
+/// make the launcher buffer more than that.
 #[derive(Default)]
 pub(crate) struct Lines {
     begun: Vec<u8>,
-    /// The line that is being read has been handed on up to here.
+    /// Whether a part of the current line has been passed on.
     in_pieces: bool,
 }
 
 impl Lines {
-    /// Takes bytes, and calls `line` for each line that is whole now, without its end.
+    /// Processes bytes, and calls `line` for each complete line, without its terminator.
     pub(crate) fn take(&mut self, mut bytes: &[u8], mut line: impl FnMut(&[u8])) {
         while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
             self.keep(&bytes[..end], &mut line);
@@ -23,7 +23,7 @@ impl Lines {
         self.keep(bytes, &mut line);
     }
 
-    /// Hands on a last line without an end.
+    /// Passes on a last line without a terminator.
     pub(crate) fn finish(&mut self, mut line: impl FnMut(&[u8])) {
         if !self.begun.is_empty() {
             self.end(&mut line);
@@ -32,7 +32,7 @@ impl Lines {
 
     fn keep(&mut self, mut bytes: &[u8], line: &mut impl FnMut(&[u8])) {
         while !bytes.is_empty() {
-            // Only where more follows: a line of just this length is one.
+            // Only if more bytes follow: a line of exactly this length is one piece.
             if self.begun.len() == LONGEST {
                 line(&self.begun);
                 self.begun.clear();

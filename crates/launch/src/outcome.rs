@@ -1,27 +1,27 @@
-//! How a job and its tasks have ended.
+//! The outcome of a job and its tasks.
 
 use crate::{Signal, Task};
 use std::fmt;
 use std::time::Duration;
 
-/// How a process has ended.
+/// The way in which a process has exited.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// By itself, with this code.
+    /// The process has exited with this code.
     Exited(i32),
-    /// By the signal with this number.
+    /// A signal with this number has terminated the process.
     Signaled(i32),
-    /// It could not be started again; the text says why.
+    /// The process could not be restarted; the text has the cause.
     NotStarted(String),
 }
 
 impl End {
-    /// Whether all went well.
+    /// Returns whether the process has succeeded.
     pub fn is_success(&self) -> bool {
         *self == End::Exited(0)
     }
 
-    /// As shells count: the code, or 128 and the number of the signal.
+    /// Returns the exit code of shells: the code, or 128 plus the number of the signal.
     pub fn exit_code(&self) -> i32 {
         match self {
             End::Exited(code) => *code,
@@ -56,61 +56,63 @@ impl fmt::Display for End {
     }
 }
 
-/// Why a job has ended.
+/// The reason why a job has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// All that train have ended well.
+    /// All tasks that train have succeeded.
     Done,
-    /// A task has failed: the first that did, by its index among the tasks.
+    /// A task has failed; the index of the first one among the tasks.
     Failed(usize),
-    /// The launcher was asked to end it.
+    /// The launcher received a signal to end the job.
     Interrupted(Signal),
-    /// It took longer than it was given.
+    /// The job exceeded its maximum duration.
     TimedOut(Duration),
 }
 
-/// What became of one task.
+/// The outcome of one task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskOutcome {
-    /// Which one.
+    /// The task.
     pub task: Task,
-    /// What ssh was told to connect to, where it did not run here.
+    /// The destination of ssh, if the task did not run on this machine.
     pub host: Option<String>,
-    /// How its last process has ended; `None` where it did not, not even by SIGKILL.
+    /// The way in which its last process has exited; `None` if it did not exit, even after SIGKILL.
     pub end: Option<End>,
-    /// How long that process ran.
+    /// The running time of that process.
     pub after: Duration,
-    /// How often the task was started again.
+    /// The number of restarts of the task.
     pub restarts: u32,
-    /// Whether it was asked to end before it ended by itself.
+    /// Whether the task was asked to exit before it exited.
     pub stopped: bool,
-    /// Whether it had to be killed, since it did not end when asked.
+    /// Whether the task was killed because it did not exit when asked.
     pub killed: bool,
-    /// The last line on its standard error that says something.
+    /// The last line of its standard error that is not empty.
     pub last_error_line: Option<String>,
 }
 
-/// What became of a job. `Display` says it in a line.
+/// The outcome of a job. `Display` formats it as one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// Why it has ended.
+    /// The reason why the job has ended.
     pub cause: Cause,
-    /// How long it took.
+    /// The duration of the job.
     pub after: Duration,
-    /// The time that tasks had to end when asked: the grace time, or less if a second signal had them killed sooner.
+    /// The time that tasks had to exit when asked: the grace time, or less if a second signal had them killed
+    /// earlier.
     pub grace: Duration,
-    /// Its tasks.
+    /// The tasks.
     pub tasks: Vec<TaskOutcome>,
 }
 
 impl Outcome {
-    /// Whether all that train have ended well.
+    /// Returns whether all tasks that train have succeeded.
     pub fn is_success(&self) -> bool {
         self.cause == Cause::Done
     }
 
-    /// The exit code of the launcher: 0 if all went well, else that of the task that failed first (128 and the number for a
-    /// signal), 128 and the number of the signal that interrupted the launcher, or 124 after the time was over.
+    /// Returns the exit code of the launcher. It is 0 if the job has succeeded, otherwise that of the task that
+    /// failed first (128 plus the number for a signal). It is 128 plus the number of the signal that
+    /// interrupted the launcher, or 124 after a timeout.
     pub fn exit_code(&self) -> i32 {
         match &self.cause {
             Cause::Done => 0,
@@ -123,12 +125,12 @@ impl Outcome {
         }
     }
 
-    /// What became of a task.
+    /// Returns the outcome of a task.
     pub fn task(&self, task: &Task) -> Option<&TaskOutcome> {
         self.tasks.iter().find(|outcome| outcome.task == *task)
     }
 
-    /// The task that failed first.
+    /// Returns the task that failed first.
     pub fn first_failure(&self) -> Option<&TaskOutcome> {
         match self.cause {
             Cause::Failed(task) => self.tasks.get(task),
@@ -137,7 +139,7 @@ impl Outcome {
     }
 }
 
-/// Seconds with one digit behind the point; below a second, milliseconds.
+/// Formats seconds with one decimal; below one second, milliseconds.
 pub(crate) fn seconds(duration: Duration) -> String {
     match duration.as_millis() {
         millis @ ..1000 => format!("{millis} ms"),
@@ -145,7 +147,7 @@ pub(crate) fn seconds(duration: Duration) -> String {
     }
 }
 
-/// Names of tasks; of many, how many.
+/// Lists the names of tasks; if there are many, returns their number.
 fn names<'a>(tasks: impl Iterator<Item = &'a TaskOutcome>) -> String {
     let names: Vec<_> = tasks.map(|task| task.task.to_string()).collect();
     match names.len() {

@@ -1,4 +1,4 @@
-//! What a job says: the lines of its tasks, and the launcher's own.
+//! The output of a job: the lines of its tasks, and the launcher's notices.
 
 use crate::outcome::seconds;
 use crate::{End, Outcome, Signal, Task};
@@ -7,7 +7,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Which output of a task a line is from.
+/// The output stream of a task from which a line comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     /// Standard output.
@@ -25,103 +25,106 @@ impl Stream {
     }
 }
 
-/// Something that a job says.
+/// An item of a job's output.
 #[derive(Clone, Copy, Debug)]
 pub enum Output<'a> {
-    /// A line that a task has written, without its end, and not necessarily UTF-8. Lines of more than 64 KiB come in pieces.
+    /// A line of a task, without its terminator, and not necessarily UTF-8. Lines of more than 64 KiB are
+    /// passed on in pieces.
     Line {
         /// The index of the task among those of the plan.
         index: usize,
         /// The task.
         task: &'a Task,
-        /// Where it has written it.
+        /// The stream of the line.
         stream: Stream,
         /// The line.
         text: &'a [u8],
     },
-    /// The launcher's own words.
+    /// A notice of the launcher.
     Notice(&'a Notice),
 }
 
-/// Writes what a job says. It is called on two threads: one for standard output, one for standard error and notices.
+/// A function that writes the output of a job. It is called on two threads: one for standard output, one for
+/// standard error and notices.
 pub(crate) type Sink = Arc<dyn Fn(Output<'_>) -> io::Result<()> + Send + Sync>;
 
-/// What the launcher itself has to say.
+/// A notice of the launcher.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Notice {
     /// All tasks are about to be started.
     Starting {
-        /// How many.
+        /// The number of tasks.
         tasks: usize,
-        /// On how many hosts; 0 means on this machine.
+        /// The number of hosts; 0 means this machine.
         hosts: usize,
-        /// The cores of each task that trains, where each has its own.
+        /// The cores of each task that trains, if each has its own.
         cores: Option<Vec<Vec<usize>>>,
     },
-    /// A task has failed and is started again.
+    /// A task has failed and is restarted.
     Restart {
-        /// Which one.
+        /// The task.
         task: Task,
-        /// How it ended.
+        /// The way in which it exited.
         end: End,
-        /// How long it ran.
+        /// Its running time.
         after: Duration,
         /// The number of this restart, from 1.
         restart: u32,
-        /// How many it may have.
+        /// The maximum number of restarts.
         of: u32,
-        /// How long the launcher waits before it.
+        /// The delay before the restart.
         wait: Duration,
     },
-    /// A task has failed for good, and the job goes on without it.
+    /// A task has failed permanently, and the job continues without it.
     Lost {
-        /// Which one.
+        /// The task.
         task: Task,
-        /// How it ended.
+        /// The way in which it exited.
         end: End,
-        /// How long it ran.
+        /// Its running time.
         after: Duration,
-        /// How many that train are left.
+        /// The number of tasks left that train.
         left: usize,
     },
-    /// A task has failed, and is not started again because the chief, which drives it, has succeeded.
+    /// A task has failed, and is not restarted because its chief has succeeded.
     NotNeeded {
         /// The task.
         task: Task,
-        /// How it ended.
+        /// The way in which it exited.
         end: End,
-        /// How long it ran.
+        /// Its running time.
         after: Duration,
     },
-    /// A task is asked to end because the chief, which would drive it, has succeeded, and no other task is at work.
+    /// A task is asked to exit because its chief has succeeded, and no other task is working.
     LeftOver {
         /// The task.
         task: Task,
-        /// Whether it is suspended; else it was started again a short time ago, and may wait for the chief.
+        /// Whether the task is suspended; otherwise it was restarted recently, and may be waiting for the
+        /// chief.
         suspended: bool,
     },
-    /// The launcher was asked to end the job.
+    /// The launcher received a signal to end the job.
     Interrupted {
-        /// By which signal.
+        /// The signal.
         signal: Signal,
     },
-    /// Lines of tasks could not be written, or were dropped at the end since nobody read them.
+    /// Lines of tasks could not be written, or were dropped at the end because they were not read.
     Dropped {
-        /// The stream on which they came.
+        /// The stream of the lines.
         stream: Stream,
         /// The number of lines.
         lines: u64,
         /// The number of bytes.
         bytes: u64,
-        /// The error of the last write that failed; `None` if nobody read them.
+        /// The error of the last write that failed; `None` if the lines were not read.
         why: Option<String>,
     },
     /// The job has ended.
     Ended(Box<Outcome>),
 }
 
-/// A number and what it counts.
+/// Formats a number with a noun.
 fn plural(n: u64, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
@@ -178,7 +181,7 @@ impl fmt::Display for Notice {
     }
 }
 
-/// The text of a restart.
+/// Describes a restart.
 fn restart_text(end: &End, after: Duration, restart: u32, of: u32, wait: Duration) -> String {
     format!("{end} after {}; restart {restart} of {of} in {}", seconds(after), seconds(wait))
 }

@@ -1,4 +1,4 @@
-//! What each task is told: addresses, `TF_CONFIG`, the secret.
+//! The configuration of each task: addresses, `TF_CONFIG`, the secret.
 
 use crate::layout::trains;
 use crate::{Error, Job, Layout, RemoteHost, Result, Secret, Task};
@@ -8,14 +8,14 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// The first port on hosts reached by ssh, where no other is given.
+/// The default first port on hosts reached by ssh.
 pub const PORT_BASE: u16 = 2222;
 
-/// A job whose tasks have addresses: all that is decided before anything starts.
+/// A job whose tasks have addresses: everything that is decided before the start.
 ///
-/// Ports on this machine are free ones that the system chose. They stay bound until just before their task starts, so
-/// only in that moment another program can take one; the task then fails with "address in use". On other hosts the tasks get
-/// the ports from [`PORT_BASE`] up, which nobody has looked at.
+/// Ports on this machine are free ones that the system has chosen. They stay bound until just before their task
+/// starts. Another program can only take a port in that moment; the task then fails with "address in use". On
+/// other hosts the tasks get the ports from [`PORT_BASE`] on, which are not checked.
 #[derive(Debug)]
 pub struct Plan {
     layout: Layout,
@@ -26,47 +26,50 @@ pub struct Plan {
 /// One task of a plan.
 #[derive(Debug)]
 pub struct PlannedTask {
-    /// Which one.
+    /// The task.
     pub task: Task,
-    /// Where it runs; `None` means this machine, without ssh.
+    /// The host on which it runs; `None` means this machine, without ssh.
     pub host: Option<RemoteHost>,
-    /// Where the others find it. An evaluator has no address.
+    /// The address to which the others connect. An evaluator has no address.
     pub address: Option<Address>,
     cluster: Arc<ClusterSpec>,
-    /// Keeps its port.
+    /// The socket that keeps the port reserved.
     port: Option<OwnedFd>,
 }
 
 impl PlannedTask {
-    /// Its `TF_CONFIG`: the cluster, in which the evaluator is not, and which task of it this is.
+    /// Returns the task's `TF_CONFIG`: the cluster, without the evaluator, and the task.
     pub fn tf_config(&self) -> TfConfig {
         TfConfig::new(self.cluster.as_ref().clone(), self.task.clone())
     }
 
-    /// Gives its port back, just before it starts.
+    /// Releases its port, just before it starts.
     pub(crate) fn release_port(&mut self) {
         self.port = None;
     }
 
-    /// Whether it trains: the job is done when all that do have ended well.
+    /// Returns whether the task trains. The job is done when all such tasks have succeeded.
     pub fn trains(&self) -> bool {
         trains(&self.task)
     }
 }
 
 impl Plan {
-    /// Gives each task of a layout an address, and chooses the secret.
+    /// Assigns an address to each task of a layout, and creates the secret.
     ///
     /// # Errors
-    /// What [`Layout::check`] finds; [`Error::NoPort`] where this machine has none left.
+    /// Returns the errors of [`Layout::check`], and:
+    /// - [`Error::NoPort`]: this machine has no free port.
     pub fn new(layout: &Layout) -> Result<Self> {
         Self::with_port_base(layout, None)
     }
 
-    /// The same, with the ports of each host from `base` up, in the order of its tasks. Without, as [`Plan`] says.
+    /// Creates a plan with the ports of each host from `base` on, in the order of its tasks. Without `base`,
+    /// ports are chosen as [`Plan`] describes.
     ///
     /// # Errors
-    /// As [`Plan::new`]; [`Error::Ports`] for ports beyond 65535.
+    /// Returns the errors of [`Plan::new`], and:
+    /// - [`Error::Ports`]: ports would exceed 65535.
     pub fn with_port_base(layout: &Layout, base: Option<u16>) -> Result<Self> {
         layout.check()?;
         let here = layout.hosts.iter().all(RemoteHost::is_loopback);
@@ -107,22 +110,23 @@ impl Plan {
         })
     }
 
-    /// Gives the tasks this secret, in place of the new one that each plan has: so that processes outside of the job can join it.
+    /// Sets the secret of the tasks, so that processes outside the job can join it. By default each plan has a
+    /// new one.
     pub fn with_secret(self, secret: Secret) -> Self {
         Self { secret, ..self }
     }
 
-    /// What it was made of.
+    /// Returns the layout of the plan.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Its tasks: chief, workers, parameter servers, evaluator.
+    /// Returns the tasks: chief, workers, parameter servers, evaluator.
     pub fn tasks(&self) -> &[PlannedTask] {
         &self.tasks
     }
 
-    /// The secret that all its tasks get.
+    /// Returns the secret of all tasks.
     pub fn secret(&self) -> &Secret {
         &self.secret
     }
@@ -132,13 +136,13 @@ impl Plan {
     }
 }
 
-/// An evaluator is found by nobody.
+/// Returns whether a task has an address; no task connects to an evaluator.
 fn has_address(task: &Task) -> bool {
     task.job != Job::Evaluator
 }
 
-/// A port of this machine that nobody else gets while the socket is open. It does not listen: a task that connects too early
-/// is refused, as if nothing were there, and tries again.
+/// Returns a port of this machine that is reserved while the socket is open. The socket does not listen: a task
+/// that connects too early is refused, as if the port were unused, and retries.
 fn free_port() -> io::Result<(u16, OwnedFd)> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with};
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -147,7 +151,7 @@ fn free_port() -> io::Result<(u16, OwnedFd)> {
     Ok((address.port(), socket))
 }
 
-/// A port for each task with an address, counted from `base` on each host.
+/// Returns a port for each task with an address, counted from `base` on each host.
 fn numbered(layout: &Layout, tasks: &[(Task, Option<usize>)], base: u16) -> Result<Vec<u16>> {
     let mut used = vec![0_usize; layout.hosts.len().max(1)];
     let mut ports = Vec::new();

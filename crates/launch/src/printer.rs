@@ -1,5 +1,5 @@
-//! Hands on what a job says: a bounded queue and a thread for each of two streams, so that a reader that takes nothing holds up
-//! the tasks that write, and neither the supervisor nor the end of the job.
+//! The output of a job: a bounded queue and a thread for each of two streams. A reader that is hung blocks the
+//! tasks that write, but neither the supervisor nor the end of the job.
 
 use crate::event::Event;
 use crate::output::Sink;
@@ -12,23 +12,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-/// The number of bytes that wait for the reader of a stream before a task that runs is held up.
+/// The number of bytes waiting for the reader of a stream above which a running task blocks.
 const ROOM: usize = 1 << 20;
 
-/// The greatest number of bytes that wait for it, when tasks are no longer held up. Lines beyond it are dropped.
+/// The maximum number of waiting bytes after tasks no longer block. Further lines are dropped.
 const MOST: usize = 16 << 20;
 
-/// The memory of a queued line in addition to its text, roughly.
+/// The approximate memory of a queued line in addition to its text.
 const OVERHEAD: usize = 64;
 
-/// The reason of lines that were dropped though somebody reads.
+/// The reason for dropped lines although the output is being read.
 const TOO_FAST: &str = "they came faster than they are read";
 
-/// The time after which a wait in a queue looks again. The wait ends with a line or room for one, or with the task or the job, whose ends
-/// have deadlines.
+/// The time after which a wait in a queue checks again. The wait ends with a line or room for one, or with the
+/// task or the job, whose ends have deadlines.
 const LOOK: Duration = Duration::from_secs(3600);
 
-/// A line of a task, or words of the launcher.
+/// A line of a task, or a notice of the launcher.
 pub(crate) enum Said {
     Line { index: usize, task: Arc<Task>, stream: Stream, text: Vec<u8> },
     Notice(Notice),
@@ -52,18 +52,18 @@ impl Said {
     }
 }
 
-/// The lines of one stream that could not be handed on.
+/// The lines of one stream that could not be written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Dropped {
     pub lines: u64,
     pub bytes: u64,
-    /// The error of the last write that failed; `None` where the reader took nothing.
+    /// The error of the last write that failed; `None` if the reader is hung.
     pub why: Option<String>,
 }
 
 impl Dropped {
     fn add(&mut self, said: &Said) {
-        // Lines of tasks alone: a notice is the launcher's.
+        // Only lines of tasks are counted, not the launcher's notices.
         if let Said::Line { text, .. } = said {
             self.lines += 1;
             self.bytes += text.len() as u64 + 1;
@@ -74,37 +74,37 @@ impl Dropped {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Said>,
-    /// The size of what waits and of what is being written.
+    /// The size of the waiting lines and of the one being written.
     bytes: usize,
     writing: bool,
     /// The number of writes that have returned, with or without an error.
     done: u64,
-    /// Tasks are held up no longer.
+    /// Whether tasks no longer block.
     ending: bool,
-    /// Lines of tasks are ignored.
+    /// Whether lines of tasks are ignored.
     drained: bool,
-    /// Nothing more is taken.
+    /// Whether the queue is closed.
     closed: bool,
     dropped: Dropped,
 }
 
-/// One stream.
+/// The queue of one stream.
 #[derive(Default)]
 struct Queue {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-/// The way of a job's words to the reader.
+/// The queues of a job's output.
 pub(crate) struct Printer {
     out: Arc<Queue>,
     err: Arc<Queue>,
 }
 
 impl Queue {
-    /// Writes what comes until the queue is closed and empty.
+    /// Writes the queued lines until the queue is closed and empty.
     fn write(&self, sink: &Sink, events: &Sender<Event>) {
-        // A sink that panics takes nothing any more.
+        // A sink that panics closes the queue.
         let _closed = CloseOnDrop(self);
         let mut state = self.state.lock();
         loop {
@@ -128,13 +128,13 @@ impl Queue {
             }
             self.changed.notify_all();
             if state.ending && state.waiting.is_empty() {
-                // Whoever waits for this is there, or needs it no longer.
+                // The receiver may not exist any more, and then does not need this event.
                 let _ = events.send(Event::Written);
             }
         }
     }
 
-    /// Queues it. While there is no room, this waits as long as it is `patient` and the job is not ending.
+    /// Queues an item. If there is no room, this waits while `patient` is true and the job is not ending.
     fn push(&self, said: Said, patient: Option<&AtomicBool>) {
         let mut state = self.state.lock();
         while state.bytes > ROOM
@@ -156,7 +156,7 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Drops what waits.
+    /// Drops the waiting items.
     fn discard(&self) {
         let mut state = self.state.lock();
         let State { waiting, bytes, writing, dropped, .. } = &mut *state;
@@ -190,7 +190,8 @@ impl Drop for CloseOnDrop<'_> {
 }
 
 impl Printer {
-    /// Starts the threads. They send [`Event::Written`] whenever they have written all, once the job is ending.
+    /// Starts the threads. Once the job is ending, they send [`Event::Written`] whenever everything was
+    /// written.
     pub(crate) fn start(sink: &Sink, events: &Sender<Event>) -> io::Result<Arc<Self>> {
         let printer = Self { out: Arc::default(), err: Arc::default() };
         for (stream, queue) in [(Stream::Out, &printer.out), (Stream::Err, &printer.err)] {
@@ -205,7 +206,7 @@ impl Printer {
         [&self.out, &self.err]
     }
 
-    /// Hands on a line of a task. It waits for room while `runs` says that the task does.
+    /// Queues a line of a task. It waits for room while `runs` is true.
     pub(crate) fn line(
         &self,
         index: usize,
@@ -219,44 +220,46 @@ impl Printer {
         queue.push(said, Some(runs));
     }
 
-    /// Hands on the launcher's own words. It waits for nothing.
+    /// Queues a notice of the launcher, without waiting.
     pub(crate) fn notice(&self, notice: Notice) {
         self.err.push(Said::Notice(notice), None);
     }
 
-    /// Takes note that a task runs no longer: what it has left behind in its pipes is read without waiting for room.
+    /// Records that a task has exited: its remaining output is read without waiting for room.
     pub(crate) fn runs_no_longer(&self, runs: &AtomicBool) {
         runs.store(false, Ordering::Relaxed);
-        // With the lock, so that no reader looks at it before and waits after.
+        // With the lock held, so that no reader checks the flag before and waits after.
         self.queues().iter().for_each(|queue| queue.change(|_| ()));
     }
 
-    /// Holds up no task from here on.
+    /// Stops blocking tasks.
     pub(crate) fn ending(&self) {
         self.queues().iter().for_each(|queue| queue.change(|state| state.ending = true));
     }
 
-    /// Ignores lines from here on: what the tasks had to say has come. Whoever still has one of their pipes may write for ever.
+    /// Ignores further lines, because the output of the tasks is complete. A process that still holds one of
+    /// their pipes might write forever.
     pub(crate) fn drained(&self) {
         self.queues().iter().for_each(|queue| queue.change(|state| state.drained = true));
     }
 
-    /// Whether all has been written.
+    /// Returns whether everything has been written.
     pub(crate) fn is_idle(&self) -> bool {
         self.out.is_idle() && self.err.is_idle()
     }
 
-    /// Whether the launcher's own words have been.
+    /// Returns whether the launcher's notices have been written.
     pub(crate) fn has_said(&self) -> bool {
         self.err.is_idle()
     }
 
-    /// A number that changes whenever something has been written.
+    /// Returns a number that changes whenever something has been written.
     pub(crate) fn progress(&self) -> u64 {
         self.queues().iter().map(|queue| queue.state.lock().done).sum()
     }
 
-    /// Drops what waits; returns what has been dropped by now, of standard output and of standard error.
+    /// Drops the waiting items. Returns everything that was dropped so far, for standard output and standard
+    /// error.
     pub(crate) fn discard(&self) -> [Dropped; 2] {
         self.queues().map(|queue| {
             queue.discard();
@@ -264,7 +267,7 @@ impl Printer {
         })
     }
 
-    /// Whether the launcher's own words can be written now, as far as one can know.
+    /// Returns whether the launcher's notices can probably be written now.
     pub(crate) fn can_say(&self) -> bool {
         let state = self.err.state.lock();
         !state.writing && !state.closed

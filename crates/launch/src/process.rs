@@ -1,4 +1,4 @@
-//! The process of one task, with all it starts.
+//! The process of one task, with all processes that it starts.
 
 use crate::lines::Lines;
 use crate::printer::Printer;
@@ -17,50 +17,51 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-/// How long what a task has started may go on writing after its end, before it is killed.
+/// The time that descendants of a task may continue to write after it has exited, before they are killed.
 const LINGER: Duration = Duration::from_millis(500);
 
-/// How long nothing may come of a task's output after that. Only a process that has left the task's group keeps it open.
+/// The time without output of a task after that. Only a process that has left the task's group keeps a pipe
+/// open.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// The longest time for which such a process that goes on writing is read.
+/// The maximum time for which the output of such a process is read.
 const DRAIN_AT_MOST: Duration = Duration::from_secs(10);
 
-/// The longest last line that a summary has.
+/// The maximum length of the last line in a summary.
 const LAST_LINE: usize = 300;
 
-/// The running process of a task, the leader of a process group of its own.
+/// The running process of a task, which leads its own process group.
 pub(crate) struct Process {
     group: Pid,
-    /// `None` once it has been waited for: its number may be another's then.
+    /// `None` after the process was waited for, because its number may be reused.
     child: Mutex<Option<Child>>,
-    /// The guard's input. While this is open the task lives.
+    /// The guard's input. The task runs while this is open.
     guard: Arc<Mutex<Option<ChildStdin>>>,
     remote: bool,
 }
 
-/// What is told of a process.
+/// A report about a process.
 pub(crate) enum Report {
-    /// It has ended, after so long.
+    /// The process has exited, after this running time.
     Ended { end: End, after: Duration },
-    /// All it had written has been handed on; this was the last line of errors.
+    /// All of its output has been passed on. The last line of its standard error is included.
     Drained { last_error_line: Option<String> },
 }
 
-/// How to start a process.
+/// The parameters for starting a process.
 pub(crate) struct Start<'a> {
     pub index: usize,
     pub task: &'a Task,
-    /// Becomes the guard, then the task; standard input and output are set here.
+    /// The command that becomes the guard, then the task. Standard input and output are set here.
     pub command: &'a mut Command,
-    /// What to write to the guard of a task on another host before anything else; `None` for one on this machine.
+    /// The bytes to write first to the guard of a task on another host; `None` for a task on this machine.
     pub prelude: Option<Vec<u8>>,
-    /// The processors that it may use; all that the launcher may where there are none.
+    /// The processors that it may use; if empty, all that the launcher may use.
     pub cores: &'a [usize],
 }
 
 impl Process {
-    /// Starts it. `report` is called twice, on another thread.
+    /// Starts the process. `report` is called twice, on another thread.
     pub(crate) fn start(
         start: Start<'_>,
         printer: &Arc<Printer>,
@@ -77,7 +78,7 @@ impl Process {
             guard: Arc::default(),
             remote: prelude.is_some(),
         });
-        // From here on, whatever fails must not leave it running.
+        // From here on, the process must be killed if a step fails.
         let started = (|| {
             process.feed(stdin, prelude)?;
             let (mut drain, runs) = (Drain::default(), Arc::new(AtomicBool::new(true)));
@@ -110,25 +111,27 @@ impl Process {
         Ok(process)
     }
 
-    /// Its number, which is also that of its group.
+    /// Returns the number of the process, which is also that of its group.
     pub(crate) fn pid(&self) -> u32 {
         self.group.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// Sends a signal to the task and whatever it has started. Returns whether it was still running.
+    /// Sends a signal to the task and all processes that it has started. Returns whether the task was still
+    /// running.
     pub(crate) fn send(&self, signal: Signal) -> bool {
         let child = self.child.lock();
         if child.is_none() {
             return false;
         }
         if self.remote {
-            // To the guard there. ssh itself is not asked to end: what the task says in its end comes through it.
+            // To the guard there. ssh itself is not asked to exit, because the last output of the task goes
+            // through it.
             let mut guard = self.guard.lock();
             if let Some(stdin) = guard.as_mut() {
-                // It does not block. If ssh takes nothing, the connection is as good as gone.
+                // This does not block. If ssh reads nothing, the connection is as good as lost.
                 let _ = writeln!(stdin, "{}", signal.name());
             }
-            // No connection yet, or nothing else has helped.
+            // There is no connection yet, or the signals had no effect.
             if guard.is_some() && signal != Signal::Kill {
                 return true;
             }
@@ -137,14 +140,15 @@ impl Process {
         true
     }
 
-    /// Whether the task is suspended by a signal. For a task on another host it is false: only that host knows.
+    /// Returns whether the task is suspended by a signal. This is unknown, and false, for a task on another
+    /// host.
     pub(crate) fn is_suspended(&self) -> bool {
         let child = self.child.lock();
         let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         child.is_some() && !self.remote && matches!(waitid(WaitId::Pid(self.group), options), Ok(Some(_)))
     }
 
-    /// Keeps the guard's input, once it has got what comes first.
+    /// Keeps the guard's input, after writing the prelude.
     fn feed(&self, stdin: Option<ChildStdin>, prelude: Option<Vec<u8>>) -> io::Result<()> {
         let keep = |guard: &Mutex<Option<ChildStdin>>, stdin| {
             *guard.lock() = stdin;
@@ -155,9 +159,9 @@ impl Process {
             return Ok(());
         };
         let guard = self.guard.clone();
-        // A connection may take its time, and more than a pipe holds may have to go through it.
+        // A connection may be slow, and the prelude may be larger than a pipe's buffer.
         thread::Builder::new().name("environment of a task".into()).spawn(move || {
-            // If ssh has ended, its exit code tells.
+            // If ssh has exited, its exit code is reported.
             if stdin.write_all(&prelude).is_ok() && fcntl_setfl(&stdin, OFlags::NONBLOCK).is_ok() {
                 keep(&guard, Some(stdin));
             }
@@ -165,10 +169,11 @@ impl Process {
         Ok(())
     }
 
-    /// Waits for the end of the task.
+    /// Waits until the task exits.
     fn wait(&self) -> End {
-        // It is only looked at: while it is a zombie, its number and its group's are nobody else's, so that what it has left
-        // behind can be killed by it. A task runs as long as it wants; ending it is the supervisor's business.
+        // The process is not reaped: while it is a zombie, its number and its group's are not reused, so its
+        // descendants can be killed by it. There is no timeout, because ending the task is up to the
+        // supervisor.
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         loop {
             match waitid(WaitId::Pid(self.group), options) {
@@ -184,7 +189,7 @@ impl Process {
         }
     }
 
-    /// Kills the task's group, whether the task itself runs or has ended.
+    /// Kills the task's group, whether the task is still running or has exited.
     fn kill_and_reap(&self) {
         let mut child = self.child.lock();
         if let Some(child) = child.as_mut() {
@@ -196,7 +201,7 @@ impl Process {
     }
 }
 
-/// The outputs of a task that are still read.
+/// The outputs of a task that are still being read.
 #[derive(Default)]
 struct Drain {
     readers: Vec<(Arc<AtomicUsize>, Receiver<Option<String>>)>,
@@ -204,14 +209,14 @@ struct Drain {
 }
 
 impl Drain {
-    /// Adds an output. Returns the counter of its lines, and where its last line of errors goes at its end.
+    /// Adds an output. Returns the counter of its lines, and the sender for its last line of errors.
     fn add(&mut self) -> (Arc<AtomicUsize>, Sender<Option<String>>) {
         let (pace, (done, end)) = (Arc::default(), channel());
         self.readers.push((Arc::clone(&pace), end));
         (pace, done)
     }
 
-    /// Waits until all outputs have ended, nothing has come of one for `patience`, or `most` has passed.
+    /// Waits until all outputs have ended, one had no output for `patience`, or `most` has passed.
     fn wait(&mut self, patience: Duration, most: Duration) {
         let mut most = Deadline::after(most);
         while let Some((pace, end)) = self.readers.last() {
@@ -243,7 +248,7 @@ fn boxed(pipe: impl Read + Send + 'static) -> Box<dyn Read + Send> {
     Box::new(pipe)
 }
 
-/// Starts a command on some processors. Children inherit the limit of the thread that starts them.
+/// Starts a command on some processors. Processes inherit the limit of the thread that starts them.
 fn spawn_on(command: &mut Command, cores: &[usize]) -> io::Result<Child> {
     if cores.is_empty() {
         return command.spawn();
@@ -272,13 +277,13 @@ fn raw(signal: Signal) -> rustix::process::Signal {
     }
 }
 
-/// Hands on all lines of a pipe until its end; returns the last one that says something.
+/// Passes on all lines of a pipe until its end. Returns the last line that is not empty.
 fn read(mut pipe: impl Read, pace: &AtomicUsize, mut line: impl FnMut(&[u8])) -> Option<String> {
     let (mut lines, mut last, mut buffer) = (Lines::default(), Vec::new(), [0; 8192]);
     let mut take = |text: &[u8]| {
         pace.fetch_add(1, Ordering::Relaxed);
         line(text);
-        // What Rust writes below a panic says nothing of it.
+        // This line of Rust's panic message has no information about the cause.
         if !text.trim_ascii().is_empty() && !text.starts_with(b"note: run with `RUST_BACKTRACE") {
             last.clear();
             last.extend_from_slice(&text[..text.len().min(LAST_LINE)]);

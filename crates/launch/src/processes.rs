@@ -1,4 +1,4 @@
-//! The processes of all tasks of a job, as several threads see them.
+//! The processes of all tasks of a job, shared by several threads.
 
 use crate::process::Process;
 use crate::{Error, Result, Signal, Task};

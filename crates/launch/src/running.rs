@@ -1,4 +1,4 @@
-//! A job whose tasks run.
+//! A job whose tasks are running.
 
 use crate::event::Event;
 use crate::processes::Shared;
@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
-/// How long to wait for a job that is dropped: its tasks are killed.
+/// The time to wait for a job that is dropped, whose tasks are killed.
 const DROPPED: Duration = Duration::from_secs(10);
 
-/// A job whose tasks run. When it is dropped, they are killed.
+/// A job whose tasks are running. They are killed when this is dropped.
 pub struct Running {
     shared: Arc<Shared>,
     events: Sender<Event>,
@@ -26,32 +26,33 @@ impl Running {
         Self { shared, events, outcome, ended: None }
     }
 
-    /// The tasks of the job.
+    /// Returns the tasks of the job.
     pub fn tasks(&self) -> &[Task] {
         &self.shared.names
     }
 
-    /// The number of a task's process, which is also that of its process group. Over ssh it is that of ssh.
+    /// Returns the number of a task's process, which is also that of its process group. Over ssh it is the
+    /// number of the ssh process. For a task that has exited, it is the last number.
     ///
     /// # Errors
-    /// [`Error::NotRunning`] where the job has no such task. Of one that has ended, it is the last number.
+    /// - [`Error::NotRunning`]: the job has no such task.
     pub fn pid(&self, task: &Task) -> Result<u32> {
         Ok(self.shared.find(task)?.0.pid())
     }
 
-    /// How often a task has been started again.
+    /// Returns how often a task has been restarted.
     ///
     /// # Errors
-    /// [`Error::NotRunning`] where the job has no such task.
+    /// - [`Error::NotRunning`]: the job has no such task.
     pub fn restarts(&self, task: &Task) -> Result<u32> {
         Ok(self.shared.find(task)?.1)
     }
 
-    /// Sends a signal to a task and all that it has started. The launcher then sees what becomes of it, as if the signal came
-    /// from elsewhere.
+    /// Sends a signal to a task and all processes that it has started. The launcher handles the effects as if
+    /// another process had sent the signal.
     ///
     /// # Errors
-    /// [`Error::NotRunning`] where the task has ended, or the job has none of that name.
+    /// - [`Error::NotRunning`]: the task has exited, or the job has no such task.
     pub fn kill(&self, task: &Task, signal: Signal) -> Result<()> {
         if self.shared.find(task)?.0.send(signal) {
             Ok(())
@@ -60,17 +61,17 @@ impl Running {
         }
     }
 
-    /// Asks the whole job to end: all tasks get SIGTERM, and SIGKILL after the grace time, or at a second call.
+    /// Asks the whole job to end: all tasks get SIGTERM, and SIGKILL after the grace time or at a second call.
     pub fn stop(&self) {
-        // A job that has ended needs no more.
+        // The event is not needed if the job has ended.
         let _ = self.events.send(Event::Asked(Signal::Terminate));
     }
 
-    /// Waits until the job has ended. By then all its processes are gone, and what they wrote has been handed on, or dropped where
-    /// nobody took anything for ten seconds after the end.
+    /// Waits until the job has ended. All of its processes have exited by then, and their output has been
+    /// passed on. It is dropped if the reader made no progress for ten seconds after the end.
     ///
     /// # Errors
-    /// [`Error::StillRunning`] once the deadline has passed; the job goes on.
+    /// - [`Error::StillRunning`]: the deadline has passed; the job continues.
     pub fn wait(&mut self, mut deadline: Deadline) -> Result<Outcome> {
         loop {
             if let Some(outcome) = &self.ended {
@@ -94,7 +95,7 @@ impl Drop for Running {
         if self.ended.is_some() {
             return;
         }
-        // The first asks, the second kills.
+        // The first call sends SIGTERM, the second SIGKILL.
         self.stop();
         self.stop();
         if self.wait(Deadline::after(DROPPED)).is_err() {
@@ -103,7 +104,7 @@ impl Drop for Running {
     }
 }
 
-/// Sees a job to its end: carries out what the supervisor decides.
+/// Runs a job to its end, by executing the supervisor's decisions.
 pub(crate) fn supervise(
     mut supervisor: Supervisor,
     begin: Vec<Action>,
@@ -115,10 +116,11 @@ pub(crate) fn supervise(
     let mut timers: Vec<(Deadline, Timer)> = Vec::new();
     let mut undrained = vec![1_usize; starter.shared.names.len()];
     let mut last_lines = vec![None; undrained.len()];
-    // To be started again once what their last process has left behind is gone, and with it the ports that it had.
+    // The tasks that are restarted after the descendants of their last process are gone, which may still hold
+    // its ports.
     let mut held: Vec<(usize, u32)> = Vec::new();
     let (mut given_up, mut signals) = (false, 0);
-    // Since when tasks are asked to end, and how long they had.
+    // The time since tasks were asked to exit, and the time that they had.
     let (mut asked, mut had) = (None, grace);
     let mut actions = begin;
     loop {
@@ -137,7 +139,7 @@ pub(crate) fn supervise(
                     if let (Some(process), _) = starter.shared.process(task) {
                         process.send(signal);
                         if signal != Signal::Kill {
-                            // One that is suspended takes no other signal before.
+                            // A suspended process receives no other signal before this one.
                             process.send(Signal::Continue);
                         }
                     }
@@ -171,11 +173,11 @@ pub(crate) fn supervise(
         if !actions.is_empty() {
             continue;
         }
-        // A process that does not end even after SIGKILL is left to the system, and what it holds with it.
+        // A process that does not exit even after SIGKILL is left to the system, with its resources.
         if supervisor.is_over() && (given_up || undrained.iter().all(|left| *left == 0)) {
             break;
         }
-        // A job may run as long as it wants: what ends this wait is an event of one of its processes.
+        // A job may run for any time: this wait ends with an event of one of its processes.
         let wait = timers.iter().map(|(at, _)| at.remaining()).min();
         match events.recv_timeout(wait.unwrap_or(Duration::MAX).min(Duration::from_secs(3600))) {
             Ok(Event::Ended { task, end, after }) => {
@@ -191,7 +193,7 @@ pub(crate) fn supervise(
                 signals += 1;
                 actions = supervisor.decide(Happened::Asked(signal));
             }
-            // A timer, or nothing yet.
+            // A timer, or no event yet.
             Ok(Event::Written) | Err(_) => (),
         }
     }
@@ -212,7 +214,7 @@ pub(crate) fn supervise(
     outcome
 }
 
-/// Tells the supervisor which tasks are suspended now.
+/// Reports to the supervisor which tasks are suspended now.
 fn look_for_suspended(supervisor: &mut Supervisor, shared: &Shared) {
     for task in 0..shared.names.len() {
         let suspended = shared.process(task).0.is_some_and(|process| process.is_suspended());

@@ -5,26 +5,26 @@ use std::fmt;
 /// A signal that can be sent to a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Signal {
-    /// The terminal is gone.
+    /// The terminal is closed.
     Hangup,
     /// Ctrl-C.
     Interrupt,
-    /// Asks for the end.
+    /// A request to exit.
     Terminate,
-    /// Ends a process that does not end by itself. No process can refuse it.
+    /// A signal that a process cannot ignore, which ends it.
     Kill,
-    /// Suspends. No process can refuse it.
+    /// A signal that a process cannot ignore, which suspends it.
     Stop,
-    /// Goes on after [`Signal::Stop`].
+    /// A signal that resumes a process after [`Signal::Stop`].
     Continue,
-    /// For programs' own use.
+    /// A signal for use by programs.
     User1,
-    /// For programs' own use.
+    /// A second signal for use by programs.
     User2,
 }
 
 impl Signal {
-    /// Its name without `SIG`, as `kill -s` takes it.
+    /// Returns the name without `SIG`, as `kill -s` accepts it.
     pub fn name(self) -> &'static str {
         match self {
             Signal::Hangup => "HUP",
@@ -38,9 +38,10 @@ impl Signal {
         }
     }
 
-    /// The exit code of a job that it ended, as shells count: 128 and its number.
+    /// Returns the exit code of a job that the signal has ended, like shells: 128 plus the number of the
+    /// signal.
     pub(crate) fn exit_code(self) -> i32 {
-        // Those of all Unix systems; the others end no job.
+        // Numbers that are the same on all Unix systems; the other signals do not end a job.
         128 + match self {
             Signal::Hangup => 1,
             Signal::Interrupt => 2,

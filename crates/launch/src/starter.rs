@@ -1,4 +1,4 @@
-//! What a task is started with: its command, its environment, and where it goes.
+//! The start of a task: its command, its environment, and its host.
 
 use crate::event::Event;
 use crate::printer::Printer;
@@ -14,10 +14,10 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-/// Starts tasks, for the first time or again.
+/// A starter of tasks, for their first start and for restarts.
 pub(crate) struct Starter {
     pub tasks: Vec<PlannedTask>,
-    /// The cores of each, where it has its own; else none.
+    /// The cores of each task, if it has its own; otherwise empty.
     pub cores: Vec<Vec<usize>>,
     pub one_core_each: bool,
     pub secret: String,
@@ -32,7 +32,7 @@ pub(crate) struct Starter {
 }
 
 impl Starter {
-    /// Starts a task, for the `restart`-th time again.
+    /// Starts a task; `restart` is the number of the restart.
     pub(crate) fn start(&self, index: usize, restart: u32) -> io::Result<()> {
         let planned = &self.tasks[index];
         let (mut command, prelude) = match &planned.host {
@@ -44,7 +44,7 @@ impl Starter {
         };
         let events = self.events.clone();
         let report = move |report| {
-            // The supervisor is there as long as a task is.
+            // The supervisor runs as long as a task does.
             let _ = events.send(match report {
                 Report::Ended { end, after } => Event::Ended { task: index, end, after },
                 Report::Drained { last_error_line } => Event::Drained { task: index, last_error_line },
@@ -62,7 +62,7 @@ impl Starter {
         Ok(())
     }
 
-    /// What a task is told by its environment, where it differs from this process's.
+    /// Returns the environment of a task, where it differs from this process's.
     fn told(&self, planned: &PlannedTask, restart: u32) -> BTreeMap<OsString, Option<OsString>> {
         let mut told = self.environment.clone();
         let mut set = |name: &str, value: &str| told.insert(name.into(), Some(value.into()));
@@ -119,7 +119,8 @@ fn begins_with(name: &OsStr, prefix: &str) -> bool {
     name.as_encoded_bytes().starts_with(prefix.as_bytes())
 }
 
-/// Whether several tasks of this machine have no more than one core each, so that more threads in one only cost.
+/// Returns whether there are several tasks on this machine with at most one core each, so that additional
+/// threads would only slow them down.
 pub(crate) fn one_core_each(tasks: &[PlannedTask], cores: Option<&[Vec<usize>]>) -> bool {
     let here = tasks.iter().filter(|planned| planned.trains() && planned.host.is_none()).count();
     match cores {

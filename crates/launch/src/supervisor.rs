@@ -1,115 +1,116 @@
-//! What to do when a task ends: pure decisions, without processes and clocks.
+//! Decisions after a task has exited, without processes and clocks.
 
 use crate::layout::trains;
 use crate::{Cause, End, Job, Notice, Signal, Task};
 use std::time::Duration;
 
-/// A task that ends sooner has not begun well.
+/// A task that runs for less than this has not started well.
 const A_WHILE: Duration = Duration::from_secs(2);
 
-/// The longest wait before a task is started again.
+/// The maximum delay before a restart.
 const LONGEST_BACKOFF: Duration = Duration::from_secs(60);
 
-/// The time for which a task that was started again counts as one that may have found no chief.
+/// The time for which a restarted task counts as one that may have found no chief.
 const JUST_STARTED: Duration = Duration::from_secs(60);
 
-/// The shortest time between two looks at the tasks that are left once the chief has ended.
+/// The minimum interval between two checks of the remaining tasks after the chief has exited.
 const LEFT_OVER: Duration = Duration::from_secs(1);
 
-/// How long tasks may take to end after SIGKILL. Only one that is stuck in the system takes longer than a moment.
+/// The time that tasks may take to exit after SIGKILL. Only one that is hung in the kernel takes longer than a
+/// moment.
 const KILLED: Duration = Duration::from_secs(5);
 
-/// What a supervisor goes by.
+/// The settings of a supervisor.
 #[derive(Clone, Debug)]
 pub(crate) struct Policy {
-    /// How often each task may be started again.
+    /// The maximum number of restarts of each task.
     pub max_restarts: u32,
-    /// How long to wait before the first restart of a task; twice as long before each further one of a task that has not run
-    /// for longer than it was waited for.
+    /// The delay before the first restart of a task. It doubles for each further restart, unless the task has
+    /// run for longer than the delay.
     pub backoff: Duration,
-    /// With how many tasks that train the job goes on, the first of them included, when others have failed for good; `None` if
-    /// all are needed.
+    /// The minimum number of tasks that train, including the first, with which the job continues after others
+    /// have failed permanently; `None` if all are required.
     pub min_workers: Option<usize>,
-    /// How long tasks have to end when they are asked to.
+    /// The time that tasks have to exit when asked.
     pub grace: Duration,
-    /// How long the whole job may take.
+    /// The maximum duration of the whole job.
     pub timeout: Option<Duration>,
 }
 
-/// What has happened.
+/// An event.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Happened {
-    /// The process of a task has ended, after so long.
+    /// The process of a task has exited, after this running time.
     Ended { task: usize, end: End, after: Duration },
-    /// A task was to be started again, and was not, since the job is ending.
+    /// A task was to be restarted, and was not, because the job is ending.
     NotStarted { task: usize },
-    /// Whether a task is suspended, before [`Timer::LeftOver`].
+    /// The result of a check whether a task is suspended, before [`Timer::LeftOver`].
     Looked { task: usize, suspended: bool },
-    /// Somebody wants the job to end.
+    /// The launcher received a signal to end the job.
     Asked(Signal),
-    /// A timer that an [`Action`] set.
+    /// A timer of an [`Action`] has expired.
     Passed(Timer),
 }
 
-/// What to be told of later.
+/// A timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Timer {
-    /// A task is to be started again.
+    /// A task is to be restarted.
     Restart(usize),
     /// A task has run for a while since its `restart`-th start.
     HasRun { task: usize, restart: u32 },
-    /// Tasks that the chief has left behind may be asked to end.
+    /// Tasks that remain after the chief may be asked to exit.
     LeftOver,
-    /// The time that tasks had to end by themselves is over.
+    /// The time that tasks had to exit when asked is over.
     Grace,
-    /// Tasks should have ended after SIGKILL.
+    /// Tasks should have exited after SIGKILL.
     Killed,
-    /// The time of the whole job is over.
+    /// The maximum duration of the job has passed.
     Timeout,
 }
 
-/// What to do.
+/// An action that the supervisor requests.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Action {
     /// Send a signal to a task.
     Send { task: usize, signal: Signal },
-    /// Start a task again, for the `restart`-th time.
+    /// Restart a task, for the `restart`-th time.
     Start { task: usize, restart: u32 },
-    /// Tell of this timer, so much later.
+    /// Start this timer.
     Set(Timer, Duration),
-    /// Tell the user.
+    /// Show a notice to the user.
     Say(Notice),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Status {
     Running,
-    /// Failed, and is to be started again.
+    /// The task has failed, and is to be restarted.
     Waiting,
     Ended,
 }
 
-/// A task, as the supervisor knows it.
+/// The supervisor's record of a task.
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
     task: Task,
     status: Status,
     pub restarts: u32,
-    /// How many of them in a row came soon after the one before.
+    /// The number of consecutive restarts that came soon after the previous one.
     soon: u32,
     pub end: Option<End>,
     pub after: Duration,
     pub stopped: bool,
     pub killed: bool,
-    /// Whether it has failed and is not started again.
+    /// Whether the task has failed and is not restarted.
     lost: bool,
-    /// Whether it was started again a short time ago.
+    /// Whether the task was restarted recently.
     just_started: bool,
     suspended: bool,
 }
 
 impl Known {
-    /// A task that waits for its restart gets none any more.
+    /// Cancels the restart that a task waits for.
     fn stays_ended(&mut self) {
         self.status = Status::Ended;
         self.restarts -= 1;
@@ -119,26 +120,26 @@ impl Known {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Running,
-    /// All have been asked to end.
+    /// All tasks have been asked to exit.
     Ending,
-    /// Those that did not have been killed.
+    /// The remaining tasks have been killed.
     Killing,
-    /// Nothing is waited for any more.
+    /// There is nothing left to wait for.
     Over,
 }
 
-/// Decides when tasks are started again, when they are stopped, and when the job is over.
+/// A supervisor that decides when tasks are restarted, when they are stopped, and when the job is over.
 pub(crate) struct Supervisor {
     policy: Policy,
     tasks: Vec<Known>,
     phase: Phase,
     cause: Option<Cause>,
-    /// The chief of a job with parameter servers, without which its workers have nothing to do.
+    /// The chief of a job with parameter servers, without which its workers have no work.
     chief: Option<usize>,
 }
 
 impl Supervisor {
-    /// All tasks are running now.
+    /// Creates a supervisor of running tasks.
     pub(crate) fn new(tasks: impl Iterator<Item = Task>, policy: Policy) -> (Self, Vec<Action>) {
         let known = |task| Known {
             task,
@@ -160,22 +161,22 @@ impl Supervisor {
         (Self { policy, tasks, phase: Phase::Running, cause: None, chief }, timeout.into_iter().collect())
     }
 
-    /// Whether all tasks have been asked to end.
+    /// Returns whether all tasks have been asked to exit.
     pub(crate) fn is_ending(&self) -> bool {
         self.phase != Phase::Running
     }
 
-    /// Whether nothing is to be waited for any more.
+    /// Returns whether there is nothing left to wait for.
     pub(crate) fn is_over(&self) -> bool {
         self.phase == Phase::Over
     }
 
-    /// Why the job ended, and what is known of its tasks.
+    /// Returns the reason why the job has ended, and the records of its tasks.
     pub(crate) fn into_parts(self) -> (Cause, Vec<Known>) {
         (self.cause.unwrap_or(Cause::Done), self.tasks)
     }
 
-    /// What to do now.
+    /// Returns the actions after an event.
     pub(crate) fn decide(&mut self, happened: Happened) -> Vec<Action> {
         let mut actions = Vec::new();
         match happened {
@@ -245,7 +246,7 @@ impl Supervisor {
                 return self.give_up(task, actions);
             }
             let wait = |soon: u32| self.policy.backoff.saturating_mul(1 << soon.min(20)).min(LONGEST_BACKOFF);
-            // One that has run well for a while was lost to something else than itself: others wait for it.
+            // A task that has run well for a while was not the cause of its failure, and others wait for it.
             let a_while = (2 * wait(known.soon.saturating_sub(1))).max(A_WHILE);
             known.soon = if after > a_while { 0 } else { known.soon };
             let wait = wait(known.soon);
@@ -259,8 +260,9 @@ impl Supervisor {
         self.end_if_all_have(actions);
     }
 
-    /// Whether a task that trains would find nobody, where workers come and go: others have ended well, so what they trained is
-    /// trained. A first worker that is started again would train anew.
+    /// Returns whether a restarted task that trains would find no other workers, in a job with a minimum number
+    /// of workers. Others have succeeded, so the training is complete. A restarted first worker would train
+    /// from the beginning.
     fn is_too_late_for(&self, task: usize) -> bool {
         let has_ended = |known: &Known| {
             trains(&known.task)
@@ -272,7 +274,7 @@ impl Supervisor {
             && self.tasks.iter().any(has_ended)
     }
 
-    /// Whether the chief has ended well, which drives the others.
+    /// Returns whether the chief, which schedules the other tasks, has succeeded.
     fn is_left_by_the_chief(&self) -> bool {
         let chief = self.chief.map(|chief| &self.tasks[chief]);
         chief.is_some_and(|chief| {
@@ -280,7 +282,7 @@ impl Supervisor {
         })
     }
 
-    /// Starts no task again: it would find no chief.
+    /// Cancels all restarts, because restarted tasks would find no chief.
     fn chief_has_ended(&mut self, actions: &mut Vec<Action>) {
         for known in self.tasks.iter_mut().filter(|known| known.status == Status::Waiting) {
             known.stays_ended();
@@ -292,8 +294,8 @@ impl Supervisor {
         actions.push(Action::Set(Timer::LeftOver, self.policy.grace));
     }
 
-    /// Ends the job when no task that trains is left but those that may not know that it is over. The chief has told the others, and
-    /// they end by themselves when they are done.
+    /// Ends the job when the only remaining tasks that train may not know that it is over. The chief has
+    /// notified the others, and they exit on their own.
     fn end_left_over(&mut self, actions: &mut Vec<Action>) {
         let left: Vec<_> =
             self.tasks.iter().filter(|known| trains(&known.task) && known.status != Status::Ended).collect();
@@ -307,7 +309,7 @@ impl Supervisor {
         self.stop(Cause::Done, Signal::Terminate, actions);
     }
 
-    /// A task that has failed is not started again: the job goes on without it, if it can.
+    /// Records that a failed task is not restarted. The job continues without it, if possible.
     fn give_up(&mut self, task: usize, actions: &mut Vec<Action>) {
         let known = &mut self.tasks[task];
         known.lost = true;
@@ -322,7 +324,7 @@ impl Supervisor {
         }
     }
 
-    /// Ends the job when all that train have ended.
+    /// Ends the job when all tasks that train have exited.
     fn end_if_all_have(&mut self, actions: &mut Vec<Action>) {
         let well = |known: &Known| known.status == Status::Ended;
         if self.tasks.iter().filter(|known| trains(&known.task)).all(well) {
@@ -330,19 +332,20 @@ impl Supervisor {
         }
     }
 
-    /// With how many tasks that train the job goes on; `None` if they are too few, or another task is lost that is needed.
+    /// Returns the number of tasks that train with which the job continues; `None` if they are too few, or if a
+    /// required task has failed.
     fn left(&self) -> Option<usize> {
         let least = self.policy.min_workers?;
         let (workers, others): (Vec<_>, Vec<_>) = self.tasks.iter().partition(|known| trains(&known.task));
-        // The workers meet at the first one's address.
+        // The rendezvous of the workers is at the first one's address.
         let needed = others.into_iter().chain(workers.first().copied());
-        // Those that have ended well did not need it.
+        // Workers that have succeeded did not need it.
         let well = workers.iter().filter(|known| !known.lost).count();
         let left = workers.iter().filter(|known| !known.lost && known.status != Status::Ended).count();
         (!needed.into_iter().any(|known| known.lost) && well >= least).then_some(left)
     }
 
-    /// Asks all to end.
+    /// Asks all tasks to exit.
     fn stop(&mut self, cause: Cause, signal: Signal, actions: &mut Vec<Action>) {
         self.cause = Some(cause);
         self.phase = Phase::Ending;

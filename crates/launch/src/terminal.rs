@@ -1,4 +1,4 @@
-//! Lines with the name of their task before them.
+//! Lines prefixed with the name of their task.
 
 use crate::{Output, Stream, Task};
 use std::io::{self, IsTerminal, Write};
@@ -6,19 +6,19 @@ use std::io::{self, IsTerminal, Write};
 /// The colours of tasks, in turn: cyan, yellow, magenta, green, blue, red.
 const COLOURS: [u8; 6] = [36, 33, 35, 32, 34, 31];
 
-/// Who the launcher's own lines are from.
+/// The prefix of the launcher's own lines.
 const OWN: &str = "launch";
 
-/// How lines look.
+/// The style of lines.
 pub(crate) struct Style {
-    /// The longest name of a task.
+    /// The length of the longest name of a task.
     width: usize,
     out_coloured: bool,
     err_coloured: bool,
 }
 
 impl Style {
-    /// For these tasks; in colours where a person is looking who has not set `NO_COLOR`.
+    /// Creates the style for these tasks. It is coloured if the output is a terminal and `NO_COLOR` is not set.
     pub(crate) fn of<'a>(tasks: impl Iterator<Item = &'a Task>) -> Self {
         let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let wanted = !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
@@ -29,7 +29,7 @@ impl Style {
         }
     }
 
-    /// A line, where it goes, and its end.
+    /// Returns a line with its terminator, and the stream to which it belongs.
     pub(crate) fn line(&self, output: Output<'_>) -> (Stream, Vec<u8>) {
         let own;
         let (stream, name, colour, text) = match output {
@@ -53,7 +53,7 @@ impl Style {
         (stream, line)
     }
 
-    /// Writes it in one go, so that lines of different tasks don't mix.
+    /// Writes the output in one call, so that lines of different tasks do not mix.
     pub(crate) fn write(&self, output: Output<'_>) -> io::Result<()> {
         let (stream, line) = self.line(output);
         match stream {

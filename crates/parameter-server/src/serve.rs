@@ -28,7 +28,7 @@ const REPLICATED: &str = "DISTRIBUTE_PS_REPLICAS";
 /// [ends](crate::ParameterServerStrategy::end_servers) it. Returns whether this process has served; if so, the
 /// program should exit.
 ///
-/// [`Serve`] has settings.
+/// Use [`Serve`] to change settings.
 ///
 /// ```no_run
 /// use distribute::prelude::*;
@@ -96,19 +96,21 @@ impl Serve {
         Self { replicas: Some(replicas), ..self }
     }
 
-    /// How the tasks of the job know each other, and protect connections between machines, in place of what was said before, of [`job`](Self::job)
-    /// too: one value for all that a task opens. By default by the secret in `DISTRIBUTE_SECRET`, if there is one.
+    /// Sets how the tasks of the job authenticate each other and protect connections between machines. This
+    /// replaces earlier settings, including [`job`](Self::job), and applies to all connections of a task. By
+    /// default the secret in `DISTRIBUTE_SECRET` is used, if there is one.
     pub fn credentials(self, credentials: impl Into<Credentials>) -> Self {
         Self { credentials: credentials.into(), ..self }
     }
 
-    /// The name of the job, if that is neither in `DISTRIBUTE_JOB` nor the name of the program's file: see [`Credentials::job`].
+    /// Sets the name of the job; by default the value of `DISTRIBUTE_JOB` or, without it, the name of the
+    /// program's file. See [`Credentials::job`].
     pub fn job(self, name: impl Into<String>) -> Self {
         Self { credentials: self.credentials.job(name), ..self }
     }
 
-    /// Serves others, if `resolver` says that this process is a parameter server or a worker, until the chief ends it. Says whether it
-    /// did.
+    /// Serves others, if `resolver` reports that this process is a parameter server or a worker, until the
+    /// chief ends it. Returns whether it has served.
     ///
     /// A parameter server that is restarted with the same folder has its state again; callers wait for it.
     ///

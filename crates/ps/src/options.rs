@@ -58,8 +58,8 @@ impl ServerOptions {
         Self { every, ..self }
     }
 
-    /// Sets the size of the log in bytes after which all tables are saved before the interval has passed; 256
-    /// MiB by default. The log must also be at least twice as large as the tables. A restarted server reads a
+    /// Sets the size of the log in bytes after which all tables are saved before the interval has passed;
+    /// 256 MiB by default. The log must also be at least twice as large as the tables. A restarted server reads a
     /// log of up to this size.
     pub fn snapshot_after(self, bytes: u64) -> Self {
         Self { after: bytes.max(1), ..self }

@@ -39,7 +39,7 @@ impl Outgoing {
         let mut deadline = Deadline::after(patience);
         let too_many = |callers: &BTreeMap<Task, u64>| callers.get(caller).copied().filter(|n| *n >= MOST);
         while too_many(&self.callers.lock()).is_some() {
-            // Bodies are dropped by it, which takes the lock.
+            // This drops bodies, which takes the lock.
             settle();
             let mut callers = self.callers.lock();
             let Some(bytes) = too_many(&callers) else { break };

@@ -10,7 +10,7 @@ use distribute_server::doctor::{Report, examine, together};
 use distribute_server::{ClientBuilder, Server};
 use std::time::Duration;
 
-/// What the links are like; `None` where there are none, or another task measures them.
+/// Measures the links; `None` if there are none, or if another task measures them.
 pub fn report(arguments: &Arguments) -> Result<Option<Report>> {
     let resolver = resolver::from_env()?;
     let cluster = resolver.cluster_spec()?;

@@ -1,10 +1,10 @@
-//! What makes training slow on this machine.
+//! The causes of slow training on this machine.
 
 use super::memory;
 use distribute::Result;
 
 impl Machine {
-    /// Looks at this machine, and copies memory for some seconds.
+    /// Inspects this machine, and copies memory for several seconds.
     pub fn look() -> Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let alone = memory::bandwidth(1)?;
@@ -13,7 +13,7 @@ impl Machine {
         Ok(Self { cores, load: load(), quota: quota(), threads, alone, together })
     }
 
-    /// What was found, a line each.
+    /// Returns the findings, one line each.
     pub fn lines(&self) -> Vec<String> {
         let cores = self.cores;
         let quota = self.quota.map(|quota| format!(", of which cgroups grant {quota}")).unwrap_or_default();
@@ -35,7 +35,7 @@ impl Machine {
         lines
     }
 
-    /// The same as JSON, with the warnings.
+    /// Returns the findings as JSON, with the warnings.
     pub fn json(&self) -> serde_json::Value {
         let threads: serde_json::Map<_, _> =
             self.threads.iter().map(|(name, value)| ((*name).to_string(), value.clone().into())).collect();
@@ -49,7 +49,7 @@ impl Machine {
         })
     }
 
-    /// The known traps that this machine is in: what is wrong, what it costs, what to do.
+    /// Returns the known problems of this machine: the cause, the cost, and the fix.
     pub fn warnings(&self) -> Vec<String> {
         let found = self;
         let mut warnings = Vec::new();
@@ -93,24 +93,24 @@ impl Machine {
     }
 }
 
-/// How many threads matrix products use.
+/// The environment variables with the number of threads for matrix products.
 pub(crate) const THREADS: [&str; 2] = ["CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"];
 
-/// What this machine is like.
+/// The relevant properties of a machine.
 pub struct Machine {
     cores: usize,
     load: Option<f64>,
     quota: Option<f64>,
     /// The user's own settings.
     threads: [(&'static str, Option<String>); 2],
-    /// Gigabytes per second, copied by one thread.
+    /// The copy bandwidth of one thread, in gigabytes per second.
     alone: f64,
-    /// The same, by a thread on each core.
+    /// The copy bandwidth of one thread on each core together.
     together: f64,
 }
 
-/// A variable as it was when the process started: `#[distribute::main]` has set it by now. Elsewhere than on Linux
-/// there is no telling.
+/// Returns a variable as it was when the process started, before `#[distribute::main]` has set it. Only Linux
+/// provides this; other systems return the current value.
 pub(crate) fn given(name: &str) -> Option<String> {
     match std::fs::read("/proc/self/environ") {
         Ok(bytes) => bytes.split(|b| *b == 0).find_map(|entry| {
@@ -121,12 +121,12 @@ pub(crate) fn given(name: &str) -> Option<String> {
     }
 }
 
-/// Threads that wait or run, averaged over the last minute.
+/// Returns the number of waiting and running threads, averaged over the last minute.
 fn load() -> Option<f64> {
     std::fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
 }
 
-/// How many cores a container may use, where that is limited.
+/// Returns the number of cores that a container may use, if it is limited.
 fn quota() -> Option<f64> {
     parse_quota(&std::fs::read_to_string("/sys/fs/cgroup/cpu.max").ok()?)
 }
@@ -145,7 +145,7 @@ mod tests {
         Machine { cores: 2, load: Some(0.1), quota: None, threads, alone: 10., together: 20. }
     }
 
-    /// Besides that tests are built without optimisation.
+    /// Returns the warnings, except the one about tests being built without optimisation.
     fn traps(found: &Machine) -> Vec<String> {
         found.warnings().into_iter().filter(|w| !w.contains("--release")).collect()
     }

@@ -11,7 +11,7 @@ const COPIES: usize = 10;
 /// The rounds, of which the fastest counts: other programs disturb some.
 const ROUNDS: usize = 5;
 
-/// Returns the gigabytes per second that so many threads copy together, where no cache holds them.
+/// Returns the gigabytes per second that `threads` threads copy together, without the effect of caches.
 pub fn bandwidth(threads: usize) -> Result<f64> {
     let strategy = MirroredStrategy::cpus(threads)?;
     let each = BYTES / size_of::<f32>() / threads;
@@ -20,7 +20,7 @@ pub fn bandwidth(threads: usize) -> Result<f64> {
         let seconds = strategy.run((), |ctx, ()| {
             let (from, mut to) = (vec![1f32; each], vec![3f32; each]);
             let mut seconds = 0.;
-            // The first time warms up; all threads begin the second one together.
+            // The first iteration warms up; all threads begin the second one together.
             for _ in 0..2 {
                 ctx.all_reduce(ReduceOp::Sum, 0f32)?;
                 let watch = Stopwatch::start();

@@ -1,4 +1,5 @@
-//! `distribute doctor`: looks for what makes training slow on this machine, and tests the links to the tasks of a cluster.
+//! `distribute doctor`: looks for causes of slow training on this machine, and tests the links to the tasks of
+//! a cluster.
 
 mod links;
 mod machine;
@@ -11,35 +12,38 @@ use distribute::{Error, Result};
 use machine::Machine;
 use std::path::PathBuf;
 
-/// Looks for what makes training slow: on this machine and, where the environment names a cluster, between its tasks
+/// Looks for causes of slow training: on this machine and, if the environment names a cluster, between its
+/// tasks
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Take part as this process's task of the cluster: each task listens, and the chief or worker 0 measures all links
+    /// Participate as this process's task of the cluster: each task listens, and the chief or worker 0 measures
+    /// all links
     #[arg(long)]
     listen: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// How long a task may be missing, such as 5s; without, 5s, and a minute with --listen
+    /// The time to wait for a missing task, such as 5s; by default 5s, and a minute with --listen
     #[arg(long, value_name = "TIME")]
     timeout: Option<String>,
-    /// The certificate of the job's CA, where links are protected by certificates; without, by DISTRIBUTE_SECRET
+    /// The certificate of the job's CA, if links are protected by certificates; by default DISTRIBUTE_SECRET
+    /// protects them
     #[arg(long, value_name = "FILE", requires_all = ["certificate", "key"])]
     ca: Option<PathBuf>,
     /// The certificate of this process
     #[arg(long, value_name = "FILE", requires = "ca")]
     certificate: Option<PathBuf>,
-    /// Its private key
+    /// The private key of this process
     #[arg(long, value_name = "FILE", requires = "ca")]
     key: Option<PathBuf>,
-    /// Let links between machines be measured without encryption
+    /// Measure links without encryption, also between machines
     #[arg(long)]
     allow_plain_text_on_the_network: bool,
 }
 
-/// Prints what was found. Where a link is closed, refused, broken or slow, this process ends with the exit code 1.
+/// Prints the findings. If a link is closed, refused, broken or slow, this process exits with code 1.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    // Several that listen may be on one machine, whose memory they would measure at once.
+    // Several listening tasks may be on one machine, whose memory they would measure at the same time.
     let machine = if arguments.listen { None } else { Some(Machine::look()?) };
     if let (Some(machine), false) = (&machine, arguments.json) {
         machine.lines().iter().try_for_each(line)?;
@@ -51,7 +55,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             "links": report.as_ref().map(|report| &report.links),
             "findings": report.as_ref().map(|report| &report.findings),
         });
-        // A task that only listens has nothing to say.
+        // A task that only listens has no findings.
         if machine.is_some() || report.is_some() {
             line(serde_json::to_string_pretty(&found).map_err(Error::other)?)?;
         }

@@ -71,12 +71,12 @@ impl Hub {
         self.state.lock()
     }
 
-    /// Waits until closures end, or workers come or go, for at most `slice`.
+    /// Waits until closures end, or workers connect or disconnect, for at most `slice`.
     pub fn wait(&self, state: &mut MutexGuard<'_, State>, slice: Duration) {
         self.progress.wait_for(state, slice);
     }
 
-    /// Waits until there may be something for a worker to do, for at most `slice`.
+    /// Waits until there may be work for a worker, for at most `slice`.
     pub fn wait_for_work(&self, worker: usize, state: &mut MutexGuard<'_, State>, slice: Duration) {
         self.work[worker].wait_for(state, slice);
     }

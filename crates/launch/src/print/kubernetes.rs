@@ -1,11 +1,11 @@
-//! Kubernetes, by Kubeflow's training operator.
+//! The manifest for Kubeflow's training operator on Kubernetes.
 
 use super::Job;
 use crate::{Error, Result};
 use serde_json::json;
 use std::fmt::Write as _;
 
-/// A manifest of a `TFJob`, whose operator sets `TF_CONFIG`.
+/// Returns the manifest of a `TFJob`, whose operator sets `TF_CONFIG`.
 pub(super) fn manifest(job: &Job<'_>) -> Result<String> {
     let layout = job.layout;
     if !layout.hosts.is_empty() {
@@ -19,7 +19,7 @@ pub(super) fn manifest(job: &Job<'_>) -> Result<String> {
     };
     let mut policy = format!("    cleanPodPolicy: Running\n    backoffLimit: {}\n", job.max_restarts);
     if let Some(timeout) = job.timeout {
-        // Writing into a string does not fail.
+        // Writing into a string cannot fail.
         let _ = writeln!(policy, "    activeDeadlineSeconds: {}", timeout.as_secs_f64().ceil());
     }
     let mut manifest = format!(
@@ -39,7 +39,7 @@ spec:
 "
     );
     let restart = if job.max_restarts > 0 { "OnFailure" } else { "Never" };
-    // JSON is YAML, whatever characters it has.
+    // JSON is valid YAML for all characters.
     let command = json!(job.command);
     let kinds = [
         ("Chief", usize::from(layout.chief)),

@@ -1,5 +1,5 @@
-//! The same job in the words of systems that start processes by themselves. Nothing is started, and no secret is printed: each
-//! system makes one.
+//! The same job for other systems that start processes. Nothing is started, and no secret is printed: each
+//! system creates one.
 
 mod kubernetes;
 mod mpi;
@@ -34,7 +34,7 @@ impl FromStr for Target {
     }
 }
 
-/// What is to be printed.
+/// A job to be printed.
 ///
 /// ```
 /// use distribute_launch::{Layout, print::{Job, Target}};
@@ -46,26 +46,27 @@ impl FromStr for Target {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
-    /// Its tasks.
+    /// The tasks of the job.
     pub layout: &'a Layout,
-    /// What each runs, and its arguments.
+    /// The command of each task, and its arguments.
     pub command: &'a [String],
-    /// How long it may take.
+    /// The maximum duration of the job.
     pub timeout: Option<Duration>,
-    /// How often a task may be started again.
+    /// The maximum number of restarts of a task.
     pub max_restarts: u32,
-    /// The container's image, where there are containers.
+    /// The image of the containers, if there are any.
     pub image: Option<&'a str>,
 }
 
-/// Makes the secret where the job starts.
+/// The command that creates the secret when the job starts.
 const SECRET: &str = r#"export DISTRIBUTE_SECRET="$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')""#;
 
 impl Job<'_> {
-    /// The command or manifest.
+    /// Returns the command or manifest for a system.
     ///
     /// # Errors
-    /// What [`Layout::check`] finds; [`Error::Unprintable`] for what the other system cannot do.
+    /// Returns the errors of [`Layout::check`], and:
+    /// - [`Error::Unprintable`]: the system does not support a setting.
     pub fn print(&self, target: Target) -> Result<String> {
         self.layout.check()?;
         if self.command.first().is_none_or(String::is_empty) {
@@ -78,7 +79,7 @@ impl Job<'_> {
         }
     }
 
-    /// The command's file as a name that Slurm and Kubernetes allow.
+    /// Returns the file name of the command, as a name that Slurm and Kubernetes accept.
     fn name(&self) -> String {
         let program = self.command.first().map_or("", String::as_str);
         let file = program.rsplit('/').next().unwrap_or_default();
@@ -88,7 +89,7 @@ impl Job<'_> {
         if name.is_empty() { "job".into() } else { name.into() }
     }
 
-    /// The command as a shell takes it.
+    /// Returns the command, quoted for a shell.
     fn shell_command(&self) -> String {
         let mut line = String::new();
         for word in self.command {
@@ -100,12 +101,12 @@ impl Job<'_> {
         line
     }
 
-    /// How many tasks have an address.
+    /// Returns the number of tasks with an address.
     fn in_cluster(&self) -> usize {
         usize::from(self.layout.chief) + self.layout.workers + self.layout.ps
     }
 
-    /// How many of them each host has.
+    /// Returns the number of these tasks on each host.
     fn on_hosts(&self) -> Vec<usize> {
         let mut counts = vec![0; self.layout.hosts.len()];
         for (_, host) in self.layout.tasks() {
@@ -122,7 +123,7 @@ fn shell_word(line: &mut String, word: &str) {
     if !word.is_empty() && word.chars().all(plain) {
         line.push_str(word);
     } else {
-        // Writing into a string does not fail.
+        // Writing into a string cannot fail.
         let _ = write!(line, "'{}'", word.replace('\'', r"'\''"));
     }
 }

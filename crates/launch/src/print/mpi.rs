@@ -1,9 +1,9 @@
-//! Open MPI.
+//! The command for Open MPI.
 
 use super::{Job, SECRET};
 use crate::{Error, Result};
 
-/// A call of `mpirun`, and the secret that it passes on.
+/// Returns an `mpirun` command, and the secret that it passes on.
 pub(super) fn call(job: &Job<'_>) -> Result<String> {
     let layout = job.layout;
     if layout.chief || layout.ps > 0 || layout.evaluator {
@@ -19,13 +19,13 @@ pub(super) fn call(job: &Job<'_>) -> Result<String> {
     let hosts: Vec<_> = layout.hosts.iter().zip(job.on_hosts()).filter(|(_, tasks)| *tasks > 0).collect();
     let mut told = String::new();
     if hosts.is_empty() {
-        // As many as are asked for, on however few cores.
+        // Starts the requested number of processes on any number of cores.
         options += " --oversubscribe";
     } else {
-        // MPI tells no rank where the others are.
+        // MPI does not provide the hosts of the other ranks.
         let ranks: Vec<_> = hosts.iter().map(|(host, tasks)| format!("{}:{tasks}", host.host())).collect();
         told = format!("export DISTRIBUTE_HOSTS={}\n", ranks.join(","));
-        // In this order. By slots, the host where mpirun is started would be the first.
+        // In this order. By slots, the host on which mpirun is started would be the first.
         let each =
             hosts.iter().flat_map(|(host, tasks)| std::iter::repeat_n(host.host().to_string(), *tasks));
         options +=

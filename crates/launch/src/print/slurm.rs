@@ -1,10 +1,10 @@
-//! Slurm.
+//! The script for Slurm.
 
 use super::{Job, SECRET};
 use crate::{Error, Result};
 use std::fmt::Write as _;
 
-/// A script for `sbatch`.
+/// Returns a script for `sbatch`.
 pub(super) fn script(job: &Job<'_>) -> Result<String> {
     let layout = job.layout;
     let refuse = |problem| Err(Error::Unprintable { target: "slurm", problem });
@@ -18,7 +18,7 @@ pub(super) fn script(job: &Job<'_>) -> Result<String> {
     }
     let mut script = String::from("#!/bin/bash\n");
     let mut directive = |name: &str, value: String| {
-        // Writing into a string does not fail.
+        // Writing into a string cannot fail.
         let _ = writeln!(script, "#SBATCH --{name}={value}");
     };
     directive("job-name", job.name());
@@ -43,7 +43,7 @@ pub(super) fn script(job: &Job<'_>) -> Result<String> {
     } else {
         ".\n".into()
     };
-    // One task that fails ends the others.
+    // When one task fails, the others are ended.
     let _ = writeln!(script, "srun --kill-on-bad-exit=1 --label {}", job.shell_command());
     Ok(script)
 }

@@ -3,7 +3,7 @@ use crate::Layout;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A supervisor of two workers, a parameter server and an evaluator.
+/// Creates a supervisor of two workers, a parameter server and an evaluator.
 fn supervisor(max_restarts: u32) -> Supervisor {
     let policy = Policy {
         max_restarts,
@@ -26,7 +26,7 @@ fn sent(signal: Signal, tasks: &[usize]) -> Vec<Action> {
     tasks.iter().map(|task| Action::Send { task: *task, signal }).collect()
 }
 
-/// Signals to all that are left, and the timer.
+/// Returns the signals to all remaining tasks, and the timer.
 fn stopping(signal: Signal, tasks: &[usize]) -> Vec<Action> {
     let mut actions = sent(signal, tasks);
     actions.push(Action::Set(Timer::Grace, 10 * SECOND));
@@ -38,7 +38,7 @@ fn when_the_workers_are_done_the_others_are_asked_to_end() {
     let mut supervisor = supervisor(0);
     assert_eq!(supervisor.decide(ended(0, End::Exited(0))), []);
     assert_eq!(supervisor.decide(ended(1, End::Exited(0))), stopping(Signal::Terminate, &[2, 3]));
-    // However they end now.
+    // The way in which they exit does not matter.
     assert_eq!(supervisor.decide(ended(2, End::Signaled(15))), []);
     assert!(!supervisor.is_over());
     assert_eq!(supervisor.decide(ended(3, End::Exited(1))), []);
@@ -82,12 +82,12 @@ fn a_job_that_needs_not_all_workers_goes_on_without_some_and_never_without_the_f
         notice.to_string(),
         "worker 1: signal 9 (SIGKILL: by hand, or by the system for want of memory) after 1.0 s; the job goes on with 2 workers"
     );
-    // The others end well, and that is the end of the job.
+    // The others succeed, which ends the job.
     assert_eq!(supervisor.decide(ended(0, End::Exited(0))), []);
     assert_eq!(supervisor.decide(ended(2, End::Exited(0))), stopping(Signal::Terminate, &[3]));
     assert_eq!(supervisor.into_parts().0, Cause::Done);
 
-    // One is lost when the others have ended.
+    // A task fails after the others have exited.
     let mut supervisor = of_three();
     supervisor.decide(ended(0, End::Exited(0)));
     supervisor.decide(ended(1, End::Exited(0)));
@@ -116,7 +116,7 @@ fn where_workers_come_and_go_none_is_started_again_when_others_have_ended_well()
         let tasks = Layout::new(3).tasks();
         Supervisor::new(tasks.into_iter().map(|(task, _)| task), policy).0
     };
-    // Worker 2 waits for its restart, and the others are through meanwhile; then worker 1 fails in its last lines.
+    // Worker 2 waits for its restart, and the others finish in the meantime; then worker 1 fails at its end.
     let mut supervisor = of_three();
     let waits = supervisor.decide(ended(2, End::Exited(1)));
     assert!(matches!(waits[..], [Action::Say(Notice::Restart { .. }), Action::Set(Timer::Restart(2), _)]));
@@ -128,7 +128,7 @@ fn where_workers_come_and_go_none_is_started_again_when_others_have_ended_well()
     assert!(supervisor.is_over());
     assert_eq!(supervisor.into_parts().0, Cause::Done);
 
-    // The first of them would train anew: it has failed.
+    // The first worker would train from the beginning: the job has failed.
     let mut supervisor = of_three();
     supervisor.decide(ended(1, End::Exited(0)));
     assert_eq!(supervisor.decide(ended(0, End::Signaled(9))), stopping(Signal::Terminate, &[2]));
@@ -146,7 +146,7 @@ fn who_does_not_end_when_asked_is_killed() {
     assert_eq!(supervisor.decide(Happened::Passed(Timer::Grace)), expected);
     supervisor.decide(ended(1, End::Signaled(9)));
     assert!(!supervisor.is_over());
-    // Stuck in the system.
+    // Hung in the kernel.
     assert_eq!(supervisor.decide(Happened::Passed(Timer::Killed)), []);
     assert!(supervisor.is_over());
     let (cause, tasks) = supervisor.into_parts();
@@ -159,11 +159,11 @@ fn a_signal_to_the_launcher_goes_to_all_and_a_second_one_kills() {
     let mut expected = vec![Action::Say(Notice::Interrupted { signal: Signal::Interrupt })];
     expected.extend(stopping(Signal::Interrupt, &[0, 1, 2, 3]));
     assert_eq!(supervisor.decide(Happened::Asked(Signal::Interrupt)), expected);
-    // No restarts now.
+    // There are no restarts now.
     assert_eq!(supervisor.decide(ended(0, End::Signaled(2))), []);
     let actions = supervisor.decide(Happened::Asked(Signal::Interrupt));
     assert_eq!(actions[..3], sent(Signal::Kill, &[1, 2, 3]));
-    // What comes late changes nothing.
+    // Late events change nothing.
     assert_eq!(supervisor.decide(Happened::Asked(Signal::Interrupt)), []);
     assert_eq!(supervisor.decide(Happened::Passed(Timer::Grace)), []);
     assert_eq!(supervisor.decide(Happened::Passed(Timer::Timeout)), []);
@@ -199,11 +199,11 @@ fn a_failed_task_is_started_again_each_time_later() {
         assert_eq!(again, [Action::Start { task: 0, restart }, has_run]);
     }
     assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60]);
-    // Others have restarts of their own.
+    // Other tasks have their own restarts.
     assert_eq!(supervisor.decide(ended(2, End::Exited(1))).len(), 2);
     let actions = supervisor.decide(ended(0, End::Exited(7)));
     assert_eq!(actions, stopping(Signal::Terminate, &[1, 3]));
-    // The one that waits for its restart has none any more.
+    // The task that waits for its restart is not restarted any more.
     assert_eq!(supervisor.decide(Happened::Passed(Timer::Restart(2))), []);
     supervisor.decide(ended(1, End::Signaled(15)));
     supervisor.decide(ended(3, End::Signaled(15)));
@@ -245,7 +245,7 @@ fn a_restart_that_the_system_refuses_is_a_failure() {
     assert_eq!(supervisor.decide(ended(1, refused)), stopping(Signal::Terminate, &[0, 2, 3]));
 }
 
-/// A supervisor of a chief, two workers that it drives, and a parameter server.
+/// Creates a supervisor of a chief, two workers that it schedules, and a parameter server.
 fn driven() -> Supervisor {
     let policy =
         Policy { max_restarts: 3, backoff: SECOND, min_workers: None, grace: 10 * SECOND, timeout: None };
@@ -263,7 +263,7 @@ fn said(actions: &[Action]) -> Vec<String> {
 
 #[test]
 fn nobody_is_started_again_for_a_chief_that_has_ended_well() {
-    // Worker 0 waits for its restart when the chief ends, and the server is killed after that.
+    // Worker 0 waits for its restart when the chief exits, and the server is killed after that.
     let mut supervisor = driven();
     supervisor.decide(ended(1, End::Signaled(15)));
     let actions = supervisor.decide(ended(0, End::Exited(0)));
@@ -275,7 +275,7 @@ fn nobody_is_started_again_for_a_chief_that_has_ended_well() {
     assert_eq!(supervisor.decide(Happened::Passed(Timer::Restart(1))), []);
     let actions = supervisor.decide(ended(3, End::Signaled(11)));
     assert_eq!(said(&actions).len(), 1);
-    // The other worker ends by itself, and is waited for.
+    // The other worker exits on its own, and is waited for.
     assert_eq!(
         supervisor.decide(Happened::Passed(Timer::LeftOver)),
         [Action::Set(Timer::LeftOver, 10 * SECOND)]
@@ -285,7 +285,7 @@ fn nobody_is_started_again_for_a_chief_that_has_ended_well() {
     let (cause, tasks) = supervisor.into_parts();
     assert_eq!((cause, tasks[1].restarts), (Cause::Done, 0));
 
-    // Who has no restarts fails as ever, and a chief that fails is started again.
+    // A task without restarts fails as before, and a chief that fails is restarted.
     let mut supervisor = driven();
     supervisor.policy.max_restarts = 0;
     supervisor.decide(ended(0, End::Exited(0)));
@@ -300,7 +300,7 @@ fn who_may_wait_for_a_chief_that_has_ended_well_is_asked_to_end() {
         supervisor.decide(ended(1, End::Signaled(9)));
         supervisor.decide(Happened::Passed(Timer::Restart(1)));
     };
-    // Worker 0 was started again just before, and worker 1 is suspended.
+    // Worker 0 was restarted just before, and worker 1 is suspended.
     let mut supervisor = driven();
     restarted(&mut supervisor);
     supervisor.decide(ended(0, End::Exited(0)));
@@ -320,7 +320,7 @@ fn who_may_wait_for_a_chief_that_has_ended_well_is_asked_to_end() {
     assert!(supervisor.is_over());
     assert_eq!(supervisor.into_parts().0, Cause::Done);
 
-    // One that goes on is waited for, and so is one that has run for a while.
+    // A resumed task is waited for, and so is one that has run for a while.
     let mut supervisor = driven();
     restarted(&mut supervisor);
     supervisor.decide(Happened::Passed(Timer::HasRun { task: 1, restart: 1 }));

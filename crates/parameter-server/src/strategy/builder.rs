@@ -93,8 +93,8 @@ impl ParameterServerBuilder {
         self
     }
 
-    /// Sets how long to wait for a server to answer, and for the other replicas of this process in one call; 60
-    /// s by default.
+    /// Sets how long to wait for a server to answer, and for the other replicas of this process in one call;
+    /// 60 s by default.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -107,21 +107,24 @@ impl ParameterServerBuilder {
         self
     }
 
-    /// How the tasks of the job know each other, and protect connections between machines, in place of what was said before, of [`job`](Self::job)
-    /// too: one value for all that a task opens. By default by the secret in `DISTRIBUTE_SECRET`, if there is one.
+    /// Sets how the tasks of the job authenticate each other and protect connections between machines. This
+    /// replaces earlier settings, including [`job`](Self::job), and applies to all connections of a task. By
+    /// default the secret in `DISTRIBUTE_SECRET` is used, if there is one.
     pub fn credentials(mut self, credentials: impl Into<Credentials>) -> Self {
         self.credentials = credentials.into();
         self
     }
 
-    /// The name of the job, if that is neither in `DISTRIBUTE_JOB` nor the name of the program's file: see [`Credentials::job`].
+    /// Sets the name of the job; by default the value of `DISTRIBUTE_JOB` or, without it, the name of the
+    /// program's file. See [`Credentials::job`].
     pub fn job(mut self, name: impl Into<String>) -> Self {
         self.credentials = self.credentials.job(name);
         self
     }
 
-    /// How many of its own latest updates the values may lack that a step of this worker computes with; 0 by default. With 1 or more, a
-    /// step doesn't wait for servers: gradients are sent and values are fetched while the next ones compute.
+    /// Sets how many of this worker's own latest updates may be missing from the values that a step computes
+    /// with; 0 by default. With 1 or more, a step does not wait for servers: gradients are sent and values are
+    /// fetched while the next steps compute.
     ///
     /// With 0, a single worker trains like a single device. Otherwise gradients are computed from slightly
     /// stale values, which usually costs little if updates are small. A server's error about gradients is then

@@ -140,8 +140,8 @@ impl Tables {
         self.begin_job(job);
     }
 
-    /// Returns a number for the job after `newest`. If two programs begin a job at the same time, the lower 32
-    /// bits of `drawn` differ.
+    /// Returns a number for the job after `newest`. If two programs begin a job at the same time, the lower
+    /// 32 bits of `drawn` differ.
     pub fn job_after(newest: u64, drawn: u64) -> u64 {
         let turn = (newest >> TURN).saturating_add(1).min(u64::MAX >> TURN);
         turn << TURN | drawn & ((1 << TURN) - 1)
@@ -149,7 +149,7 @@ impl Tables {
 
     fn begin_job(&self, job: u64) -> u64 {
         let (newest, all) = {
-            // Tables that are made from here on are of this job.
+            // Tables that are created from here on belong to this job.
             let all = self.all.write();
             let newest = self.job.fetch_max(job, Ordering::AcqRel).max(job);
             (newest, all.values().cloned().collect::<Vec<_>>())

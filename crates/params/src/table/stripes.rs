@@ -68,7 +68,7 @@ impl Stripes {
     pub(super) fn read_all(&self, mut then: impl FnMut(&Stripe, &mut dyn Iterator<Item = Stretch>)) {
         let mut held = None;
         for (i, stripe) in self.stripes.iter().enumerate() {
-            // The new one is locked, then the old one is dropped.
+            // The next stripe is locked before the previous one is released.
             then(held.insert(stripe.read()), &mut self.layout.stretches(i));
         }
     }

@@ -24,7 +24,7 @@ pub(super) struct Flow {
 struct State {
     /// The number of the next change.
     next: u64,
-    /// For each call in flight, the number of its first change and the number of its changes.
+    /// The calls in flight: the number of the first change of each, and how many changes it has.
     open: BTreeMap<u64, u64>,
     calls: usize,
     bytes: u64,

@@ -32,7 +32,7 @@ struct Durable {
     below: u64,
     /// Whether a thread is syncing at the moment.
     syncing: bool,
-    /// The reason why syncs have failed, and the next record's number at that time. After a failed sync, the
+    /// The reason why syncs have failed, and the number of the next record. After a failed sync, the
     /// state of the disk is unknown.
     failed: Option<(u64, String)>,
 }

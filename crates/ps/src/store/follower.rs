@@ -65,7 +65,7 @@ impl Underway {
         self.first += count;
     }
 
-    /// Returns the first changes, approximately as many as fit in one message.
+    /// Returns the first changes, approximately the amount that fits in one message.
     pub fn some(&self) -> Vec<Change> {
         let mut bytes = 0;
         let fits = |change: &&Change| {

@@ -60,7 +60,7 @@ impl Drop for Keeper {
 }
 
 impl End {
-    /// Says that it has come.
+    /// Sets the signal.
     pub fn come(&self) {
         *self.has_come.lock() = true;
         self.changed.notify_all();
