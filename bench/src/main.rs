@@ -9,8 +9,8 @@
 //! | [`peers`], [`serve`], [`recorded`] | peers and this program in controlled processes; recorded values of peers |
 //! | [`report`], [`form`], [`numbers`], [`plot`] | evaluation; table, lines, JSON; numbers as text; SVG |
 //! | [`work`] | models, inputs and weights, as in the peers |
-//! | [`empty_step`], [`all_reduce`], [`traffic`], [`products`], [`child`] | figures of steps, of sums, and of new processes |
-//! | [`training`], [`scaling`], [`input`], [`losses`] | figures of training and input |
+//! | [`empty_step`], [`all_reduce`], [`traffic`], [`products`] | figures of steps and sums |
+//! | [`training`], [`scaling`], [`input`], [`losses`], [`child`] | figures of training, input and new processes |
 //! | [`servers`] | parameter servers in processes: pull and push of variables, lookup and scatter of rows |
 //! | [`coordinator`] | functions that a coordinator schedules on workers, which train against parameter servers |
 //! | [`workers`], [`hosts`] | all-reduces and training of several processes, also over a slow link; two hosts |

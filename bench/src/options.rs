@@ -36,9 +36,9 @@ pub struct Arguments {
     /// model for 1,000 machines, instead of the figures
     #[arg(long, conflicts_with = "growth")]
     pub worlds: bool,
-    /// Training by two processes on two hosts, network namespaces of this machine, instead of the figures. The link
-    /// between them has this rate (1gbit, 100mbit, unlimited; several separated by commas). Needs root, and ip and tc of
-    /// iproute2
+    /// Training by two processes on two hosts, network namespaces of this machine, instead of the figures. The
+    /// link between them has this rate (1gbit, 100mbit, unlimited; several separated by commas). Needs root, and
+    /// ip and tc of iproute2
     #[arg(long, value_name = "RATE", value_delimiter = ',')]
     #[arg(conflicts_with_all = ["growth", "worlds", "list", "plot", "record"])]
     pub link: Vec<link::Rate>,
