@@ -1,11 +1,11 @@
-//! Handwritten digits: a network of three layers learns to read them, a replica on every core.
+//! Handwritten digits: a network of three layers learns to read them, with a replica on every core.
 //!
 //! ```text
 //! cargo run --release --example digits -- --help
 //! ```
 //!
-//! Of the 1,797 digits four fifths are for training. The other fifth is held out: drawn at random, from one fixed seed, so
-//! that accuracies can be compared whatever `--seed` is.
+//! Four fifths of the 1,797 digits are for training. The other fifth is held out. It is chosen at random with
+//! a fixed seed, so accuracies can be compared for all values of `--seed`.
 
 mod common;
 
@@ -14,12 +14,12 @@ use candle_nn::{Activation::Relu, Module, VarBuilder};
 use common::compare::{Trained, compared};
 use common::{Options, progress::Progress};
 use distribute::data::{Csv, Dataset};
-use distribute::nn::{Linear, linear, loss}; // candle_nn's would do, at half the speed
+use distribute::nn::{Linear, linear, loss}; // candle_nn's layers work as well, at half the speed
 use distribute::prelude::*;
 use distribute::{Checkpoint, Training};
 
 const EPOCHS: usize = 30;
-/// Of all replicas together.
+/// The global batch size.
 const BATCH: usize = 128;
 const LEARNING_RATE: f64 = 1e-3;
 
@@ -68,7 +68,7 @@ fn train(
         Progress::start(options, strategy, epochs, examples, BATCH)?.variables(&model.variables);
     let state = Checkpoint::new().part("strategy", strategy).part("model", &model.variables);
     let state = state.part("optimizer", &optimizer).part("batches", &batches);
-    // Of several workers each may be killed: who takes its place takes over this state, and all go on from there.
+    // If a worker of several is killed, its replacement takes over this state, and all resume from it.
     let accuracy = Training::new(state)?.run(|| {
         progress.at(batches.position());
         while batches.position().epoch < epochs as u64 {
@@ -85,7 +85,8 @@ fn train(
     Ok(Trained { pace: progress.finish()?, accuracy, variables: model.variables.clone() })
 }
 
-/// The share of `digits` that the model reads right: each replica counts in its pieces, `reduce` adds the counts up.
+/// Returns the accuracy of the model on `digits`: each replica counts in its part of the batch, and `reduce`
+/// sums the counts.
 fn accuracy(strategy: &Strategy, model: &Replicated<Mlp>, digits: &Digits) -> distribute::Result<f64> {
     let (mut right, mut all) = (0, 0);
     for batch in &strategy.distribute_dataset(digits.batch(BATCH))? {
@@ -99,7 +100,7 @@ fn accuracy(strategy: &Strategy, model: &Replicated<Mlp>, digits: &Digits) -> di
     Ok(right as f64 / all as f64)
 }
 
-/// Four fifths of the digits to train with, and one to test with.
+/// Returns four fifths of the digits for training, and one for testing.
 fn digits() -> distribute::Result<(Digits, Digits)> {
     const SPLIT_SEED: u64 = 0;
     let file = Csv::bytes("digits.csv.gz", include_bytes!("data/digits.csv.gz")).header(false);
@@ -107,7 +108,8 @@ fn digits() -> distribute::Result<(Digits, Digits)> {
     let count = labels.dims()[0];
     let images = (images.to_candle(&Device::Cpu)? / 16.)?;
     let labels = labels.to_candle(&Device::Cpu)?;
-    // Loaded, the shuffle stays as it is: passes over it would each have another order, and the parts would mix.
+    // Loaded once, so that the order stays the same: otherwise each pass would shuffle again, and mix both
+    // parts.
     let shuffled = Dataset::from_slices((images, labels))?.shuffle(count, SPLIT_SEED).load()?;
     let digits = Dataset::from_slices(shuffled)?;
     Ok((digits.skip(count / 5), digits.take(count / 5)))

@@ -1,4 +1,4 @@
-//! The smallest program: every replica gives its id, and every replica gets the sum of all.
+//! The smallest program: every replica contributes its id, and receives the sum of all.
 
 mod common;
 use distribute::prelude::*;

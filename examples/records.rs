@@ -1,5 +1,5 @@
-//! Files: the digits become TFRecord files, and replicas learn from them. In the middle of the first epoch the training
-//! goes on with one replica more: no digit is lost and none comes twice.
+//! Files: the digits become TFRecord files, and replicas learn from them. In the middle of the first epoch
+//! the training resumes with one more replica: no digit is lost or repeated.
 //!
 //! ```text
 //! cargo run --release --example records
@@ -55,7 +55,8 @@ fn main() -> distribute::Result<()> {
     Ok(())
 }
 
-/// Trains with so many digits of an epoch, from where it was saved if it was; how many there were.
+/// Trains with `count` digits of an epoch, and resumes from a checkpoint if there is one. Returns the number
+/// of digits used.
 fn train(
     strategy: &Strategy,
     options: &Options,
@@ -96,7 +97,7 @@ fn train(
     Ok(seen)
 }
 
-/// Writes the digits into files of examples, one after the other into each in turn.
+/// Writes the digits into files of examples, in round-robin order.
 fn write(folder: &Path) -> distribute::Result<usize> {
     let csv = Csv::bytes("digits.csv.gz", include_bytes!("data/digits.csv.gz")).header(false);
     let digits: Dataset<(HostTensor, i64)> = csv.labelled(64)?;

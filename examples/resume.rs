@@ -1,12 +1,12 @@
-//! A training that can be stopped at any time, by `kill -9` too: started again with the same folder it goes on where it
-//! was, in the middle of an epoch, and ends with the same bits as one that ran through.
+//! A training that can be stopped at any time, even by `kill -9`. Restarted with the same folder, it resumes
+//! in the middle of an epoch, and ends with a result that is bit-identical to an uninterrupted training.
 //!
 //! ```text
 //! cargo run --release --example resume -- --checkpoints /tmp/spiral --stop-after 75
 //! cargo run --release --example resume -- --checkpoints /tmp/spiral
 //! ```
 //!
-//! SIGTERM saves first: of several workers, all after the same step, whichever of them gets it.
+//! SIGTERM saves first. All workers save after the same step, whichever of them receives it.
 
 mod common;
 use candle_core::{Device, Tensor};
@@ -18,17 +18,17 @@ use std::path::PathBuf;
 
 const POINTS: usize = 1000;
 const BATCH: usize = 64;
-/// Steps from one checkpoint to the next.
+/// The number of steps between checkpoints.
 const SAVE_EVERY: u64 = 10;
 
 #[derive(Parser)]
 struct Arguments {
     #[command(flatten)]
     common: Options,
-    /// Where checkpoints are, one for every ten steps; the last three are kept
+    /// The folder of checkpoints, one for every ten steps; the last three are kept
     #[arg(long)]
     checkpoints: Option<PathBuf>,
-    /// Stop after so many steps, as if killed
+    /// Stop after this number of steps, as if killed
     #[arg(long)]
     stop_after: Option<u64>,
 }
@@ -51,7 +51,7 @@ fn main() -> distribute::Result<()> {
         .part("model", &model.variables)
         .part("optimizer", &optimizer)
         .part("steps", &strategy)
-        .part("input", &batches); // where the pass stands: which examples of the epoch are still to come
+        .part("input", &batches); // the position in the epoch: the examples still to come
 
     let manager = checkpoints.map(CheckpointManager::new).transpose()?.map(|manager| manager.keep(3));
     if let Some(manager) = &manager {
@@ -103,7 +103,7 @@ fn main() -> distribute::Result<()> {
     Ok(())
 }
 
-/// Points of two arms of a spiral, and which arm each is of.
+/// Returns points of two arms of a spiral, and the arm of each.
 fn spiral() -> distribute::Result<Dataset<(Tensor, Tensor)>> {
     let t = Tensor::arange(0f32, POINTS as f32, &Device::Cpu)?;
     let arm = (0..POINTS as u32).map(|i| i % 2).collect::<Vec<_>>();

@@ -1,5 +1,5 @@
-//! A line through noisy points without an optimizer: the standard way to update variables by what replicas have computed,
-//! run → merge_call → batch_reduce_to → update.
+//! A line through noisy points without an optimizer: the standard way to update variables with values
+//! computed by replicas, run → merge_call → batch_reduce_to → update.
 
 mod common;
 use candle_core::{Device, Tensor};
@@ -27,7 +27,7 @@ fn main() -> distribute::Result<()> {
     let [slope, intercept] =
         ["slope", "intercept"].map(|name| strategy.scope(|| Variable::new(name, zero.clone())));
     let (slope, intercept) = (slope?, intercept?);
-    // A variable that belongs to no other: the number of steps, on the devices that are for such.
+    // A variable that belongs to no other: the number of steps, on the devices for such variables.
     let devices = strategy.non_slot_devices(&[&slope, &intercept])?;
     let steps = strategy.scope(|| strategy.colocate_vars_with(&devices, || Variable::new("steps", 0i64)))?;
 
@@ -38,15 +38,15 @@ fn main() -> distribute::Result<()> {
     for _ in 0..epochs {
         for batch in &batches {
             let losses = strategy.run(batch?, |ctx, (x, y)| {
-                // Each replica: the gradients of its own piece.
+                // On each replica: the gradients of its own part of the batch.
                 let (a, b) = (slope.as_tensor()?, intercept.as_tensor()?);
                 let loss = loss::mse(&x.broadcast_mul(&a)?.broadcast_add(&b)?, &y)?;
                 let mut found = backward(&loss)?;
                 let none = || distribute::Error::other("the loss does not depend on the line");
                 let gradients = [found.remove(&a).ok_or_else(none)?, found.remove(&b).ok_or_else(none)?];
 
-                // Once for all replicas: their mean onto the variables' devices, and each copy updated by it. Pieces are of
-                // one size here, so a plain mean is right.
+                // Once for all replicas: reduce the mean onto the variables' devices, and update each copy
+                // with it. All parts have the same size here, so a plain mean is right.
                 ctx.merge_call(gradients, |strategy, gradients| {
                     let of = |i: usize| gradients.clone().map(|both| both[i].clone());
                     let pairs = [(of(0), &slope), (of(1), &intercept)];

@@ -1,4 +1,4 @@
-//! What it costs to sum one tensor over replicas of one process.
+//! The time of an all-reduce of one tensor over replicas of one process.
 
 use super::figure::{About, Beside, Better, Effort, Figure, Target};
 use super::numbers::size;
@@ -9,18 +9,18 @@ use distribute::cluster::Stopwatch;
 use distribute::{MirroredStrategy, ReduceOp, Result};
 use std::hint::black_box;
 
-/// Calls of `all_reduce` inside of one `run`, timed on replica 0.
+/// Calls of `all_reduce` inside one `run`, timed on replica 0.
 struct AllReduce {
     op: ReduceOp,
     replicas: usize,
     bytes: usize,
-    /// Seconds, roughly.
+    /// The approximate time of a call, in seconds.
     estimate: f64,
-    /// In microseconds.
+    /// The target, in microseconds.
     reach: Option<f64>,
 }
 
-/// 2 replicas at the sizes of DESIGN, and more replicas than there are cores.
+/// Returns figures of 2 replicas at the sizes of DESIGN, and of more replicas than cores.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     use ReduceOp::{Mean, Sum};
     let figure = |op, replicas, bytes, estimate, reach| {
@@ -52,7 +52,7 @@ impl Figure for AllReduce {
                 "all_reduce {op} of one f32 tensor of {bytes} bytes, {replicas} replicas, inside of one run"
             ),
             targets: self.reach.map_or_else(Vec::new, |reach| {
-                // The smallest is no traffic to speak of.
+                // The smallest has negligible traffic.
                 let bound = (self.bytes > 64 << 10).then_some(Target::Bound(0.8));
                 [Target::Value(reach)].into_iter().chain(bound).collect()
             }),

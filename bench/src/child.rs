@@ -1,4 +1,4 @@
-//! What only a new process can show: how long a program takes to its first step, and the most memory it ever held.
+//! Measurements that need a new process: the time until a program's first step, and its peak of memory.
 
 use super::coordinator;
 use super::figure::{About, Better, Effort, Figure, Target};
@@ -13,7 +13,7 @@ use crate::output;
 use distribute::{Error, Result};
 use std::io::Error as IoError;
 
-/// Measured from outside of a child.
+/// A figure measured from outside a child process.
 struct Child {
     name: &'static str,
     unit: &'static str,
@@ -21,7 +21,7 @@ struct Child {
     target: Target,
 }
 
-/// Start and memory.
+/// Returns the figures of start and memory.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     let child =
         |name, unit, measures, target| Box::new(Child { name, unit, measures, target }) as Box<dyn Figure>;
@@ -75,7 +75,7 @@ impl Figure for Child {
     }
 }
 
-/// In the child: does what `name` says and prints a line.
+/// Runs the work of `name` in the child, and prints a line.
 pub fn run(name: &str) -> Result<()> {
     match name {
         "start_to_first_step" => {

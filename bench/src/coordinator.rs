@@ -1,5 +1,5 @@
-//! A coordinator, two parameter servers and workers that are processes of this machine: how many functions it schedules, how fast
-//! workers train the recommender that way, and how long until one that was killed is replaced.
+//! A coordinator with two parameter servers and workers in processes of this machine: the rate of scheduled
+//! functions, the speed of training the recommender, and the time until a killed worker is replaced.
 
 use super::error::invalid;
 use super::figure::{About, Better, Effort, Figure, Target};
@@ -18,34 +18,34 @@ use distribute::{
 use std::net::TcpListener;
 use std::process::Command;
 
-/// How the name of a child begins that is a task of the cluster.
+/// The prefix of the name of a child that is a task of the cluster.
 pub const CHILD: &str = "coordinator/";
 
 const SERVERS: usize = 2;
-/// Workers, unless a figure says how many.
+/// The number of workers, unless a figure has another.
 const WORKERS: usize = 2;
-/// So many closures are scheduled before all are joined.
+/// The number of closures that are scheduled before a join.
 const CLOSURES: usize = 1000;
-/// Smaller variables are not cut, as by the partitioner of the peer.
+/// The minimum size of a variable that is split into shards, as in the partitioner of the peer.
 const SHARD_BYTES: usize = 256 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Work {
-    /// Functions that do nothing, scheduled and joined.
+    /// Empty functions, scheduled and joined.
     Closures,
-    /// Steps of the recommender, by so many workers.
+    /// Steps of the recommender, by this number of workers.
     Steps(usize),
-    /// A worker is killed and started again: until it has done something.
+    /// The time from killing a worker until its replacement has completed a function.
     Replaced,
 }
 
-/// All of them.
+/// Returns all figures.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     let all = [Work::Closures, Work::Steps(1), Work::Steps(2), Work::Replaced];
     all.into_iter().map(|work| Box::new(work) as Box<dyn Figure>).collect()
 }
 
-/// The recommender, as a worker keeps it.
+/// The recommender, as a resource of a worker.
 struct Kept {
     model: Replicated<Recommender>,
     optimizer: Sgd,
@@ -158,9 +158,9 @@ impl Figure for Work {
     }
 }
 
-/// How often a second something is done that is done so often at once.
+/// Returns how many items per second are done, if `work` does `count` of them at once.
 fn rate(effort: Effort, count: usize, work: impl Fn(usize) -> Result<()>) -> Result<f64> {
-    // Workers are connected, and have what they keep.
+    // The first call connects workers, and creates their resources.
     work(count)?;
     let (watch, mut done) = (Stopwatch::start(), 0);
     while watch.seconds() < effort.seconds || done == 0 {
@@ -197,7 +197,7 @@ impl Cluster {
         ParameterServerStrategy::new(resolver, MinSizePartitioner::new(SHARD_BYTES, SERVERS)?)
     }
 
-    /// Kills the first worker, and starts it again: the number of its process.
+    /// Kills the first worker, and starts it again. Returns the id of its process.
     fn replace(&mut self) -> Result<u32> {
         let first = Job::Worker.task(0);
         self.tasks.retain(|(task, _)| *task != first);
@@ -216,7 +216,7 @@ fn start(cluster: &ClusterSpec, task: &Task) -> Result<Program> {
     Program::start(Command::new(&path).args(["--child", &name])).map_err(io)
 }
 
-/// In the child: one task, until the process is killed.
+/// Runs one task in the child, until the process is killed.
 pub fn child(name: &str) -> Result<()> {
     let wrong = || invalid(format!("there is no task {name:?}"));
     let mut parts = name.strip_prefix(CHILD).ok_or_else(wrong)?.splitn(3, ' ');

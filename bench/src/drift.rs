@@ -1,4 +1,4 @@
-//! What it costs to compare variables between workers, so that they cannot drift apart unnoticed.
+//! The cost of comparing variables between workers, which detects divergence.
 
 use super::figure::{About, Better, Effort, Figure, Target};
 use super::sample::Sample;
@@ -17,13 +17,14 @@ const WORKERS: usize = 2;
 /// The slice of the timeline in which a worker computes its checksum of a step.
 const SLICE: &str = "compare";
 
-/// Steps of a model, of whose time the checksums are a part.
+/// The share of checksums in the time of a model's steps.
 struct Share<M> {
     reach: Option<f64>,
     model: PhantomData<fn() -> M>,
 }
 
-/// Of a model whose step reads all of its variables, and of one that reads a few rows of its tables.
+/// Returns figures of a model whose step reads all of its variables, and of one that reads a few rows of its
+/// tables.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     let model = PhantomData;
     vec![
@@ -61,7 +62,7 @@ impl<M: Model> Figure for Share<M> {
     }
 }
 
-/// The time that this thread spends in the slice.
+/// A subscriber that adds up the time that this thread spends in the slice.
 #[derive(Clone, Default)]
 struct Spent(Arc<Mutex<(f64, Option<Stopwatch>)>>);
 

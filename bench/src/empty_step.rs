@@ -1,4 +1,4 @@
-//! What a step costs that does nothing: `run` itself.
+//! The cost of an empty step: `run` itself.
 
 use super::figure::{About, Better, Effort, Figure, Target};
 use super::sample::Sample;
@@ -6,12 +6,13 @@ use distribute::cluster::Stopwatch;
 use distribute::{MirroredStrategy, Result};
 use std::hint::black_box;
 
-/// `run` of an empty closure, back to back.
+/// Calls of `run` with an empty closure, back to back.
 struct EmptyStep {
     replicas: usize,
 }
 
-/// With 2 replicas as in DESIGN; with more than there are cores, to see that waiting does not cost more than working.
+/// Returns figures of 2 replicas, as in DESIGN, and of more than cores, to see that waiting does not cost
+/// more than working.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     [2, 4, 8].into_iter().map(|replicas| Box::new(EmptyStep { replicas }) as Box<dyn Figure>).collect()
 }

@@ -1,8 +1,8 @@
-//! What was asked for cannot be measured.
+//! Errors of invalid requests.
 
 use distribute::Error;
 
-/// An error of `distribute-bench` for this reason.
+/// Creates an error of `distribute-bench` for this reason.
 pub fn invalid(reason: String) -> Error {
     Error::InvalidArgument { operation: "bench", reason }
 }

@@ -1,121 +1,124 @@
-//! What a figure is: something measured, and what it is compared with.
+//! Figures: a measurement, and the values to which it is compared.
 
 use super::hosts::Hosts;
 use super::sample::Sample;
 use distribute::Result;
 
-/// Something that `distribute-bench` measures. One kind a file; [`figures`](crate::figures::figures) lists them.
+/// A measurement of `distribute-bench`. Each kind has a file; [`figures`](crate::figures::figures) lists
+/// them.
 pub trait Figure {
-    /// What it is called, what it means, and what is to be reached.
+    /// Returns the name, the meaning and the targets.
     fn about(&self) -> About;
 
-    /// Measures once, from nothing: prepares, warms up, and gives the value in [`About::unit`].
+    /// Measures one round from scratch: prepares, warms up, and returns the value in [`About::unit`].
     ///
     /// # Errors
-    /// Those of the library.
+    /// The errors of the library.
     fn round(&self, effort: Effort) -> Result<Sample>;
 
-    /// How many rounds there are where `wanted` are asked for: fewer of what takes seconds each time, or never changes.
+    /// Returns the number of rounds if `wanted` are requested: fewer if each takes seconds, or the value
+    /// never changes.
     fn rounds(&self, wanted: usize) -> usize {
         wanted
     }
 
-    /// What its name is in the peers' scripts.
+    /// Returns the name in the peers' scripts.
     fn peers(&self) -> String {
         self.about().name
     }
 
-    /// The hosts between which it is measured, if that isn't done on this one.
+    /// Returns the hosts between which it is measured, unless it is measured on this host.
     fn hosts(&self) -> Option<&Hosts> {
         None
     }
 
-    /// What is measured beside it in this process.
+    /// Returns the alternatives that are measured in this process.
     fn beside(&self) -> Vec<Beside> {
         Vec::new()
     }
 }
 
-/// Something else that does the same work in this process.
+/// An alternative that does the same work in this process.
 pub struct Beside {
-    /// The library, and how it is used.
+    /// The library, and its configuration.
     pub name: String,
-    /// Its version.
+    /// The version of the library.
     pub version: &'static str,
-    /// What it is to us.
+    /// The role in the comparison.
     pub role: Role,
-    /// Measures once.
+    /// Measures one round.
     pub round: Box<dyn Fn(Effort) -> Result<Sample>>,
 }
 
-/// What something that is measured beside is to us.
+/// The role of an alternative in the comparison.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Role {
-    /// A library that one could use instead.
+    /// A library that users could choose instead.
     Peer,
-    /// It only bounds what is possible.
+    /// A bound on the possible value.
     Bound,
-    /// What the figure is a part of.
+    /// The whole of which the figure is a part.
     Whole,
 }
 
-/// What a figure is called, what it means, and what is to be reached.
+/// The name, the meaning and the targets of a figure.
 #[derive(Clone, Debug)]
 pub struct About {
-    /// A name for `--filter`, with words joined by `_`. Peers' scripts use the same.
+    /// The name for `--filter`, with words joined by `_`. Peers' scripts use the same.
     pub name: String,
     /// The unit of the values.
     pub unit: &'static str,
-    /// Which values are better.
+    /// The direction of improvement.
     pub better: Better,
-    /// What exactly is measured.
+    /// A description of the measurement.
     pub measures: String,
-    /// What we want to reach, all of it.
+    /// The targets, all of which are to be reached.
     pub targets: Vec<Target>,
 }
 
-/// Which values are better.
+/// The direction of improvement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Better {
-    /// As of times.
+    /// Smaller is better, as for times.
     Less,
-    /// As of rates.
+    /// Larger is better, as for rates.
     More,
-    /// As of losses, which are to be the same.
+    /// Equal is required, as for losses.
     Same,
 }
 
-/// What we want to reach.
+/// A target of a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Target {
     /// This value.
     Value(f64),
-    /// So many times the best peer.
+    /// A multiple of the best peer.
     BestPeer(f64),
-    /// So many times the best of this library's, its name being how peers' names begin.
+    /// A multiple of the best peer whose name begins with this library's.
     Library(&'static str, f64),
-    /// So many times the bound.
+    /// A multiple of the bound.
     Bound(f64),
-    /// No loss differs by more from any peer's.
+    /// The maximum difference between a loss and that of any peer.
     Difference(f64),
 }
 
-/// How much to measure.
+/// The amount of measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
-    /// How long one round measures, warm-up not counted, in seconds.
+    /// The duration of one round without warm-up, in seconds.
     pub seconds: f64,
 }
 
 impl Effort {
-    /// How many calls of about `estimate` seconds fill a round.
+    /// Returns the number of calls of about `estimate` seconds that fill a round.
     pub fn calls(&self, estimate: f64) -> usize {
         ((self.seconds / estimate) as usize).clamp(8, 1_000_000)
     }
 }
 
 impl About {
-    /// How many times better than `other` a value is: above 1 it is better, for times too. None where neither is better.
+    /// Returns how many times better than `other` a value is, above 1 for better, including times. `None` if
+    /// neither can be better.
     pub fn ratio(&self, value: f64, other: f64) -> Option<f64> {
         match self.better {
             Better::Less => Some(other / value),

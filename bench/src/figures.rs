@@ -42,7 +42,7 @@ mod tests {
     fn a_round_gives_a_positive_number() {
         for figure in figures() {
             let name = figure.about().name;
-            // Larger ones take minutes without optimisation; a test's binary has no `--child`.
+            // Larger ones take minutes without optimization; a test's binary has no `--child`.
             let left_out = [
                 "64MiB",
                 "replicas",

@@ -4,7 +4,7 @@ use distribute::{Error, Result};
 use distribute_files::WholeFile;
 use std::path::Path;
 
-/// Writes a file, whole or not at all.
+/// Writes a file atomically.
 pub fn write(path: &Path, text: &str) -> Result<()> {
     WholeFile::write(path, text.as_bytes())
         .map_err(|source| Error::Io { operation: format!("writing {}", path.display()), source })

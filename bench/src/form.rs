@@ -1,4 +1,4 @@
-//! One figure as a row of a table, a plain line or a line of JSON.
+//! A figure as a row of a table, a plain line or a line of JSON.
 
 use super::figure::{Better, Role};
 use super::numbers::number;
@@ -7,19 +7,19 @@ use super::report::{Report, Rival};
 use super::statistics::Summary;
 use serde_json::{Value, json};
 
-/// How results are printed.
+/// The output format of results.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Form {
-    /// For a person or a log.
+    /// Text for a person or a log.
     Text,
-    /// A line for each.
+    /// A JSON object per line.
     Json,
-    /// A table.
+    /// A Markdown table.
     Markdown,
 }
 
 impl Report {
-    /// The heads of [`Report::row`]'s columns.
+    /// Returns the headings of [`Report::row`].
     pub fn heads() -> String {
         let ours = "ours";
         format!(
@@ -28,7 +28,7 @@ impl Report {
         )
     }
 
-    /// For a person at a terminal.
+    /// Formats a row for a terminal.
     pub fn row(&self) -> String {
         let about = &self.about;
         // Padded before it is coloured: escapes have no width.
@@ -53,7 +53,7 @@ impl Report {
         .to_string()
     }
 
-    /// For a log.
+    /// Formats a line for a log.
     pub fn plain(&self) -> String {
         let (about, ours) = (&self.about, &self.ours);
         let mut text = format!(
@@ -78,10 +78,10 @@ impl Report {
         text
     }
 
-    /// The heads of [`Report::markdown`]'s columns.
+    /// The headings of [`Report::markdown`].
     pub const MARKDOWN: &str = "| figure | ours (spread, best) | ratio to the best peer | of bests | to reach | others (spread, best) |\n|---|---|---|---|---|---|";
 
-    /// For docs/performance.md.
+    /// Formats a row for docs/performance.md.
     pub fn markdown(&self) -> String {
         let with_spread = |values: &Summary| {
             let best = number(self.best(values));
@@ -100,7 +100,7 @@ impl Report {
         )
     }
 
-    /// For a program.
+    /// Formats a JSON object for a program.
     pub fn json(&self) -> Value {
         let (about, peer) = (&self.about, self.best_peer());
         let source = |r: &Rival| r.recorded.clone().map_or("this run".into(), |m| format!("recorded: {m}"));
@@ -138,7 +138,7 @@ impl Report {
 }
 
 impl Rival {
-    /// Who it is, with the version.
+    /// Returns the name, with the version.
     pub fn label(&self) -> String {
         match &self.recorded {
             Some(_) => format!("{} ({}, recorded)", self.name, self.version),

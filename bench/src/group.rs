@@ -1,5 +1,5 @@
-//! A program and all that it starts, stopped and continued as one: so nothing of it runs while others are measured. And
-//! nothing of it runs on when who measures has ended.
+//! Process groups: a program and all processes that it starts are stopped and continued together, so they do
+//! not run while others are measured. They do not outlive the benchmark.
 
 #[cfg(unix)]
 use distribute::cluster::Deadline;
@@ -15,20 +15,21 @@ use std::time::Duration;
 /// The group of processes that a program leads.
 pub struct Group(u32);
 
-/// Which process has started this one, for [`end_with_parent`].
+/// The environment variable with the parent process, for [`end_with_parent`].
 const PARENT: &str = "DISTRIBUTE_BENCH_PARENT";
 
-/// Has this process, which was started by a `Program`, killed when the one that has started it ends,
-/// however that ends. Only Linux can; elsewhere it goes on to the end of its round.
+/// Arranges that this process, which a `Program` started, is killed when its parent ends for any reason. Only
+/// Linux supports this; on other systems the process continues until the end of its round.
 ///
 /// # Errors
-/// Those of the system, and that the other one has ended already.
+/// - The errors of the system.
+/// - Another error if the parent has ended already.
 pub fn end_with_parent() -> Result<()> {
     #[cfg(target_os = "linux")]
     {
         use rustix::process::{getppid, set_parent_process_death_signal};
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // It may have ended before that.
+        // The parent may have ended before that.
         let parent = getppid().map(|parent| parent.to_string());
         if std::env::var(PARENT).is_ok_and(|expected| parent.as_ref() != Some(&expected)) {
             return Err(std::io::Error::other("the process that has started this one has ended"));
@@ -37,12 +38,12 @@ pub fn end_with_parent() -> Result<()> {
     Ok(())
 }
 
-/// How long a signal may take to arrive: on a busy machine a process has to be scheduled to stop.
+/// The maximum time until a signal arrives: on a busy machine a process has to be scheduled to stop.
 #[cfg(unix)]
 const ARRIVES_WITHIN: Duration = Duration::from_secs(10);
 
 impl Group {
-    /// Has the program that will be started lead a group of its own, and know who has started it.
+    /// Makes the program of `command` lead its own group, and passes it the id of this process.
     pub fn lead(command: &mut Command) -> &mut Command {
         command.env(PARENT, std::process::id().to_string());
         #[cfg(unix)]
@@ -50,7 +51,7 @@ impl Group {
         command
     }
 
-    /// The group led by the process of this number, a child of this one that has not been waited for.
+    /// Returns the group led by the process with this id, an unreaped child of this one.
     pub fn of(leader: u32) -> Self {
         Self(leader)
     }
@@ -58,14 +59,14 @@ impl Group {
 
 #[cfg(unix)]
 impl Group {
-    /// Stops all of them, and returns when the leader has stopped or ended.
+    /// Stops all processes, and returns when the leader has stopped or ended.
     ///
     /// # Errors
-    /// When that takes too long.
+    /// An error if that takes too long.
     pub fn stop(&self) -> Result<()> {
         let leader = self.send(Signal::STOP)?;
         let deadline = Deadline::after(ARRIVES_WITHIN);
-        // It stays a child that has stopped or ended: the thread that waits for its end finds it so.
+        // `NOWAIT` keeps the child's state, so the thread that waits for its end still finds it.
         let options =
             WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         while waitid(WaitId::Pid(leader), options)?.is_none() {
@@ -79,18 +80,18 @@ impl Group {
         Ok(())
     }
 
-    /// Has them go on where they were stopped.
+    /// Resumes all stopped processes.
     ///
     /// # Errors
-    /// When there are none.
+    /// An error if there are none.
     pub fn resume(&self) -> Result<()> {
         self.send(Signal::CONT).map(drop)
     }
 
-    /// Ends all of them, stopped or not.
+    /// Kills all processes, stopped or not.
     ///
     /// # Errors
-    /// When there are none.
+    /// An error if there are none.
     pub fn kill(&self) -> Result<()> {
         self.send(Signal::KILL).map(drop)
     }
@@ -103,7 +104,7 @@ impl Group {
     }
 }
 
-/// Elsewhere all run on, and the program is killed alone.
+/// The fallback for other systems: all continue to run, and only the program is killed.
 #[cfg(not(unix))]
 impl Group {
     pub fn stop(&self) -> Result<()> {

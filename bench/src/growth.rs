@@ -1,6 +1,7 @@
-//! `distribute-bench --growth`: how a step's time and memory grow, beside what the bytes it moves allow.
+//! `distribute-bench --growth`: the growth of a step's time and memory, next to the bound given by the bytes
+//! that it moves.
 //!
-//! Each point is a process of its own, so that its peak of memory is its own, too.
+//! Each point has its own process, so that its peak of memory is its own.
 
 use super::error::invalid;
 use super::form::Form;
@@ -20,7 +21,7 @@ use distribute::{MirroredStrategy, PerReplica, Result, Sgd};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// What grows.
+/// A dimension of growth.
 struct Axis {
     name: &'static str,
     measures: &'static str,
@@ -42,24 +43,24 @@ const AXES: [Axis; 4] = [
     Axis { name: "batch", measures: "MLP step, 2 replicas, by global batch", points: &[32, 128, 512, 2048] },
 ];
 
-/// What one point gave.
+/// The measurement of one point.
 struct Point {
     axis: &'static Axis,
     at: usize,
     micros: Summary,
-    /// The bytes that a step has to read and write at least.
+    /// The minimum number of bytes that a step reads and writes.
     bytes: f64,
-    /// What reading and writing them takes, where no cache holds them.
+    /// The time to read and write them without a cache.
     bound_micros: f64,
     peak_mib: f64,
     parameters: f64,
     replicas: f64,
 }
 
-/// The heads of the columns for docs/performance.md.
+/// The headings for docs/performance.md.
 const MARKDOWN: &str = "| what grows | at | µs a step (spread) | best | bytes of a step | their traffic alone, µs | peak, MiB | a replica | bytes a parameter |\n|---|---|---|---|---|---|---|---|---|";
 
-/// Measures all points whose axis contains `filter`, prints them, and draws them.
+/// Measures all points whose axis contains `filter`, prints them, and plots them.
 pub fn run(
     filter: &str,
     rounds: usize,
@@ -107,7 +108,7 @@ pub fn run(
 }
 
 fn point(axis: &'static Axis, at: usize, rounds: usize, seconds: f64, bandwidth: f64) -> Result<Point> {
-    // What the rounds are to take, several times over: others may use the machine, too.
+    // A multiple of the planned time of the rounds, because the machine may be busy.
     let rounds_take = Duration::try_from_secs_f64(4. * seconds * rounds as f64).unwrap_or(Duration::MAX);
     let patience = PATIENCE.saturating_add(rounds_take);
     let (line, _) = spawned(&format!("growth/{}/{at}/{rounds}/{seconds}", axis.name), patience)?;
@@ -189,7 +190,7 @@ impl Point {
     }
 }
 
-/// In the child: measures the point `growth/AXIS/AT/ROUNDS/SECONDS` and prints it.
+/// Measures the point `growth/AXIS/AT/ROUNDS/SECONDS` in the child, and prints it.
 pub fn child(name: &str) -> Result<()> {
     let refused = || invalid(format!("--child knows no {name:?}"));
     let parts: Vec<_> = name.split('/').collect();
@@ -217,7 +218,7 @@ pub fn child(name: &str) -> Result<()> {
     output::line(line.to_string())
 }
 
-/// A step, and what it is made of.
+/// A step, and its properties.
 struct Work {
     step: Box<dyn FnMut() -> Result<()>>,
     replicas: usize,
@@ -228,13 +229,14 @@ struct Work {
 const FLOAT: f64 = 4.;
 const MLP_PARAMETERS: usize = 784 * 512 + 512 + 512 * 256 + 256 + 256 * 10 + 10;
 
-/// The bytes of dense parameters: each replica reads the weights and writes gradients; the pass reads all gradients, reads
-/// and writes the weights. Backward's second reading of weights, for the gradients of inputs, is left to the caches.
+/// Returns the bytes of dense parameters. Each replica reads the weights and writes gradients; the update
+/// reads all gradients, and reads and writes the weights. The second reading of weights in backward, for the
+/// gradients of inputs, is assumed to hit the caches.
 fn dense_bytes(parameters: usize, replicas: usize) -> f64 {
     parameters as f64 * FLOAT * (3. * replicas as f64 + 2.)
 }
 
-/// The bytes of the MLP's activations, forward and backward: written once and read once each.
+/// Returns the bytes of the MLP's activations, forward and backward: each is written once and read once.
 fn mlp_bytes(batch: usize, replicas: usize) -> f64 {
     let activations = batch * (784 + 2 * (512 + 256 + 10));
     dense_bytes(MLP_PARAMETERS, replicas) + 2. * FLOAT * activations as f64
@@ -295,7 +297,7 @@ fn table(rows: usize) -> Result<Work> {
         step.map(drop)
     };
     let (touched, top) = (BATCH * 8 * 32, 256 * 128 + 128 + 128 + 1);
-    // Looked up, as a gradient written and read, and the table's rows read and written.
+    // The rows are looked up, written and read as a gradient, and read and written in the table.
     let bytes = touched as f64 * FLOAT * 6. + dense_bytes(top, 2);
     Ok(Work { step: Box::new(step), replicas: 2, parameters: rows * 32 + top, bytes })
 }

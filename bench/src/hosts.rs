@@ -1,4 +1,4 @@
-//! Two hosts, which are network namespaces of this machine, and how a process is started on one.
+//! Two hosts, which are network namespaces of this machine, and starting processes on them.
 
 use super::error::invalid;
 use distribute::Error;
@@ -8,7 +8,7 @@ use std::net::Ipv4Addr;
 use std::process::Command;
 use std::str::FromStr;
 
-/// A namespace: it is that of a process which keeps it.
+/// A host: the network namespace of a process that keeps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Host {
     address: Ipv4Addr,
@@ -16,22 +16,23 @@ pub struct Host {
 }
 
 impl Host {
-    /// The host with this address, in the namespace of this process.
+    /// Creates the host with this address, in the namespace of this process.
     pub fn new(address: Ipv4Addr, keeper: u32) -> Self {
         Self { address, keeper }
     }
 
-    /// Its address in the network of both.
+    /// Returns its address in the network of both.
     pub fn address(&self) -> Ipv4Addr {
         self.address
     }
 
-    /// The process that keeps it.
+    /// Returns the process that keeps it.
     pub fn keeper(&self) -> u32 {
         self.keeper
     }
 
-    /// Starts a program there. It has all else of this machine: files, processes, user.
+    /// Creates a command that runs on the host. Only the network differs: files, processes and user are those
+    /// of this machine.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/proc/{}/ns/net", self.keeper)).arg("--").arg(program);
@@ -39,22 +40,22 @@ impl Host {
     }
 }
 
-/// Both, as processes tell each other: `ADDRESS@PROCESS,ADDRESS@PROCESS`.
+/// Both hosts. The text form for other processes is `ADDRESS@PROCESS,ADDRESS@PROCESS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hosts([Host; 2]);
 
 impl Hosts {
-    /// The hosts of workers 0 and 1.
+    /// Creates the hosts of workers 0 and 1.
     pub fn new(hosts: [Host; 2]) -> Self {
         Self(hosts)
     }
 
-    /// Both, in the order of workers.
+    /// Returns both, in the order of workers.
     pub fn all(&self) -> impl Iterator<Item = &Host> {
         self.0.iter()
     }
 
-    /// The one of worker 0.
+    /// Returns the host of worker 0.
     pub fn first(&self) -> &Host {
         &self.0[0]
     }

@@ -1,4 +1,4 @@
-//! How fast batches come: of a range by themselves, of files, tensors and functions as whole passes.
+//! The rate of batches: of a range alone, and of complete passes over files, tensors and functions.
 
 use super::figure::{About, Better, Effort, Figure, Target};
 use super::sample::Sample;
@@ -8,16 +8,16 @@ use distribute::data::Dataset;
 use distribute::{DistributedDataset, DistributedIterator, Error, MirroredStrategy, Nest, Result};
 use std::hint::black_box;
 
-/// Batches of a range, cut over two replicas.
+/// Batches of a range, split over two replicas.
 struct Range;
 
-/// Passes over a dataset, cut over two replicas.
+/// Passes over a dataset, split over two replicas.
 struct Passes<T>(Pass<T>);
 
-/// Examples of a batch.
+/// The number of examples in a batch.
 const BATCH: usize = 256;
 
-/// The range, and the passes.
+/// Returns the figures of the range and the passes.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     vec![
         Box::new(Range),
@@ -88,7 +88,7 @@ impl<T: Nest> Passes<T> {
         MirroredStrategy::cpus(2)?.distribute_dataset((self.0.dataset)()?.batch(BATCH).repeat_forever())
     }
 
-    /// A first pass, which has to give the examples that the peers give.
+    /// Makes a first pass, and checks that its examples equal those of the peers.
     fn check(&self, batches: &mut DistributedIterator<T::Batch>) -> Result<()> {
         let mut found = 0;
         for batch in batches.take(self.0.examples.div_ceil(BATCH)) {

@@ -1,4 +1,5 @@
-//! The same losses as the peers' from the same weights and batches: speed of other numbers would be none.
+//! Equality of losses with the peers, from the same weights and batches. Without it, speeds could not be
+//! compared.
 
 use super::figure::{About, Better, Effort, Figure, Target};
 use super::sample::Sample;
@@ -11,7 +12,7 @@ struct Losses<M>(PhantomData<fn() -> M>);
 
 const STEPS: usize = 50;
 
-/// Of both models.
+/// Returns the figures of both models.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     vec![Box::new(Losses::<Mlp>(PhantomData)), Box::new(Losses::<Recommender>(PhantomData))]
 }
@@ -31,7 +32,7 @@ impl<M: Model> Figure for Losses<M> {
         }
     }
 
-    // The same losses come each time.
+    // The losses are deterministic.
     fn rounds(&self, _: usize) -> usize {
         1
     }

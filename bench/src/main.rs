@@ -1,21 +1,22 @@
-//! The benchmark of `distribute`: figures of this machine, beside what is to be reached and what peers reach.
+//! The benchmark of `distribute`: figures of this machine, next to targets and to the figures of peers.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | [`options`], [`output`], [`files`] | the command line; lines to standard output, as the command `distribute` writes them; files |
-//! | [`figure`], [`figures`] | what is measured, and what it is compared with; the list of all |
-//! | [`turns`], [`sample`], [`statistics`] | ours and theirs in turn; what a round gave; median and spread |
-//! | [`program`], [`group`], [`spawned`] | a program that is measured from outside; stopping it with all that it starts; this one once more |
-//! | [`peers`], [`serve`], [`recorded`] | peers and ourselves in processes that are led; what peers reached before |
-//! | [`report`], [`form`], [`numbers`], [`plot`] | what a figure's values mean; table, plain lines, JSON; numbers as text; SVG |
-//! | [`work`] | models, inputs and weights, as the peers have them |
-//! | [`empty_step`], [`all_reduce`], [`traffic`], [`training`], [`products`], [`scaling`], [`input`], [`losses`], [`child`] | the figures, one kind a file |
-//! | [`servers`] | parameter servers that are processes: variables pulled and pushed, rows looked up and scattered |
+//! | [`options`], [`output`], [`files`] | the command line; lines to standard output; files |
+//! | [`figure`], [`figures`] | a measurement, and the values to which it is compared; the list of all figures |
+//! | [`turns`], [`sample`], [`statistics`] | alternating rounds; the value of a round; median and spread |
+//! | [`program`], [`group`], [`spawned`] | programs measured from outside; process groups; this program again |
+//! | [`peers`], [`serve`], [`recorded`] | peers and this program in controlled processes; recorded values of peers |
+//! | [`report`], [`form`], [`numbers`], [`plot`] | evaluation; table, lines, JSON; numbers as text; SVG |
+//! | [`work`] | models, inputs and weights, as in the peers |
+//! | [`empty_step`], [`all_reduce`], [`traffic`], [`products`] | figures of steps and sums |
+//! | [`training`], [`scaling`], [`input`], [`losses`], [`child`] | figures of training, input and new processes |
+//! | [`servers`] | parameter servers in processes: pull and push of variables, lookup and scatter of rows |
 //! | [`coordinator`] | functions that a coordinator schedules on workers, which train against parameter servers |
-//! | [`workers`], [`hosts`] | all-reduces and training of several processes, also over a slow link; where two hosts are |
-//! | [`drift`] | what it costs to compare variables between workers |
-//! | [`growth`] | how a step's time and memory grow |
-//! | [`steps`] | steps without a measurement, for those who count instructions |
+//! | [`workers`], [`hosts`] | all-reduces and training of several processes, also over a slow link; two hosts |
+//! | [`drift`] | the cost of comparing variables between workers |
+//! | [`growth`] | the growth of a step's time and memory |
+//! | [`steps`] | steps without a measurement, for counting instructions |
 
 mod all_reduce;
 mod child;
@@ -68,7 +69,7 @@ use plot::Bars;
 use report::Report;
 use workers::link;
 
-// candle allocates for every operation: glibc gives large blocks back to the kernel and faults them in again.
+// candle allocates for every operation: glibc returns large blocks to the kernel and faults them in again.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -77,7 +78,7 @@ fn main() -> Result<()> {
     run(&Arguments::parse())
 }
 
-/// Does what the options say: measures and prints.
+/// Measures and prints as requested by the options.
 fn run(arguments: &Arguments) -> Result<()> {
     if let Some(steps) = arguments.steps {
         return steps::run(arguments.filter.as_deref().unwrap_or_default(), steps);

@@ -1,6 +1,6 @@
 //! Numbers and sizes as text.
 
-/// Formats a number with some three significant digits.
+/// Formats a number with about three significant digits.
 pub fn number(x: f64) -> String {
     match x.abs() {
         a if a >= 100. => format!("{x:.0}"),

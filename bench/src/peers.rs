@@ -1,5 +1,5 @@
-//! Processes that are led line by line (`--serve`): peers, which are the scripts of `bench/peers/`, and ourselves. Each runs
-//! while it is measured, and is stopped while others are.
+//! Processes that are controlled line by line (`--serve`): peers, which are the scripts of `bench/peers/`,
+//! and this program. Each runs while it is measured, and is stopped while others are.
 
 use super::error::invalid;
 use super::hosts::Hosts;
@@ -13,13 +13,13 @@ use std::io::{Error as IoError, Write};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
 
-/// A figure that a peer measures in one way.
+/// A figure that a peer measures in one configuration.
 #[derive(Clone, Debug)]
 pub struct Entry {
     program: Vec<PathBuf>,
-    /// The figure's name.
+    /// The name of the figure.
     pub figure: String,
-    /// The library, and how it is used.
+    /// The library, and its configuration.
     pub peer: String,
 }
 
@@ -33,7 +33,8 @@ const SCRIPTS: [&str; 7] = [
     "peer_mpi.py",
 ];
 
-/// What the peers can measure: the scripts of this folder with this Python, and burn's program where it has been built.
+/// Returns the entries of the peers: the scripts of this folder with this Python, and burn's program if it
+/// has been built.
 pub fn entries(folder: &Path, python: &Path) -> Result<Vec<Entry>> {
     if let Some(missing) = SCRIPTS.iter().find(|script| !folder.join(script).is_file()) {
         return Err(invalid(format!(
@@ -59,11 +60,11 @@ pub fn entries(folder: &Path, python: &Path) -> Result<Vec<Entry>> {
     Ok(all)
 }
 
-/// A peer's program, on the first of the hosts if there are any.
+/// Creates the command of a peer's program, on the first of the hosts if there are any.
 fn command(program: &[PathBuf], hosts: Option<&Hosts>) -> Command {
     let mut command =
         hosts.map_or_else(|| Command::new(&program[0]), |hosts| hosts.first().command(&program[0]));
-    // The peers have their own ideas of threads; ours were set for this process by #[distribute::main].
+    // The peers choose their own numbers of threads; #[distribute::main] has set ours for this process.
     command.args(&program[1..]).env_remove("RAYON_NUM_THREADS").env_remove("CANDLE_NUM_THREADS");
     command.env("PYTHONDONTWRITEBYTECODE", "1");
     command
@@ -85,7 +86,7 @@ fn list(program: &[PathBuf]) -> Result<Vec<Entry>> {
 }
 
 impl Entry {
-    /// Starts its process.
+    /// Starts the process.
     pub fn start(&self, hosts: Option<&Hosts>) -> Result<Process> {
         let mut command = command(&self.program, hosts);
         command.args(["--serve", "--only", &self.figure, "--peer", &self.peer]);
@@ -106,11 +107,12 @@ pub fn ours(figure: &str, hosts: Option<&Hosts>) -> Result<Process> {
     Process::start("this program", &mut command)
 }
 
-/// A program that is led, and stopped but for its own rounds. It is waiting for a line when dropped, and has nothing to lose.
+/// A controlled program, which is stopped except during its own rounds. When it is dropped it waits for a
+/// line, so it can be killed safely.
 pub struct Process {
-    /// The library, and how it is used.
+    /// The library, and its configuration.
     pub peer: String,
-    /// Its version.
+    /// The version of the library.
     pub version: String,
     program: Program,
     stdin: Option<ChildStdin>,
@@ -123,14 +125,14 @@ impl Process {
         Ok(Self { peer: name.into(), version: String::new(), program, stdin })
     }
 
-    /// Waits until it can be led. What it does until then, others may do at the same time: nobody is being measured.
+    /// Waits until the process is ready. Processes may start concurrently, because none is being measured.
     pub fn greeted(mut self) -> Result<Self> {
         self.version = self.reply()?["version"].as_str().unwrap_or_default().into();
         self.program.stop().map_err(failed)?;
         Ok(self)
     }
 
-    /// One round of about so many seconds.
+    /// Runs one round of about this duration.
     pub fn round(&mut self, seconds: f64) -> Result<Sample> {
         self.program.resume().map_err(failed)?;
         if let Some(stdin) = &mut self.stdin {

@@ -1,4 +1,4 @@
-//! Plots as SVG, with logarithmic axes: bars of ratios, and lines that grow.
+//! Plots as SVG, with logarithmic axes: bars of ratios, and lines of growth.
 
 use std::fmt::Write;
 
@@ -6,17 +6,17 @@ use std::fmt::Write;
 pub struct Bars {
     /// The figure.
     pub label: String,
-    /// Who, and how many times better ours is.
+    /// The names of peers, and how many times better ours is.
     pub bars: Vec<(String, f64)>,
 }
 
 /// Lines in one pair of axes.
 pub struct Panel {
-    /// What it shows.
+    /// The title.
     pub title: String,
-    /// What the horizontal axis counts.
+    /// The label of the horizontal axis.
     pub x: String,
-    /// What the vertical axis measures.
+    /// The label of the vertical axis.
     pub y: String,
     /// The lines.
     pub series: Vec<Series>,
@@ -24,16 +24,16 @@ pub struct Panel {
 
 /// One line.
 pub struct Series {
-    /// Its name.
+    /// The name of the line.
     pub label: String,
-    /// Positive numbers.
+    /// The points, with positive coordinates.
     pub points: Vec<(f64, f64)>,
 }
 
 const COLOURS: [&str; 6] = ["#1f6f8b", "#e07a1f", "#4c9f50", "#8d5fa8", "#b8433f", "#777777"];
 const FONT: &str = "font-family=\"sans-serif\" font-size=\"12\"";
 
-/// Values to pixels, by their logarithms.
+/// A scale from values to pixels, by logarithms.
 struct Scale {
     low: f64,
     high: f64,
@@ -42,7 +42,7 @@ struct Scale {
 }
 
 impl Scale {
-    /// Whole powers of ten around the values.
+    /// Creates a scale between the powers of ten around the values.
     fn around(values: impl Iterator<Item = f64> + Clone, from: f64, to: f64) -> Self {
         let logs = values.filter(|v| *v > 0. && v.is_finite()).map(f64::log10);
         let low = logs.clone().fold(f64::INFINITY, f64::min).floor();
@@ -65,7 +65,7 @@ impl Scale {
     }
 }
 
-/// Horizontal bars, those of a figure together; the line at 1 is where ours is as good.
+/// Plots horizontal bars, grouped by figure. The line at 1 marks equality.
 pub fn bars(groups: &[Bars]) -> String {
     let (left, width, bar, gap) = (190., 860., 14., 14.);
     let lines: usize = groups.iter().map(|group| group.bars.len()).sum();
@@ -99,7 +99,7 @@ pub fn bars(groups: &[Bars]) -> String {
     document(width, height, &body)
 }
 
-/// Panels two in a row.
+/// Plots panels, two per row.
 pub fn panels(all: &[Panel]) -> String {
     let (wide, high) = (460., 300.);
     let mut body = String::new();

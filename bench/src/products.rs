@@ -1,4 +1,4 @@
-//! What part of a step is its bare matrix products: no step of these shapes can be faster than they are.
+//! The share of bare matrix products in a step: a lower bound of its time for these shapes.
 
 use super::figure::{About, Beside, Better, Effort, Figure, Role};
 use super::sample::Sample;
@@ -9,16 +9,16 @@ use distribute::{MirroredStrategy, ReduceOp, Result};
 use std::hint::black_box;
 use std::marker::PhantomData;
 
-/// The products of a model's step on two replicas.
+/// The matrix products of a model's step on two replicas.
 struct Alone<M>(PhantomData<fn() -> M>);
 
-/// Of both models.
+/// Returns the figures of both models.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     vec![Box::new(Alone::<Mlp>(PhantomData)), Box::new(Alone::<Recommender>(PhantomData))]
 }
 
 const REPLICAS: usize = 2;
-/// Seconds, roughly.
+/// The approximate time of the products, in seconds.
 const ESTIMATE: f64 = 1.5e-3;
 
 impl<M: Model> Figure for Alone<M> {
@@ -44,7 +44,7 @@ impl<M: Model> Figure for Alone<M> {
             let mut layers = M::products(M::BATCH / REPLICAS);
             let mut make = || layers.iter_mut().for_each(|layer| black_box(layer).make());
             (0..calls / 4 + 1).for_each(|_| make());
-            // All begin together.
+            // All begin at the same time.
             ctx.all_reduce(ReduceOp::Sum, 0f32)?;
             let watch = Stopwatch::start();
             (0..calls).for_each(|_| make());

@@ -1,4 +1,4 @@
-//! Programs that are measured from outside: what they say, waited for with a deadline.
+//! Programs that are measured from outside: their output, read with a deadline.
 
 use super::group::Group;
 use distribute::cluster::Deadline;
@@ -9,13 +9,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-/// How long a program may say nothing. Importing TensorFlow takes seconds, a start of two PyTorch processes more.
+/// The maximum time without output. Importing TensorFlow takes seconds, and starting two PyTorch processes
+/// takes longer.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
-/// How long a killed program may take to end.
+/// The maximum time until a killed program ends.
 const KILLED_WITHIN: Duration = Duration::from_secs(10);
 
-/// A program that was started, with all that it starts. They are killed when it is dropped.
+/// A started program, with all processes that it starts. They are killed when it is dropped.
 pub struct Program {
     child: Arc<SharedChild>,
     events: Receiver<Event>,
@@ -31,7 +32,7 @@ enum Event {
 }
 
 impl Program {
-    /// Starts a program. Its standard output is read, and where the command pipes its standard error, that, too.
+    /// Starts a program. Its standard output is read, and also its standard error if the command pipes it.
     pub fn start(command: &mut Command) -> Result<Self> {
         let child = Arc::new(SharedChild::spawn(Group::lead(command.stdout(Stdio::piped())))?);
         let (send, events) = channel();
@@ -50,33 +51,33 @@ impl Program {
         Ok(Self { child, events, status: None, complaint: None })
     }
 
-    /// The number of its process.
+    /// Returns the id of its process.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Where it reads, if the command pipes it; once.
+    /// Takes its standard input, if the command pipes it. Succeeds once.
     pub fn take_stdin(&mut self) -> Option<ChildStdin> {
         self.child.take_stdin()
     }
 
-    /// Stops it where it is, with all that it has started, until it is resumed.
+    /// Stops it with all processes that it has started, until it is resumed.
     ///
     /// # Errors
-    /// When it has ended, or doesn't stop.
+    /// An error if it has ended, or does not stop.
     pub fn stop(&self) -> Result<()> {
         self.group()?.stop()
     }
 
-    /// Has it go on.
+    /// Resumes it.
     ///
     /// # Errors
-    /// When it has ended.
+    /// An error if it has ended.
     pub fn resume(&self) -> Result<()> {
         self.group()?.resume()
     }
 
-    /// Those that it leads, while it is there: later its number may be another's.
+    /// Returns its process group while it is running: later the system may reuse its id.
     fn group(&self) -> Result<Group> {
         match self.child.try_wait()? {
             None => Ok(Group::of(self.child.id())),
@@ -84,10 +85,10 @@ impl Program {
         }
     }
 
-    /// Its next line, none when it has ended.
+    /// Returns its next line, or `None` if it has ended.
     ///
     /// # Errors
-    /// When the deadline passes first.
+    /// An error if the deadline passes first.
     pub fn line(&mut self, deadline: Deadline) -> Result<Option<String>> {
         loop {
             match self.events.recv_timeout(deadline.remaining()) {
@@ -103,10 +104,11 @@ impl Program {
         }
     }
 
-    /// The lines that are left, when it has ended.
+    /// Returns the remaining lines, after it has ended.
     ///
     /// # Errors
-    /// When the deadline passes first, and when it has failed: the last line of its standard error.
+    /// - An error if the deadline passes first.
+    /// - The last line of its standard error, if it has failed.
     pub fn rest(mut self, deadline: Deadline) -> Result<Vec<String>> {
         let mut lines = Vec::new();
         while let Some(line) = self.line(deadline)? {
@@ -130,7 +132,7 @@ impl Drop for Program {
     }
 }
 
-/// Sends each line, until there are no more or nobody wants them.
+/// Sends each line, until there are no more or the receiver is dropped.
 fn forward(from: impl Read, to: &Sender<Event>, event: fn(String) -> Event) {
     let lines = BufReader::new(from).split(b'\n').map_while(Result::ok);
     let mut lines = lines.map(|line| String::from_utf8_lossy(&line).trim_end().to_string());
@@ -189,7 +191,7 @@ mod tests {
         let mut stdin = program.take_stdin().unwrap();
         program.stop().unwrap();
         writeln!(stdin, "this").unwrap();
-        // It could answer within that, were it not stopped.
+        // It would answer within that time if it were not stopped.
         let error = program.line(Deadline::after(Duration::from_millis(200))).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         program.resume().unwrap();
@@ -204,7 +206,7 @@ mod tests {
         }
     }
 
-    /// What stops with a program: all that it has started, too.
+    /// Checks that all processes that a program has started stop with it.
     #[test]
     #[cfg(target_os = "linux")]
     fn what_a_program_has_started_is_stopped_and_killed_with_it() {
@@ -224,7 +226,7 @@ mod tests {
         becomes(&|state| state == Some(b'S'));
         program.stop().unwrap();
         becomes(&|state| state == Some(b'T'));
-        // Killed while they are stopped, and waited for.
+        // They are killed while they are stopped, and reaped.
         let child = program.child.clone();
         drop(program);
         assert!(!child.try_wait().unwrap().unwrap().success());

@@ -1,4 +1,4 @@
-//! Figures that peers reached when they were last measured, for machines without them.
+//! Recorded values of peers, for machines without them.
 
 use super::figure::{About, Better, Role};
 use super::report::{Report, Rival};
@@ -8,17 +8,18 @@ use serde_json::{Value, json};
 /// Lines as the peers' scripts print them, with the machine.
 const LINES: &str = include_str!("recorded.jsonl");
 
-/// The peers of a figure. The ratio to them compares two machines.
+/// Returns the recorded peers of a figure. The ratio to them compares two machines.
 pub fn of(figure: &str) -> Vec<Rival> {
     let lines = LINES.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     lines.filter(|line| line["figure"] == figure).filter_map(|line| rival(&line)).collect()
 }
 
-/// The lines to be kept of a figure: what its peers reached in this run, on a machine and day in words.
+/// Returns the lines to record for a figure: its peers' values in this run. `machine` describes the machine
+/// and the day.
 pub fn lines(report: &Report, machine: &str) -> String {
     let measured =
         report.rivals.iter().filter(|r| r.role == Role::Peer && !r.in_process && r.recorded.is_none());
-    // Losses are compared step by step, of which a line knows nothing.
+    // Losses are compared step by step, and a line does not contain them.
     let measured = measured.filter(|_| report.about.better != Better::Same);
     measured.map(|rival| format!("{}\n", line(&report.about, rival, machine))).collect()
 }

@@ -1,57 +1,57 @@
-//! What was measured of one figure, and what is reached by it.
+//! The measurements of a figure, and their evaluation.
 
 use super::figure::{About, Better, Role, Target};
 use super::numbers::number;
 use super::statistics::Summary;
 
-/// What was measured of one figure.
+/// The measurements of a figure.
 pub struct Report {
     /// The figure.
     pub about: About,
-    /// What the rounds gave.
+    /// The values of the rounds.
     pub ours: Summary,
-    /// Bytes that one of two hosts sent in a step, where they were counted.
+    /// The number of bytes that one of two hosts sent in a step, if counted.
     pub sent: Option<f64>,
-    /// How many rounds there were.
+    /// The number of rounds.
     pub rounds: usize,
-    /// What others gave.
+    /// The values of others.
     pub rivals: Vec<Rival>,
 }
 
-/// What another library gave, or what bounds us.
+/// The values of another library, or of a bound.
 #[derive(Clone, Debug)]
 pub struct Rival {
-    /// The library, and how it was used.
+    /// The library, and its configuration.
     pub name: String,
-    /// Its version.
+    /// The version of the library.
     pub version: String,
-    /// What the rounds gave.
+    /// The values of the rounds.
     pub values: Summary,
-    /// Bytes sent in a step, as of ours.
+    /// The number of bytes sent in a step, if counted.
     pub sent: Option<f64>,
-    /// What it is to us.
+    /// The role in the comparison.
     pub role: Role,
     /// Whether it was measured in this process.
     pub in_process: bool,
-    /// By how much its losses differ from ours at most.
+    /// The maximum difference between its losses and ours.
     pub difference: Option<f64>,
-    /// The machine and day, where it was not measured in this run.
+    /// The machine and day, if it was not measured in this run.
     pub recorded: Option<String>,
 }
 
 impl Report {
-    /// Ours over the best peer's, above 1 where ours is better.
+    /// Returns how many times better ours is than the best peer, above 1 for better.
     pub fn ratio(&self) -> Option<f64> {
         self.about.ratio(self.ours.median, self.best_peer()?.values.median)
     }
 
-    /// Our best round over the best of any peer: on a busy machine the rounds that nothing disturbed.
+    /// Compares the best rounds, ours and any peer's: on a busy machine these are undisturbed.
     pub fn best_ratio(&self) -> Option<f64> {
         let ratio = |rival: &Rival| self.about.ratio(self.best(&self.ours), self.best(&rival.values));
         self.of(Role::Peer).filter_map(ratio).min_by(f64::total_cmp)
     }
 
-    /// The best of rounds.
+    /// Returns the best of the rounds.
     pub fn best(&self, values: &Summary) -> f64 {
         match self.about.better {
             Better::More => values.max,
@@ -59,7 +59,7 @@ impl Report {
         }
     }
 
-    /// Those that we are compared with, and the ratios to them, for plots.
+    /// Returns the alternatives with the ratios to them, for plots.
     pub fn ratios(&self) -> Vec<(&Rival, f64)> {
         let ratio = |r: &Rival| self.about.ratio(self.ours.median, r.values.median);
         let compared = self.rivals.iter().filter(|rival| rival.role != Role::Whole);
@@ -70,7 +70,7 @@ impl Report {
         self.rivals.iter().filter(move |rival| rival.role == role)
     }
 
-    /// Whether all that we want to reach is; none where there is nothing to compare with.
+    /// Whether all targets are reached. `None` if a comparison is missing.
     pub fn reached(&self) -> Option<bool> {
         let reached = self.about.targets.iter().map(|target| self.reaches(*target));
         reached
@@ -90,17 +90,17 @@ impl Report {
         })
     }
 
-    /// The greatest difference of losses.
+    /// Returns the maximum difference of losses.
     pub fn difference(&self) -> Option<f64> {
         self.rivals.iter().filter_map(|rival| rival.difference).max_by(f64::total_cmp)
     }
 
-    /// The peer with the best median.
+    /// Returns the peer with the best median.
     pub fn best_peer(&self) -> Option<&Rival> {
         self.library("")
     }
 
-    /// The best of the peers whose names begin so.
+    /// Returns the best of the peers whose names begin with `name`.
     fn library(&self, name: &str) -> Option<&Rival> {
         let goodness = |rival: &&Rival| match self.about.better {
             Better::Less | Better::Same => -rival.values.median,
@@ -110,7 +110,7 @@ impl Report {
         peers.max_by(|a, b| goodness(a).total_cmp(&goodness(b)))
     }
 
-    /// What is to be reached and whether it is; of a part, which it is of the whole.
+    /// Returns the targets, and whether they are reached. For a part, returns its share of the whole.
     pub fn verdicts(&self) -> String {
         let text = |target: &Target| {
             let what = match target {

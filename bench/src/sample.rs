@@ -1,15 +1,15 @@
-//! What one round gave, as a value and as the line of JSON by which processes say it.
+//! The result of one round, as a value and as the line of JSON sent between processes.
 
 use serde_json::{Value, json};
 
-/// What one round gave.
+/// The result of one round.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample {
     /// The value, in the figure's unit.
     pub value: f64,
-    /// The losses of the steps, where they are what is compared.
+    /// The losses of the steps, if losses are compared.
     pub losses: Vec<f64>,
-    /// Bytes that one of two hosts sent in a step, where they are counted.
+    /// The number of bytes that one of two hosts sent in a step, if counted.
     pub sent: Option<f64>,
 }
 
@@ -20,13 +20,13 @@ impl From<f64> for Sample {
 }
 
 impl Sample {
-    /// What another process has said; none where that is no value.
+    /// Parses the line of another process. `None` if it is not a sample.
     pub fn said(line: &Value) -> Option<Self> {
         let losses = line["losses"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
         Some(Self { value: line["value"].as_f64()?, losses, sent: line["sent"].as_f64() })
     }
 
-    /// To be said to another process.
+    /// Formats a line for another process.
     pub fn line(&self) -> String {
         let Self { value, losses, sent } = self;
         json!({ "value": value, "losses": losses, "sent": sent }).to_string()

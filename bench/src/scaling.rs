@@ -1,4 +1,4 @@
-//! What a second replica brings where there is nothing to wait for but products.
+//! The speedup by a second replica if only matrix products limit it.
 
 use super::figure::{About, Better, Effort, Figure, Target};
 use super::sample::Sample;
@@ -9,10 +9,10 @@ use distribute::nn::{Linear, linear};
 use distribute::{MirroredStrategy, PerReplica, Result, Sgd};
 use std::hint::black_box;
 
-/// Steps per second of two replicas over those of one, on the same global batch.
+/// The steps per second of two replicas divided by those of one, on the same global batch.
 struct TwoOverOne;
 
-/// The one.
+/// Returns the figure.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     vec![Box::new(TwoOverOne)]
 }

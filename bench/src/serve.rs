@@ -1,4 +1,5 @@
-//! Ours in a process of its own, led as the peers are: so it is stopped while they are measured, as they are.
+//! This program in its own process, controlled as the peers are, so that it is stopped while they are
+//! measured.
 
 use super::figure::{Effort, Figure};
 use super::sample::Sample;
@@ -7,7 +8,7 @@ use distribute::{Error, Result};
 use serde_json::json;
 use std::io::BufRead;
 
-/// Says the version, then answers each line of `input`, a number of seconds, with a round.
+/// Prints the version, then answers each line of `input`, a number of seconds, with a round.
 pub fn run(figure: &dyn Figure, input: impl BufRead) -> Result<()> {
     output::line(json!({ "version": env!("CARGO_PKG_VERSION") }).to_string())?;
     for line in input.lines() {

@@ -1,5 +1,5 @@
-//! Parameter servers that are processes of this machine: dense variables pulled and pushed, rows looked up and scattered by two
-//! clients, how long a lookup takes meanwhile, and what a table takes.
+//! Parameter servers in processes of this machine: dense variables are pulled and pushed, rows are looked up
+//! and scattered by two clients. Also the latency of a lookup under load, and the memory of a table.
 
 use super::error::invalid;
 use super::figure::{About, Better, Effort, Figure, Target};
@@ -22,17 +22,18 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// How the name of a child begins that is a server.
+/// The prefix of the name of a child that is a server.
 pub const CHILD: &str = "server/";
 
 const SERVERS: usize = 2;
 const CLIENTS: usize = 2;
 
-/// The work, as in bench/peers/peer_tensorflow_servers.py: elements of a dense variable on each server, and a table.
+/// The work, as in bench/peers/peer_tensorflow_servers.py: elements of a dense variable on each server, and a
+/// table.
 const ELEMENTS: usize = 4 << 20;
 const ROWS: usize = 1_000_000;
 const WIDTH: usize = 32;
-/// Rows of a request to all servers together, and of one whose time is measured.
+/// The number of rows in a request to all servers, and in one whose latency is measured.
 const BATCH: usize = 8192;
 const FEW: usize = 1024;
 
@@ -45,15 +46,15 @@ enum Work {
     Push,
     LookUp,
     Scatter,
-    /// A quantile of the time that a lookup takes while the other client scatters.
+    /// A quantile of the latency of a lookup while the other client scatters.
     Latency(f64),
     Memory,
 }
 
-/// The ways to all servers.
+/// The channels to all servers.
 type Channels = Vec<Arc<dyn Channel>>;
 
-/// All of them.
+/// Returns all figures.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     let all = [Work::Pull, Work::Push, Work::LookUp, Work::Scatter, Work::Latency(0.5), Work::Latency(0.99)];
     all.into_iter().chain([Work::Memory]).map(|work| Box::new(work) as Box<dyn Figure>).collect()
@@ -91,7 +92,7 @@ impl Figure for Work {
         }
     }
 
-    // What is there or isn't.
+    // The memory is constant.
     fn rounds(&self, wanted: usize) -> usize {
         if *self == Work::Memory { wanted.min(3) } else { wanted }
     }
@@ -137,7 +138,7 @@ impl Figure for Work {
     }
 }
 
-/// Processes that are servers, killed when this is dropped.
+/// Processes of servers, killed when this is dropped.
 struct Servers {
     programs: Vec<Program>,
     cluster: ClusterSpec,
@@ -167,7 +168,7 @@ impl Servers {
         (0..SERVERS).map(one).collect()
     }
 
-    /// How many bytes of memory they hold.
+    /// Returns the number of bytes of memory that they hold.
     fn resident(&self) -> Result<f64> {
         let of = |program: &Program| {
             let io = |source| Error::Io { operation: "reading what a server holds".into(), source };
@@ -180,7 +181,7 @@ impl Servers {
     }
 }
 
-/// In the child: one server, which says its address, until the process is killed.
+/// Runs one server in the child, which prints its address, until the process is killed.
 pub fn child(name: &str) -> Result<()> {
     let index = name.strip_prefix(CHILD).and_then(|index| index.parse().ok()).filter(|i| *i < SERVERS);
     let index: usize = index.ok_or_else(|| invalid(format!("there is no server {name:?}")))?;
@@ -220,7 +221,7 @@ fn together(channels: &Channels, request: impl Fn(usize) -> Request) -> Result<V
     started.map_err(Error::other)?.into_iter().map(|one| one.wait().map_err(Error::other)).collect()
 }
 
-/// Rows of one server.
+/// Returns random rows of one server.
 fn ids(client: usize, turn: u64, count: usize) -> Vec<i64> {
     let draws = Draws::new(client as u64, turn);
     (0..count as u64).map(|i| (draws.bits(i) % (ROWS / SERVERS) as u64) as i64).collect()
@@ -244,13 +245,13 @@ fn scatter(channels: &Channels, client: usize, step: u64) -> Result<()> {
     together(channels, request).map(drop)
 }
 
-/// Lets each client work again and again, and gives how often a second all of them have.
+/// Runs the work of each client repeatedly, and returns the total rate per second.
 fn rate(
     all: &[Channels],
     effort: Effort,
     work: impl Fn(usize, u64, &Channels) -> Result<()> + Sync,
 ) -> Result<f64> {
-    // Connections are made, and memory is there.
+    // The first calls make connections and allocate memory.
     for (client, channels) in all.iter().enumerate() {
         (0..4).try_for_each(|step| work(client, step, channels))?;
     }
@@ -273,10 +274,10 @@ fn rate(
     Ok(done?.iter().sum::<u64>() as f64 / waited.seconds())
 }
 
-/// How long lookups take while another client scatters, in seconds.
+/// Returns the latencies of lookups in seconds, while another client scatters.
 fn under_load(all: &[Channels], effort: Effort) -> Result<Vec<f64>> {
     let [reads, writes, ..] = all else { return Err(invalid("two clients are needed".into())) };
-    // Connections are made, and memory is there.
+    // The first calls make connections and allocate memory.
     (0..4).try_for_each(|step| look_up(reads, 0, step, FEW))?;
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {

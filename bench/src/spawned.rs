@@ -1,4 +1,4 @@
-//! This program once more, as a process that measures something and prints a line: `--child NAME`.
+//! This program started again, as a process that measures and prints a line: `--child NAME`.
 
 use super::program::Program;
 use distribute::cluster::{Deadline, Stopwatch};
@@ -7,7 +7,7 @@ use std::io::Error as IoError;
 use std::process::Command;
 use std::time::Duration;
 
-/// Starts this program again for `--child NAME`: the line that it prints, and the seconds until it came.
+/// Starts this program again for `--child NAME`. Returns the line that it prints, and the seconds until then.
 pub fn spawned(name: &str, patience: Duration) -> Result<(String, f64)> {
     let watch = Stopwatch::start();
     let io = |source| Error::Io { operation: format!("bench --child {name}"), source };
@@ -21,7 +21,7 @@ pub fn spawned(name: &str, patience: Duration) -> Result<(String, f64)> {
     Ok((line, seconds))
 }
 
-/// The most memory that this process has held.
+/// Returns the peak memory of this process.
 pub fn peak_mib() -> Result<f64> {
     let io = |source| Error::Io { operation: "reading /proc/self/status".into(), source };
     let status = std::fs::read_to_string("/proc/self/status").map_err(io)?;

@@ -1,20 +1,20 @@
 //! Median and spread of rounds.
 
-/// What several rounds gave.
+/// A summary of the values of several rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
-    /// The middle value.
+    /// The median.
     pub median: f64,
-    /// The distance from the first to the third quartile.
+    /// The interquartile range.
     pub spread: f64,
-    /// The least value.
+    /// The minimum.
     pub min: f64,
-    /// The greatest value.
+    /// The maximum.
     pub max: f64,
 }
 
 impl Summary {
-    /// Of one value or more; of none, all is NaN.
+    /// Summarizes one value or more. Without values, all fields are NaN.
     pub fn of(values: &[f64]) -> Self {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -23,7 +23,7 @@ impl Summary {
     }
 }
 
-/// By linear interpolation between neighbours.
+/// Returns a quantile by linear interpolation between neighbours.
 fn quantile(sorted: &[f64], q: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else { return f64::NAN };
     let place = q * last as f64;

@@ -1,16 +1,16 @@
-//! `distribute-bench --steps N`: a certain number of steps and nothing else, for those who count instructions
-//! (`.ci/instructions`): what two runs of different N differ by is what the steps cost.
+//! `distribute-bench --steps N`: N steps and nothing else, for counting instructions (`.ci/instructions`).
+//! The cost of the steps is the difference between two runs with different N.
 
 use super::error::invalid;
 use super::work::{Mlp, Model, Recommender, Training};
 use distribute::{MirroredStrategy, Result};
 use std::hint::black_box;
 
-/// What can be counted.
+/// The valid names.
 const NAMES: &str =
     "empty_step_R, mlp_R_replicas and recommender_R_replicas, R being a number of replicas such as 2";
 
-/// Makes `steps` steps of what `name` says, and prints nothing.
+/// Makes `steps` steps of the figure `name`, and prints nothing.
 pub fn run(name: &str, steps: u64) -> Result<()> {
     let replicas = |prefix, suffix| {
         let number = name.strip_prefix(prefix)?.strip_suffix(suffix)?;
@@ -36,7 +36,8 @@ fn empty_steps(replicas: usize, steps: u64) -> Result<()> {
     Ok(())
 }
 
-/// From the same weights and on the same batches in every run: relu, say, takes as long as its input tells.
+/// Trains from the same weights and on the same batches in every run: the time of relu, for example, depends
+/// on its input.
 fn train<M: Model>(replicas: usize, steps: u64) -> Result<()> {
     let mut training = Training::<M>::new(replicas)?;
     for _ in 0..steps {

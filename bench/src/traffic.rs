@@ -1,4 +1,4 @@
-//! What the same bytes cost without any meeting: the bound of every figure that moves bytes.
+//! The cost of moving the same bytes without any synchronization: the bound of every figure that moves bytes.
 
 use super::figure::{About, Beside, Better, Effort, Figure, Role};
 use super::numbers::size;
@@ -7,7 +7,7 @@ use distribute::cluster::Stopwatch;
 use distribute::{MirroredStrategy, Result};
 use std::hint::black_box;
 
-/// A loop over memory, cut over threads that don't wait for each other.
+/// A loop over memory, split over threads that do not wait for each other.
 struct Traffic {
     kind: Kind,
     bytes: usize,
@@ -19,11 +19,11 @@ struct Traffic {
 enum Kind {
     /// One read, one write.
     Copy,
-    /// Two reads, one write: what an all-reduce of 2 replicas must move at least.
+    /// Two reads, one write: the minimum traffic of an all-reduce of 2 replicas.
     Add,
 }
 
-/// Copies and sums of the sizes of the all-reduce.
+/// Returns copies and sums at the sizes of the all-reduce.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     let mut all: Vec<Box<dyn Figure>> = Vec::new();
     for kind in [Kind::Copy, Kind::Add] {
@@ -36,7 +36,7 @@ pub fn figures() -> Vec<Box<dyn Figure>> {
     all
 }
 
-/// What the sum of two tensors of so many bytes costs as memory traffic, cut over two threads.
+/// Returns the cost of summing two tensors of this number of bytes as memory traffic, split over two threads.
 pub fn of_a_sum(bytes: usize, estimate: f64) -> Beside {
     let add = Traffic { kind: Kind::Add, bytes, threads: 2, estimate };
     Beside {
@@ -72,7 +72,7 @@ impl Figure for Traffic {
         let seconds = strategy.run((), |ctx, ()| {
             let (a, b, mut out) = (vec![1f32; each], vec![2f32; each], vec![3f32; each]);
             let mut seconds = 0.;
-            // The first time warms up; all threads begin the second one together.
+            // The first iteration warms up; all threads begin the second one at the same time.
             for _ in 0..2 {
                 ctx.all_reduce(distribute::ReduceOp::Sum, 0f32)?;
                 let watch = Stopwatch::start();

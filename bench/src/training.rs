@@ -1,4 +1,4 @@
-//! Training steps: two models, one replica and two, with candle's own layers and optimizer beside.
+//! Training steps: two models, on one replica and two, next to candle's own layers and optimizer.
 
 use super::figure::{About, Beside, Better, Effort, Figure, Role, Target};
 use super::sample::Sample;
@@ -10,15 +10,15 @@ use distribute::cluster::Stopwatch;
 use std::hint::black_box;
 use std::marker::PhantomData;
 
-/// Steps of a model on so many replicas.
+/// The steps of a model on this number of replicas.
 struct Steps<M> {
     replicas: usize,
-    /// How many times the best peer, and how many times JAX, the fastest of those whose steps are compiled.
+    /// The target multiples of the best peer, and of JAX, the fastest peer with compiled steps.
     reach: Option<(f64, f64)>,
     model: PhantomData<fn() -> M>,
 }
 
-/// Both models, on one replica and on two.
+/// Returns the figures of both models, on one replica and on two.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     vec![
         steps::<Mlp>(1, None),
@@ -68,14 +68,14 @@ impl<M: Model> Figure for Steps<M> {
     }
 }
 
-/// Steps per second, after a quarter as many that don't count.
+/// Returns steps per second, after a quarter of the number for warm-up.
 pub fn timed(effort: Effort, mut step: impl FnMut() -> Result<()>) -> Result<Sample> {
     let calls = warmed_up(effort, Ok, &mut step)?;
     steps_per_second(calls, step).map(Sample::from)
 }
 
-/// Makes steps that don't count, and says how many are to follow that do. Where others make the same steps, `agree` gives all
-/// of them one estimate of what a step takes, in seconds.
+/// Makes warm-up steps, and returns the number of steps to measure. If others make the same steps, `agree`
+/// returns the same estimate of a step's seconds to all of them.
 pub fn warmed_up(
     effort: Effort,
     agree: impl FnOnce(f64) -> Result<f64>,
@@ -92,7 +92,7 @@ pub fn warmed_up(
     Ok(calls)
 }
 
-/// Times so many steps.
+/// Times `calls` steps.
 pub fn steps_per_second(calls: usize, mut step: impl FnMut() -> Result<()>) -> Result<f64> {
     let watch = Stopwatch::start();
     for _ in 0..calls {
@@ -101,12 +101,12 @@ pub fn steps_per_second(calls: usize, mut step: impl FnMut() -> Result<()>) -> R
     Ok(calls as f64 / watch.seconds())
 }
 
-/// candle_nn's layers, losses and optimizer.
+/// Measures candle_nn's layers, losses and optimizer.
 fn stock<M: Model>(effort: Effort) -> Result<Sample> {
     let variables = VarMap::new();
     let vb = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
     let batches = (0..BATCHES).map(|n| M::batch(n, 0, M::BATCH)).collect::<Result<Vec<_>>>()?;
-    M::stock_loss(&vb, &batches[0].0, &batches[0].1)?; // makes the variables
+    M::stock_loss(&vb, &batches[0].0, &batches[0].1)?; // creates the variables
     let mut optimizer = SGD::new(variables.all_vars(), RATE)?;
     let mut turn = batches.iter().cycle();
     timed(effort, || {

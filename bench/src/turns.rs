@@ -1,5 +1,5 @@
-//! Ours and theirs in turn: one round each, then the next, so that what disturbs the machine hits all alike. Who is in a
-//! process of its own is stopped while others are measured, so a round has what was done in it, and all the machine.
+//! Alternating rounds of this library and others, so that disturbances of the machine affect all alike. A
+//! process is stopped while others are measured, so a round has only its own work, and the entire machine.
 
 use super::figure::{Beside, Effort, Figure, Role};
 use super::peers::{self, Entry, Process};
@@ -10,7 +10,7 @@ use super::statistics::Summary;
 use crate::output::remark;
 use distribute::Result;
 
-/// Somebody who takes turns with us.
+/// An alternative that takes turns with this library.
 enum Other {
     Beside(Beside),
     Peer(Process),
@@ -25,8 +25,8 @@ impl Other {
     }
 }
 
-/// Measures a figure in so many rounds. A peer that fails is reported to stderr and left out; where none is left, the
-/// recorded ones stand in.
+/// Measures a figure in this number of rounds. A peer that fails is reported to stderr and left out. If no
+/// peer is left, the recorded values are used.
 pub fn measure(figure: &dyn Figure, effort: Effort, rounds: usize, peers: &[Entry]) -> Result<Report> {
     let (about, rounds) = (figure.about(), figure.rounds(rounds));
     let mut others: Vec<_> = figure.beside().into_iter().map(|b| (Other::Beside(b), Vec::new())).collect();
@@ -40,7 +40,7 @@ pub fn measure(figure: &dyn Figure, effort: Effort, rounds: usize, peers: &[Entr
         }
     }
     let mut we = peers::ours(&about.name, hosts)?.greeted()?;
-    // A first round that doesn't count: caches, pages and the team's threads come with it.
+    // A first round does not count: it fills caches, faults in pages and starts the team's threads.
     we.round(effort.seconds)?;
     let mut ours = Vec::new();
     for _ in 0..rounds {
@@ -68,7 +68,7 @@ fn summary(samples: &[Sample]) -> Summary {
     Summary::of(&samples.iter().map(|sample| sample.value).collect::<Vec<_>>())
 }
 
-/// Bytes sent in a step, where the samples know them.
+/// Returns the number of bytes sent in a step, if the samples have it.
 fn sent(samples: &[Sample]) -> Option<f64> {
     let all: Vec<_> = samples.iter().filter_map(|sample| sample.sent).collect();
     (!all.is_empty()).then(|| Summary::of(&all).median)
@@ -87,7 +87,7 @@ fn rival(other: Other, samples: &[Sample], ours: &[Sample]) -> Rival {
     Rival { name, version, values, sent, role, in_process, difference, recorded: None }
 }
 
-/// The greatest difference of two series; of different lengths there is no telling.
+/// Returns the maximum difference of two series; infinite if their lengths differ.
 fn difference(a: &[f64], b: &[f64]) -> f64 {
     if a.len() == b.len() {
         a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0., f64::max)

@@ -1,4 +1,4 @@
-//! `distribute-bench` as users start it.
+//! Tests of `distribute-bench` as users start it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// The peers' scripts.
 const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peers");
-/// Longer than any of these takes on a busy machine.
+/// The timeout, longer than any of these tests takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 fn command(options: &[&str]) -> Command {
@@ -20,7 +20,7 @@ fn command(options: &[&str]) -> Command {
     command
 }
 
-/// The lines that it prints.
+/// Returns the lines that it prints.
 fn lines(command: Command) -> Vec<Value> {
     let (text, _) = child::output(command, PATIENCE);
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -66,7 +66,7 @@ fn away_from_the_repository_it_says_that_it_needs_the_peers_folder() {
     assert_eq!(out, "");
 }
 
-/// What a shell script says as a peer of `empty_step_2`, in three rounds.
+/// Runs a shell script as a peer of `empty_step_2` in three rounds, and returns its result.
 #[cfg(unix)]
 fn beside(script: &str, folder: &Path, options: &[&str]) -> Value {
     use std::os::unix::fs::PermissionsExt;
@@ -80,7 +80,7 @@ fn beside(script: &str, folder: &Path, options: &[&str]) -> Value {
     line
 }
 
-/// A peer of a few lines, which speaks as the scripts do.
+/// Uses a peer of a few lines with the protocol of the real scripts.
 #[test]
 #[cfg(unix)]
 fn a_peer_takes_turns_and_a_plot_is_drawn_and_its_figures_are_kept() {
@@ -104,8 +104,8 @@ esac
     assert_eq!((&kept["peer"], &kept["machine"]), (&"a shell".into(), &"this one".into()));
 }
 
-/// Two peers with a process that never rests look, in each of their rounds, which processes of the benchmark are not
-/// stopped: ours and the other peer. In the end none is left.
+/// Starts two peers, each with a busy process, that record in each of their rounds the processes of the benchmark that
+/// are not stopped: this program and the other peer. No process is left at the end.
 #[test]
 #[cfg(target_os = "linux")]
 fn everybody_else_is_stopped_while_one_is_measured() {
@@ -148,7 +148,7 @@ esac
         let pid = std::fs::read_to_string(path).unwrap();
         let stat = format!("/proc/{}/stat", pid.trim());
         let deadline = Deadline::after(Duration::from_secs(30));
-        // Who reaps it is not ours to say.
+        // Another process may reap it.
         while std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
             assert!(!deadline.has_passed(), "{stat} goes on");
             std::thread::yield_now();

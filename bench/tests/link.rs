@@ -18,7 +18,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Longer than any of these takes on a busy machine.
+/// The timeout, longer than any of these tests takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 fn bench(options: &[&str]) -> Command {
@@ -47,7 +47,7 @@ fn training_goes_through_the_link_at_its_rate() {
     assert_eq!(limited["figure"], "mlp_2p_200mbit");
     assert_eq!(unlimited["figure"], "mlp_2p_unlimited");
     let number = |line: &Value, name: &str| line[name].as_f64().unwrap_or_else(|| panic!("{name} in {line}"));
-    // Gradients of 535,818 parameters, and nothing of them through memory that the namespaces could share.
+    // Gradients of 535,818 parameters, none of them through memory that the namespaces could share.
     let sent = number(limited, "sent");
     assert!((2.14e6..2.4e6).contains(&sent), "{sent}");
     let (least, step) = (sent * 8. / 200e6 * 1e3, number(limited, "step_ms"));
@@ -58,7 +58,7 @@ fn training_goes_through_the_link_at_its_rate() {
     assert!(number(unlimited, "sending_ms") < 0.5 * least, "{unlimited}");
 }
 
-/// Nothing is left of namespaces, devices and processes, even when nobody can tidy up.
+/// Checks that no namespaces, devices or processes are left, even if no code can clean up.
 #[test]
 fn a_bench_that_is_killed_leaves_no_namespace() {
     if !asked_for() {
@@ -94,12 +94,12 @@ fn until(mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Which network namespace a process is in; none of one that has ended.
+/// Returns the network namespace of a process, or `None` if it has ended.
 fn namespace(pid: &str) -> Option<std::path::PathBuf> {
     std::fs::read_link(format!("/proc/{pid}/ns/net")).ok()
 }
 
-/// All processes that this one has started, and those that they have.
+/// Returns all processes that this one has started, and their descendants.
 fn started_by(pid: u32) -> BTreeSet<String> {
     let parent = |pid: &str| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -118,7 +118,7 @@ fn started_by(pid: u32) -> BTreeSet<String> {
     found
 }
 
-/// A folder for `PATH` with these programs, which are shell scripts.
+/// Creates a folder for `PATH` with these programs, which are shell scripts.
 fn programs(all: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (name, script) in all {
@@ -129,7 +129,7 @@ fn programs(all: &[(&str, &str)]) -> tempfile::TempDir {
     folder
 }
 
-/// What it says where these are the programs.
+/// Returns the error with these programs.
 fn refused(path: &Path, options: &[&str]) -> String {
     let mut command = bench(options);
     command.env("PATH", path);

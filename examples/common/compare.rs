@@ -1,4 +1,5 @@
-//! Trains with what was asked for, and again with one replica, in one process or without servers, and shows both side by side.
+//! Trains with the requested strategy, and again with one replica, in one process or without servers, and
+//! compares both.
 
 use super::Options;
 use super::progress::{Pace, thousands};
@@ -6,21 +7,22 @@ use distribute::params::Usage;
 use distribute::prelude::*;
 use serde_json::{Value, json};
 
-/// What a training gives.
+/// The result of a training.
 pub struct Trained {
     pub pace: Pace,
-    /// The share of the held-out examples that the model gets right.
+    /// The accuracy on the held-out examples.
     pub accuracy: f64,
     pub variables: Variables,
 }
 
-/// With another number of replicas the same gradients are added in another order, so their last bits differ. Mostly the
-/// weights then differ by 1e-6; but where a unit's input is 0 but for such a bit, it is on in one training and off in the
-/// other, and Adam, which divides gradients by their size, moves its weights by up to the learning rate in each step.
+/// The maximum difference of weights. With another number of replicas the same gradients are added in another
+/// order, so their last bits differ. Weights then mostly differ by 1e-6. But if the input of a unit is zero
+/// except for such a bit, the unit is on in one training and off in the other. Adam divides gradients by
+/// their size, so it then moves the unit's weights by up to the learning rate in each step.
 const TOLERANCE: f64 = 1e-2;
 
-/// Trains, trains again with one replica where there were more, or in one process where there were several workers, and
-/// prints a table of both. Of workers in processes of their own, the chief does that.
+/// Trains, then trains again with one replica if there were more, or in one process if there were several
+/// workers, and prints a table of both. If workers are processes, the chief does this.
 pub fn compared(
     example: &str,
     options: &Options,
@@ -111,8 +113,8 @@ fn with_one_replica(
     Ok(())
 }
 
-/// The same training by workers, of which `all` are known here, and by one process with as many replicas: nothing that is
-/// computed may differ.
+/// Trains in one process with the same number of replicas, and compares with the training by workers. `all`
+/// are the results known here. All computed values must be equal.
 fn with_one_process(
     example: &str,
     options: &Options,
@@ -148,18 +150,19 @@ fn with_one_process(
     Ok(())
 }
 
-/// What a training by workers that don't wait for each other gives.
+/// The result of a training by workers that do not wait for each other.
 pub struct Asynchronous {
-    /// Its kind.
+    /// The kind of the strategy.
     pub strategy: &'static str,
     pub pace: Pace,
     pub accuracy: f64,
     pub workers: usize,
-    /// Of each parameter server.
+    /// The usage of each parameter server.
     pub usage: Vec<Usage>,
 }
 
-/// Shows it beside the training by one device. Weights differ each time: in which order updates come is open.
+/// Compares with a training on one device. Weights differ each time, because the order of updates is not
+/// fixed.
 pub fn beside_one_device(
     example: &str,
     options: &Options,

@@ -1,4 +1,5 @@
-//! What a coordinator's workers and servers do together: steps in a second, the queue, how stale values are, rows in a second.
+//! The progress of a coordinator's workers and servers: steps per second, queue, staleness of values, rows
+//! per second.
 
 use super::progress::thousands;
 use distribute::cluster::deadline::Stopwatch;
@@ -6,10 +7,10 @@ use distribute::params::Usage;
 use distribute::{ClusterCoordinator, Status};
 use std::time::Duration;
 
-/// How often servers are asked.
+/// The interval between requests to servers.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Figures of the last half a second.
+/// The figures of the last half second.
 pub struct Fleet {
     coordinator: ClusterCoordinator,
     since: Stopwatch,
@@ -30,13 +31,13 @@ impl Fleet {
         })
     }
 
-    /// `2 workers, 2 servers`
+    /// Returns a title: `2 workers, 2 servers`.
     pub fn title(&self) -> String {
         let many = |count: usize, what| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
         format!("{}, {}", many(self.status.workers.len(), "worker"), many(self.usage.len(), "server"))
     }
 
-    /// What is new since half a second ago.
+    /// Returns the figures of the last half second.
     pub fn text(&mut self) -> distribute::Result<&str> {
         if self.since.elapsed() < LOOK {
             return Ok(&self.text);
@@ -47,7 +48,7 @@ impl Fleet {
         let staleness = status.staleness_since(&self.status);
         let staleness = staleness.map_or("-".to_owned(), |staleness| format!("{staleness:.1}"));
         let rows = |(now, before): (&Usage, &Usage)| {
-            // One that was started again counts from 0.
+            // A restarted server counts from 0.
             let rows = |usage: &Usage| usage.rows_read + usage.rows_pushed;
             thousands(rows(now).saturating_sub(rows(before)) as f64 / seconds)
         };

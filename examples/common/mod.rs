@@ -1,4 +1,4 @@
-//! What all examples share, kept out of their way: options, the strategy that they ask for, the last line of output.
+//! Code shared by all examples: options, the requested strategy, the last line of output.
 
 #![allow(dead_code)] // Each example uses its part.
 
@@ -18,51 +18,55 @@ use serde_json::Value;
 use std::io::Write;
 use std::path::PathBuf;
 
-/// candle allocates a tensor for each operation: this allocator makes whole programs faster.
+/// candle allocates a tensor for each operation: this allocator makes entire programs faster.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-// No doc comment: it would be what `--help` of each example begins with.
+// No doc comment: it would become the beginning of each example's `--help`.
 #[derive(Parser, Clone, Debug)]
 pub struct Options {
-    /// Where the replicas run
+    /// The placement of the replicas
     #[arg(long, value_enum, default_value = "mirrored")]
     strategy: Kind,
-    /// How many replicas a mirrored strategy has, on each of its workers [default: one for each core]
+    /// The number of replicas of a mirrored strategy, on each worker [default: one for each core]
     #[arg(long)]
     replicas: Option<usize>,
-    /// The devices of the replicas in place of cores, of each worker the same, such as gpu:0 or gpu:0,cpu:0, in a build with --features cuda
+    /// The devices of the replicas instead of cores, the same on each worker, such as gpu:0 or gpu:0,cpu:0,
+    /// in a build with --features cuda
     #[arg(long, value_name = "DEVICE", value_delimiter = ',', conflicts_with_all = ["replicas", "workers"])]
     device: Vec<String>,
-    /// How many workers train together, threads of this process: for examples that compare trainings [default: 1; with --strategy ps 2]
+    /// The number of workers that train together, as threads of this process: for examples that compare
+    /// trainings [default: 1; with --strategy ps 2]
     #[arg(long)]
     workers: Option<usize>,
-    /// How many parameter servers, with --strategy ps in this process [default: 2]
+    /// The number of parameter servers, with --strategy ps in this process [default: 2]
     #[arg(long, value_name = "N")]
     ps: Option<usize>,
-    /// Certificates for links between machines: ca.pem, certificate.pem and key.pem of this folder [default: they are made from
-    /// the secret of the job]
+    /// Certificates for links between machines: ca.pem, certificate.pem and key.pem in this folder [default:
+    /// created from the secret of the job]
     #[arg(long, value_name = "FOLDER")]
     certificates: Option<PathBuf>,
-    /// What initial weights and the order of examples are drawn from
+    /// The seed of initial weights and of the order of examples
     #[arg(long, default_value_t = 42)]
     pub seed: u64,
-    /// How often all examples are seen [default: the example's own]
+    /// The number of passes over all examples [default: the example's own]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     epochs: Option<u64>,
-    /// No progress; with --json, nothing but that line
+    /// No progress; with --json, only that line
     #[arg(long)]
     pub quiet: bool,
     /// End the output with one line of JSON
     #[arg(long)]
     pub json: bool,
-    /// Write a timeline of what each replica does into this file, for <https://ui.perfetto.dev>
+    /// Write a timeline of each replica into this file, for <https://ui.perfetto.dev>
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Write loss, examples/s and histograms of variables into this folder, for TensorBoard; of each world a run of its own
+    /// Write loss, examples/s and histograms of variables into this folder, for TensorBoard. Each world has
+    /// its own run
     #[arg(long, value_name = "FOLDER")]
     log_dir: Option<PathBuf>,
-    /// Show what the training does at http://127.0.0.1:PORT, to browsers, Prometheus and `distribute status 127.0.0.1:PORT`
+    /// Show the training at http://127.0.0.1:PORT, to browsers, Prometheus and
+    /// `distribute status 127.0.0.1:PORT`
     #[arg(long, value_name = "PORT")]
     live: Option<u16>,
 }
@@ -72,30 +76,31 @@ pub struct Options {
 enum Kind {
     /// MirroredStrategy: a replica on each core
     Mirrored,
-    /// MultiWorkerMirroredStrategy: all processes of the cluster that the environment names, a replica on each of their cores
+    /// MultiWorkerMirroredStrategy: all processes of the cluster in the environment, a replica on each of
+    /// their cores
     #[value(alias = "multi-worker")]
     MultiWorker,
-    /// ParameterServerStrategy: variables on the parameter servers of the cluster that the environment names or, without one, on two of
-    /// this process; the chief trains or, in packages, schedules steps on all workers
+    /// ParameterServerStrategy: variables on the parameter servers of the cluster in the environment or,
+    /// without one, on two in this process. The chief trains or, in packages, schedules steps on all workers
     Ps,
-    /// between_graph::ParameterServerStrategy, of packages: each worker runs the whole program, against the parameter servers of the cluster
-    /// that the environment names; without one, one process does
+    /// between_graph::ParameterServerStrategy, in packages: each worker runs the entire program, with the
+    /// parameter servers of the cluster in the environment. Without a cluster, one process does
     #[value(alias = "between-graph")]
     BetweenGraph,
     /// OneDeviceStrategy: one replica on cpu:0
     OneDevice,
-    /// The strategy that is current where none was made
+    /// The default strategy
     Default,
 }
 
-/// Reads the options of an example, whose `--help` begins with what it shows.
+/// Parses the options of an example, whose `--help` begins with `about`.
 pub fn parse<A: Parser>(about: &'static str) -> A {
     let mut matches = A::command().about(about).get_matches();
     A::from_arg_matches_mut(&mut matches).unwrap_or_else(|error| error.exit())
 }
 
 impl Options {
-    /// The strategy that was asked for.
+    /// Returns the requested strategy.
     pub fn strategy(&self) -> distribute::Result<Strategy> {
         if self.workers.is_some_and(|workers| workers != 1) {
             return Err(distribute::Error::other("--workers is for digits and packages"));
@@ -139,8 +144,8 @@ impl Options {
         }
     }
 
-    /// The strategy with parameter servers, if that was asked for, for a program that schedules on its workers. Those, and servers, serve here until
-    /// this one is through.
+    /// Returns the strategy with parameter servers, if requested, for a program that schedules on its
+    /// workers. Worker and server processes serve in this call until the chief has finished.
     pub fn parameter_servers(&self) -> distribute::Result<Option<ParameterServerStrategy>> {
         match (self.strategy, self.replicas) {
             (Kind::Ps, None | Some(1)) => servers::strategy(self.workers.unwrap_or(2), self.ps).map(Some),
@@ -156,12 +161,12 @@ impl Options {
         !matches!(self.strategy, Kind::Ps | Kind::BetweenGraph)
     }
 
-    /// Whether each worker is to run the whole program, without a coordinator.
+    /// Whether each worker is to run the entire program, without a coordinator.
     pub fn is_between_graph(&self) -> bool {
         self.strategy == Kind::BetweenGraph
     }
 
-    /// How many workers were asked for, where that is not one, and how many replicas each of them has.
+    /// Returns the requested number of workers, if it is not one, and the number of replicas of each.
     pub fn workers(&self) -> distribute::Result<Option<(usize, usize)>> {
         let Some(workers) = self.workers.filter(|workers| *workers != 1) else { return Ok(None) };
         if self.strategy != Kind::Mirrored {
@@ -175,12 +180,12 @@ impl Options {
         self.epochs.map_or(default, |epochs| epochs as usize)
     }
 
-    /// The timeline that was asked for, until it is dropped.
+    /// Starts the requested timeline, which is written until it is dropped.
     pub fn trace(&self) -> distribute::Result<Option<TraceFile>> {
         self.trace.as_ref().map(trace::to_file).transpose()
     }
 
-    /// The page that was asked for, until it is dropped: of the chief.
+    /// Starts the requested page of the chief, which is served until it is dropped.
     pub fn monitor(&self, of: MonitorBuilder) -> distribute::Result<Option<Monitor>> {
         let Some(port) = self.live else { return Ok(None) };
         let monitor = of.address(format!("127.0.0.1:{port}")).start()?;
@@ -190,10 +195,10 @@ impl Options {
         Ok(Some(monitor))
     }
 
-    /// Where summaries of a training by this strategy are written, if anywhere.
+    /// Returns the writer of summaries for a training by this strategy.
     pub fn summaries(&self, strategy: &Strategy) -> distribute::Result<SummaryWriter> {
         let Some(folder) = &self.log_dir else { return Ok(SummaryWriter::noop()) };
-        // As a word that is easy to type: worker-0-of-2-1-replica-each.
+        // The world as a word that is easy to type: worker-0-of-2-1-replica-each.
         let world = strategy.world().to_string();
         let words: Vec<_> =
             world.split(|c: char| !c.is_ascii_alphanumeric()).filter(|it| !it.is_empty()).collect();
@@ -217,7 +222,7 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Prints a line. Where nobody reads any more (`digits | head -1`) the program goes on in silence.
+/// Prints a line. If the reader has exited (`digits | head -1`), the program continues silently.
 pub fn say(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }

@@ -1,4 +1,4 @@
-//! How far a training is, how fast, and its loss: a bar on a terminal, lines in a pipe.
+//! The progress of a training, its speed and its loss: a bar on a terminal, lines in a pipe.
 
 use super::fleet::Fleet;
 use super::{Options, say};
@@ -13,54 +13,55 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::Duration;
 
-/// Told of each step, it says how far the training is.
+/// The progress of a training, which displays each step.
 pub struct Progress {
     view: View,
     title: String,
     epochs: usize,
-    /// How many examples an epoch has, and a step (the last one of an epoch may have fewer).
+    /// The number of examples in an epoch, and in a step (the last step of an epoch may have fewer).
     examples: usize,
     batch: usize,
-    /// How many the training has seen, how many of them here, and how many of these the sum of losses has of this epoch.
+    /// The examples of the training so far, those processed here, and those in the sum of this epoch's
+    /// losses.
     seen: usize,
     made: usize,
     counted: usize,
     loss: f64,
-    /// Those of the last steps, on a GPU.
+    /// The losses of the last steps, still on a GPU.
     unread: Vec<Tensor>,
     last_loss: f64,
     clock: Stopwatch,
     summaries: SummaryWriter,
     monitor: Option<Monitor>,
-    /// Workers and servers of a coordinator.
+    /// The workers and servers of a coordinator.
     fleet: Option<Fleet>,
-    /// Of which there are histograms.
+    /// The variables with histograms.
     variables: Option<Variables>,
-    /// Since when, and from how many examples on, the speed is counted that is written next.
+    /// The start of the next speed measurement: its time, and the number of examples.
     lap: (Stopwatch, usize),
 }
 
 enum View {
     Bar(ProgressBar),
-    /// One every so many examples.
+    /// A line after each multiple of this number of examples.
     Lines(usize),
     Nothing,
 }
 
-/// Lines that a long training prints at most.
+/// The maximum number of lines that a long training prints.
 const LINES: usize = 20;
-/// Trainings of fewer epochs print lines within them.
+/// Trainings of fewer epochs print lines within epochs.
 const LONG: usize = 3;
-/// How long a speed is counted before it is written.
+/// The minimum duration of a speed measurement.
 const LAP: Duration = Duration::from_millis(500);
-/// How many losses are read from a GPU at once.
+/// The number of losses that are read from a GPU at once.
 const AT_ONCE: usize = 16;
-/// Variables with more elements have no histograms.
+/// The maximum number of elements of a variable with histograms.
 const LARGE: usize = 1 << 20;
 
 impl Progress {
-    /// Starts the clock. Where standard output is a terminal, there is a bar on it. With `--log-dir`, each step's loss is written there; with
-    /// `--live`, it is shown in browsers, until this is dropped.
+    /// Starts the clock. If standard output is a terminal, it shows a bar. With `--log-dir`, each step's loss
+    /// is written there. With `--live`, it is shown in browsers until this is dropped.
     pub fn start(
         options: &Options,
         strategy: &Strategy,
@@ -78,7 +79,7 @@ impl Progress {
         })
     }
 
-    /// The same of a training whose steps are scheduled on workers.
+    /// Starts the clock of a training whose steps are scheduled on workers.
     pub fn of_coordinator(
         options: &Options,
         coordinator: &ClusterCoordinator,
@@ -102,12 +103,12 @@ impl Progress {
         Ok(progress)
     }
 
-    /// With `--log-dir`, writes histograms of these at the end of each epoch, but for large ones.
+    /// Writes histograms of small variables at the end of each epoch, with `--log-dir`.
     pub fn variables(self, variables: &Variables) -> Self {
         Self { variables: Some(variables.clone()), ..self }
     }
 
-    /// The same, with a bar on this terminal; without one, lines.
+    /// Starts the clock with a bar on this terminal, or with lines if there is none.
     pub fn on(
         terminal: Option<ProgressDrawTarget>,
         quiet: bool,
@@ -118,7 +119,7 @@ impl Progress {
     ) -> Self {
         let title = strategy.world().to_string();
         let view = match terminal {
-            // Of several workers, the chief alone tells.
+            // With several workers, only the chief prints.
             _ if quiet || !strategy.should_save_summary() => View::Nothing,
             None => View::Lines(match epochs {
                 ..LONG => (epochs * examples).div_ceil(LINES),
@@ -148,7 +149,7 @@ impl Progress {
         }
     }
 
-    /// The training is there, at first or after an interruption.
+    /// Sets the position of the training, initially or after an interruption.
     pub fn at(&mut self, position: Position) {
         let (epoch, steps) = (position.epoch as usize, position.steps as usize);
         let seen = epoch * self.examples + (steps * self.batch).min(self.examples);
@@ -159,7 +160,7 @@ impl Progress {
         }
     }
 
-    /// A step has been made; `losses` is what `minimize` gave: on every replica the mean over all examples.
+    /// Records a step. `losses` is the result of `minimize`: the mean over all examples on every replica.
     pub fn step(&mut self, losses: &PerReplica<Tensor>) -> distribute::Result<()> {
         let Some(loss) = losses.iter().next() else { return Ok(()) };
         self.unread.push(loss.clone());
@@ -168,7 +169,7 @@ impl Progress {
         if is_last || loss.device().is_cpu() || self.unread.len() >= AT_ONCE { self.read() } else { Ok(()) }
     }
 
-    /// Adds the losses that are not read yet. Reading one from a GPU waits for the step.
+    /// Adds the losses that have not been read yet. Reading one from a GPU waits for the step.
     fn read(&mut self) -> distribute::Result<()> {
         let losses = std::mem::take(&mut self.unread);
         if losses.is_empty() {
@@ -178,7 +179,7 @@ impl Progress {
         losses.into_iter().try_for_each(|loss| self.add(loss.into()))
     }
 
-    /// A step has been made, with this loss.
+    /// Records a step with this loss.
     pub fn add(&mut self, loss: f64) -> distribute::Result<()> {
         let (in_epoch, before) = (self.seen % self.examples, self.seen);
         let examples = self.batch.min(self.examples - in_epoch);
@@ -211,7 +212,7 @@ impl Progress {
                 if self.seen / every > before / every || self.seen == self.epochs * self.examples {
                     let speed = thousands(self.made as f64 / self.clock.seconds());
                     let (title, epochs) = (&self.title, self.epochs);
-                    // Of workers that don't wait for each other, one may make more steps than its share.
+                    // If workers do not wait for each other, one may make more steps than its share.
                     let epoch = self.seen.div_ceil(self.examples).min(epochs);
                     let (part, loss) = if whole {
                         (String::new(), self.last_loss)
@@ -229,13 +230,13 @@ impl Progress {
         Ok(())
     }
 
-    /// How many steps have been made, so many examples into this epoch.
+    /// Returns the number of steps at this number of examples in the current epoch.
     fn steps_of(&self, in_epoch: usize) -> u64 {
         let epoch = self.seen / self.examples;
         (epoch * self.examples.div_ceil(self.batch) + in_epoch.div_ceil(self.batch)) as u64
     }
 
-    /// Writes what is not of each step.
+    /// Writes summaries that are not written at each step.
     fn summarize(&mut self, step: u64, whole: bool) -> distribute::Result<()> {
         let (since, from) = self.lap;
         if since.elapsed() >= LAP {
@@ -254,7 +255,8 @@ impl Progress {
         Ok(())
     }
 
-    /// Stops the clock: the seconds since the start, examples in a second, and the mean loss of the last epoch.
+    /// Stops the clock. Returns the seconds since the start, examples per second, and the mean loss of the
+    /// last epoch.
     pub fn finish(mut self) -> distribute::Result<Pace> {
         self.read()?;
         if let View::Bar(bar) = &self.view {
@@ -268,7 +270,7 @@ impl Progress {
     }
 }
 
-/// How a training went.
+/// The speed and the loss of a training.
 pub struct Pace {
     pub seconds: f64,
     pub examples_per_s: f64,
@@ -283,7 +285,7 @@ fn bar(title: &str, length: u64, terminal: ProgressDrawTarget) -> ProgressBar {
     bar
 }
 
-/// A number for people: 12,345.
+/// Formats a number for people: 12,345.
 pub fn thousands(number: f64) -> String {
     let digits = format!("{number:.0}");
     let mut text = String::new();

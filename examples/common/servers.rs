@@ -5,17 +5,18 @@ use distribute::params::MinSizePartitioner;
 use distribute::{LocalCluster, ParameterServerStrategy};
 use std::sync::OnceLock;
 
-/// Servers of this process, where neither a cluster nor another number is given.
+/// The number of servers in this process, if neither a cluster nor another number is given.
 const SERVERS: usize = 2;
 
-/// A variable has no shards of fewer bytes.
+/// The minimum size of a shard, in bytes.
 const SHARD: usize = 256 << 10;
 
-/// That of this program, whose servers end with it.
+/// The strategy of this program, whose servers end with it.
 static STRATEGY: OnceLock<ParameterServerStrategy> = OnceLock::new();
 
-/// The strategy of the process that trains or, without a cluster, one of so many workers and servers in this process. A parameter server, and a worker, serves
-/// until that one is through, and ends here.
+/// Returns the strategy of the process that trains. Without a cluster, it has this number of workers and
+/// servers in this process. A process of a parameter server or worker serves until the chief has finished,
+/// and exits here.
 pub fn strategy(workers: usize, servers: Option<usize>) -> distribute::Result<ParameterServerStrategy> {
     let found = resolver::from_env()?;
     let cluster = found.cluster_spec()?;

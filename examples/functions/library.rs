@@ -1,15 +1,15 @@
-//! Remote functions of a library: nothing in the program that is linked with it calls them.
+//! Remote functions of a library, which no code in the linked program calls.
 
 #![forbid(unsafe_code)]
 
 use distribute::Result;
 use distribute::remote::WorkerContext;
 
-/// A module that nothing refers to.
+/// A module without references to it.
 pub mod alone {
     use super::{Result, WorkerContext};
 
-    /// The number of the worker.
+    /// Returns the index of the worker.
     ///
     /// # Errors
     /// None.
@@ -19,7 +19,7 @@ pub mod alone {
     }
 }
 
-/// How many workers there are.
+/// Returns the number of workers.
 ///
 /// # Errors
 /// None.

@@ -1,9 +1,9 @@
-//! The remote functions of a program and of a library that is linked with it, by their names. Nothing calls them: that they are there in a
-//! release build is for the linker to see to.
+//! Prints the names of the remote functions of a program and of a linked library. No code calls them, so the
+//! linker must keep them in a release build.
 
 #![forbid(unsafe_code)]
 
-// Linked, and nothing of it is used.
+// Linked, although no item is used.
 use distribute_examples as _;
 
 mod alone {

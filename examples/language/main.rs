@@ -4,9 +4,10 @@
 //! cargo run --release --example language -- --help
 //! ```
 //!
-//! The model is candle_transformers' llama2_c with other `use` lines (see `model.rs`, and the guide docs/transformers.md for
-//! why). It is trained on nine tenths of 63,666 descriptions; on the others its loss is compared with that of a bigram
-//! model, which knows how often one character follows another. At the end it makes up some packages.
+//! The model is candle_transformers' llama2_c with other `use` lines (see `model.rs`, and the guide
+//! docs/transformers.md for the reason). It is trained on nine tenths of 63,666 descriptions. On the others
+//! its loss is compared with that of a bigram model, which counts pairs of characters. At the end it
+//! generates some packages.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -24,9 +25,9 @@ use serde_json::json;
 use text::{END, Text};
 
 const EPOCHS: usize = 1;
-/// Pieces of text, of all replicas together.
+/// The global batch size, in pieces of text.
 const BATCH: usize = 32;
-/// Characters of a piece.
+/// The number of characters in a piece.
 const LENGTH: usize = 64;
 const LEARNING_RATE: f64 = 3e-3;
 const WARMUP: u64 = 50;
@@ -105,7 +106,7 @@ fn main() -> distribute::Result<()> {
     Ok(())
 }
 
-/// The mean loss of the characters of some pieces after their first, and how many they are.
+/// Returns the mean loss of the characters after the first in some pieces, and their number.
 fn loss(model: &Llama, pieces: &Tensor) -> distribute::Result<(Tensor, usize)> {
     let (rows, length) = (pieces.dim(0)?, pieces.dim(1)? - 1);
     let logits = model.forward(&pieces.narrow(1, 0, length)?)?.flatten_to(1)?;
@@ -113,7 +114,7 @@ fn loss(model: &Llama, pieces: &Tensor) -> distribute::Result<(Tensor, usize)> {
     Ok((loss::cross_entropy(&logits, &next)?, rows * length))
 }
 
-/// In nats for a character.
+/// Returns the held-out loss in nats per character.
 fn held_out_loss(strategy: &Strategy, model: &Replicated<Llama>, text: &Text) -> distribute::Result<f64> {
     let (mut sum, mut count) = (0., 0);
     let batches = Dataset::from_slices(text.held_out(LENGTH)?)?.batch(4 * BATCH);
@@ -128,12 +129,12 @@ fn held_out_loss(strategy: &Strategy, model: &Replicated<Llama>, text: &Text) ->
     Ok(sum / count as f64)
 }
 
-/// Descriptions drawn from the model, a character at a time: likely ones, since logits are stretched.
+/// Generates descriptions with the model, a character at a time. Scaled logits prefer likely characters.
 fn made_up(model: &Llama, text: &Text, seed: u64, lines: usize) -> distribute::Result<Vec<String>> {
     const STRETCH: f64 = 1.5;
     let mut random = seed;
     let mut uniform = || {
-        // A linear congruential generator: good enough for dice.
+        // A linear congruential generator is sufficient here.
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (random >> 11) as f64 / (1u64 << 53) as f64
     };

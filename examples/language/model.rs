@@ -1,7 +1,7 @@
-//! Llama 2, as `candle_transformers::models::llama2_c` has it (MIT or Apache-2.0, the candle authors), trimmed to training:
-//! without the KV cache, and with tables of angles that are no variables. The names of variables and the numbers are those
-//! of that model; the `use` lines take norms, rotary embeddings and attention from `distribute::nn`, where candle's have no
-//! gradient.
+//! Llama 2, from `candle_transformers::models::llama2_c` (MIT or Apache-2.0, the candle authors), reduced to
+//! training: without the KV cache, and with tables of angles that are not variables. The names and shapes of
+//! variables are those of that model. The `use` lines take norms, rotary embeddings and attention from
+//! `distribute::nn`, because candle's have no gradient.
 
 use candle_core::{DType, Device, Result, Tensor};
 use distribute::nn::{Embedding, Linear, Module, RmsNorm, VarBuilder};
@@ -10,19 +10,20 @@ use distribute::nn::{embedding, linear_no_bias as linear, ops, rms_norm, rotary_
 #[derive(Clone, Debug)]
 pub struct Config {
     pub dim: usize,
-    /// Of the feed-forward layers.
+    /// The width of the feed-forward layers.
     pub hidden_dim: usize,
     pub n_layers: usize,
     pub n_heads: usize,
-    /// Heads of keys and values, which divide those of queries.
+    /// The number of heads of keys and values, which divides the number of heads of queries.
     pub n_kv_heads: usize,
     pub vocab_size: usize,
-    /// Tokens that the model sees at most.
+    /// The maximum number of tokens in a sequence.
     pub seq_len: usize,
     pub norm_eps: f64,
 }
 
-/// Cosines and sines of the angles of each position, `[seq_len, width / 2]`: the same on all replicas, and not trained.
+/// The cosines and sines of the angles of each position, `[seq_len, width / 2]`: the same on all replicas,
+/// and not trained.
 struct Angles {
     cos: Tensor,
     sin: Tensor,
@@ -142,7 +143,7 @@ impl Llama {
         })
     }
 
-    /// Logits `[batch, positions, vocab_size]` of the token after each of `[batch, positions]`.
+    /// Returns logits `[batch, positions, vocab_size]` of the token after each of `[batch, positions]`.
     pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         let mut x = self.wte.forward(tokens)?;
         for block in &self.blocks {

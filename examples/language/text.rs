@@ -1,25 +1,25 @@
-//! The descriptions of Debian's packages, as one long text of characters, and what a bigram model says of it.
+//! The descriptions of Debian's packages, as one long text of characters, and the loss of a bigram model.
 
 use candle_core::{Device, Tensor};
 use distribute::data::Dataset;
 use distribute::data::csv::{ColumnType, Csv};
 use std::collections::HashMap;
 
-/// Between two descriptions.
+/// The token between two descriptions.
 pub const END: u32 = 0;
-/// A character that the training text does not have.
+/// The token of characters that are not in the training text.
 const UNKNOWN: u32 = 1;
 
-/// Characters as numbers.
+/// A text as tokens, one for each character.
 pub struct Text {
-    /// Of each number; of [`END`] and unknown ones what is printed.
+    /// The character of each token; for [`END`] and unknown ones, the printed character.
     characters: Vec<char>,
     training: Vec<u32>,
     held_out: Vec<u32>,
 }
 
 impl Text {
-    /// Every tenth description, of an order drawn from one fixed seed, is held out.
+    /// Reads the descriptions. Every tenth one, in a random order with a fixed seed, is held out.
     pub fn read() -> distribute::Result<Self> {
         const SPLIT_SEED: u64 = 0;
         let file = include_bytes!("../data/debian-packages.tsv.gz");
@@ -59,8 +59,8 @@ impl Text {
         self.characters.get(token as usize).copied().unwrap_or('\u{fffd}')
     }
 
-    /// The training text in pieces `[n, length + 1]`, each of which begins with the last token of the one before: for
-    /// `length` tokens the one that comes next is known.
+    /// Returns the training text in pieces `[n, length + 1]`. Each begins with the last token of the previous
+    /// piece, so a piece has the next token for each of its first `length` tokens.
     pub fn training(&self, length: usize) -> distribute::Result<Tensor> {
         pieces(&self.training, length)
     }
@@ -69,8 +69,8 @@ impl Text {
         pieces(&self.held_out, length)
     }
 
-    /// The mean loss of the held-out pieces by how often each character follows each other in the training text, with a
-    /// tenth added to each count; in nats for a character.
+    /// Returns the mean loss of a bigram model on the held-out pieces, in nats per character. Its
+    /// probabilities are the pair counts in the training text, with a tenth added to each.
     pub fn bigram_loss(&self, length: usize) -> distribute::Result<f64> {
         const ADDED: f64 = 0.1;
         let size = self.vocabulary();

@@ -1,4 +1,5 @@
-//! The same training by workers that run this program each, without a coordinator, against parameter servers.
+//! The same training without a coordinator: each worker runs this program, with variables on parameter
+//! servers.
 //!
 //! ```text
 //! distribute launch --workers 2 --ps 2 -- target/release/examples/packages --strategy between-graph
@@ -18,13 +19,13 @@ use distribute::{Job, nn::loss};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A variable has no shards of fewer bytes.
+/// The minimum size of a shard, in bytes.
 const SHARD: usize = 256 << 10;
 
-/// How long the chief waits for the others when it is through, and they until it is ready.
+/// The time that the chief waits for the others at the end, and they for the chief at the start.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// One task of the job, or all of the training where there is none.
+/// Runs one task of the job, or the entire training if there is no cluster.
 pub fn run(name: &str, options: &Options, kind: Kind, packages: &Arc<Packages>) -> distribute::Result<()> {
     let found = resolver::from_env()?;
     if between_graph::serve(&*found)? {
@@ -54,7 +55,7 @@ fn train(
     let all = packages.clone();
     let model = strategy.replicate_seeded(options.seed, move |vb| Model::new(kind, &all, vb))?;
     let optimizer = Adagrad::with_rule(rule(), &model.variables, LEARNING_RATE)?;
-    // Steps of all workers count, so that a worker that was started again, or is slow, holds nobody up.
+    // The steps of all workers count, so a restarted or slow worker delays no other.
     let steps = strategy.global_step()?;
     let each = examples.div_ceil(BATCH) as i64;
     let total = each * epochs as i64;
@@ -65,7 +66,7 @@ fn train(
         let (worker, workers) = (strategy.worker(), strategy.workers());
         say(&format!("worker {worker} of {workers} trains from step {made} of {total}"));
     }
-    // What the chief shows is of its own steps.
+    // The chief shows its own steps.
     let share = examples.div_ceil(strategy.workers());
     let mut progress = Progress::start(options, strategy, epochs, share, BATCH)?.variables(&model.variables);
     let mut pass = made / each;
@@ -95,7 +96,7 @@ fn train(
     if !strategy.is_chief() {
         return Ok(None);
     }
-    // The chief tests alone, on all of them.
+    // The chief tests alone, on all held-out packages.
     let right = right(strategy, &model, packages, &packages.held_out, AutoShardPolicy::Off)?;
     let usage = strategy.extended().parameter_servers().map_or(Ok(Vec::new()), |servers| servers.usage())?;
     Ok(Some(Asynchronous {

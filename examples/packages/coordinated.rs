@@ -1,5 +1,5 @@
-//! The same training by a coordinator: this program schedules steps, workers run them without waiting for each other, and tables of embeddings are on
-//! parameter servers.
+//! The same training by a coordinator: this program schedules steps, workers run them without waiting for
+//! each other, and tables of embeddings are on parameter servers.
 
 use crate::common::compare::{Asynchronous, beside_one_device};
 use crate::common::{Options, progress::Progress};
@@ -14,12 +14,12 @@ use distribute::{ClusterCoordinator, ParameterServerStrategy, Result, prelude::*
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// So many steps are in the queue or on workers, so that none of these ever has to wait for one.
+/// The number of steps in the queue or on workers, so that no worker ever has to wait.
 const AHEAD: usize = 64;
-/// How many packages are tested at once.
+/// The number of packages that are tested at once.
 const TESTED: usize = 16 * BATCH;
 
-/// What each worker makes once, and keeps.
+/// A resource that each worker creates once, and keeps.
 struct Trainer {
     packages: Arc<Packages>,
     model: Replicated<Model>,
@@ -34,8 +34,8 @@ fn build(worker: &WorkerContext, kind: Kind, seed: u64) -> Result<Trainer> {
     Ok(Trainer { packages, model, optimizer })
 }
 
-/// Batches of a worker's share of the packages to train with: in each epoch another order, and another sample of neighbours. A worker that is faster than
-/// the others comes to their end earlier, and goes through them again.
+/// Returns batches of a worker's share of the training packages. Each epoch has another order, and another
+/// sample of neighbours. A faster worker reaches the end earlier, and starts again from the first epoch.
 #[distribute::remote]
 fn input(worker: &WorkerContext, epochs: usize, seed: u64) -> Result<Dataset<Batch>> {
     let (packages, part) = (Packages::share()?, worker.input_context());
@@ -48,7 +48,7 @@ fn input(worker: &WorkerContext, epochs: usize, seed: u64) -> Result<Dataset<Bat
     Ok(all.repeat_forever())
 }
 
-/// A step, and its loss.
+/// Makes a step, and returns its loss.
 #[distribute::remote]
 fn train_step(worker: &WorkerContext, trainer: &Trainer, data: &Batches<Batch>) -> Result<f32> {
     let losses = worker.strategy().run((&trainer.model, data.next()?), |ctx, (model, batch)| {
@@ -58,7 +58,7 @@ fn train_step(worker: &WorkerContext, trainer: &Trainer, data: &Batches<Batch>) 
     losses.to_scalar()
 }
 
-/// Of how many packages, of those that are held out between two numbers, the model tells the section.
+/// Returns the number of correct predictions among the held-out packages in this range.
 #[distribute::remote]
 fn evaluate(worker: &WorkerContext, trainer: &Trainer, from: usize, to: usize) -> Result<u64> {
     let Trainer { packages, model, .. } = trainer;
@@ -71,7 +71,7 @@ fn evaluate(worker: &WorkerContext, trainer: &Trainer, from: usize, to: usize) -
     )
 }
 
-/// Trains and tests on the workers of a strategy, and shows beside it what one device comes to.
+/// Trains and tests on the workers of a strategy, and compares with one device.
 pub fn main(name: &str, options: &Options, strategy: &ParameterServerStrategy, kind: Kind) -> Result<()> {
     let packages = Packages::share()?;
     let coordinator = ClusterCoordinator::new(strategy)?;
@@ -108,7 +108,7 @@ pub fn main(name: &str, options: &Options, strategy: &ParameterServerStrategy, k
         workers: strategy.workers(),
         usage: strategy.server_usage()?,
     };
-    // Before the workers are ended: it would miss them.
+    // Dropped before the workers are ended: otherwise the coordinator would report their loss.
     drop((trainer, data, coordinator));
     beside_one_device(name, options, &trained, |one| train(one, options, kind, &packages, false))
 }

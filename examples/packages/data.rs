@@ -1,4 +1,4 @@
-//! The packages, as numbers: words, sections, and who depends on whom.
+//! The packages as numbers: words, sections, and dependencies.
 
 use crate::graph::Graph;
 use candle_core::{Device, Tensor};
@@ -8,38 +8,38 @@ use distribute::data::csv::{ColumnType, Csv};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// Words of a package that count. Few have more.
+/// The maximum number of words of a package. Few packages have more.
 const LONGEST: usize = 32;
 
 /// All packages.
 pub struct Packages {
-    /// For each package `LONGEST` word numbers, filled up with [`padding`](Self::padding).
+    /// The `LONGEST` word numbers of each package, padded with [`padding`](Self::padding).
     words: Vec<u32>,
-    /// Those that are in a package to train with: what is only in others has no number.
+    /// The number of words in training packages. Words that are only in other packages have no number.
     pub vocabulary: usize,
     sections: Vec<u32>,
     pub section_names: Vec<String>,
     graph: Graph,
-    /// The packages to train with, and those to test with: a random fifth, drawn from one fixed seed.
+    /// The packages for training, and for testing: a random fifth, with a fixed seed.
     pub training: Vec<u32>,
     pub held_out: Vec<u32>,
 }
 
-/// What a replica gets of some packages.
+/// A batch of packages on a replica.
 #[derive(Nest)]
 pub struct Batch {
-    /// `[n, LONGEST]`
+    /// The words, `[n, LONGEST]`.
     pub words: Tensor,
-    /// Neighbours of each package, `[n, FIRST]`: see [`Graph::sample`].
+    /// The neighbours of each package, `[n, FIRST]`: see [`Graph::sample`].
     pub first: Tensor,
-    /// Neighbours of each of these, `[n, FIRST, SECOND]`.
+    /// The neighbours of each of these, `[n, FIRST, SECOND]`.
     pub second: Tensor,
-    /// `[n]`
+    /// The sections, `[n]`.
     pub sections: Tensor,
 }
 
 impl Packages {
-    /// Those of this process, read once.
+    /// Returns the packages of this process, which are read once.
     pub fn share() -> distribute::Result<Arc<Self>> {
         static ALL: OnceLock<Arc<Packages>> = OnceLock::new();
         static READING: Mutex<()> = Mutex::new(());
@@ -99,7 +99,7 @@ impl Packages {
         }))
     }
 
-    /// The number that stands for no word.
+    /// Returns the number for padding.
     pub fn padding(&self) -> usize {
         self.vocabulary
     }
@@ -108,7 +108,7 @@ impl Packages {
         self.sections.len()
     }
 
-    /// What replicas get of these packages. The neighbours are drawn from `seed`.
+    /// Returns a batch of these packages. The neighbours are sampled with `seed`.
     pub fn batch(&self, packages: &[u32], seed: u64) -> candle_core::Result<Batch> {
         let (n, cpu) = (packages.len(), &Device::Cpu);
         let mut words = Vec::with_capacity(n * LONGEST);
@@ -125,7 +125,7 @@ impl Packages {
         })
     }
 
-    /// Batches of these packages in an order that follows from `seed`, made while replicas compute.
+    /// Returns batches of these packages in an order determined by `seed`, created while replicas compute.
     pub fn batches(
         self: &Arc<Self>,
         packages: &[u32],
@@ -139,7 +139,7 @@ impl Packages {
     }
 }
 
-/// A word and where it stands: as the first word of a name, a word says something else than in a description.
+/// A word and its place: the first word of a name has another meaning than the same word in a description.
 type Word = (Place, String);
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -149,8 +149,8 @@ enum Place {
     Description,
 }
 
-/// The words of a package in lower case, of letters and digits: the first of its name, all of its name, and its
-/// description's.
+/// Returns the words of a package in lower case, of letters and digits: the first of its name, all of its
+/// name, and all of its description.
 fn words(name: &str, description: &str) -> Vec<Word> {
     fn of(place: Place, text: &str) -> impl Iterator<Item = Word> {
         let words = text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());

@@ -1,20 +1,20 @@
-//! Who depends on whom, and samples of a package's surroundings.
+//! The dependencies between packages, and samples of a package's neighbourhood.
 
 use std::collections::HashMap;
 
-/// The packages as a graph whose edges are dependencies, seen from both ends.
+/// The packages as a graph. Its edges are dependencies, in both directions.
 pub struct Graph {
-    /// Where each package's neighbours begin.
+    /// The start of each package's neighbours.
     starts: Vec<usize>,
     neighbours: Vec<u32>,
 }
 
 impl Graph {
-    /// Neighbours that are drawn of a package, and of each of these.
+    /// The number of neighbours sampled for a package, and for each of these.
     pub const FIRST: usize = 10;
     pub const SECOND: usize = 5;
 
-    /// `depends` has for each package the names it depends on, with commas between them.
+    /// Creates the graph. `depends` has the comma-separated names of each package's dependencies.
     pub fn new(names: &[String], depends: &[String]) -> Self {
         let numbers: HashMap<&str, u32> =
             names.iter().enumerate().map(|(i, name)| (name.as_str(), i as u32)).collect();
@@ -25,7 +25,7 @@ impl Graph {
                 lists[*other as usize].push(package as u32);
             }
         }
-        // Who has no neighbours is his own.
+        // A package without neighbours is its own.
         for (package, list) in lists.iter_mut().enumerate().filter(|(_, list)| list.is_empty()) {
             list.push(package as u32);
         }
@@ -37,8 +37,8 @@ impl Graph {
         Self { starts, neighbours: lists.concat() }
     }
 
-    /// For each package `FIRST` neighbours, and for each of these `SECOND`: drawn with replacement, each by (seed, package,
-    /// position), so that a sample depends on nothing else.
+    /// Returns `FIRST` neighbours of each package, and `SECOND` of each of these. They are sampled with
+    /// replacement by (seed, package, position), so a sample depends on nothing else.
     pub fn sample(&self, packages: &[u32], seed: u64) -> (Vec<u32>, Vec<u32>) {
         let mut first = Vec::with_capacity(packages.len() * Self::FIRST);
         let mut second = Vec::with_capacity(first.capacity() * Self::SECOND);
@@ -61,7 +61,7 @@ impl Graph {
     }
 }
 
-/// SplitMix64: bits that look random.
+/// Mixes bits pseudorandomly: SplitMix64.
 fn mix(x: u64) -> u64 {
     let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,12 +1,13 @@
-//! Debian packages: their section, predicted from the words of name and description, or from the packages that they depend
-//! on and that depend on them.
+//! Debian packages: prediction of their section from the words of name and description, or from the packages
+//! that they depend on and that depend on them.
 //!
 //! ```text
 //! cargo run --release --example packages -- --help
 //! ```
 //!
-//! Tables of embeddings have most of the weights, and a batch touches few of their rows: the gradients are sparse. Of the
-//! 63,666 packages four fifths are for training, the other fifth, drawn at random from one fixed seed, is held out.
+//! Tables of embeddings have most of the weights, and a batch uses few of their rows: the gradients are
+//! sparse. Four fifths of the 63,666 packages are for training. The other fifth, chosen at random with a
+//! fixed seed, is held out.
 
 mod between;
 #[path = "../common/mod.rs"]
@@ -29,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 const EPOCHS: usize = 3;
-/// Of all replicas together.
+/// The global batch size.
 const BATCH: usize = 256;
 const LEARNING_RATE: f64 = 0.1;
 
@@ -37,22 +38,22 @@ const LEARNING_RATE: f64 = 0.1;
 struct Arguments {
     #[command(flatten)]
     common: Options,
-    /// What the section is told by
+    /// The features that predict the section
     #[arg(long, value_enum, default_value = "words")]
     model: Kind,
-    /// Leave the loop to runner::run, in which each replica has batches of its own
+    /// Leave the loop to runner::run, in which each replica has its own batches
     #[arg(long)]
     runner: bool,
 }
 
-/// What tells the section.
+/// The features that predict the section.
 #[derive(ValueEnum, Serialize, Deserialize, Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
     /// A bag of embeddings of the words
     Words,
     /// GraphSAGE over the dependencies, with an embedding of each package
     Graph,
-    /// Both, side by side
+    /// Both, concatenated
     Both,
 }
 
@@ -120,7 +121,7 @@ fn rule() -> rules::Adagrad {
     rules::Adagrad { initial_accumulator_value: 1e-8, ..Default::default() }
 }
 
-/// Of how many of these packages the model tells the section.
+/// Returns the number of correct predictions among these packages.
 fn right(
     strategy: &Strategy,
     model: &Replicated<Model>,

@@ -1,4 +1,4 @@
-//! What tells a package's section: its words, the packages around it, or both.
+//! A model that predicts a package's section from its words, the packages around it, or both.
 
 use crate::Kind;
 use crate::data::{Batch, Packages};
@@ -6,7 +6,7 @@ use candle_core::{D, Module, Result, Tensor};
 use candle_nn::{Activation, Init, VarBuilder};
 use distribute::nn::{BagMode, Embedding, EmbeddingBag, Linear, embedding_bag_init, embedding_init, linear};
 
-/// Logits of the sections.
+/// A model that returns logits of the sections.
 pub struct Model {
     words: Option<EmbeddingBag>,
     graph: Option<Sage>,
@@ -17,13 +17,13 @@ const WORD: usize = 64;
 const NODE: usize = 32;
 const HIDDEN: usize = 64;
 
-/// First values of tables of embeddings.
+/// The initial values of tables of embeddings.
 const TABLE: Init = Init::Randn { mean: 0., stdev: 0.03 };
 
 impl Model {
     pub fn new(kind: Kind, packages: &Packages, vb: VarBuilder) -> Result<Self> {
         let words = (kind != Kind::Graph).then(|| {
-            // One row for each word; padding is no row.
+            // One row for each word; padding has no row.
             let words = embedding_bag_init(packages.vocabulary, WORD, BagMode::SqrtN, TABLE, vb.pp("words"));
             words.map(|words| words.with_padding(packages.padding()))
         });
@@ -43,9 +43,10 @@ impl Model {
     }
 }
 
-/// GraphSAGE with the mean of sampled neighbours (Hamilton, Ying and Leskovec, 2017): a layer makes of what it knows of a
-/// package, and of the mean of what it knows of its neighbours, what the next one knows. The second layer's weight is the
-/// model's output. A package's own embedding does not take part: those of the training would learn their section by heart.
+/// GraphSAGE with the mean of sampled neighbours (Hamilton, Ying and Leskovec, 2017). A layer computes the
+/// next representation of a package from its representation and the mean of its neighbours' representations.
+/// The second layer's weight is the model's output. A package's own embedding does not participate: the
+/// training packages would memorize their sections.
 struct Sage {
     itself: Embedding,
     around: EmbeddingBag,
@@ -57,13 +58,14 @@ impl Sage {
         // One table for a package as itself and as a neighbour.
         let itself = embedding_init(packages, NODE, TABLE, vb.pp("packages"))?;
         let around = embedding_bag_init(packages, NODE, BagMode::Mean, TABLE, vb.pp("packages"))?;
-        // Smooth: at relu's corner a last bit, which another number of replicas may round otherwise, decides over a unit.
+        // Smooth: at relu's corner a last bit, which may round differently with another number of replicas,
+        // decides over a unit.
         let hidden = linear(2 * NODE, HIDDEN, vb.pp("hidden"))?.with_activation(Activation::Sigmoid);
         Ok(Self { itself, around, hidden })
     }
 
-    /// `[n, NODE + HIDDEN]`: the means over each package's neighbours of their embeddings, and of what the first layer
-    /// makes of them and of their neighbours.
+    /// Returns `[n, NODE + HIDDEN]`: the means over each package's neighbours of their embeddings, and of the
+    /// first layer's output for them.
     fn forward(&self, first: &Tensor, second: &Tensor) -> Result<Tensor> {
         let known = Tensor::cat(&[self.itself.forward(first)?, self.around.forward(second)?], D::Minus1)?;
         let hidden = self.hidden.forward(&known)?.mean(1)?;

@@ -1,4 +1,4 @@
-//! The training by `runner::run` in place of a loop: each replica makes batches of its own.
+//! The training by `runner::run` instead of a loop: each replica makes its own batches.
 
 use crate::common::Options;
 use crate::common::progress::Progress;
@@ -26,7 +26,7 @@ pub fn train(
         Ok(mine.shuffle(all.training.len(), seed))
     });
     let all = packages.clone();
-    // Each epoch has its own order; a package has the same sample of neighbours in all.
+    // Each epoch has its own order; a package has the same sample of neighbours in all epochs.
     let datasets = datasets.batched(move |packages, batching| {
         let all = all.clone();
         let batches = packages.batch(batching.per_replica);

@@ -1,4 +1,5 @@
-//! Workers that run the whole program each, under a launcher, as processes: one is killed in the middle of a step and comes again.
+//! Workers that each run the entire program, as processes under a launcher: one is killed in the middle of a
+//! step and restarted.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Where workers write what they have done.
+/// The folder to which workers write their results.
 const FOLDER: &str = "DISTRIBUTE_TEST_FOLDER";
 /// The number of the worker that dies.
 const DIES: &str = "DISTRIBUTE_TEST_DIES";
@@ -22,7 +23,7 @@ const DIES: &str = "DISTRIBUTE_TEST_DIES";
 const TOTAL: i64 = 200;
 const PATIENCE: Duration = Duration::from_secs(40);
 
-/// One task's program.
+/// Runs the program of one task.
 fn program(folder: &Path, dies: usize) -> Result<()> {
     // PSV1-1: the cluster is that of TF_CONFIG.
     if between_graph::serve(&TfConfigClusterResolver::from_env()?)? {
@@ -48,7 +49,7 @@ fn program(folder: &Path, dies: usize) -> Result<()> {
             let x = Tensor::from_vec(ids.clone(), (ids.len(), 1), &Device::Cpu)?;
             let y = ((&x * 3.)? + 1.)?;
             let loss = (fc.forward(&x)? - y)?.sqr()?.mean_all()?;
-            // Between what it has computed and its update.
+            // Between the computation and the update.
             if dies && ctx.step() == 10 {
                 fs::write(&died, "").unwrap();
                 std::process::abort();
@@ -61,7 +62,7 @@ fn program(folder: &Path, dies: usize) -> Result<()> {
         if is_back && !back.exists() {
             fs::write(&back, first.to_string()).unwrap();
         }
-        // All go on until the one that died has come again.
+        // All continue until the worker that died has restarted.
         if steps.read::<i64>()? >= TOTAL && back.exists() {
             break;
         }
@@ -73,7 +74,7 @@ fn program(folder: &Path, dies: usize) -> Result<()> {
     strategy.finish(PATIENCE)
 }
 
-/// A task, if this process is to be one.
+/// Runs a task, if this process is one.
 #[test]
 fn task() {
     if child::part().is_some() {
@@ -83,7 +84,7 @@ fn task() {
     }
 }
 
-/// Trains under a launcher; `dies` is the number of the worker that dies, counted from the chief.
+/// Trains under a launcher. `dies` is the number of the worker that dies, counted from the chief.
 fn train(layout: Layout, dies: usize) {
     let folder = tempfile::tempdir().unwrap();
     let said = Arc::new(Mutex::new(String::new()));

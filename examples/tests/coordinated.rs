@@ -1,4 +1,5 @@
-//! `packages` whose steps a coordinator schedules: with all tasks in one process, and with each in its own.
+//! Tests `packages` with steps scheduled by a coordinator: with all tasks in one process, and with each in
+//! its own.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -12,10 +13,11 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Two epochs: in one, a worker that starts late leaves the other its half, twice.
+/// Two epochs, because in one, a worker that starts late leaves its half to the other, which then sees its
+/// own twice.
 const ARGUMENTS: [&str; 5] = ["--strategy", "ps", "--epochs", "2", "--json"];
 
-/// What every training by two workers with two servers has to come to.
+/// Checks the result of every training by two workers with two servers.
 fn check(found: &Value) {
     assert_eq!((&found["workers"], &found["servers"]), (&json!(2), &json!(2)), "{found}");
     let [accuracy, of_one] = [found, &found["one_device"]].map(|it| it["accuracy"].as_f64().unwrap());
@@ -32,7 +34,7 @@ fn workers_of_one_process_come_to_the_accuracy_of_one_device() {
     watched_for(MINUTES, || {
         let output = Command::new(example("packages")).args(ARGUMENTS).output().unwrap();
         check(&figures(&output));
-        // It goes into a pipe: lines, with what workers and servers do.
+        // The output is a pipe, so lines are printed, with the state of workers and servers.
         let said = text(&output.stdout);
         let line = said.lines().find(|line| line.contains(" queued, ")).unwrap_or_else(|| panic!("{said}"));
         assert!(line.starts_with("2 workers, 2 servers: epoch 1 of 2 ("), "{line}");
@@ -59,7 +61,7 @@ fn processes_under_a_launcher_come_to_it_too_and_end_by_themselves() {
         let outcome = launch.run().unwrap();
         let said = said.lock().unwrap();
         assert_eq!(outcome.exit_code(), 0, "{outcome}: {said:?}");
-        // Others say on standard error where they serve.
+        // Other tasks print on standard error where they serve.
         let results: Vec<_> = said.iter().filter(|(_, stream, _)| *stream == Stream::Out).collect();
         let [(task, _, line)] = results.as_slice() else { panic!("{said:?}") };
         assert_eq!(task, "chief 0");

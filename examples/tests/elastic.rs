@@ -1,4 +1,5 @@
-//! Workers that come and go under a launcher, as processes: one of three dies, the others go on, and it comes again.
+//! Workers that leave and return, as processes under a launcher: one of three dies, the others continue, and
+//! it comes back.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -20,14 +21,14 @@ const ROWS: i64 = 60;
 const BATCH: usize = 12;
 const STEPS: u64 = ROWS as u64 / BATCH as u64;
 
-/// Where workers write what they have done.
+/// The folder to which workers write their results.
 const FOLDER: &str = "DISTRIBUTE_TEST_FOLDER";
-/// Where the one that comes again waits until the others have gone on without it.
+/// The address at which the worker that comes back waits until the others have continued without it.
 const GATE: &str = "DISTRIBUTE_TEST_GATE";
 
 const PATIENCE: Duration = Duration::from_secs(50);
 
-/// One worker's program.
+/// Runs the program of one worker.
 fn program(folder: &Path) -> Result<()> {
     let died = folder.join("died");
     if died.exists() && index() == 2 {
@@ -55,7 +56,7 @@ fn program(folder: &Path) -> Result<()> {
                         fs::write(&died, "").unwrap();
                         std::process::abort();
                     }
-                    // All end together, as the first of them says.
+                    // All end together, decided by the first one.
                     let is_over = ctx.all_reduce(ReduceOp::Sum, vec![f32::from(u8::from(grown))])?;
                     let ids = ids.to_vec::<i64>()?;
                     let x: Vec<f32> = ids.iter().map(|id| (*id as f32).sin()).collect();
@@ -71,7 +72,7 @@ fn program(folder: &Path) -> Result<()> {
                 is_over = over[0] > 0.;
                 let ids: Vec<_> = ids.iter().map(i64::to_string).collect();
                 writeln!(steps, "{made} {workers} {}", ids.join(" ")).unwrap();
-                // A step has been made without the one that has died.
+                // A step has been made without the worker that died.
                 if index() == 0 && workers == 2 && died.exists() && !shrunk {
                     shrunk = true;
                     drop(gate(b"s"));
@@ -86,7 +87,7 @@ fn program(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Which worker this process is, as the launcher says.
+/// Returns the index of the worker of this process, from the launcher.
 fn index() -> usize {
     let config: serde_json::Value = serde_json::from_str(&std::env::var("TF_CONFIG").unwrap()).unwrap();
     config["task"]["index"].as_u64().unwrap() as usize
@@ -99,7 +100,7 @@ fn gate(word: &[u8]) -> TcpStream {
     gate
 }
 
-/// Lets the one that comes in when the others have gone on without it.
+/// Lets the returning worker in after the others have continued without it.
 fn keep(gate: &TcpListener) {
     let mut both = [gate.accept().unwrap().0, gate.accept().unwrap().0];
     for guest in &mut both {
@@ -112,7 +113,7 @@ fn keep(gate: &TcpListener) {
     }
 }
 
-/// A worker, if this process is to be one.
+/// Runs a worker, if this process is one.
 #[test]
 fn worker() {
     if child::part().is_some() {
@@ -120,7 +121,7 @@ fn worker() {
     }
 }
 
-/// What the workers have written in files of this name.
+/// Returns the contents of the files that workers have written under this name.
 fn written(folder: &Path, name: &str) -> Vec<String> {
     let all = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let named = all.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with(name));

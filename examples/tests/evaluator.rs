@@ -1,4 +1,5 @@
-//! An evaluator under a launcher, beside two workers: it dies, is started again, and has evaluated each checkpoint once in the end.
+//! An evaluator under a launcher, next to two workers: it dies, is restarted, and in the end has evaluated
+//! each checkpoint once.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -19,9 +20,9 @@ use std::time::Duration;
 
 const EPOCHS: usize = 3;
 
-/// Where checkpoints and results are.
+/// The folder of checkpoints and results.
 const FOLDER: &str = "DISTRIBUTE_TEST_FOLDER";
-/// Where the training waits until the evaluator has been started again.
+/// The address at which the training waits until the evaluator has been restarted.
 const GATE: &str = "DISTRIBUTE_TEST_GATE";
 
 const PATIENCE: Duration = Duration::from_secs(50);
@@ -35,10 +36,10 @@ fn loss(fc: &Linear, points: &Tensor) -> Result<(Tensor, usize)> {
     Ok((fc.forward(points)?.sqr()?.mean_all()?, points.dim(0)?))
 }
 
-/// The program of all tasks. None of the workers knows that there is an evaluator.
+/// Runs the program of all tasks. The workers do not know that there is an evaluator.
 fn program(folder: &Path) -> Result<()> {
     let run = folder.join("run");
-    // Of the evaluator, one that is alone.
+    // For the evaluator, this is a strategy of one process.
     let strategy = MultiWorkerMirroredStrategy::builder().replicas(1).build()?;
     let model = strategy.replicate(|vb| linear(2, 1, vb.pp("fc")))?;
     if Evaluator::is_this_task()? {
@@ -60,7 +61,7 @@ fn program(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Dies in the second evaluation, once.
+/// Evaluates checkpoints, and dies in the second evaluation, once.
 fn evaluate(folder: &Path, run: &Path, model: &Replicated<Linear>) -> Result<()> {
     let (died, mut count) = (folder.join("died"), 0);
     let batches = model.variables.strategy().distribute_dataset(points().batch(32))?;
@@ -68,7 +69,7 @@ fn evaluate(folder: &Path, run: &Path, model: &Replicated<Linear>) -> Result<()>
     evaluator.run(&Checkpoint::new().part("model", &model.variables), |_| {
         count += 1;
         if died.exists() {
-            // Another one, which nobody waits for but this test.
+            // Only this test waits for the third evaluation.
             gate(b"e");
         } else if count == 2 {
             fs::write(&died, "").unwrap();
@@ -86,7 +87,8 @@ fn gate(word: &[u8]) -> TcpStream {
     gate
 }
 
-/// Lets the training go on to its end when the evaluator is there again. Later evaluations say so, too, and are not heard.
+/// Lets the training continue to its end after the evaluator has been restarted. Messages of later
+/// evaluations are ignored.
 fn keep(gate: &TcpListener) {
     let (mut waits, mut is_there) = (None, false);
     while waits.is_none() || !is_there {
@@ -102,7 +104,7 @@ fn keep(gate: &TcpListener) {
     waits.unwrap().write_all(b"!").unwrap();
 }
 
-/// A task, if this process is to be one.
+/// Runs a task, if this process is one.
 #[test]
 fn task() {
     if child::part().is_some() {
@@ -118,7 +120,7 @@ fn an_evaluator_under_a_launcher_dies_comes_again_and_has_evaluated_each_checkpo
         let address = listener.local_addr().unwrap().to_string();
         let keeper = std::thread::spawn(move || {
             keep(&listener);
-            // Until the end, for evaluations that say so later.
+            // Kept open until the end, for messages of later evaluations.
             listener
         });
         let said = Arc::new(Mutex::new(String::new()));

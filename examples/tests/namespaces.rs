@@ -1,6 +1,7 @@
-//! Two hosts, as network namespaces: they train with mutual TLS, and a stranger on a third is refused by name.
+//! Two hosts, as network namespaces: they train with mutual TLS, and a stranger on a third is refused by
+//! name.
 //!
-//! Needs root, `ip` of iproute2 and `openssl`, so it has to be asked for:
+//! Needs root, `ip` of iproute2 and `openssl`, so it only runs on request:
 //!
 //! ```text
 //! DISTRIBUTE_TEST_NAMESPACES=1 cargo test -p distribute-examples --test namespaces
@@ -20,14 +21,14 @@ use std::time::Duration;
 /// A namespace for each worker, and one for the stranger.
 const HOSTS: [&str; 3] = ["a", "b", "stranger"];
 
-/// Hosts a and b are in one network. The stranger is in another one with a, to which it can talk all the same.
+/// Hosts a and b are in one network. The stranger shares another network with a, so it can connect to a.
 const ADDRESSES: [&str; 3] = ["10.77.0.1", "10.77.0.2", "10.77.1.3"];
 
-/// How long to wait for what a process does at once.
+/// The timeout of immediate actions of a process.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Three hosts, removed with all of their processes when dropped. Kept outside of the watchdog, which leaves behind what
-/// hangs.
+/// Three hosts, removed with all of their processes when dropped. Owned outside the watchdog, which abandons
+/// hung tests.
 struct Hosts(String);
 
 impl Hosts {
@@ -72,7 +73,7 @@ fn remove(name: &str) {
     let _ = Command::new("ip").args(["netns", "del", name]).stderr(Stdio::null()).status();
 }
 
-/// Removes what a test that was killed has left behind.
+/// Removes leftovers of killed tests.
 fn sweep() {
     let output = Command::new("ip").args(["netns", "list"]).output().expect("this test needs ip of iproute2");
     for name in text(&output.stdout).lines().filter_map(|line| line.split_whitespace().next()) {
@@ -89,14 +90,14 @@ fn ip(arguments: &[&str]) {
     assert!(output.status.success(), "ip {}: {} (it needs root)", arguments.join(" "), text(&output.stderr));
 }
 
-/// What a worker shows to be one of the job.
+/// The identity of a worker in the job.
 #[derive(Clone)]
 enum Identity {
     Secret(String),
     Certificates(PathBuf),
 }
 
-/// A process on a host, whose errors are heard line by line.
+/// A process on a host, whose standard error is read line by line.
 struct Running {
     output: mpsc::Receiver<Output>,
     errors: mpsc::Receiver<String>,
@@ -114,9 +115,9 @@ impl Running {
         Self { output, errors, heard: Vec::new() }
     }
 
-    /// The first line that has all of these in it.
+    /// Returns the first line that contains all of these.
     fn says(&mut self, parts: &[&str]) -> String {
-        // It may say much else meanwhile.
+        // It may print many other lines.
         let deadline = Deadline::after(PATIENCE);
         loop {
             let line = self.errors.recv_timeout(deadline.remaining());
@@ -128,7 +129,7 @@ impl Running {
         }
     }
 
-    /// What it has written on standard output when it has ended, well or not, and its errors.
+    /// Returns its standard output after it has succeeded or failed, and its errors.
     fn ends(mut self, well: bool) -> (String, String) {
         let output = self.output.recv_timeout(2 * PATIENCE);
         self.heard.extend(self.errors.iter());
@@ -139,7 +140,8 @@ impl Running {
     }
 }
 
-/// The program of the example, built once with this test's profile: `cargo test --test` builds no examples.
+/// Returns the program of the example, built once with this test's profile: `cargo test --test` builds no
+/// examples.
 fn digits() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -157,7 +159,7 @@ fn digits() -> &'static Path {
     })
 }
 
-/// Training on a host, as worker 0 or 1 of two that are at these addresses.
+/// Returns the command of training on a host, as worker 0 or 1 of a cluster at these addresses.
 fn training(hosts: &Hosts, host: usize, cluster: [usize; 2], identity: &Identity) -> Command {
     let addresses = cluster.map(|host| format!("{}:2222", ADDRESSES[host]));
     let worker = usize::from(host != cluster[0]);
@@ -173,7 +175,7 @@ fn training(hosts: &Hosts, host: usize, cluster: [usize; 2], identity: &Identity
     command
 }
 
-/// Two hosts train, whatever strangers do before the second one comes.
+/// Checks that two hosts train even if strangers connect before the second one.
 fn two_hosts_train(what: &str, identities: impl Fn(&Path) -> [Identity; 3]) {
     if std::env::var("DISTRIBUTE_TEST_NAMESPACES").as_deref() != Ok("1") {
         eprintln!("not asked for: DISTRIBUTE_TEST_NAMESPACES=1 runs it");
@@ -181,9 +183,9 @@ fn two_hosts_train(what: &str, identities: impl Fn(&Path) -> [Identity; 3]) {
     }
     let folder = tempfile::tempdir().unwrap();
     let identities = identities(folder.path());
-    // Outside of the watchdog.
+    // Outside the watchdog.
     digits();
-    // The watchdog's thread has a part in the hosts; this one has the last word.
+    // The thread of the watchdog shares the hosts; this thread drops them last.
     let hosts = Arc::new(Hosts::new(what));
     let theirs = Arc::downgrade(&hosts);
     watched(move || {
@@ -200,7 +202,7 @@ fn two_hosts_train(what: &str, identities: impl Fn(&Path) -> [Identity; 3]) {
         println!("the stranger: {said}");
         println!("the leader: {}", leader.says(&["connection", "(address 10.77.1.3:"]));
 
-        // No certificate at all.
+        // No certificate.
         let mut none = Command::new("ip");
         none.args(["netns", "exec", &hosts().name(HOSTS[2]), "openssl", "s_client", "-quiet"]);
         none.args(["-no_ign_eof", "-connect", "10.77.0.1:2222"]);
@@ -232,7 +234,7 @@ fn two_hosts_train_with_certificates_by_path() {
     });
 }
 
-/// A folder with a new CA, `ca.pem` and its key.
+/// Creates a folder with a new CA, `ca.pem` and its key.
 fn ca(folder: &Path, name: &str) -> PathBuf {
     let ca = folder.join(name);
     std::fs::create_dir(&ca).unwrap();
@@ -241,7 +243,7 @@ fn ca(folder: &Path, name: &str) -> PathBuf {
     ca
 }
 
-/// A folder with a certificate that the CA has signed, its key, and that of the CA.
+/// Creates a folder with a certificate signed by the CA, its key, and the CA's certificate.
 fn signed(ca: &Path, name: &str) -> PathBuf {
     let folder = ca.join(name);
     std::fs::create_dir(&folder).unwrap();

@@ -1,5 +1,5 @@
-//! SIGTERM to one worker of several, or to a process that trains alone: all save after the same step and end well, and go on from
-//! there to the weights of a training that nobody disturbed.
+//! SIGTERM to one worker of several, or to a single process: all save after the same step, exit successfully,
+//! and resume. Their final weights are those of an uninterrupted training.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -12,20 +12,21 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
-/// Long enough not to be at its end before the signal comes, however busy the machine is: seconds.
+/// Enough to run for seconds, so that the training has not ended before the signal arrives, even on a busy
+/// machine.
 const EPOCHS: &str = "120";
 
 fn arguments(folder: &Path) -> Vec<&str> {
     vec!["--epochs", EPOCHS, "--json", "--checkpoints", folder.to_str().unwrap()]
 }
 
-/// The figures of a training that nobody disturbs, with so many replicas.
+/// Returns the figures of an uninterrupted training with this number of replicas.
 fn undisturbed(replicas: &str) -> Value {
     let mut command = Command::new(example("resume"));
     figures(&command.args(["--replicas", replicas, "--epochs", EPOCHS, "--json"]).output().unwrap())
 }
 
-/// Waits until a process has told of its first epoch; gives what else it writes, to be read to its end.
+/// Waits until a process has printed its first epoch. Returns the reader of its further output.
 fn in_the_middle(child: &mut Child) -> impl Read + use<> {
     let mut said = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
@@ -36,7 +37,7 @@ fn in_the_middle(child: &mut Child) -> impl Read + use<> {
     said
 }
 
-/// What a process has written, behind what was read of it before.
+/// Returns the output of a process after the part that was already read.
 fn ended(child: Child, mut rest: impl Read) -> Output {
     let mut stdout = Vec::new();
     rest.read_to_end(&mut stdout).unwrap();

@@ -1,4 +1,4 @@
-//! How the examples show their progress: as a bar on a terminal, as lines in a pipe.
+//! The progress of examples: a bar on a terminal, lines in a pipe.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 const NAME: &str = "a_pipe_gets_plain_lines_and_a_quiet_program_none";
 
-/// A terminal of one line that keeps what was on it.
+/// A terminal of one line that records its contents.
 #[derive(Clone, Debug, Default)]
 struct Terminal(Arc<Mutex<Vec<String>>>);
 
@@ -51,7 +51,7 @@ impl TermLike for Terminal {
     }
 }
 
-/// Three epochs of ten examples, four at a time.
+/// Trains three epochs of ten examples, four at a time.
 fn train(terminal: Option<ProgressDrawTarget>, quiet: bool) {
     train_with(&MirroredStrategy::cpus(2).unwrap(), terminal, quiet);
 }

@@ -1,4 +1,4 @@
-//! `packages` whose loop is that of `runner::run`.
+//! Tests `packages` with the loop of `runner::run`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -18,7 +18,7 @@ fn packages_trained_in_one_call_have_the_weights_of_one_replica() {
         let found = figures(&Command::new(example("packages")).args(arguments).output().unwrap());
         let number = |name: &str| found[name].as_f64().unwrap();
         assert!(number("accuracy") > 0.8, "{found}");
-        // In another order of sums.
+        // The order of sums differs.
         assert!(number("largest_difference_of_weights") < 1e-2, "{found}");
     });
 }

@@ -1,4 +1,4 @@
-//! Trainings that are watched while they run, and what is kept of them for TensorBoard.
+//! Trainings that are watched while they run, and their records for TensorBoard.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -55,7 +55,7 @@ fn the_chief_of_two_processes_shows_both_and_writes_for_both() {
             (2, 1)
         );
         assert!(shown["progress"]["loss"].as_f64().unwrap() < 10.);
-        // The last batch of an epoch has fewer.
+        // The last batch of an epoch has fewer examples.
         assert!(shown["progress"]["examples"].as_f64().unwrap() >= 19. * 128.);
         let others = workers.0.remove(1);
         drop(workers);

@@ -1,6 +1,7 @@
-//! What `distribute launch --print slurm` prints, carried out by a Slurm of this machine: a real controller and a real node.
+//! Runs the script that `distribute launch --print slurm` prints, with Slurm on this machine: a real
+//! controller and a real node.
 //!
-//! Needs root and Debian's `slurmctld`, `slurmd`, `slurm-client` and `munge`, so it has to be asked for:
+//! Needs root and Debian's `slurmctld`, `slurmd`, `slurm-client` and `munge`, so it only runs on request:
 //!
 //! ```text
 //! cargo build -p distribute-examples --examples
@@ -30,7 +31,7 @@ struct Slurm {
     _ports: [Port; 2],
 }
 
-/// The daemon by which those of Slurm know each other.
+/// The daemon that authenticates the daemons of Slurm.
 struct Munge(PathBuf);
 
 impl Drop for Munge {
@@ -93,7 +94,7 @@ impl Slurm {
             while !all.last().is_some_and(|line: &String| line.contains(ready)) {
                 all.push(said.next().unwrap_or_else(|| panic!("{name} has ended: {}", all.join("\n"))));
             }
-            // It goes on talking.
+            // It continues to print.
             std::thread::spawn(move || said.for_each(drop));
             daemon
         };
@@ -102,7 +103,7 @@ impl Slurm {
         Self { _daemons, munge, folder, _ports: ports }
     }
 
-    /// What a script writes, when it has ended.
+    /// Runs a script, and returns its output.
     fn carry_out(&self, script: &str) -> String {
         let at = |name: &str| self.folder.path().join(name);
         fs::write(at("job.sh"), script).unwrap();

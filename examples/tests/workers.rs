@@ -1,4 +1,4 @@
-//! Examples whose workers are processes of their own, found by TF_CONFIG and linked by sockets.
+//! Examples whose workers are separate processes, found by TF_CONFIG and linked by sockets.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -17,7 +17,8 @@ fn alone(name: &str, replicas: usize, arguments: &[&str]) -> Value {
     figures(&output)
 }
 
-/// Weights of `workers` processes of `replicas` each are those of one process with as many.
+/// Checks that `workers` processes of `replicas` each train the weights of one process with the same number
+/// of replicas.
 fn same_weights(name: &'static str, (workers, replicas): (usize, usize)) {
     watched(move || {
         let arguments = ["--epochs", "1", "--quiet", "--json"];
@@ -54,7 +55,7 @@ fn two_processes_of_two_replicas_train_the_weights_of_one_with_four() {
 #[test]
 fn a_worker_that_is_killed_is_named_by_all_others() {
     watched(|| {
-        // Long enough not to be at its end before it is killed.
+        // Long enough that the training has not ended before the worker is killed.
         let mut workers = Workers::start(3, "packages", &["--epochs", "2", "--replicas", "1"]);
         let mut said = BufReader::new(workers.0[0].stdout.take().unwrap());
         let mut line = String::new();
@@ -71,11 +72,12 @@ fn a_worker_that_is_killed_is_named_by_all_others() {
                 stderr.contains("the connection to worker 1 (replica 1) was lost while the others wait in ")
             );
         }
-        // The call in which they wait, and how the connection was lost.
+        // The call in which they wait, and the reason of the lost connection.
         let of =
             |worker: usize| text(&outputs[worker].stderr).rsplit_once(" wait in ").unwrap().1.to_string();
         let call = |worker: usize| of(worker).split(": ").next().unwrap().to_owned();
-        // INV-2: of the last round of a call one may have all, and the other not. It is then told at its next call.
+        // INV-2: after the last round of a call one worker may have all data, and the other not. The first
+        // one then notices the loss at its next call.
         if call(0) == call(2) {
             assert_eq!(of(0), of(2), "one text on all");
         }

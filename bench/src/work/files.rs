@@ -1,4 +1,4 @@
-//! Files that input is read from, by the formula of `bench/peers/files.py`, which writes the same bytes.
+//! Input files, by the formula of `bench/peers/files.py`, which writes the same bytes.
 
 use super::formula::{noise, unit};
 use distribute::data::tfrecord::TfRecordWriter;
@@ -9,18 +9,18 @@ use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Files of records.
+/// The number of record files.
 pub const PARTS: usize = 8;
-/// Records of each.
+/// The number of records in each file.
 pub const RECORDS: usize = 8192;
-/// Numbers of a record.
+/// The number of numbers in a record.
 pub const NUMBERS: usize = 64;
-/// Lines of the CSV file, its header not counted.
+/// The number of lines in the CSV file, without its header.
 pub const ROWS: usize = 200_000;
-/// Columns of it, its label not counted.
+/// The number of columns in the CSV file, without its label.
 pub const COLUMNS: usize = 20;
 
-/// The paths of the files of records, which are written where they are absent.
+/// Returns the paths of the record files, which are written if they do not exist.
 pub fn examples() -> Result<Vec<PathBuf>> {
     let part = |k| {
         let records = k * RECORDS..(k + 1) * RECORDS;
@@ -29,15 +29,15 @@ pub fn examples() -> Result<Vec<PathBuf>> {
     (0..PARTS).map(part).collect()
 }
 
-/// The path of the CSV file, which is written where it is absent.
+/// Returns the path of the CSV file, which is written if it does not exist.
 pub fn rows() -> Result<PathBuf> {
     written("rows.csv", |path| {
         WholeFile::write(path, &[header(), csv(0..ROWS)].concat()).map_err(failed(path))
     })
 }
 
-/// A file in the folder that `DISTRIBUTE_BENCH_FILES` names, else in one for temporary files. It has its name once it is
-/// whole.
+/// Returns the path of a file in the folder `DISTRIBUTE_BENCH_FILES`, or in a temporary one. The file is
+/// written atomically if it does not exist.
 fn written(name: &str, write: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     let folder = std::env::var_os("DISTRIBUTE_BENCH_FILES").filter(|folder| !folder.is_empty());
     let folder = folder.map_or_else(|| std::env::temp_dir().join("distribute-bench"), PathBuf::from);
@@ -73,7 +73,7 @@ fn header() -> Vec<u8> {
     format!("{names}label\n").into_bytes()
 }
 
-/// These lines of the CSV file.
+/// Returns these lines of the CSV file.
 fn csv(rows: Range<usize>) -> Vec<u8> {
     let mut text = Vec::with_capacity(rows.len() * (COLUMNS * 10 + 2));
     for row in rows {
@@ -96,7 +96,7 @@ fn csv(rows: Range<usize>) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// CRC-32 of what files.py writes.
+    /// Compares with the CRC-32 of the files of files.py.
     #[test]
     fn files_are_those_of_the_peers() {
         let folder = tempfile::tempdir().unwrap();

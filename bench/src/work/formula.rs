@@ -1,6 +1,6 @@
-//! Numbers by formula: both sides compute the same bits, so no file goes between us and the peers.
+//! Numbers by formula: this program and the peers compute the same bits, so they need not exchange files.
 
-/// 24 bits for number `i` of a stream, as good as random.
+/// Returns 24 pseudorandom bits for number `i` of a stream.
 pub fn noise(stream: u32, i: usize) -> u32 {
     let mut x = (i as u32).wrapping_add(stream.wrapping_mul(0x9E37_79B9));
     x ^= x >> 16;
@@ -10,12 +10,12 @@ pub fn noise(stream: u32, i: usize) -> u32 {
     (x ^ (x >> 16)) >> 8
 }
 
-/// A float in [0, 1).
+/// Returns a float in [0, 1).
 pub fn unit(stream: u32, i: usize) -> f32 {
     noise(stream, i) as f32 / (1 << 24) as f32
 }
 
-/// The weight `[out, in]` and bias `[out]` of layer `k`, within 1/√in.
+/// Returns the weight `[out, in]` and bias `[out]` of layer `k`, within 1/√in.
 pub fn layer(k: u32, width: usize, height: usize) -> (Vec<f32>, Vec<f32>) {
     let scale = (1. / (width as f64).sqrt()) as f32;
     let draw = |stream, count| (0..count).map(|i| (unit(stream, i) * 2. - 1.) * scale).collect();
@@ -28,7 +28,7 @@ mod tests {
 
     #[test]
     fn the_formula_is_that_of_the_peers() {
-        // From common.py: noise(3, 4).
+        // The expected values of common.py: noise(3, 4).
         assert_eq!((0..4).map(|i| noise(3, i)).collect::<Vec<_>>(), NOISE);
         assert_eq!(unit(3, 0), NOISE[0] as f32 * (-24f32).exp2());
     }

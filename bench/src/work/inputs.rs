@@ -1,4 +1,4 @@
-//! What input rows read. `bench/peers/inputs.py` has the same.
+//! The datasets of the input figures. `bench/peers/inputs.py` has the same.
 
 use super::files;
 use super::formula::{noise, unit};
@@ -7,17 +7,17 @@ use distribute::data::{Csv, Dataset, TfRecord};
 use distribute::{HostTensor, Leaf, Nest, Result};
 use std::collections::BTreeMap;
 
-/// Examples that are read from the first to the last.
+/// One pass over the examples of a dataset.
 pub struct Pass<T> {
     /// The part of the figure's name.
     pub name: &'static str,
-    /// What they are, for descriptions.
+    /// A description of the examples.
     pub what: &'static str,
-    /// How many there are.
+    /// The number of examples.
     pub examples: usize,
-    /// The sum of all that is in them, by [`checksum`].
+    /// The sum of all contents, by [`checksum`].
     pub checksum: i64,
-    /// Where they come from.
+    /// Creates the dataset.
     pub dataset: fn() -> Result<Dataset<T>>,
 }
 
@@ -46,7 +46,7 @@ pub const CSV: Pass<(HostTensor, i64)> = Pass {
     dataset: || Ok(Csv::file(files::rows()?).labelled("label")?),
 };
 
-/// Rows of tensors in memory, anew in random order in each pass.
+/// Rows of tensors in memory, shuffled again in each pass.
 pub const SHUFFLE: Pass<(HostTensor, HostTensor)> = Pass {
     name: "shuffle",
     what: "60,000 rows of tensors (784 float32, an int64) in random order",
@@ -60,7 +60,7 @@ pub const SHUFFLE: Pass<(HostTensor, HostTensor)> = Pass {
     },
 };
 
-/// Numbers of a range, and a costly function of each.
+/// The numbers of a range, with an expensive function of each.
 pub const MAP: Pass<HostTensor> = Pass {
     name: "map",
     what: "a function of some 20 µs (64 float64) on 2 threads of each number of a range",
@@ -73,7 +73,7 @@ const IMAGES: usize = 60_000;
 const PIXELS: usize = 784;
 const ROOTS: usize = 3;
 
-/// v[j] = (j + 1) (1 + i mod 16) for 4096 j, three times its root, then every 64th.
+/// Computes v[j] = (j + 1) (1 + i mod 16) for 4096 j, three times its root, then selects every 64th.
 fn costly(i: i64) -> HostTensor {
     let factor = (1 + i % 16) as f64;
     let mut v: Vec<f64> = (1..4097).map(|j| f64::from(j) * factor).collect();
@@ -83,7 +83,7 @@ fn costly(i: i64) -> HostTensor {
     HostTensor::vector(v.into_iter().skip(63).step_by(64).collect::<Vec<_>>())
 }
 
-/// The sum of all: integers, floats as floor(x 2^20), names as the sum of their bytes.
+/// Returns the sum of all elements: integers, floats as floor(x 2^20), names as the sum of their bytes.
 pub fn checksum(nest: impl Nest) -> i64 {
     nest.into_tree().leaves().into_iter().map(of_leaf).sum()
 }

@@ -10,7 +10,7 @@ use distribute::{Result, Variables};
 /// Three layers, the first two with relu.
 pub struct Mlp([Linear; 3]);
 
-/// Its layers' widths.
+/// The widths of the layers.
 const WIDTHS: [(usize, usize); 3] = [(784, 512), (512, 256), (256, 10)];
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
@@ -47,7 +47,7 @@ impl Model for Mlp {
     }
 
     fn products(rows: usize) -> Vec<Products> {
-        // Nobody asks for the gradient of the images.
+        // The gradient of the images is not needed.
         WIDTHS.into_iter().enumerate().map(|(k, widths)| Products::new(rows, widths, k > 0)).collect()
     }
 
@@ -59,7 +59,7 @@ impl Model for Mlp {
         let labels: Vec<u32> = (first..first + rows).map(|i| noise(200 + number, i) % 10).collect();
         let mut images: Vec<f32> =
             (first * 784..(first + rows) * 784).map(|i| unit(100 + number, i)).collect();
-        // So that there is something to learn: ten pixels of its own light up for each label.
+        // Makes the data learnable: for each label, its own ten pixels are brighter.
         for (image, label) in images.chunks_mut(784).zip(&labels) {
             image[*label as usize * 10..][..10].iter_mut().for_each(|pixel| *pixel += 1.);
         }

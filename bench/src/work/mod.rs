@@ -1,4 +1,5 @@
-//! The work that we and the peers do: models, inputs and initial weights by formula. `bench/peers/common.py` has the same.
+//! The work of this program and the peers: models, inputs and initial weights by formula.
+//! `bench/peers/common.py` has the same.
 
 mod files;
 pub mod formula;
@@ -11,7 +12,7 @@ pub use mlp::Mlp;
 pub use recommender::Recommender;
 pub use training::{Model, Training};
 
-/// How many batches are gone through in turn.
+/// The number of batches, which are used in turn.
 pub const BATCHES: u32 = 16;
-/// Learning rate of steps that are timed.
+/// The learning rate of timed steps.
 pub const RATE: f64 = 0.01;

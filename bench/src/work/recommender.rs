@@ -1,4 +1,5 @@
-//! A recommender: eight ids of a table of 100 000 × 32, side by side, and two layers on top. Bound by memory.
+//! A recommender: the embeddings of eight ids from a table of 100 000 × 32, concatenated, and two layers.
+//! Bound by memory.
 
 use super::formula::{noise, unit};
 use super::training::{Model, set_layer};
@@ -14,17 +15,17 @@ pub struct Recommender {
     out: Linear,
 }
 
-/// Rows of the table.
+/// The number of rows in the table.
 pub const ROWS: usize = 100_000;
-/// Columns of the table.
+/// The number of columns in the table.
 pub const WIDTH: usize = 32;
-/// Ids of one example.
+/// The number of ids in an example.
 pub const IDS: usize = 8;
 const HIDDEN: (usize, usize) = (IDS * WIDTH, 128);
 const OUT: (usize, usize) = (128, 1);
 
 impl Recommender {
-    /// With a table of so many rows.
+    /// Creates the model with this number of rows in its table.
     pub fn with_rows(rows: usize, vb: VarBuilder<'_>) -> candle_core::Result<Self> {
         Ok(Self {
             table: embedding(rows, WIDTH, vb.pp("table"))?,
@@ -33,7 +34,7 @@ impl Recommender {
         })
     }
 
-    /// Ids of a table of so many rows, and whether the first is in the table's first half.
+    /// Returns ids of a table of this size. A target tells whether the first id is in the table's first half.
     pub fn batch_of(table: usize, number: u32, first: usize, rows: usize) -> Result<(Tensor, Tensor)> {
         let drawn = (first * IDS..(first + rows) * IDS).map(|i| noise(300 + number, i) % table as u32);
         let ids: Vec<u32> = drawn.collect();

@@ -1,4 +1,4 @@
-//! A model in training on so many replicas: what timed steps, memory and losses are measured of.
+//! The training of a model on several replicas, for timed steps, memory and losses.
 
 use super::{BATCHES, RATE, formula};
 use candle_core::{Device, Tensor};
@@ -6,33 +6,33 @@ use candle_nn::VarBuilder;
 use distribute::nn::Products;
 use distribute::{MirroredStrategy, PerReplica, ReduceOp, Replicated, Result, Sgd, Strategy, Variables};
 
-/// A model that we and the peers train.
+/// A model that this program and the peers train.
 pub trait Model: Sized + Send + Sync + 'static {
-    /// Its name in those of figures.
+    /// The name of the model in figures.
     const NAME: &'static str;
-    /// What it is, for descriptions.
+    /// A description of the model.
     const WORK: &'static str;
-    /// Examples in a global batch.
+    /// The number of examples in a global batch.
     const BATCH: usize;
-    /// A rate at which the losses of a few steps differ enough to be compared.
+    /// A learning rate at which the losses of a few steps differ enough to be compared.
     const LOSS_RATE: f64;
 
-    /// With our fast layers.
+    /// Creates the model with the fast layers of `distribute`.
     fn new(vb: VarBuilder<'_>) -> candle_core::Result<Self>;
 
-    /// The mean loss of a batch.
+    /// Returns the mean loss of a batch.
     fn loss(&self, inputs: &Tensor, targets: &Tensor) -> Result<Tensor>;
 
-    /// The same with candle_nn's layers, from the same variables.
+    /// Returns the same loss with candle_nn's layers, from the same variables.
     fn stock_loss(vb: &VarBuilder<'_>, inputs: &Tensor, targets: &Tensor) -> candle_core::Result<Tensor>;
 
-    /// The matrix products of a step on one replica of so many rows.
+    /// Returns the matrix products of a step on one replica with this number of rows.
     fn products(rows: usize) -> Vec<Products>;
 
-    /// Sets the initial weights that the peers have, too.
+    /// Sets the initial weights, which the peers use as well.
     fn set_formula(variables: &Variables) -> Result<()>;
 
-    /// Examples `first` to `first + rows` of a batch, by formula.
+    /// Returns examples `first` to `first + rows` of a batch, by formula.
     fn batch(number: u32, first: usize, rows: usize) -> Result<(Tensor, Tensor)>;
 }
 
@@ -54,17 +54,17 @@ pub struct Training<M> {
 }
 
 impl<M: Model> Training<M> {
-    /// From the formula's weights, at the rate of timed steps.
+    /// Creates a training from the formula's weights, at the rate of timed steps.
     pub fn new(replicas: usize) -> Result<Self> {
         Self::with(replicas, RATE, M::BATCH)
     }
 
-    /// With another learning rate, and another number of examples in a global batch.
+    /// Creates a training with another learning rate, and another number of examples in a global batch.
     pub fn with(replicas: usize, rate: f64, batch: usize) -> Result<Self> {
         Self::by(MirroredStrategy::cpus(replicas)?.into(), rate, batch)
     }
 
-    /// By the replicas of a strategy, each of which has its part of a global batch.
+    /// Creates a training on the replicas of a strategy, each with its part of a global batch.
     pub fn by(strategy: Strategy, rate: f64, batch: usize) -> Result<Self> {
         let model = strategy.replicate(M::new)?;
         M::set_formula(&model.variables)?;
@@ -85,7 +85,7 @@ impl<M: Model> Training<M> {
         })
     }
 
-    /// What gives all replicas the mean of what each says.
+    /// Returns a function that averages a value over all replicas.
     pub fn agreement(&self) -> impl FnOnce(f64) -> Result<f64> + use<M> {
         let strategy = self.strategy.clone();
         move |mine| {
@@ -97,7 +97,7 @@ impl<M: Model> Training<M> {
         }
     }
 
-    /// A step on the next batch: the global mean loss.
+    /// Makes a step on the next batch. Returns the global mean loss.
     pub fn step(&mut self) -> Result<Tensor> {
         let batch = &self.batches[self.done % self.batches.len()];
         self.done += 1;

@@ -8,7 +8,7 @@ use crate::output;
 use crate::work::{Mlp, Model, Recommender};
 use distribute::Result;
 
-/// Does its work. Worker 0 prints what it measured.
+/// Does the work of the order `name`. Worker 0 prints its measurement.
 pub fn run(name: &str) -> Result<()> {
     let Order { place, work } = name.parse()?;
     let sample = match work {

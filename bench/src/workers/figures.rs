@@ -1,4 +1,4 @@
-//! Rows of two processes: all-reduces over both kinds of links, and training.
+//! Figures of two processes: all-reduces over both kinds of links, and training.
 
 use super::place::{Communication, Links, Work};
 use super::start::measured;
@@ -11,7 +11,7 @@ use std::marker::PhantomData;
 
 const WORKERS: usize = 2;
 
-/// From one that is all latency to one that is all bandwidth, each four times the one before.
+/// The sizes, from latency-bound to bandwidth-bound.
 const SIZES: [usize; 10] =
     [64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
 
@@ -24,7 +24,7 @@ struct AllReduce {
 /// Training by two processes.
 struct Trained<M>(PhantomData<fn() -> M>);
 
-/// All sizes over both links, and both models.
+/// Returns the figures of all sizes over both links, and of both models.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     let sums = Links::ALL.into_iter().flat_map(|links| SIZES.map(|bytes| AllReduce { links, bytes }));
     let mut all: Vec<_> = sums.map(|figure| Box::new(figure) as Box<dyn Figure>).collect();

@@ -1,17 +1,17 @@
-//! Workers that are processes of this machine: what an all-reduce over them costs, what training by them gives, and what
-//! that means for more of them than one machine has.
+//! Workers in processes of this machine: the cost of an all-reduce, the speed of training, and a prediction
+//! for more workers than one machine has.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | [`start`] | starts the processes of one round, and takes what worker 0 says |
-//! | [`place`] | what such a process is told: its number, where worker 0 is, and its work |
+//! | [`start`] | starts the processes of one round, and takes the measurement of worker 0 |
+//! | [`place`] | the order of such a process: its rank, the address of worker 0, and its work |
 //! | [`child`] | that process |
 //! | [`sum`], [`train`] | its work |
-//! | [`sent`] | what a host has sent to others |
-//! | [`figures`] | the rows of two processes |
-//! | [`link`] | `--link`: training on two hosts, with a link of a certain rate between them |
-//! | [`worlds`] | `--worlds`: more of them, and 1,000 |
-//! | [`model`] | what an all-reduce costs by its messages and bytes, fitted to what was measured |
+//! | [`sent`] | the number of bytes that a host has sent to others |
+//! | [`figures`] | the figures of two processes |
+//! | [`link`] | `--link`: training on two hosts, with a link of limited rate between them |
+//! | [`worlds`] | `--worlds`: more workers, and 1,000 |
+//! | [`model`] | the cost of an all-reduce by its messages and bytes, fitted to measurements |
 
 pub mod child;
 mod figures;

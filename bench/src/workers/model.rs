@@ -1,37 +1,39 @@
-//! What an all-reduce costs by what it sends: a time for each message and a time for each byte (the α-β model), fitted to
-//! what was measured here, and used to say what more workers would take elsewhere.
+//! The cost of an all-reduce as a time for each message and a time for each byte (the α-β model). It is
+//! fitted to measurements on this machine, and predicts the time of more workers on other machines.
 
-/// How workers sum vectors.
+/// The algorithm of an all-reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
-    /// Each sends all to every other.
+    /// Each worker sends its vector to every other.
     Exchange,
-    /// Each sends every other its range, and the sum of its own range to all: what the group does for more than two workers.
+    /// Each worker sends every other its range, and then the sum of its own range to all. The group uses this
+    /// for more than two workers.
     Owners,
-    /// Ranges go around, are summed on the way, and go around again.
+    /// Ranges are passed around a ring and summed on the way, then passed around again.
     Ring,
-    /// Halves to a partner, then halves of that to the next one; the same way back.
+    /// Each worker sends half to a partner, then half of that to the next one, and back in reverse order.
     HalvingDoubling,
-    /// All to the parent in a binomial tree, and the sum back.
+    /// Each worker sends its vector to its parent in a binomial tree. The sum is sent back.
     Tree,
 }
 
-/// What one worker, the busiest, sends.
+/// The traffic of the busiest worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sent {
-    /// How often it waits for others.
+    /// The number of times that it waits for others.
     pub rounds: f64,
-    /// Messages of the algorithm, and of the agreement: in its first round, a worker tells every other which call it makes.
+    /// The number of messages of the algorithm and of the agreement: in the first round, a worker sends every
+    /// other the call that it makes.
     pub messages: f64,
-    /// Bytes of vectors.
+    /// The number of bytes of vectors.
     pub bytes: f64,
 }
 
 impl Algorithm {
-    /// All of them.
+    /// All algorithms.
     pub const ALL: [Self; 5] = [Self::Exchange, Self::Owners, Self::Ring, Self::HalvingDoubling, Self::Tree];
 
-    /// What it is called.
+    /// Returns the name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Exchange => "exchange",
@@ -42,14 +44,14 @@ impl Algorithm {
         }
     }
 
-    /// What a worker sends in an all-reduce of `bytes` among `workers`.
+    /// Returns the traffic of a worker in an all-reduce of `bytes` among `workers`.
     pub fn sent(self, workers: usize, bytes: f64) -> Sent {
         if workers < 2 {
             return Sent { rounds: 0., messages: 0., bytes: 0. };
         }
         let others = workers as f64 - 1.;
         let ranges = 2. * others / workers as f64 * bytes;
-        // The number of halvings; of a number that is no power of two, one more.
+        // The number of halvings, rounded up for a number that is not a power of two.
         let depth = f64::from(workers.next_power_of_two().ilog2());
         let agreed = |rounds: f64, bytes| Sent { rounds, messages: others + rounds - 1., bytes };
         match self {
@@ -57,7 +59,7 @@ impl Algorithm {
             Self::Owners => Sent { rounds: 2., messages: 2. * others, bytes: ranges },
             Self::Ring => agreed(2. * others, ranges),
             Self::HalvingDoubling => agreed(2. * depth, ranges),
-            // The root sends to, and hears from, a child in each round.
+            // In each round the root sends to a child, or receives from it.
             Self::Tree => agreed(2. * depth, 2. * depth * bytes),
         }
     }
@@ -72,27 +74,27 @@ pub struct Point {
     pub seconds: f64,
 }
 
-/// What a link costs the processor of a worker.
+/// The costs of a link for the processor of a worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// Seconds of a message: sent, and one received.
+    /// The seconds per message: sent, and one received.
     pub alpha: f64,
-    /// Seconds of a byte: sent, one received, and added.
+    /// The seconds per byte: sent, one received, and added.
     pub beta: f64,
 }
 
-/// What lies between machines.
+/// The network between machines.
 #[derive(Clone, Copy, Debug)]
 pub struct Network {
-    /// Seconds until a message arrives, on top of what it costs the processors.
+    /// The seconds until a message arrives, in addition to the processors' time.
     pub latency: f64,
-    /// Bytes per second of a machine, each way.
+    /// The bytes per second of a machine, in each direction.
     pub bandwidth: f64,
 }
 
 impl Link {
-    /// The link for which the model is nearest to the points, in terms of what each point took: a microsecond of ten counts
-    /// for as much as a second of ten million. On `cores` cores, more workers than cores take turns. None without points.
+    /// Fits the model to the points by relative error: a microsecond of ten counts as much as a second of ten
+    /// million. On `cores` cores, more workers than cores take turns. Returns `None` without points.
     pub fn fitted(points: &[Point], cores: usize) -> Option<Self> {
         // Each point is an equation alpha * x + beta * y = 1.
         let equations = points.iter().filter(|point| point.seconds > 0.).map(|point| {
@@ -117,21 +119,21 @@ impl Link {
         }
     }
 
-    /// Seconds of an all-reduce by processes of one machine.
+    /// Returns the seconds of an all-reduce by processes of one machine.
     pub fn on_one_machine(&self, algorithm: Algorithm, workers: usize, bytes: usize, cores: usize) -> f64 {
         let sent = algorithm.sent(workers, bytes as f64);
         turns(workers, cores) * (sent.messages * self.alpha + sent.bytes * self.beta)
     }
 
-    /// Seconds of an all-reduce by workers that have a machine each: a byte takes as long as the slower of processor and
-    /// network needs for it.
+    /// Returns the seconds of an all-reduce by workers on separate machines. A byte takes the time of the
+    /// slower of processor and network.
     pub fn over(&self, network: Network, algorithm: Algorithm, workers: usize, bytes: usize) -> f64 {
         let sent = algorithm.sent(workers, bytes as f64);
         let byte = self.beta.max(1. / network.bandwidth);
         sent.rounds * network.latency + sent.messages * self.alpha + sent.bytes * byte
     }
 
-    /// By what part of what was measured the model is off, for each point.
+    /// Returns the relative error of the model for each point.
     pub fn errors(&self, points: &[Point], cores: usize) -> Vec<f64> {
         let error = |point: &Point| {
             let model = self.on_one_machine(point.algorithm, point.workers, point.bytes, cores);
@@ -141,7 +143,7 @@ impl Link {
     }
 }
 
-/// How many times as long workers take who share cores.
+/// Returns the factor by which workers slow down if they share cores.
 fn turns(workers: usize, cores: usize) -> f64 {
     (workers as f64 / cores.max(1) as f64).max(1.)
 }
@@ -177,14 +179,14 @@ mod tests {
     #[test]
     fn neither_cost_is_negative_nor_a_point_needed_twice() {
         assert_eq!(Link::fitted(&[], 2), None);
-        // Bytes cost nothing, or less: what noise can look like.
+        // Bytes cost nothing, or less: a possible effect of noise.
         let mut falling = points(Link { alpha: 1e-6, beta: 0. }, 2);
         for point in &mut falling {
             point.seconds /= 1. + point.bytes as f64 / 1e8;
         }
         let found = Link::fitted(&falling, 2).unwrap();
         assert!(found.alpha >= 0. && found.beta >= 0., "{found:?}");
-        // Messages cost less than nothing: more of them, of as many bytes, in less time.
+        // Messages cost less than nothing: more messages, with the same number of bytes, in less time.
         let point =
             |workers, seconds| Point { algorithm: Algorithm::Owners, workers, bytes: 1 << 20, seconds };
         let found = Link::fitted(&[point(2, 2e-3), point(16, 1e-3)], 64).unwrap();

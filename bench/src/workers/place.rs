@@ -7,29 +7,29 @@ use distribute_net::SharedMemory;
 use std::fmt;
 use std::str::FromStr;
 
-/// Where a process is among the workers.
+/// The position of a process among the workers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Place {
-    /// How many there are, and which one this is.
+    /// The number of workers, and the rank of this one.
     pub world: World,
-    /// Where all workers listen, `host:port`. Only worker 0's port has to be known before they meet.
+    /// The addresses of all workers, `host:port`. Only worker 0's port has to be known before the rendezvous.
     pub addresses: Vec<String>,
 }
 
-/// What links the workers of an all-reduce.
+/// The links between the workers of an all-reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Links {
     /// Sockets.
     Tcp,
-    /// Memory that they share.
+    /// Shared memory.
     Shared,
 }
 
 impl Links {
-    /// Both.
+    /// Both kinds.
     pub const ALL: [Self; 2] = [Self::Tcp, Self::Shared];
 
-    /// Short, for names of figures.
+    /// Returns a short name for figures.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -37,7 +37,7 @@ impl Links {
         }
     }
 
-    /// What has workers use them.
+    /// Returns the setting that selects these links.
     pub fn shared_memory(self) -> SharedMemory {
         match self {
             Self::Tcp => SharedMemory::Never,
@@ -46,14 +46,14 @@ impl Links {
     }
 }
 
-/// What workers that train communicate by.
+/// The communication between workers that train.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Communication {
-    /// What they find by themselves: on one machine memory that they share.
+    /// Chosen automatically: shared memory on one machine.
     Auto,
     /// Sockets.
     Sockets,
-    /// Nothing: each computes alone what is its part of a step.
+    /// No communication: each worker computes its part of a step alone.
     Nothing,
 }
 
@@ -69,12 +69,12 @@ impl Communication {
     }
 }
 
-/// What all workers do, for about so many seconds.
+/// The work of all workers, for about this number of seconds.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Work {
-    /// All-reduces of vectors of so many bytes.
+    /// All-reduces of vectors of this number of bytes.
     Sum { links: Links, bytes: usize, seconds: f64 },
-    /// Each sends so many bytes to the others, and that is all.
+    /// Exchanges: each worker only sends this number of bytes to the others.
     Exchange { bytes: usize, seconds: f64 },
     /// Training steps of the model of this name.
     Train { model: String, communication: Communication, seconds: f64 },
@@ -92,7 +92,7 @@ impl fmt::Display for Work {
     }
 }
 
-/// What [`start`](super::start) tells a process.
+/// The order that [`start`](super::start) sends to a process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Order {
     pub place: Place,

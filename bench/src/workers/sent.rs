@@ -1,22 +1,24 @@
-//! What this host has sent, as the kernel counts it.
+//! The number of bytes that this host has sent, as counted by the kernel.
 
 use distribute::{Error, Result};
 use std::io::Error as IoError;
 
-/// The counters of the namespace that this process is in. `/sys/class/net` may still be those of the one it was mounted in.
+/// The counters of this process's namespace. `/sys/class/net` may still be that of the namespace in which it
+/// was mounted.
 const COUNTERS: &str = "/proc/self/net/dev";
 
-/// Bytes that this host has sent to others so far, with the headers of packets.
+/// Returns the number of bytes that this host has sent to others so far, including the headers of packets.
 ///
 /// # Errors
-/// [`Error::Io`] where the system doesn't count.
+/// [`Error::Io`] if the system does not count.
 pub fn sent() -> Result<u64> {
     let io = |source| Error::Io { operation: format!("reading {COUNTERS}"), source };
     let text = std::fs::read_to_string(COUNTERS).map_err(io)?;
     parsed(&text).ok_or_else(|| io(IoError::other(format!("it is not as expected: {text:?}"))))
 }
 
-/// After two lines of heads, a line for each device: eight columns of what has come, then the bytes that were sent.
+/// Parses two lines of headings and a line for each device: eight columns of received data, then the sent
+/// bytes.
 fn parsed(text: &str) -> Option<u64> {
     let devices = text.lines().skip(2).map(|line| {
         let (name, counters) = line.split_once(':')?;

@@ -1,4 +1,4 @@
-//! The processes of one round: all are started, all have to end well, and worker 0 says what it measured.
+//! The processes of one round: all are started, all have to succeed, and worker 0 prints the measurement.
 
 use super::place::{Order, Place, Work};
 use crate::hosts::Hosts;
@@ -12,14 +12,14 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 
-/// Where worker 0 listens on its host, where nobody else does.
+/// The port of worker 0 on its host, where no other process listens.
 const PORT: u16 = 2222;
 
-/// Has so many processes of this machine do this work, and gives what worker 0 measured. None of them is left when this
-/// returns.
+/// Runs this work in `workers` processes of this machine, and returns the measurement of worker 0. No process
+/// is left when this returns.
 ///
 /// # Errors
-/// [`Error::Io`] with the last line of standard error of a worker that has failed, and if they take minutes.
+/// [`Error::Io`] with the last line of standard error of a failed worker, or if the processes take minutes.
 pub fn measured(workers: usize, work: &Work) -> Result<Sample> {
     let io = |source| Error::Io { operation: format!("{workers} processes for {work}"), source };
     let mut addresses = vec!["127.0.0.1:0".to_string(); workers];
@@ -32,10 +32,10 @@ pub fn measured(workers: usize, work: &Work) -> Result<Sample> {
     round(&addresses, all, work).map_err(io)
 }
 
-/// The same by a process on each of two hosts.
+/// Runs this work in a process on each of two hosts.
 ///
 /// # Errors
-/// Those of [`measured`].
+/// The errors of [`measured`].
 pub fn measured_between(hosts: &Hosts, work: &Work) -> Result<Sample> {
     let io = |source| Error::Io { operation: format!("{hosts} for {work}"), source };
     let addresses: Vec<_> = hosts.all().map(|host| format!("{}:{PORT}", host.address())).collect();
@@ -44,7 +44,7 @@ pub fn measured_between(hosts: &Hosts, work: &Work) -> Result<Sample> {
     round(&addresses, all, work).map_err(io)
 }
 
-/// A round of workers at these addresses, which these commands start.
+/// Runs a round of workers at these addresses, started by these commands.
 fn round(addresses: &[String], commands: Vec<Command>, work: &Work) -> std::io::Result<Sample> {
     let start = |(worker, mut command): (usize, Command)| {
         let world = World::new(addresses.len(), worker, 1).map_err(IoError::other)?;
@@ -60,8 +60,8 @@ fn round(addresses: &[String], commands: Vec<Command>, work: &Work) -> std::io::
     sample.ok_or_else(|| IoError::other(format!("worker 0 has said {line:?}, which is no sample")))
 }
 
-/// An address that nobody is given who asks for any, for as long as the socket is open: who asks for this one can listen there
-/// beside it.
+/// Reserves an address: the system does not assign it to others while the socket is open, but a process that
+/// requests it can listen there.
 fn reserve() -> std::io::Result<(String, OwnedFd)> {
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;

@@ -13,21 +13,22 @@ use std::hint::black_box;
 use std::panic::Location;
 use std::time::Duration;
 
-/// How long a worker waits for the others in one exchange.
+/// The time that a worker waits for the others in one exchange.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Up to so many bytes two workers exchange their vectors whole: one round less counts for more than adding all of it twice.
+/// The maximum size at which two workers exchange entire vectors: saving a round outweighs adding everything
+/// twice.
 const WHOLE: usize = 64 << 10;
 
-/// How workers sum vectors of this size.
+/// Returns the algorithm for vectors of this size.
 pub fn algorithm(workers: usize, bytes: usize) -> Algorithm {
     if workers == 2 && bytes <= WHOLE { Algorithm::Exchange } else { Algorithm::Owners }
 }
 
-/// Microseconds of an all-reduce, by this worker's clock.
+/// Measures the microseconds of an all-reduce, by this worker's clock.
 ///
-/// Vectors lie in the group's buffers, as gradients do. Sums stay where they arrive, in as many pieces as workers have made:
-/// nothing is copied into place before or after.
+/// Vectors are in the group's buffers, as gradients are. Sums stay where they arrive, in a piece for each
+/// worker that made one: nothing is copied before or after.
 pub fn micros(place: &Place, links: Links, bytes: usize, effort: Effort) -> Result<f64> {
     let workers = place.world.workers();
     let weights = vec![1_f32; workers];
@@ -43,7 +44,8 @@ pub fn micros(place: &Place, links: Links, bytes: usize, effort: Effort) -> Resu
     Ok(micros)
 }
 
-/// Microseconds in which each worker sends a vector to the others through sockets, and nobody adds anything.
+/// Measures the microseconds of an exchange: each worker sends a vector to the others through sockets,
+/// without adding.
 pub fn exchange_micros(place: &Place, bytes: usize, effort: Effort) -> Result<f64> {
     let exchange = |mut calling: GroupCall<'_>, mine: &Bytes| {
         calling.all_gather_sized("bytes", mine.clone(), |_| bytes).map_err(failed)
@@ -56,7 +58,7 @@ pub fn exchange_micros(place: &Place, bytes: usize, effort: Effort) -> Result<f6
     Err(failed(format!("{came} bytes came of {bytes} from each")))
 }
 
-/// Microseconds of a call in which all workers take part, and what it gives in the end.
+/// Measures the microseconds of a call in which all workers participate, and returns its last result.
 fn timed(
     place: &Place,
     links: Links,
@@ -65,7 +67,7 @@ fn timed(
     call: impl Fn(GroupCall<'_>, &Bytes) -> Result<Vec<Bytes>>,
 ) -> Result<(f64, Vec<Bytes>)> {
     let world = place.world;
-    // Where they are on two hosts, the peers encrypt nothing, and nobody else is in the network.
+    // On two hosts, the peers encrypt nothing, and no other machine is in the network.
     let rendezvous = Rendezvous::new(world, place.addresses.clone())
         .shared_memory(links.shared_memory())
         .credentials(Credentials::from(Identity::None).allow_plain_text_on_the_network());
@@ -86,7 +88,7 @@ fn timed(
     };
     repeat(3)?;
     let calls = (effort.seconds / repeat(3)?).clamp(3., 1e6) as u64;
-    // As many on all workers: as many as worker 0 says.
+    // All workers make the same number of calls, chosen by worker 0.
     let said = calling().all_gather_bytes(Bytes::copy_from_slice(&calls.to_le_bytes())).map_err(failed)?;
     let calls = said.first().and_then(|said| said[..].try_into().ok()).map(u64::from_le_bytes);
     let calls = calls.ok_or_else(|| failed("worker 0 has not said how many calls there are"))? as usize;
@@ -97,7 +99,7 @@ fn timed(
     Ok((seconds * 1e6, last))
 }
 
-/// Both workers get all of both vectors, and each adds them up in the same order.
+/// Sends both vectors to both workers. Each adds them in the same order.
 fn exchanged(mut calling: GroupCall<'_>, mine: &Bytes, weights: &[f32]) -> Result<Vec<Bytes>> {
     let all = calling.all_gather_sized("its vector", mine.clone(), |_| mine.len()).map_err(failed)?;
     let all: Vec<_> = all.iter().map(|bytes| numbers::<f32>(bytes)).collect();
@@ -107,7 +109,7 @@ fn exchanged(mut calling: GroupCall<'_>, mine: &Bytes, weights: &[f32]) -> Resul
     Ok(vec![sum.freeze()])
 }
 
-/// What is fast has to be right, too: worker `k` has brought `k + 1` everywhere.
+/// Checks the result, in which worker `k` has contributed `k + 1` to every element.
 fn check(sums: &[Bytes], bytes: usize, workers: usize) -> Result<()> {
     let expected = (workers * (workers + 1) / 2) as f32;
     let length: usize = sums.iter().map(Bytes::len).sum();

@@ -13,8 +13,9 @@ use distribute::{
 };
 use std::hint::black_box;
 
-/// Steps per second of all workers together on a global batch; of workers that communicate by nothing, those of one on its
-/// part of it. Over sockets with the bytes that this host has sent in a step.
+/// Measures the steps per second of all workers together on a global batch. Without communication, measures
+/// one worker on its part of the batch. Over sockets, the sample contains the number of bytes that this host
+/// has sent in a step.
 pub fn sample<M: Model>(place: &Place, communication: Communication, effort: Effort) -> Result<Sample> {
     let builder = MultiWorkerMirroredStrategy::builder();
     let builder = match communication {
@@ -22,7 +23,7 @@ pub fn sample<M: Model>(place: &Place, communication: Communication, effort: Eff
         Communication::Sockets => {
             let implementation = CommunicationImplementation::Ring;
             let options = CommunicationOptions { implementation, ..Default::default() };
-            // The peers encrypt nothing, and nobody else is in the network.
+            // The peers encrypt nothing, and no other machine is in the network.
             let credentials = Credentials::new().allow_plain_text_on_the_network();
             builder.communication_options(options).credentials(credentials)
         }

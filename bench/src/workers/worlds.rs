@@ -1,4 +1,5 @@
-//! `distribute-bench --worlds`: all-reduces of 2 to 16 processes of this machine, and what they say of 1,000 machines.
+//! `distribute-bench --worlds`: all-reduces of 2 to 16 processes of this machine, and predictions for 1,000
+//! machines.
 
 use super::model::{Algorithm, Link, Network, Point};
 use super::place::{Links, Work};
@@ -17,22 +18,24 @@ use std::path::Path;
 const WORLDS: [usize; 5] = [2, 3, 4, 8, 16];
 const SIZES: [usize; 5] = [64, 4 << 10, 64 << 10, 1 << 20, 16 << 20];
 
-/// The world that is predicted.
+/// The number of workers in the prediction.
 const MANY: usize = 1000;
-/// Between its machines: 25 Gbit/s each way, and what a switched network of one site adds to a message.
+/// The network of the prediction: 25 Gbit/s each way, and the typical latency of a switched network of one
+/// site.
 const NETWORK: Network = Network { latency: 20e-6, bandwidth: 25e9 / 8. };
 
-/// The heads of the columns for docs/performance.md.
+/// The headings for docs/performance.md.
 const MARKDOWN: &str = "| links | processes | bytes | µs (spread) | best | algorithm | model, µs |\n|---|---|---|---|---|---|---|";
 
-/// What one world took for one size.
+/// The measurement of one world at one size.
 struct Measured {
     links: Links,
     point: Point,
     micros: Summary,
 }
 
-/// Measures the worlds, over both links or those whose name contains `filter`, prints them and the model, and draws both.
+/// Measures the worlds, over both links or those whose name contains `filter`, prints them and the model, and
+/// plots both.
 pub fn run(filter: &str, rounds: usize, seconds: f64, form: Form, plot: Option<&Path>) -> Result<()> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut drawn = Vec::new();
@@ -48,7 +51,7 @@ pub fn run(filter: &str, rounds: usize, seconds: f64, form: Form, plot: Option<&
         }
         output::line(fit(form, links, &link, &points, cores))?;
         drawn.push(panel(links, &all));
-        // Machines share no memory.
+        // Machines do not share memory.
         if links == Links::Tcp {
             for bytes in SIZES {
                 output::line(predicted(form, &link, bytes))?;
@@ -82,7 +85,7 @@ fn measure(links: Links, rounds: usize, seconds: f64) -> Result<Vec<Measured>> {
 }
 
 impl Measured {
-    /// What the model says of it, in microseconds.
+    /// Returns the prediction of the model, in microseconds.
     fn model(&self, link: &Link, cores: usize) -> f64 {
         let Point { algorithm, workers, bytes, .. } = self.point;
         link.on_one_machine(algorithm, workers, bytes, cores) * 1e6
@@ -112,7 +115,7 @@ impl Measured {
     }
 }
 
-/// The link that was found, and how well it describes the points.
+/// Formats the fitted link, and its errors at the points.
 fn fit(form: Form, links: Links, link: &Link, points: &[Point], cores: usize) -> String {
     let errors = Summary::of(&link.errors(points, cores));
     let (alpha, rate) = (link.alpha * 1e6, 1e-9 / link.beta);
@@ -138,7 +141,7 @@ fn of_many(link: &Link, algorithm: Algorithm, bytes: usize) -> f64 {
     link.over(NETWORK, algorithm, MANY, bytes) * 1e6
 }
 
-/// What the model says of many machines, for each algorithm.
+/// Formats the predictions of the model for many machines, for each algorithm.
 fn predicted(form: Form, link: &Link, bytes: usize) -> String {
     let all = Algorithm::ALL.map(|algorithm| (algorithm.name(), of_many(link, algorithm, bytes)));
     match form {

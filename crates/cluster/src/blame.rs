@@ -68,7 +68,7 @@ pub enum Cause {
         number: u64,
         /// The call in which others wait, and its callers.
         waiting: Callers,
-        /// The standings of the members that are gone.
+        /// The standings of the members that have returned or failed.
         gone: Vec<Standing>,
     },
     /// Members did not arrive in time.

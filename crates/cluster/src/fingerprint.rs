@@ -1,4 +1,4 @@
-//! Fingerprints of calls, which tell whether two members make the same call.
+//! Fingerprints of calls, by which members check that they make the same call.
 
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;

@@ -29,8 +29,8 @@ impl fmt::Display for Process {
 /// The maximum number of workers whose location an error prints.
 const LOCATED: usize = 4;
 
-/// Returns the text that an error appends for the workers it names by number: `; worker 1 is task worker 3 at
-/// node-3:2222`. The text is empty if `workers` is.
+/// Returns the text that an error appends for the workers it names by number:
+/// `; worker 1 is task worker 3 at node-3:2222`. The text is empty if `workers` is.
 pub fn located(workers: &[(usize, Process)]) -> String {
     let each = workers.iter().take(LOCATED).map(|(worker, process)| format!("worker {worker} is {process}"));
     let more = workers.len().checked_sub(LOCATED + 1).map(|more| format!("and {} more", more + 1));

@@ -5,9 +5,8 @@ use std::ops::Range;
 
 /// The number of workers of a training, the number of replicas of each, and the rank of this process.
 ///
-/// It converts between local and global ids, and tells how many replicas are in sync and which worker is the
-/// chief. All workers have the same number of replicas: replica `r` of worker `w` has the global id `w *
-/// replicas + r`.
+/// It converts between local and global ids, and identifies the chief. All workers have the same number of
+/// replicas: replica `r` of worker `w` has the global id `w * replicas + r`.
 ///
 /// ```
 /// use distribute_cluster::World;

@@ -1,5 +1,5 @@
 //! Trainings as a function of the seed. The updates of their state depend on the contributions of all
-//! workers, so an update that is left out, made twice or made from another state is detected.
+//! workers. An update that is left out, made twice or made from another state is therefore detected.
 
 use crate::script::Script;
 use distribute_testing::SplitMix;
@@ -10,7 +10,7 @@ use std::time::Duration;
 pub struct Course {
     /// The number of steps.
     pub steps: u64,
-    /// The calls of a step. Each entry tells whether an update follows.
+    /// The calls of a step. An entry is true if an update follows.
     pub calls: Vec<bool>,
     /// The time to wait for the others at a rendezvous.
     pub patience: Duration,

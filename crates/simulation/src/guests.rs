@@ -44,8 +44,8 @@ impl Guests {
         Self { mine, all: BTreeMap::new() }
     }
 
-    /// Handles words over a connection that is not a link. `decide` tells whether a guest may stay. Returns
-    /// the number of the worker if it may.
+    /// Handles words over a connection that is not a link. `decide` admits or
+    /// refuses a guest. Returns the number of the worker if it is admitted.
     pub fn hear(
         &mut self,
         context: &mut Context<'_>,

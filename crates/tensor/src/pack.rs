@@ -224,7 +224,8 @@ mod tests {
     }
 
     proptest! {
-        // CO-5: dtypes do not share buckets; sparse leaves are reduced alone. INV-7
+        // CO-5: dtypes do not share buckets; sparse leaves are reduced alone.
+        // INV-7
         #[test]
         fn packing_changes_no_bit(
             replicas in 1usize..6,

@@ -1,7 +1,7 @@
 //! Partitions of a vector into ranges for threads, workers or groups: functions of sizes alone.
 //!
-//! Ranges follow each other, cover the vector, and begin at multiples of a grain, such as the elements of a cache line. A vector
-//! with fewer grains than parts has parts that are empty.
+//! Ranges follow each other, cover the vector, and begin at multiples of a grain, such as the elements of a cache
+//! line. A vector with fewer grains than parts has empty parts.
 //!
 //! | function | sizes of the parts | 5 grains in 3 parts |
 //! |---|---|---|

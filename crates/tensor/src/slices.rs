@@ -25,7 +25,7 @@ type OfReplicas = Vec<Vec<usize>>;
 ///     IndexedSlices::new(values, HostTensor::vector(indices), Some(vec![5, 1]))
 /// };
 /// let (a, b) = (rows(vec![1.0, 2.0], vec![3, 0])?, rows(vec![10.0], vec![3])?);
-/// // Summed, each row is there once; joined, as often as it was given.
+/// // A sum has each row once; a concatenation keeps duplicates.
 /// assert_eq!(IndexedSlices::reduce(ReduceOp::Sum, &[&a, &b])?, rows(vec![2.0, 11.0], vec![0, 3])?);
 /// assert_eq!(IndexedSlices::concat(&[&a, &b])?, rows(vec![1.0, 2.0, 10.0], vec![3, 0, 3])?);
 /// # Ok::<(), distribute_tensor::Error>(())
@@ -137,7 +137,7 @@ impl IndexedSlices {
     /// Returns the sum or mean over replicas, with each index once, in ascending order.
     ///
     /// The rows of an index are summed within each replica first, in their order, and then over replicas in
-    /// the order of `kernel::fold`, where a replica without that row counts as zero. The result is therefore
+    /// the order of `kernel::fold`. A replica without that row counts as zero. The result is therefore
     /// bit-identical to that of dense tensors, and reducing within every worker first does not change it.
     /// Replicas may differ in their number of rows. A MEAN divides the sums by the number of replicas, and
     /// accumulates integers in a wider type, as [`HostTensor::reduce`] does. Floats of 16 bits are

@@ -1,4 +1,4 @@
-//! Examples as processes: started as the workers of a job, and what they have written.
+//! Examples as processes: started as the workers of a job, and their output.
 
 #![allow(dead_code)] // Each test program uses its part.
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
-/// The program of an example, which `cargo test` has built beside this test.
+/// Returns the program of an example, which `cargo test` has built next to this test.
 pub fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     test.parent().and_then(|deps| deps.parent()).unwrap().join("examples").join(name)
@@ -44,7 +44,7 @@ impl Workers {
                 .spawn()
                 .unwrap()
         };
-        // The leader comes last.
+        // The leader starts last.
         let mut all: Vec<_> = (0..workers).rev().map(start).collect();
         all.reverse();
         Self(all, Some(leader))
@@ -59,7 +59,7 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The JSON that is the last line of an example's output.
+/// Returns the JSON in the last line of an example's output.
 pub fn figures(output: &Output) -> Value {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let stdout = text(&output.stdout);

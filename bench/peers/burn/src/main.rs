@@ -1,6 +1,8 @@
-//! burn on the same work, with its stock layers and optimizer: on one thread, and with its matrix products on several.
+//! The same work in burn, with its stock layers and optimizer: on one thread, or with its matrix products on
+//! several.
 //!
-//! Speaks as the Python scripts do: `--list`, `--serve`, or rounds by itself. The formulas are those of common.py.
+//! The options are those of the Python scripts: `--list`, `--serve`, or rounds without either. The formulas
+//! are those of common.py.
 
 use burn::nn::loss::{BinaryCrossEntropyLossConfig, CrossEntropyLossConfig};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
@@ -13,7 +15,7 @@ use std::io::BufRead;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-// As in burn's own benchmarks of allocation: without it, glibc gives each large block back to the kernel.
+// As in burn's own benchmarks of allocation: without it, glibc returns each large block to the kernel.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -35,7 +37,7 @@ fn unit(stream: u32, i: usize) -> f32 {
     noise(stream, i) as f32 * (-24f32).exp2()
 }
 
-/// Of shape (in, out), as burn has it: the transpose of the formula's.
+/// Creates a layer of shape (in, out), as in burn: the transpose of the formula's.
 fn layer(k: u32, width: usize, height: usize, device: &Device) -> Linear {
     let scale = (1. / (width as f64).sqrt()) as f32;
     let draw = |stream, i| (unit(stream, i) * 2. - 1.) * scale;
@@ -67,7 +69,7 @@ struct Recommender {
     out: Linear,
 }
 
-/// A function that makes step number n and gives its loss, which may be read later.
+/// Returns a function that makes step n and returns its loss, which may be read later.
 fn training(work: &str, rate: f64) -> Box<dyn FnMut(usize) -> Tensor<1>> {
     // Inputs need no gradients; parameters do, on the same device with autodiff.
     let device = Device::flex().autodiff();
@@ -128,7 +130,7 @@ fn scalar(loss: Tensor<1>) -> f64 {
     f64::from(loss.into_scalar::<f32>())
 }
 
-/// A figure in one way of measuring it.
+/// A figure with one configuration of the peer.
 struct Entry {
     figure: String,
     unit: &'static str,
@@ -155,7 +157,7 @@ fn entries(threads: usize) -> Vec<Entry> {
 
 type Step = Box<dyn FnMut(usize) -> Tensor<1>>;
 
-/// Seconds that a step takes, over so many of them.
+/// Returns the seconds per step, over `calls` steps.
 fn time(step: &mut Step, done: &mut usize, calls: usize) -> f64 {
     let start = Instant::now();
     for n in *done..*done + calls {
@@ -168,7 +170,7 @@ fn time(step: &mut Step, done: &mut usize, calls: usize) -> f64 {
     start.elapsed().as_secs_f64() / calls as f64
 }
 
-/// One round: its value and, of losses, all of them.
+/// Measures one round. Returns its value and, for losses, all of them.
 fn round(entry: &Entry, seconds: f64, kept: &mut Option<(Step, usize, f64)>) -> (f64, Vec<f64>) {
     match entry.unit {
         "" => {

@@ -1,4 +1,4 @@
-//! What makes a link between two hosts, as commands. Pure.
+//! The commands that create a link between two hosts. Pure.
 
 use super::rate::Rate;
 use crate::hosts::{Host, Hosts};
@@ -6,12 +6,12 @@ use crate::hosts::{Host, Hosts};
 /// The device on each host. `bench/peers/common.py` has the same name.
 const DEVICE: &str = "link0";
 
-/// What may wait to be sent: more is dropped, as by any card whose queue is full.
+/// The maximum queueing delay. More is dropped, as by any network card whose queue is full.
 const QUEUE: &str = "50ms";
 
-/// The commands that link two hosts, in this order, each with the host on which it is run.
+/// Returns the commands that link two hosts, in order, each with the host on which it runs.
 ///
-/// Both ends are limited: a token bucket holds back what leaves a host, and nothing holds back what comes in.
+/// Both ends are limited: a token bucket delays packets that leave a host. Incoming packets are not delayed.
 pub fn commands(hosts: &Hosts, rate: Rate) -> Vec<(Host, Vec<String>)> {
     let mut all = Vec::new();
     let mut push = |host: &Host, text: String| {

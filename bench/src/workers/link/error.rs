@@ -1,8 +1,8 @@
-//! Why there is no link, and what to do about it.
+//! Errors of creating a link, with advice.
 
 use std::io;
 
-/// Why two hosts cannot be made and linked. Nothing is left of them.
+/// The two hosts cannot be created or linked. They have been removed.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// A program is missing.
@@ -12,18 +12,18 @@ pub enum LinkError {
     Tool {
         /// The program.
         tool: &'static str,
-        /// The package that has it.
+        /// The package that contains it.
         package: &'static str,
-        /// What the system says.
+        /// The error of the system.
         source: io::Error,
     },
-    /// This process may not make a namespace.
+    /// This process is not allowed to create a namespace.
     #[error(
         "--link makes two network namespaces, and this process may not ({source}): run it as root, or, where users may have \
          namespaces of their own, as `unshare --user --map-root-user distribute-bench --link …`"
     )]
     NotAllowed {
-        /// What unshare says.
+        /// The error of unshare.
         source: io::Error,
     },
     /// The kernel cannot limit a device.
@@ -32,25 +32,25 @@ pub enum LinkError {
          without"
     )]
     Limit {
-        /// What was run.
+        /// The command.
         command: String,
-        /// What tc says.
+        /// The error of tc.
         source: io::Error,
     },
-    /// The devices cannot be made.
+    /// The devices cannot be created.
     #[error(
         "`{command}` failed ({source}): where the kernel has no pairs of devices, load them (modprobe veth)"
     )]
     Device {
-        /// What was run.
+        /// The command.
         command: String,
-        /// What ip says.
+        /// The error of ip.
         source: io::Error,
     },
 }
 
 impl LinkError {
-    /// A command of [`commands`](super::commands::commands) has failed.
+    /// Creates the error of a failed command from [`commands`](super::commands::commands).
     pub fn of(words: &[String], source: io::Error) -> Self {
         let command = words.join(" ");
         match words.first().map(String::as_str) {

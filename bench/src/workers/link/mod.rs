@@ -1,14 +1,15 @@
-//! `distribute-bench --link RATE`: training by two processes on two hosts, with a link of a certain rate between them.
+//! `distribute-bench --link RATE`: training by two processes on two hosts, with a link of limited rate
+//! between them.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | [`rate`] | how fast a link is, as users say it |
-//! | [`network`], [`commands`], [`error`] | both and the link while they are held; the commands that make it; why there is none |
-//! | [`training`] | the figures, beside computing alone and sending alone |
-//! | [`table`] | what is printed |
+//! | [`rate`] | the rate of a link, as users specify it |
+//! | [`network`], [`commands`], [`error`] | the hosts and the link; the commands that create it; its errors |
+//! | [`training`] | the figures, next to computing alone and sending alone |
+//! | [`table`] | the printed tables |
 //!
-//! Hosts are network namespaces of this machine, so they share its cores, its files, and memory, where workers would find it:
-//! here they use sockets alone.
+//! Hosts are network namespaces of this machine, so they share its cores, files and memory. Workers would use
+//! the shared memory; here they use only sockets.
 
 mod commands;
 mod error;
@@ -29,7 +30,8 @@ use crate::turns::measure;
 use distribute::{Error, Result};
 use network::Network;
 
-/// Measures both models, or those whose name contains `filter`, over links of these rates, and prints what was found.
+/// Measures both models, or those whose name contains `filter`, over links of these rates, and prints the
+/// results.
 pub fn run(
     rates: &[Rate],
     filter: &str,
@@ -64,7 +66,7 @@ pub fn run(
             table::rows(&report, form).iter().try_for_each(output::line)?;
             let summary = table::summary(&report);
             match form {
-                // Behind the table, which it would tear apart.
+                // Printed after the table, so as not to interrupt it.
                 Form::Markdown => summaries.extend(summary.map(|summary| format!("\n{summary}"))),
                 _ => summary.iter().try_for_each(output::line)?,
             }

@@ -1,4 +1,4 @@
-//! Two hosts and the link between them, for as long as somebody holds them.
+//! Two hosts and the link between them, while they are held.
 
 use super::commands::commands;
 use super::error::LinkError;
@@ -10,30 +10,30 @@ use std::io;
 use std::process::{ChildStdin, Command, Stdio};
 use std::time::Duration;
 
-/// What is run, and the package of Debian that has it.
+/// The required programs, and the Debian packages that contain them.
 const TOOLS: [(&str, &str); 4] =
     [("unshare", "util-linux"), ("nsenter", "util-linux"), ("ip", "iproute2"), ("tc", "iproute2")];
 
-/// Of two hosts that nobody else can reach.
+/// The addresses of the hosts, which no other machine can reach.
 const ADDRESSES: [[u8; 4]; 2] = [[10, 77, 0, 1], [10, 77, 0, 2]];
 
-/// How long a command may take that does no more than ask the kernel.
+/// The timeout of a command that only calls the kernel.
 const PROMPT: Duration = Duration::from_secs(30);
 
 /// Two hosts and the link between them.
 ///
-/// The namespaces have no names: the kernel removes them, devices and all, with the last process in them. The first is a
-/// keeper, which ends when this is dropped, and when this process ends, however it does.
+/// The namespaces have no names: the kernel removes them and their devices with the last process in them. The
+/// first process is a keeper, which ends when this is dropped, and when this process ends for any reason.
 pub struct Network {
     hosts: Hosts,
     _keepers: [Keeper; 2],
 }
 
 impl Network {
-    /// Makes them.
+    /// Creates both hosts and the link.
     ///
     /// # Errors
-    /// [`LinkError`], which says what to do.
+    /// [`LinkError`], which contains advice.
     pub fn new(rate: Rate) -> Result<Self, LinkError> {
         for (tool, package) in TOOLS {
             run(Command::new(tool).arg("-V")).map_err(|source| LinkError::Tool { tool, package, source })?;
@@ -50,16 +50,17 @@ impl Network {
         Ok(Self { hosts, _keepers: keepers })
     }
 
-    /// Where processes are started.
+    /// Returns the hosts, on which processes can be started.
     pub fn hosts(&self) -> Hosts {
         self.hosts
     }
 }
 
-/// A process in a new namespace that does nothing but read from this one.
+/// A process in a new namespace that only reads from this process.
 struct Keeper {
     program: Program,
-    /// Closed when this process ends, be it killed: then the keeper has read to the end, and ends, too.
+    /// Closed when this process ends, even if it is killed: the keeper then reads the end of the stream, and
+    /// exits.
     _open: Option<ChildStdin>,
 }
 
@@ -77,7 +78,7 @@ impl Keeper {
     }
 }
 
-/// Runs a command that says nothing of interest, unless it fails.
+/// Runs a command whose output is only relevant if it fails.
 fn run(command: &mut Command) -> io::Result<()> {
     let program = Program::start(command.stdin(Stdio::null()).stderr(Stdio::piped()))?;
     program.rest(Deadline::after(PROMPT)).map(drop)

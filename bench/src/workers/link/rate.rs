@@ -1,29 +1,30 @@
-//! How fast a link is, as users say it.
+//! The rate of a link, as users specify it.
 
 use crate::error::invalid;
 use distribute::Error;
 use std::fmt;
 use std::str::FromStr;
 
-/// How much goes over a link in each direction.
+/// The rate of a link in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rate {
-    /// As much as the machine moves.
+    /// The rate that the machine achieves.
     Unlimited,
-    /// So many bits per second, headers included.
+    /// This number of bits per second, including headers.
     Limited(u64),
 }
 
-/// Bits per second of a unit, the largest first.
+/// The units in bits per second, the largest first.
 const UNITS: [(&str, u64); 3] = [("gbit", 1_000_000_000), ("mbit", 1_000_000), ("kbit", 1_000)];
 
-/// What is taken for a mistake: less than the slowest modem, more than the fastest card.
+/// The valid rates. Anything below the slowest modem or above the fastest card is taken for a mistake.
 const RATES: std::ops::RangeInclusive<f64> = 8e3..=1e12;
 
 impl Rate {
-    /// How many bytes may go at once after a pause. A timer gives them anew: with fewer, one that is late costs a part of the
-    /// rate. More than the largest packet that the kernel hands down whole has with the headers of its parts (64 KiB and 3 kB):
-    /// larger ones would be cut by the processor, which took 43 ms where the rate takes 18.
+    /// Returns the number of bytes that may be sent at once after a pause. A timer refills them: with fewer
+    /// bytes, a delayed timer reduces the rate. The number exceeds the largest packet that the kernel passes
+    /// on in one piece, with the headers of its parts (64 KiB and 3 kB). Larger packets would be split by the
+    /// processor, which took 43 ms instead of 18.
     pub fn burst(bits_per_second: u64) -> u64 {
         let half_a_millisecond = bits_per_second / 8 / 2000;
         half_a_millisecond.max(80_000)

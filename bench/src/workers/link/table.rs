@@ -1,4 +1,4 @@
-//! What was measured over a link: who makes how many steps, what they send, and what a step takes beside its parts.
+//! The results over a link: steps per second, sent bytes, and the time of a step next to its parts.
 
 use super::training::{COMPUTING, SENDING};
 use crate::figure::Role;
@@ -8,11 +8,11 @@ use crate::report::Report;
 use crate::statistics::Summary;
 use serde_json::Value;
 
-/// The heads of the columns for docs/performance.md.
+/// The headings for docs/performance.md.
 pub const MARKDOWN: &str =
     "| figure | who | steps/s (spread, best) | ms a step | kB sent a step |\n|---|---|---|---|---|";
 
-/// A step beside what it consists of, in milliseconds.
+/// The time of a step and of its parts, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Parts {
     step: f64,
@@ -21,7 +21,7 @@ struct Parts {
 }
 
 impl Parts {
-    /// Of medians; none where a part was not measured.
+    /// Creates the parts from medians. `None` if a part was not measured.
     fn of(report: &Report) -> Option<Self> {
         let part = |name: &str| {
             let bound = report.rivals.iter().find(|rival| rival.role == Role::Bound && rival.name == name);
@@ -31,18 +31,18 @@ impl Parts {
         Some(Self { step, computing: part(COMPUTING)?, sending: part(SENDING)? })
     }
 
-    /// How many times the longer part a step takes: 1 where sending and computing go on at the same time.
+    /// Returns the ratio of a step to its longer part: 1 if sending and computing overlap completely.
     fn of_longer(self) -> f64 {
         self.step / self.computing.max(self.sending)
     }
 
-    /// How many times both parts: 1 where one waits for the other.
+    /// Returns the ratio of a step to the sum of both parts: 1 if they do not overlap.
     fn of_sum(self) -> f64 {
         self.step / (self.computing + self.sending)
     }
 }
 
-/// A line for each who was measured.
+/// Returns a line for each measured library.
 pub fn rows(report: &Report, form: Form) -> Vec<String> {
     let ours = ("ours".to_string(), &report.ours, report.sent);
     let rivals = report.rivals.iter().map(|rival| (rival.label(), &rival.values, rival.sent));
@@ -63,7 +63,7 @@ fn row(name: &str, form: Form, who: &str, values: &Summary, sent: Option<f64>) -
     format!("{name}: {who} {median} steps/s (spread {spread}, best {best}), {step} ms a step{sent}")
 }
 
-/// What our step takes beside its parts, and beside the best peer's; nothing where neither is known.
+/// Returns the ratios of our step to its parts, and to the best peer's. `None` if neither is known.
 pub fn summary(report: &Report) -> Option<String> {
     let parts = Parts::of(report).map(|parts| {
         format!(
@@ -81,7 +81,7 @@ pub fn summary(report: &Report) -> Option<String> {
     (!both.is_empty()).then(|| format!("{}: {}", report.about.name, both.join("; ")))
 }
 
-/// For a program: all of a figure, and its parts.
+/// Returns a figure and its parts for a program.
 pub fn json(report: &Report) -> Value {
     let mut line = report.json();
     if let Some(parts) = Parts::of(report) {
@@ -94,7 +94,7 @@ pub fn json(report: &Report) -> Value {
     line
 }
 
-/// Of steps in a second, how long one takes.
+/// Converts steps per second to milliseconds per step.
 fn millis(steps: f64) -> f64 {
     1e3 / steps
 }

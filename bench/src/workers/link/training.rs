@@ -1,4 +1,4 @@
-//! Training by two processes on two hosts, as a figure.
+//! The figures of training by two processes on two hosts.
 
 use super::super::place::{Communication, Work};
 use super::super::start::{measured, measured_between};
@@ -13,9 +13,9 @@ use std::marker::PhantomData;
 
 const WORKERS: usize = 2;
 
-/// The name of what a step takes where nothing is sent.
+/// The name of the time of a step without sending.
 pub const COMPUTING: &str = "computing alone";
-/// The name of what a step takes where nothing is computed.
+/// The name of the time of a step without computing.
 pub const SENDING: &str = "sending alone";
 
 /// Training between two hosts.
@@ -25,12 +25,12 @@ struct Trained<M> {
     model: PhantomData<fn() -> M>,
 }
 
-/// What both models are called over a link of this rate.
+/// Returns the names of both models over a link of this rate.
 pub fn names(rate: Rate) -> [String; 2] {
     [name::<Mlp>(rate), name::<Recommender>(rate)]
 }
 
-/// Both models over a link of this rate between these hosts.
+/// Returns the figures of both models over a link of this rate between these hosts.
 pub fn figures(rate: Rate, hosts: Hosts) -> [Box<dyn Figure>; 2] {
     [
         Box::new(Trained::<Mlp> { rate, hosts, model: PhantomData }),
@@ -38,7 +38,7 @@ pub fn figures(rate: Rate, hosts: Hosts) -> [Box<dyn Figure>; 2] {
     ]
 }
 
-/// The figure of this name between these hosts, if there is one.
+/// Returns the figure of this name between these hosts, if there is one.
 pub fn named(name: &str, hosts: Hosts) -> Option<Box<dyn Figure>> {
     let rate = name.rsplit('_').next()?.parse().ok()?;
     figures(rate, hosts).into_iter().find(|figure| figure.about().name == name)
@@ -52,7 +52,7 @@ fn training<M: Model>(communication: Communication, effort: Effort) -> Work {
     Work::Train { model: M::NAME.into(), communication, seconds: effort.seconds }
 }
 
-/// As many numbers as a step sends, in bytes: a few steps tell.
+/// Returns the number of bytes that a step sends, rounded up to whole numbers. Measured in a few steps.
 fn bytes_of_a_step<M: Model>(hosts: &Hosts) -> Result<usize> {
     let few = training::<M>(Communication::Sockets, Effort { seconds: 0. });
     let bytes = measured_between(hosts, &few)?.sent.unwrap_or_default() as usize;

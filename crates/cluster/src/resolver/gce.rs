@@ -68,7 +68,7 @@ impl GceClusterResolver {
     /// - [`ClusterError::Http`]: a request to the metadata server or the API failed.
     /// - [`ClusterError::Forbidden`]: the API denies access.
     /// - [`ClusterError::NotInGroup`]: this machine is not part of the group.
-    /// - [`ClusterError::Malformed`]: an answer is not as expected.
+    /// - [`ClusterError::Malformed`], [`ClusterError::Endless`]: an answer is not as expected.
     #[cfg(feature = "gce")]
     pub fn new(options: GceOptions) -> Result<Self, ClusterError> {
         let client = crate::http::Client::default();

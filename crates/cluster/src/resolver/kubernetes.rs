@@ -78,6 +78,7 @@ impl KubernetesClusterResolver {
     /// - [`ClusterError::Http`], [`ClusterError::Forbidden`]: a request failed, or the API denies access.
     /// - [`ClusterError::PodNotRunning`]: a pod is not running.
     /// - [`ClusterError::SharedAddress`]: two pods would have one address.
+    /// - [`ClusterError::Malformed`], [`ClusterError::Host`], [`ClusterError::Endless`]: an answer is not as expected.
     #[cfg(feature = "kubernetes")]
     pub fn within_cluster(options: KubernetesOptions) -> Result<Self, ClusterError> {
         use crate::deadline::DEFAULT_TIMEOUT;
@@ -108,6 +109,7 @@ impl KubernetesClusterResolver {
     /// - [`ClusterError::Http`], [`ClusterError::Forbidden`]: a request failed, or the API denies access.
     /// - [`ClusterError::PodNotRunning`]: a pod is not running.
     /// - [`ClusterError::SharedAddress`]: two pods would have one address.
+    /// - [`ClusterError::Malformed`], [`ClusterError::Host`], [`ClusterError::Endless`]: an answer is not as expected.
     pub fn with_access(
         options: KubernetesOptions,
         access: &KubernetesAccess,

@@ -144,6 +144,9 @@ impl MpiClusterResolver {
     /// - [`ClusterError::NoHosts`]: the hosts of its ranks are not known.
     /// - [`ClusterError::TaskCount`]: the jobs have another number of tasks than were started.
     /// - [`ClusterError::Malformed`]: a variable is not as expected.
+    /// - [`ClusterError::Dealt`]: the launcher placed this process on another rank of its host.
+    /// - [`ClusterError::HostTwice`], [`ClusterError::Host`]: a list of hosts is invalid.
+    /// - [`ClusterError::Ports`], [`ClusterError::NoSuchRank`]: there are too few ports or tasks.
     pub fn from_env(options: MpiOptions) -> Result<Self, ClusterError> {
         Self::from_environment(options, &ProcessEnvironment)
     }

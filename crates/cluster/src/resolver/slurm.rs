@@ -90,6 +90,8 @@ impl SlurmClusterResolver {
     /// - [`ClusterError::TaskCount`]: the jobs have another number of tasks than the step.
     /// - [`ClusterError::Dealt`]: Slurm placed this process on another node.
     /// - [`ClusterError::Gpus`]: a node has too few GPUs.
+    /// - [`ClusterError::HostTwice`], [`ClusterError::Host`]: a list of hosts is invalid.
+    /// - [`ClusterError::Ports`], [`ClusterError::NoSuchRank`]: there are too few ports or tasks.
     pub fn from_env(options: SlurmOptions) -> Result<Self, ClusterError> {
         Self::from_environment(options, &ProcessEnvironment)
     }

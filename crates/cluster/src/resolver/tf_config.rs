@@ -14,8 +14,8 @@ use crate::tf_config::{TF_CONFIG, TfConfig};
 ///
 /// ```
 /// use distribute_cluster::resolver::{ClusterResolver, TfConfigClusterResolver};
-/// let environment = [("TF_CONFIG", r#"{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}"#)];
-/// let resolver = TfConfigClusterResolver::from_environment(&environment)?;
+/// let config = r#"{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}"#;
+/// let resolver = TfConfigClusterResolver::from_environment(&[("TF_CONFIG", config)])?;
 /// assert_eq!(resolver.master()?, "b:1");
 /// assert_eq!(resolver.world(1)?.to_string(), "worker 1 of 2, 1 replica each");
 /// # Ok::<(), distribute_cluster::ClusterError>(())

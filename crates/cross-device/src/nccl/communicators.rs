@@ -1,4 +1,4 @@
-//! Sums of tensors, all replicas' in one group of calls, by the communicators of their GPUs.
+//! Sums of the tensors of all replicas in one group of calls, by the communicators of their GPUs.
 
 use super::fault::{Fault, late};
 use candle_core::{Result as CandleResult, Tensor};
@@ -10,32 +10,36 @@ use std::collections::btree_map::Entry;
 use std::sync::{Mutex, TryLockError};
 use std::time::Duration;
 
-/// How long who gives up communicators waits until they are gone, at most.
+/// The maximum time to wait for communicators to be aborted.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// What is asked of NCCL: what the tests can fake. No call waits for a GPU but [`abort`](Self::abort): what takes time is asked for again
-/// and again.
+/// The functions of NCCL, which tests can replace. No call waits for a GPU except [`abort`](Self::abort).
+/// Operations that take time are polled.
 pub(super) trait Library: Sync {
-    /// One communicator for each of several GPUs.
+    /// The type of a set of communicators, one for each GPU.
     type Communicators: Send + 'static;
 
-    /// Communicators for GPUs, by their numbers, that are not linked yet.
+    /// Creates communicators for GPUs, by number, that are not linked yet.
     fn open(&self, gpus: &[usize]) -> Result<Self::Communicators, CallError>;
 
-    /// Begins to link them.
+    /// Begins to link the communicators.
     fn link(&self, communicators: &Self::Communicators) -> Result<(), CallError>;
 
-    /// The GPUs that have not done yet what was asked for last, by `call`; what has failed since is an error.
+    /// Returns the GPUs that have not completed the last operation, started by `call`.
+    ///
+    /// # Errors
+    /// The failure of that operation.
     fn busy(&self, communicators: &Self::Communicators, call: &'static str) -> Result<Vec<usize>, CallError>;
 
-    /// Memory for the sum beside a part, with whatever is in it.
+    /// Allocates uninitialized memory for the sum of a part.
     fn room(&self, part: &Tensor) -> CandleResult<Tensor>;
 
-    /// Begins a group of calls, of this thread. None of them begins before its [`end`](Self::end): one that waited for another GPU would
-    /// keep this thread from calling for that.
+    /// Begins a group of calls on this thread. None of them starts before [`end`](Self::end): a call that
+    /// waited for another GPU would prevent this thread from making the call for that GPU.
     fn start(&self) -> Result<(), CallError>;
 
-    /// Calls for one sum: `parts` and `sums` have one tensor of each replica, which are contiguous, alike and not empty.
+    /// Adds the calls for one sum. `parts` and `sums` have one tensor for each replica, which are contiguous,
+    /// alike and not empty.
     fn add(
         &self,
         communicators: &Self::Communicators,
@@ -43,25 +47,25 @@ pub(super) trait Library: Sync {
         sums: &[&Tensor],
     ) -> Result<(), CallError>;
 
-    /// Ends the group, and begins to put its calls into the queues of the GPUs.
+    /// Ends the group, and begins to enqueue its calls on the GPUs.
     fn end(&self) -> Result<(), CallError>;
 
-    /// Tells other queues that what is in this one reads `part` and writes `sum`.
+    /// Records for other queues that the last operation of this queue reads `part` and writes `sum`.
     fn queued(&self, part: &Tensor, sum: &Tensor) -> CandleResult<()>;
 
-    /// Gives up communicators and what they are doing, for which it may wait for ever.
+    /// Aborts communicators and their operations. This may block forever.
     fn abort(&self, communicators: Self::Communicators);
 }
 
-/// The communicators of this process, by the numbers of their GPUs, in the order of replicas. To link GPUs takes seconds, and what they have
-/// is kept until the program ends.
+/// The communicators of this process, by the numbers of their GPUs, in the order of replicas. Linking GPUs
+/// takes seconds, so communicators are kept until the program ends.
 #[derive(Debug)]
 pub(super) struct Sets<C>(Mutex<BTreeMap<Vec<usize>, Set<C>>>);
 
 #[derive(Debug)]
 enum Set<C> {
     Linked(C),
-    /// After this error, which may have left the GPUs with different numbers of calls, or hanging.
+    /// Aborted after this error. The GPUs may have completed different numbers of calls, or may hang.
     GivenUp(CallError),
 }
 
@@ -71,14 +75,19 @@ impl<C> Sets<C> {
     }
 }
 
-/// The sums over replicas of `parts[replica][number]`, beside these. They are in the queues of the GPUs, as all that candle computes, when this
-/// returns, for which it waits `patience` at most. Sums that hang in the queues are for those to find that read them.
+/// Sums `parts[replica][number]` over replicas. Each replica gets its sums. When this returns, the sums are
+/// in the queues of the GPUs, like all computations of candle. It waits at most `patience` for that. Sums
+/// that hang in the queues are detected when they are read.
 ///
 /// # Errors
-/// [`Fault::Parts`] where replicas' parts are not alike; [`Fault::Candle`] for no memory and [`Fault::Busy`], after which all is as before (but where
-/// it is of an event behind sums, which are in the queues then);
-/// [`Fault::Link`], after which the next sum links again; and [`Fault::Sum`] and [`Fault::Late`], after which all further sums of these GPUs are
-/// [`Fault::GivenUp`].
+/// - [`Fault::Parts`]: the replicas' parts differ.
+/// - [`Fault::Busy`]: another sum of this process takes too long. Nothing has changed.
+/// - [`Fault::Candle`]: there is no memory, and nothing has changed; or events failed, after the sums were
+///   enqueued.
+/// - [`Fault::Link`]: the GPUs cannot be linked. The next sum links again.
+/// - [`Fault::Sum`], [`Fault::Late`]: a call failed or timed out. All later sums of these GPUs return
+///   [`Fault::GivenUp`].
+/// - [`Fault::GivenUp`]: an earlier call has failed.
 pub(super) fn sum<L: Library>(
     library: &'static L,
     sets: &Sets<L::Communicators>,
@@ -88,10 +97,10 @@ pub(super) fn sum<L: Library>(
 ) -> Result<Vec<Vec<Tensor>>, Fault> {
     let deadline = Deadline::after(patience);
     check(gpus, parts)?;
-    // All memory is there before the group begins, so that a lack of it breaks nothing.
+    // All memory is allocated before the group begins, so a lack of memory breaks nothing.
     let contiguous = |part: &Tensor| part.contiguous();
     let parts = each(parts, contiguous)?;
-    // Of nothing, a GPU is asked for nothing.
+    // Empty tensors need no GPU.
     let room = |part: &Tensor| if part.elem_count() == 0 { Ok(part.detach()) } else { library.room(part) };
     let sums = each(&parts, room)?;
     let count = parts.first().map_or(0, Vec::len);
@@ -100,7 +109,8 @@ pub(super) fn sum<L: Library>(
         return Ok(sums);
     }
     {
-        // Held over the group: GPUs that two sets share do what is in their queues in one order. Who has it has a deadline of its own.
+        // The lock is held during the group: GPUs in two sets execute their queues in the same order. Every
+        // holder has a deadline.
         let free = || match sets.0.try_lock() {
             Ok(sets) => Some(sets),
             Err(TryLockError::Poisoned(sets)) => Some(sets.into_inner()),
@@ -139,7 +149,7 @@ pub(super) fn sum<L: Library>(
     Ok(sums)
 }
 
-/// Communicators of these GPUs.
+/// Links communicators of these GPUs.
 fn linked<L: Library>(
     library: &'static L,
     gpus: &[usize],
@@ -157,7 +167,7 @@ fn linked<L: Library>(
     }
 }
 
-/// One group, with a call for each number, of the parts and their sums.
+/// Runs one group, with a call for each number, of the parts and their sums.
 fn group<L: Library>(
     library: &L,
     communicators: &L::Communicators,
@@ -167,20 +177,20 @@ fn group<L: Library>(
 ) -> Result<(), Fault> {
     let of =
         |all: &[Vec<Tensor>], number: usize| all.iter().map(|list| list[number].clone()).collect::<Vec<_>>();
-    // What has failed on a GPU since, which nobody who reads a sum may have met.
+    // A GPU may have failed since, without any reader of a sum noticing.
     ended(library, communicators, "ncclAllReduce of an earlier sum", deadline, Fault::Sum)?;
     library.start().map_err(Fault::Sum)?;
     let added = numbers.iter().try_for_each(|number| {
         let (parts, sums) = (of(parts, *number), of(sums, *number));
         library.add(communicators, &parts.iter().collect::<Vec<_>>(), &sums.iter().collect::<Vec<_>>())
     });
-    // Also where one has failed: else no later call of this thread would begin.
+    // Ends the group even if a call has failed: otherwise no later call of this thread would start.
     let begun = library.end();
     added.and(begun).map_err(Fault::Sum)?;
     ended(library, communicators, "ncclGroupEnd", deadline, Fault::Sum)
 }
 
-/// Waits until all GPUs have done what was asked for last, by `call`. What has failed in it is an error as `failed` makes it.
+/// Waits until all GPUs have completed the last operation, started by `call`. `failed` converts its failure.
 fn ended<L: Library>(
     library: &L,
     communicators: &L::Communicators,
@@ -200,8 +210,8 @@ fn ended<L: Library>(
     ended.unwrap_or_else(|| Err(Fault::Late(late(call, &slow, deadline.timeout()))))
 }
 
-/// Gives up communicators, for which a GPU that hangs may be waited for in vain. Until they are gone, what they are doing may use `used`, which
-/// is kept. Where nothing hangs, they are gone when this returns.
+/// Aborts communicators. If a GPU hangs, it returns before they are aborted, and `used` is kept until then,
+/// because their operations may still use it. If nothing hangs, they are aborted when this returns.
 fn give_up<L: Library>(
     library: &'static L,
     communicators: L::Communicators,
@@ -221,7 +231,7 @@ fn each(
     all.iter().map(|list| list.iter().map(&make).collect()).collect()
 }
 
-/// Whether the replicas have as many parts each, which differ in neither shape nor type.
+/// Checks that the replicas have the same number of parts, with equal shapes and types.
 fn check(gpus: &[usize], parts: &[Vec<Tensor>]) -> Result<(), Fault> {
     let wrong = |what: String| Err(Fault::Parts(what));
     if gpus.len() != parts.len() {

@@ -1,4 +1,4 @@
-//! Sums of candle's tensors on GPUs by NCCL.
+//! Sums of candle tensors on GPUs by NCCL.
 
 use super::communicators::{self, Library, Sets};
 use super::fault::Fault;
@@ -18,10 +18,11 @@ use std::time::Duration;
 
 static SETS: Sets<Communicators> = Sets::new();
 
-/// The sums over GPUs of `parts[replica][number]`, see [`communicators::sum`].
+/// Sums `parts[replica][number]` over GPUs, see [`communicators::sum`].
 ///
 /// # Errors
-/// Those, and those of [`Nccl::get`].
+/// - The errors of [`communicators::sum`].
+/// - The errors of [`Nccl::get`], as [`Fault::Load`].
 pub(super) fn sum(
     gpus: &[usize],
     parts: &[Vec<Tensor>],
@@ -45,7 +46,7 @@ impl Library for Nccl {
     }
 
     fn link(&self, communicators: &Communicators) -> Result<(), CallError> {
-        // candle makes its GPU that of the thread before each of its calls.
+        // candle makes its GPU current on the thread before each of its calls.
         let bind = |gpu: usize| {
             let bound = device(gpu)?.cuda_stream().context().bind_to_thread();
             bound.map_err(|error| CallError { call: "cuCtxSetCurrent", reason: error.to_string() })
@@ -58,7 +59,8 @@ impl Library for Nccl {
     }
 
     fn room(&self, part: &Tensor) -> CandleResult<Tensor> {
-        // SAFETY: any bits are numbers, and all are written before anything reads them: by the sum, which is before that in the queue.
+        // SAFETY: all bit patterns are valid numbers. The sum writes them before anything else in the queue
+        // reads them.
         unsafe { part.empty_like() }
     }
 
@@ -91,13 +93,14 @@ impl Library for Nccl {
         for (replica, (part, sum)) in parts.iter().zip(sums).enumerate() {
             let call = |from, to, count, stream| {
                 let vectors = Vectors { from, to, count, number };
-                // SAFETY: type, number of elements and GPU of all replicas' tensors were compared above, and `addresses` has found them contiguous.
-                // `communicators::sum` holds the tensors until the group has ended, or its communicators have been given up, and candle frees what
-                // they have in the order of its stream, which is that of the call.
+                // SAFETY: type, number of elements and GPU of all replicas' tensors were compared above, and
+                // `addresses` has checked that they are contiguous. `communicators::sum` holds the tensors until
+                // the group has ended or its communicators have been aborted. candle frees their memory in the
+                // order of its stream, which is the stream of the call.
                 let called = unsafe { self.all_reduce(communicators, replica, vectors, stream) };
                 called.map_err(|error| candle_core::Error::msg(error.reason))
             };
-            // candle's error has text alone, NCCL's in its first line.
+            // candle's error has only text, with NCCL's error in its first line.
             let failed =
                 |error: candle_core::Error| refuse(error.to_string().lines().next().unwrap_or_default());
             sum.inplace_op2(part, &InMemory(CALL, call)).map_err(failed)?;
@@ -110,7 +113,7 @@ impl Library for Nccl {
     }
 
     fn queued(&self, part: &Tensor, sum: &Tensor) -> CandleResult<()> {
-        // Its calls are in the queue now.
+        // The calls are in the queue now. The operation does nothing, but cudarc records it.
         sum.inplace_op2(part, &InMemory("ncclGroupEnd", |_, _, _, _| Ok(())))
     }
 
@@ -119,9 +122,11 @@ impl Library for Nccl {
     }
 }
 
-/// What is done with the memory of a part and its sum, by candle's way to it: with the place of each, the number of elements, and the GPU's queue.
+/// An operation of candle on the memory of a part and its sum. The function gets the address of each, the number
+/// of elements, and the GPU's queue.
 ///
-/// cudarc takes note that the queue, as far as it is now, is who reads one tensor and writes the other, and lets other queues wait for it.
+/// cudarc records that the queue, in its current state, reads one tensor and writes the other, so that other
+/// queues wait for it.
 struct InMemory<F>(&'static str, F);
 
 impl<F> InplaceOp2 for InMemory<F>
@@ -149,7 +154,7 @@ where
     }
 }
 
-/// Where a part begins, and where its sum does, in the memory of the GPU.
+/// Returns the addresses of a part and its sum in the memory of the GPU.
 fn addresses(
     sum: &mut CudaStorage,
     sum_at: &Layout,
@@ -158,7 +163,7 @@ fn addresses(
 ) -> CandleResult<(*const c_void, *mut c_void)> {
     use CudaStorageSlice::{BF16, F16, F32, F64, I64, U8, U32};
     fn of<T>(part: &CudaSlice<T>, sum: &mut CudaSlice<T>, stream: &CudaStream) -> (u64, u64, usize) {
-        // What these guards tell when they are dropped is as of now.
+        // When these guards are dropped, cudarc records the current state of the queue.
         let (from, _reads) = part.device_ptr(stream);
         let (to, _writes) = sum.device_ptr_mut(stream);
         (from, to, size_of::<T>())
@@ -183,7 +188,7 @@ fn addresses(
     Ok((at(from, from_element) as *const c_void, at(to, to_element) as *mut c_void))
 }
 
-/// candle's handle of a GPU.
+/// Returns candle's handle of a GPU.
 fn device(gpu: usize) -> Result<CudaDevice, CallError> {
     match gpu::open(gpu) {
         Ok(Device::Cuda(device)) => Ok(device),
@@ -192,7 +197,8 @@ fn device(gpu: usize) -> Result<CudaDevice, CallError> {
     }
 }
 
-/// CUDA's `CUmemAccessDesc`: whom memory is opened to. Its declarations in cudarc differ with CUDA's release, and what is in memory doesn't.
+/// The struct `CUmemAccessDesc` of CUDA, which grants access to memory. Its declaration in cudarc depends on
+/// the release of CUDA, but its layout does not.
 #[repr(C)]
 struct Access {
     /// `CU_MEM_LOCATION_TYPE_DEVICE`.
@@ -202,13 +208,14 @@ struct Access {
     flags: c_int,
 }
 
-/// Opens the memory of each GPU to the others. NCCL lets a GPU read and write other GPUs' tensors of one process where they are, and what comes
-/// from a pool, as candle's tensors do, is closed to others by default: they would fail with an illegal access.
+/// Grants each GPU access to the memory of the others. NCCL lets a GPU access tensors of other GPUs in the
+/// same process directly. Memory from a pool, such as candle's, is not accessible to others by default, and
+/// NCCL would fail with an illegal access.
 fn share_memory(gpus: &[usize]) -> Result<(), CallError> {
     let devices = gpus.iter().map(|gpu| device(*gpu)).collect::<Result<Vec<_>, _>>()?;
     let contexts: Vec<_> = devices.iter().map(|device| device.cuda_stream().context().clone()).collect();
     for of in &contexts {
-        // Without pools memory comes from where NCCL opens it by itself.
+        // Without pools, NCCL enables the access automatically.
         if !of.has_async_alloc() {
             continue;
         }

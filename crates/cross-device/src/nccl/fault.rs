@@ -1,13 +1,13 @@
-//! Why NCCL cannot sum.
+//! Errors of sums by NCCL.
 
 use distribute_base::{DeviceName, Error};
 use distribute_nccl_library::{CallError, LoadError};
 use std::time::Duration;
 
-/// Why NCCL cannot sum.
+/// An error of a sum by NCCL.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Fault {
-    /// The library is not there, or too old.
+    /// The library cannot be loaded, or is too old.
     #[error(
         "NcclAllReduce sums by NCCL between GPUs. {0}. Without NCCL there are ReductionToOneDevice and HierarchicalCopyAllReduce"
     )]
@@ -15,13 +15,13 @@ pub(super) enum Fault {
     /// The GPUs cannot be linked.
     #[error("NCCL cannot link these GPUs: {0}; NCCL_DEBUG=INFO in the environment says what it tries")]
     Link(CallError),
-    /// A sum has failed, and it cannot be known how far the GPUs have come.
+    /// A sum has failed, and the progress of the GPUs is unknown.
     #[error(
         "NCCL cannot sum: {0}. Its communicators of these GPUs are given up: start the program again from its last checkpoint; \
          NCCL_DEBUG=WARN in the environment says more"
     )]
     Sum(CallError),
-    /// A call has not ended in time.
+    /// A call has timed out.
     #[error(
         "NCCL has not ended a call in time: {0}. Its communicators of these GPUs are given up: a GPU, its driver or what links it hangs; \
          nvidia-smi and lines with Xid in the kernel's log (dmesg) say which. Start the program again from its last checkpoint. Where NCCL \
@@ -34,25 +34,25 @@ pub(super) enum Fault {
         "NCCL was given up on these GPUs, since an earlier call has failed: {0}; start the program again from its last checkpoint"
     )]
     GivenUp(CallError),
-    /// Another sum of this process is not through.
+    /// Another sum of this process is still running.
     #[error(
         "NCCL does one thing at a time in a process, and has linked GPUs or summed for another run for {waited:?}; raise the timeout of \
          the strategy, of which NCCL has half, if that is too short"
     )]
     Busy {
-        /// How long it was waited for.
+        /// The time waited.
         waited: Duration,
     },
-    /// The parts are none of which a sum can be made.
+    /// The parts cannot be summed.
     #[error("the parts of a sum differ: {0}")]
     Parts(String),
-    /// candle refused memory.
+    /// An error of candle.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
 }
 
 impl Fault {
-    /// The error of a call for these devices.
+    /// Converts the error for a call on these devices.
     pub(super) fn on(self, devices: &[DeviceName]) -> Error {
         match self {
             Fault::Candle(error) => Error::Candle(error),
@@ -64,7 +64,7 @@ impl Fault {
     }
 }
 
-/// The error of a call that these GPUs have not ended.
+/// Creates the error of a call that these GPUs have not completed.
 pub(super) fn late(call: &'static str, gpus: &[usize], waited: Duration) -> CallError {
     let names = gpus.iter().map(|gpu| format!("GPU {gpu}")).collect::<Vec<_>>();
     CallError { call, reason: format!("{} has not done it within {waited:?}", names.join(", ")) }
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use distribute_nccl_library::Nccl;
 
-    // The texts are of Linux' loader.
+    // The texts are those of the loader of Linux.
     #[cfg(target_os = "linux")]
     #[test]
     fn without_the_library_an_error_says_what_to_install() {
@@ -86,7 +86,7 @@ mod tests {
         let text = error.to_string();
         for part in [
             "device \"/job:localhost/replica:0/task:0/device:GPU:0, /job:localhost/replica:0/task:0/device:GPU:1\"",
-            // What the loader said, and where it looked.
+            // The loader's error, and the searched paths.
             "libnccl-that-is-not-there.so.2: cannot open shared object file",
             "NCCL 2.14 or later",
             "libnccl.so.2 was looked for in LD_LIBRARY_PATH (",
@@ -94,7 +94,7 @@ mod tests {
             "pip install nvidia-nccl-cu12",
             "nvidia-nccl-cu13",
             "nvidia/nccl/lib",
-            // And what does without.
+            // The alternatives.
             "ReductionToOneDevice",
         ] {
             assert!(text.contains(part), "{part:?} is not in {text}");

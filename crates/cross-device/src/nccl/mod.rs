@@ -1,11 +1,11 @@
 //! NVIDIA's library for GPUs.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | `taken` | what NCCL sums, by devices, shapes and types alone |
-//! | `communicators` | the communicators of GPUs, and one group of calls for all sums, of a library that tests can play |
-//! | `cuda` | candle's tensors for them; in a build with CUDA alone |
-//! | `fault` | why NCCL cannot sum |
+//! | `taken` | the sums that NCCL supports, by devices, shapes and types |
+//! | `communicators` | communicators of GPUs, and one group of calls for all sums, with a replaceable library |
+//! | `cuda` | the same for candle tensors; only in builds with CUDA |
+//! | `fault` | errors of sums by NCCL |
 
 #[cfg(any(feature = "cuda", test))]
 mod communicators;
@@ -28,28 +28,29 @@ use std::time::Duration;
 
 /// Sums by NVIDIA's NCCL between the GPUs of one process, in a build with the feature `cuda`.
 ///
-/// NCCL adds up dense tensors of f32, f64, f16, bf16, u8, u32 and i64, of which each replica has one on its GPU, where the result stays. The parts of
-/// an `all_reduce` then don't go by the host, and nothing waits for the sums. Everything else is
-/// reduced to one device: values on CPUs, sparse ones, those of mixed devices, and for other destinations. Programs that name it
-/// run everywhere.
+/// NCCL sums dense tensors of f32, f64, f16, bf16, u8, u32 and i64 if each replica has one on its GPU and the
+/// results stay there. The parts of an `all_reduce` are then not copied to the host, and no thread waits for
+/// the sums. Everything else is reduced to one device: values on CPUs, sparse values, values on mixed
+/// devices, and other destinations. Programs that use this algorithm therefore run everywhere.
 ///
-/// The order of NCCL's sums is NCCL's own: they differ in their last bits from those of other algorithms. f16 and bf16 are added up as f32. A mean is the
-/// sum, divided.
+/// NCCL chooses its own order of sums: results differ in their last bits from those of other algorithms. f16
+/// and bf16 are accumulated as f32. A mean is the sum, divided.
 ///
-/// NCCL is loaded (`libnccl.so.2`, 2.14 or later) when a strategy is made whose devices are several GPUs; where it isn't installed, that
-/// is refused with [`Error::Device`], which says what to install. If a sum fails, so that GPUs may have come to different ones, all later
-/// sums of these GPUs are refused. So they are when NCCL has not linked the GPUs, or not begun a sum, in half of the timeout of the call, which is
-/// an error that names the GPUs it waits for.
+/// NCCL (`libnccl.so.2`, 2.14 or later) is loaded when a strategy is created whose devices are several GPUs.
+/// If it is not installed, the strategy is refused with [`Error::Device`], which contains instructions. If a
+/// sum fails, GPUs may have different results, so all later sums of these GPUs are refused. The same applies
+/// if NCCL has not linked the GPUs or not begun a sum within half of the call's timeout; the error then names
+/// the GPUs that it waits for.
 #[doc(alias = "tf.distribute.NcclAllReduce")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NcclAllReduce {
-    /// The number of packs in which the values of a batch are reduced. NCCL gets all of them in one group of calls, and nothing is packed, so
-    /// a strategy with more than 1 is refused with [`Error::InvalidArgument`];
-    /// [`HierarchicalCopyAllReduce`](super::HierarchicalCopyAllReduce) supports packs.
+    /// The number of buckets in which the values of a batch are reduced. NCCL gets all values in one group of
+    /// calls without buckets, so a strategy with more than 1 is refused with [`Error::InvalidArgument`].
+    /// [`HierarchicalCopyAllReduce`](super::HierarchicalCopyAllReduce) supports buckets.
     pub num_packs: usize,
 }
 
-/// One pack.
+/// The default is one bucket.
 impl Default for NcclAllReduce {
     fn default() -> Self {
         Self { num_packs: 1 }
@@ -123,17 +124,19 @@ fn can_link(devices: &[DeviceName]) -> bool {
     cfg!(feature = "cuda") && taken::gpus(devices).is_some()
 }
 
-/// Whether the replicas of this strategy sum by NCCL: several, each on a GPU of its own, of one process.
+/// Whether the replicas of this strategy sum by NCCL: several replicas of one process, each on its own GPU.
 pub fn uses_nccl(ops: Option<&dyn CrossDeviceOps>, devices: &[DeviceName]) -> bool {
     ops.is_some_and(|ops| (ops as &dyn Any).is::<NcclAllReduce>()) && can_link(devices)
 }
 
-/// The sums over GPUs of `parts[replica][number]`, each on its replica's device, in the same order. They are tensors of no graph. When this
-/// returns, they are in the queues of the GPUs, behind the parts. The others wait for `timeout`: NCCL has half of it, so that they get its error.
+/// Sums `parts[replica][number]` over GPUs. The sums are on their replica's device, in the same order, and
+/// have no gradient graph. When this returns, they are in the queues of the GPUs, after the parts. The other
+/// replicas wait for `timeout`. NCCL has half of it, so that they get its error.
 ///
 /// # Errors
-/// [`Error::Device`] where NCCL is missing, fails or is late, or the devices are no GPUs that it can link, or parts are not alike, or on other devices;
-/// candle's where a GPU has no memory for the sums.
+/// - [`Error::Device`]: NCCL is missing, fails or times out; it cannot link the devices; or parts differ or
+///   are on other devices.
+/// - The errors of candle, if a GPU has no memory for the sums.
 pub fn sum_on_gpus(
     devices: &[DeviceName],
     parts: &[Vec<Tensor>],
@@ -151,7 +154,7 @@ pub fn sum_on_gpus(
     sum(devices, &gpus, parts, timeout / 2)
 }
 
-/// Reduces values of which each has a part on each of these GPUs, and gives the copies of each.
+/// Reduces values with a part on each of these GPUs, and returns the copies of each.
 fn reduce_on_gpus(
     op: ReduceOp,
     devices: &[DeviceName],
@@ -192,7 +195,7 @@ fn sum(
     cuda::sum(gpus, parts, patience).map_err(|fault| fault.on(devices))
 }
 
-// A build without CUDA links no devices (`can_link`), and comes to neither.
+// A build without CUDA cannot link devices (`can_link`), and calls neither function.
 #[cfg(not(feature = "cuda"))]
 fn load(_: &[DeviceName]) -> Result<()> {
     Ok(())

@@ -1,4 +1,4 @@
-//! What NCCL sums, by devices, shapes and types alone.
+//! The sums that NCCL supports, by devices, shapes and types.
 
 use crate::Reduction;
 use candle_core::{DType, DeviceLocation, Tensor};
@@ -6,8 +6,8 @@ use distribute_base::{DeviceKind, DeviceName};
 use distribute_tensor::Leaf;
 use std::ffi::c_int;
 
-/// By which number NCCL (its `ncclDataType_t`) knows elements of this type; `None` for those that it doesn't sum or candle doesn't compute with
-/// on GPUs.
+/// Returns the number of an element type in NCCL (`ncclDataType_t`). `None` for types that NCCL does not sum,
+/// or candle does not support on GPUs.
 pub(super) fn number(dtype: DType) -> Option<c_int> {
     match dtype {
         DType::U8 => Some(1),
@@ -21,7 +21,7 @@ pub(super) fn number(dtype: DType) -> Option<c_int> {
     }
 }
 
-/// The numbers of these GPUs, if NCCL can link them: several, each once, and no other device among them.
+/// Returns the numbers of these GPUs, if NCCL can link them: several distinct GPUs, and no other device.
 pub(super) fn gpus(devices: &[DeviceName]) -> Option<Vec<usize>> {
     let gpu = |device: &DeviceName| {
         (device.kind == DeviceKind::Gpu && device.server.is_none()).then_some(device.index)
@@ -31,10 +31,10 @@ pub(super) fn gpus(devices: &[DeviceName]) -> Option<Vec<usize>> {
     (gpus.len() > 1 && !twice).then_some(gpus)
 }
 
-/// A dense part of candle's, as far as the choice depends on it.
+/// The properties of a dense candle tensor on which the choice depends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Part {
-    /// The GPU of CUDA that it is on.
+    /// The CUDA GPU of the tensor.
     gpu: Option<usize>,
     dtype: DType,
     dims: Vec<usize>,
@@ -47,7 +47,7 @@ impl Part {
     }
 }
 
-/// The GPU of CUDA that a tensor is on.
+/// Returns the CUDA GPU of a tensor.
 pub(super) fn gpu_of(tensor: &Tensor) -> Option<usize> {
     match tensor.device().location() {
         DeviceLocation::Cuda { gpu_id } => Some(gpu_id),
@@ -55,7 +55,8 @@ pub(super) fn gpu_of(tensor: &Tensor) -> Option<usize> {
     }
 }
 
-/// Whether NCCL sums this value: parts that differ in nothing, each on its replica's GPU, where the result should be, too.
+/// Whether NCCL sums this value: its parts are alike, and each is on its replica's GPU, which is also the
+/// destination.
 pub(super) fn is_taken(value: &Reduction<'_>) -> bool {
     let parts = value.parts.iter().map(Part::of).collect::<Option<Vec<_>>>();
     parts.is_some_and(|parts| takes(&parts, value.from, value.to))
@@ -114,20 +115,20 @@ mod tests {
             ([on(0), on(1)], two, swapped),
             ([on(0), on(1)], two, &two[..1]),
             ([on(0), on(1)], two, &[CPU][..]),
-            // Parts that are elsewhere.
+            // Parts on other devices.
             ([on(1), on(0)], two, two),
             ([on(0), on(0)], two, two),
             ([on(0), part(None, DType::F32, &[2, 3])], two, two),
             ([part(None, DType::F32, &[2, 3]), part(None, DType::F32, &[2, 3])], two, two),
-            // Devices that are no GPUs, or one.
+            // Devices that are not GPUs, or one of them is not.
             ([on(0), on(1)], &[gpu(0), CPU][..], &[gpu(0), CPU][..]),
             ([on(0), on(0)], &[gpu(0), gpu(0)][..], &[gpu(0), gpu(0)][..]),
             // Too few.
             ([on(0), on(1)], &[gpu(0), gpu(1), gpu(2)][..], &[gpu(0), gpu(1), gpu(2)][..]),
-            // Parts that differ, of which the other way says how.
+            // Parts that differ: the reduction on one device reports the difference.
             ([on(0), part(Some(1), DType::F64, &[2, 3])], two, two),
             ([on(0), part(Some(1), DType::F32, &[3, 2])], two, two),
-            // What candle has no operations for on GPUs.
+            // Types without operations of candle on GPUs.
             ([part(Some(0), DType::I32, &[2]), part(Some(1), DType::I32, &[2])], two, two),
         ] {
             assert!(!takes(&parts, from, to), "{parts:?} from {from:?} to {to:?}");

@@ -141,7 +141,7 @@ pub struct World {
 }
 
 impl World {
-    /// Creates a simulation. `kept` tells whether to keep the history.
+    /// Creates a simulation. The history is only recorded if `kept` is set.
     pub fn new(seed: u64, plan: Plan, planted: Option<Planted>, kept: bool) -> Self {
         let mut random = SplitMix(seed);
         let mut agenda = Agenda::default();

@@ -204,8 +204,8 @@ impl Scenario {
             Scenario::Delays => {
                 plan.certain = Certain::NobodyLost;
                 let timeout = 200 + draw.below(3_000) as u64;
-                // If the timeout of a call is shorter than the wait for a decision, the decision of a round
-                // that some have completed may overlap with the next round.
+                // If the timeout of a call is shorter than the wait for a decision, a late decision may
+                // overlap with the next round, which other workers have begun.
                 plan.one_blame = timeout > 1_200;
                 plan.script.timeout = ms(timeout);
                 plan.script.compute = [ms(0), ms(timeout * 11 / 10)];

@@ -1,7 +1,7 @@
 //! Sums of several slices in one fixed order: the hot kernels of all-reduce.
 //!
-//! The order is a balanced binary tree over the list: neighbours with stride 1, then 2, then 4 … Three slices
-//! give `(a + b) + c`, five give `((a + b) + (c + d)) + e`. Equivalently, a list of more than one is split at
+//! The order is a balanced binary tree over the list: neighbours with stride 1, then 2, then 4, and so on. Three
+//! slices give `(a + b) + c`, five give `((a + b) + (c + d)) + e`. Equivalently, a list of more than one is split at
 //! the largest power of two below its length, and the two sums are added. The code works this way, block by
 //! block, so that partial sums stay in the first cache. Floats of 16 bits are accumulated as `f32`, and each
 //! sum is rounded once.
@@ -195,7 +195,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         // The fixed order of sums: bit-identical to the tree by strides, for every number of inputs and odd
-        // lengths. INV-7
+        // lengths.
+        // INV-7
         #[test]
         fn fold_is_the_tree_by_strides(n in 1usize..=19, len in prop_oneof![0usize..40, 1000usize..1050, Just(3073)], seed: u64) {
             let floats = inputs(n, len, seed);

@@ -290,7 +290,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
-        // Below and above the crossover, short and long lists, split into any ranges. INV-7
+        // Below and above the crossover, short and long lists, split into any ranges.
+        // INV-7
         #[test]
         fn the_bits_are_those_of_one_addition_after_another(
             count in prop_oneof![0usize..70, 2040usize..2100],

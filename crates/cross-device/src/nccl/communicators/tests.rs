@@ -6,27 +6,27 @@ use std::sync::mpsc;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// For what never comes.
+/// A timeout for operations that never complete.
 const SHORT: Duration = Duration::from_millis(40);
 
-/// NCCL, played on CPUs: sums are there when nothing of the group is under way any more.
+/// A mock of NCCL on CPUs: sums are written when all operations of the group are complete.
 #[derive(Default)]
 struct Played {
     calls: Mutex<Vec<String>>,
-    /// Sums of the group: the parts, and where their sums go.
+    /// The sums of the group: the parts and the destinations.
     group: Mutex<Vec<(Vec<Tensor>, Vec<Tensor>)>>,
-    /// Which call fails.
+    /// The call that fails.
     fails: Mutex<Option<&'static str>>,
-    /// How often it has to be asked, of each link or group that begins, until it is done.
+    /// The number of polls until an operation completes, for each later link or group.
     questions: Mutex<usize>,
-    /// How often it has still to be asked.
+    /// The remaining number of polls.
     left: Mutex<usize>,
-    /// Comes where communicators may go.
+    /// Blocks an abort until a message arrives.
     may_abort: Mutex<Option<mpsc::Receiver<()>>>,
 }
 
 impl Played {
-    /// For good, as NCCL is.
+    /// Creates a mock that lives forever, as NCCL does.
     fn new() -> &'static Self {
         Box::leak(Box::default())
     }
@@ -35,7 +35,7 @@ impl Played {
         *lock(&self.left) = *lock(&self.questions);
     }
 
-    /// Links and groups that begin from now on need so many questions.
+    /// Sets the number of polls of later links and groups.
     fn take(&self, questions: usize) {
         *lock(&self.questions) = questions;
     }
@@ -56,7 +56,7 @@ impl Played {
 }
 
 impl Library for Played {
-    /// Of which GPUs.
+    /// The GPUs.
     type Communicators = Vec<usize>;
 
     fn open(&self, gpus: &[usize]) -> Result<Vec<usize>, CallError> {
@@ -68,7 +68,7 @@ impl Library for Played {
         self.call(format!("link {gpus:?}"))
     }
 
-    /// The last GPU is the slowest.
+    /// Returns the last GPU while polls remain: it is the slowest.
     fn busy(&self, gpus: &Vec<usize>, call: &'static str) -> Result<Vec<usize>, CallError> {
         if lock(&self.fails).is_some_and(|fails| fails == call) {
             return Err(CallError { call, reason: "on GPU 1: it fell off".into() });
@@ -166,7 +166,7 @@ fn all_sums_are_one_group_and_gpus_are_linked_once() {
     assert_eq!(played.calls(), calls);
     sum(played, &sets, &[0, 3], &two(), PATIENCE).unwrap();
     assert_eq!(played.calls(), [&["room"; 4][..], &group, &queued].concat());
-    // Other GPUs, and the same in another order, are another set.
+    // Other GPUs, or the same in another order, are another set.
     for gpus in [[0, 1], [3, 0]] {
         sum(played, &sets, &gpus, &two(), PATIENCE).unwrap();
         assert!(played.calls().contains(&format!("link {gpus:?}")));
@@ -188,7 +188,7 @@ fn parts_are_made_contiguous_and_those_of_nothing_stay() {
     assert_eq!(sums[1][0].to_vec2::<f32>().unwrap(), [[2., 8.], [4., 10.], [6., 12.]]);
     assert_eq!(sums[1][1].dims(), [0, 4]);
     assert_eq!(played.calls().iter().filter(|call| call.starts_with("add")).count(), 1);
-    // Nothing else: nobody is asked.
+    // If all parts are empty, no call is made.
     let nothing: Vec<Vec<Tensor>> = lists().into_iter().map(|list| list[1..].to_vec()).collect();
     assert_eq!(sum(played, &sets, &[0, 1], &nothing, PATIENCE).unwrap()[0][0].dims(), [0, 4]);
     let none = sum(played, &sets, &[0, 1], &[vec![], vec![]], PATIENCE).unwrap();
@@ -211,13 +211,13 @@ fn a_group_is_ended_and_given_up_when_a_call_in_it_fails() {
         let error = sum(played, &sets, &[0, 1], &two(), PATIENCE).unwrap_err();
         assert!(matches!(error, Fault::Sum(_)), "{fails}: {error}");
         assert_eq!(played.calls(), [&["room"; 4][..], calls].concat(), "{fails}");
-        // From then on nothing of it is asked, whatever the library would do.
+        // From then on no call is made, even if the library would succeed.
         *lock(&played.fails) = None;
         let error = sum(played, &sets, &[0, 1], &two(), PATIENCE).unwrap_err();
         assert!(matches!(&error, Fault::GivenUp(_)), "{error}");
         assert!(error.to_string().contains("it was told to"), "{error}");
         assert!(played.calls().iter().all(|call| call == "room"));
-        // Of other GPUs, all is well.
+        // Other GPUs still work.
         sum(played, &sets, &[2, 3], &two(), PATIENCE).unwrap();
     }
 }
@@ -297,7 +297,7 @@ fn what_never_ends_is_given_up_at_the_deadline_with_who_is_late() {
             assert!(text.contains(part), "{part:?} is not in {text}");
         }
         assert_eq!(played.calls().last().unwrap(), "abort [0, 3]");
-        // Whatever these GPUs would do now, and at once.
+        // They are not used even if these GPUs would succeed immediately.
         played.take(0);
         let error = sum(played, &sets, &[0, 3], &two(), PATIENCE).unwrap_err();
         assert!(matches!(error, Fault::GivenUp(_)), "{error}");
