@@ -2,6 +2,7 @@
 
 use candle_core::Var;
 use distribute_cluster::{World, fnv1a};
+use distribute_tensor::partition;
 use std::ops::Range;
 
 /// Elements that are reduced and updated at a time: they fit the first-level cache with their slots. Ranges of replicas and workers end at
@@ -67,10 +68,7 @@ impl Cuts {
     fn of(&self, worker: usize) -> Range<usize> {
         let Self { elements, workers, first } = *self;
         let at = (worker + workers - first) % workers;
-        let blocks = elements.div_ceil(BLOCK);
-        // Blocks times workers is far from what a number can be: an element has four bytes at least.
-        let border = |at: usize| elements.min(blocks * at / workers * BLOCK);
-        border(at)..border(at + 1)
+        partition::even(elements, workers, BLOCK, at)
     }
 }
 

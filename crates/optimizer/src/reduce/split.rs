@@ -4,6 +4,7 @@ use crate::partition::BLOCK;
 use crate::sync::Threads;
 use distribute_base::Result;
 use distribute_base::internal::{Any, lock, panicked};
+use distribute_tensor::partition::chunk_len;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
@@ -43,7 +44,7 @@ impl<P: Splittable + Send> WorkSplit<P> {
     pub(crate) fn partition(threads: usize, variables: Vec<P>) -> Self {
         let blocks: usize = variables.iter().map(|variable| variable.len().div_ceil(BLOCK)).sum();
         let pieces = (0..threads).map(|_| Vec::new()).collect();
-        let mut owners = Self { pieces, blocks_each: blocks.div_ceil(threads).max(1), blocks_given: 0 };
+        let mut owners = Self { pieces, blocks_each: chunk_len(blocks, threads, 1), blocks_given: 0 };
         for mut rest in variables {
             while rest.len() > 0 {
                 let owner = owners.blocks_given / owners.blocks_each;
