@@ -474,7 +474,7 @@ fn a_job_of_another_name_is_refused_and_the_doctor_is_not() {
         let error = clients.clone().connect(&ps(), PATIENCE).unwrap_err().to_string();
         assert!(
             error.starts_with("ps 0 at ")
-                && error.contains("another job than \"calls-")
+                && error.contains("another job than \"it-")
                 && error.contains("DISTRIBUTE_JOB"),
             "{error}"
         );
