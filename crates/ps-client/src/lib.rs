@@ -4,32 +4,32 @@
 //! |---|---|
 //! | `links` | the servers: questions to several of them at once |
 //! | `closure` | closures that are run again, whose changes are made once |
-//! | `forgotten` | servers that came back without what they had |
+//! | `push` | servers that came back without what they had |
 //! | `dynamic` | one whose rows are ids |
 //! | `sharded` | one variable on them, in shards: read, written, updated |
-//! | `staged` | what of it is in the memory of this process, for candle to compute with |
+//! | `cache` | what of it is in the memory of this process, for candle to compute with |
 //! | `pull` | bringing that up to date |
-//! | `steps` | when: between steps, never under a running graph |
+//! | `session` | when: between steps, never under a running graph |
 //!
 //! What a server does with it is in `distribute_params`; how it is reached, a `Channel` of that crate knows.
 
+mod cache;
 mod closure;
 mod dynamic;
-mod forgotten;
 mod links;
 mod pull;
+mod push;
+mod session;
 mod sharded;
-mod staged;
-mod steps;
 
+pub(crate) use cache::Staged;
 pub use closure::RunningClosure;
 use links::Underway;
 pub(crate) use links::{Links, unexpected};
 pub use pull::{Pull, pull};
+pub(crate) use session::Steps;
 use sharded::Making;
 pub(crate) use sharded::Sharded;
-pub(crate) use staged::Staged;
-pub(crate) use steps::Steps;
 
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
@@ -359,12 +359,12 @@ impl fmt::Debug for ParameterServers {
 /// The interface for the other crates of `distribute`. It is not public: anything in it may change.
 #[doc(hidden)]
 pub mod internal {
+    pub use crate::cache::Staged;
     pub use crate::dynamic::Dynamic;
-    pub use crate::forgotten::Pushed;
     pub use crate::links::{Ask, Links, unexpected};
     pub use crate::pull::Pull;
+    pub use crate::push::Pushed;
+    pub use crate::session::{Finish, Step};
     pub use crate::sharded::{EachOnce, Initial, Shard, Sharded};
-    pub use crate::staged::Staged;
-    pub use crate::steps::{Finish, Step};
     pub use crate::{Makes, Where};
 }

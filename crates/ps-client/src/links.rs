@@ -235,7 +235,7 @@ impl Underway {
 
 /// The error of an operation for which a server has not done what it was asked.
 pub(super) fn failed(operation: &'static str, source: ChannelError) -> Error {
-    Error::Server { operation, source: Box::new(super::forgotten::explained(source)) }
+    Error::Server { operation, source: Box::new(super::push::explained(source)) }
 }
 
 /// What one server is asked at once, and where the answers belong.
