@@ -63,9 +63,7 @@ pub mod internal {
         CHECK_DRIFT_EVERY, Departure, Heard, Notice, Settings, WeakStrategy, check_count, differences,
         digest, resolve,
     };
-    pub use crate::variables::{
-        BagMode, Evaluated, RowSource, again, for_ids, for_rows, row_of_id, set_rules,
-    };
+    pub use crate::variables::{BagMode, Evaluated, RowSource, again, for_ids, for_rows, row_of_id};
     pub use distribute_base::Result;
     pub mod alone {
         pub use crate::strategy::alone::{joined, warn, warn_without_srun};

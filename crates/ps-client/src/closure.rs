@@ -85,7 +85,7 @@ impl RunningClosure<'_> {
     /// # Errors
     /// That of an update which was not.
     pub fn end(self) -> Result<()> {
-        self.0.steps().settle()?;
+        self.0.session().flush()?;
         self.0.links().keep_steps();
         Ok(())
     }
@@ -98,12 +98,6 @@ impl Drop for RunningClosure<'_> {
 }
 
 impl ParameterServers {
-    /// A step of an optimizer was made, which `finished` has counted: it is the closure's that is being run, if one is.
-    #[doc(hidden)]
-    pub fn made_step(&self, finished: &Arc<AtomicU64>) {
-        self.links().made_step(finished);
-    }
-
     /// Until what is given is dropped, all that the strategy changes on servers are changes of a closure: gradients, and what is written
     /// to variables. When the closure is run again, by this worker or another one, each of them that was made before is acknowledged, and not
     /// made. They are told from each other by the order in which the strategy starts them; so a closure has to do the same each time, with

@@ -2,14 +2,14 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `links` | the servers: questions to several of them at once |
+//! | `links` | the servers: requests to several of them at once |
 //! | `closure` | closures that are run again, whose changes are made once |
-//! | `push` | servers that came back without what they had |
+//! | `sharded` | one variable on them, in shards: read and written |
 //! | `dynamic` | one whose rows are ids |
-//! | `sharded` | one variable on them, in shards: read, written, updated |
-//! | `cache` | what of it is in the memory of this process, for candle to compute with |
-//! | `pull` | bringing that up to date |
+//! | `variable` | either, as one process uses it |
+//! | `cache` | its values in the memory of this process, for candle to compute with, and what refreshes them |
 //! | `session` | when: between steps, never under a running graph |
+//! | `push` | gradients sent, with values fetched after them, also to servers that came back without what they had |
 //!
 //! What a server does with it is in `distribute_params`; how it is reached, a `Channel` of that crate knows.
 
@@ -17,19 +17,20 @@ mod cache;
 mod closure;
 mod dynamic;
 mod links;
-mod pull;
 mod push;
 mod session;
 mod sharded;
+mod variable;
 
-pub(crate) use cache::Staged;
+pub(crate) use cache::HostCache;
 pub use closure::RunningClosure;
+pub(crate) use dynamic::Dynamic;
 use links::Underway;
 pub(crate) use links::{Links, unexpected};
-pub use pull::{Pull, pull};
-pub(crate) use session::Steps;
+pub(crate) use session::Session;
 use sharded::Making;
 pub(crate) use sharded::Sharded;
+pub(crate) use variable::RemoteVariable;
 
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
@@ -49,7 +50,7 @@ use std::time::Duration;
 /// One who writes a strategy gets it from another; see
 /// `StrategyExtended::parameter_servers`.
 pub struct ParameterServers {
-    links: Arc<Links>,
+    session: Session,
     partitioner: Option<Arc<dyn Partitioner>>,
     placed: Mutex<Placed>,
     /// Locked while a variable is made.
@@ -62,7 +63,6 @@ pub struct ParameterServers {
     worker: OnceLock<usize>,
     /// Whether a variable is that of its name, whoever makes it: those of a coordinator and its workers.
     is_shared: AtomicBool,
-    steps: Steps,
 }
 
 /// Which variables are made, of those that are not there yet.
@@ -132,11 +132,10 @@ impl ParameterServers {
     ) -> Result<Self> {
         let placement = Placement::new(channels.len(), policy)?;
         let placed = Mutex::new(Placed { placement, tables: HashSet::new() });
-        let links = Arc::new(Links::new(channels, timeout));
-        let steps = Steps::new(staleness, timeout);
+        let session = Session::new(Links::new(channels, timeout), staleness);
         let (making, makes) = (Mutex::default(), Mutex::new(makes));
         let (worker, is_shared) = (OnceLock::new(), AtomicBool::new(false));
-        Ok(Self { links, partitioner, placed, making, patience, workers, makes, worker, is_shared, steps })
+        Ok(Self { session, partitioner, placed, making, patience, workers, makes, worker, is_shared })
     }
 
     /// Which server has which variable or shard.
@@ -146,7 +145,7 @@ impl ParameterServers {
 
     /// How many servers there are.
     pub fn count(&self) -> usize {
-        self.links.count()
+        self.links().count()
     }
 
     /// What each server has, and how many rows were read from it and pushed to it since it started, by all workers together.
@@ -170,7 +169,7 @@ impl ParameterServers {
     /// ```
     pub fn usage(&self) -> Result<Vec<Usage>> {
         const OPERATION: &str = "usage";
-        let answers = self.links.ask_each(&Request::Usage, self.timeout()).into_iter().enumerate();
+        let answers = self.links().ask_each(&Request::Usage, self.timeout()).into_iter().enumerate();
         let usage = |(server, answer): (usize, _)| match answer {
             Ok(Response::Usage(usage)) => Ok(usage),
             Ok(other) => Err(unexpected(OPERATION, server, &other)),
@@ -186,7 +185,7 @@ impl ParameterServers {
             Ok(Response::Usage(usage)) => Some(usage),
             _ => None,
         };
-        self.links.ask_each(&Request::Usage, timeout).into_iter().map(usage).collect()
+        self.links().ask_each(&Request::Usage, timeout).into_iter().map(usage).collect()
     }
 
     /// How many workers the cluster has.
@@ -197,12 +196,12 @@ impl ParameterServers {
 
     #[doc(hidden)]
     pub fn timeout(&self) -> Duration {
-        self.links.timeout()
+        self.links().timeout()
     }
 
     #[doc(hidden)]
     pub fn links(&self) -> &Arc<Links> {
-        &self.links
+        &self.session.links
     }
 
     /// Which variables are made.
@@ -237,8 +236,8 @@ impl ParameterServers {
     }
 
     #[doc(hidden)]
-    pub fn steps(&self) -> &Steps {
-        &self.steps
+    pub fn session(&self) -> &Session {
+        &self.session
     }
 
     /// How long to wait for what another process makes.
@@ -303,7 +302,7 @@ impl ParameterServers {
         }
         making.is_shared = true;
         let found =
-            making.find(&place, &self.links, (self.makes() == Makes::None).then_some(self.patience))?;
+            making.find(&place, self.links(), (self.makes() == Makes::None).then_some(self.patience))?;
         let all = found.into_iter().zip(&place.servers);
         let servers: Vec<_> = all.map(|(found, chosen)| found.unwrap_or(*chosen)).collect();
         if servers != place.servers {
@@ -359,12 +358,12 @@ impl fmt::Debug for ParameterServers {
 /// The interface for the other crates of `distribute`. It is not public: anything in it may change.
 #[doc(hidden)]
 pub mod internal {
-    pub use crate::cache::Staged;
+    pub use crate::cache::HostCache;
     pub use crate::dynamic::Dynamic;
     pub use crate::links::{Ask, Links, unexpected};
-    pub use crate::pull::Pull;
-    pub use crate::push::Pushed;
-    pub use crate::session::{Finish, Step};
+    pub use crate::push::PushRequests;
+    pub use crate::session::{Session, Step};
     pub use crate::sharded::{EachOnce, Initial, Shard, Sharded};
+    pub use crate::variable::{RemoteVariable, id_of_row, no_value, row_of_id};
     pub use crate::{Makes, Where};
 }

@@ -4,7 +4,7 @@ use super::closure::Numbering;
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use distribute_cluster::Deadline;
-use distribute_params::{Channel, ChannelError, Request, Response, Started};
+use distribute_params::{Channel, ChannelError, Refusal, RefusalKind, Request, Response, Started};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -235,7 +235,22 @@ impl Underway {
 
 /// The error of an operation for which a server has not done what it was asked.
 pub(super) fn failed(operation: &'static str, source: ChannelError) -> Error {
-    Error::Server { operation, source: Box::new(super::push::explained(source)) }
+    Error::Server { operation, source: Box::new(explained(source)) }
+}
+
+/// Adds to a refusal what to do if a server has forgotten a table that a variable is in.
+fn explained(error: ChannelError) -> ChannelError {
+    match error {
+        ChannelError::Refused { server, refusal } if refusal.kind == RefusalKind::NoSuchTable => {
+            let text = format!(
+                "{}; it came back without its tables: it has no folder, or what was in it is gone. Give each server a folder, in which it \
+                 keeps them, and start the chief again from a checkpoint",
+                refusal.text
+            );
+            ChannelError::Refused { server, refusal: Refusal::new(refusal.kind, text) }
+        }
+        other => other,
+    }
 }
 
 /// What one server is asked at once, and where the answers belong.

@@ -1,40 +1,190 @@
-//! Servers that came back without what they had.
+//! Pushing gradients to servers, which apply them by the rules that they were given, also one that came back without what it had.
 
+use super::cache::{Fetch, fetch_all};
 use super::links::{Ask, Links, Underway, failed};
-use distribute_base::Result;
+use super::sharded::as_ids;
+use super::variable::id_of_row;
+use super::{RemoteVariable, Session};
+use distribute_base::internal::lock;
+use distribute_base::{Error, Result};
 use distribute_optim::RuleSpec;
-use distribute_params::{ChannelError, Refusal, RefusalKind, Request};
-use std::sync::Arc;
+use distribute_params::{ChannelError, Push, RefusalKind, Request};
+use distribute_tensor::HostTensor;
+use std::sync::{Arc, Weak};
 
-/// Gradients that are under way, and what is done where a server has forgotten by which rule it applies them.
-pub struct Pushed {
+/// The requests by which servers apply a gradient of one variable.
+pub struct PushRequests<'a> {
+    variable: &'a RemoteVariable,
+    rule: RuleSpec,
+    requests: Vec<Ask>,
+}
+
+impl<'a> PushRequests<'a> {
+    /// A gradient of all elements, which servers apply by `rule`.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`]: rows are ids.
+    pub fn dense(
+        variable: &'a RemoteVariable,
+        rule: RuleSpec,
+        push: Push,
+        gradient: &HostTensor,
+    ) -> Result<Self> {
+        let tables = variable.value("push")?;
+        let one = |(number, shard): (usize, &super::sharded::Shard)| {
+            let (table, gradient) = (shard.table.clone(), tables.part(gradient, number)?);
+            let bytes = tables.bytes(shard.rows());
+            Ok(Ask { server: shard.server, request: Request::Push { table, push, gradient }, bytes })
+        };
+        let requests = tables.shards().iter().enumerate().map(one).collect::<Result<_>>()?;
+        Ok(Self { variable, rule, requests })
+    }
+
+    /// A gradient of rows, of which `gradient` gives those at some positions. It is sent to the shards that have them or, `at_all`, to all,
+    /// because the rule moves rows without a gradient.
+    ///
+    /// # Errors
+    /// [`Error::Params`]: a number is none of a row; the error of `gradient`.
+    pub fn rows(
+        variable: &'a RemoteVariable,
+        rule: RuleSpec,
+        push: Push,
+        rows: &[usize],
+        gradient: impl Fn(&[usize]) -> Result<HostTensor>,
+        at_all: bool,
+    ) -> Result<Self> {
+        if let Some(ids) = variable.ids() {
+            let rows: Vec<i64> = rows.iter().copied().map(id_of_row).collect();
+            return Ok(Self { variable, rule, requests: ids.push(push, &rows, gradient)? });
+        }
+        let tables = variable.tables();
+        let split = tables.cut.split("push_rows", &as_ids(rows))?;
+        let mut requests = Vec::new();
+        for (number, shard) in tables.shards().iter().enumerate() {
+            if !at_all && split.of(number).is_empty() {
+                continue;
+            }
+            let gradient = gradient(split.positions(number))?;
+            let (table, rows) = (shard.table.clone(), as_ids(split.of(number)));
+            let bytes = tables.bytes(rows.len());
+            let request = Request::PushRows { table, push, rows, gradient };
+            requests.push(Ask { server: shard.server, request, bytes });
+        }
+        Ok(Self { variable, rule, requests })
+    }
+}
+
+impl Session {
+    /// Sets the rules by which servers update variables, which make their slots. A rule that this process has set is not sent again.
+    ///
+    /// # Errors
+    /// [`Error::Server`], also if a table has another rule.
+    pub fn set_rules<'a>(
+        &self,
+        operation: &'static str,
+        rules: impl Iterator<Item = (&'a RemoteVariable, RuleSpec)>,
+    ) -> Result<()> {
+        let new: Vec<_> = rules.filter(|(variable, rule)| *lock(&variable.rule) != Some(*rule)).collect();
+        let requests = new.iter().flat_map(|(variable, rule)| {
+            let shards = variable.tables().shards().iter();
+            shards.map(|shard| set_rule(shard.server, shard.table.clone(), *rule))
+        });
+        self.links.ask(operation, requests.collect())?;
+        new.into_iter().for_each(|(variable, rule)| *lock(&variable.rule) = Some(rule));
+        Ok(())
+    }
+
+    /// Pushes gradients to servers, and fetches what has changed after them. `made` is called when servers have applied them or, if values
+    /// may lack them for some steps, when they are under way. No thread may be computing with the values.
+    ///
+    /// # Errors
+    /// [`Error::Server`], for these gradients or earlier ones that were under way. If values cannot be fetched after them, the next step
+    /// does, and what is pushed before it in the same step is refused.
+    pub fn push(
+        &self,
+        operation: &'static str,
+        gradients: Vec<PushRequests<'_>>,
+        made: impl FnOnce(),
+    ) -> Result<()> {
+        self.set_rules(operation, gradients.iter().map(|gradient| (gradient.variable, gradient.rule)))?;
+        let variables: Vec<_> = gradients.iter().map(|gradient| gradient.variable).collect();
+        let pushed = self.send(operation, gradients, made);
+        if pushed.as_ref().is_err_and(Error::is_of_a_rule) {
+            // A server does not know them any more: they are sent again before the next step.
+            variables.into_iter().for_each(|variable| *lock(&variable.rule) = None);
+        }
+        pushed
+    }
+
+    fn send(
+        &self,
+        operation: &'static str,
+        gradients: Vec<PushRequests<'_>>,
+        made: impl FnOnce(),
+    ) -> Result<()> {
+        let _servers = tracing::trace_span!("servers").entered();
+        self.require_fetched()?;
+        // What is asked for after gradients is sent with them: a server answers in the order in which it is asked.
+        let pushed = InFlight::start(&self.links, gradients);
+        let caches = self.caches();
+        let fetch = Fetch::start(&caches);
+        let caches: Vec<_> = caches.iter().map(Arc::downgrade).collect();
+        let finish = move || {
+            let at_once = pushed.wait(operation)?;
+            let again = || caches.iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
+            Ok(match fetch {
+                Some(fetch) if at_once => fetch.finish(operation),
+                Some(_) => fetch_all(operation, &again()),
+                None => Ok(()),
+            })
+        };
+        if self.staleness == 0 {
+            let fetched = finish()?;
+            made();
+            self.fetched(fetched);
+            return Ok(());
+        }
+        made();
+        self.add(Box::new(finish))
+    }
+}
+
+fn set_rule(server: usize, table: String, rule: RuleSpec) -> Ask {
+    Ask { server, request: Request::SetRule { table, rule }, bytes: 64 }
+}
+
+/// Gradients that are in flight, with what is sent again to a server that has forgotten by which rule it applies them.
+struct InFlight {
     links: Arc<Links>,
     underway: Underway,
-    /// Each once more, with its rule.
+    /// Each request again, with its rule.
     again: Vec<(Ask, RuleSpec)>,
 }
 
-impl Pushed {
-    /// Sends gradients, each of a table of this rule.
-    pub fn start(links: &Arc<Links>, gradients: Vec<(Ask, RuleSpec)>) -> Self {
-        let (mut asks, rules): (Vec<Ask>, Vec<RuleSpec>) = gradients.into_iter().unzip();
-        links.mark(&mut asks);
-        let again = asks.iter().cloned().zip(rules).collect();
-        Self { links: links.clone(), underway: links.start_marked(asks), again }
+impl InFlight {
+    fn start(links: &Arc<Links>, gradients: Vec<PushRequests<'_>>) -> Self {
+        let requests = |PushRequests { rule, requests, .. }| {
+            requests.into_iter().map(move |request: Ask| (request, rule))
+        };
+        let (mut requests, rules): (Vec<Ask>, Vec<RuleSpec>) =
+            gradients.into_iter().flat_map(requests).unzip();
+        links.mark(&mut requests);
+        let again = requests.iter().cloned().zip(rules).collect();
+        Self { links: links.clone(), underway: links.start_marked(requests), again }
     }
 
-    /// Waits until all have been applied, and says whether that was done at once, so that what was asked for behind them has them all.
+    /// Waits until all have been applied. Returns whether that was at once, so that what was asked for after them has them all.
     ///
-    /// A table that has no rule has refused its gradient, and is as it was: it is told the rule, and given the gradient again.
+    /// A table that has no rule has refused its gradient, and is as it was: it gets the rule, and the gradient again.
     ///
     /// # Errors
-    /// Of the first that was not applied: others may have been.
-    pub fn wait(self, operation: &'static str) -> Result<bool> {
+    /// That of the first which was not applied: others may have been.
+    fn wait(self, operation: &'static str) -> Result<bool> {
         let mut forgotten = Vec::new();
-        for (answer, once_more) in self.underway.wait_each().into_iter().zip(self.again) {
+        for (answer, again) in self.underway.wait_each().into_iter().zip(self.again) {
             match answer {
                 Err(ChannelError::Refused { refusal, .. }) if refusal.kind == RefusalKind::Rule => {
-                    forgotten.push(once_more);
+                    forgotten.push(again);
                 }
                 answer => drop(answer.map_err(|source| failed(operation, source))?),
             }
@@ -45,25 +195,9 @@ impl Pushed {
         // Of one table both go in this order. One that has another rule refuses this one, and says which it has.
         let both = forgotten.into_iter().flat_map(|(gradient, rule)| {
             let table = gradient.request.table().unwrap_or_default().to_owned();
-            let request = Request::SetRule { table, rule };
-            [Ask { server: gradient.server, request, bytes: 64 }, gradient]
+            [set_rule(gradient.server, table, rule), gradient]
         });
         self.links.start_marked(both.collect()).wait(operation)?;
         Ok(false)
-    }
-}
-
-/// What a server has refused, with what to do where it has forgotten a table that a variable is in.
-pub(super) fn explained(error: ChannelError) -> ChannelError {
-    match error {
-        ChannelError::Refused { server, refusal } if refusal.kind == RefusalKind::NoSuchTable => {
-            let text = format!(
-                "{}; it came back without its tables: it has no folder, or what was in it is gone. Give each server a folder, in which it \
-                 keeps them, and start the chief again from a checkpoint",
-                refusal.text
-            );
-            ChannelError::Refused { server, refusal: Refusal::new(refusal.kind, text) }
-        }
-        other => other,
     }
 }

@@ -1,22 +1,29 @@
-//! When the values in this process's memory are brought up to date: between steps, never under a running graph.
+//! The session of this process with parameter servers: values are fetched between steps, never under a running graph.
 
+use super::Links;
+use super::cache::{HostCache, fetch_all};
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-/// The end of an update that is under way: its gradients are acknowledged, and the values behind it have been fetched.
-pub type Finish = Box<dyn FnOnce() -> Result<Fetched> + Send>;
+/// The end of an update that is under way: its gradients are acknowledged, and the values after it have been fetched.
+pub(crate) type Finish = Box<dyn FnOnce() -> Result<Fetched> + Send>;
 
-/// Whether values could be fetched behind gradients that were acknowledged. Their step counts in any case.
+/// Whether values could be fetched after gradients that were acknowledged. Their step counts in any case.
 pub(crate) type Fetched = Result<()>;
 
-/// The steps that are being made, and the updates that are still under way.
-pub struct Steps {
-    /// So many updates of this process the values may lack.
-    staleness: usize,
+/// The session of this process with parameter servers: the variables that candle computes with, the steps that are running, and the
+/// updates that are still under way.
+pub struct Session {
+    pub(crate) links: Arc<Links>,
+    /// The values that candle computes with, in the order of creation.
+    caches: Mutex<Vec<Weak<HostCache>>>,
+    /// The number of updates of this process that values may lack.
+    pub(crate) staleness: usize,
     /// How long to wait for another thread that writes values.
     patience: Duration,
     state: Mutex<State>,
@@ -42,31 +49,49 @@ struct State {
 
 /// A step that is being made.
 #[must_use = "it is over when this is dropped"]
-pub struct Step<'a>(&'a Steps);
+pub struct Step<'a>(&'a Session);
 
 /// Nobody else writes values until this is dropped.
-struct Writing<'a>(&'a Steps);
+struct Writing<'a>(&'a Session);
 
-impl Steps {
-    /// No thread waits longer than `timeout` for a server to acknowledge one update.
-    pub(crate) fn new(staleness: usize, timeout: Duration) -> Self {
-        // All updates, the one that is being added, and what is fetched behind them.
+impl Session {
+    /// No thread waits longer than the timeout of `links` for a server to acknowledge one update.
+    pub(crate) fn new(links: Links, staleness: usize) -> Self {
+        // All updates, the one that is being added, and what is fetched after them.
         let most = u32::try_from(staleness).unwrap_or(u32::MAX).saturating_add(2);
-        let patience = timeout.saturating_mul(most);
-        Self { staleness, patience, state: Mutex::default(), written: Condvar::new() }
+        let patience = links.timeout().saturating_mul(most);
+        let (caches, state, written) = (Mutex::default(), Mutex::default(), Condvar::new());
+        Self { links: Arc::new(links), caches, staleness, patience, state, written }
     }
 
-    pub fn staleness(&self) -> usize {
-        self.staleness
+    /// Registers a cache: steps begin with its values. The session does not keep it alive.
+    pub fn register(&self, cache: HostCache) -> Arc<HostCache> {
+        let cache = Arc::new(cache);
+        let mut caches = lock(&self.caches);
+        if caches.len() == caches.capacity() {
+            caches.retain(|cache| cache.strong_count() > 0);
+        }
+        caches.push(Arc::downgrade(&cache));
+        cache
     }
 
-    /// Begins a step. Before the first of those that are made at once, `pull` brings values up to date, unless an update is under way
-    /// that will; one that is made inside of another goes on with its values.
+    /// The caches that still exist, in the order of creation.
+    pub(crate) fn caches(&self) -> Vec<Arc<HostCache>> {
+        lock(&self.caches).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Begins a step. The first of those that run at once fetches the values of all caches, unless an update is under way
+    /// that will; a step `inside` another continues with its values.
     ///
     /// # Errors
-    /// Those of `pull`, and of updates under way behind which something was written; [`Error::InvalidArgument`] where another step is
-    /// being made that this is not inside of.
-    pub fn begin(&self, inside: bool, pull: impl FnOnce() -> Result<()>) -> Result<Step<'_>> {
+    /// [`Error::Server`], also of an update under way after which something was written; [`Error::InvalidArgument`]: another step is running
+    /// that this one is not inside of.
+    pub fn begin_step(&self, inside: bool) -> Result<Step<'_>> {
+        let _servers = tracing::trace_span!("servers").entered();
+        self.begin(inside, || fetch_all("run", &self.caches()))
+    }
+
+    fn begin(&self, inside: bool, pull: impl FnOnce() -> Result<()>) -> Result<Step<'_>> {
         {
             let mut state = lock(&self.state);
             if state.running > 0 && !inside {
@@ -94,11 +119,11 @@ impl Steps {
         Ok(step)
     }
 
-    /// An update is under way. Waits until no more are than values may lack. Nobody may be computing with these.
+    /// Adds an update that is under way. Waits until no more are than values may lack. No thread may be computing with these.
     ///
     /// # Errors
-    /// Of the first that has failed.
-    pub fn add(&self, finish: Finish) -> Result<()> {
+    /// That of the first update which has failed.
+    pub(crate) fn add(&self, finish: Finish) -> Result<()> {
         {
             let mut state = lock(&self.state);
             state.underway.push_back(finish);
@@ -108,31 +133,50 @@ impl Steps {
         self.finish(self.staleness)
     }
 
-    /// Waits until no update is under way, unless a step is being made: it goes on with its values.
+    /// Waits until servers have acknowledged all updates, unless a step is running: it continues with its values.
     ///
     /// # Errors
-    /// Of the first that has failed.
-    pub fn settle(&self) -> Result<()> {
+    /// That of the first update which has failed.
+    pub fn flush(&self) -> Result<()> {
         self.between("waiting for updates", || self.finish(0)).map(drop)
     }
 
-    /// Runs `body`, which may write values, unless a step is being made that computes with them. None begins before it is over.
+    // INV-55
+    /// Fetches all of a variable from now on. What candle computes with is refreshed now, unless a step is running that has it: its values
+    /// stay until the step is over.
+    ///
+    /// # Errors
+    /// [`Error::Server`].
+    pub fn load(&self, operation: &'static str, cache: &Arc<HostCache>) -> Result<()> {
+        let between = || if cache.is_here() { cache.refresh(operation) } else { cache.load(operation) };
+        match self.between(operation, between)? {
+            Some(()) => Ok(()),
+            None => cache.load(operation),
+        }
+    }
+
+    /// Runs `body`, which may write values, unless a step is running that computes with them. None begins before it is over.
     ///
     /// # Errors
     /// Those of `body`.
-    pub fn between<T>(&self, operation: &'static str, body: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
+    fn between<T>(&self, operation: &'static str, body: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
         let _writing = self.write(operation)?;
         // A step that is beginning waits, and counts as one that is being made.
         if lock(&self.state).running > 0 { Ok(None) } else { body().map(Some) }
     }
 
-    /// Something was written on servers: the next step begins with it.
-    pub fn have_written(&self) {
+    /// Marks variables as written on servers: the next step fetches them.
+    pub fn mark_written(&self) {
         lock(&self.state).fresh = false;
     }
 
-    /// What came of fetching values behind gradients that were acknowledged. If they could not be, the next step fetches them.
-    pub fn fetched(&self, fetched: Fetched) {
+    /// Counts a step of an optimizer, which `finished` has counted, as one of the closure that is running, if one is.
+    pub fn count_step(&self, finished: &Arc<AtomicU64>) {
+        self.links.made_step(finished);
+    }
+
+    /// Takes the result of fetching values after gradients that were acknowledged. If it is an error, the next step fetches them.
+    pub(crate) fn fetched(&self, fetched: Fetched) {
         if let Err(error) = fetched {
             tracing::debug!("values are left to the next step: {error}");
             let mut state = lock(&self.state);
@@ -146,14 +190,14 @@ impl Steps {
     /// Refuses gradients of values that should have been fetched before in the same step.
     ///
     /// # Errors
-    /// Why they could not be.
-    pub fn require_fetched(&self) -> Result<()> {
+    /// The one for which they could not be.
+    pub(crate) fn require_fetched(&self) -> Result<()> {
         lock(&self.state).behind.take().map_or(Ok(()), Err)
     }
 
-    /// Values could not be fetched when they were asked for, where no error can be returned: the step that is being made fails. Gives
-    /// the error back if there is none.
-    pub fn lose(&self, error: Error) -> Option<Error> {
+    /// Fails the step that is running, because values could not be fetched where no error can be returned. Returns the error if no step is
+    /// running.
+    pub fn fail_step(&self, error: Error) -> Option<Error> {
         let mut state = lock(&self.state);
         if state.running == 0 {
             return Some(error);
@@ -179,7 +223,7 @@ impl Steps {
         Ok(Writing(self))
     }
 
-    /// Ends updates until so many are under way. Called by one who [writes](Steps::write).
+    /// Ends updates until so many are under way. Called by one who [writes](Session::write).
     fn finish(&self, most: usize) -> Result<()> {
         let next = || {
             let underway = &mut lock(&self.state).underway;
@@ -187,7 +231,7 @@ impl Steps {
         };
         // The lock is not held meanwhile.
         while let Some(finish) = next() {
-            let fetched = finish().inspect_err(|_| self.have_written())?;
+            let fetched = finish().inspect_err(|_| self.mark_written())?;
             self.fetched(fetched);
         }
         Ok(())
@@ -217,10 +261,10 @@ impl Drop for Writing<'_> {
     }
 }
 
-impl fmt::Debug for Steps {
+impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = lock(&self.state);
-        write!(f, "Steps({} running, {} updates under way)", state.running, state.underway.len())
+        write!(f, "Session({} running, {} updates under way)", state.running, state.underway.len())
     }
 }
 

@@ -2,7 +2,6 @@
 
 mod begin;
 mod destinations;
-mod fetching;
 mod handle;
 mod merge;
 mod reduce;

@@ -1,7 +1,7 @@
 //! Runs a closure once for each local replica.
 
 use super::begin::Begun;
-use crate::context::{Mode, ReplicaContext, consecutive, enter, raised};
+use crate::context::{Mode, ReplicaContext, consecutive, enter, merging, raised};
 use crate::strategy::{Replicas, Strategy};
 use crate::values::{Distributed, PerReplica};
 use crate::variables::Cached;
@@ -94,7 +94,8 @@ impl Strategy {
         // If there are other workers, they have to be told that the step cannot begin.
         let given = if self.world().is_multi_worker() { given } else { Ok(given?) };
         let _only = self.one_step_at_a_time()?;
-        let fetched = self.fetch_values()?;
+        let fetched =
+            self.session().map(|session| session.begin_step(merging(self).is_some())).transpose()?;
         let cached = fetched.as_ref().and_then(|_| Cached::current());
         let (step, begun, before) = self.begin(rows.iter().copied().sum(), at)?;
         let (args, untouched) = given?;

@@ -51,6 +51,7 @@ use distribute_base::Result;
 use distribute_base::internal::{DeviceCopies, lock};
 use distribute_cluster::World;
 use distribute_collective::recovery::Updates;
+use distribute_ps_client::internal::Session;
 use std::fmt;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -230,9 +231,20 @@ impl Strategy {
         self.0.has_group
     }
 
-    /// Whether it has parameter servers.
-    pub(crate) fn has_servers(&self) -> bool {
-        self.0.has_servers
+    /// The session with its parameter servers, if it has any.
+    #[doc(hidden)]
+    pub fn session(&self) -> Option<&Session> {
+        let servers = self.0.has_servers.then(|| self.extended().parameter_servers());
+        servers.flatten().map(|servers| servers.session())
+    }
+
+    /// Waits until servers have acknowledged all gradients, unless a step is running.
+    ///
+    /// # Errors
+    /// That of a server which has not.
+    #[doc(hidden)]
+    pub fn await_updates(&self) -> Result<()> {
+        self.session().map_or(Ok(()), Session::flush)
     }
 
     /// The number of the next optimizer, from 1.

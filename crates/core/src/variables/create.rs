@@ -12,7 +12,7 @@ use crate::strategy::Strategy;
 use candle_core::{Tensor, Var};
 use distribute_base::{DeviceName, Error, Result, VariableAggregation, VariableSynchronization};
 use distribute_cluster::{Fingerprint, Operation};
-use distribute_ps_client::internal::{Dynamic, Initial, Sharded, Staged, Where};
+use distribute_ps_client::internal::{Dynamic, HostCache, Initial, RemoteVariable, Sharded, Where};
 use distribute_tensor::{DType, Leaf, Tree};
 use std::panic::Location;
 use std::sync::Mutex;
@@ -238,26 +238,27 @@ impl First<'_> {
             let initial = (drawn.initializer()?, options);
             let rows = Dynamic::create(servers, (name, row, self.dtype()?), initial, to)?;
             let row = Var::zeros(drawn.shape, drawn.candle_dtype, &candle_core::Device::Cpu)?;
-            return Ok(Storage::of_ids(rows, row));
+            return Ok(Storage::on_servers(RemoteVariable::of_ids(rows, row)));
         }
-        let (initial, staged) = match self {
+        let (initial, computed_with) = match self {
             First::Value(leaf) => {
-                let staged = match leaf {
-                    Leaf::Candle(tensor) => Some(Staged::new(tensor.shape(), tensor.dtype(), false)?),
+                let var = match leaf {
+                    Leaf::Candle(tensor) => Some((HostCache::zeros(tensor.shape(), tensor.dtype())?, false)),
                     _ => None,
                 };
-                (Initial::Value(leaf.to_host().map_err(Error::tensor(CREATE))?), staged)
+                (Initial::Value(leaf.to_host().map_err(Error::tensor(CREATE))?), var)
             }
             First::Drawn(drawn) => {
                 let by_row = rows::are_asked_for() && matches!(self.dtype()?, DType::F32 | DType::F64);
-                let staged = Staged::new(drawn.shape, drawn.candle_dtype, by_row)?;
-                (Initial::Drawn(drawn.initializer()?), Some(staged))
+                let var = HostCache::zeros(drawn.shape, drawn.candle_dtype)?;
+                (Initial::Drawn(drawn.initializer()?), Some((var, by_row)))
             }
         };
-        let sharded = Sharded::create(servers, (name, self.dims(), self.dtype()?), &initial, to)?;
-        let storage = Storage::on_servers(sharded, staged);
-        storage.pull(CREATE)?;
-        Ok(storage)
+        let tables = Sharded::create(servers, (name, self.dims(), self.dtype()?), &initial, to)?;
+        let cache = |(var, by_row)| servers.session().register(HostCache::new(tables.clone(), var, by_row));
+        let cache = computed_with.map(cache);
+        cache.iter().try_for_each(|cache| cache.refresh(CREATE))?;
+        Ok(Storage::on_servers(RemoteVariable::new(tables, cache)))
     }
 }
 

@@ -13,16 +13,6 @@ pub struct SavedRows {
     pub values: HostTensor,
 }
 
-/// What refuses to take a table of ids as one value.
-pub(super) fn no_value(operation: &'static str) -> Error {
-    Error::NotSupported {
-        operation,
-        strategy: "ParameterServerStrategy",
-        what: "using a table of ids as one value, since any id has a row",
-        advice: "gather the rows of ids, take those there are by dynamic_rows, and save and restore it by a Checkpoint",
-    }
-}
-
 /// Where the ids are in a checkpoint whose values, or slots, have this name.
 fn of_ids(name: &str) -> String {
     format!("{name}/ids")
@@ -59,7 +49,7 @@ impl Variable {
 
     /// Its rows, if they are ids.
     pub(super) fn ids(&self) -> Option<&Dynamic> {
-        self.copy(0).ok()?.ids()
+        self.remote()?.ids()
     }
 
     pub(super) fn require_ids(&self, operation: &'static str) -> Result<&Dynamic> {

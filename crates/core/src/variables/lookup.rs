@@ -179,7 +179,7 @@ fn require_weights(operation: &'static str, bags: &Bags) -> Result<()> {
 /// Rows of ids, one after another, none of a larger norm than is asked for.
 fn rows_of(operation: &'static str, variable: &Variable, ids: &[i64], lookup: Lookup) -> Result<HostTensor> {
     // SV-7
-    let dealt = variable.servers().and_then(|on| on.rows.cut()).map(|cut| cut.strategy());
+    let dealt = variable.remote().and_then(|remote| remote.numbered()?.cut()).map(|cut| cut.strategy());
     if let (Some(asked), Some(dealt)) = (lookup.partition_strategy, dealt)
         && asked != dealt
     {

@@ -12,7 +12,7 @@
 //! | `place` | where it is being used, and which copy is the one of that place |
 //! | `read`, `write` | its operations, in whatever context |
 //! | `shards`, `lookup` | its parts; its rows by their ids, one by one and combined; slices of it |
-//! | `on_servers`, `rows`, `cache` | those on parameter servers: as optimizers use them; which are looked up by row alone; a scope in which each is read once |
+//! | `rows`, `cache` | those on parameter servers: which are looked up by row alone; a scope in which each is read once |
 //! | `dynamic` | those whose rows are ids |
 //! | `checksum` | by which workers compare theirs |
 //! | `state` | it as a part of a checkpoint |
@@ -27,7 +27,6 @@ mod drift;
 mod dynamic;
 pub mod lookup;
 mod model;
-mod on_servers;
 mod place;
 mod placement;
 mod read;
@@ -43,15 +42,13 @@ pub use lookup::BagMode;
 
 pub(crate) use cache::Cached;
 pub use create::NewVariable;
+pub use distribute_ps_client::internal::row_of_id;
 pub(crate) use drift::{Digest, Mirrored};
 pub use model::Evaluated;
 pub use model::Variables;
 pub use model::again;
-pub(crate) use on_servers::AllOnServers;
-pub use on_servers::set_rules;
 pub use rows::RowSource;
 pub use rows::for_ids;
 pub use rows::for_rows;
-pub use rows::row_of_id;
 pub use shards::Shard;
 pub use variable::Variable;

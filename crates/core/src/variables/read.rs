@@ -91,7 +91,7 @@ impl Variable {
             ContextKind::Replica if self.has_followers() => self.copy(0)?,
             _ => self.nearest_or_first(&place)?,
         };
-        self.bring(OPERATION)?;
+        self.load(OPERATION)?;
         // Who has it reads it without asking.
         near.device_copies().map_or(Ok(()), |copies| copies.read_directly())?;
         Ok(self.candle(near)?.as_tensor().clone())

@@ -5,7 +5,7 @@ use super::variable::{Variable, WeakVariable};
 use crate::strategy::Strategy;
 use candle_core::TensorId;
 use distribute_base::internal::lock;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Mutex;
 
 /// The variables of one strategy that are still there.
@@ -51,13 +51,5 @@ impl Strategy {
     /// The first variable of this name that somebody keeps.
     pub(crate) fn variable_named(&self, name: &str) -> Option<Variable> {
         lock(&self.extension::<Registry>().names).get(name)?.upgrade()
-    }
-
-    /// All variables, in the order of creation.
-    pub(crate) fn all_variables(&self) -> Vec<Variable> {
-        let registry = self.extension::<Registry>();
-        let containers = lock(&registry.containers);
-        let alive = containers.values().filter_map(WeakVariable::upgrade);
-        alive.map(|variable| (variable.id(), variable)).collect::<BTreeMap<_, _>>().into_values().collect()
     }
 }

@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use distribute_base::{Error, Result};
 use distribute_log::heard;
 use distribute_params::DynamicOptions;
-use distribute_ps_client::internal::EachOnce;
+use distribute_ps_client::internal::{EachOnce, id_of_row};
 use std::cell::RefCell;
 
 thread_local! {
@@ -26,19 +26,6 @@ struct Asked {
 /// replica computes with it.
 #[derive(Clone, Debug)]
 pub struct RowSource(Variable, usize);
-
-/// The sign bit, which of row numbers is the largest and of ids says which are less than 0.
-const SIGN: u64 = 1 << 63;
-
-/// By which number gradients know the row of an id: in the order of ids.
-pub fn row_of_id(id: i64) -> usize {
-    (id.cast_unsigned() ^ SIGN) as usize
-}
-
-/// The id of such a number.
-pub(crate) fn id_of_row(row: usize) -> i64 {
-    (row as u64 ^ SIGN).cast_signed()
-}
 
 /// Runs `build`, in which a layer that looks up rows asks for its table. Gives where its rows come from, if that is elsewhere than in
 /// the tensor that it gets.
@@ -108,30 +95,32 @@ pub(super) fn asked(variable: &Variable, replica: usize, on_device: bool) -> Res
             }
         }
     }
-    let Some(staged) = variable.servers().and_then(|on| on.staged.as_ref()) else {
+    let Some(cache) = variable.remote().and_then(|remote| remote.cache()) else {
         if !on_device && variable.device_copies().is_some() && ids_are_asked_for().is_none() {
             got();
         }
         return Ok(());
     };
-    if are_asked_for() && !staged.is_whole() {
+    if are_asked_for() && !cache.is_whole() {
         got();
         return Ok(());
     }
-    staged.become_whole(|| variable.copy(0)?.pull("replicate"))
+    cache.load("replicate")
 }
 
 impl RowSource {
     /// The rows of some ids; `None` where all of the table is in memory.
     pub fn fetch(&self, operation: &'static str, ids: &[usize]) -> Result<Option<EachOnce>> {
-        if let Some(rows) = self.0.ids() {
+        let Some(remote) = self.0.remote() else { return Ok(None) };
+        if let Some(rows) = remote.ids() {
             let ids: Vec<i64> = ids.iter().copied().map(id_of_row).collect();
             return rows.read_each(operation, &ids).map(Some);
         }
-        let by_row = self.0.servers().filter(|on| on.staged.as_ref().is_some_and(|staged| !staged.is_here()));
-        let Some(on) = by_row else { return Ok(None) };
+        if remote.cache().is_none_or(|cache| cache.is_here()) {
+            return Ok(None);
+        }
         let ids: Vec<i64> = ids.iter().map(|id| *id as i64).collect();
-        on.rows.read_each(operation, &ids).map(Some)
+        remote.tables().read_each(operation, &ids).map(Some)
     }
 
     /// All of the table, as the replica computes with it: where its device has memory of its own, a copy there.
@@ -152,7 +141,11 @@ impl RowSource {
     /// From now on all of the table is in memory: something else than rows is asked for. Where it cannot be fetched, the step that is
     /// being made fails.
     fn use_whole(&self) {
-        let lost = self.0.bring("embeddings").err().and_then(|error| self.0.strategy().lose(error));
+        let fail = |error| match self.0.strategy().session() {
+            Some(session) => session.fail_step(error),
+            None => Some(error),
+        };
+        let lost = self.0.load("embeddings").err().and_then(fail);
         if let Some(error) = lost {
             heard(|| {
                 tracing::error!("variable {} has not been fetched, and is zeros: {error}", self.0.name())

@@ -37,7 +37,7 @@ impl Variable {
             };
             return ids.tables().shards().iter().map(shard).collect();
         }
-        let Some(sharded) = self.servers().map(|on| &on.rows) else {
+        let Some(sharded) = self.remote().map(|remote| remote.tables()) else {
             let (rows, dims) = (0..self.dims().first().copied().unwrap_or(1), self.dims().to_vec());
             let device = self.devices().first().copied().unwrap_or(DeviceName::cpu(0));
             return vec![Shard { name: self.name().to_string(), rows, dims, device }];
@@ -56,7 +56,7 @@ impl Variable {
     /// Whether it was cut into shards.
     #[doc(alias = "ShardedVariable")]
     pub fn is_sharded(&self) -> bool {
-        self.is_dynamic() || self.servers().is_some_and(|on| on.rows.cut().is_some())
+        self.is_dynamic() || self.remote().is_some_and(|remote| remote.tables().cut().is_some())
     }
 
     /// One variable of the rows of several on parameter servers, which are its shards from now on, in this order. They stay what they
@@ -89,8 +89,8 @@ impl Variable {
         let Some(first) = shards.first() else {
             return Err(Error::invalid(OPERATION, format!("{name}: there is no shard; give one at least")));
         };
-        let parts = shards.iter().map(|shard| match shard.servers() {
-            Some(on) if shard.strategy() == first.strategy() => Ok(&on.rows),
+        let parts = shards.iter().map(|shard| match shard.remote().and_then(|remote| remote.numbered()) {
+            Some(tables) if shard.strategy() == first.strategy() => Ok(tables),
             _ => {
                 let reason = format!(
                     "{name}: {} is not on the parameter servers of {}",
@@ -102,6 +102,20 @@ impl Variable {
         });
         let parts = parts.collect::<Result<Vec<_>>>()?;
         first.over(Sharded::joined(&name, dealt, &parts)?, name)
+    }
+
+    /// Removes a variable from the parameter servers that it is on, with its slots, for all workers. Code that uses it afterwards gets an
+    /// error, so drop it, and its model and optimizer.
+    ///
+    /// Dropping a variable doesn't do this: others may be using it, and this program may continue with it when it is started again. No other
+    /// variable of the same strategy gets its name.
+    ///
+    /// # Errors
+    /// - [`Error::InvalidArgument`]: the variable is not on parameter servers.
+    /// - [`Error::Server`]: some shards may be gone.
+    pub fn remove_from_servers(&self) -> Result<()> {
+        let remote = self.require_remote("remove_from_servers")?;
+        self.writing(|| remote.tables().remove())
     }
 
     /// The rows of some ids, in their order; one may be asked for more than once. Of a variable on parameter servers only these rows

@@ -8,6 +8,7 @@ use crate::checkpoint::{
 };
 use crate::strategy::Strategy;
 use distribute_base::Result;
+use distribute_ps_client::internal::no_value;
 use distribute_tensor::{HostTensor, Leaf, Write};
 use std::panic::Location;
 
@@ -39,7 +40,7 @@ impl Checkpointed for Variable {
         select: &Select<'_>,
     ) -> Result<(Restore<'a>, Restored)> {
         if self.is_dynamic() {
-            return Err(super::dynamic::no_value(SOME));
+            return Err(no_value(SOME));
         }
         let here = [(prefix.to_string(), self.dtype(), self.dims().to_vec())];
         let restored = decide(select, from, here)?;

@@ -1,13 +1,12 @@
 //! Where one copy of a variable is: in a candle variable, in a tensor in host memory, or on parameter servers.
 
-use super::{cache, checksum, dynamic};
+use super::{cache, checksum};
 use crate::strategy::Strategy;
 use candle_core::{Device, Tensor, Var};
 use distribute_base::internal::{DeviceCopies, in_candle, to_device};
 use distribute_base::{DeviceName, Error, Result};
 use distribute_params::RowPartition;
-use distribute_ps_client as servers;
-use distribute_ps_client::internal::{Dynamic, Sharded, Staged};
+use distribute_ps_client::internal::RemoteVariable;
 use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Write};
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -25,41 +24,16 @@ enum Memory {
     Candle(Var),
     /// For the dtypes that candle lacks, and plain numbers.
     Host(RwLock<HostTensor>),
-    Servers(Arc<OnServers>),
-    Dynamic(Box<Ids>),
-}
-
-/// A variable on parameter servers.
-pub(super) struct OnServers {
-    pub(super) rows: Sharded,
-    /// Where it is computed with, if it was made of a candle tensor.
-    pub(super) staged: Option<Staged>,
-}
-
-/// A variable on parameter servers whose rows are ids.
-pub(super) struct Ids {
-    pub(super) rows: Dynamic,
-    /// One row, which stands for all of them in candle's graph. Nobody reads it.
-    row: Var,
+    Servers(Arc<RemoteVariable>),
 }
 
 impl Storage {
-    /// Ids on servers, with rows of `row`, which is one.
-    pub(super) fn of_ids(rows: Dynamic, row: Var) -> Self {
-        let server = rows.tables().shards().last().map_or(0, |shard| shard.server);
-        let memory = Memory::Dynamic(Box::new(Ids { rows, row }));
+    /// A copy on servers.
+    pub(super) fn on_servers(variable: RemoteVariable) -> Self {
+        // Of several shards what is made next to them goes next to the last.
+        let server = variable.tables().shards().last().map_or(0, |shard| shard.server);
+        let memory = Memory::Servers(Arc::new(variable));
         Self { device: DeviceName::of_server(server), memory, device_copies: None }
-    }
-
-    /// On servers, and first of all on this one's device.
-    pub(super) fn on_servers(rows: Sharded, staged: Option<Staged>) -> Self {
-        // Of several shards what is made beside them goes beside the last.
-        let server = rows.shards().last().map_or(0, |shard| shard.server);
-        Self {
-            device: DeviceName::of_server(server),
-            memory: Memory::Servers(Arc::new(OnServers { rows, staged })),
-            device_copies: None,
-        }
     }
 
     pub(super) fn new(initial: &Leaf, device: DeviceName) -> Result<Self> {
@@ -74,15 +48,15 @@ impl Storage {
 
     /// The same, of which the strategy's replicas have copies where their devices have memory of their own.
     pub(super) fn on_devices_of(self, strategy: &Strategy) -> Result<Self> {
-        let device_copies = match (&self.memory, self.var()) {
-            // Its rows are brought to devices, never the table.
-            (Memory::Dynamic(_), _) | (_, None) => None,
-            (_, Some(var)) => strategy.device_copies(var)?,
+        let device_copies = match self.var() {
+            // Of ids only rows are copied to devices, never the table.
+            Some(var) if self.remote().is_none_or(|remote| remote.ids().is_none()) => {
+                strategy.device_copies(var)?
+            }
+            _ => None,
         };
-        if let (Some(copies), Some(staged)) =
-            (&device_copies, self.servers().and_then(|on| on.staged.as_ref()))
-        {
-            staged.has_copies(copies.clone());
+        if let (Some(copies), Some(cache)) = (&device_copies, self.remote().and_then(|on| on.cache())) {
+            cache.set_device_copies(copies.clone());
         }
         Ok(Self { device_copies, ..self })
     }
@@ -106,33 +80,16 @@ impl Storage {
     pub(super) fn var(&self) -> Option<&Var> {
         match &self.memory {
             Memory::Candle(var) => Some(var),
-            Memory::Servers(on) => on.staged.as_ref().map(Staged::var),
-            Memory::Dynamic(ids) => Some(&ids.row),
+            Memory::Servers(remote) => remote.var(),
             Memory::Host(_) => None,
         }
     }
 
-    /// What of it is on servers, if it is.
-    pub(super) fn servers(&self) -> Option<&Arc<OnServers>> {
+    /// The variable on servers, if it is there.
+    pub(super) fn remote(&self) -> Option<&Arc<RemoteVariable>> {
         match &self.memory {
-            Memory::Servers(on) => Some(on),
-            Memory::Candle(_) | Memory::Host(_) | Memory::Dynamic(_) => None,
-        }
-    }
-
-    /// Its rows, if they are ids.
-    pub(super) fn ids(&self) -> Option<&Dynamic> {
-        match &self.memory {
-            Memory::Dynamic(ids) => Some(&ids.rows),
-            Memory::Candle(_) | Memory::Host(_) | Memory::Servers(_) => None,
-        }
-    }
-
-    /// Brings what candle computes with up to date. Nobody may be computing with it.
-    pub(super) fn pull(&self, operation: &'static str) -> Result<()> {
-        match self.servers().map(|on| (&on.rows, on.staged.as_ref())) {
-            Some((rows, Some(staged))) => servers::pull(operation, &[(rows, staged)]),
-            _ => Ok(()),
+            Memory::Servers(remote) => Some(remote),
+            Memory::Candle(_) | Memory::Host(_) => None,
         }
     }
 
@@ -145,15 +102,14 @@ impl Storage {
             Memory::Host(tensor) => {
                 Ok(Leaf::Host(tensor.read().unwrap_or_else(PoisonError::into_inner).clone()))
             }
-            Memory::Servers(on) => {
-                let value = cache::read(&on.rows)?;
-                Ok(if on.staged.is_some() {
+            Memory::Servers(remote) => {
+                let value = cache::read(remote.value("read")?)?;
+                Ok(if remote.cache().is_some() {
                     Leaf::Candle(value.to_candle(&Device::Cpu)?)
                 } else {
                     Leaf::Host(value)
                 })
             }
-            Memory::Dynamic(_) => Err(dynamic::no_value("read")),
         }
     }
 
@@ -162,11 +118,8 @@ impl Storage {
     /// # Errors
     /// For an id that is no row, and of a scalar.
     pub(super) fn read_rows(&self, operation: &'static str, ids: &[i64]) -> Result<HostTensor> {
-        if let Memory::Servers(on) = &self.memory {
-            return on.rows.read_rows(operation, ids);
-        }
-        if let Memory::Dynamic(of) = &self.memory {
-            return of.rows.read_each(operation, ids)?.in_order();
+        if let Memory::Servers(remote) = &self.memory {
+            return remote.read_rows(operation, ids);
         }
         let whole = self.read()?.to_host()?;
         let Some(height) = whole.dims().first() else {
@@ -185,8 +138,9 @@ impl Storage {
                 let tensor = tensor.read().unwrap_or_else(PoisonError::into_inner);
                 Ok(checksum::of_host(tensor.buffer(), elements, sum))
             }
-            Memory::Servers(on) => Ok(checksum::of_host(on.rows.read()?.buffer(), elements, sum)),
-            Memory::Dynamic(_) => Err(dynamic::no_value("checksum")),
+            Memory::Servers(remote) => {
+                Ok(checksum::of_host(remote.value("checksum")?.read()?.buffer(), elements, sum))
+            }
         }
     }
 
@@ -195,8 +149,7 @@ impl Storage {
         self.bring_back()?;
         let written = match &self.memory {
             Memory::Candle(var) => in_candle::write(var, how, value, None),
-            Memory::Servers(on) => on.rows.write(how, value),
-            Memory::Dynamic(_) => Err(dynamic::no_value(how.name())),
+            Memory::Servers(remote) => remote.value(how.name()).and_then(|tables| tables.write(how, value)),
             Memory::Host(tensor) => {
                 Ok(tensor.write().unwrap_or_else(PoisonError::into_inner).write(how, value)?)
             }
@@ -223,8 +176,9 @@ impl Storage {
         self.bring_back()?;
         let written = match &self.memory {
             Memory::Candle(var) => in_candle::write(var, how, &rows.values, Some(rows.to_rows()?)),
-            Memory::Servers(on) => on.rows.write_rows(how, rows),
-            Memory::Dynamic(_) => Err(dynamic::no_value(how.name())),
+            Memory::Servers(remote) => {
+                remote.value(how.name()).and_then(|tables| tables.write_rows(how, rows))
+            }
             Memory::Host(tensor) => {
                 Ok(tensor.write().unwrap_or_else(PoisonError::into_inner).write_rows(how, rows)?)
             }

@@ -2,14 +2,14 @@
 
 use super::access::VariableKind;
 use super::create::NewVariable;
-use super::storage::{OnServers, Storage};
+use super::storage::Storage;
 use crate::context::current_kind;
 use crate::strategy::Strategy;
 use crate::values::Distributed;
 use candle_core::Var;
 use distribute_base::internal::DeviceCopies;
 use distribute_base::{ContextKind, DeviceName, Error, Result, VariableAggregation, VariableSynchronization};
-use distribute_ps_client::internal::{Sharded, Where};
+use distribute_ps_client::internal::{RemoteVariable, Sharded, Where};
 use distribute_tensor::{DType, Leaf, Nest};
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
@@ -177,10 +177,10 @@ impl Variable {
             });
         }
         self.strategy().await_updates()?;
-        let copy = |copy: &Storage| match copy.servers() {
-            Some(on) => {
+        let copy = |copy: &Storage| match copy.remote() {
+            Some(remote) => {
                 let beside = || copy.device.server.map_or(Where::Anywhere, Where::Beside);
-                let to = on.rows.cut().map_or_else(beside, Where::CutAs);
+                let to = remote.tables().cut().map_or_else(beside, Where::CutAs);
                 super::create::on_servers(&self.0.strategy, self.name(), &copy.read()?, to)
             }
             None => Storage::new(&copy.read()?, copy.device),
@@ -203,16 +203,32 @@ impl Variable {
         variable
     }
 
-    /// What of it is on servers, if it is.
-    pub(super) fn servers(&self) -> Option<&Arc<OnServers>> {
-        self.0.copies.first().and_then(Storage::servers)
+    /// The variable on parameter servers, if it is there.
+    #[doc(hidden)]
+    pub fn remote(&self) -> Option<&Arc<RemoteVariable>> {
+        self.0.copies.first().and_then(Storage::remote)
+    }
+
+    pub(super) fn require_remote(&self, operation: &'static str) -> Result<&Arc<RemoteVariable>> {
+        let nowhere =
+            || Error::invalid(operation, format!("variable {} is not on parameter servers", self.name()));
+        self.remote().ok_or_else(nowhere)
+    }
+
+    /// Fetches all of it from now on, if it is on parameter servers, and refreshes what candle computes with, unless a step is running.
+    pub(super) fn load(&self, operation: &'static str) -> Result<()> {
+        match (self.strategy().session(), self.remote().and_then(|remote| remote.cache())) {
+            (Some(session), Some(cache)) => session.load(operation, cache),
+            _ => Ok(()),
+        }
     }
 
     /// A variable of the same strategy and properties over other tables of its servers.
     pub(super) fn over(&self, rows: Sharded, name: String) -> Result<Self> {
         let inner = &*self.0;
         let (dims, strategy) = (rows.dims().to_vec(), inner.strategy.clone());
-        let (id, copies) = (strategy.next_variable(), vec![Storage::on_servers(rows, None)]);
+        let (id, copies) =
+            (strategy.next_variable(), vec![Storage::on_servers(RemoteVariable::new(rows, None))]);
         Ok(Self::of(Inner { id, name, strategy, all_copies: Mutex::new(()), copies, dims, ..*inner }))
     }
 

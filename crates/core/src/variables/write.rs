@@ -8,6 +8,7 @@ use crate::values::{Components, PerReplica, Reducible};
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
+use distribute_ps_client::internal::Session;
 use distribute_tensor::{HostTensor, IndexedSlices, Leaf, ReduceOp, Tree, Write};
 use std::ops::Range;
 use std::panic::Location;
@@ -72,13 +73,13 @@ impl Variable {
     /// written.
     #[doc(hidden)]
     pub fn writing<T>(&self, write: impl FnOnce() -> Result<T>) -> Result<T> {
-        let written = if self.servers().is_none() && !self.is_dynamic() {
+        let written = if self.remote().is_none() {
             write()
         } else {
             self.strategy().await_updates()?;
             let written = write();
             // Also what was written in part.
-            self.strategy().have_written();
+            self.strategy().session().into_iter().for_each(Session::mark_written);
             written
         };
         let written = written?;

@@ -133,7 +133,7 @@ impl ParameterServerStrategy {
     /// Returns the error of an update that did not arrive, or of the first reachable server that does not stop,
     /// after all servers have been asked.
     pub fn end_servers(&self) -> Result<()> {
-        self.1.servers.steps().settle()?;
+        self.1.servers.session().flush()?;
         self.1.others.as_ref().map_or(Ok(()), |others| others.end(self.1.servers.timeout()))
     }
 

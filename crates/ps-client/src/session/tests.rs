@@ -3,9 +3,14 @@
 use super::*;
 use distribute_testing::watched;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A session without servers.
+fn session(staleness: usize, timeout: Duration) -> Session {
+    Session::new(Links::new(Vec::new(), timeout), staleness)
+}
 
 /// Updates that count when they are there.
 fn update(there: &Arc<AtomicUsize>) -> Finish {
@@ -19,7 +24,7 @@ fn update(there: &Arc<AtomicUsize>) -> Finish {
 // INV-55
 #[test]
 fn values_are_fetched_before_a_step_and_not_inside_of_one() {
-    let (steps, pulls) = (Steps::new(0, PATIENCE), AtomicUsize::new(0));
+    let (steps, pulls) = (session(0, PATIENCE), AtomicUsize::new(0));
     let pull = || {
         pulls.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -37,7 +42,7 @@ fn values_are_fetched_before_a_step_and_not_inside_of_one() {
 #[test]
 fn no_more_updates_are_under_way_than_values_may_lack() {
     for staleness in 0..3 {
-        let (steps, there) = (Steps::new(staleness, PATIENCE), Arc::new(AtomicUsize::new(0)));
+        let (steps, there) = (session(staleness, PATIENCE), Arc::new(AtomicUsize::new(0)));
         for sent in 1..6 {
             steps.add(update(&there)).unwrap();
             assert_eq!(there.load(Ordering::Relaxed), sent - staleness.min(sent));
@@ -47,20 +52,20 @@ fn no_more_updates_are_under_way_than_values_may_lack() {
             Ok(())
         });
         // Its graph is computing with what is there.
-        steps.settle().unwrap();
+        steps.flush().unwrap();
         assert_eq!(there.load(Ordering::Relaxed), 5 - staleness);
         drop(step.unwrap());
-        steps.settle().unwrap();
+        steps.flush().unwrap();
         assert_eq!(there.load(Ordering::Relaxed), 5);
     }
 }
 
 #[test]
 fn an_update_that_fails_is_told_once_and_the_next_ones_are_there() {
-    let (steps, there) = (Steps::new(1, PATIENCE), Arc::new(AtomicUsize::new(0)));
+    let (steps, there) = (session(1, PATIENCE), Arc::new(AtomicUsize::new(0)));
     steps.add(Box::new(|| Err(Error::invalid("push", "lost")))).unwrap();
     assert!(steps.add(update(&there)).is_err());
-    steps.settle().unwrap();
+    steps.flush().unwrap();
     assert_eq!(there.load(Ordering::Relaxed), 1);
 }
 
@@ -68,7 +73,7 @@ fn an_update_that_fails_is_told_once_and_the_next_ones_are_there() {
 #[test]
 fn nobody_computes_and_nobody_reads_while_values_are_written() {
     watched(|| {
-        let (steps, there) = (Steps::new(1, PATIENCE), Arc::new(AtomicUsize::new(0)));
+        let (steps, there) = (session(1, PATIENCE), Arc::new(AtomicUsize::new(0)));
         let (entered, is_in) = mpsc::channel();
         let (go, gone) = mpsc::channel::<()>();
         let counted = there.clone();
@@ -80,7 +85,7 @@ fn nobody_computes_and_nobody_reads_while_values_are_written() {
         };
         steps.add(Box::new(slow)).unwrap();
         std::thread::scope(|scope| {
-            let settles = scope.spawn(|| steps.settle());
+            let flushes = scope.spawn(|| steps.flush());
             is_in.recv_timeout(PATIENCE).unwrap();
             // The update is not under way any more, and not there yet.
             let begins = scope.spawn(|| {
@@ -92,10 +97,10 @@ fn nobody_computes_and_nobody_reads_while_values_are_written() {
             }
             // One that begins meanwhile is refused at once.
             assert!(steps.begin(false, || Ok(())).is_err());
-            let waits = scope.spawn(|| (steps.settle(), there.load(Ordering::Relaxed)));
+            let waits = scope.spawn(|| (steps.flush(), there.load(Ordering::Relaxed)));
             let fetches = scope.spawn(|| steps.between("as_tensor", || Ok(there.load(Ordering::Relaxed))));
             go.send(()).unwrap();
-            settles.join().unwrap().unwrap();
+            flushes.join().unwrap().unwrap();
             let (begun, found) = begins.join().unwrap();
             assert!(begun.is_ok() && found == 1, "{begun:?}, {found}");
             let (settled, found) = waits.join().unwrap();
@@ -109,21 +114,21 @@ fn nobody_computes_and_nobody_reads_while_values_are_written() {
 #[test]
 fn who_waits_for_a_thread_that_writes_gives_up_in_time() {
     // One with all the time there is has no deadline that is past.
-    let patient = Steps::new(usize::MAX, Duration::MAX);
+    let patient = session(usize::MAX, Duration::MAX);
     drop(patient.begin(false, || Ok(())).unwrap());
-    patient.settle().unwrap();
-    let steps = Steps::new(0, Duration::ZERO);
+    patient.flush().unwrap();
+    let steps = session(0, Duration::ZERO);
     let between = steps.between("as_tensor", || steps.begin(false, || Ok(())).map(drop));
     let error = between.unwrap_err().to_string();
     assert!(error.contains("another thread") && error.contains("run"), "{error}");
-    steps.settle().unwrap();
+    steps.flush().unwrap();
     drop(steps.begin(false, || Ok(())).unwrap());
 }
 
 #[test]
 fn a_step_fetches_where_something_was_written_or_nothing_was_sent_since_the_last_began() {
-    let (steps, there) = (Steps::new(2, PATIENCE), Arc::new(AtomicUsize::new(0)));
-    let pulls = |steps: &Steps| {
+    let (steps, there) = (session(2, PATIENCE), Arc::new(AtomicUsize::new(0)));
+    let pulls = |steps: &Session| {
         let mut pulled = false;
         let pull = || {
             pulled = true;
@@ -137,7 +142,7 @@ fn a_step_fetches_where_something_was_written_or_nothing_was_sent_since_the_last
     assert!(pulls(&steps), "those of others are not");
     assert_eq!(there.load(Ordering::Relaxed), 1);
     steps.add(update(&there)).unwrap();
-    steps.have_written();
+    steps.mark_written();
     assert!(pulls(&steps), "it was written behind the update");
     assert_eq!(there.load(Ordering::Relaxed), 2);
 }
@@ -145,7 +150,7 @@ fn a_step_fetches_where_something_was_written_or_nothing_was_sent_since_the_last
 #[test]
 fn what_cannot_be_fetched_behind_an_update_is_left_to_the_next_step() {
     for staleness in 0..2 {
-        let steps = Steps::new(staleness, PATIENCE);
+        let steps = session(staleness, PATIENCE);
         let step = steps.begin(false, || Ok(())).unwrap();
         steps.add(Box::new(|| Ok(Err(Error::invalid("pull", "lost"))))).unwrap();
         steps.add(Box::new(|| Ok(Ok(())))).unwrap();
@@ -164,13 +169,13 @@ fn what_cannot_be_fetched_behind_an_update_is_left_to_the_next_step() {
 
 #[test]
 fn a_step_fails_whose_values_were_not_there() {
-    let steps = Steps::new(0, PATIENCE);
+    let steps = session(0, PATIENCE);
     let lost = || Error::invalid("embeddings", "lost");
-    assert!(steps.lose(lost()).is_some());
+    assert!(steps.fail_step(lost()).is_some());
     let step = steps.begin(false, || Ok(())).unwrap();
     step.require_values().unwrap();
-    assert!(steps.lose(lost()).is_none() && step.require_values().is_err());
-    assert!(steps.lose(lost()).is_none());
+    assert!(steps.fail_step(lost()).is_none() && step.require_values().is_err());
+    assert!(steps.fail_step(lost()).is_none());
     drop(step);
     steps.begin(false, || Ok(())).unwrap().require_values().unwrap();
 }

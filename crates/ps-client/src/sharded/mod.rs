@@ -24,7 +24,7 @@ pub struct Sharded {
     dims: Vec<usize>,
     dtype: DType,
     /// Which shard has which row.
-    cut: RowPartition,
+    pub(super) cut: RowPartition,
     /// Whether it has shards, be it one.
     is_cut: bool,
     shards: Vec<Shard>,
@@ -165,7 +165,7 @@ impl Sharded {
     }
 
     /// What of a value belongs to a shard.
-    fn part(&self, value: &HostTensor, shard: usize) -> Result<HostTensor> {
+    pub(super) fn part(&self, value: &HostTensor, shard: usize) -> Result<HostTensor> {
         if self.shards.len() == 1 {
             return Ok(value.clone());
         }
@@ -206,6 +206,6 @@ impl Sharded {
     }
 }
 
-fn as_ids(rows: &[usize]) -> Vec<i64> {
+pub(super) fn as_ids(rows: &[usize]) -> Vec<i64> {
     rows.iter().map(|row| *row as i64).collect()
 }

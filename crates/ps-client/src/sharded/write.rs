@@ -1,10 +1,9 @@
-//! Writing a variable on servers, and updating it: all of it, or rows.
+//! Writing a variable on servers: all of it, or rows.
 
 use super::super::links::Ask;
 use super::{Shard, Sharded, as_ids};
 use distribute_base::{Error, Result};
-use distribute_optim::RuleSpec;
-use distribute_params::{Push, Request};
+use distribute_params::Request;
 use distribute_tensor::{HostTensor, IndexedSlices, Write};
 
 impl Sharded {
@@ -65,52 +64,5 @@ impl Sharded {
             bytes: 64,
         };
         self.links.ask("removing a variable", self.shards.iter().map(remove).collect()).map(drop)
-    }
-
-    /// What sets the rule of each shard.
-    pub fn set_rule(&self, rule: RuleSpec) -> Vec<Ask> {
-        let set = |shard: &Shard| Ask {
-            server: shard.server,
-            request: Request::SetRule { table: shard.table.clone(), rule },
-            bytes: 64,
-        };
-        self.shards.iter().map(set).collect()
-    }
-
-    /// What applies a gradient of all of it.
-    pub fn push(&self, push: Push, gradient: &HostTensor) -> Result<Vec<Ask>> {
-        let one = |(number, shard): (usize, &Shard)| {
-            let (table, gradient) = (shard.table.clone(), self.part(gradient, number)?);
-            let bytes = self.bytes(shard.rows);
-            Ok(Ask { server: shard.server, request: Request::Push { table, push, gradient }, bytes })
-        };
-        self.shards.iter().enumerate().map(one).collect()
-    }
-
-    /// What applies a gradient of rows, of which `gradient` gives those at some positions: at the shards that have them or, if the
-    /// rule moves rows without a gradient, at all.
-    pub fn push_rows(
-        &self,
-        push: Push,
-        rows: &[usize],
-        gradient: impl Fn(&[usize]) -> Result<HostTensor>,
-        at_all: bool,
-    ) -> Result<Vec<Ask>> {
-        let split = self.cut.split("push_rows", &as_ids(rows))?;
-        let mut asks = Vec::new();
-        for (number, shard) in self.shards.iter().enumerate() {
-            if !at_all && split.of(number).is_empty() {
-                continue;
-            }
-            let gradient = gradient(split.positions(number))?;
-            let (table, rows) = (shard.table.clone(), as_ids(split.of(number)));
-            let bytes = self.bytes(rows.len());
-            asks.push(Ask {
-                server: shard.server,
-                request: Request::PushRows { table, push, rows, gradient },
-                bytes,
-            });
-        }
-        Ok(asks)
     }
 }

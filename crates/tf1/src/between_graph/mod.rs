@@ -207,7 +207,7 @@ impl ParameterServerStrategy {
     /// - The error of a server, or of an update that it did not receive.
     pub fn finish(&self, patience: Duration) -> Result<()> {
         let Some(Worker { servers, others, of, progress }) = &self.1.worker else { return Ok(()) };
-        servers.steps().settle()?;
+        servers.session().flush()?;
         progress.finish()?;
         if of.worker != 0 {
             return Ok(());

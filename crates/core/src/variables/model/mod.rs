@@ -401,10 +401,13 @@ impl Kind {
     #[track_caller]
     fn read(&self) -> Result<Tensor> {
         match self {
-            Kind::Mirrored(variable) => match variable.settled()?.read()? {
-                Leaf::Candle(value) => Ok(value),
-                other => Ok(other.to_host()?.to_candle(&Device::Cpu)?),
-            },
+            Kind::Mirrored(variable) => {
+                variable.strategy().await_updates()?;
+                match variable.copy(0)?.read()? {
+                    Leaf::Candle(value) => Ok(value),
+                    other => Ok(other.to_host()?.to_candle(&Device::Cpu)?),
+                }
+            }
             Kind::Running(running) => running.mean(),
         }
     }

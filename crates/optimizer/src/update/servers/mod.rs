@@ -2,24 +2,22 @@
 
 mod slots;
 
-use crate::groups::Rules;
 use crate::parameters::Parameters;
 use crate::progress::Change;
 use crate::sync::StepSync;
 use crate::update::{Backend, Pass, Saved, Update, When};
 use crate::{Inner, Transform};
 use candle_core::{Device, Tensor, Var};
-use distribute_base::internal::{Gradient, lock};
+use distribute_base::internal::Gradient;
 use distribute_base::{Error, Result};
 use distribute_checkpoint::{Reader, Writer};
-use distribute_core::internal::set_rules;
 use distribute_core::{Strategy, Variable};
 use distribute_optim::{Rule, RuleSpec};
 use distribute_params::Push;
-use distribute_ps_client::internal::Ask;
+use distribute_ps_client::internal::{PushRequests, RemoteVariable};
 use distribute_tensor::Leaf;
 use std::panic::Location;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 const OPERATION: &str = "optimizer step";
 
@@ -27,9 +25,7 @@ const OPERATION: &str = "optimizer step";
 #[derive(Debug)]
 pub(crate) struct Servers {
     /// The trained variables, in their order.
-    variables: Vec<Variable>,
-    /// The rule by which servers update each variable.
-    ruled: Mutex<Vec<Option<RuleSpec>>>,
+    variables: Vec<(Variable, Arc<RemoteVariable>)>,
 }
 
 impl Backend for Servers {
@@ -52,19 +48,13 @@ impl Backend for Servers {
         sync.run_on_each("its update on servers", |_| Ok(()))?;
         sync.run_on_leader(|_| {
             let Some(change) = change else { return Ok(()) };
-            let strategy = &update.parameters().strategy;
-            let Some(servers) = strategy.extended().parameter_servers() else { return Ok(()) };
+            let Some(session) = update.parameters().strategy.session() else { return Ok(()) };
             // What comes after it in the same run computes with the new values.
             let made = || {
                 change.commit();
-                servers.made_step(change.counter());
+                session.count_step(change.counter());
             };
-            let asks = self.asks(update.parameters(), &update.rules, gradients)?;
-            let pushed = strategy.push(OPERATION, servers, asks, made);
-            if pushed.as_ref().is_err_and(Error::is_of_a_rule) {
-                self.forget_rules();
-            }
-            pushed
+            session.push(OPERATION, self.requests(update, gradients)?, made)
         })
     }
 
@@ -118,13 +108,13 @@ impl Backend for Servers {
                 "clip the gradient of each variable, by Transform::clip_by_norm",
             );
         }
-        if transform.closure().is_some() && self.variables.iter().any(Variable::is_dynamic) {
+        if transform.closure().is_some() && (0..self.variables.len()).any(|number| self.is_dynamic(number)) {
             return refused(
                 "Transform::each where a table of ids is trained",
                 "freeze it, and train it by an optimizer of its own",
             );
         }
-        if transform.reads_values() && self.variables.iter().any(Variable::is_fetched_by_row) {
+        if transform.reads_values() && self.variables.iter().any(|(_, remote)| remote.is_fetched_by_row()) {
             return refused(
                 "weight decay of tables of which only rows are fetched",
                 "freeze them, or use AdamW, whose rule decays where the table is",
@@ -146,45 +136,23 @@ impl Servers {
                     "variable {name} is not on the servers of its strategy any more, or never was; keep its model"
                 )
             };
-            strategy.container(var.id()).ok_or_else(|| Error::invalid(OPERATION, reason()))
+            let found = strategy.container(var.id()).and_then(|variable| {
+                let remote = variable.remote()?.clone();
+                Some((variable, remote))
+            });
+            found.ok_or_else(|| Error::invalid(OPERATION, reason()))
         };
-        let variables = variables.iter().map(on_servers).collect::<Result<Vec<_>>>()?;
-        let ruled = Mutex::new(vec![None; variables.len()]);
-        Ok(Self { variables, ruled })
-    }
-
-    /// Tells servers the rule of each variable that has one, if they do not know it, so that they make its slots.
-    fn bind(&self, rules: &[Option<RuleSpec>]) -> Result<()> {
-        let mut ruled = lock(&self.ruled);
-        let new = |(number, rule): (usize, &Option<RuleSpec>)| {
-            let rule = rule.filter(|rule| ruled.get(number) != Some(&Some(*rule)))?;
-            Some((number, rule))
-        };
-        let new: Vec<(usize, RuleSpec)> = rules.iter().enumerate().filter_map(new).collect();
-        set_rules(OPERATION, new.iter().map(|(number, rule)| (&self.variables[*number], *rule)))?;
-        new.into_iter().for_each(|(number, rule)| ruled[number] = Some(rule));
-        Ok(())
-    }
-
-    /// Forgets what servers know: they are told again before the next step.
-    fn forget_rules(&self) {
-        lock(&self.ruled).fill(None);
+        Ok(Self { variables: variables.iter().map(on_servers).collect::<Result<_>>()? })
     }
 
     /// Returns whether the rows of a variable are ids.
     fn is_dynamic(&self, number: usize) -> bool {
-        self.variables.get(number).is_some_and(Variable::is_dynamic)
+        self.variables.get(number).is_some_and(|(_, remote)| remote.ids().is_some())
     }
 
     /// The requests by which servers apply the gradients.
-    fn asks(
-        &self,
-        parameters: &Parameters,
-        rules: &Rules<'_>,
-        gradients: &[Option<Gradient>],
-    ) -> Result<Vec<(Ask, RuleSpec)>> {
-        let Self { variables, .. } = self;
-        if let Some(variable) = variables.iter().find(|variable| !variable.is_ready()) {
+    fn requests(&self, update: &Update<'_>, gradients: &[Option<Gradient>]) -> Result<Vec<PushRequests<'_>>> {
+        if let Some((variable, _)) = self.variables.iter().find(|(_, remote)| !remote.is_ready()) {
             let reason = format!(
                 "variable {} has been used as a whole before its values were fetched, which has failed; look at the servers, and make \
                  the step again",
@@ -192,30 +160,23 @@ impl Servers {
             );
             return Err(Error::invalid(OPERATION, reason));
         }
-        let specs = gradients
-            .iter()
-            .enumerate()
-            .map(|(number, gradient)| gradient.as_ref().and_then(|_| rules.of(number).0.spec()));
-        self.bind(&specs.collect::<Vec<_>>())?;
-        let mut asks = Vec::new();
-        for (number, gradient) in gradients.iter().enumerate() {
-            let Some(gradient) = gradient else { continue };
-            let ((rule, step), (_, var)) = (rules.of(number), &parameters.variables[number]);
-            let (push, variable) = (Push::at(step).counted(), &variables[number]);
+        let one = |(number, gradient): (usize, &Gradient)| {
+            let ((rule, step), (_, var)) = (update.rules.of(number), &update.parameters().variables[number]);
+            let (push, (_, remote)) = (Push::at(step).counted(), &self.variables[number]);
             let spec = spec(OPERATION, rule)?;
-            let of_shards = match gradient {
+            match gradient {
                 Gradient::Dense(dense) => {
-                    variable.push(push, &Leaf::Candle(dense.tensor(var)?).to_host()?)?
+                    PushRequests::dense(remote, spec, push, &Leaf::Candle(dense.tensor(var)?).to_host()?)
                 }
                 Gradient::Rows(rows) => {
                     let gradient =
                         |positions: &[usize]| rows.take(positions, var.dims().get(1..).unwrap_or_default());
-                    variable.push_rows(push, &rows.rows, gradient, rule.moves_absent_rows())?
+                    PushRequests::rows(remote, spec, push, &rows.rows, gradient, rule.moves_absent_rows())
                 }
-            };
-            asks.extend(of_shards.into_iter().map(|ask| (ask, spec)));
-        }
-        Ok(asks)
+            }
+        };
+        let found = gradients.iter().enumerate();
+        found.filter_map(|(number, gradient)| Some((number, gradient.as_ref()?))).map(one).collect()
     }
 }
 

@@ -22,9 +22,8 @@ impl Servers {
         if names.is_empty() {
             return Ok(Vec::new());
         }
-        optimizer.parameters.strategy.await_updates()?;
-        self.bind_all(optimizer)?;
-        let found = self.variables[number].slots_on_servers(OPERATION, names.len())?;
+        self.set_rules(optimizer)?;
+        let found = self.variables[number].1.value(OPERATION)?.slots(OPERATION, names.len())?;
         let of = |name: &&str| found.iter().find(|(found, _)| found == name).map(|(_, slot)| slot.clone());
         let missing = || {
             Error::invalid(
@@ -45,14 +44,13 @@ impl Servers {
         if names.is_empty() {
             return Ok(());
         }
-        optimizer.parameters.strategy.await_updates()?;
-        self.bind_all(optimizer)?;
+        self.set_rules(optimizer)?;
         // One variable after another, so that there is never more than the slots of one.
         for (number, (name, _)) in optimizer.parameters.variables.iter().enumerate() {
             let named = |slot: &str| format!("{prefix}/{slot}/{name}");
             if self.is_dynamic(number) {
                 let beside = format!("{prefix}/{name}");
-                self.variables[number].save_slots_of_ids(writer, &beside, named)?;
+                self.variables[number].0.save_slots_of_ids(writer, &beside, named)?;
                 continue;
             }
             for (slot, value) in names.iter().zip(self.slots(optimizer, number)?) {
@@ -72,7 +70,7 @@ impl Servers {
     ) -> Result<Saved<'a>> {
         let one = |(number, names): (usize, &Vec<String>)| {
             let (name, var) = &optimizer.parameters.variables[number];
-            let variable = &self.variables[number];
+            let (variable, remote) = &self.variables[number];
             if self.is_dynamic(number) {
                 let (mut ids, beside) = (None, format!("{prefix}/{name}"));
                 let slot = |name: &String| {
@@ -81,23 +79,22 @@ impl Servers {
                     Ok(saved.values)
                 };
                 let slots = names.iter().map(slot).collect::<Result<_>>()?;
-                return Ok((variable, SavedSlots { ids, slots }));
+                return Ok((variable, remote, SavedSlots { ids, slots }));
             }
             let dtype = if var.dtype() == candle_core::DType::F64 { DType::F64 } else { DType::F32 };
             let slots = names.iter().map(|name| read_as(from, name, dtype, var.dims()));
             let slots = slots.collect::<Result<_>>()?;
-            Ok((variable, SavedSlots { ids: None, slots }))
+            Ok((variable, remote, SavedSlots { ids: None, slots }))
         };
         let all = names.iter().enumerate().map(one).collect::<Result<Vec<_>>>()?;
         Ok(Box::new(move |_| {
             const OPERATION: &str = "Checkpoint::restore";
-            optimizer.parameters.strategy.await_updates()?;
-            self.bind_all(optimizer)?;
-            for (variable, SavedSlots { ids, slots }) in all {
+            self.set_rules(optimizer)?;
+            for (variable, remote, SavedSlots { ids, slots }) in all {
                 let named: Vec<_> = optimizer.slot_names().into_iter().map(String::from).zip(slots).collect();
                 if !named.is_empty() {
                     variable.writing(|| match &ids {
-                        None => variable.set_slots_on_servers(OPERATION, &named),
+                        None => remote.value(OPERATION)?.set_slots(OPERATION, &named),
                         Some(ids) => variable.set_slots_of_ids(OPERATION, ids, &named),
                     })?;
                 }
@@ -106,9 +103,13 @@ impl Servers {
         }))
     }
 
-    /// Tells servers the rules of all variables.
-    fn bind_all(&self, optimizer: &Inner) -> Result<()> {
-        let rules = optimizer.groups.rules_of_step(0, 0.);
-        self.bind(&(0..self.variables.len()).map(|number| rules.of(number).0.spec()).collect::<Vec<_>>())
+    /// Sets the rules of all variables, which make their slots, once all updates have been acknowledged.
+    fn set_rules(&self, optimizer: &Inner) -> Result<()> {
+        let Some(session) = optimizer.parameters.strategy.session() else { return Ok(()) };
+        session.flush()?;
+        let (rules, variables) = (optimizer.groups.rules_of_step(0, 0.), self.variables.iter().enumerate());
+        let rules =
+            variables.filter_map(|(number, (_, remote))| Some((&**remote, rules.of(number).0.spec()?)));
+        session.set_rules(OPERATION, rules)
     }
 }
