@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `error` | what went wrong, who did it, what to do; the cause under the layers of a run |
 //! | `device` | names of devices, GPUs, the copies that replicas on them compute with |
+//! | `coherent` | which copies of a value are fresh, stale or dirty |
 //! | `transfer` | tensors between the host and devices, without a wait |
 //! | `deposit` | the bucket in which the layers of a replica leave their gradients |
 //! | `number`, `scalars`, `known` | f32 and f64; operations of scalars; operations whose result is there |
@@ -13,6 +14,7 @@
 //! | `context_kind`, `variable_kinds` | names that errors use |
 //! | `lock` | mutexes after a panic |
 
+mod coherent;
 mod context_kind;
 mod deposit;
 mod device;
@@ -33,6 +35,7 @@ pub use variable_kinds::{VariableAggregation, VariableSynchronization};
 /// The interface for the other crates of `distribute`. It is not public: anything in it may change.
 #[doc(hidden)]
 pub mod internal {
+    pub use crate::coherent::Coherent;
     pub use crate::deposit::{Bucket, Dense, Filling, Flat, Gradient, Layout, Pack, Pool, RowValues, Rows};
     pub use crate::device::{DeviceCopies, Writing, is_native, put};
     pub use crate::error::panicked;

@@ -3,11 +3,11 @@
 use super::links::{Ask, unexpected};
 use super::{Sharded, Underway};
 use candle_core::{DType, Device, Shape, Var};
-use distribute_base::internal::{DeviceCopies, lock, put};
+use distribute_base::internal::{Coherent, DeviceCopies, lock, put};
 use distribute_base::{Error, Result};
 use distribute_params::{Response, Version};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 /// A candle variable that stands for one on servers. It has that one's values as they were when they were last fetched; or, where
@@ -15,16 +15,24 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 pub struct HostCache {
     tables: Sharded,
     var: Var,
-    /// The version of each shard that it has. Locked while it is written.
-    known: Mutex<Vec<Option<Version>>>,
-    /// Whether all of it is fetched.
-    whole: AtomicBool,
-    /// Whether it has been, once at least.
-    filled: AtomicBool,
-    /// Held while it is for the first time, because something else than rows is asked for.
-    becoming: Mutex<()>,
+    /// The version of each shard that it has.
+    shards: Coherent<Version>,
+    /// A [`Fetched`].
+    fetched: AtomicU8,
+    /// Held while all of it is fetched for the first time, because something else than rows is asked for.
+    loading: Mutex<()>,
     /// Copies of it for replicas whose devices have memory of their own.
     copies: OnceLock<Arc<DeviceCopies>>,
+}
+
+/// What is fetched. Each is more than the one before.
+#[repr(u8)]
+enum Fetched {
+    /// The rows of each batch alone, which are not kept.
+    Rows,
+    /// All of it, and it is not here yet.
+    Loading,
+    All,
 }
 
 impl HostCache {
@@ -45,9 +53,9 @@ impl HostCache {
 
     /// Caches a variable, which is fetched as a whole, unless `by_row`.
     pub fn new(tables: Sharded, var: Var, by_row: bool) -> Self {
-        let (known, becoming, copies) = (Mutex::default(), Mutex::default(), OnceLock::new());
-        let (whole, filled) = (AtomicBool::new(!by_row), AtomicBool::new(false));
-        Self { tables, var, known, whole, filled, becoming, copies }
+        let fetched = if by_row { Fetched::Rows } else { Fetched::Loading };
+        let (fetched, shards) = (AtomicU8::new(fetched as u8), Coherent::new(tables.shards().len()));
+        Self { tables, var, shards, fetched, loading: Mutex::default(), copies: OnceLock::new() }
     }
 
     /// The variable of candle.
@@ -63,7 +71,7 @@ impl HostCache {
 
     /// Whether all of it is fetched at the beginning of a step.
     pub fn is_whole(&self) -> bool {
-        self.whole.load(Ordering::Relaxed)
+        self.fetched.load(Ordering::Relaxed) != Fetched::Rows as u8
     }
 
     /// Fetches what has changed, if all of it is fetched. No thread may be computing with it.
@@ -79,22 +87,22 @@ impl HostCache {
     /// # Errors
     /// [`Error::Server`]. The next step fetches it then, and no thread can compute with it before.
     pub fn load(self: &Arc<Self>, operation: &'static str) -> Result<()> {
-        let _first = lock(&self.becoming);
+        let _first = lock(&self.loading);
         if self.is_here() {
             return Ok(());
         }
-        self.whole.store(true, Ordering::Relaxed);
+        self.fetched.fetch_max(Fetched::Loading as u8, Ordering::Relaxed);
         self.refresh(operation)
     }
 
     /// Whether all of it is here.
     pub fn is_here(&self) -> bool {
-        self.is_whole() && self.filled.load(Ordering::Acquire)
+        self.fetched.load(Ordering::Acquire) == Fetched::All as u8
     }
 
     /// Whether it can be computed with: as a whole, if it is used so.
     pub fn is_ready(&self) -> bool {
-        !self.is_whole() || self.is_here()
+        self.fetched.load(Ordering::Acquire) != Fetched::Loading as u8
     }
 }
 
@@ -109,7 +117,7 @@ impl Fetch {
     /// Asks for what has changed of those that are fetched as a whole. `None` if there is none.
     pub(crate) fn start(caches: &[Arc<HostCache>]) -> Option<Self> {
         let whole: Vec<_> = caches.iter().filter(|cache| cache.is_whole()).collect();
-        let reads = |cache: &&Arc<HostCache>| cache.tables.reads(&lock(&cache.known));
+        let reads = |cache: &&Arc<HostCache>| cache.tables.reads(&cache.shards.versions());
         let requests: Vec<Ask> = whole.iter().flat_map(reads).collect();
         let answers = whole.first()?.tables.links().start(requests);
         let caches = whole.into_iter().map(|cache| (Arc::downgrade(cache), cache.tables.shards().len()));
@@ -142,16 +150,13 @@ impl Fetch {
             fetched.push(cache);
         }
         for (cache, i, at, version, value) in changes {
-            let mut known = lock(&cache.known);
-            known.resize(cache.tables.shards().len(), None);
-            // Should memory fail, it is fetched again.
-            known[i] = None;
-            let written = put(&cache.var, at, &value);
-            cache.copies.get().into_iter().for_each(|copies| copies.written());
-            written?;
-            known[i] = Some(version);
+            cache.shards.store(i, version, || {
+                let written = put(&cache.var, at, &value);
+                cache.copies.get().into_iter().for_each(|copies| copies.written());
+                written
+            })?;
         }
-        fetched.iter().for_each(|cache| cache.filled.store(true, Ordering::Release));
+        fetched.iter().for_each(|cache| cache.fetched.store(Fetched::All as u8, Ordering::Release));
         Ok(())
     }
 }

@@ -1,108 +1,126 @@
 //! The copies of a variable with which replicas compute whose devices have memory of their own.
 
+use crate::coherent::Coherent;
 use crate::error::Result;
-use crate::lock::lock;
 use crate::transfer::{to_device, to_host};
 use candle_core::{Device, Var};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// The copies of a variable of a model, one for each replica whose device has memory of its own, such as a GPU.
 ///
-/// The variable itself is in the memory of the CPU, where it is initialised and saved. Who writes it there says so
-/// ([`written`](Self::written)), and each replica brings its own copy up to date before it computes ([`refresh`](Self::refresh)).
-/// An optimizer may write the copies in its place ([`advance`](Self::advance)): then it is brought up to date by whoever reads it
-/// ([`bring_back`](Self::bring_back)), and nobody else waits for a device.
+/// The variable itself is in the memory of the CPU, where it is initialised and saved. Code that writes it there says so
+/// ([`written`](Self::written)), and each replica refreshes its own copy before it computes ([`refresh`](Self::refresh)).
+/// An optimizer may write the copies in its place ([`advance`](Self::advance)): then code that reads the variable brings their value back
+/// before ([`bring_back`](Self::bring_back)), and no other thread waits for a device.
 #[derive(Debug)]
 pub struct DeviceCopies {
     of: Var,
-    /// How often it was written.
+    /// The number of times that it was written.
     version: AtomicU64,
-    /// Whether all who write it say so.
-    watched: AtomicBool,
-    /// Whether all who read it do so by way of its [`Storage`](super::storage::Storage).
-    read_by_storage: AtomicBool,
-    /// Whether the copies have been written since it was. Held while they are, and while it is brought up to date.
-    ahead: Mutex<bool>,
+    /// An [`Announced`].
+    announced: AtomicU8,
+    /// The states of the replicas' copies.
+    states: Coherent<u64>,
     /// For each local replica, unless it computes in the memory of the CPU.
     replicas: Vec<Option<Replica>>,
+}
+
+/// The uses of the variable itself that are announced. Each is less than the one before.
+#[repr(u8)]
+enum Announced {
+    /// Reads, which are by way of its [`Storage`](super::storage::Storage), and writes.
+    All,
+    /// Writes alone.
+    Writes,
+    Nothing,
 }
 
 #[derive(Debug)]
 struct Replica {
     device: Device,
     /// Made when the replica's model asks for it.
-    copy: OnceLock<Copy>,
-}
-
-#[derive(Debug)]
-struct Copy {
-    var: Var,
-    /// The version of the variable that it has. Held while it is brought up to date: several runs may be at it.
-    version: Mutex<u64>,
+    copy: OnceLock<Var>,
 }
 
 impl DeviceCopies {
-    /// Of a variable in the memory of the CPU, for replicas on these devices; `None` for one that computes there.
+    /// Copies of a variable in the memory of the CPU, for replicas on these devices; `None` for one that computes there.
     pub fn new(of: Var, devices: Vec<Option<Device>>) -> Self {
         let replica = |device| Replica { device, copy: OnceLock::new() };
-        let replicas = devices.into_iter().map(|device| device.map(replica)).collect();
-        Self {
-            of,
-            version: AtomicU64::new(0),
-            watched: AtomicBool::new(true),
-            read_by_storage: AtomicBool::new(true),
-            ahead: Mutex::new(false),
-            replicas,
-        }
+        let replicas: Vec<_> = devices.into_iter().map(|device| device.map(replica)).collect();
+        let (version, announced) = (AtomicU64::new(0), AtomicU8::new(Announced::All as u8));
+        Self { of, version, announced, states: Coherent::new(replicas.len()), replicas }
     }
 
-    /// What a local replica computes with: its copy, which is made now if need be, or the variable itself.
+    /// The variable that a local replica computes with: its copy, which is made now if need be, or the variable itself.
     ///
     /// # Errors
-    /// candle's, where there is no memory on the device.
-    pub fn of_replica(&self, replica: usize) -> Result<&Var> {
-        let Some(Some(replica)) = self.replicas.get(replica) else { return Ok(&self.of) };
-        if let Some(copy) = replica.copy.get() {
-            return Ok(&copy.var);
+    /// candle's: there is no memory on the device.
+    pub fn of_replica(&self, number: usize) -> Result<&Var> {
+        let Some(Some(replica)) = self.replicas.get(number) else { return Ok(&self.of) };
+        if replica.copy.get().is_none() {
+            self.bring_back()?;
+            self.copy(number, replica)?;
         }
-        self.bring_back()?;
-        let version = self.version.load(Ordering::Acquire);
-        let value = to_device(&self.of.as_detached_tensor(), &replica.device)?;
-        let copy = Copy { var: Var::from_tensor(&value)?, version: Mutex::new(version) };
-        Ok(&replica.copy.get_or_init(|| copy).var)
+        Ok(replica.copy.get().unwrap_or(&self.of))
     }
 
-    /// The variable was written.
+    /// Writes the variable to a replica's copy, which has another version or is not there.
+    fn copy(&self, number: usize, replica: &Replica) -> Result<()> {
+        // A variable that is written unannounced has another version each time.
+        let version = || {
+            if self.is_announced(Announced::Writes) {
+                self.version.load(Ordering::Acquire)
+            } else {
+                self.version.fetch_add(1, Ordering::AcqRel) + 1
+            }
+        };
+        self.states.refresh(number, version, || {
+            let value = to_device(&self.of.as_detached_tensor(), &replica.device)?;
+            match replica.copy.get() {
+                Some(copy) => copy.set(&value)?,
+                None => drop(replica.copy.set(Var::from_tensor(&value)?)),
+            }
+            Ok(())
+        })
+    }
+
+    /// Whether at least these uses are announced.
+    fn is_announced(&self, least: Announced) -> bool {
+        self.announced.load(Ordering::Relaxed) <= least as u8
+    }
+
+    /// Marks the variable as written.
     pub fn written(&self) {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// From now on somebody may read and write it who does not say so: candle's own optimizers, say. It is copied before each step.
+    /// Counts on no announcements any more: code such as candle's own optimizers may read and write the variable. It is copied before each
+    /// step from now on.
     ///
     /// # Errors
     /// As [`bring_back`](Self::bring_back).
     pub fn unwatched(&self) -> Result<()> {
-        self.watched.store(false, Ordering::Relaxed);
-        self.read_directly()
+        self.announced.fetch_max(Announced::Nothing as u8, Ordering::Relaxed);
+        self.bring_back()
     }
 
-    /// From now on somebody reads it who does not ask for it to be brought up to date first: layers that look up rows, say.
+    /// Counts on no announcements of reads any more: layers that look up rows, for example, do not ask for the value of copies before.
     ///
     /// # Errors
     /// As [`bring_back`](Self::bring_back).
     pub fn read_directly(&self) -> Result<()> {
-        self.read_by_storage.store(false, Ordering::Relaxed);
+        self.announced.fetch_max(Announced::Writes as u8, Ordering::Relaxed);
         self.bring_back()
     }
 
-    /// The copy of each local replica, where all have one and the variable itself is read by its storage alone: then they may be
-    /// written in its place.
+    /// The copy of each local replica, if all have one and reads of the variable itself are announced: then they may be written in its
+    /// place.
     pub fn of_all(&self) -> Option<Vec<&Var>> {
-        if !self.read_by_storage.load(Ordering::Relaxed) {
+        if !self.is_announced(Announced::All) {
             return None;
         }
-        self.replicas.iter().map(|replica| Some(&replica.as_ref()?.copy.get()?.var)).collect()
+        self.replicas.iter().map(|replica| replica.as_ref()?.copy.get()).collect()
     }
 
     /// Runs what writes the same value to the copies of all replicas, none of which may be computing.
@@ -110,53 +128,34 @@ impl DeviceCopies {
     /// # Errors
     /// Those of `write`.
     pub fn advance(&self, write: impl FnOnce() -> Result<()>) -> Result<()> {
-        let mut ahead = lock(&self.ahead);
-        // Also what was written in part.
-        *ahead = true;
-        write()
+        let made = |number: &usize| self.made_by(*number).is_some();
+        self.states.write((0..self.replicas.len()).filter(made), write)
     }
 
-    /// Brings the variable itself up to date, if its copies have been written since. Waits for the device.
+    /// Writes the value of the copies to the variable itself, if they have been written in its place. Waits for the device.
     ///
     /// # Errors
-    /// candle's, of the device. It is copied again the next time, then.
+    /// candle's, of the device. It is copied again the next time.
     pub fn bring_back(&self) -> Result<()> {
-        let mut ahead = lock(&self.ahead);
-        if !*ahead {
-            return Ok(());
-        }
         // All have the same.
-        if let Some(copy) = self.made().next() {
-            self.of.set(&to_host(&copy.as_detached_tensor())?)?;
-        }
-        *ahead = false;
-        Ok(())
+        self.states.read(
+            || self.version.load(Ordering::Acquire),
+            |number| match self.made_by(number) {
+                Some((_, copy)) => Ok(self.of.set(&to_host(&copy.as_detached_tensor())?)?),
+                None => Ok(()),
+            },
+        )
     }
 
-    /// Brings the copy of a local replica up to date, if it has one. Nobody may be computing with it.
+    /// Refreshes the copy of a local replica, if it has one. The replica may not be computing with it.
     ///
     /// # Errors
-    /// candle's. It is copied again the next time, then.
+    /// candle's. It is copied again the next time.
     pub fn refresh(&self, replica: usize) -> Result<()> {
-        let Some(copy) = self.replicas.get(replica).and_then(|replica| replica.as_ref()?.copy.get()) else {
-            return Ok(());
-        };
-        // Held, so that no optimizer writes the copy meanwhile, which would have the older value then.
-        let ahead = lock(&self.ahead);
-        if *ahead {
-            return Ok(());
-        }
-        let mut has = lock(&copy.version);
-        let version = self.version.load(Ordering::Acquire);
-        if self.watched.load(Ordering::Relaxed) && *has == version {
-            return Ok(());
-        }
-        copy.var.set(&to_device(&self.of.as_detached_tensor(), copy.var.device())?)?;
-        *has = version;
-        Ok(())
+        self.made_by(replica).map_or(Ok(()), |(of, _)| self.copy(replica, of))
     }
 
-    /// Brings the copies of all replicas up to date, of which none may be computing.
+    /// Refreshes the copies of all replicas, of which none may be computing.
     ///
     /// # Errors
     /// As [`refresh`](Self::refresh).
@@ -164,9 +163,15 @@ impl DeviceCopies {
         (0..self.replicas.len()).try_for_each(|replica| self.refresh(replica))
     }
 
+    /// A replica that has a copy.
+    fn made_by(&self, replica: usize) -> Option<(&Replica, &Var)> {
+        let replica = self.replicas.get(replica)?.as_ref()?;
+        Some((replica, replica.copy.get()?))
+    }
+
     /// The candle variables that have been made for replicas.
     pub fn made(&self) -> impl Iterator<Item = &Var> {
-        self.replicas.iter().flatten().filter_map(|replica| Some(&replica.copy.get()?.var))
+        self.replicas.iter().flatten().filter_map(|replica| replica.copy.get())
     }
 }
 

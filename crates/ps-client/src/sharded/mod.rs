@@ -9,9 +9,10 @@ pub(super) use create::Making;
 pub use read::EachOnce;
 pub(super) use read::joined;
 
+use super::links::Ask;
 use super::{Links, Place};
 use distribute_base::{Error, Result};
-use distribute_params::{DynamicOptions, Initializer, PartitionStrategy, RowPartition};
+use distribute_params::{DynamicOptions, Initializer, PartitionStrategy, Request, RowPartition, Version};
 use distribute_tensor::{DType, HostTensor};
 use std::ops::Range;
 use std::sync::Arc;
@@ -162,6 +163,44 @@ impl Sharded {
     pub(super) fn bytes(&self, rows: usize) -> usize {
         let row: usize = self.dims.get(1..).unwrap_or_default().iter().product();
         row.saturating_mul(rows).saturating_mul(self.dtype.bytes().unwrap_or(16))
+    }
+
+    /// Returns the requests for each shard, unless it still is of a version that is known.
+    pub(crate) fn reads(&self, known: &[Option<Version>]) -> Vec<Ask> {
+        let read = |(number, shard): (usize, &Shard)| Ask {
+            server: shard.server,
+            request: Request::Read {
+                table: shard.table.clone(),
+                known: known.get(number).copied().flatten(),
+            },
+            bytes: self.bytes(shard.rows),
+        };
+        self.shards.iter().enumerate().map(read).collect()
+    }
+
+    /// Returns what a server sent as a shard, if it has its shape and dtype.
+    pub(crate) fn fits(
+        &self,
+        operation: &'static str,
+        shard: &Shard,
+        value: HostTensor,
+    ) -> Result<HostTensor> {
+        let mut dims = self.dims.clone();
+        if let Some(rows) = dims.first_mut() {
+            *rows = shard.rows;
+        }
+        if value.dims() == dims && value.dtype() == self.dtype {
+            return Ok(value);
+        }
+        let reason = format!(
+            "ps {} has {} as {}, of which {} is {}{dims:?}; is another training using the same servers?",
+            shard.server,
+            shard.table,
+            value.describe(),
+            self.name,
+            self.dtype
+        );
+        Err(Error::invalid(operation, reason))
     }
 
     /// What of a value belongs to a shard.

@@ -3,7 +3,7 @@
 use super::super::links::{Ask, unexpected};
 use super::{Shard, Sharded, as_ids};
 use distribute_base::{Error, Result};
-use distribute_params::{Request, Response, RowPartition, UniqueIds, Version};
+use distribute_params::{Request, Response, RowPartition, UniqueIds};
 use distribute_tensor::HostTensor;
 
 /// Rows that were asked for, each once, and maybe others.
@@ -48,44 +48,6 @@ impl Sharded {
         };
         let parts = self.shards.iter().zip(answers).map(value).collect::<Result<Vec<_>>>()?;
         self.whole(&parts)
-    }
-
-    /// What asks for each shard, unless it still is of a version that is known.
-    pub(crate) fn reads(&self, known: &[Option<Version>]) -> Vec<Ask> {
-        let read = |(number, shard): (usize, &Shard)| Ask {
-            server: shard.server,
-            request: Request::Read {
-                table: shard.table.clone(),
-                known: known.get(number).copied().flatten(),
-            },
-            bytes: self.bytes(shard.rows),
-        };
-        self.shards.iter().enumerate().map(read).collect()
-    }
-
-    /// What a server sent as a shard, if it can be it.
-    pub(crate) fn fits(
-        &self,
-        operation: &'static str,
-        shard: &Shard,
-        value: HostTensor,
-    ) -> Result<HostTensor> {
-        let mut dims = self.dims.clone();
-        if let Some(rows) = dims.first_mut() {
-            *rows = shard.rows;
-        }
-        if value.dims() == dims && value.dtype() == self.dtype {
-            return Ok(value);
-        }
-        let reason = format!(
-            "ps {} has {} as {}, of which {} is {}{dims:?}; is another training using the same servers?",
-            shard.server,
-            shard.table,
-            value.describe(),
-            self.name,
-            self.dtype
-        );
-        Err(Error::invalid(operation, reason))
     }
 
     /// Rows, in the order of their ids. An id that occurs twice is asked for once.
