@@ -361,7 +361,7 @@ pub mod internal {
     pub use crate::cache::HostCache;
     pub use crate::dynamic::Dynamic;
     pub use crate::links::{Ask, Links, unexpected};
-    pub use crate::push::Gradient;
+    pub use crate::push::PushRequests;
     pub use crate::session::{Session, Step};
     pub use crate::sharded::{EachOnce, Initial, Shard, Sharded};
     pub use crate::variable::{RemoteVariable, id_of_row, no_value, row_of_id};

@@ -12,14 +12,14 @@ use distribute_params::{ChannelError, Push, RefusalKind, Request};
 use distribute_tensor::HostTensor;
 use std::sync::{Arc, Weak};
 
-/// A gradient of a variable on servers, as the requests that apply it.
-pub struct Gradient<'a> {
+/// The requests by which servers apply a gradient of one variable.
+pub struct PushRequests<'a> {
     variable: &'a RemoteVariable,
     rule: RuleSpec,
     requests: Vec<Ask>,
 }
 
-impl<'a> Gradient<'a> {
+impl<'a> PushRequests<'a> {
     /// A gradient of all elements, which servers apply by `rule`.
     ///
     /// # Errors
@@ -103,7 +103,7 @@ impl Session {
     pub fn push(
         &self,
         operation: &'static str,
-        gradients: Vec<Gradient<'_>>,
+        gradients: Vec<PushRequests<'_>>,
         made: impl FnOnce(),
     ) -> Result<()> {
         self.set_rules(operation, gradients.iter().map(|gradient| (gradient.variable, gradient.rule)))?;
@@ -116,7 +116,12 @@ impl Session {
         pushed
     }
 
-    fn send(&self, operation: &'static str, gradients: Vec<Gradient<'_>>, made: impl FnOnce()) -> Result<()> {
+    fn send(
+        &self,
+        operation: &'static str,
+        gradients: Vec<PushRequests<'_>>,
+        made: impl FnOnce(),
+    ) -> Result<()> {
         let _servers = tracing::trace_span!("servers").entered();
         self.require_fetched()?;
         // What is asked for after gradients is sent with them: a server answers in the order in which it is asked.
@@ -157,9 +162,10 @@ struct InFlight {
 }
 
 impl InFlight {
-    fn start(links: &Arc<Links>, gradients: Vec<Gradient<'_>>) -> Self {
-        let requests =
-            |Gradient { rule, requests, .. }| requests.into_iter().map(move |request: Ask| (request, rule));
+    fn start(links: &Arc<Links>, gradients: Vec<PushRequests<'_>>) -> Self {
+        let requests = |PushRequests { rule, requests, .. }| {
+            requests.into_iter().map(move |request: Ask| (request, rule))
+        };
         let (mut requests, rules): (Vec<Ask>, Vec<RuleSpec>) =
             gradients.into_iter().flat_map(requests).unzip();
         links.mark(&mut requests);

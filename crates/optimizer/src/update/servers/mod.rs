@@ -14,7 +14,7 @@ use distribute_checkpoint::{Reader, Writer};
 use distribute_core::{Strategy, Variable};
 use distribute_optim::{Rule, RuleSpec};
 use distribute_params::Push;
-use distribute_ps_client::internal::{Gradient as Pushed, RemoteVariable};
+use distribute_ps_client::internal::{PushRequests, RemoteVariable};
 use distribute_tensor::Leaf;
 use std::panic::Location;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ impl Backend for Servers {
                 change.commit();
                 session.count_step(change.counter());
             };
-            session.push(OPERATION, self.gradients(update, gradients)?, made)
+            session.push(OPERATION, self.requests(update, gradients)?, made)
         })
     }
 
@@ -108,7 +108,7 @@ impl Backend for Servers {
                 "clip the gradient of each variable, by Transform::clip_by_norm",
             );
         }
-        if transform.closure().is_some() && self.variables.iter().any(|(_, remote)| remote.ids().is_some()) {
+        if transform.closure().is_some() && (0..self.variables.len()).any(|number| self.is_dynamic(number)) {
             return refused(
                 "Transform::each where a table of ids is trained",
                 "freeze it, and train it by an optimizer of its own",
@@ -150,8 +150,8 @@ impl Servers {
         self.variables.get(number).is_some_and(|(_, remote)| remote.ids().is_some())
     }
 
-    /// Returns the gradients as they are pushed to servers.
-    fn gradients(&self, update: &Update<'_>, gradients: &[Option<Gradient>]) -> Result<Vec<Pushed<'_>>> {
+    /// The requests by which servers apply the gradients.
+    fn requests(&self, update: &Update<'_>, gradients: &[Option<Gradient>]) -> Result<Vec<PushRequests<'_>>> {
         if let Some((variable, _)) = self.variables.iter().find(|(_, remote)| !remote.is_ready()) {
             let reason = format!(
                 "variable {} has been used as a whole before its values were fetched, which has failed; look at the servers, and make \
@@ -166,12 +166,12 @@ impl Servers {
             let spec = spec(OPERATION, rule)?;
             match gradient {
                 Gradient::Dense(dense) => {
-                    Pushed::dense(remote, spec, push, &Leaf::Candle(dense.tensor(var)?).to_host()?)
+                    PushRequests::dense(remote, spec, push, &Leaf::Candle(dense.tensor(var)?).to_host()?)
                 }
                 Gradient::Rows(rows) => {
                     let gradient =
                         |positions: &[usize]| rows.take(positions, var.dims().get(1..).unwrap_or_default());
-                    Pushed::rows(remote, spec, push, &rows.rows, gradient, rule.moves_absent_rows())
+                    PushRequests::rows(remote, spec, push, &rows.rows, gradient, rule.moves_absent_rows())
                 }
             }
         };

@@ -22,7 +22,7 @@ impl Servers {
         if names.is_empty() {
             return Ok(Vec::new());
         }
-        self.bind(optimizer)?;
+        self.set_rules(optimizer)?;
         let found = self.variables[number].1.value(OPERATION)?.slots(OPERATION, names.len())?;
         let of = |name: &&str| found.iter().find(|(found, _)| found == name).map(|(_, slot)| slot.clone());
         let missing = || {
@@ -44,7 +44,7 @@ impl Servers {
         if names.is_empty() {
             return Ok(());
         }
-        self.bind(optimizer)?;
+        self.set_rules(optimizer)?;
         // One variable after another, so that there is never more than the slots of one.
         for (number, (name, _)) in optimizer.parameters.variables.iter().enumerate() {
             let named = |slot: &str| format!("{prefix}/{slot}/{name}");
@@ -89,7 +89,7 @@ impl Servers {
         let all = names.iter().enumerate().map(one).collect::<Result<Vec<_>>>()?;
         Ok(Box::new(move |_| {
             const OPERATION: &str = "Checkpoint::restore";
-            self.bind(optimizer)?;
+            self.set_rules(optimizer)?;
             for (variable, remote, SavedSlots { ids, slots }) in all {
                 let named: Vec<_> = optimizer.slot_names().into_iter().map(String::from).zip(slots).collect();
                 if !named.is_empty() {
@@ -104,11 +104,10 @@ impl Servers {
     }
 
     /// Sets the rules of all variables, which make their slots, once all updates have been acknowledged.
-    fn bind(&self, optimizer: &Inner) -> Result<()> {
+    fn set_rules(&self, optimizer: &Inner) -> Result<()> {
         let Some(session) = optimizer.parameters.strategy.session() else { return Ok(()) };
         session.flush()?;
-        let rules = optimizer.groups.rules_of_step(0, 0.);
-        let variables = self.variables.iter().enumerate();
+        let (rules, variables) = (optimizer.groups.rules_of_step(0, 0.), self.variables.iter().enumerate());
         let rules =
             variables.filter_map(|(number, (_, remote))| Some((&**remote, rules.of(number).0.spec()?)));
         session.set_rules(OPERATION, rules)
