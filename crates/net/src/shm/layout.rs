@@ -45,8 +45,7 @@ pub(crate) struct Side {
     pub wants_room: Line<AtomicU32>,
     /// Whether a byte that wakes the side is on its way. Written by both sides.
     pub rung: Line<AtomicU32>,
-    /// For each slot of the side's loans, the number of the loan that was returned last. Written by the other
-    /// side.
+    /// The number of the loan that was returned last, for each slot of the side. Written by the other side.
     pub returned: Line<[AtomicU64; SLOTS]>,
 }
 
