@@ -27,7 +27,7 @@ pub enum LoadError {
         /// The release that is installed.
         found: String,
     },
-    /// The library does not say its release.
+    /// The library does not report its release.
     #[error(transparent)]
     Call(#[from] CallError),
 }

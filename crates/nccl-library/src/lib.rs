@@ -1,6 +1,8 @@
-//! NCCL's functions, found in its library when they are first asked for. cudarc would link them: a program would then not start without.
+//! NCCL's functions, which are loaded with its library at their first use. A program linked to NCCL through
+//! cudarc would not start without it.
 //!
-//! Internal to `distribute`: GPUs of one process (`distribute-cross-device`) and workers that have a GPU each (`distribute-nccl`) call NCCL by it.
+//! Internal to `distribute`: used for GPUs of one process (`distribute-cross-device`) and for workers that
+//! have a GPU each (`distribute-nccl`).
 
 mod error;
 
@@ -17,13 +19,13 @@ use std::thread;
 /// The file of NCCL, by which the system's loader finds it.
 const FILE: &str = "libnccl.so.2";
 
-/// The earliest release that will do, and its number. It is the first whose calls need not wait.
+/// The earliest supported release, and its number. It is the first with non-blocking calls.
 const LEAST: (&str, c_int) = ("2.14", 21400);
 
 /// `ncclSum`.
 const SUM: c_int = 0;
 
-/// `ncclInProgress`: what was asked for has begun.
+/// `ncclInProgress`: the operation has started.
 const IN_PROGRESS: c_int = 7;
 
 /// `ncclComm_t`.
@@ -34,7 +36,8 @@ type Communicator = *mut c_void;
 #[repr(C)]
 struct UniqueId([u8; 128]);
 
-/// `ncclConfig_t`, as [`LEAST`] has it. Later releases know by `version` that what they have beside is not there, and choose it.
+/// `ncclConfig_t` of release [`LEAST`]. By `version`, later releases detect that their additional fields are
+/// missing, and use defaults.
 #[repr(C)]
 struct Config {
     size: usize,
@@ -44,12 +47,12 @@ struct Config {
 }
 
 impl Config {
-    /// Of a communicator none of whose calls waits.
+    /// The configuration of a communicator whose calls do not block.
     const NO_CALL_WAITS: Self =
         Self { size: size_of::<Self>(), magic: 0xcafe_beef, version: LEAST.1 as c_uint, blocking: 0 };
 }
 
-/// NCCL's functions, by its header. A result that is neither 0 nor [`IN_PROGRESS`] is an error.
+/// NCCL's functions, as in its header. A result that is neither 0 nor [`IN_PROGRESS`] is an error.
 struct Functions {
     get_version: unsafe extern "C" fn(*mut c_int) -> c_int,
     get_error_string: unsafe extern "C" fn(c_int) -> *const c_char,
@@ -62,32 +65,37 @@ struct Functions {
     all_reduce: AllReduce,
 }
 
-/// Where the communicator goes, how many there are, their name, which one it is, and how it behaves.
+/// The type of `ncclCommInitRankConfig`: the communicator to write, the number of ranks, the name, the rank,
+/// and the configuration.
 type InitRankConfig = unsafe extern "C" fn(*mut Communicator, c_int, UniqueId, c_int, *mut Config) -> c_int;
 
-/// From where to where, how many elements, of which type, the operation, the communicator, and CUDA's stream.
+/// The type of `ncclAllReduce`: source, destination, number of elements, their type, the operation, the
+/// communicator, and CUDA's stream.
 type AllReduce =
     unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Communicator, *mut c_void) -> c_int;
 
-/// NCCL.
+/// The loaded NCCL library.
 pub struct Nccl {
     functions: Functions,
-    /// The release, as `ncclGetVersion` says it.
+    /// The release, as returned by `ncclGetVersion`.
     release: c_int,
-    /// Has the functions.
+    /// The library, which keeps the functions loaded.
     _library: Library,
 }
 
-/// One communicator for each GPU of a set. NCCL lets any thread call for them, one at a time; whoever does holds the lock of all sets.
+/// One communicator for each GPU of a set. Any thread may call NCCL for them, one at a time. Callers hold the
+/// lock of all sets.
 #[derive(Debug)]
 pub struct Communicators {
     gpus: Vec<usize>,
-    /// Null where there is none. They stay where they are: NCCL writes each once more, from a thread of its own, when it is linked.
+    /// The communicators, or null if not created. They are never moved: NCCL writes each again when it is
+    /// linked, from a thread of its own.
     all: Box<[AtomicPtr<c_void>]>,
 }
 
 impl Communicators {
-    /// Makes room for those of these GPUs, by CUDA's numbers; none is there yet.
+    /// Creates the locations for communicators of these GPUs, by CUDA's numbers. No communicator is created
+    /// yet.
     pub fn new(gpus: &[usize]) -> Self {
         Self { gpus: gpus.to_vec(), all: gpus.iter().map(|_| AtomicPtr::new(ptr::null_mut())).collect() }
     }
@@ -98,24 +106,28 @@ impl Communicators {
     }
 }
 
-/// Two vectors on a GPU, of which one gets the sum.
+/// Two vectors on a GPU: a summand, and the destination of the sum.
 #[derive(Clone, Copy, Debug)]
 pub struct Vectors {
     /// The summand.
     pub from: *const c_void,
-    /// The place of the sum.
+    /// The destination of the sum.
     pub to: *mut c_void,
-    /// How many elements each has.
+    /// The number of elements of each vector.
     pub count: usize,
-    /// NCCL's number for their type, its `ncclDataType_t`: 7 is f32, 8 is f64.
+    /// NCCL's number of their type, its `ncclDataType_t`: 7 is f32, 8 is f64.
     pub number: c_int,
 }
 
 impl Nccl {
-    /// Returns the NCCL of this process, which is loaded when it is first asked for.
+    /// Returns the NCCL of this process, which is loaded at the first call.
     ///
     /// # Errors
-    /// [`LoadError`]; the next call looks for it again.
+    /// - [`LoadError::Missing`]: the library is missing, or is another one.
+    /// - [`LoadError::TooOld`]: the library is too old.
+    /// - [`LoadError::Call`]: the library does not report its release.
+    ///
+    /// The next call tries again.
     pub fn get() -> Result<&'static Self, LoadError> {
         static NCCL: OnceLock<Nccl> = OnceLock::new();
         match NCCL.get() {
@@ -130,7 +142,9 @@ impl Nccl {
     /// Loads the library of this file.
     ///
     /// # Errors
-    /// [`LoadError`].
+    /// - [`LoadError::Missing`]: the library is missing, or is another one.
+    /// - [`LoadError::TooOld`]: the library is too old.
+    /// - [`LoadError::Call`]: the library does not report its release.
     pub fn load(file: &str) -> Result<Self, LoadError> {
         let mut nccl = Self::open(file).map_err(|reason| {
             let searched = std::env::var("LD_LIBRARY_PATH").ok().filter(|folders| !folders.is_empty());
@@ -143,28 +157,29 @@ impl Nccl {
         Ok(nccl)
     }
 
-    /// Returns the release, as `ncclGetVersion` says it: [`release_text`] writes it.
+    /// Returns the release, as returned by `ncclGetVersion`. [`release_text`] formats it.
     pub fn release(&self) -> i32 {
         self.release
     }
 
     fn open(file: &str) -> Result<Self, String> {
-        // What the system's loader said is its source.
+        // The message of the system's loader is the error's source.
         let reason =
             |error: libloading::Error| error.source().map_or_else(|| error.to_string(), ToString::to_string);
-        // SAFETY: what NCCL does when it is loaded is safe; it is what any program that is linked to it does.
+        // SAFETY: NCCL's initialisation on loading is safe: it is the same as in any program that is linked
+        // to it.
         let library = unsafe { Library::new(file) }.map_err(reason)?;
-        /// A function, as long as the library is there.
+        /// Returns a function, which is valid as long as the library is loaded.
         ///
         /// # Safety
-        /// It has to be of the type.
+        /// The function must have the type `F`.
         unsafe fn find<F: Copy>(library: &Library, name: &CStr) -> Result<F, libloading::Error> {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             let symbol: Symbol<'_, F> = unsafe { library.get(name.to_bytes_with_nul()) }?;
             Ok(*symbol)
         }
         let functions = || {
-            // SAFETY: so NCCL's header declares them, since release 2.14 or before.
+            // SAFETY: NCCL's header declares them with these types, since release 2.14 or earlier.
             unsafe {
                 Ok(Functions {
                     get_version: find(&library, c"ncclGetVersion")?,
@@ -183,10 +198,10 @@ impl Nccl {
         Ok(Self { functions, release: 0, _library: library })
     }
 
-    /// Begins to link communicators. `bind` makes a GPU that of this thread.
+    /// Starts to link communicators. `bind` makes a GPU the current one of this thread.
     ///
     /// # Errors
-    /// Of a call; some may have been made, which are to be given up.
+    /// Returns the error of a call. Some communicators may have been created, and must be aborted.
     pub fn link(
         &self,
         communicators: &Communicators,
@@ -200,15 +215,16 @@ impl Nccl {
             self.link_rank(place, UniqueId(id), rank, count)
         };
         let begun = communicators.gpus.iter().zip(&communicators.all).enumerate().try_for_each(begin);
-        // Also where one has failed: else no later call of this thread would begin.
+        // The group ends even if a call has failed: otherwise no later call of this thread would start.
         let ended = self.end();
         begun.and(ended)
     }
 
-    /// Begins to link the communicator of one GPU, that of this thread, with those of other processes: it is the one of number `rank` of `count`.
+    /// Starts to link the communicator of this thread's GPU with those of other processes, as rank `rank` of
+    /// `count`.
     ///
     /// # Errors
-    /// Of the call; the communicator may have been made, and is to be given up.
+    /// Returns the error of the call. The communicator may have been created, and must be aborted.
     pub fn link_across(
         &self,
         communicators: &Communicators,
@@ -231,18 +247,18 @@ impl Nccl {
             c_int::try_from(number).map_err(|_| CallError { call: CALL, reason: format!("{number} GPUs") })
         };
         let (rank, count, mut config) = (number(rank)?, number(count)?, Config::NO_CALL_WAITS);
-        // SAFETY: the configuration lives during the call, which copies it, and the communicator's place until `abort` is through, which ends
-        // what NCCL does for it.
+        // SAFETY: the configuration lives during the call, which copies it. The communicator's location lives
+        // until `abort` has returned, which ends NCCL's work for it.
         let begun = unsafe {
             (self.functions.comm_init_rank_config)(place.as_ptr(), count, id, rank, &raw mut config)
         };
         self.done(CALL, begun)
     }
 
-    /// Makes a new name for a set of communicators.
+    /// Creates a new name for a set of communicators.
     ///
     /// # Errors
-    /// Of the call.
+    /// Returns the error of the call.
     pub fn unique_id(&self) -> Result<[u8; 128], CallError> {
         let mut id = UniqueId([0; 128]);
         // SAFETY: the name lives during the call.
@@ -250,15 +266,16 @@ impl Nccl {
         Ok(id.0)
     }
 
-    /// The GPUs whose communicators have not done yet what was asked for last, by `call`.
+    /// Returns the GPUs whose communicators have not completed the last operation, `call`.
     ///
     /// # Errors
-    /// What has failed since, of `call` or on the GPU.
+    /// Returns an error that has occurred since, in `call` or on the GPU.
     pub fn busy(&self, communicators: &Communicators, call: &'static str) -> Result<Vec<usize>, CallError> {
         let mut busy = Vec::new();
         for (gpu, place) in communicators.gpus.iter().zip(&communicators.all) {
             let mut state = 0;
-            // SAFETY: the communicator has not been given up, since that takes it; the state lives during the call.
+            // SAFETY: the communicator was not aborted, because that consumes it. The state lives during the
+            // call.
             let asked = unsafe {
                 (self.functions.comm_get_async_error)(place.load(Ordering::Acquire), &raw mut state)
             };
@@ -273,32 +290,34 @@ impl Nccl {
         Ok(busy)
     }
 
-    /// Begins a group of calls, of this thread.
+    /// Starts a group of calls of this thread.
     ///
     /// # Errors
-    /// Of the call.
+    /// Returns the error of the call.
     pub fn start(&self) -> Result<(), CallError> {
-        // SAFETY: it takes nothing.
+        // SAFETY: there are no arguments.
         self.done("ncclGroupStart", unsafe { (self.functions.group_start)() })
     }
 
-    /// Ends the group, whose calls begin then. They are in the queues of the GPUs when none is [`busy`](Self::busy).
+    /// Ends the group, whose calls start now. They are in the queues of the GPUs when none is
+    /// [`busy`](Self::busy).
     ///
     /// # Errors
-    /// Of the call, or of one of the group.
+    /// Returns the error of the call, or of one of the group.
     pub fn end(&self) -> Result<(), CallError> {
-        // SAFETY: it takes nothing; what the group's calls were given is there, see `all_reduce`.
+        // SAFETY: there are no arguments, and the arguments of the group's calls are valid, see `all_reduce`.
         self.done("ncclGroupEnd", unsafe { (self.functions.group_end)() })
     }
 
-    /// Calls for one replica's part of a sum, in the group that has begun, if one has.
+    /// Adds one replica's part of a sum, to the current group if there is one.
     ///
     /// # Errors
-    /// Of the call.
+    /// Returns the error of the call.
     ///
     /// # Safety
-    /// The communicators are of this library, and linked. The vectors are on this replica's GPU and stay until the stream is through with the sum, or
-    /// [`abort`](Self::abort) is; those of all replicas have the same number of elements, of the same type. The stream is of that GPU.
+    /// The communicators must be of this library, and linked. The vectors must be on this replica's GPU and
+    /// live until the stream has completed the sum, or [`abort`](Self::abort) has returned. The vectors of
+    /// all replicas must have the same number of elements and the same type. The stream must be of that GPU.
     pub unsafe fn all_reduce(
         &self,
         communicators: &Communicators,
@@ -312,22 +331,23 @@ impl Nccl {
         };
         let communicator = place.load(Ordering::Acquire);
         let Vectors { from, to, count, number } = vectors;
-        // SAFETY: the caller's promise, and the communicator has not been given up, since that takes it.
+        // SAFETY: guaranteed by the caller, and the communicator was not aborted, because that consumes it.
         self.done(CALL, unsafe {
             (self.functions.all_reduce)(from, to, count, number, SUM, communicator, stream)
         })
     }
 
-    /// Gives up communicators and what they are doing, for which it may wait, for ever where a GPU hangs.
+    /// Aborts communicators and their current operations. It may block, without a limit if a GPU hangs.
     pub fn abort(&self, communicators: Communicators) {
         let abort = |place: &AtomicPtr<c_void>| {
             let communicator = place.load(Ordering::Acquire);
             if !communicator.is_null() {
-                // SAFETY: it was made by NCCL, and nobody has it any more. Where that fails, there is nothing left to do about it.
+                // SAFETY: NCCL has created it, and no other reference to it exists. A failure cannot be
+                // handled.
                 let _ = unsafe { (self.functions.comm_abort)(communicator) };
             }
         };
-        // All at once: one may wait until the others are given up, too.
+        // They are aborted at the same time, because one may wait until the others are aborted.
         thread::scope(|scope| {
             for place in &communicators.all {
                 if thread::Builder::new().spawn_scoped(scope, move || abort(place)).is_err() {
@@ -341,7 +361,7 @@ impl Nccl {
         if result == 0 || result == IN_PROGRESS {
             return Ok(());
         }
-        // SAFETY: NCCL gives text that lives as long as the library, or null.
+        // SAFETY: NCCL returns a text that lives as long as the library, or null.
         let text = unsafe {
             let text = (self.functions.get_error_string)(result);
             (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
@@ -350,15 +370,15 @@ impl Nccl {
     }
 }
 
-/// Checks that this release will do.
+/// Checks that this release is supported.
 ///
 /// # Errors
-/// [`LoadError::TooOld`].
+/// [`LoadError::TooOld`] if it is too old.
 fn check_release(release: c_int) -> Result<(), LoadError> {
     if release < LEAST.1 { Err(LoadError::TooOld { found: release_text(release) }) } else { Ok(()) }
 }
 
-/// A release as NVIDIA writes it: 2.14.3, of 21403; releases before 2.9 have a digit less.
+/// Formats a release as NVIDIA does: 2.14.3 for 21403. Releases before 2.9 have one digit less.
 pub fn release_text(release: c_int) -> String {
     let (major, minor) = if release < 10_000 {
         (release / 1000, release / 100 % 10)

@@ -5,7 +5,7 @@ use std::process::Command;
 #[cfg(target_os = "linux")]
 #[test]
 fn a_library_that_is_not_nccl_is_missing() {
-    // The program's own C library has none of its functions.
+    // The C library has none of NCCL's functions.
     let fault = Nccl::load("libc.so.6").err().unwrap();
     assert!(fault.to_string().contains("ncclGetVersion"), "{fault}");
 }
@@ -15,7 +15,7 @@ fn releases_are_written_as_nvidia_does() {
     assert_eq!([21403, 22703, 2708].map(release_text), ["2.14.3", "2.27.3", "2.7.8"]);
 }
 
-/// What stands in for NCCL, compiled into `folder`; `None` where there is no compiler beside the tests.
+/// Compiles a replacement for NCCL into `folder`. Returns `None` if there is no compiler next to the tests.
 fn played(folder: &Path, release: Option<&str>) -> Option<PathBuf> {
     let file = folder.join(format!("libnccl-{}.so", release.unwrap_or("played")));
     let beside = Path::new(env!("CARGO")).with_file_name("rustc");
@@ -37,17 +37,18 @@ fn played(folder: &Path, release: Option<&str>) -> Option<PathBuf> {
     }
 }
 
-/// What is told to what stands in for NCCL, beside the calls that NCCL has.
+/// The controls of the replacement, in addition to NCCL's own calls.
 struct Behind {
-    /// How many questions a call takes from now on, and what it comes to then; gives how many communicators there are.
+    /// Sets the number of queries that a call takes from now on, and its final result. Returns the number of
+    /// communicators.
     played: Symbol<'static, extern "C" fn(c_int, c_int) -> c_int>,
-    /// Which GPU is the thread's.
+    /// Sets the GPU of this thread.
     gpu: Symbol<'static, extern "C" fn(c_int)>,
 }
 
 impl Behind {
     fn of(file: &Path) -> Self {
-        // SAFETY: so tests/played/libnccl.rs declares them. The library stays.
+        // SAFETY: tests/played/libnccl.rs declares them with these types. The library stays loaded.
         unsafe {
             let library: &Library = Box::leak(Box::new(Library::new(file).unwrap()));
             Self { played: library.get(b"played").unwrap(), gpu: library.get(b"played_gpu").unwrap() }
@@ -60,12 +61,12 @@ impl Behind {
     }
 }
 
-/// Asks until nothing is under way, and gives how often.
+/// Queries until nothing is in progress, and returns the number of queries.
 fn questions(nccl: &Nccl, all: &Communicators) -> usize {
     (0..).take_while(|_| !nccl.busy(all, "played").unwrap().is_empty()).count()
 }
 
-/// Calls for the sum of one vector of each replica, on the stream of its GPU.
+/// Adds one vector of each replica to a sum, on the stream of its GPU.
 fn add<T>(
     nccl: &Nccl,
     all: &Communicators,
@@ -75,7 +76,7 @@ fn add<T>(
     let call = |(replica, (from, to)): (usize, &mut (Vec<T>, Vec<T>))| {
         let (count, stream) = (from.len(), ptr::without_provenance_mut(all.gpus()[replica] + 100));
         let vectors = Vectors { from: from.as_ptr().cast(), to: to.as_mut_ptr().cast(), count, number };
-        // SAFETY: the vectors have so many elements each, and are there until the group has ended.
+        // SAFETY: the vectors have the same number of elements, and live until the group has ended.
         unsafe { nccl.all_reduce(all, replica, vectors, stream) }
     };
     vectors.iter_mut().enumerate().map(call).collect()
@@ -93,7 +94,7 @@ fn functions_are_called_as_the_header_declares_them() {
     let all = Communicators::new(&[5, 2, 7]);
     nccl.link(&all, bind).unwrap();
     assert_eq!(nccl.busy(&all, "played").unwrap(), [5, 2, 7]);
-    // It may be elsewhere when NCCL is through.
+    // Its location changes before NCCL is done.
     let all = Box::new(all);
     assert_eq!(questions(&nccl, &all), 2);
     assert_eq!(all.gpus(), [5, 2, 7]);
@@ -104,13 +105,13 @@ fn functions_are_called_as_the_header_declares_them() {
     let called = [add(&nccl, &all, 7, &mut floats), add(&nccl, &all, 4, &mut integers)].concat();
     assert_eq!(called, vec![Ok(()); 6]);
     nccl.end().unwrap();
-    // It is for NCCL to say when it has begun.
+    // NCCL determines when it starts.
     assert!(floats.iter().all(|(_, to)| *to == [0.; 2]));
     assert_eq!(questions(&nccl, &all), 3);
     assert!(floats.iter().all(|(_, to)| *to == [111., 222.]), "{floats:?}");
     assert!(integers.iter().all(|(_, to)| *to == [111, 222, 333]), "{integers:?}");
 
-    // What NCCL says is in the error, with the function.
+    // The error has NCCL's message and the function.
     let fault = nccl.end().unwrap_err();
     assert_eq!(fault, CallError { call: "ncclGroupEnd", reason: "invalid usage".into() });
     let eighth = Communicators::new(&[0, 8]);
@@ -118,12 +119,12 @@ fn functions_are_called_as_the_header_declares_them() {
     assert_eq!(fault, CallError { call: "ncclCommInitRankConfig", reason: "invalid argument".into() });
     // The group has ended.
     assert_eq!(nccl.end().unwrap_err().reason, "invalid usage");
-    // So has it where a GPU cannot be had.
+    // The group also ends if a GPU cannot be made current.
     let lost = || CallError { call: "played", reason: "no such GPU".into() };
     assert_eq!(nccl.link(&Communicators::new(&[0]), |_| Err(lost())), Err(lost()));
     assert_eq!(nccl.end().unwrap_err().reason, "invalid usage");
 
-    // Those of whom one has been made are given up, too.
+    // Communicators that were created in part are also aborted.
     assert_eq!((behind.played)(0, 0), 4);
     nccl.abort(eighth);
     assert_eq!((behind.played)(0, 0), 3);

@@ -1,12 +1,14 @@
-//! The limit of files and sockets that this process may have.
+//! The limit on the number of files and sockets of this process.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// No process needs more. Where the system sets no limit, some programs that this one may start count to it.
+/// The maximum limit that is set. No process needs more. If the system has no limit, some programs started by
+/// this process may loop over all descriptors up to it.
 const ENOUGH: u64 = 1 << 20;
 
-/// Lets this process have as many files and sockets as the system allows. Most systems say 1,024 to start with, for the sake of old
-/// programs; a server with its connections, some of which have shared memory, needs several times as many.
+/// Raises this process's limit on open files and sockets to the maximum that the system allows. Most systems
+/// start with 1,024, for the sake of old programs. A server with many connections, some of them over shared
+/// memory, needs several times that number.
 pub(crate) fn raise() {
     let limit = getrlimit(Resource::Nofile);
     let most = limit.maximum.unwrap_or(ENOUGH).min(ENOUGH);

@@ -1,24 +1,24 @@
-//! Links between the workers of one world: who they are, how they find each other, and what moves messages between them.
-//! And connections for calls between any tasks of a job.
+//! Links between the workers of one world: their identities, their rendezvous, and the transports of their
+//! messages. Also connections for calls between any tasks of a job.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | [`transport`] | [`Transport`] and [`Receiver`]: what sends messages, and what they come to |
+//! | [`transport`] | [`Transport`], which sends messages, and [`Receiver`], to which they are delivered |
 //! | [`memory`] | the transport whose workers are threads of this process |
 //! | [`mesh`] | [`Mesh`]: the transport over sockets, in plain text or TLS |
-//! | `settings` | [`Settings`]: how connections behave |
-//! | [`rendezvous`] | [`Rendezvous`]: how workers find each other and become a mesh |
+//! | `settings` | [`Settings`]: the options of connections |
+//! | [`rendezvous`] | [`Rendezvous`]: connects the workers of a world and makes them a mesh |
 //! | [`endpoint`] | [`Acceptor`], [`Connector`], [`Endpoint`]: connections for calls between tasks |
-//! | [`handshake`] | the first words on a connection: whether both sides belong to the same job |
-//! | [`identity`] | [`Credentials`]: a secret or certificates, the name of the job, and which links have to be protected |
+//! | [`handshake`] | the first words on a connection, which show whether both sides belong to the same job |
+//! | [`identity`] | [`Credentials`]: a secret or certificates, the name of the job, and the protection of links |
 //! | [`wire`] | messages as bytes of a stream |
-//! | `link`, `stream` | one connection; plain, TLS or through shared memory, never blocking |
+//! | `link`, `stream` | one connection: plain, TLS or through shared memory, never blocking |
 //! | `shm` | memory that workers of one machine share |
-//! | `ready`, `poll` | waiting for several of them |
-//! | [`polling`] | waiting for what has to be asked whether it is done |
-//! | `descriptors` | how many sockets this process may have |
+//! | `ready`, `poll` | waiting for several connections |
+//! | [`polling`] | waiting for operations that can only be polled |
+//! | `descriptors` | the limit on this process's sockets |
 //!
-//! What a message is about is the business of those who send it: nothing here knows of tensors or calls.
+//! The content of messages is opaque to this crate: it does not depend on tensors or calls.
 //!
 //! ```
 //! use distribute_cluster::World;
@@ -55,20 +55,23 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What happens when something breaks
+//! # Failures
 //!
-//! - A worker that is killed is lost to the others as soon as the system closes its connections, within milliseconds.
-//! - One that is stopped, or whose machine is gone, is lost within 3 s, when it has sent nothing for 2.7 s
-//!   ([`Settings::silence`]). Each sends heartbeats, so that one that is only busy is not.
-//! - One that closes its transport has ended: what it has sent before still arrives. It stays while bytes move, and at most
-//!   for [`Settings::longest_farewell`].
-//! - A loss is told once for each worker, after everything received from it. Lost links are not made anew: the world is, with
-//!   the next generation.
-//! - What strangers send to the port is refused and logged with their address: the first of a kind, then how many there were every
-//!   10 s. It costs no more than what they have sent, and they may be 64 at once, for 5 s each. Others always get in: for one that comes
-//!   then, the oldest goes of those that have said nothing, from the address with most of them.
+//! - A worker that is killed is disconnected as soon as the system closes its connections, within
+//!   milliseconds.
+//! - A worker that is stopped, or whose machine is gone, is disconnected within 3 s, after 2.7 s without a
+//!   message ([`Settings::silence`]). A worker that is only busy stays connected, because each worker sends
+//!   heartbeats.
+//! - A worker that closes its transport exits gracefully: everything that it has sent still arrives. It waits
+//!   while bytes move, for at most [`Settings::longest_farewell`].
+//! - A disconnect is reported once for each worker, after everything received from it. Failed links are not
+//!   replaced: the workers form the world again, with the next generation.
+//! - Connections from outside the job are refused and logged with their address: the first of a kind, and
+//!   then their number every 10 s. They take no more resources than the bytes that they have sent. At most 64
+//!   are open at once, for 5 s each. Others are always accepted: a new connection replaces the oldest silent
+//!   one, from the address with the most of them.
 
-// But for one file, `shm/map.rs`.
+// Except in one file, `shm/map.rs`.
 #![deny(unsafe_code)]
 
 mod descriptors;
@@ -98,8 +101,8 @@ pub use settings::Settings;
 pub use shm::{Region, SharedMemory};
 pub use transport::{Arriving, Drive, NativeSum, Number, Receiver, Transport};
 
-/// The reason that the others are told of a worker that has closed its transport.
+/// The reason that other workers get when a worker has closed its transport.
 pub const ENDED: &str = "it has ended";
 
-/// The reason that the others are told of a worker that has [left](Mesh::leave) to meet them again.
+/// The reason that other workers get when a worker has [left](Mesh::leave) for a new rendezvous.
 pub const LEFT: &str = "it has left to meet the others again";

@@ -16,33 +16,34 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How much is written or read before the other direction, and other links, have their turn.
+/// The number of bytes to write or read before it is the turn of the other direction and of other links.
 const TURN: usize = 512 << 10;
 
-/// How much `send` writes by itself: what a socket takes, and not what its receiver reads meanwhile.
+/// The number of bytes that `send` writes itself. A socket takes them at once, whereas reading by the
+/// receiver takes longer.
 const SENT: usize = 4 << 20;
 
-/// What a link has for the receiver.
+/// An event of a link, for the receiver.
 #[derive(Debug)]
 pub(crate) enum Event {
     Message(usize, Message),
     Lost(usize, String),
 }
 
-/// The connection to one other worker. Any thread sends; only the one that drives reads, so what it has read can be delivered
+/// The connection to one other worker. Any thread sends. Only the thread that polls reads, so it can deliver
 /// in order without the lock.
 #[derive(Debug)]
 pub(crate) struct Link {
     peer: usize,
     socket: Arc<TcpStream>,
-    /// The memory that is shared with the worker, through which everything is sent then.
+    /// The memory that is shared with the worker. If there is any, everything is sent through it.
     pair: Option<Arc<Pair>>,
-    /// What the worker reads in this one's memory.
+    /// The memory of this worker that the other one reads.
     loans: Option<Loans>,
     state: Mutex<State>,
-    /// Whether something waits to be written.
+    /// Whether anything is queued for writing.
     backlog: AtomicBool,
-    /// Whether it is to be looked at although nothing has come.
+    /// Whether the link needs a turn even if nothing was received.
     doomed: AtomicBool,
     over: AtomicBool,
 }
@@ -52,16 +53,16 @@ struct State {
     stream: Stream,
     decoder: Decoder,
     queue: Queue,
-    /// What this worker reads in the other's memory.
+    /// The memory of the other worker that this one reads.
     imports: Option<Imports>,
-    /// Whether something has come since this was last asked.
+    /// Whether anything was received since the last query.
     heard: bool,
-    /// Whether bytes have moved in either direction since this was last asked.
+    /// Whether bytes have moved in either direction since the last query.
     moved: bool,
-    /// Why the link can't go on, once what has come is read.
+    /// The reason that the link has failed. It is reported once everything received was read.
     broken: Option<String>,
     closing: bool,
-    /// Whether the other side has been told that nothing more comes.
+    /// Whether the other side knows that nothing more follows.
     finished: bool,
 }
 
@@ -96,37 +97,38 @@ impl Link {
         self.peer
     }
 
-    /// The same, where the worker has another number.
+    /// Returns the same link, for a worker with another number.
     pub fn renumbered(mut self, peer: usize) -> Self {
         self.peer = peer;
         self
     }
 
-    /// Whether the loss of the worker has been told.
+    /// Whether the disconnect of the worker was reported.
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
 
-    /// What to wait for at its socket.
+    /// Returns the events to wait for at its socket.
     pub fn interest(&self) -> PollFd<'_> {
-        // A socket beside shared memory takes the bytes that wake at any time.
+        // With shared memory, the socket only carries wake-up bytes, which it takes at any time.
         let backlog = self.pair.is_none() && self.backlog.load(Ordering::Acquire);
         poll::interest(&*self.socket, backlog)
     }
 
-    /// The memory through which everything is sent, if it is shared.
+    /// Returns the shared memory through which everything is sent, if there is any.
     pub fn pair(&self) -> Option<&Arc<Pair>> {
         self.pair.as_ref()
     }
 
-    /// Whether it needs a turn, whatever its socket says.
+    /// Whether the link needs a turn, regardless of its socket.
     pub fn has_work(&self) -> bool {
         !self.is_over()
             && (self.doomed.load(Ordering::Acquire)
                 || self.pair.as_ref().is_some_and(|pair| pair.has_work(self.backlog.load(Ordering::Acquire))))
     }
 
-    /// Sends a message. Its body is lent to the worker if it is in memory that it can read.
+    /// Sends a message. If the body is in memory that the worker can read, only a reference is sent. Returns
+    /// `true` if bytes are left to be written later.
     pub fn send_message(&self, message: Message, arena: Option<&Arc<Arena>>) -> bool {
         let lent = self.loans.as_ref().zip(arena).and_then(|(loans, arena)| loans.lend(arena, &message.body));
         self.send(match lent {
@@ -135,12 +137,13 @@ impl Link {
         })
     }
 
-    /// Takes back what the worker has read in this one's memory.
+    /// Reclaims this worker's memory that the other one has read.
     pub fn settle(&self) {
         self.loans.iter().for_each(Loans::settle);
     }
 
-    /// Sends a frame, or keeps what the socket does not take. Says whether there is something to be written later.
+    /// Sends a frame, and queues what the socket does not take. Returns `true` if bytes are left to be
+    /// written later.
     pub fn send(&self, frame: Frame) -> bool {
         let mut state = self.state.lock();
         if self.is_over() || state.closing || state.broken.is_some() {
@@ -157,7 +160,7 @@ impl Link {
         state.closing = matches!(frame, Frame::Goodbye | Frame::Leave);
         let waits = !state.queue.is_empty();
         state.queue.push(frame);
-        // Others wait for the socket already.
+        // Earlier frames are already waiting for the socket.
         if !waits {
             state.write(SENT);
             self.note(&state);
@@ -165,7 +168,7 @@ impl Link {
         !waits && self.backlog.load(Ordering::Relaxed)
     }
 
-    /// A sign of life, where nothing else is being sent.
+    /// Sends a heartbeat, unless other data is being sent. Also frees unused memory.
     pub fn beat(&self) {
         let mut state = self.state.lock();
         state.decoder.relax();
@@ -177,7 +180,7 @@ impl Link {
         }
     }
 
-    /// Whether something has come since this was last asked, or waits to be read.
+    /// Whether anything was received since the last query, or is ready to be read.
     pub fn was_heard(&self) -> bool {
         let mut sockets = [poll::interest(&*self.socket, false)];
         let waits = poll::wait(&mut sockets, Duration::ZERO).is_ok() && poll::is_ready(&sockets[0]);
@@ -187,31 +190,31 @@ impl Link {
         std::mem::take(&mut self.state.lock().heard) || waits || self.has_work()
     }
 
-    /// Whether bytes have moved in either direction since this was last asked.
+    /// Whether bytes have moved in either direction since the last query.
     pub fn has_moved(&self) -> bool {
         std::mem::take(&mut self.state.lock().moved)
     }
 
-    /// Whether something waits to be written.
+    /// Whether anything is queued for writing.
     pub fn has_backlog(&self) -> bool {
         self.backlog.load(Ordering::Acquire)
     }
 
-    /// The message of which a part has come, if there is one.
+    /// Returns the message that was received in part, if there is one.
     pub fn arriving(&self) -> Option<Arriving> {
         self.state.lock().decoder.arriving()
     }
 
-    /// The worker is lost for this reason. It is told by the thread that drives.
+    /// Marks the worker as failed for this reason. The polling thread reports it.
     pub fn doom(&self, reason: String) {
         self.state.lock().broken.get_or_insert(reason);
         self.doomed.store(true, Ordering::Release);
     }
 
-    /// Writes and reads what goes at once, at most a turn of each. Says whether there may be more: also in the middle of a message
-    /// of which a part has gone, whose rest follows at once, mostly.
+    /// Writes and reads without blocking, at most one turn in each direction. Returns `true` if there may be
+    /// more. This includes a partial message, because the rest usually follows at once.
     ///
-    /// To be called by the thread that drives, alone.
+    /// Only the thread that polls may call this.
     pub fn turn(&self, events: &mut Vec<Event>) -> bool {
         if self.is_over() || (self.pair.is_some() && !self.has_work()) {
             return false;
@@ -251,12 +254,12 @@ impl Link {
             events.push(Event::Lost(self.peer, reason));
             return false;
         }
-        // TLS may have answered.
+        // TLS may have queued an answer.
         self.note(&state);
         more
     }
 
-    /// Takes the frames out of what was read; gives the reason if there will be no more.
+    /// Extracts the frames from the bytes read. Returns a reason if no more frames will follow.
     fn take(&self, state: &mut State, read: usize, events: &mut Vec<Event>) -> Option<String> {
         state.decoder.advance(read);
         loop {
@@ -285,7 +288,7 @@ impl Link {
         }
     }
 
-    /// Ends the connection, whatever has not been sent.
+    /// Closes the connection, and discards unsent data.
     pub fn end(&self) {
         self.state.lock().stream.end();
     }
@@ -302,8 +305,8 @@ impl Link {
 }
 
 impl State {
-    /// Writes at most `most` bytes, and a part of a frame. Says whether there is more, and the socket would have taken it or has
-    /// taken a part.
+    /// Writes at most `most` bytes, up to the end of the next write. Returns `true` if more is queued and the
+    /// socket has taken a part or would take more.
     fn write(&mut self, most: usize) -> bool {
         let mut written = 0;
         let result = loop {
@@ -326,7 +329,7 @@ impl State {
             Ok(()) if self.closing => self.finish(),
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            // It is lost when what it has sent before has been read.
+            // The failure is reported after everything received before was read.
             Err(error) => {
                 self.queue.clear();
                 self.broken.get_or_insert(text(&error));
@@ -342,7 +345,7 @@ impl State {
     }
 }
 
-/// What happened to a connection, in few words.
+/// Returns a short description of a connection's error.
 pub(crate) fn text(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => "connection reset".to_owned(),

@@ -1,21 +1,21 @@
-//! The transport whose workers are threads of this process, for tests, examples and first experiments.
+//! The transport whose workers are threads of this process, for tests, examples and experiments.
 
 use crate::{Drive, Message, Receiver, Transport};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Gives messages to the receivers of other workers, on the thread that sends them.
+/// A transport that delivers messages to the receivers of other workers on the sending thread.
 pub struct Memory {
     worker: usize,
     receivers: Arc<Vec<Arc<dyn Receiver>>>,
-    /// For each worker, whether it has ended.
+    /// Whether each worker has closed its transport.
     ended: Arc<Vec<AtomicBool>>,
 }
 
-/// The transports of workers whose messages go to these receivers, by worker.
+/// Creates the transports of workers with these receivers, by worker.
 ///
-/// A worker is lost to the others when its transport is closed or dropped.
+/// When a transport is closed or dropped, the other workers see its worker as disconnected.
 pub fn transports(receivers: Vec<Arc<dyn Receiver>>) -> Vec<Memory> {
     let ended = Arc::new(receivers.iter().map(|_| AtomicBool::new(false)).collect::<Vec<_>>());
     let receivers = Arc::new(receivers);

@@ -1,20 +1,21 @@
-//! What workers send each other.
+//! Messages between workers.
 
 use bytes::Bytes;
 
-/// A message from one worker to another: a small head, and data that is never copied on the way to the network.
+/// A message from one worker to another: a small head, and a body that is not copied on the way to the
+/// network.
 ///
-/// What is in them is the business of those who send it.
+/// Their content is opaque to this crate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Message {
-    /// What the message is.
+    /// The description of the message.
     pub head: Bytes,
-    /// Its data.
+    /// The data of the message.
     pub body: Bytes,
 }
 
 impl Message {
-    /// A message of these two parts.
+    /// Creates a message of these two parts.
     pub fn new(head: impl Into<Bytes>, body: impl Into<Bytes>) -> Self {
         Self { head: head.into(), body: body.into() }
     }

@@ -6,16 +6,16 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// No wait is longer, so that the conversion to the system's type never fails.
+/// The maximum wait, so that the conversion to the system's type never fails.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// What to wait for at a socket: that it can be read, and perhaps that it can be written.
+/// Returns the events to wait for at a socket: that it can be read and, if `write` is set, written.
 pub(crate) fn interest<F: AsFd>(socket: &F, write: bool) -> PollFd<'_> {
     let flags = if write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
     PollFd::new(socket, flags)
 }
 
-/// Waits until one of the sockets is ready, for at most `patience`. A signal ends the wait, too.
+/// Waits until one of the sockets is ready, for at most `patience`. A signal also ends the wait.
 pub(crate) fn wait(sockets: &mut [PollFd<'_>], patience: Duration) -> io::Result<()> {
     let patience = patience.min(LONGEST);
     let timeout = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: i64::from(patience.subsec_nanos()) };
@@ -29,12 +29,12 @@ pub(crate) fn wait(sockets: &mut [PollFd<'_>], patience: Duration) -> io::Result
     }
 }
 
-/// Whether something happened at a socket that was waited for.
+/// Whether a socket that was waited for is ready.
 pub(crate) fn is_ready(socket: &PollFd<'_>) -> bool {
     !socket.revents().is_empty()
 }
 
-/// Wakes a thread that waits for sockets, of which this is one.
+/// A socket that wakes a thread which waits for several sockets.
 #[derive(Debug)]
 pub(crate) struct Waker {
     here: UnixStream,
@@ -49,18 +49,18 @@ impl Waker {
         Ok(Self { here, there })
     }
 
-    /// Wakes the thread that waits, or the next that does.
+    /// Wakes the waiting thread, or the next one that waits.
     pub fn wake(&self) {
-        // Where it is full, the thread has been woken already.
+        // If the socket is full, the thread was already woken.
         let _ = (&self.there).write(&[1]);
     }
 
-    /// To be waited for.
+    /// Returns the event to wait for.
     pub fn interest(&self) -> PollFd<'_> {
         interest(&self.here, false)
     }
 
-    /// Forgets past wakes.
+    /// Discards past wake-ups.
     pub fn drain(&self) {
         let mut bytes = [0; 64];
         while matches!((&self.here).read(&mut bytes), Ok(64)) {}

@@ -1,16 +1,16 @@
-//! Waiting for what tells nobody that it is done, by asking again and again; and for what may never end.
+//! Waiting for operations that can only be polled, and for operations that may never end.
 
 use distribute_cluster::{Deadline, Stopwatch};
 use std::mem::ManuallyDrop;
 use std::time::Duration;
 
-/// Spin this long before pausing.
+/// The time to spin before pausing.
 const SPIN: Duration = Duration::from_micros(200);
 
-/// The longest pause between two questions after that.
+/// The longest pause between two polls.
 const NAP: Duration = Duration::from_millis(1);
 
-/// Asks until there is an answer, for at most `patience`. It is asked once at least.
+/// Polls until there is an answer, for at most `patience` and at least once.
 pub fn until<T>(patience: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     let (watch, mut deadline) = (Stopwatch::start(), Deadline::after(patience));
     loop {
@@ -30,8 +30,9 @@ pub fn until<T>(patience: Duration, mut ask: impl FnMut() -> Option<T>) -> Optio
     }
 }
 
-/// Runs on a thread of its own what may never end, and waits for it, for at most `patience`. It keeps what it owns until it ends. Where no
-/// thread can be started it does not run, and what it owns is never dropped.
+/// Runs a closure that may never end on a thread of its own, and waits for it for at most `patience`. The
+/// closure keeps what it owns until it ends. If no thread can be started, it does not run and is never
+/// dropped.
 pub fn wait_or_leave(name: &str, patience: Duration, run: impl FnOnce() + Send + 'static) {
     let run = ManuallyDrop::new(run);
     let thread = std::thread::Builder::new().name(name.into()).spawn(move || ManuallyDrop::into_inner(run)());

@@ -7,16 +7,16 @@ use rustix::event::PollFd;
 use std::io;
 use std::time::Duration;
 
-/// What a wait came to.
+/// The result of a wait.
 #[derive(Debug)]
 pub(crate) struct Ready {
-    /// Of each link, whether it needs a turn.
+    /// Whether each link needs a turn.
     pub links: Vec<bool>,
-    /// Of each of the other sockets, whether something happened there.
+    /// Whether each of the other sockets is ready.
     pub others: Vec<bool>,
 }
 
-/// Says to the other side of a link that a thread sleeps, so that it is woken.
+/// A guard that tells the other side of a link that a thread sleeps and has to be woken.
 struct Asleep<'a>(&'a Pair);
 
 impl<'a> Asleep<'a> {
@@ -32,7 +32,7 @@ impl Drop for Asleep<'_> {
     }
 }
 
-/// Waits until one of the links needs a turn or something happens at one of the other sockets, for at most `patience`.
+/// Waits until one of the links needs a turn or one of the other sockets is ready, for at most `patience`.
 pub(crate) fn wait<'a>(links: &'a [Link], others: Vec<PollFd<'a>>, patience: Duration) -> io::Result<Ready> {
     let alive = || links.iter().enumerate().filter(|(_, link)| !link.is_over());
     let asleep: Vec<_> = if patience.is_zero() {
@@ -40,7 +40,7 @@ pub(crate) fn wait<'a>(links: &'a [Link], others: Vec<PollFd<'a>>, patience: Dur
     } else {
         alive().filter_map(|(_, link)| link.pair()).map(|pair| Asleep::beside(pair)).collect()
     };
-    // Whoever has done something before it saw that this thread sleeps has left it to be seen here.
+    // Changes made before the other side saw that this thread sleeps are visible here.
     let mut ready: Vec<_> = links.iter().map(Link::has_work).collect();
     let patience = if ready.contains(&true) { Duration::ZERO } else { patience };
     let (mut sockets, waited): (_, Vec<_>) = (others, alive().collect());

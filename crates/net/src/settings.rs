@@ -1,30 +1,33 @@
-//! [`Settings`]: how connections behave.
+//! [`Settings`]: the options of connections.
 
 use crate::wire::Limits;
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use std::time::Duration;
 
-/// How the connections of a mesh behave.
+/// The options of a mesh's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// How often a sign of life is sent.
+    /// The interval of heartbeats.
     pub heartbeat: Duration,
-    /// A worker that has sent nothing for so long is lost.
+    /// The time without a message after which a worker is disconnected.
     pub silence: Duration,
-    /// The time after which the end no longer waits for the others to receive what was sent, if no bytes have moved in either direction.
+    /// The time without movement of bytes in either direction after which the end stops waiting for the
+    /// others to receive everything.
     pub farewell: Duration,
-    /// The time after which the end no longer waits even if bytes still move. [`Transport::stay`](crate::Transport::stay) makes it longer.
+    /// The time after which the end stops waiting even if bytes still move.
+    /// [`Transport::stay`](crate::Transport::stay) extends it.
     pub longest_farewell: Duration,
-    /// How long messages may be that come.
+    /// The maximum lengths of received messages.
     pub limits: Limits,
-    /// Whether threads that wait yield their core: there are more of them on this machine than cores. `None` to have it
-    /// counted.
+    /// Whether threads that wait yield their core, because there are more of them on this machine than cores.
+    /// `None` to count them.
     pub crowded: Option<bool>,
 }
 
 impl Default for Settings {
-    /// Heartbeats each 500 ms, 2.7 s of silence, so that whoever says nothing any more is given up within 3 s; 5 s for the
-    /// farewell, and a minute while bytes move; heads of 16 MiB, bodies of 64 GiB.
+    /// Returns heartbeats every 500 ms and a silence of 2.7 s, so that a failed worker is disconnected within
+    /// 3 s. The farewell lasts 5 s, or a minute while bytes move. Heads are limited to 16 MiB and bodies to
+    /// 64 GiB.
     fn default() -> Self {
         Self {
             heartbeat: Duration::from_millis(500),

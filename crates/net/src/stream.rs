@@ -1,4 +1,4 @@
-//! A connection that never blocks, in plain text or TLS, beside which there may be shared memory.
+//! A connection that never blocks, in plain text or TLS, optionally with shared memory.
 
 use crate::shm::pair::Pair;
 use rustls::Connection;
@@ -7,45 +7,46 @@ use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
-/// How much ciphertext is read at once.
+/// The maximum number of bytes of ciphertext to read at once.
 const STAGED: usize = 64 << 10;
 
-/// How much rustls may hold that is not yet sent.
+/// The maximum number of unsent bytes in rustls.
 const UNSENT: usize = 256 << 10;
 
-/// A connection that never blocks: what can't be done at once is [`WouldBlock`](io::ErrorKind::WouldBlock).
+/// A connection that never blocks: an operation that would block fails with
+/// [`WouldBlock`](io::ErrorKind::WouldBlock).
 ///
-/// Where two workers share memory, all bytes go through that. By the socket they wake each other, with a byte that says
-/// nothing else, and learn that the other has ended.
+/// If two workers share memory, all bytes go through it. The socket then carries bytes that wake the other
+/// side, and shows its end.
 #[derive(Debug)]
 pub(crate) struct Stream {
     socket: Arc<TcpStream>,
     tls: Option<Box<Tls>>,
     pair: Option<Arc<Pair>>,
-    /// How the socket has ended, while there is something in shared memory that came before.
+    /// The end of the socket, while shared memory still has bytes that were written before.
     ended: Option<io::Result<()>>,
 }
 
 #[derive(Debug)]
 struct Tls {
     connection: Connection,
-    /// Received, and not yet given to the connection: `from..to`.
+    /// Received bytes that rustls has not processed yet: `from..to`.
     staged: Box<[u8]>,
     from: usize,
     to: usize,
-    /// How much the connection has decrypted that has not been read.
+    /// The number of decrypted bytes that were not read.
     plain: usize,
 }
 
 impl Stream {
-    /// A connection in plain text.
+    /// Creates a connection in plain text.
     pub fn plain(socket: TcpStream) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
         Ok(Self { socket: Arc::new(socket), tls: None, pair: None, ended: None })
     }
 
-    /// A connection in TLS, whose handshake happens as it is read and written.
+    /// Creates a connection in TLS. Its handshake takes place during reads and writes.
     pub fn tls(socket: TcpStream, mut connection: Connection) -> io::Result<Self> {
         connection.set_buffer_limit(Some(UNSENT));
         let staged = vec![0; STAGED].into_boxed_slice();
@@ -53,28 +54,28 @@ impl Stream {
         Ok(Self { tls: Some(Box::new(tls)), ..Self::plain(socket)? })
     }
 
-    /// From here on, all bytes go through this memory, on both sides.
+    /// Sends all further bytes through this memory. Both sides must do so at the same point.
     pub fn sharing(mut self, pair: Option<Arc<Pair>>) -> Self {
         self.pair = pair;
         self
     }
 
-    /// The memory that is shared with the other side.
+    /// Returns the memory that is shared with the other side.
     pub fn pair(&self) -> Option<&Arc<Pair>> {
         self.pair.as_ref()
     }
 
-    /// The socket, to wait for.
+    /// Returns the socket, to wait for.
     pub fn socket(&self) -> &Arc<TcpStream> {
         &self.socket
     }
 
-    /// The certificate of the other side, once TLS has verified it.
+    /// Returns the certificate of the other side, once TLS has verified it.
     pub fn certificate(&self) -> Option<&CertificateDer<'static>> {
         self.tls.as_ref()?.connection.peer_certificates()?.first()
     }
 
-    /// Reads what has come; 0 at the end.
+    /// Reads received bytes. Returns 0 at the end.
     pub fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let Some(pair) = self.pair.clone() else { return self.receive(into) };
         let mut read = pair.read(into).map_err(io::Error::other)?;
@@ -93,8 +94,8 @@ impl Stream {
         Ok(read)
     }
 
-    /// Looks at the socket after a look at the ring, which has found nothing, and then at the ring again: at what was written
-    /// in between, before the byte that wakes or the end.
+    /// Checks the socket after the ring was found empty, and checks the ring again: bytes may have been
+    /// written in between, before the byte that wakes or the end.
     fn look_again(&mut self, pair: &Pair, into: &mut [u8]) -> io::Result<usize> {
         let mut bytes = [0; 64];
         self.ended = loop {
@@ -121,12 +122,12 @@ impl Stream {
         }
     }
 
-    /// Whether there is more to read that the socket knows nothing of, so that waiting for it would be in vain.
+    /// Whether there are bytes to read that a wait for the socket would miss.
     pub fn has_unread(&self) -> bool {
         self.pair.is_none() && self.tls.as_ref().is_some_and(|tls| tls.plain > 0 || tls.from < tls.to)
     }
 
-    /// Writes as much as goes at once. It may still have to be [flushed](Self::flush).
+    /// Writes without blocking. The bytes may still have to be [flushed](Self::flush).
     pub fn write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         let Some(pair) = &self.pair else { return self.transmit(slices) };
         let written = pair.write(slices).map_err(io::Error::other)?;
@@ -143,7 +144,8 @@ impl Stream {
     fn wake(&mut self) -> io::Result<()> {
         match self.transmit(&[IoSlice::new(&[1])]) {
             Ok(_) => Ok(()),
-            // So full of such bytes that it wakes anyway, or gone, which is noticed where bytes are received.
+            // On other errors, the socket is full of such bytes and wakes anyway, or it is closed, which the
+            // reader detects.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => self.wake(),
             Err(_) => Ok(()),
         }
@@ -156,17 +158,17 @@ impl Stream {
         }
     }
 
-    /// Whether something that was written has not been given to the system yet.
+    /// Whether written bytes were not passed to the system yet.
     pub fn has_unsent(&self) -> bool {
         self.pair.is_none() && self.tls.as_ref().is_some_and(|tls| tls.connection.wants_write())
     }
 
-    /// Whether the other side has begun a handshake of TLS that this one goes on with.
+    /// Whether the other side has begun a TLS handshake that this side can continue.
     pub fn has_begun(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.connection.protocol_version().is_some())
     }
 
-    /// Gives the system what was written.
+    /// Passes written bytes to the system.
     pub fn flush(&mut self) -> io::Result<()> {
         match &mut self.tls {
             None => Ok(()),
@@ -174,7 +176,7 @@ impl Stream {
         }
     }
 
-    /// Tells the other side that nothing more comes.
+    /// Tells the other side that nothing more follows.
     pub fn finish(&mut self) {
         if let Some(tls) = &mut self.tls {
             tls.connection.send_close_notify();
@@ -183,7 +185,7 @@ impl Stream {
         let _ = self.socket.shutdown(Shutdown::Write);
     }
 
-    /// Ends the connection in both directions.
+    /// Closes the connection in both directions.
     pub fn end(&self) {
         let _ = self.socket.shutdown(Shutdown::Both);
     }
@@ -197,7 +199,7 @@ impl Tls {
                     self.plain = self.plain.saturating_sub(read);
                     return Ok(read);
                 }
-                // The socket has ended without TLS's own end: frames tell whether it was in order.
+                // The socket was closed without the end of TLS. The frames show whether the end was graceful.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
@@ -206,14 +208,14 @@ impl Tls {
                 self.to = (&*socket).read(&mut self.staged)?;
                 self.from = 0;
             }
-            // Nothing is how it learns of the end.
+            // An empty read tells rustls about the end.
             let taken = self.connection.read_tls(&mut &self.staged[self.from..self.to])?;
             let ended = self.from == self.to;
             self.from += taken;
             match self.connection.process_new_packets() {
                 Ok(state) => self.plain = state.plaintext_bytes_to_read(),
                 Err(error) => {
-                    // The alert, which says to the other side what is wrong.
+                    // The alert tells the other side about the error.
                     let _ = self.flush(socket);
                     return Err(io::Error::new(io::ErrorKind::InvalidData, error));
                 }
@@ -238,7 +240,7 @@ impl Tls {
         }
         match self.flush(socket) {
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
-            // In the middle of the handshake it takes no more until the other side has answered.
+            // During the handshake it takes no more until the other side has answered.
             _ if written == 0 => Err(io::ErrorKind::WouldBlock.into()),
             _ => Ok(written),
         }
@@ -269,15 +271,15 @@ mod tests {
         let (other, _) = listener.accept().unwrap();
         let mut stream = Stream::plain(socket).unwrap().sharing(Some(mine.clone()));
         let mut into = [0; 10];
-        // The first look finds nothing.
+        // The first check finds nothing.
         assert_eq!(stream.read(&mut into).unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        // Then the other side writes its last, and ends.
+        // After that, the other side writes its last bytes and closes.
         assert_eq!(theirs.write(&[IoSlice::new(b"last")]).unwrap(), 4);
         drop(other);
         let mut sockets = [poll::interest(&*stream.socket, false)];
         poll::wait(&mut sockets, Duration::from_secs(20)).unwrap();
         assert!(poll::is_ready(&sockets[0]));
-        // And only then comes the look at the socket, which tells of the end.
+        // The check of the socket comes last, and finds the end.
         assert_eq!(stream.look_again(&mine, &mut into).unwrap(), 4);
         assert_eq!(&into[..4], b"last");
         assert_eq!(stream.read(&mut into).unwrap(), 0);

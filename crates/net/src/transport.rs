@@ -1,43 +1,44 @@
-//! What moves messages between workers, and what receives them.
+//! The interfaces of sending and receiving messages.
 
 use crate::{Message, Region};
 use bytes::Bytes;
 use std::fmt::Debug;
 use std::time::Duration;
 
-/// Takes what a [`Transport`] has received, on whatever thread moves the bytes. Both methods return soon, and don't call
-/// the transport.
+/// A receiver of messages from a [`Transport`], on any thread that moves bytes. Both methods must return
+/// soon, and must not call the transport.
 pub trait Receiver: Send + Sync {
-    /// A message has come. Those of one worker come in the order in which it sent them.
+    /// Delivers a message. Messages of one worker are delivered in the order in which it has sent them.
     fn deliver(&self, from: usize, message: Message);
 
-    /// A worker can't be reached any more, and why. It is told once for each worker, after everything received from it.
+    /// Reports that a worker is disconnected, with the reason. It is called once for each worker, after
+    /// everything received from it.
     fn lose(&self, from: usize, reason: String);
 }
 
-/// What came of [`Transport::drive`].
+/// The result of [`Transport::drive`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drive {
-    /// Something was given to the receiver.
+    /// Something was delivered to the receiver.
     Delivered,
-    /// Nothing came in the time given.
+    /// The time has passed without a delivery.
     Nothing,
-    /// Another thread moves the bytes: wait for the receiver's own signal, and come back in a millisecond.
+    /// Another thread moves the bytes: wait for the receiver's own signal, and retry after a millisecond.
     Elsewhere,
-    /// No thread has to: wait for the receiver's own signal.
+    /// No call is needed: wait for the receiver's own signal.
     Never,
 }
 
-/// A message of which a part has come, and the rest is on its way.
+/// A message that was received in part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arriving {
-    /// The number of bytes that have come.
+    /// The number of bytes received.
     pub received: u64,
-    /// The number of bytes of the whole message.
+    /// The number of bytes of the complete message.
     pub length: u64,
 }
 
-/// The numbers of a vector, as this machine has them in memory.
+/// The type of a vector's numbers, in the byte order of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Number {
     /// `f32`.
@@ -46,77 +47,81 @@ pub enum Number {
     F64,
 }
 
-/// A library that adds up vectors of all workers by itself, in an order of its own, such as MPI.
+/// A library such as MPI that sums vectors of all workers, in its own order.
 pub trait NativeSum: Send + Sync {
-    /// Its name, for errors.
+    /// Returns the name of the library, for errors.
     fn name(&self) -> &'static str;
 
-    /// Whether it can add up vectors of so many bytes here. Where a sum has failed, workers may disagree, so they ask each other
-    /// before each.
+    /// Whether it can sum vectors of this size here. Workers may disagree after a failed sum, so they compare
+    /// this before each.
     fn is_able(&self, bytes: usize) -> bool;
 
-    /// The sum of the vectors of all workers, which are all of one length and make this call at the same time.
+    /// Returns the sum of the vectors of all workers. All have the same length, and all workers make this
+    /// call at the same time.
     ///
     /// # Errors
-    /// Why there is none on this worker. It is tried for as long as `patience`, and while no worker is known to be lost.
+    /// Returns the reason if the sum fails on this worker: `patience` has passed, or a worker is known to be
+    /// disconnected.
     fn sum(&self, vector: Bytes, number: Number, patience: Duration) -> Result<Bytes, String>;
 }
 
-/// Sends messages to other workers, and gives those of others to a [`Receiver`].
+/// A transport that sends messages to other workers, and delivers theirs to a [`Receiver`].
 ///
-/// It keeps the order of messages from one worker to another and loses none, as long as both live. The loss of a worker is
-/// told to the receiver, and to nobody else.
+/// Messages from one worker to another are delivered in order. None is lost while both are connected. A
+/// disconnect is reported only to the receiver.
 pub trait Transport: Debug + Send + Sync {
-    /// Sends a message without waiting for its receiver: two workers can send each other any amount at once. What is sent to
-    /// a worker that is lost, or after [`close`](Self::close), goes nowhere.
+    /// Sends a message without waiting for its receiver: two workers can send each other any amount at once.
+    /// Messages to a disconnected worker, or after [`close`](Self::close), are discarded.
     fn send(&self, to: usize, message: Message);
 
-    /// Memory of this length that other workers of this machine can read: as (a part of) a message's body, it is not copied on
-    /// the way to them. To all others it is sent as any body is. `None` where there is no such worker, or no such memory: use
-    /// any other then.
+    /// Returns memory of this length that other workers of this machine can read. A message's body, or a part
+    /// of one, in this memory is not copied on the way to them. To all other workers it is sent like any
+    /// body. `None` if there is no such worker or no such memory.
     ///
-    /// What another worker receives is the memory itself. It can be used again when that worker has dropped what it received,
-    /// so let go of it soon: of what is kept, there are at most 256 bodies or 2 GiB for each pair of workers, and what is sent
-    /// beyond is copied. So are bodies of less than 2 KiB, for which that is as fast, and the first ones to a worker that is still
-    /// joining.
+    /// Another worker receives the memory itself. It can be reused when that worker has dropped what it
+    /// received, so release it soon. At most 256 bodies or 2 GiB are shared at once by each pair of workers,
+    /// and others are copied. Bodies of less than 2 KiB are also copied, which is as fast, as are the first
+    /// ones to a worker that is still joining.
     fn memory(&self, len: usize) -> Option<Region> {
         let _ = len;
         None
     }
 
-    /// Whether a message to this worker is there as soon as it is sent, because both share memory: there is nothing to gain by
-    /// sending it early.
+    /// Whether a message to this worker arrives as soon as it is sent, because both share memory. There is no
+    /// benefit in sending it early.
     fn is_near(&self, worker: usize) -> bool {
         let _ = worker;
         false
     }
 
-    /// Returns the message of this worker of which a part has come, if there is one: the worker has sent it, and the link is slow.
+    /// Returns the message of this worker that was received in part, if there is one. The worker has sent it,
+    /// and the link is slow.
     fn arriving(&self, worker: usize) -> Option<Arriving> {
         let _ = worker;
         None
     }
 
-    /// Says that others may wait so long for what is sent, so that the end of this worker's part waits as long while it is on
-    /// its way. The longest counts.
+    /// Extends the wait at this worker's end for data that is still being sent, because the others wait for
+    /// it this long. The longest value counts.
     fn stay(&self, patience: Duration) {
         let _ = patience;
     }
 
-    /// Moves bytes on the calling thread, and returns as soon as something was delivered, after `patience` at the latest.
+    /// Moves bytes on the calling thread. Returns as soon as something was delivered, or after `patience`.
     ///
-    /// Threads that wait for a message call this, so that no other thread has to be woken first. Messages arrive without it,
-    /// too, some 50 µs later, or a millisecond where callers have driven just before.
+    /// Threads that wait for a message call this, so that no other thread has to be woken first. Without it
+    /// messages arrive some 50 µs later, or a millisecond later after recent calls.
     ///
-    /// `is_there` says whether what the caller waits for has come. It is asked when no other thread can deliver any more, so that
-    /// nothing is slept away that another thread has delivered a moment ago.
+    /// `is_there` returns whether the caller already has what it waits for. It is called when no other thread
+    /// can deliver any more, so that a delivery just before is not missed.
     fn drive(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> Drive;
 
-    /// The library that sums vectors by itself, where this transport stands on one.
+    /// Returns the library that sums vectors, if this transport uses one.
     fn native_sum(&self) -> Option<&dyn NativeSum> {
         None
     }
 
-    /// Ends this worker's part in order: what it has sent still arrives, and the others learn that it has ended.
+    /// Closes the transport gracefully: everything that it has sent still arrives, and the others see that
+    /// this worker has exited.
     fn close(&self);
 }

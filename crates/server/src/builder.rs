@@ -1,4 +1,4 @@
-//! What a server is set up by.
+//! The settings of a server.
 
 use crate::client::ClientBuilder;
 use crate::connection::Services;
@@ -19,11 +19,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 impl Server {
-    /// Starts a server without services of the program. Where the cluster has one job, or the job one task, it need not be
-    /// said which. [`builder`](Self::builder) has more to choose.
+    /// Starts a server without custom services. The job can be omitted if the cluster has only one, and the
+    /// index if the job has only one task. [`builder`](Self::builder) has more settings.
     ///
     /// # Errors
-    /// [`ServerError`].
+    /// - [`ServerError::WhichJob`]: the job is omitted, but the cluster does not have exactly one.
+    /// - [`ServerError::WhichTask`]: the index is omitted, but the job does not have exactly one task.
+    /// - [`ServerError`]: the errors of [`ServerBuilder::start`].
     pub fn new(
         cluster: ClusterSpec,
         job_name: Option<Job>,
@@ -39,23 +41,25 @@ impl Server {
         builder.start()
     }
 
-    /// Starts a server of a cluster of its own on this machine, at a port that the system chooses.
+    /// Starts a server on this machine, in a cluster of its own, at a port that the system chooses.
     ///
     /// # Errors
-    /// [`ServerError`].
+    /// Returns the errors of [`ServerBuilder::start`].
     pub fn create_local_server() -> Result<Self, ServerError> {
         Self::new(ClusterSpec::from_lists([("local", ["127.0.0.1:0"])])?, None, None)
     }
 
-    /// What a server of this cluster is set up by.
+    /// Creates the settings of a server of this cluster.
     pub fn builder(cluster: ClusterSpec) -> ServerBuilder {
         ServerBuilder::new(cluster)
     }
 
-    /// What the server of this process is set up by: a worker or a parameter server, as the resolver says.
+    /// Creates the settings of this process's server. The resolver must identify the process as a worker or a
+    /// parameter server.
     ///
     /// # Errors
-    /// [`ServerError::Cluster`], and [`ServerError::NotServing`] for another task, or where there is no cluster.
+    /// - [`ServerError::Cluster`]: the resolver fails.
+    /// - [`ServerError::NotServing`]: the process is another task, or there is no cluster.
     pub fn of_resolver(resolver: &dyn ClusterResolver) -> Result<ServerBuilder, ServerError> {
         // SRV-2
         match resolver.membership()? {
@@ -101,24 +105,25 @@ impl ServerBuilder {
         }
     }
 
-    /// The job that this server is part of. It may be left out where the cluster has one.
+    /// Sets the job of this server. It can be omitted if the cluster has only one.
     pub fn job_name(mut self, job: impl Into<Job>) -> Self {
         self.job = Some(job.into());
         self
     }
 
-    /// Its number in the job. It may be left out where the job has one task.
+    /// Sets the index of this server in its job. It can be omitted if the job has only one task.
     pub fn task_index(mut self, index: usize) -> Self {
         self.index = Some(index);
         self
     }
 
-    /// Both at once.
+    /// Sets the job and the index.
     pub fn task(self, task: Task) -> Self {
         self.job_name(task.job).task_index(task.index)
     }
 
-    /// What stands in front of the address in [`Server::target`]; `tcp` by default. Nothing else depends on it.
+    /// Sets the scheme of the address in [`Server::target`]. The default is `tcp`. Nothing else depends on
+    /// it.
     pub fn protocol(mut self, protocol: impl Into<String>) -> Self {
         self.protocol = protocol.into();
         self
@@ -130,60 +135,69 @@ impl ServerBuilder {
         self
     }
 
-    /// How the tasks of the job know each other, and protect connections, in place of what was said before. By default by the secret in
-    /// `DISTRIBUTE_SECRET`, if there is one.
+    /// Sets the credentials of the job's tasks and the protection of connections, and replaces earlier ones.
+    /// The default is the secret in `DISTRIBUTE_SECRET`, if it is set.
     pub fn credentials(mut self, credentials: impl Into<Credentials>) -> Self {
         self.credentials = credentials.into();
         self
     }
 
-    /// Where to listen, if that is not this task's address in the cluster: `0.0.0.0:2222` in a container.
+    /// Sets the address to listen at, if it differs from this task's address in the cluster. For example
+    /// `0.0.0.0:2222` in a container.
     pub fn listen(mut self, address: Address) -> Self {
         self.listen = Some(address);
         self
     }
 
-    /// How connections behave, and how long the heads and bodies of calls may be.
+    /// Sets the options of connections, and the maximum lengths of the heads and bodies of calls.
     pub fn settings(mut self, settings: Settings) -> Self {
         self.settings = settings;
         self
     }
 
-    /// How many connections there may be at once; 1024 by default. Each has two threads, which sleep while nothing comes.
+    /// Sets the maximum number of connections at once. The default is 1024. Each has two threads, which sleep
+    /// while nothing is received.
     ///
-    /// Some are left for others, whoever has come before: a task gets no more of them than are left, so at most about half, and all tasks at
-    /// one address three times as many.
+    /// A part is reserved for other callers: a task gets at most as many connections as are left, so at most
+    /// about half. All tasks at one address together get three times that number.
     pub fn max_connections(mut self, connections: usize) -> Self {
         self.connections = connections;
         self
     }
 
-    /// How many calls of a connection may have no answer yet; 1024 by default. A caller with more is disconnected. Clients have
-    /// at most their [`window`](crate::ClientBuilder::window).
+    /// Sets the maximum number of calls of a connection without an answer. The default is 1024. A caller with
+    /// more is disconnected. Clients limit themselves to their [`window`](crate::ClientBuilder::window).
     pub fn max_calls(mut self, calls: usize) -> Self {
         self.calls = calls;
         self
     }
 
-    /// Sets the most bytes that the calls of all connections may take while they have no answer; half of the memory by default. A call for which there is
-    /// no room fails with [`FaultKind::NoRoom`](crate::FaultKind::NoRoom), and is not carried out. No connection gets more than it leaves
-    /// for others.
+    /// Sets the maximum number of bytes that the calls of all connections take while they have no answer. The
+    /// default is half of the memory. A call without room fails with
+    /// [`FaultKind::NoRoom`](crate::FaultKind::NoRoom) and is not executed. A connection gets at most as much
+    /// as it leaves for others.
     pub fn max_waiting_bytes(mut self, bytes: usize) -> Self {
         self.waiting = Some(bytes);
         self
     }
 
-    /// Ends the server when no task of another job has been connected for so long, since it was started or since the last one left:
-    /// those that it serves have ended, or are lost. By default it waits for ever.
+    /// Ends the server if no task of another job was connected for this long, since the start or since the
+    /// last one disconnected. The tasks that it serves have then exited or failed. By default the server
+    /// waits without a limit.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
     }
 
-    /// A server that listens, and answers once it is [started](Server::start).
+    /// Creates a server that listens, and answers once it is [started](Server::start).
     ///
     /// # Errors
-    /// [`ServerError`].
+    /// - [`ServerError::Cluster`]: the cluster has no such task.
+    /// - [`ServerError::WhichJob`], [`ServerError::WhichTask`]: the job or the index is missing.
+    /// - [`ServerError::Access`]: connections would be unprotected, or the secret or certificates cannot be
+    ///   used.
+    /// - [`ServerError::Listen`]: the server cannot listen at its address.
+    /// - [`ServerError::Service`]: the name of a service is taken, empty or too long.
     pub fn build(self) -> Result<Server, ServerError> {
         let task = own_task(&self.cluster, self.job, self.index)?;
         let address = self.cluster.task_address(&task.job, task.index)?;
@@ -217,10 +231,10 @@ impl ServerBuilder {
         Ok(Server::ready(task, cluster, address, self.protocol, ending, ready))
     }
 
-    /// A server that answers.
+    /// Starts a server.
     ///
     /// # Errors
-    /// [`ServerError`].
+    /// Returns the errors of [`build`](Self::build) and [`Server::start`].
     pub fn start(self) -> Result<Server, ServerError> {
         let mut server = self.build()?;
         server.start()?;

@@ -1,4 +1,4 @@
-//! What calls the services of a server.
+//! Clients that call the services of a server.
 
 use crate::control;
 use crate::error::CallError;
@@ -12,16 +12,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a thread looks for its answer by itself before it sleeps until it is woken.
+/// The time for which a thread polls for its answer before it sleeps.
 const EAGER: Duration = Duration::from_millis(20);
 
-/// How long a thread sleeps while another one moves the bytes.
+/// The time for which a thread sleeps while another one moves the bytes.
 const NAP: Duration = Duration::from_millis(1);
 
-/// Bodies from here on are lent to a server that shares memory.
+/// The minimum length of bodies that are passed to a server in shared memory.
 const LENT: usize = 256 << 10;
 
-/// What clients of one task are set up by: whom it can reach, and how.
+/// The settings of one task's clients: the tasks that it can reach, and how.
 #[derive(Clone, Debug)]
 pub struct ClientBuilder {
     cluster: ClusterSpec,
@@ -33,48 +33,53 @@ pub struct ClientBuilder {
 }
 
 impl ClientBuilder {
-    /// What the clients of task `from` of this cluster are set up by.
+    /// Creates the settings of clients of task `from` in this cluster.
     pub fn new(cluster: ClusterSpec, from: Task) -> Self {
         let (credentials, settings) = (Credentials::default(), Settings::default());
         Self { cluster, from, credentials, window: 64, settings, shared_memory: SharedMemory::default() }
     }
 
-    /// How the tasks of the job know each other, and protect connections, in place of what was said before. By default by the secret in
-    /// `DISTRIBUTE_SECRET`, if there is one.
+    /// Sets the credentials of the job's tasks and the protection of connections, and replaces earlier ones.
+    /// The default is the secret in `DISTRIBUTE_SECRET`, if it is set.
     pub fn credentials(mut self, credentials: impl Into<Credentials>) -> Self {
         self.credentials = credentials.into();
         self
     }
 
-    /// Calls servers of a job whatever its name is.
+    /// Sets that servers of a job with any name may be called.
     pub(crate) fn any_job(mut self) -> Self {
         self.credentials = self.credentials.any_job();
         self
     }
 
-    /// How many calls of a connection may wait for answers at once; 64 by default. Those beyond wait for room.
+    /// Sets the maximum number of calls of a connection without an answer. The default is 64. Further calls
+    /// wait for room.
     pub fn window(mut self, calls: usize) -> Self {
         self.window = calls.max(1);
         self
     }
 
-    /// How connections behave, and how long the heads and bodies of calls and answers may be.
+    /// Sets the options of connections, and the maximum lengths of the heads and bodies of calls and answers.
     pub fn settings(mut self, settings: Settings) -> Self {
         self.settings = settings;
         self
     }
 
-    /// Whether calls of a server on this machine go through memory that both share; wherever both can, by default.
+    /// Sets whether calls of a server on this machine go through shared memory. By default they do if both
+    /// sides can.
     pub fn shared_memory(mut self, shared_memory: SharedMemory) -> Self {
         self.shared_memory = shared_memory;
         self
     }
 
-    /// Connects to the server of a task of the cluster, again and again until it is there.
+    /// Connects to the server of a task of the cluster. Retries until the server is up.
     ///
     /// # Errors
-    /// [`CallError::Cluster`], [`CallError::Access`]; [`CallError::Connect`] at once where the server refuses this task, else
-    /// after `timeout`, with what came of the last attempt.
+    /// - [`CallError::Cluster`]: the cluster has no such task.
+    /// - [`CallError::Access`]: connections would be unprotected, or the secret or certificates cannot be
+    ///   used.
+    /// - [`CallError::Connect`]: the server refuses this task, which is returned at once, or it could not be
+    ///   reached within `timeout`. The error has the result of the last attempt.
     pub fn connect(&self, to: &Task, timeout: Duration) -> Result<Client, CallError> {
         let address = self.cluster.task_address(&to.job, to.index)?;
         let access = self.credentials.access(self.cluster.tasks().map(|(_, address)| address))?;
@@ -82,13 +87,13 @@ impl ClientBuilder {
     }
 }
 
-/// A connection to the server of a task, by which threads call its services.
+/// A connection to the server of a task, through which threads call its services.
 ///
-/// Any number of threads call at once, and answers come in any order. When the connection is lost, all calls fail at once,
-/// those included that wait for room; a new one is made by connecting again.
+/// Any number of threads can call at once, and answers arrive in any order. If the connection fails, all
+/// calls fail at once, including calls that wait for room. Connect again to resume.
 pub struct Client(Arc<Link>);
 
-/// What a client shares with the calls that it has started.
+/// The state that a client shares with its started calls.
 struct Link {
     endpoint: Endpoint,
     pending: Arc<Pending>,
@@ -97,10 +102,10 @@ struct Link {
 }
 
 impl Client {
-    /// Connects task `from` to the server of task `to`, with the settings of a [`ClientBuilder`] by default.
+    /// Connects task `from` to the server of task `to`, with the default settings of a [`ClientBuilder`].
     ///
     /// # Errors
-    /// See [`ClientBuilder::connect`].
+    /// Returns the errors of [`ClientBuilder::connect`].
     pub fn connect(
         cluster: &ClusterSpec,
         from: Task,
@@ -125,36 +130,41 @@ impl Client {
         Ok(Self(Arc::new(Link { endpoint, pending, window: *window, limits: settings.limits })))
     }
 
-    /// The task that is called.
+    /// Returns the task that is called.
     pub fn task(&self) -> &Task {
         self.0.endpoint.peer()
     }
 
-    /// Calls a function once, with the reason, when the connection is lost; at once if it is lost already. The function runs on the thread that
-    /// notices, and must not wait. A later function takes its place.
+    /// Sets a function that is called once, with the reason, when the connection fails, or at once if it has
+    /// already failed. The function runs on the thread that detects the failure, and must not block. A later
+    /// function replaces it.
     pub fn on_loss(&self, call: impl FnOnce(&str) + Send + 'static) {
         self.0.pending.on_loss(call);
     }
 
-    /// Calls a service and waits for its answer: `timeout` is for both, room and answer.
+    /// Calls a service and waits for its answer. `timeout` includes the wait for room.
+    ///
+    /// The connection can be used again after any error except [`CallError::Lost`].
     ///
     /// # Errors
-    /// [`CallError`]. The connection can be used again, but after [`CallError::Lost`].
+    /// Returns the errors of [`start`](Self::start) and of [`Started::wait`].
     pub fn call(&self, service: &str, message: Message, timeout: Duration) -> Result<Message, CallError> {
         let waited = Stopwatch::start();
         let call = self.start(service, message, timeout)?;
         call.wait(timeout.saturating_sub(waited.elapsed()))
     }
 
-    /// Calls a service, and leaves it to the caller when to wait for the answer. Where too many calls have no answer yet, it
-    /// waits for room.
+    /// Starts a call of a service, whose answer the caller waits for later. Waits for room if too many calls
+    /// have no answer.
     ///
     /// # Errors
-    /// [`CallError::TooLong`], [`CallError::Room`], [`CallError::Lost`].
+    /// - [`CallError::TooLong`]: the name, the head or the body is longer than can be sent.
+    /// - [`CallError::Room`]: there was no room within `timeout`. The call was not sent.
+    /// - [`CallError::Lost`]: the connection has failed.
     pub fn start(&self, service: &str, message: Message, timeout: Duration) -> Result<Started, CallError> {
         let link = &*self.0;
         link.check(service, "a name", service.len(), LONGEST_NAME)?;
-        // With room for what stands before it.
+        // The head also has the number and the name of the service.
         let limit = (link.limits.head as usize).saturating_sub(LONGEST_NAME + 16);
         link.check(service, "a head", message.head.len(), limit)?;
         let limit = usize::try_from(link.limits.body).unwrap_or(usize::MAX);
@@ -183,10 +193,12 @@ impl Client {
         Ok(Started { link: self.0.clone(), id, service: service.to_owned(), waited })
     }
 
-    /// Ends the server. Only the chief may or, without one, worker 0; without either, the first task of the cluster.
+    /// Ends the server. Only the chief may do so or, without one, worker 0. Without either, only the first
+    /// task of the cluster may.
     ///
     /// # Errors
-    /// [`CallError`], with a fault of [`NotAllowed`](crate::FaultKind::NotAllowed) for others.
+    /// Returns the errors of [`call`](Self::call), with a fault of
+    /// [`NotAllowed`](crate::FaultKind::NotAllowed) for other callers.
     pub fn stop_server(&self, timeout: Duration) -> Result<(), CallError> {
         self.call(control::NAME, Message::new(control::STOP, ""), timeout).map(drop)
     }
@@ -201,7 +213,8 @@ impl Link {
         Err(CallError::TooLong { service, task, address, what, length, limit })
     }
 
-    /// A body as it is sent: where both sides share memory, a large one lies there, instead of going through piece by piece.
+    /// Returns the body to send. If both sides share memory, a large body is copied into it, instead of
+    /// passing through the ring.
     fn lent(&self, body: Bytes) -> Bytes {
         if body.len() < LENT {
             return body;
@@ -225,8 +238,9 @@ impl Link {
         (service.to_owned(), self.endpoint.peer().clone(), self.endpoint.address().to_owned())
     }
 
-    /// Waits for something that `take` takes once `peek` sees it; `None` at the deadline. First it moves the bytes itself, so
-    /// that no other thread has to be woken for an answer that comes soon.
+    /// Waits until `peek` returns `true` and `take` returns a value. Returns `None` at the deadline. At first
+    /// this thread polls the sockets itself, so that no other thread has to be woken for an answer that
+    /// arrives soon.
     fn until<T>(
         &self,
         timeout: Duration,
@@ -275,8 +289,8 @@ impl fmt::Debug for Link {
     }
 }
 
-/// A call whose answer has not been taken yet. One that is dropped is still carried out, and keeps its room until then. The
-/// connection stays as long as there is one of its calls.
+/// A call whose answer was not taken yet. A dropped call is still executed, and keeps its room until then.
+/// The connection stays open as long as any of its calls exists.
 #[derive(Debug)]
 pub struct Started {
     link: Arc<Link>,
@@ -286,12 +300,13 @@ pub struct Started {
 }
 
 impl Started {
-    /// Whether the answer has come.
+    /// Whether the answer was received.
     pub fn is_answered(&self) -> bool {
         self.link.pending.lock().is_answered(self.id)
     }
 
-    /// Waits until the answer has come, or is known never to, and says whether it is so: [`wait`](Self::wait) doesn't wait then.
+    /// Waits until the answer was received, or will not be received any more. Returns `true` if so, and
+    /// [`wait`](Self::wait) does not block.
     pub fn ready(&self, timeout: Duration) -> bool {
         let is_ready = |state: &State| state.is_answered(self.id) || state.lost().is_some();
         self.link.until(timeout, is_ready, |state| is_ready(state).then_some(())).is_some()
@@ -300,7 +315,9 @@ impl Started {
     /// Waits for the answer.
     ///
     /// # Errors
-    /// [`CallError::Failed`], [`CallError::Late`], [`CallError::Lost`].
+    /// - [`CallError::Failed`]: the service has answered with an error.
+    /// - [`CallError::Late`]: there was no answer within `timeout`. The call may still be executed.
+    /// - [`CallError::Lost`]: the connection has failed. The call may have been executed.
     pub fn wait(self, timeout: Duration) -> Result<Message, CallError> {
         let id = self.id;
         let answer = self.link.until(

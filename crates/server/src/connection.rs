@@ -1,4 +1,4 @@
-//! One connection of a server: its calls, one after the other.
+//! One connection of a server, whose calls are executed in sequence.
 
 use crate::fault::{Fault, FaultKind};
 use crate::frame::Frame;
@@ -17,22 +17,22 @@ use std::time::Duration;
 /// The services of a server by name.
 pub(crate) type Services = BTreeMap<Arc<str>, Arc<dyn Service>>;
 
-/// How long the thread looks for the next call by itself before it sleeps until it is woken: callers that come again at once
+/// The time for which the thread polls for the next call before it sleeps. Callers that call again at once
 /// are answered sooner.
 const EAGER: Duration = Duration::from_millis(2);
 
-/// The reason to end a connection that sends something else than calls.
+/// The reason to close a connection that sends anything except calls.
 const NO_CALL: &str = "what it sent is no call";
 
-/// How long it sleeps at most.
+/// The maximum time for which the thread sleeps.
 const SLEEP: Duration = Duration::from_millis(500);
 
-/// What has come over a connection and is not yet answered.
+/// The calls that were received over a connection and are not answered yet.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     come: Mutex<Come>,
     changed: Condvar,
-    /// The calls that have no answer yet.
+    /// The room of the calls without an answer.
     open: Arc<OpenCalls>,
     stopped: AtomicBool,
 }
@@ -40,15 +40,15 @@ pub(crate) struct Inbox {
 #[derive(Debug, Default)]
 struct Come {
     calls: VecDeque<(Arrived, Held)>,
-    /// Why nothing more comes.
+    /// The reason that no more calls follow.
     over: Option<String>,
 }
 
-/// A call that has come.
+/// A received call.
 #[derive(Debug)]
 enum Arrived {
     Call(Message),
-    /// A call for which there is no room: its number and the error for it.
+    /// A call without room: its number and the error to answer.
     Refused(u64, Fault),
 }
 
@@ -62,7 +62,7 @@ impl Inbox {
         })
     }
 
-    /// Lets the thread of the connection end.
+    /// Makes the thread of the connection exit.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         let _come = self.come.lock();
@@ -74,17 +74,17 @@ impl Inbox {
         !come.calls.is_empty() || come.over.is_some()
     }
 
-    /// Forgets the calls that have come: none of them will be answered.
+    /// Discards the received calls, which are not answered.
     fn close(&self) {
         let mut come = self.come.lock();
         come.over.get_or_insert("the connection is over".to_owned());
         let calls = std::mem::take(&mut come.calls);
         drop(come);
-        // Without the lock: calls may hold large buffers.
+        // The lock is released first, because calls may hold large buffers.
         drop(calls);
     }
 
-    /// The next call; `Err` with the reason if there will be none.
+    /// Returns the next call, or the reason that there will be none.
     fn next(&self, endpoint: &Endpoint) -> Result<(Arrived, Held), String> {
         let eager = Deadline::after(EAGER);
         loop {
@@ -113,8 +113,8 @@ impl Inbox {
 }
 
 impl Inbox {
-    /// A call for which there is no room, to be refused when those before it have been answered; `Err` with the reason if the connection
-    /// is over.
+    /// Returns a call without room, to be refused after the earlier ones were answered. Returns a reason if
+    /// the connection has to be closed.
     fn refuse(&self, full: &NoRoom, message: Message) -> Result<(Arrived, Held), String> {
         let too_many = |_| format!("it has more than {} calls without an answer", self.open.most());
         let NoRoom::Bytes { own, taken, most } = *full else { return Err(too_many(NoRoom::Calls)) };
@@ -135,7 +135,7 @@ impl Receiver for Inbox {
         if come.over.is_some() {
             return;
         }
-        // It is one of the job's, and yet its calls are not kept without limit.
+        // The sender belongs to the job, but its calls still need a limit.
         match self.open.enter(message.head.len() + message.body.len()) {
             Ok(held) => come.calls.push_back((Arrived::Call(message), held)),
             Err(full) => match self.refuse(&full, message) {
@@ -178,7 +178,7 @@ pub(crate) fn serve(endpoint: &Arc<Endpoint>, inbox: &Inbox, me: &Arc<Task>, ser
             continue;
         };
         let (call, reply) = (Call { caller: caller.clone(), message }, reply(id, name.clone()));
-        // A reply that is dropped while the panic unwinds tells the caller.
+        // The panic drops the reply, which notifies the caller.
         if catch_unwind(AssertUnwindSafe(|| service.call(call, reply))).is_err() {
             heard(|| tracing::error!(%caller, "{name} of {me} panicked in a call; the server goes on"));
         }

@@ -1,4 +1,4 @@
-//! The service by which the task that leads the cluster ends a server.
+//! The service by which the leading task of the cluster ends a server.
 
 use crate::ending::{End, Ending};
 use crate::fault::{Fault, FaultKind};
@@ -10,10 +10,10 @@ use std::sync::{Arc, Weak};
 /// The name of the service.
 pub(crate) const NAME: &str = "server";
 
-/// What is asked of it.
+/// The head of a call that ends the server.
 pub(crate) const STOP: &[u8] = b"stop";
 
-/// Ends its server.
+/// A service that ends its server.
 pub(crate) struct Control {
     pub cluster: Arc<ClusterSpec>,
     pub ending: Weak<Ending>,

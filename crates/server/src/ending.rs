@@ -1,4 +1,4 @@
-//! When a server ends, and who has ended it.
+//! The end of a server.
 
 use crate::connection::Inbox;
 use distribute_cluster::places::Source;
@@ -8,23 +8,24 @@ use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Who has ended a server.
+/// The cause of a server's end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum End {
-    /// This process, by [`Server::stop`](crate::Server::stop).
+    /// This process called [`Server::stop`](crate::Server::stop).
     Stopped,
-    /// The task that leads the cluster, by [`Client::stop_server`](crate::Client::stop_server).
+    /// The leading task of the cluster called [`Client::stop_server`](crate::Client::stop_server).
     Chief(Task),
     /// The server was dropped.
     Dropped,
-    /// For so long no task of another job was connected: see [`ServerBuilder::lease`](crate::ServerBuilder::lease).
+    /// No task of another job was connected for this long: see
+    /// [`ServerBuilder::lease`](crate::ServerBuilder::lease).
     Left(Duration),
-    /// It could not go on.
+    /// The server failed, for this reason.
     Broken(String),
 }
 
-/// Whether a server has ended, and its connections.
+/// The end of a server, and its open connections.
 #[derive(Debug)]
 pub(crate) struct Ending {
     state: Mutex<State>,
@@ -42,7 +43,7 @@ struct State {
 struct Connection {
     inbox: Arc<Inbox>,
     source: Source,
-    /// Whether it keeps the server's lease.
+    /// Whether the connection extends the server's lease.
     keeps: bool,
 }
 
@@ -51,7 +52,7 @@ impl Ending {
         Arc::new(Self { state: Mutex::default(), changed: Condvar::new(), alarm })
     }
 
-    /// Ends the server; the first end counts.
+    /// Ends the server. Only the first cause is kept.
     pub fn end(&self, end: End) {
         let mut state = self.state.lock();
         state.end.get_or_insert(end);
@@ -64,22 +65,22 @@ impl Ending {
         self.state.lock().end.is_some()
     }
 
-    /// How many connections there are.
+    /// Returns the number of open connections.
     pub fn connections(&self) -> usize {
         self.state.lock().connections.len()
     }
 
-    /// Whether there is a connection that keeps the server's lease.
+    /// Whether any connection extends the server's lease.
     pub fn is_kept(&self) -> bool {
         self.state.lock().connections.iter().any(|connection| connection.keeps)
     }
 
-    /// From where the connections come.
+    /// Returns the sources of the connections.
     pub fn sources(&self) -> Vec<Source> {
         self.state.lock().connections.iter().map(|connection| connection.source.clone()).collect()
     }
 
-    /// A connection begins. One that comes with the end ends at once.
+    /// Adds a connection. It is closed at once if the server has ended.
     pub fn enter(&self, inbox: &Arc<Inbox>, source: Source, keeps: bool) {
         let mut state = self.state.lock();
         state.connections.push(Connection { inbox: inbox.clone(), source, keeps });
@@ -88,18 +89,18 @@ impl Ending {
         }
     }
 
-    /// A connection is over.
+    /// Removes a connection.
     pub fn leave(&self, inbox: &Arc<Inbox>) {
         self.state.lock().connections.retain(|other| !Arc::ptr_eq(&other.inbox, inbox));
         self.changed.notify_all();
     }
 
-    /// Waits for the end; `None` if it has not come in this time.
+    /// Waits for the end. Returns `None` if the server has not ended within this time.
     pub fn wait(&self, timeout: Duration) -> Option<End> {
         self.until(timeout, |state| state.end.clone())
     }
 
-    /// Waits until all connections are over. Says whether they are.
+    /// Waits until all connections are closed. Returns `false` if some are not.
     pub fn wait_for_connections(&self, timeout: Duration) -> bool {
         self.until(timeout, |state| state.connections.is_empty().then_some(())).is_some()
     }

@@ -1,4 +1,4 @@
-//! Why there is no server, and why a call has no answer.
+//! Errors of servers and of calls.
 
 use crate::fault::Fault;
 use distribute_cluster::{ClusterError, Job, Task};
@@ -6,20 +6,20 @@ use distribute_net::{AccessError, ConnectError, ListenError};
 use std::io;
 use std::time::Duration;
 
-/// Why there is no server.
+/// An error that prevents a server from running.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerError {
     /// The cluster is malformed or has no such task.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
-    /// The cluster has several jobs, or none, and it wasn't said which the server is part of.
+    /// The cluster does not have exactly one job, and none was selected.
     #[error("the cluster has {}: say by job_name which of its jobs this server is part of", jobs(all))]
     WhichJob {
         /// The jobs.
         all: Vec<Job>,
     },
-    /// The job has several tasks, or none, and it wasn't said which the server is.
+    /// The job does not have exactly one task, and none was selected.
     #[error("the job {:?} has {tasks} tasks: say by task_index which of them this server is", job.as_str())]
     WhichTask {
         /// The job.
@@ -27,16 +27,16 @@ pub enum ServerError {
         /// The number of its tasks.
         tasks: usize,
     },
-    /// The resolver says that this process is no task that serves others.
+    /// The resolver identifies this process as a task that does not serve others.
     #[error("this process is {}, and servers are started by workers and parameter servers alone", who(task))]
     NotServing {
-        /// What it is, if that is known.
+        /// The task of this process, if known.
         task: Option<Task>,
     },
-    /// Connections would be unprotected, or the secret or certificates can't be used.
+    /// Connections would be unprotected, or the secret or certificates cannot be used.
     #[error(transparent)]
     Access(#[from] AccessError),
-    /// It can't listen.
+    /// The server cannot listen at its address.
     #[error(transparent)]
     Listen(#[from] ListenError),
     /// The name of a service is taken, empty or too long.
@@ -46,43 +46,44 @@ pub enum ServerError {
         task: Task,
         /// The name.
         name: String,
-        /// Why not.
+        /// The problem with the name.
         why: &'static str,
     },
-    /// The server could not go on.
+    /// The server failed.
     #[error("the server of {task} at {address} has ended: {reason}; start it again")]
     Broken {
         /// The server's task.
         task: Task,
-        /// Where it listened.
+        /// The address that it listened at.
         address: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// The system has no thread to spare.
+    /// The system cannot start a thread.
     #[error("the server of {task} cannot start a thread: {source}")]
     Thread {
         /// The server's task.
         task: Task,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// Why a call has no answer. The kinds from [`Room`](Self::Room) on name the service, the task and its address.
+/// An error that prevents an answer to a call. The variants from [`Room`](Self::Room) on name the service,
+/// the task and its address.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
     /// The cluster has no such task.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
-    /// Connections would be unprotected, or the secret or certificates can't be used.
+    /// Connections would be unprotected, or the secret or certificates cannot be used.
     #[error(transparent)]
     Access(#[from] AccessError),
-    /// The task could not be connected to.
+    /// No connection to the task could be made.
     #[error(transparent)]
     Connect(#[from] Box<ConnectError>),
-    /// The call is larger than can be sent.
+    /// The call is longer than can be sent.
     #[error(
         "{service} of {task} at {address} cannot be called with {what} of {length} bytes, {limit} are the most: data goes into \
          the body"
@@ -94,14 +95,14 @@ pub enum CallError {
         task: Task,
         /// Its address.
         address: String,
-        /// What is too long.
+        /// The part that is too long.
         what: &'static str,
-        /// How long it is.
+        /// Its length in bytes.
         length: usize,
-        /// The most.
+        /// The maximum length in bytes.
         limit: usize,
     },
-    /// So many calls wait for answers that there was no room for this one. It was not sent.
+    /// There was no room for the call, because other calls wait for answers. It was not sent.
     #[error(
         "{service} of {task} at {address} was not called: {window} calls of this connection wait for answers, and none came in \
          {:.1} s; see what that task is doing",
@@ -114,12 +115,12 @@ pub enum CallError {
         task: Task,
         /// Its address.
         address: String,
-        /// How many calls may wait at once.
+        /// The maximum number of calls without an answer.
         window: usize,
-        /// How long this one has waited.
+        /// The time that this call has waited.
         waited: Duration,
     },
-    /// The answer has not come in time. The call may still be carried out.
+    /// There was no answer in time. The call may still be executed.
     #[error(
         "{service} of {task} at {address} has not answered in {:.1} s, and may still carry out the call; see what that task is \
          doing, or wait longer",
@@ -132,10 +133,10 @@ pub enum CallError {
         task: Task,
         /// Its address.
         address: String,
-        /// How long this one has waited.
+        /// The time that this call has waited.
         waited: Duration,
     },
-    /// The connection was lost. The call may have been carried out, or not.
+    /// The connection failed. The call may or may not have been executed.
     #[error(
         "the connection to {task} at {address} was lost while {service} was called: {reason}; see that task's log. Whether the \
          call was carried out is not known"
@@ -147,7 +148,7 @@ pub enum CallError {
         task: Task,
         /// Its address.
         address: String,
-        /// How.
+        /// The reason.
         reason: String,
     },
     /// The service has answered with an error.

@@ -1,24 +1,25 @@
-//! Why a call was not answered by what was asked for.
+//! Errors in answers to calls.
 
 use std::fmt;
 
-/// The kinds of faults.
+/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FaultKind {
-    /// The service has refused the call or failed in it; the text is its own.
+    /// The service has refused the call or failed. The text is from the service.
     Failed,
     /// The service has panicked.
     Panicked,
-    /// The service has let go of the call without an answer.
+    /// The service has dropped the call without an answer.
     Dropped,
     /// The server has no service of this name.
     NoSuchService,
-    /// The call is for others than this caller.
+    /// The caller is not allowed to make this call.
     NotAllowed,
-    /// The calls that wait for answers take all memory that they may. The call was not carried out, and may be made again later.
+    /// Calls without an answer take all memory that they may. The call was not executed, and can be retried
+    /// later.
     NoRoom,
-    /// None that this version knows.
+    /// A kind that this version does not know.
     Other,
 }
 
@@ -35,17 +36,17 @@ impl FaultKind {
     }
 }
 
-/// What the server says of a call that has failed.
+/// The server's error for a call that has failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Its kind.
+    /// The kind of fault.
     pub kind: FaultKind,
-    /// What was wrong, and what to do.
+    /// The problem, and its solution.
     pub text: String,
 }
 
 impl Fault {
-    /// A fault.
+    /// Creates a fault.
     pub fn new(kind: FaultKind, text: impl Into<String>) -> Self {
         Self { kind, text: text.into() }
     }
@@ -53,7 +54,7 @@ impl Fault {
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // It is from another process.
+        // The text is from another process.
         f.write_str(&distribute_log::plain(&self.text))
     }
 }

@@ -5,22 +5,22 @@ use bytes::Bytes;
 use distribute_net::Message;
 use distribute_net::handshake::fields::{Malformed, Reader, Writer};
 
-/// The longest name of a service, in bytes.
+/// The maximum length of a service's name, in bytes.
 pub const LONGEST_NAME: usize = 255;
 
-/// The longest text of a fault.
+/// The maximum length of a fault's text, in bytes.
 const LONGEST_TEXT: usize = 4096;
 
-/// What one side of a connection tells the other.
+/// A message from one side of a connection to the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
     /// A call of a service.
     Call {
-        /// Its number among those of this connection.
+        /// The number of the call on this connection.
         id: u64,
         /// The name of the service.
         service: String,
-        /// What is asked.
+        /// The request.
         message: Message,
     },
     /// The answer to the call of this number.
@@ -30,7 +30,7 @@ pub enum Frame {
 }
 
 impl Frame {
-    /// The message that is sent. A name and a text beyond their limits are cut off.
+    /// Encodes the frame. A name and a text beyond their limits are truncated.
     pub fn encode(self) -> Message {
         let mut fields = Writer::default();
         let body = match self {
@@ -58,10 +58,10 @@ impl Frame {
         Message::new(fields.0, body)
     }
 
-    /// The frame in a message that has come.
+    /// Decodes a frame from a received message.
     ///
     /// # Errors
-    /// [`Malformed`] if there is none.
+    /// [`Malformed`] if the message is not a frame.
     pub fn decode(message: Message) -> Result<Self, Malformed> {
         let Message { head, body } = message;
         let mut fields = Reader(&head);

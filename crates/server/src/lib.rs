@@ -1,15 +1,16 @@
-//! Tasks that answer calls of others: what parameter servers and the coordinator stand on.
+//! Tasks that answer calls of other tasks, the base of parameter servers and the coordinator.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | `server`, `builder` | [`Server`]: a task that answers calls; [`ServerBuilder`]: what it is set up by |
-//! | `service` | [`Service`]: what answers the calls of one name; [`Call`] and [`Reply`] |
-//! | `client` | [`Client`]: a connection by which threads call; [`ClientBuilder`] |
-//! | `fault`, `error` | [`Fault`]: why a service did not answer; [`ServerError`], [`CallError`] |
-//! | `ending` | [`End`]: who has ended a server |
-//! | [`doctor`] | how good the links between tasks are: what `distribute doctor` does |
-//! | `frame`, `pending`, `room`, `own_task` | calls as messages, those without an answer yet, the room that they take, which task a server is: pure |
-//! | `connection`, `control` | the calls of one connection; the end of a server by its chief |
+//! | `server`, `builder` | [`Server`]: a task that answers calls; [`ServerBuilder`]: its settings |
+//! | `service` | [`Service`]: the handler of the calls of one name; [`Call`] and [`Reply`] |
+//! | `client` | [`Client`]: a connection through which threads call; [`ClientBuilder`] |
+//! | `fault`, `error` | [`Fault`]: the error of a service; [`ServerError`], [`CallError`] |
+//! | `ending` | [`End`]: the cause of a server's end |
+//! | [`doctor`] | checks of the links between tasks, for `distribute doctor` |
+//! | `frame`, `pending` | calls as messages, and calls without an answer: pure |
+//! | `room`, `own_task` | the room that calls take, and the task that a server is: pure |
+//! | `connection`, `control` | the calls of one connection, and the end of a server by its chief |
 //!
 //! ```
 //! use distribute_cluster::{ClusterSpec, Job};
@@ -35,16 +36,17 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What happens when something breaks
+//! # Failures
 //!
-//! - A call has a deadline. One that passes it fails, and keeps its room in the [window](ClientBuilder::window) until the
-//!   server has answered after all.
-//! - When a server is killed, all calls of it fail at once; when it is stopped or its machine is gone, within 3 s
-//!   ([`Settings::silence`](distribute_net::Settings::silence)). Nothing is called again by itself, because a call may have
-//!   been carried out.
-//! - A service that panics, or lets go of a call, fails this call alone.
-//! - When a caller is gone, the answers to it go nowhere ([`Reply::is_wanted`]).
-//! - What strangers send to the port is refused and logged, as where workers meet.
+//! - A call has a deadline. If it passes, the call fails, but keeps its room in the
+//!   [window](ClientBuilder::window) until the server has answered.
+//! - When a server is killed, all of its calls fail at once. When it is stopped or its machine is gone, they
+//!   fail within 3 s ([`Settings::silence`](distribute_net::Settings::silence)). No call is retried
+//!   automatically, because it may have been executed.
+//! - A service that panics, or drops a call, fails only this call.
+//! - When a caller has disconnected, its answers are discarded ([`Reply::is_wanted`]).
+//! - Connections from outside the job are refused and logged, as in a
+//!   [rendezvous](distribute_net::Rendezvous).
 
 #![forbid(unsafe_code)]
 

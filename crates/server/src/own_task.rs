@@ -1,9 +1,9 @@
-//! Which task of its cluster a server is. Pure.
+//! The task that a server is. Pure.
 
 use crate::error::ServerError;
 use distribute_cluster::{Address, ClusterSpec, Job, Task};
 
-/// The task of this job and number, either of which may be left out where there is one alone.
+/// Returns the task with this job and index. Either can be omitted if there is only one.
 pub(crate) fn own_task(
     cluster: &ClusterSpec,
     job: Option<Job>,
@@ -25,7 +25,7 @@ pub(crate) fn own_task(
     Ok(job.task(index))
 }
 
-/// The cluster with the port that the system chose for a task that left it open.
+/// Returns the cluster with the port that the system chose for a task whose address has port 0.
 pub(crate) fn with_port(cluster: &ClusterSpec, task: &Task, port: u16) -> Result<ClusterSpec, ServerError> {
     let mut chosen = ClusterSpec::new();
     cluster.jobs().for_each(|job| chosen.add_job(job.clone()));
@@ -37,8 +37,8 @@ pub(crate) fn with_port(cluster: &ClusterSpec, task: &Task, port: u16) -> Result
     Ok(chosen)
 }
 
-/// Whether a task may end servers: the chief, which need not be in the cluster, or, if there is none, worker 0; if there is neither,
-/// the first task of the cluster.
+/// Whether a task may end servers. This is the chief, which may be absent from the cluster. Without a chief,
+/// worker 0 may do so as well, and without either, the first task of the cluster.
 pub(crate) fn may_end(cluster: &ClusterSpec, caller: &Task) -> bool {
     let leads = [Job::Chief, Job::Worker].into_iter().find(|job| cluster.has_job(job));
     let leads = leads.map(|job| job.task(0)).or_else(|| cluster.tasks().next().map(|(task, _)| task));
@@ -93,7 +93,7 @@ mod tests {
         assert!(may(workers, Job::Worker.task(0)) && !may(workers, Job::Worker.task(1)));
         // PSV2-1: the coordinator may be absent from the cluster.
         assert!(may(workers, Job::Chief.task(0)) && !may(workers, Job::Chief.task(1)));
-        // Without either, nobody is let in on its word.
+        // Without either, no claim of a caller is trusted.
         let local = r#"{"local": ["a:1", "b:1"]}"#;
         assert!(may(local, Task::new("local", 0)) && may(local, Job::Chief.task(0)));
         assert!(!may(local, Task::new("local", 1)) && !may(local, Task::new("me", 3)));

@@ -1,4 +1,4 @@
-//! The calls of a connection that have no answer yet.
+//! The calls of a connection without an answer.
 
 use crate::fault::Fault;
 use crate::frame::Frame;
@@ -8,10 +8,10 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
-/// What a server has answered.
+/// The answer of a server.
 pub(crate) type Answer = Result<Message, Fault>;
 
-/// The calls of a connection that have no answer yet, and the answers that nobody has taken.
+/// The calls of a connection without an answer, and the answers that were not taken.
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
     state: Mutex<State>,
@@ -22,13 +22,13 @@ pub(crate) struct Pending {
 pub(crate) struct State {
     next: u64,
     calls: HashMap<u64, Slot>,
-    /// How many calls have no answer yet, those included that nobody waits for any more.
+    /// The number of calls without an answer, including abandoned ones.
     in_flight: usize,
     lost: Option<String>,
     on_loss: OnLoss,
 }
 
-/// A function that is called once, when no answer will come any more.
+/// A function that is called once, when no more answers will arrive.
 #[derive(Default)]
 struct OnLoss(Option<LossCallback>);
 
@@ -43,7 +43,7 @@ impl fmt::Debug for OnLoss {
 #[derive(Debug)]
 enum Slot {
     Waiting,
-    /// Nobody waits for the answer any more, and the server still works on it.
+    /// No thread waits for the answer, but the server still works on it.
     Abandoned,
     Answered(Answer),
 }
@@ -53,7 +53,7 @@ impl State {
         self.in_flight < window
     }
 
-    /// Takes a place for a call, if there is room; gives its number.
+    /// Adds a call if there is room, and returns its number.
     pub fn enter(&mut self, window: usize) -> Option<u64> {
         if !self.has_room(window) {
             return None;
@@ -65,7 +65,7 @@ impl State {
         Some(id)
     }
 
-    /// The answer to a call, if it has come; it is given once.
+    /// Takes the answer to a call, if it was received.
     pub fn take(&mut self, id: u64) -> Option<Answer> {
         if !self.is_answered(id) {
             return None;
@@ -80,8 +80,8 @@ impl State {
         matches!(self.calls.get(&id), Some(Slot::Answered(_)))
     }
 
-    /// Nobody waits for this answer any more. The call keeps its place until the server has answered, so that it never has
-    /// more of them than the window.
+    /// Abandons a call. It keeps its place until the server has answered, so that the server never has more
+    /// calls than the window.
     pub fn abandon(&mut self, id: u64) {
         match self.calls.get_mut(&id) {
             Some(slot @ Slot::Waiting) => *slot = Slot::Abandoned,
@@ -90,7 +90,7 @@ impl State {
         }
     }
 
-    /// Why no answer will come any more.
+    /// Returns the reason that no more answers will arrive, if so.
     pub fn lost(&self) -> Option<&str> {
         self.lost.as_deref()
     }
@@ -99,7 +99,7 @@ impl State {
         match self.calls.get_mut(&id) {
             Some(slot @ Slot::Waiting) => *slot = Slot::Answered(answer),
             Some(Slot::Abandoned) => drop(self.calls.remove(&id)),
-            // The server answers what nobody has asked, or twice: nobody is waiting for it.
+            // The answer is to no call, or the second one: no thread waits for it.
             Some(Slot::Answered(_)) | None => return,
         }
         self.in_flight -= 1;
@@ -116,14 +116,15 @@ impl Pending {
         self.changed.wait_for(&mut state, patience);
     }
 
-    /// Calls a function when no answer will come any more, which may be now.
+    /// Sets a function to call when no more answers will arrive, which may be at once.
     pub fn on_loss(&self, call: impl FnOnce(&str) + Send + 'static) {
         let mut state = self.state.lock();
         state.on_loss = OnLoss(Some(Box::new(call)));
         self.wake(state);
     }
 
-    /// Wakes all threads that wait, and calls the function of [`on_loss`](Self::on_loss) if no answer will come any more.
+    /// Wakes all waiting threads, and calls the function of [`on_loss`](Self::on_loss) if no more answers
+    /// will arrive.
     fn wake(&self, mut state: MutexGuard<'_, State>) {
         let lost = state.lost.clone().and_then(|reason| Some((reason, state.on_loss.0.take()?)));
         drop(state);
@@ -133,7 +134,7 @@ impl Pending {
         }
     }
 
-    /// Nobody waits for this answer any more.
+    /// Abandons a call.
     pub fn abandon(&self, id: u64) {
         self.state.lock().abandon(id);
     }
@@ -189,7 +190,7 @@ mod tests {
         pending.abandon(id);
         assert_eq!(pending.lock().enter(1), None);
         answer(&pending, id);
-        // Nor do answers that nobody has asked for make room.
+        // Answers to no call do not make room either.
         answer(&pending, id);
         answer(&pending, 77);
         assert_eq!(pending.lock().enter(1), Some(1));
@@ -206,7 +207,7 @@ mod tests {
         let (says, said) = std::sync::mpsc::channel();
         pending.lose(0, "later".to_owned());
         assert_eq!(pending.lock().lost(), Some("what it sent is no answer"));
-        // Who wants to know is told, once, also afterwards.
+        // The function is called once, even if it is set afterwards.
         let again = says.clone();
         pending.on_loss(move |reason| says.send(reason.to_owned()).unwrap());
         pending.lose(0, "later".to_owned());

@@ -1,29 +1,30 @@
-//! The room that calls without an answer take: their number on each connection, and their bytes on the server. Pure: no connection.
+//! The room that calls without an answer take: their number on each connection, and their bytes on the
+//! server. Pure: no connection.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The share of the memory of this process that calls may take which have no answer yet: half.
+/// The divisor of this process's memory that gives the maximum for calls without an answer.
 pub(crate) const SHARE: usize = 2;
 
-/// The bytes that the calls of all connections of a server may take while they have no answer.
+/// The bytes that the calls of all connections of a server take while they have no answer.
 #[derive(Debug)]
 pub(crate) struct Room {
     most: usize,
     taken: AtomicUsize,
 }
 
-/// The calls of one connection that have no answer yet.
+/// The calls of one connection without an answer.
 #[derive(Debug)]
 pub(crate) struct OpenCalls {
     room: Arc<Room>,
-    /// The number that there may be.
+    /// The maximum number of calls.
     most: usize,
     count: AtomicUsize,
     bytes: AtomicUsize,
 }
 
-/// The room of one call, which is given back when this is dropped.
+/// The room of one call, which is freed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Held {
     calls: Arc<OpenCalls>,
@@ -33,15 +34,15 @@ pub(crate) struct Held {
 /// The reason that there is no room for a call.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NoRoom {
-    /// Its connection has as many calls as it may have.
+    /// The connection has the maximum number of calls.
     Calls,
-    /// Calls that wait take the memory.
+    /// Other calls take the memory.
     Bytes {
-        /// The bytes that the calls of its connection take.
+        /// The bytes that the calls of this connection take.
         own: usize,
         /// The bytes that the calls of all connections take.
         taken: usize,
-        /// The bytes that these may take.
+        /// The maximum of these bytes.
         most: usize,
     },
 }
@@ -51,8 +52,8 @@ impl Room {
         Arc::new(Self { most, taken: AtomicUsize::new(0) })
     }
 
-    /// Takes room for a call of a connection whose calls take `own` bytes. It gets no more than is left for others after that, but for
-    /// its first call, which may take all that is left.
+    /// Takes room for a call of a connection whose calls take `own` bytes. The connection gets at most as
+    /// much as it leaves for others, except that its first call may take all that is left.
     fn take(&self, own: usize, bytes: usize) -> Result<(), NoRoom> {
         let taken = |taken: usize| {
             let fits = own.checked_add(bytes)? <= self.most.saturating_sub(taken);
@@ -66,31 +67,31 @@ impl Room {
 }
 
 impl OpenCalls {
-    /// A connection without calls, which may have so many at once.
+    /// Creates a connection without calls, which may have at most `most` at once.
     pub fn new(room: Arc<Room>, most: usize) -> Arc<Self> {
         Arc::new(Self { room, most, count: AtomicUsize::new(0), bytes: AtomicUsize::new(0) })
     }
 
-    /// The number of calls that there may be.
+    /// Returns the maximum number of calls.
     pub fn most(&self) -> usize {
         self.most
     }
 
-    /// Takes room for a call of so many bytes. Calls of one connection come one after the other.
+    /// Takes room for a call of `bytes` bytes. The calls of one connection must be entered in sequence.
     ///
     /// # Errors
-    /// - [`NoRoom::Calls`]: it has as many calls as it may have.
-    /// - [`NoRoom::Bytes`]: calls that wait take the memory.
+    /// - [`NoRoom::Calls`]: the connection has the maximum number of calls.
+    /// - [`NoRoom::Bytes`]: other calls take the memory.
     pub fn enter(self: &Arc<Self>, bytes: usize) -> Result<Held, NoRoom> {
         self.count()?;
         self.room.take(self.bytes.load(Ordering::Acquire), bytes)?;
         Ok(self.hold(bytes))
     }
 
-    /// Takes room for a call of which nothing is kept, because it is refused.
+    /// Takes room for a call without its bytes, because it is refused.
     ///
     /// # Errors
-    /// [`NoRoom::Calls`]: it has as many calls as it may have.
+    /// [`NoRoom::Calls`] if the connection has the maximum number of calls.
     pub fn enter_refused(self: &Arc<Self>) -> Result<Held, NoRoom> {
         self.count().map(|()| self.hold(0))
     }
@@ -125,7 +126,7 @@ mod tests {
         let [one, other, third] = [(); 3].map(|()| OpenCalls::new(room.clone(), 100));
         let mut held: Vec<_> = (0..5).map(|_| one.enter(100).unwrap()).collect();
         assert_eq!(one.enter(100).unwrap_err(), NoRoom::Bytes { own: 500, taken: 500, most: 1000 });
-        // It is told so, for which there always is room.
+        // There is always room for the refusal.
         drop(one.enter_refused().unwrap());
         held.push(other.enter(100).unwrap());
         held.push(other.enter(100).unwrap());

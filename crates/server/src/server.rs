@@ -13,19 +13,19 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// How long the thread that lets callers in waits at most before it looks whether the server has ended.
+/// The maximum wait of the thread that accepts callers between two checks for the server's end.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// The time between two counts of connections that the system gives no thread for.
+/// The interval between two counts of connections for which the system has no thread.
 const FAILURES: Duration = Duration::from_secs(10);
 
-/// How long the end waits for services that are still busy with a call.
+/// The time for which the end waits for services that still process a call.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// A task of a cluster that answers calls of the others.
+/// A task of a cluster that answers calls of other tasks.
 ///
-/// It begins to listen when it is made, and answers from [`start`](Self::start) on. When it is dropped, its connections end in
-/// order: answers that have been given still arrive.
+/// It listens from its creation on, and answers from [`start`](Self::start) on. Dropping it closes its
+/// connections gracefully: answers that were given still arrive.
 #[doc(alias = "tf.distribute.Server")]
 #[doc(alias = "tf.train.Server")]
 #[derive(Debug)]
@@ -35,22 +35,22 @@ pub struct Server {
     address: Address,
     protocol: String,
     ending: Arc<Ending>,
-    /// Until it is started.
+    /// `Some` until it is started.
     ready: Option<Ready>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a server needs to answer calls.
+/// The state of a server that has not been started.
 pub(crate) struct Ready {
     pub acceptor: Acceptor,
     pub services: Services,
-    /// How many connections it may have.
+    /// The maximum number of connections.
     pub connections: usize,
-    /// How many calls of each may have no answer yet.
+    /// The maximum number of calls of each connection without an answer.
     pub calls: usize,
-    /// The bytes that all calls without an answer may take.
+    /// The room of all calls without an answer.
     pub room: Arc<Room>,
-    /// After how long without a task of another job it ends.
+    /// The time without a task of another job after which the server ends.
     pub lease: Duration,
 }
 
@@ -60,7 +60,7 @@ impl std::fmt::Debug for Ready {
     }
 }
 
-/// Ends a server, or waits for its end, from another thread than that of its owner.
+/// A handle that ends a server, or waits for its end, on any thread.
 #[derive(Clone, Debug)]
 pub struct Stopper {
     task: Task,
@@ -80,10 +80,10 @@ impl Server {
         Self { task, cluster, address, protocol, ending, ready: Some(ready), thread: None }
     }
 
-    /// Begins to answer; nothing if it does already.
+    /// Starts to answer. Does nothing if it was already started.
     ///
     /// # Errors
-    /// [`ServerError::Thread`] if the system has none to spare.
+    /// [`ServerError::Thread`] if the system cannot start a thread.
     pub fn start(&mut self) -> Result<(), ServerError> {
         let Some(ready) = self.ready.take() else { return Ok(()) };
         let (me, ending) = (Arc::new(self.task.clone()), self.ending.clone());
@@ -94,54 +94,55 @@ impl Server {
         Ok(())
     }
 
-    /// Where callers find it: `tcp://10.0.0.7:2222`.
+    /// Returns the target for callers, such as `tcp://10.0.0.7:2222`.
     pub fn target(&self) -> String {
         format!("{}://{}", self.protocol, self.address)
     }
 
-    /// Its address, with the port that the system has chosen where the cluster left it open.
+    /// Returns the address, with the port that the system has chosen if the cluster's address has port 0.
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// The task that it is.
+    /// Returns the task of this server.
     pub fn task(&self) -> &Task {
         &self.task
     }
 
-    /// The cluster that it is part of, with its port.
+    /// Returns the cluster of this server, with its actual port.
     #[doc(alias = "server_def")]
     pub fn cluster(&self) -> &ClusterSpec {
         &self.cluster
     }
 
-    /// How many connections it has.
+    /// Returns the number of open connections.
     pub fn connections(&self) -> usize {
         self.ending.connections()
     }
 
-    /// Waits until the server has ended: the chief has said so, or [`stop`](Self::stop). It waits as long as that takes.
+    /// Waits until the server has ended, by the chief or by [`stop`](Self::stop), without a time limit.
     ///
     /// # Errors
-    /// [`ServerError::Broken`] if it could not go on.
+    /// [`ServerError::Broken`] if the server failed.
     pub fn join(&self) -> Result<End, ServerError> {
         self.stopper().join()
     }
 
-    /// As [`join`](Self::join), for at most this time; `None` if it has not ended by then.
+    /// Equivalent to [`join`](Self::join), for at most `timeout`. Returns `None` if the server has not ended
+    /// by then.
     ///
     /// # Errors
-    /// As there.
+    /// [`ServerError::Broken`] if the server failed.
     pub fn join_timeout(&self, timeout: Duration) -> Result<Option<End>, ServerError> {
         self.stopper().join_timeout(timeout)
     }
 
-    /// Ends the server. Calls that come later are lost.
+    /// Ends the server. Later calls are not answered.
     pub fn stop(&self) {
         self.ending.end(End::Stopped);
     }
 
-    /// What ends this server, or waits for its end, on another thread.
+    /// Returns a handle that ends this server, or waits for its end, on another thread.
     pub fn stopper(&self) -> Stopper {
         let address = self.address.to_string();
         Stopper { task: self.task.clone(), address, ending: self.ending.clone() }
@@ -149,28 +150,28 @@ impl Server {
 }
 
 impl Stopper {
-    /// See [`Server::stop`].
+    /// Ends the server: see [`Server::stop`].
     pub fn stop(&self) {
         self.ending.end(End::Stopped);
     }
 
-    /// See [`Server::join`]. It ends, too, when the server is dropped.
+    /// Waits until the server has ended: see [`Server::join`]. Dropping the server also ends it.
     ///
     /// # Errors
-    /// As there.
+    /// [`ServerError::Broken`] if the server failed.
     pub fn join(&self) -> Result<End, ServerError> {
         loop {
-            // Whoever drops the server ends it.
+            // Dropping the server ends this loop.
             if let Some(end) = self.join_timeout(Duration::MAX)? {
                 return Ok(end);
             }
         }
     }
 
-    /// See [`Server::join_timeout`].
+    /// Waits for at most `timeout`: see [`Server::join_timeout`].
     ///
     /// # Errors
-    /// As there.
+    /// [`ServerError::Broken`] if the server failed.
     pub fn join_timeout(&self, timeout: Duration) -> Result<Option<End>, ServerError> {
         match self.ending.wait(timeout) {
             Some(End::Broken(reason)) => {
@@ -186,7 +187,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.ending.end(End::Dropped);
         if let Some(thread) = self.thread.take() {
-            // It looks whether the server has ended, and runs no service.
+            // The thread checks whether the server has ended, and runs no service.
             let _ = thread.join();
         }
         if !self.ending.wait_for_connections(GRACE) {
@@ -198,7 +199,7 @@ impl Drop for Server {
     }
 }
 
-/// Lets callers in until the server ends.
+/// Accepts callers until the server ends.
 fn accept(mut ready: Ready, me: &Arc<Task>, ending: &Arc<Ending>) {
     let services = Arc::new(std::mem::take(&mut ready.services));
     let mut lease = Deadline::after(ready.lease);
@@ -255,7 +256,8 @@ fn connect(
     let thread = Builder::new().name("distribute-calls".to_owned());
     let started = thread.spawn(move || {
         serve(&endpoint, &inbox, &me, &services);
-        // What was answered still arrives. And who waits for the end finds services that nobody has any more.
+        // Given answers still arrive, and a thread that waits for the end finds that the services were
+        // dropped.
         drop(endpoint);
         drop(services);
         ending.leave(&inbox);

@@ -1,4 +1,4 @@
-//! What answers calls.
+//! Services that answer calls.
 
 use crate::fault::{Fault, FaultKind};
 use crate::frame::Frame;
@@ -8,7 +8,7 @@ use distribute_net::{Endpoint, Message, Region};
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-/// What answers the calls of one name.
+/// A handler of the calls of one name.
 ///
 /// ```
 /// use distribute_server::{Call, Reply, Service};
@@ -22,11 +22,11 @@ use std::sync::{Arc, Weak};
 /// }
 /// ```
 pub trait Service: Send + Sync {
-    /// Answers a call, now or later, on this thread or another, which the reply can be moved to.
+    /// Answers a call, now or later. The reply can be moved to another thread.
     ///
-    /// Each connection has a thread, on which its calls come one after the other: those behind wait until this returns. What
-    /// takes long belongs on a thread of the service's own. A reply that is dropped, or a panic, answers the call with an
-    /// error, and the server goes on.
+    /// Each connection has a thread that processes its calls in sequence: later calls wait until this
+    /// returns. Long work belongs on a thread of the service. A dropped reply, or a panic, answers the call
+    /// with an error, and the server continues.
     fn call(&self, call: Call, reply: Reply);
 }
 
@@ -36,19 +36,20 @@ impl<F: Fn(Call, Reply) + Send + Sync> Service for F {
     }
 }
 
-/// What is asked of a service.
+/// A call of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// The task that asks.
+    /// The task that calls.
     pub caller: Task,
-    /// What it asks.
+    /// The request.
     pub message: Message,
 }
 
-/// What answers one call. It may be kept, and used on any thread; where the caller is gone, nothing comes of it.
+/// The reply to one call. It can be stored, and used on any thread. If the caller has disconnected, it has no
+/// effect.
 pub struct Reply {
     id: u64,
-    /// The name of the service, and the task that it is part of.
+    /// The name of the service, and the task of its server.
     service: Arc<str>,
     me: Arc<Task>,
     to: Weak<Endpoint>,
@@ -67,20 +68,21 @@ impl Reply {
         self.send(Frame::Answer(id, Message::new(head, body)));
     }
 
-    /// Memory of this length that the caller can read, where both share memory: what is in it is not copied once more on the way, as the
-    /// body of this answer.
+    /// Returns memory of this length that the caller can read, if both share memory. As the body of this
+    /// answer it is not copied on the way.
     pub fn memory(&self, len: usize) -> Option<Region> {
         self.to.upgrade()?.memory(len)
     }
 
-    /// Takes back what the caller has read of such memory by now, and let go of: for who waits for bodies of earlier answers to be dropped.
+    /// Reclaims such memory that the caller has read and released, for services that wait until bodies of
+    /// earlier answers are dropped.
     pub fn settle(&self) {
         if let Some(endpoint) = self.to.upgrade() {
             endpoint.settle();
         }
     }
 
-    /// Answers with an error: what is wrong, and what to do.
+    /// Answers with an error. The text describes the problem and its solution.
     pub fn fail(self, text: impl Into<String>) {
         self.fault(Fault::new(FaultKind::Failed, text));
     }
@@ -100,7 +102,7 @@ impl Reply {
     }
 
     fn finish(&mut self, frame: Frame) {
-        // Before the answer, which lets the caller go on with the next call.
+        // The room is freed before the answer, which permits the caller's next call.
         self.held = None;
         if let Some(endpoint) = self.to.upgrade() {
             endpoint.send(frame.encode());

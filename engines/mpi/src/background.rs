@@ -1,6 +1,7 @@
-//! The thread that begins and ends MPI, and moves bytes while nobody waits for them.
+//! The thread that initializes and finalizes MPI, and moves bytes while no other thread waits for them.
 //!
-//! It alone calls what waits for all processes, `MPI_Init_thread` and `MPI_Finalize`, so that those who wait for it have a deadline.
+//! Only this thread calls `MPI_Init_thread` and `MPI_Finalize`, which wait for all processes, so that other
+//! threads can wait for it with a deadline.
 
 use crate::library::Library;
 use crate::links::Links;
@@ -14,28 +15,28 @@ use distribute_log::{heard, told};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 
-/// How the process ends.
+/// The way in which the process exits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// It waits for the others as long as they live, as MPI demands.
+    /// Gracefully: it waits for the others as long as they live, as MPI requires.
     Well,
-    /// It has failed: the others may be stuck, and are waited for no longer than a farewell takes.
+    /// After a failure: the others may hang, so the wait is limited to the farewell.
     Failed,
 }
 
-/// What the thread says.
+/// A report of the thread.
 pub(crate) enum Report {
-    /// All processes have come, or why not.
+    /// All processes have joined, or the error.
     Joined(Result<Group, Error>),
-    /// Nothing is sent or received any more: what follows is `MPI_Finalize`, if anything.
+    /// The end of the traffic: no more bytes are sent or received. At most `MPI_Finalize` follows.
     Over,
-    /// It ends.
+    /// The thread exits.
     Done,
 }
 
-/// All that the thread does.
+/// Runs the thread.
 pub(crate) fn run(settings: Settings, orders: &Receiver<Ending>, reports: &Sender<Report>) {
-    // Where nobody listens any more, the process is about to end.
+    // If the receiver was dropped, the process is about to exit.
     let report = |report| drop(reports.send(report));
     let links = match join(settings) {
         Ok((group, links)) => {
@@ -62,7 +63,7 @@ pub(crate) fn run(settings: Settings, orders: &Receiver<Ending>, reports: &Sende
     report(Report::Done);
 }
 
-/// Moves bytes, until this process ends and all others have ended or are lost.
+/// Moves bytes, until this process exits and all others have exited or are disconnected.
 fn until_over(links: &Links, settings: Settings, orders: &Receiver<Ending>) {
     let mut ending = None;
     let mut is_told = false;
@@ -100,7 +101,7 @@ fn workers(all: &[usize]) -> String {
     all.join(", ")
 }
 
-/// Brings all processes together.
+/// Joins all processes into a group.
 fn join(settings: Settings) -> Result<(Group, Arc<Links>), Error> {
     let watch = Stopwatch::start();
     let mut library = Library::start()?;
@@ -109,7 +110,7 @@ fn join(settings: Settings) -> Result<(Group, Arc<Links>), Error> {
         agree(&mut library, settings).and_then(|()| Ok(World::new(workers, rank, settings.replicas)?));
     let world = match agreed {
         Ok(world) => world,
-        // All have got this error.
+        // All processes have the same error.
         Err(error @ (Error::Alone { .. } | Error::Replicas { .. } | Error::Version { .. })) => {
             library.finalize();
             return Err(error);
@@ -126,7 +127,7 @@ fn join(settings: Settings) -> Result<(Group, Arc<Links>), Error> {
     Ok((Group::new(world, links.clone(), inbox), links))
 }
 
-/// What all have to have alike.
+/// The size of a record that must be the same on all workers.
 const RECORD: usize = 2 * size_of::<u64>();
 
 fn agree(library: &mut Library, settings: Settings) -> Result<(), Error> {

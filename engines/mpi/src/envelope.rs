@@ -1,19 +1,20 @@
-//! Frames as messages of MPI, and back. Pure: functions of bytes.
+//! Frames as messages of MPI. Pure: functions of bytes.
 //!
-//! The first message of a frame is its header, its head and, where that is small, its body. A longer body follows in pieces, sent
-//! from where it is; one piece is also received where it stays.
+//! The first message of a frame has its header, its head and, if that is small, its body. A longer body
+//! follows in pieces, which are sent without a copy. A body of one piece is also received without a copy.
 
 use bytes::Bytes;
 use distribute_net::Message;
 use distribute_net::wire::{Frame, HEADER, Header, Kind, Limits, WireError};
 
-/// Up to so many bytes a body goes with its head: as long as MPI libraries send a message at once.
+/// The maximum length of a body that is sent with its head. MPI libraries send messages of this length at
+/// once.
 const SMALL: usize = 2 << 10;
 
-/// The longest piece: MPI counts bytes in 32 bits.
+/// The maximum length of a piece, because MPI counts bytes in 32 bits.
 const PIECE: usize = 1 << 30;
 
-/// Why received messages are no frame.
+/// An error in the encoding of received messages.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum EnvelopeError {
     #[error(transparent)]
@@ -24,7 +25,7 @@ pub(crate) enum EnvelopeError {
     Length { found: usize, expected: usize },
 }
 
-/// The messages of a frame, in order.
+/// Returns the messages of a frame, in order.
 pub(crate) fn messages(frame: Frame) -> Vec<Bytes> {
     split(frame, PIECE)
 }
@@ -46,7 +47,7 @@ fn split(frame: Frame, piece: usize) -> Vec<Bytes> {
     all
 }
 
-/// Puts frames together again.
+/// A decoder that assembles frames.
 #[derive(Debug, Default)]
 pub(crate) struct Assembly(Option<Partial>);
 
@@ -58,7 +59,7 @@ struct Partial {
 }
 
 impl Assembly {
-    /// Takes the next message. Gives the frame that it completes.
+    /// Adds the next message. Returns the frame that it completes.
     pub fn add(&mut self, message: Bytes) -> Result<Option<Frame>, EnvelopeError> {
         let mut partial = match self.0.take() {
             Some(partial) if message.len() <= partial.missing && !message.is_empty() => {
@@ -93,7 +94,7 @@ impl Assembly {
         match header.kind {
             Kind::Heartbeat => Ok(Some(Frame::Heartbeat)),
             Kind::Goodbye => Ok(Some(Frame::Goodbye)),
-            // Of processes that share memory, or meet again.
+            // These kinds are of processes that share memory, or rendezvous again.
             Kind::Reference | Kind::Leave => Err(WireError::Kind([header.kind as u8, 0, 0, 0]).into()),
             Kind::Data if small => Ok(Some(Frame::Data(Message { head, body: message }))),
             Kind::Data => {

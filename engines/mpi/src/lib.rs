@@ -1,16 +1,17 @@
-//! Workers that MPI links: a group whose messages are MPI's, and whose sums in `Order::Fast` are.
+//! Workers that are linked by MPI: a group whose messages, and sums in `Order::Fast`, go through MPI.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | `process` | [`run`]: from `MPI_Init_thread` to `MPI_Finalize` |
-//! | `settings`, `error` | [`Settings`]: replicas and deadlines; [`Error`]: why the processes don't come together |
-//! | `background` | the thread that begins and ends MPI, and moves bytes while nobody waits |
-//! | `links` | the `Transport`: who calls MPI when |
+//! | `settings`, `error` | [`Settings`]: replicas and deadlines; [`Error`]: errors of joining |
+//! | `background` | the thread that initializes and finalizes MPI, and moves bytes while no other thread waits |
+//! | `links` | the `Transport`, and the lock of MPI's calls |
 //! | `state`, `peer` | all other processes, and one of them |
 //! | `envelope` | frames as messages of MPI: pure |
 //! | `library`, `memory` | the calls of MPI (the `unsafe`), and the memory that it reads and writes |
 //!
-//! A program of several workers takes the group in place of a cluster, and is started by `mpirun -np 2 program`:
+//! A program of several workers uses the group instead of a cluster, and is started by `mpirun -np 2
+//! program`:
 //!
 //! ```no_run
 //! use distribute::prelude::*;
@@ -27,22 +28,29 @@
 //! }
 //! ```
 //!
-//! # Which thread calls MPI
+//! # Threads that call MPI
 //!
-//! MPI is asked for `MPI_THREAD_SERIALIZED`, which every MPI library has: any thread calls it, one at a time. A thread that waits for a
-//! message calls MPI itself, so that no other has to be woken first; while nobody waits, a thread in the background does. With
-//! `MPI_THREAD_MULTIPLE` each call would take locks of its own, for nothing: the messages of a pair have to be sent one after the other
-//! anyway. A program that calls MPI beside needs that level, and may not do so while a group is there.
+//! MPI is initialized with `MPI_THREAD_SERIALIZED`, which every MPI library supports: any thread may call it,
+//! one at a time. A thread that waits for a message calls MPI itself, so that no other thread has to be woken
+//! first. At other times a background thread does.
 //!
-//! # What happens when something breaks
+//! With `MPI_THREAD_MULTIPLE` each call would take further locks without benefit, because the messages of a
+//! pair must be sent in sequence anyway. A program that calls MPI itself needs that level, and must not call
+//! it while a group exists.
 //!
-//! - A process that is killed, or ends without `MPI_Finalize`: `mpirun` ends all others at once. That is MPI's way, and no error can be
-//!   returned; start the job again, from its last checkpoint.
-//! - One that is stopped, or cut off where MPI does not notice, is lost when it has sent nothing for 3 s ([`Settings::silence`]).
-//! - One that has ended in order, or is late in a call, is named in the error of that call on all others, as over any links.
-//! - Calls of MPI that fail are errors (`MPI_ERRORS_RETURN`): the process that was called for is lost, with MPI's text as the reason.
-//! - Sums of MPI wait for all, too: they are tested until the timeout of the call or the loss of a process, and all workers then
-//!   name who is missing. Later sums go by an algorithm of this project's own.
+//! # Failures
+//!
+//! - A process that is killed, or exits without `MPI_Finalize`: `mpirun` ends all others at once. That is
+//!   MPI's behaviour, and no error can be returned. Start the job again, from its last checkpoint.
+//! - A process that is stopped, or unreachable without MPI noticing, is disconnected after 3 s without a
+//!   message ([`Settings::silence`]).
+//! - A process that has exited gracefully, or times out in a call, is named in the error of that call on all
+//!   others, the same as over other links.
+//! - Calls of MPI that fail are errors (`MPI_ERRORS_RETURN`): the other process of the call is disconnected,
+//!   with MPI's text as the reason.
+//! - Sums of MPI wait for all processes. They are tested until the call times out or a process is
+//!   disconnected, and all workers then name the missing process. Later sums use an algorithm of this
+//!   project.
 
 mod background;
 mod envelope;

@@ -1,8 +1,8 @@
 //! The calls of MPI, each checked: the one file with `unsafe`.
 //!
-//! MPI is initialized as `MPI_THREAD_SERIALIZED`: any thread may call it, one at a time. All calls are methods that take the
-//! [`Library`] by `&mut`, and a process has one, so the compiler sees to that. rsmpi's own methods ignore what the calls
-//! return; its bindings are used instead.
+//! MPI is initialized as `MPI_THREAD_SERIALIZED`: any thread may call it, one at a time. All calls are
+//! methods that take the [`Library`] by `&mut`, and a process has one, so the compiler ensures that. rsmpi's
+//! own methods ignore the results of calls, so its bindings are used instead.
 
 use crate::Error;
 use crate::memory::Memory;
@@ -13,25 +13,27 @@ use mpi::ffi::{self, MPI_Comm, MPI_Datatype, MPI_Request};
 use std::ffi::c_int;
 use std::mem::{self, ManuallyDrop, MaybeUninit, take};
 
-/// All messages have one tag: those of a pair come in the order in which they were sent.
+/// The one tag of all messages. Those of a pair are received in the order in which they were sent.
 const TAG: c_int = 0;
 
 /// MPI, from `MPI_Init_thread` on.
 pub(crate) struct Library {
-    /// Dropped by [`finalize`](Self::finalize) alone: a process that has lost another one must end without.
+    /// The guard of rsmpi, dropped only by [`finalize`](Self::finalize): a process that has lost another one
+    /// must exit without it.
     universe: ManuallyDrop<Universe>,
-    /// Whose messages meet no others of the program.
+    /// The communicator of this crate's messages, separate from the program's.
     messages: MPI_Comm,
-    /// Whose reductions do.
+    /// The communicator of this crate's reductions, separate from the program's.
     reductions: MPI_Comm,
     rank: usize,
     workers: usize,
 }
 
-// SAFETY: MPI provides MPI_THREAD_SERIALIZED, as `start` has made sure: any thread may call it. Handles are names.
+// SAFETY: MPI provides MPI_THREAD_SERIALIZED, as `start` has checked: any thread may call it. Handles are
+// names.
 unsafe impl Send for Library {}
 
-/// What a call of MPI has returned, where that was no success.
+/// A call of MPI that has failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {text}")]
 pub struct CallError {
@@ -41,8 +43,8 @@ pub struct CallError {
     pub text: String,
 }
 
-/// An operation that has begun. MPI reads and writes its memory until it has ended; one that is dropped before keeps its memory
-/// for ever.
+/// A running operation. MPI reads and writes its memory until it has completed. If the operation is dropped
+/// before, its memory is never freed.
 pub(crate) struct Request {
     raw: MPI_Request,
     from: Bytes,
@@ -50,7 +52,7 @@ pub(crate) struct Request {
     ended: bool,
 }
 
-// SAFETY: as of `Library`, without which nothing can be done with it.
+// SAFETY: same as `Library`, which every operation on it needs.
 unsafe impl Send for Request {}
 
 impl Library {
@@ -61,10 +63,10 @@ impl Library {
         if threads < Threading::Serialized {
             return Err(Error::Threads);
         }
-        // SAFETY: MPI is initialized, and nobody else has a handle to call it by.
+        // SAFETY: MPI is initialized, and no other thread has a handle to call it by.
         let (messages, reductions) = unsafe { (duplicate()?, duplicate()?) };
         let (mut rank, mut size) = (0, 0);
-        // SAFETY: the communicator is valid, and both are written to.
+        // SAFETY: the communicator is valid, and both destinations are writable.
         unsafe {
             check("MPI_Comm_rank", ffi::MPI_Comm_rank(messages, &mut rank))?;
             check("MPI_Comm_size", ffi::MPI_Comm_size(messages, &mut size))?;
@@ -73,38 +75,40 @@ impl Library {
         Ok(Self { universe, messages, reductions, rank: index(rank), workers: index(size) })
     }
 
-    /// Ends MPI, when all processes do.
+    /// Finalizes MPI, which waits for all processes.
     pub fn finalize(mut self) {
-        // SAFETY: it is dropped once, since this takes `self`.
+        // SAFETY: it is dropped once, because this takes `self`.
         unsafe { ManuallyDrop::drop(&mut self.universe) }
     }
 
-    /// Which process this is.
+    /// Returns the rank of this process.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// How many processes there are.
+    /// Returns the number of processes.
     pub fn workers(&self) -> usize {
         self.workers
     }
 
-    /// Begins to send bytes.
+    /// Starts to send bytes.
     pub fn send(&mut self, to: usize, bytes: Bytes) -> Result<Request, CallError> {
         const CALL: &str = "MPI_Isend";
         let (to, count) = (number(CALL, to)?, number(CALL, bytes.len())?);
         Request::begin(CALL, bytes, Memory::default(), |from, _, request| {
-            // SAFETY: `from` has `count` bytes, which are there and not written until the request has ended.
+            // SAFETY: `from` has `count` bytes, which stay valid and are not written until the request has
+            // completed.
             unsafe { ffi::MPI_Isend(from.cast(), count, byte(), to, TAG, self.messages, request) }
         })
     }
 
-    /// Begins to receive the next message of a process, if one has come.
+    /// Starts to receive the next message of a process, if there is one.
     pub fn receive(&mut self, from: usize) -> Result<Option<Request>, CallError> {
         let from = number("MPI_Improbe", from)?;
         let (mut flag, mut count) = (0, 0);
         let (mut message, mut status) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-        // SAFETY: all pointers are to values of their types; MPI writes message and status before it sets the flag.
+        // SAFETY: all pointers are to values of their types. MPI writes message and status before it sets the
+        // flag.
         let found = unsafe {
             let (message, status) = (message.as_mut_ptr(), status.as_mut_ptr());
             ffi::MPI_Improbe(from, TAG, self.messages, &mut flag, message, status)
@@ -118,30 +122,32 @@ impl Library {
         check("MPI_Get_count", counted)?;
         let into = Memory::new(index(count));
         let request = Request::begin("MPI_Imrecv", Bytes::new(), into, |_, into, request| {
-            // SAFETY: `into` has `count` bytes, which nobody else uses until the request has ended; the message has been matched.
+            // SAFETY: `into` has `count` bytes, which are not used otherwise until the request has completed.
+            // The message was matched.
             unsafe { ffi::MPI_Imrecv(into.cast(), count, byte(), message.as_mut_ptr(), request) }
         });
         request.map(Some)
     }
 
-    /// Begins to gather the same number of bytes of each process.
+    /// Starts to gather the same number of bytes from each process.
     pub fn gather(&mut self, mine: Bytes) -> Result<Request, CallError> {
         const CALL: &str = "MPI_Iallgather";
         let (count, into) = (number(CALL, mine.len())?, Memory::new(mine.len() * self.workers));
         Request::begin(CALL, mine, into, |from, into, request| {
             let (from, into) = (from.cast(), into.cast());
-            // SAFETY: `from` has `count` bytes, and `into` as many for each process, as long as the request lasts.
+            // SAFETY: `from` has `count` bytes, and `into` has `count` bytes for each process, as long as the
+            // request exists.
             unsafe { ffi::MPI_Iallgather(from, count, byte(), into, count, byte(), self.reductions, request) }
         })
     }
 
-    /// Begins to add up the vectors of all processes.
+    /// Starts to sum the vectors of all processes.
     pub fn sum(&mut self, vector: Bytes, numbers: Number) -> Result<Request, CallError> {
         const CALL: &str = "MPI_Iallreduce";
         let (width, kind) = match numbers {
             // SAFETY: constants of the library.
             Number::F32 => (size_of::<f32>(), unsafe { ffi::RSMPI_FLOAT }),
-            // SAFETY: as above.
+            // SAFETY: same as above.
             Number::F64 => (size_of::<f64>(), unsafe { ffi::RSMPI_DOUBLE }),
         };
         let count = number(CALL, vector.len() / width)?;
@@ -150,16 +156,16 @@ impl Library {
         let vector = if aligned { vector } else { Memory::of(&vector).into() };
         Request::begin(CALL, vector, into, |from, into, request| {
             let (from, into) = (from.cast(), into.cast());
-            // SAFETY: both have `count` numbers, aligned for their type, as long as the request lasts.
+            // SAFETY: both have `count` numbers, aligned for their type, as long as the request exists.
             unsafe { ffi::MPI_Iallreduce(from, into, count, kind, ffi::RSMPI_SUM, self.reductions, request) }
         })
     }
 
-    /// Whether an operation has ended.
+    /// Whether an operation has completed.
     pub fn test(&mut self, request: &mut Request) -> Result<bool, CallError> {
         if !request.ended {
             let mut flag = 0;
-            // SAFETY: the request has begun and not ended; a status is not asked for.
+            // SAFETY: the request was started and has not completed. No status is requested.
             let tested = unsafe { ffi::MPI_Test(&mut request.raw, &mut flag, ffi::RSMPI_STATUS_IGNORE) };
             check("MPI_Test", tested)?;
             request.ended = flag != 0;
@@ -177,11 +183,11 @@ impl Request {
     ) -> Result<Self, CallError> {
         let mut raw = MaybeUninit::uninit();
         check(call, begin(from.as_ptr(), into.as_mut_ptr(), raw.as_mut_ptr()))?;
-        // SAFETY: MPI has written it, since the call was a success.
+        // SAFETY: MPI has written it, because the call was a success.
         Ok(Self { raw: unsafe { raw.assume_init() }, from, into, ended: false })
     }
 
-    /// What it has received, if it has ended.
+    /// Returns the received bytes, if the operation has completed.
     pub fn received(mut self) -> Option<Bytes> {
         self.ended.then(|| take(&mut self.into).into())
     }
@@ -195,12 +201,12 @@ impl Drop for Request {
     }
 }
 
-/// A communicator of all processes whose errors are returned.
+/// Duplicates the communicator of all processes, and makes it return errors.
 ///
 /// # Safety
-/// MPI has to be initialized, and no other thread may call it.
+/// MPI must be initialized, and no other thread may call it.
 unsafe fn duplicate() -> Result<MPI_Comm, CallError> {
-    // SAFETY: by the contract; the first call writes the handle that the second one takes.
+    // SAFETY: by the contract. The first call writes the handle that the second one takes.
     unsafe {
         let mut duplicate = ffi::RSMPI_COMM_NULL;
         check("MPI_Comm_dup", ffi::MPI_Comm_dup(ffi::RSMPI_COMM_WORLD, &mut duplicate))?;
@@ -215,12 +221,12 @@ fn byte() -> MPI_Datatype {
     unsafe { ffi::RSMPI_UINT8_T }
 }
 
-/// A number that MPI has given, none of which is negative.
+/// Converts a number from MPI, which is never negative.
 fn index(number: c_int) -> usize {
     usize::try_from(number).unwrap_or_default()
 }
 
-/// A number as MPI takes it.
+/// Converts a number to MPI's type.
 fn number(call: &'static str, number: usize) -> Result<c_int, CallError> {
     number.try_into().map_err(|_| CallError { call, text: format!("{number} is too large for MPI") })
 }
@@ -231,7 +237,7 @@ fn check(call: &'static str, code: c_int) -> Result<(), CallError> {
     }
     let mut text = vec![0u8; ffi::MPI_MAX_ERROR_STRING as usize];
     let mut length = 0;
-    // SAFETY: the text has as many bytes as MPI says that it has at most.
+    // SAFETY: the text has the maximum size of MPI's messages.
     let told = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &mut length) };
     if told != ffi::MPI_SUCCESS as c_int {
         return Err(CallError { call, text: format!("error {code}") });

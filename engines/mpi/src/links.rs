@@ -11,30 +11,33 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// MPI tells nobody that something has come: who waits asks again and again. So long it does nothing else.
+/// The time for which a waiting thread polls without a pause. MPI sends no notifications, so waiting means
+/// polling.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// So long it lets others have its core in between; after that it sleeps, for an eighth of the time that it has waited.
+/// The time up to which a waiting thread yields its core between polls. After that it sleeps, for an eighth
+/// of the time that it has waited.
 const YIELD: Duration = Duration::from_micros(500);
 
-/// The longest such sleep, and how long the thread in the background stays out of the way of those that wait.
+/// The longest such sleep, and the time for which the background thread leaves MPI to waiting threads.
 const NAP: Duration = Duration::from_millis(1);
 
-/// How often the thread in the background asks whether something has come, while nothing comes.
+/// The interval of the background thread's polls while nothing is received.
 const QUIET: Duration = Duration::from_millis(5);
 
 /// The messages and sums of MPI.
 ///
-/// All calls are made under one lock, by the threads that wait for something; while nobody does, by one in the background.
+/// All calls are made under one lock, by the threads that wait for something. At other times a background
+/// thread makes them.
 pub(crate) struct Links {
     state: Mutex<State>,
-    /// Something was delivered.
+    /// Signalled when something was delivered.
     delivered: Condvar,
-    /// Whether a thread drives.
+    /// Whether a thread polls.
     driving: AtomicBool,
-    /// How many threads wait for the lock to send.
+    /// The number of threads that wait for the lock.
     wanted: AtomicUsize,
-    /// Whether a sum has failed here: MPI does not know which one comes next then.
+    /// Whether a sum has failed here. MPI and this process may then disagree on which sum is next.
     broken: AtomicBool,
     rank: usize,
     workers: usize,
@@ -53,7 +56,7 @@ impl Links {
         }
     }
 
-    /// Whoever has it may call MPI.
+    /// Locks the state. The holder may call MPI.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.wanted.fetch_add(1, Ordering::Relaxed);
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -61,7 +64,7 @@ impl Links {
         state
     }
 
-    /// A turn of the thread in the background, and a pause. Gives what `look` gives.
+    /// Makes one turn of the background thread, and pauses. Returns the result of `look`.
     pub fn turn_in_the_background<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.state();
         let away = self.driving.load(Ordering::Relaxed);
@@ -75,7 +78,8 @@ impl Links {
         looked
     }
 
-    /// Moves bytes until `check` gives something, for at most `patience`; it is told whether something was delivered.
+    /// Moves bytes until `check` returns a value, for at most `patience`. Its second argument is whether
+    /// something was delivered.
     fn until<T>(
         &self,
         patience: Duration,
@@ -101,7 +105,8 @@ impl Links {
                 continue;
             }
             drop(state);
-            // A mutex is not fair: who wants to send would not get it from a thread that asks for it again at once.
+            // A mutex is not fair: a thread that wants to send would not get it from one that locks it again
+            // at once.
             if waited > SPIN || self.wanted.load(Ordering::Relaxed) > 0 {
                 std::thread::yield_now();
             } else {
@@ -196,7 +201,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(40);
 
-    /// What has come, in order, and who was lost.
+    /// The received messages in order, and the disconnected workers.
     #[derive(Default)]
     struct Kept(Mutex<(Vec<(usize, Message)>, Vec<(usize, String)>)>);
 
@@ -215,7 +220,7 @@ mod tests {
         }
     }
 
-    /// Links of this process to the others, which are left in order when `body` has returned.
+    /// Links this process to the others, and closes the links gracefully after `body` has returned.
     fn linked(body: impl FnOnce(&Links, &Kept)) {
         let library = Library::start().unwrap();
         let (rank, workers) = (library.rank(), library.workers());
@@ -326,7 +331,7 @@ mod tests {
                     assert_eq!(sum(PATIENCE).unwrap(), numbers(&[3., 3.]));
                     assert!(links.is_able(8) && !links.is_able(1 << 31));
                     if links.rank == 1 {
-                        // Late: until both others have given up.
+                        // This worker times out: it waits until both others have given up.
                         while kept.count() < 2 {
                             links.drive(PATIENCE, &|| kept.count() == 2);
                         }

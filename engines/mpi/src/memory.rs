@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-/// Memory that numbers of any type can be in.
+/// Memory that is aligned for numbers of any type.
 #[derive(Default)]
 pub(crate) struct Memory {
     words: Vec<u64>,
@@ -10,19 +10,19 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// So many bytes, all 0.
+    /// Allocates `len` bytes, all 0.
     pub fn new(len: usize) -> Self {
         Self { words: vec![0; len.div_ceil(size_of::<u64>())], len }
     }
 
-    /// A copy.
+    /// Copies bytes.
     pub fn of(bytes: &[u8]) -> Self {
         let mut memory = Self::new(bytes.len());
         bytemuck::cast_slice_mut(&mut memory.words)[..bytes.len()].copy_from_slice(bytes);
         memory
     }
 
-    /// Where it begins.
+    /// Returns a pointer to the first byte.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.words.as_mut_ptr().cast()
     }

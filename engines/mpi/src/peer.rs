@@ -1,4 +1,4 @@
-//! What goes to and comes from one other process.
+//! The traffic with one other process.
 
 use crate::envelope::{Assembly, messages};
 use crate::library::{Library, Request};
@@ -7,31 +7,31 @@ use distribute_net::wire::Frame;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// How it stands with a process.
+/// The status of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Life {
-    /// It is there.
+    /// It is connected.
     Alive,
-    /// It has ended in order, and still receives.
+    /// It has exited gracefully, and still receives.
     Ended,
-    /// It can't be reached any more.
+    /// It is disconnected.
     Lost,
 }
 
-/// What goes to and comes from one other process, in order.
+/// The traffic with one other process, in order.
 pub(crate) struct Peer {
     rank: usize,
     life: Life,
     sending: VecDeque<Request>,
     receiving: Option<Request>,
     assembly: Assembly,
-    /// When it has been silent for too long.
+    /// The deadline of the next message.
     silence: Deadline,
     patience: Duration,
 }
 
 impl Peer {
-    /// A process that is there, and may be silent for so long.
+    /// Creates a connected process, which may be silent for `patience`.
     pub fn new(rank: usize, patience: Duration) -> Self {
         Self {
             rank,
@@ -52,22 +52,23 @@ impl Peer {
         self.life
     }
 
-    /// Nothing comes from it any more, and nothing is sent to it.
+    /// Sets the status of a process that sends nothing more.
     pub fn end(&mut self, life: Life) {
         self.life = life;
     }
 
-    /// Whether something has been begun and not ended.
+    /// Whether an operation is running.
     pub fn is_busy(&self) -> bool {
         !self.sending.is_empty() || self.receiving.is_some()
     }
 
-    /// Whether everything has been sent.
+    /// Whether everything was sent.
     pub fn has_sent(&self) -> bool {
         self.sending.is_empty()
     }
 
-    /// Begins to send a frame, unless it goes nowhere. Who has ended still waits for the end of this process.
+    /// Starts to send a frame, unless the process no longer receives it. A process that has exited still
+    /// waits for the end of this one.
     pub fn send(&mut self, library: &mut Library, frame: Frame) -> Result<(), String> {
         let hears = match self.life {
             Life::Alive => true,
@@ -82,7 +83,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Goes on with what has been begun. Gives a frame that has come.
+    /// Continues the running operations. Returns a frame once it is received.
     pub fn turn(&mut self, library: &mut Library) -> Result<Option<Frame>, String> {
         let told = |error: crate::CallError| error.to_string();
         if self.life == Life::Lost {
@@ -109,7 +110,7 @@ impl Peer {
         self.assembly.add(message).map_err(|error| format!("it has sent {error}"))
     }
 
-    /// Looks at the clock. Says whether it has been silent for too long.
+    /// Checks the clock. Returns `true` if the process was silent for too long.
     pub fn is_silent(&mut self) -> bool {
         self.silence.look();
         self.life == Life::Alive && self.silence.has_passed()

@@ -9,19 +9,29 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::Duration;
 
-/// Between two looks where a wait has no deadline of its own.
+/// The interval of checks during a wait without a deadline.
 const SLICE: Duration = Duration::from_secs(1);
 
-/// Joins the other processes that `mpirun` has started, and calls `body` with all of them as a group. Leaves them when it returns.
+/// Joins the other processes that `mpirun` has started, and calls `body` with all of them as a group. Leaves
+/// the group when `body` returns.
 ///
-/// Where `body` has succeeded, this waits until all processes have ended, as MPI demands of every program: they end together. Where
-/// it has failed or panicked, they are waited for as long as [`Settings::farewell`] says; if that is not enough, this process ends
-/// without `MPI_Finalize`, and `mpirun` ends all others.
+/// If `body` succeeds, this waits until all processes have exited, as MPI requires of every program. If it
+/// fails or panics, the wait is limited to [`Settings::farewell`]. After that this process exits without
+/// `MPI_Finalize`, and `mpirun` ends all others.
 ///
-/// Called once in a process. Group and strategies are useless behind it.
+/// It can be called once in a process. The group and its strategies cannot be used afterwards.
 ///
 /// # Errors
-/// What `body` returns; and [`Error`] where the processes don't come together, or not in time.
+/// Returns the error of `body`, or the conversion of one of these:
+/// - [`Error::World`]: the number of replicas is invalid.
+/// - [`Error::AlreadyInitialized`]: MPI was already initialized in this process.
+/// - [`Error::Threads`]: the MPI library does not support calls from several threads.
+/// - [`Error::Alone`]: the launcher started several processes, but MPI has only this one.
+/// - [`Error::Replicas`], [`Error::Version`]: the workers differ in the number of replicas, or in the version
+///   of this crate.
+/// - [`Error::Deadline`]: not all processes have joined in time.
+/// - [`Error::Call`]: a call of MPI has failed.
+/// - [`Error::Thread`]: the system refuses a thread.
 pub fn run<T, E: From<Error>>(settings: Settings, body: impl FnOnce(Group) -> Result<T, E>) -> Result<T, E> {
     let mut process = Process::join(settings)?;
     let result = body(process.group.clone());
@@ -59,7 +69,7 @@ impl Process {
         if self.orders.send(ending).is_err() {
             return;
         }
-        // The thread has the deadlines, or waits for processes that live.
+        // The thread applies the deadlines, or waits for processes that live.
         loop {
             match self.reports.recv_timeout(SLICE) {
                 Ok(Report::Over) => break,
@@ -74,7 +84,7 @@ impl Process {
 }
 
 impl Drop for Process {
-    /// Where the program has panicked.
+    /// Exits after a panic of the program.
     fn drop(&mut self) {
         if !self.has_ended {
             self.end(Ending::Failed);

@@ -1,24 +1,25 @@
-//! How a process takes part.
+//! The options of a process.
 
 use std::time::Duration;
 
-/// How a process takes part, and for how long it waits.
+/// The options and timeouts of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// How many replicas this worker has, which are threads: the same on all.
+    /// The number of replicas of this worker, which are threads. It is the same on all workers.
     pub replicas: usize,
-    /// How long all processes take to come together.
+    /// The time for all processes to join.
     pub join: Duration,
-    /// How often a sign of life is sent.
+    /// The interval of heartbeats.
     pub heartbeat: Duration,
-    /// A process that has sent nothing for so long is lost.
+    /// The time without a message after which a process is disconnected.
     pub silence: Duration,
-    /// How long a process that has failed waits until the others have ended.
+    /// The time for which a process that has failed waits until the others have exited.
     pub farewell: Duration,
 }
 
 impl Default for Settings {
-    /// One replica; a minute to come together; heartbeats each 500 ms, 3 s of silence, 5 s for the farewell.
+    /// Returns one replica, a minute to join, heartbeats every 500 ms, 3 s of silence, and 5 s for the
+    /// farewell.
     fn default() -> Self {
         Self {
             replicas: 1,

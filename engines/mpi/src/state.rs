@@ -1,4 +1,4 @@
-//! All other processes, as far as one thread at a time moves bytes to and from them.
+//! All other processes, for one thread at a time that moves bytes to and from them.
 
 use crate::Settings;
 use crate::library::Library;
@@ -9,16 +9,16 @@ use distribute_net::{ENDED, LEFT, Receiver};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often silences are looked at.
+/// The interval of checks for silent processes.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// MPI and all other processes. Who has it may call MPI.
+/// MPI and all other processes. The holder may call MPI.
 pub(crate) struct State {
-    /// Until it is finalized.
+    /// `Some` until MPI is finalized.
     library: Option<Library>,
     peers: Vec<Peer>,
     receiver: Arc<dyn Receiver>,
-    /// Whether this process has told the others that it ends.
+    /// Whether this process has sent its goodbye to the others.
     closed: bool,
     settings: Settings,
     look: Deadline,
@@ -40,24 +40,24 @@ impl State {
         }
     }
 
-    /// MPI, until it is finalized.
+    /// Returns MPI, until it is finalized.
     pub fn library(&mut self) -> Option<&mut Library> {
         self.library.as_mut()
     }
 
-    /// Takes MPI away: nothing is sent or received any more.
+    /// Takes MPI out: nothing is sent or received any more.
     pub fn take_library(&mut self) -> Option<Library> {
         self.library.take()
     }
 
-    /// Begins to send a frame to a process.
+    /// Starts to send a frame to a process.
     pub fn send(&mut self, to: usize, frame: Frame) {
         if !self.closed {
             self.say(|peer| peer.rank() == to, || frame.clone());
         }
     }
 
-    /// Tells all others that this process ends.
+    /// Sends a goodbye to all others.
     pub fn close(&mut self) {
         if !self.closed {
             self.say(|_| true, || Frame::Goodbye);
@@ -65,7 +65,8 @@ impl State {
         }
     }
 
-    /// Goes on with all that has been begun, and gives the receiver what has come. Says whether there was anything.
+    /// Continues all running operations, and delivers received messages. Returns `true` if there was
+    /// anything.
     pub fn turn(&mut self) -> bool {
         let Some(library) = &mut self.library else { return false };
         let mut any = false;
@@ -88,7 +89,7 @@ impl State {
         self.pulse() | any
     }
 
-    /// Sends signs of life, and loses those who have sent none. Says whether there are any.
+    /// Sends heartbeats, and disconnects silent processes. Returns `true` if there were any.
     fn pulse(&mut self) -> bool {
         if !self.look.has_passed() {
             return false;
@@ -96,7 +97,7 @@ impl State {
         self.look = Deadline::after(LOOK.min(self.settings.heartbeat / 2));
         if self.beat.has_passed() && !self.closed {
             self.beat = Deadline::after(self.settings.heartbeat);
-            // What waits to be sent is a sign of life, too.
+            // Queued messages count as heartbeats.
             self.say(Peer::has_sent, || Frame::Heartbeat);
         }
         let mut any = false;
@@ -119,27 +120,27 @@ impl State {
         }
     }
 
-    /// Whether something has been begun and not ended.
+    /// Whether an operation is running.
     pub fn is_busy(&self) -> bool {
         self.peers.iter().any(Peer::is_busy)
     }
 
-    /// Whether anything may still come.
+    /// Whether anything may still be received.
     pub fn hears(&self) -> bool {
         self.peers.iter().any(|peer| peer.life() == Life::Alive)
     }
 
-    /// The first that can't be reached any more.
+    /// Returns the first disconnected process.
     pub fn lost(&self) -> Option<usize> {
         self.peers.iter().find(|peer| peer.life() == Life::Lost).map(Peer::rank)
     }
 
-    /// Those who have not ended in order.
+    /// Returns the processes that have not exited gracefully.
     pub fn missing(&self) -> Vec<usize> {
         self.peers.iter().filter(|peer| peer.life() != Life::Ended).map(Peer::rank).collect()
     }
 
-    /// Whether nothing comes any more, and everything has been sent to those who still receive.
+    /// Whether nothing more will be received, and everything was sent to processes that still receive.
     pub fn is_over(&self) -> bool {
         let over = |peer: &Peer| match peer.life() {
             Life::Alive => false,

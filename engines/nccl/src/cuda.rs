@@ -1,4 +1,5 @@
-//! A GPU and its communicator: CUDA by cudarc, NCCL by the binding that replicas of one process have.
+//! A GPU and its communicator: CUDA through cudarc, and NCCL through the binding that replicas of one process
+//! use.
 
 use crate::library::Library;
 use crate::offer::{Gpu, UniqueId};
@@ -11,13 +12,13 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How much of the GPU's free memory a vector may take, as a fraction: 1 of so many parts.
+/// The divisor of the GPU's free memory that gives the maximum size of a vector.
 const PARTS: usize = 2;
 
-/// How long giving up a communicator is waited for: a GPU that hangs keeps it for ever.
+/// The time to wait while a communicator is aborted. A GPU that hangs never completes that.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// A GPU, and its communicator once there is one.
+/// A GPU, and its communicator once it is created.
 pub(crate) struct Cuda {
     nccl: &'static Nccl,
     stream: Arc<CudaStream>,
@@ -25,15 +26,15 @@ pub(crate) struct Cuda {
     under_way: Option<UnderWay>,
 }
 
-/// A sum that has begun.
+/// A running sum.
 struct UnderWay {
     vector: CudaSlice<u8>,
-    /// Tells that the GPU is done, once all that NCCL has to do is in its queue.
+    /// The event that shows that the GPU is done, once all of NCCL's work is in its queue.
     done: Option<CudaEvent>,
 }
 
 impl Cuda {
-    /// The GPU of this number. The driver has to be [there](crate::installed::check_driver).
+    /// Opens the GPU with this number. The driver must have been [checked](crate::installed::check_driver).
     pub fn new(nccl: &'static Nccl, gpu: usize) -> Result<Self, Error> {
         let count = CudaContext::device_count().map_err(driver("cuDeviceGetCount"))?;
         let count = usize::try_from(count).unwrap_or(0);
@@ -51,7 +52,7 @@ impl Cuda {
         self.communicator.as_ref().ok_or_else(gone)
     }
 
-    /// Whether NCCL has done what it was asked for last.
+    /// Whether NCCL has completed the last operation.
     fn is_idle(&self, call: &'static str) -> Result<bool, CallError> {
         Ok(self.nccl.busy(self.communicator()?, call)?.is_empty())
     }
@@ -96,7 +97,7 @@ impl Library for Cuda {
         let communicator = self.communicator()?;
         self.bind()?;
         let mut on_gpu = self.stream.clone_htod(vector).map_err(driver("cuMemcpyHtoDAsync"))?;
-        // NCCL's numbers for these types.
+        // NCCL's numbers of these types.
         let (number, size) = match number {
             Number::F32 => (7, size_of::<f32>()),
             Number::F64 => (8, size_of::<f64>()),
@@ -105,11 +106,11 @@ impl Library for Cuda {
             let (at, _in_order) = on_gpu.device_ptr_mut(&self.stream);
             let at = at as *mut c_void;
             let vectors = Vectors { from: at, to: at, count: vector.len() / size, number };
-            // SAFETY: the memory has so many numbers, and is kept until the stream is through with it or the communicator is given
-            // up. It is written where it is read, as NCCL allows.
+            // SAFETY: the memory holds this number of elements, and is kept until the stream has completed
+            // the sum or the communicator is aborted. The sum is made in place, which NCCL allows.
             unsafe { self.nccl.all_reduce(communicator, 0, vectors, self.stream.cu_stream().cast()) }
         };
-        // Also where it has failed: what is in the queue may use it, until the communicator is given up.
+        // The vector is kept even after a failure: queued work may use it until the communicator is aborted.
         self.under_way = Some(UnderWay { vector: on_gpu, done: None });
         begun
     }
@@ -132,7 +133,7 @@ impl Library for Cuda {
             return Ok(None);
         }
         let sum = self.stream.clone_dtoh(&under_way.vector).map_err(driver("cuMemcpyDtoHAsync"))?;
-        // Nothing is before it in the queue.
+        // The queue is otherwise empty.
         self.stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
         self.under_way = None;
         Ok(Some(sum))

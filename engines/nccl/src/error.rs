@@ -1,23 +1,23 @@
-//! Why workers cannot sum by NCCL.
+//! Errors of the setup of NCCL.
 
 use distribute_collective::Failure;
 use distribute_nccl_library::{CallError, LoadError};
 use std::time::Duration;
 
-/// Why workers cannot sum by NCCL.
+/// An error that prevents workers from summing by NCCL.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// NCCL is not there, or too old.
+    /// NCCL is missing or too old.
     #[error(transparent)]
     Nccl(#[from] LoadError),
-    /// CUDA's driver is not there.
+    /// CUDA's driver is missing.
     #[error(
         "CUDA's driver cannot be loaded: {reason}. Install NVIDIA's driver, of which libcuda.so.1 is a part; in a container, start \
          it with its GPUs (docker run --gpus all)"
     )]
     Driver {
-        /// What the system's loader said.
+        /// The message of the system's loader.
         reason: String,
     },
     /// CUDA has no such GPU.
@@ -25,63 +25,63 @@ pub enum Error {
         "there is no GPU {gpu}: CUDA has {count} here; give each worker one of its own (Settings::gpu, CUDA_VISIBLE_DEVICES)"
     )]
     NoGpu {
-        /// Which was asked for.
+        /// The requested GPU.
         gpu: usize,
-        /// How many there are.
+        /// The number of GPUs.
         count: usize,
     },
-    /// A call of CUDA or NCCL has failed here.
+    /// A call of CUDA or NCCL has failed on this worker.
     #[error("NCCL cannot be set up: {0}")]
     Call(#[from] CallError),
-    /// Another worker cannot use NCCL, so that none does.
+    /// Another worker cannot use NCCL, so no worker does.
     #[error("worker {worker} cannot use NCCL, and so none can: {reason}")]
     Worker {
-        /// The first that cannot.
+        /// The first worker that cannot.
         worker: usize,
-        /// Its error.
+        /// The error of that worker.
         reason: String,
     },
-    /// NCCL wants a GPU for each worker.
+    /// Two workers use the same GPU, but NCCL needs one for each.
     #[error(
         "workers {first} and {second} use one GPU ({gpu}), and NCCL wants one for each: give them others (Settings::gpu, \
          CUDA_VISIBLE_DEVICES)"
     )]
     SameGpu {
-        /// The first of the two.
+        /// The first of the two workers.
         first: usize,
-        /// The second.
+        /// The second worker.
         second: usize,
         /// The GPU's UUID.
         gpu: String,
     },
-    /// All workers load one release.
+    /// Workers have different releases of NCCL.
     #[error(
         "worker {worker} has NCCL {theirs}, and worker 0 has {first}: install one release for all workers"
     )]
     Release {
         /// The first worker that differs.
         worker: usize,
-        /// What it has.
+        /// The release of that worker.
         theirs: String,
-        /// What worker 0 has.
+        /// The release of worker 0.
         first: String,
     },
-    /// A worker has not come to NCCL in time.
+    /// NCCL has not linked all workers before the deadline.
     #[error(
         "NCCL has not linked all {workers} workers within {:.0} s: it needs a network of its own between their hosts; \
          NCCL_DEBUG=INFO says what it tries, and NCCL_SOCKET_IFNAME names the interface to use",
         waited.as_secs_f64()
     )]
     Deadline {
-        /// How many there are.
+        /// The number of workers.
         workers: usize,
-        /// How long this one has waited.
+        /// The time that this worker has waited.
         waited: Duration,
     },
-    /// The workers do not come together to set it up.
+    /// The workers could not agree on the setup.
     #[error("NCCL cannot be set up: {0}")]
     Failure(#[from] Failure),
-    /// What a worker told cannot be read.
+    /// The record of a worker is malformed.
     #[error(
         "what worker {worker} told of its NCCL cannot be read: all workers have to run one version of this crate"
     )]

@@ -1,20 +1,21 @@
-//! Whether CUDA's driver is there, before a call that needs it would end the program.
+//! A check for CUDA's driver, because a call without it would abort the program.
 
 use crate::Error;
 use std::error::Error as _;
 
-/// By which names cudarc loads it.
+/// The names by which cudarc loads the driver.
 const DRIVER: &[&str] = &["libcuda.so", "libcuda.so.1"];
 
-/// Whether CUDA's driver can be loaded.
+/// Checks that CUDA's driver can be loaded.
 ///
 /// # Errors
-/// [`Error::Driver`], which says what to install.
+/// [`Error::Driver`] if it cannot. The message advises what to install.
 pub(crate) fn check_driver() -> Result<(), Error> {
     check_by(|name| {
-        // SAFETY: what the driver does when it is loaded is safe; it is what any program that is linked to it does.
+        // SAFETY: the driver's initialisation on loading is safe: it is the same as in any program that is
+        // linked to it.
         let library = unsafe { libloading::Library::new(name) };
-        // What the system's loader said is its source.
+        // The message of the system's loader is the error's source.
         library
             .map(drop)
             .map_err(|error| error.source().map_or_else(|| error.to_string(), ToString::to_string))
@@ -54,7 +55,7 @@ mod tests {
             assert!(driver.to_string().contains(part), "{part}: {driver}");
         }
         check_by(|_| Ok(())).unwrap();
-        // Either name will do.
+        // Either name is sufficient.
         check_by(|name| if name == "libcuda.so" { Err("no".into()) } else { Ok(()) }).unwrap();
     }
 

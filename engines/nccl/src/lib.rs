@@ -1,17 +1,18 @@
 //! Sums of workers by NCCL, NVIDIA's library for collectives between GPUs.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | `setup` | [`over`]: workers that are linked set up NCCL beside their links |
-//! | `settings`, `error` | [`Settings`]: which GPU, and deadlines; [`Error`]: why there is no NCCL |
-//! | `offer` | what workers tell each other before, and what follows from it: pure |
-//! | `sums` | the `NativeSum`: how long a sum is waited for, and what follows where it fails |
-//! | `library` | what is asked of NCCL, as a trait |
-//! | `installed` | whether the driver is there |
-//! | `cuda` | a GPU by cudarc, and its communicator (the `unsafe`) |
+//! | `setup` | [`over`]: sets up NCCL for workers that are already linked |
+//! | `settings`, `error` | [`Settings`]: the GPU and the deadline; [`Error`]: errors of the setup |
+//! | `offer` | the records that workers exchange before, and the agreement on them: pure |
+//! | `sums` | the `NativeSum`: the timeout of a sum, and the handling of failures |
+//! | `library` | the operations of NCCL, as a trait |
+//! | `installed` | the check for the driver |
+//! | `cuda` | a GPU through cudarc, and its communicator (the `unsafe`) |
 //!
-//! Workers keep the links that they have, sockets say: these carry messages, agree on each sum and tell who is missing. NCCL makes
-//! the sums that are asked for in [`Order::Fast`](distribute_collective::group::Order::Fast):
+//! Workers keep their existing links, such as sockets, for messages, for the agreement on each sum, and to
+//! detect failed workers. NCCL makes the sums with
+//! [`Order::Fast`](distribute_collective::group::Order::Fast):
 //!
 //! ```no_run
 //! use distribute_collective::group::Group;
@@ -25,15 +26,18 @@
 //! # }
 //! ```
 //!
-//! The crate is built without CUDA: NCCL and the driver are loaded when [`over`] is called, and where one is not there it says what to
-//! install. Vectors come from the host's memory and go back to it, so a sum also takes the way over the bus, twice.
+//! The crate is built without CUDA. NCCL and the driver are loaded when [`over`] is called. If one is
+//! missing, the error advises what to install. Vectors are copied from the host's memory to the GPU and back,
+//! so a sum crosses the bus twice.
 //!
-//! # What happens when something breaks
+//! # Failures
 //!
-//! - A worker without NCCL, without a GPU, or with one that another worker uses: [`over`] fails on all workers, and names it.
-//! - A worker that is killed, stopped or late while a sum is made: the others give up the sum when the links tell its loss or when the
-//!   call's timeout is over, abort NCCL's communicator, and get the error that names the worker, as without NCCL.
-//! - After that, and where workers have met again, sums go by an algorithm of this project's own: set NCCL up again.
+//! - A worker is without NCCL or a GPU, or shares a GPU with another worker: [`over`] fails on all workers,
+//!   with an error that names it.
+//! - A worker is killed, is stopped or times out during a sum: the others abort NCCL's communicator when the
+//!   links report the disconnect or the call times out. They return the error that names the worker, the same
+//!   as without NCCL.
+//! - After that, and after a new rendezvous, sums use an algorithm of this project: set NCCL up again.
 
 mod cuda;
 mod error;

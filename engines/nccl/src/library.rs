@@ -1,35 +1,35 @@
-//! What is asked of NCCL: so much as the tests can play.
+//! The operations of NCCL that the tests can replace.
 
 use crate::CallError;
 use crate::offer::{Gpu, UniqueId};
 use distribute_net::Number;
 
-/// One worker's NCCL, on its GPU. No call waits for another worker: what takes time is asked for again and again.
+/// The NCCL of one worker, on its GPU. No call waits for another worker: long operations are polled.
 pub(crate) trait Library: Send {
-    /// Which release it is, as `ncclGetVersion` says it.
+    /// Returns the release, as returned by `ncclGetVersion`.
     fn release(&self) -> i32;
 
-    /// The GPU.
+    /// Returns the GPU.
     fn gpu(&self) -> Result<Gpu, CallError>;
 
-    /// A new name for a communicator, by which its workers find each other.
+    /// Creates a new name for a communicator, by which its workers find each other.
     fn unique_id(&self) -> Result<UniqueId, CallError>;
 
-    /// Begins to link the workers of a communicator.
+    /// Starts to link the workers of a communicator.
     fn link(&mut self, id: UniqueId, worker: usize, workers: usize) -> Result<(), CallError>;
 
-    /// Whether that has ended.
+    /// Whether the workers are linked.
     fn is_linked(&mut self) -> Result<bool, CallError>;
 
-    /// How many bytes the GPU has room for.
+    /// Returns the number of bytes that the GPU has room for.
     fn room(&self) -> usize;
 
-    /// Begins to sum vectors.
+    /// Starts to sum vectors.
     fn begin(&mut self, vector: &[u8], number: Number) -> Result<(), CallError>;
 
-    /// The sum, when it is there.
+    /// Returns the sum, once it is complete.
     fn sum(&mut self) -> Result<Option<Vec<u8>>, CallError>;
 
-    /// Gives up the communicator, and what it is doing.
+    /// Aborts the communicator and its current operation.
     fn abort(&mut self);
 }

@@ -1,17 +1,17 @@
-//! What workers tell each other before they link NCCL, and what follows from it. Pure.
+//! The records that workers exchange before they link NCCL, and the agreement on them. Pure.
 
 use crate::Error;
 use bytes::Bytes;
 use distribute_nccl_library::release_text;
 use std::fmt::Write;
 
-/// The name of a communicator, as NCCL makes it.
+/// The name of a communicator, as created by NCCL.
 pub(crate) type UniqueId = [u8; 128];
 
-/// A GPU, by its UUID.
+/// The UUID of a GPU.
 pub(crate) type Gpu = [u8; 16];
 
-/// What a worker has, or why it can't take part.
+/// The record of a worker: its NCCL and GPU, or the reason that it cannot participate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Offer {
     Able { release: i32, gpu: Gpu, id: UniqueId },
@@ -31,7 +31,7 @@ impl Offer {
         }
     }
 
-    /// `None` for what no worker writes.
+    /// Decodes a record. Returns `None` if it is malformed.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         match bytes.split_first()? {
             (&ABLE, able) => {
@@ -46,10 +46,14 @@ impl Offer {
     }
 }
 
-/// The name of the communicator, where all workers can take part: worker 0's.
+/// Returns the name of the communicator, which is worker 0's, if all workers can participate.
 ///
 /// # Errors
-/// The same on all workers: the first that can't, two with one GPU, or one with another release.
+/// The error is the same on all workers.
+/// - [`Error::Record`]: a record is malformed.
+/// - [`Error::Worker`]: a worker cannot participate.
+/// - [`Error::SameGpu`]: two workers use the same GPU.
+/// - [`Error::Release`]: a worker has another release.
 pub(crate) fn agree(records: &[Bytes]) -> Result<UniqueId, Error> {
     let mut agreed = None;
     let mut gpus: Vec<Gpu> = Vec::new();
@@ -77,7 +81,7 @@ pub(crate) fn agree(records: &[Bytes]) -> Result<UniqueId, Error> {
     agreed.map(|(_, id)| id).ok_or(Error::Record { worker: 0 })
 }
 
-/// The GPU of a worker that names none: workers of one host take its GPUs in turn.
+/// Returns the default GPU of a worker: the workers of one host take its GPUs in turn.
 pub(crate) fn gpu_of(hosts: &[Bytes], worker: usize) -> usize {
     let host = hosts.get(worker);
     hosts.iter().take(worker).filter(|other| Some(*other) == host).count()
@@ -85,7 +89,7 @@ pub(crate) fn gpu_of(hosts: &[Bytes], worker: usize) -> usize {
 
 fn uuid(gpu: Gpu) -> String {
     gpu.iter().fold("GPU-".to_owned(), |mut text, byte| {
-        // To a string.
+        // Writing to a string does not fail.
         let _ = write!(text, "{byte:02x}");
         text
     })

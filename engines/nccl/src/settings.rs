@@ -1,15 +1,15 @@
-//! Which GPU, and how long to wait.
+//! The GPU and the timeout of the setup.
 
 use std::time::Duration;
 
-/// Which GPU a worker uses, and how long it waits for the others.
+/// The GPU of a worker, and the time to wait for the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// The GPU, by CUDA's number. By default workers of one host take its GPUs in turn: the third of them takes GPU 2. Workers in
-    /// containers have hosts of their own, and GPU 0 each.
+    /// The GPU, by CUDA's number. By default the workers of one host take its GPUs in turn: the third of them
+    /// takes GPU 2. A worker in a container has its own host, and GPU 0.
     pub gpu: Option<usize>,
-    /// How long to wait for the other workers while NCCL is set up; a minute by default.
+    /// The time to wait for the other workers while NCCL is set up. The default is a minute.
     pub timeout: Duration,
 }
 
@@ -20,13 +20,13 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// This GPU, by CUDA's number.
+    /// Sets the GPU, by CUDA's number.
     pub fn gpu(mut self, gpu: usize) -> Self {
         self.gpu = Some(gpu);
         self
     }
 
-    /// So long a wait for the other workers.
+    /// Sets the time to wait for the other workers.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self

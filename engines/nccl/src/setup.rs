@@ -1,4 +1,4 @@
-//! Workers that are linked set up NCCL beside their links.
+//! The setup of NCCL for workers that are already linked.
 
 use crate::cuda::Cuda;
 use crate::library::Library;
@@ -14,15 +14,24 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The workers of `group`, whose sums in [`Order::Fast`](distribute_collective::group::Order::Fast) NCCL makes. Their messages go as
-/// before. Called by all workers of it at the same time.
+/// Returns the workers of `group` with sums by NCCL in
+/// [`Order::Fast`](distribute_collective::group::Order::Fast). Their messages use the same links as before.
+/// All workers must call this at the same time.
 ///
-/// Workers tell each other their hosts, GPUs and releases of NCCL over the links that they have; worker 0 gives the
-/// communicator its name, by which NCCL links them. Where one of them cannot, none does.
+/// Workers exchange their hosts, GPUs and releases of NCCL over their links. Worker 0 creates the name of the
+/// communicator, by which NCCL links them. If one worker cannot use NCCL, none does.
 ///
 /// # Errors
-/// [`Error`], on all workers: of this one's libraries and GPU, [`Error::Worker`] for those of another, and [`Error::Failure`] where one
-/// does not come.
+/// All workers fail together.
+/// - [`Error::Nccl`], [`Error::Driver`], [`Error::NoGpu`]: NCCL, CUDA's driver or the GPU is missing on this
+///   worker.
+/// - [`Error::Call`]: a call of CUDA or NCCL has failed on this worker.
+/// - [`Error::Worker`]: another worker cannot use NCCL.
+/// - [`Error::SameGpu`]: two workers use the same GPU.
+/// - [`Error::Release`]: workers have different releases of NCCL.
+/// - [`Error::Deadline`]: NCCL has not linked all workers in time.
+/// - [`Error::Failure`]: a worker has disconnected or timed out.
+/// - [`Error::Record`]: the record of a worker is malformed.
 #[track_caller]
 pub fn over(group: Group, settings: Settings) -> Result<Group, Error> {
     let caller = Location::caller();
@@ -59,7 +68,7 @@ fn over_by<L: Library + 'static>(
 
     let linked = link(&mut library, id, (world.worker(), world.workers()), settings.timeout / 2);
     let mine = linked.as_ref().map_or_else(ToString::to_string, |()| String::new());
-    // One that has failed at once waits for those that have waited for it.
+    // A worker that has failed at once waits for those that wait for it.
     let all = calling.all_gather_bytes(Bytes::from(mine));
     if let Err(error) = linked {
         library.abort();
@@ -78,7 +87,7 @@ fn over_by<L: Library + 'static>(
     }
 }
 
-/// What this worker has; the chief's has the name of the communicator.
+/// Returns the record of this worker. The chief's has the name of the communicator.
 fn offered(library: &impl Library, is_chief: bool) -> Result<Offer, Error> {
     let id = if is_chief { library.unique_id()? } else { [0; 128] };
     Ok(Offer::Able { release: library.release(), gpu: library.gpu()?, id })
@@ -99,7 +108,7 @@ fn link(
     .unwrap_or(Err(Error::Deadline { workers, waited: patience }))
 }
 
-/// What tells this host from others: containers have names of their own.
+/// Returns the name of this host. Containers have their own.
 fn host() -> Bytes {
     std::fs::read("/proc/sys/kernel/hostname").unwrap_or_default().into()
 }

@@ -1,4 +1,4 @@
-//! Workers on threads, whose NCCL is played.
+//! Workers on threads, with a replacement for NCCL.
 
 use super::*;
 use crate::CallError;
@@ -13,25 +13,25 @@ use std::sync::Mutex;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What one worker's NCCL does.
+/// The behaviour of one worker's NCCL.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Act {
     Well,
     NoGpu,
-    /// Its call to link fails.
+    /// The call that links fails.
     Unlinked,
-    /// Its sums fail.
+    /// The sums fail.
     Fails,
-    /// Its sums never end.
+    /// The sums never end.
     Hangs,
 }
 use Act::{Fails, Hangs, NoGpu, Unlinked, Well};
 
-/// What all workers of one communicator have brought.
+/// The contributions of all workers of one communicator.
 #[derive(Debug, Default)]
 struct Meeting {
     linked: BTreeMap<usize, UniqueId>,
-    /// By number of the sum.
+    /// The contributions by number of the sum.
     brought: BTreeMap<usize, Vec<Vec<f32>>>,
     aborted: usize,
 }
@@ -92,7 +92,7 @@ impl Library for Played {
     }
 }
 
-/// What `body` gives on each worker, and what they have done with the library.
+/// Runs `body` on each worker, and returns the results and the recorded operations of the library.
 fn on_workers<T: Send + 'static>(
     acts: &'static [Act],
     body: impl Fn(usize, Result<Group, Error>) -> T + Send + Sync + 'static,
@@ -111,7 +111,7 @@ fn on_workers<T: Send + 'static>(
                         let settings = Settings::default().timeout(PATIENCE);
                         let open = |gpu| match act {
                             NoGpu => Err(Error::NoGpu { gpu, count: 1 }),
-                            // All are on this host.
+                            // All workers are on this host.
                             _ => Ok(Played { meeting, act: *act, worker: gpu, workers: 0, sums: 0 }),
                         };
                         body(worker, over_by(group, settings, Location::caller(), open))
@@ -124,7 +124,7 @@ fn on_workers<T: Send + 'static>(
     })
 }
 
-/// The sum of as many numbers from each worker: of its number and 1.
+/// Sums vectors of `numbers` elements, which are the worker's number plus 1.
 fn sum(group: &Group, numbers: usize, timeout: Duration) -> Result<Vec<f32>, Failure> {
     let world = group.world();
     let session = group.open("sum", 1);

@@ -1,4 +1,4 @@
-//! Sums by NCCL, and how long they are waited for.
+//! Sums by NCCL, with their timeout.
 
 use crate::library::Library;
 use bytes::Bytes;
@@ -12,14 +12,14 @@ use std::time::Duration;
 /// The sums of a communicator.
 pub(crate) struct Sums<L> {
     library: Mutex<L>,
-    /// Knows which workers are lost.
+    /// The group, which detects failed workers.
     group: Group,
-    /// Whether a sum has failed here: the communicator is gone then.
+    /// Whether a sum has failed here, after which the communicator is gone.
     broken: AtomicBool,
 }
 
 impl<L: Library> Sums<L> {
-    /// Of a library that is linked.
+    /// Creates the sums of a library that is linked.
     pub fn new(library: L, group: Group) -> Self {
         Self { library: Mutex::new(library), group, broken: AtomicBool::new(false) }
     }
@@ -53,7 +53,7 @@ impl<L: Library> NativeSum for Sums<L> {
     fn sum(&self, vector: Bytes, number: Number, patience: Duration) -> Result<Bytes, String> {
         let sum = self.made(&vector, number, patience);
         if sum.is_err() {
-            // What others still wait for there ends with it.
+            // This also ends the sums that others still wait for.
             self.broken.store(true, Ordering::Relaxed);
             self.library().abort();
         }

@@ -17,8 +17,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Lets those in that belong to the job and mean to call this task. Strangers are refused, logged, few and not waited for, as
-/// where workers meet. Whether messages go through shared memory is for those to say who connect.
+/// A listener that accepts tasks of the same job that intend to call this task. Other connections are refused
+/// and logged at a limited rate, and do not block the accepted ones, as in a [rendezvous](crate::Rendezvous).
+/// The caller decides whether messages go through shared memory.
 #[derive(Debug)]
 pub struct Acceptor {
     reception: Reception,
@@ -27,18 +28,18 @@ pub struct Acceptor {
     settings: Settings,
 }
 
-/// Ends a wait for callers.
+/// A handle that ends a wait for callers.
 #[derive(Clone, Debug)]
 pub struct Alarm(Arc<Waker>);
 
 impl Alarm {
-    /// Ends the wait under way, or the next one.
+    /// Ends the current wait, or the next one.
     pub fn ring(&self) {
         self.0.wake();
     }
 }
 
-/// A task that has connected and may stay.
+/// A task that has connected and was accepted.
 #[derive(Debug)]
 pub struct Arrival {
     caller: Task,
@@ -48,10 +49,14 @@ pub struct Arrival {
 }
 
 impl Acceptor {
-    /// Listens for those that call `me`. With port 0 the system chooses one. A name is looked up for at most `patience`.
+    /// Creates an acceptor that listens for tasks that call `me`. With port 0 the system chooses a port.
+    /// Resolving a host name takes at most `patience`.
     ///
     /// # Errors
-    /// [`ListenError`].
+    /// - [`ListenError::Bind`]: the acceptor cannot listen at the address.
+    /// - [`ListenError::Policy`]: connections would be unprotected.
+    /// - [`ListenError::Name`]: the name of the task's job is too long.
+    /// - [`ListenError::System`]: the system refuses a socket.
     pub fn bind(
         me: Task,
         address: &Address,
@@ -69,10 +74,12 @@ impl Acceptor {
         Self::new(me, listener, access)
     }
 
-    /// As [`bind`](Self::bind), with a socket that listens already.
+    /// Equivalent to [`bind`](Self::bind), with a socket that is already listening.
     ///
     /// # Errors
-    /// [`ListenError`].
+    /// - [`ListenError::Policy`]: connections would be unprotected.
+    /// - [`ListenError::Name`]: the name of the task's job is too long.
+    /// - [`ListenError::System`]: the system refuses a socket.
     pub fn new(me: Task, listener: Listener, access: Access) -> Result<Self, ListenError> {
         if let Some(name) = too_long(JOB, &[&me]) {
             return Err(ListenError::Name { name });
@@ -85,10 +92,10 @@ impl Acceptor {
         Ok(Self { reception, at, waker: Arc::new(Waker::new()?), settings: Settings::default() })
     }
 
-    /// The name of the job, the same at both ends.
+    /// Sets the name of the job. Both ends must have the same.
     ///
     /// # Errors
-    /// [`ListenError::Name`] for one that is too long.
+    /// [`ListenError::Name`] if the name is too long.
     pub fn job(mut self, name: &str) -> Result<Self, ListenError> {
         if let Some(name) = too_long(name, &[]) {
             return Err(ListenError::Name { name });
@@ -97,27 +104,27 @@ impl Acceptor {
         Ok(self)
     }
 
-    /// How connections behave.
+    /// Sets the options of connections.
     pub fn settings(mut self, settings: Settings) -> Self {
         self.settings = settings;
         self
     }
 
-    /// Where it listens.
+    /// Returns the address that this acceptor listens at.
     pub fn address(&self) -> SocketAddr {
         self.at
     }
 
-    /// What ends a wait in [`accept`](Self::accept).
+    /// Returns a handle that ends a wait in [`accept`](Self::accept).
     pub fn alarm(&self) -> Alarm {
         Alarm(self.waker.clone())
     }
 
-    /// Waits for callers for at most `patience`, and talks to those that have come; at most `room` of them are let in, and the
-    /// others told to try again. Gives those that may stay, if there are any: it may return before.
+    /// Waits for callers for at most `patience`, runs their handshakes, and returns the accepted ones. At
+    /// most `room` callers are accepted, and others are told to retry. It may return early without any.
     ///
     /// # Errors
-    /// The errors of the system.
+    /// Returns the system's error if the wait fails.
     pub fn accept(&mut self, patience: Duration, room: usize) -> io::Result<Vec<Arrival>> {
         let mut left = room;
         self.accept_if(patience, &mut |_, _| {
@@ -126,11 +133,11 @@ impl Acceptor {
         })
     }
 
-    /// Equivalent to [`accept`](Self::accept), where `admit` says of each task that calls, and the address that it calls from, whether
-    /// there is room for it. It is told of each once, before it is let in.
+    /// Equivalent to [`accept`](Self::accept), except that `admit` decides whether there is room for a
+    /// caller. It is called once for each caller, with its task and address, before the caller is accepted.
     ///
     /// # Errors
-    /// The errors of the system.
+    /// Returns the system's error if the wait fails.
     pub fn accept_if(
         &mut self,
         patience: Duration,
@@ -138,7 +145,7 @@ impl Acceptor {
     ) -> io::Result<Vec<Arrival>> {
         let mut sockets = self.reception.interests();
         sockets.push(self.waker.interest());
-        // Guests have deadlines of their own.
+        // Handshakes have deadlines of their own.
         poll::wait(&mut sockets, patience.min(Duration::from_millis(200)))?;
         self.waker.drain();
         let mut decide = |hello: &Hello, from: SocketAddr| match &hello.purpose {
@@ -146,7 +153,7 @@ impl Acceptor {
                 let full = |full: Full| Refusal::new(Reason::Crowded, format!("{full}: try again"));
                 admit(caller, from.ip()).map_err(full)
             }
-            // The handshake lets nobody else in.
+            // The handshake accepts only calls.
             _ => Err(Refusal::new(Reason::Purpose, "there are calls here, and nothing else")),
         };
         let arrivals = self.reception.attend(&mut decide);
@@ -155,27 +162,27 @@ impl Acceptor {
 
     fn arrival(&self, arrival: reception::Arrival) -> Option<Arrival> {
         let reception::Arrival { hello, from, stream } = arrival;
-        // The handshake lets nobody else in.
+        // The handshake accepts only calls.
         let Purpose::Call { from: caller, .. } = hello.purpose else { return None };
         Some(Arrival { caller, from, stream, settings: self.settings })
     }
 }
 
 impl Arrival {
-    /// Who has connected.
+    /// Returns the task that has connected.
     pub fn caller(&self) -> &Task {
         &self.caller
     }
 
-    /// Where from.
+    /// Returns the address that the task has connected from.
     pub fn from(&self) -> SocketAddr {
         self.from
     }
 
-    /// Opens the connection: what is sent over it goes to `receiver`.
+    /// Opens the connection. Its messages are delivered to `receiver`.
     ///
     /// # Errors
-    /// Those of the system, which has no thread to spare.
+    /// Returns the system's error if it cannot create a socket or a thread.
     pub fn open(self, receiver: Arc<dyn Receiver>) -> io::Result<Endpoint> {
         let Self { caller, from, stream, settings } = self;
         Endpoint::new(stream, CALLED, caller, from.to_string(), receiver, settings)

@@ -12,7 +12,7 @@ use crate::{Receiver, Settings, SharedMemory};
 use distribute_cluster::{Address, Deadline, Stopwatch, Task};
 use std::sync::Arc;
 
-/// Connects one task to others.
+/// A factory of connections from one task to others.
 #[derive(Clone, Debug)]
 pub struct Connector {
     from: Task,
@@ -23,40 +23,45 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// What `from` connects by to other tasks of its job.
+    /// Creates a connector that connects `from` to other tasks of its job.
     pub fn new(from: Task, access: Access) -> Self {
         let (settings, shared_memory) = (Settings::default(), SharedMemory::Never);
         Self { from, job: JOB.to_owned(), access, settings, shared_memory }
     }
 
-    /// The name of the job, the same at both ends.
+    /// Sets the name of the job. Both ends must have the same.
     pub fn job(mut self, name: impl Into<String>) -> Self {
         self.job = name.into();
         self
     }
 
-    /// How connections behave.
+    /// Sets the options of connections.
     pub fn settings(mut self, settings: Settings) -> Self {
         self.settings = settings;
         self
     }
 
-    /// Whether messages go through memory where the other side is on this machine; by default they go through sockets, which is
-    /// enough for a few calls.
+    /// Sets whether messages go through shared memory if the other side is on this machine. By default they
+    /// go through sockets, which is enough for a few calls.
     pub fn shared_memory(mut self, shared_memory: SharedMemory) -> Self {
         self.shared_memory = shared_memory;
         self
     }
 
-    /// The task that calls.
+    /// Returns the task that calls.
     pub fn from(&self) -> &Task {
         &self.from
     }
 
-    /// Connects to a task, again and again until it is there.
+    /// Connects to a task. Retries until the task is up.
     ///
     /// # Errors
-    /// [`ConnectError`]: at once where the other side refuses, else at the deadline, with what came of the last attempt.
+    /// - [`ConnectError::Refused`]: one side refuses the other. Returned at once.
+    /// - [`ConnectError::Policy`]: the connection would be unprotected.
+    /// - [`ConnectError::Name`]: the name of the job or of a task's job is too long.
+    /// - [`ConnectError::System`]: the system refuses a socket or a thread.
+    /// - [`ConnectError::Unreachable`]: the deadline has passed. The error has the result of the last
+    ///   attempt.
     pub fn connect(
         &self,
         to: &Task,

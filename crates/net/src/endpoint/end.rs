@@ -11,16 +11,18 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The number of the side that was connected to, and that of the side that has connected.
+/// The number of the side that was connected to.
 pub(super) const CALLED: usize = 0;
 pub(super) const CALLING: usize = 1;
 
-/// One end of a connection between two tasks. It is a mesh of these two: messages go both ways, each side sends signs of life,
-/// and one that is lost is told so once, after everything received from it. In a [`Receiver`], number 0 is the side that was
-/// connected to, and 1 the one that has connected.
+/// One end of a connection between two tasks.
 ///
-/// One that is dropped says goodbye, and waits until the other side has what was sent, by the deadline of
-/// [`Settings::farewell`].
+/// An endpoint is a mesh of two: messages go both ways, and each side sends heartbeats. A disconnect is
+/// reported once, after everything received from the other side. In a [`Receiver`], number 0 is the side that
+/// was connected to, and 1 is the side that has connected.
+///
+/// Dropping an endpoint sends a goodbye and waits until the other side has received everything, within the
+/// deadline of [`Settings::farewell`].
 pub struct Endpoint {
     mesh: Mesh,
     other: usize,
@@ -40,18 +42,18 @@ impl Endpoint {
         let other = CALLED + CALLING - me;
         let world = World::new(2, me, 1).map_err(|error| io::Error::other(error.to_string()))?;
         let link = Link::new(other, stream, Decoder::new(settings.limits));
-        // Both ends may be on this machine, and each has a thread that waits.
+        // Both ends may be on this machine, and each has a waiting thread.
         let met = Met { crowded: true, ..Met::new(world, vec![link], settings) };
         let mesh = Mesh::new(met, receiver)?;
         Ok(Self { mesh, other, peer, address })
     }
 
-    /// The task at the other end, as it says; it has shown that it belongs to the job.
+    /// Returns the task at the other end, as it identifies itself. It has shown that it belongs to the job.
     pub fn peer(&self) -> &Task {
         &self.peer
     }
 
-    /// Where that is.
+    /// Returns the address of the other end.
     pub fn address(&self) -> &str {
         &self.address
     }
@@ -61,23 +63,23 @@ impl Endpoint {
         self.mesh.send(self.other, message);
     }
 
-    /// Memory that the other side can read, where it is on this machine: see [`Transport::memory`].
+    /// Returns memory that the other side can read if it is on this machine: see [`Transport::memory`].
     pub fn memory(&self, len: usize) -> Option<Region> {
         self.mesh.memory(len)
     }
 
-    /// Takes back what the other side has read of such memory, and let go of. It is done with each use of that memory, and with each sign of
-    /// life.
+    /// Reclaims memory that the other side has read and released. This also happens with each use of that
+    /// memory and with each heartbeat.
     pub fn settle(&self) {
         self.mesh.settle();
     }
 
-    /// Moves bytes on the calling thread: see [`Transport::drive`].
+    /// Polls the sockets on the calling thread: see [`Transport::drive`].
     pub fn drive(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> Drive {
         self.mesh.drive(patience, is_there)
     }
 
-    /// Ends the connection in order: see [`Transport::close`].
+    /// Closes the connection gracefully: see [`Transport::close`].
     pub fn close(&self) {
         self.mesh.close();
     }

@@ -1,4 +1,4 @@
-//! Why there is no connection.
+//! Errors of listening and connecting.
 
 use crate::handshake::Refusal;
 use crate::identity::PolicyError;
@@ -6,20 +6,20 @@ use distribute_cluster::Task;
 use std::io;
 use std::time::Duration;
 
-/// Why a task can't take calls.
+/// An error that prevents a task from taking calls.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {
-    /// It can't listen at its address.
+    /// The task cannot listen at its address.
     #[error("{task} cannot listen at {address}: {source}{advice}")]
     Bind {
         /// The task.
         task: Task,
         /// The address.
         address: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
-        /// What to do.
+        /// Advice for the user.
         advice: &'static str,
     },
     /// Connections would be unprotected.
@@ -36,21 +36,21 @@ pub enum ListenError {
     System(#[from] io::Error),
 }
 
-/// Why a task could not be connected to.
+/// An error that prevents a connection to a task.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// It does not let this one in, or this one doesn't trust it.
+    /// One side refuses the other.
     #[error("{task} at {address} takes no calls of this task: {refusal}")]
     Refused {
-        /// The task that was to be called.
+        /// The task to call.
         task: Task,
         /// Its address.
         address: String,
-        /// Why.
+        /// The reason.
         refusal: Refusal,
     },
-    /// It was not there before the deadline.
+    /// The task could not be reached before the deadline.
     #[error(
         "{task} at {address} could not be reached in {:.1} s ({}); see whether it runs, whether this is its address, and \
          whether a firewall is between",
@@ -58,21 +58,21 @@ pub enum ConnectError {
         last.as_deref().unwrap_or("no answer")
     )]
     Unreachable {
-        /// The task that was to be called.
+        /// The task to call.
         task: Task,
         /// Its address.
         address: String,
-        /// How long this one has tried.
+        /// The time spent on attempts.
         waited: Duration,
-        /// What came of the last attempt.
+        /// The result of the last attempt.
         last: Option<String>,
     },
     /// The connection would be unprotected.
     #[error("{task} cannot be called: {error}")]
     Policy {
-        /// The task that was to be called.
+        /// The task to call.
         task: Task,
-        /// Why.
+        /// The cause.
         error: PolicyError,
     },
     /// The name of the job or of a task's job is too long to be sent.
@@ -84,11 +84,11 @@ pub enum ConnectError {
     /// The system refuses a socket or a thread.
     #[error("{task} at {address} cannot be connected to: {source}")]
     System {
-        /// The task that was to be called.
+        /// The task to call.
         task: Task,
         /// Its address.
         address: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }

@@ -1,15 +1,15 @@
-//! Connections for calls between tasks that are not workers of one world: chief to parameter server, `distribute doctor` to
-//! anybody.
+//! Connections for calls between tasks that are not workers of one world, for example from the chief to a
+//! parameter server or from `distribute doctor` to any task.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | `end` | [`Endpoint`]: one end of such a connection |
-//! | `acceptor` | [`Acceptor`]: lets callers in |
-//! | `connector` | [`Connector`]: calls |
+//! | `acceptor` | [`Acceptor`]: accepts callers |
+//! | `connector` | [`Connector`]: connects to other tasks |
 //! | `error` | [`ListenError`], [`ConnectError`] |
 //!
-//! They have the handshake, the protection, the frames and the heartbeats of the links between workers. Who is called has to
-//! be the task that the caller means.
+//! They use the handshake, the protection, the frames and the heartbeats of the links between workers. The
+//! called task must be the one that the caller intends to reach.
 //!
 //! ```
 //! use distribute_cluster::{Deadline, Job};
@@ -64,16 +64,16 @@ pub use error::{ConnectError, ListenError};
 use crate::handshake::{Hello, Purpose, words};
 use distribute_cluster::Task;
 
-/// The name of a job that has been given none.
+/// The default name of a job.
 pub(crate) const JOB: &str = "job";
 
-/// What one says who calls.
+/// Returns the hello of a call.
 fn hello(job: &str, from: Task, to: Task) -> Hello {
     let purpose = Purpose::Call { from, to };
     Hello { job: job.to_owned(), generation: 0, rank: 0, workers: 0, replicas: 0, digest: [0; 32], purpose }
 }
 
-/// What is wrong with names that have to be sent.
+/// Returns the first name that is too long to be sent, if there is one.
 fn too_long(job: &str, tasks: &[&Task]) -> Option<String> {
     let names = tasks.iter().map(|task| task.job.as_str()).chain([job]);
     names.into_iter().find(|name| name.len() > words::LONGEST_TEXT).map(str::to_owned)

@@ -5,7 +5,7 @@ use super::host::{check, proof};
 use super::{Hello, Names, Offer, Reason, Refusal, Words};
 use ring::hmac;
 
-/// The side that has connected: says who it is, and makes sure of whom it has reached.
+/// The handshake of the side that has connected. It identifies itself and checks the other side.
 #[derive(Debug)]
 pub struct Caller {
     hello: Words,
@@ -16,17 +16,17 @@ pub struct Caller {
     proved: bool,
 }
 
-/// What follows from what the other side has said.
+/// The next step after words of the other side.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Send this, and listen on.
+    /// Send this, and wait for an answer.
     Say(Vec<u8>),
-    /// The connection is one of the job's.
+    /// The other side has accepted the connection.
     Welcome,
 }
 
 impl Caller {
-    /// Says hello to worker `to`. The key is that of the job's secret, if it has one.
+    /// Creates the handshake with worker `to`. `key` is derived from the job's secret, if it has one.
     pub fn new(hello: Hello, to: usize, key: Option<hmac::Key>, nonce: [u8; 32]) -> Self {
         Self {
             hello: Words::Hello(hello, key.is_some(), nonce),
@@ -38,26 +38,26 @@ impl Caller {
         }
     }
 
-    /// What the workers are called in refusals.
+    /// Sets the names of workers in refusals.
     pub fn named(mut self, names: Names) -> Self {
         self.names = names;
         self
     }
 
-    /// The first bytes to send.
+    /// Returns the first bytes to send.
     pub fn first(&self) -> Vec<u8> {
         [preamble(), self.hello.encode()].concat()
     }
 
-    /// Memory to offer the other side, which has said in its challenge that it is on this machine.
+    /// Sets the memory to offer the other side, whose challenge has shown that it is on this machine.
     pub fn offer(&mut self, offer: Offer) {
         self.offer = Some(offer);
     }
 
-    /// What follows from the words of the other side.
+    /// Processes words of the other side and returns the next step.
     ///
     /// # Errors
-    /// Its refusal, or that of this side.
+    /// Returns the other side's refusal, or the one to send to it.
     pub fn hear(&mut self, words: Words) -> Result<Answer, Refusal> {
         match words {
             Words::Challenge(rank, nonce, machine, their_proof) if !self.proved => {

@@ -1,26 +1,26 @@
-//! Numbers, bytes and texts, one after another: how words and tables are encoded.
+//! An encoding of numbers, bytes and texts in sequence, for words and tables.
 
-/// Why bytes are not what was expected.
+/// An error in the encoding of received bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it is cut off, too long, or no text")]
 pub struct Malformed;
 
-/// Writes fields.
+/// An encoder of fields.
 #[derive(Debug, Default)]
 pub struct Writer(pub Vec<u8>);
 
 impl Writer {
-    /// A number.
+    /// Writes a number.
     pub fn u64(&mut self, value: u64) {
         self.0.extend_from_slice(&value.to_le_bytes());
     }
 
-    /// Bytes whose number is known.
+    /// Writes bytes whose number the reader knows.
     pub fn fixed(&mut self, bytes: &[u8]) {
         self.0.extend_from_slice(bytes);
     }
 
-    /// A text; what is beyond 65535 bytes is cut off.
+    /// Writes a text. Everything after 65535 bytes is cut off.
     pub fn text(&mut self, text: &str) {
         let text = &text[..text.floor_char_boundary(usize::from(u16::MAX))];
         self.0.extend_from_slice(&(text.len() as u16).to_le_bytes());
@@ -28,12 +28,12 @@ impl Writer {
     }
 }
 
-/// Reads fields. Nothing is allocated beyond what is there.
+/// A decoder of fields. It allocates nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct Reader<'a>(pub &'a [u8]);
 
 impl<'a> Reader<'a> {
-    /// So many bytes.
+    /// Reads `N` bytes.
     ///
     /// # Errors
     /// [`Malformed`] if there are fewer.
@@ -43,7 +43,7 @@ impl<'a> Reader<'a> {
         Ok(*bytes)
     }
 
-    /// A number.
+    /// Reads a number.
     ///
     /// # Errors
     /// [`Malformed`] if it is cut off.
@@ -51,7 +51,7 @@ impl<'a> Reader<'a> {
         self.fixed().map(u64::from_le_bytes)
     }
 
-    /// A number of things that are counted in memory.
+    /// Reads the number of items in memory.
     ///
     /// # Errors
     /// [`Malformed`] if it is cut off or too large.
@@ -59,7 +59,7 @@ impl<'a> Reader<'a> {
         usize::try_from(self.u64()?).map_err(|_| Malformed)
     }
 
-    /// A text of at most `limit` bytes.
+    /// Reads a text of at most `limit` bytes.
     ///
     /// # Errors
     /// [`Malformed`] if it is cut off, longer, or not UTF-8.
@@ -73,10 +73,10 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(bytes).map_err(|_| Malformed)
     }
 
-    /// Nothing more.
+    /// Checks that nothing is left.
     ///
     /// # Errors
-    /// [`Malformed`] if there is.
+    /// [`Malformed`] if anything is left.
     pub fn end(self) -> Result<(), Malformed> {
         if self.0.is_empty() { Ok(()) } else { Err(Malformed) }
     }

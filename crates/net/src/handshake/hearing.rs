@@ -1,18 +1,18 @@
-//! Words out of received bytes.
+//! An incremental decoder of words.
 
 use super::words::{LONGEST, MAGIC};
 use super::{Reason, Refusal, VERSION, Words};
 
-/// The magic and the version.
+/// The length of the magic and the version, in bytes.
 pub const PREAMBLE: usize = MAGIC.len() + 2;
 
-/// What a side sends before its first words.
+/// Returns the bytes that a side sends before its first words.
 pub fn preamble() -> Vec<u8> {
     [&MAGIC[..], &VERSION.to_le_bytes()].concat()
 }
 
-/// Takes bytes as they come and gives the words in them. It never reads beyond the words that are expected, since frames
-/// follow the last ones; and it holds [`LONGEST`] bytes, whatever is announced.
+/// An incremental decoder of words. It never reads past the expected words, because frames follow the last
+/// ones. It holds at most [`LONGEST`] bytes, whatever length is announced.
 #[derive(Debug)]
 pub struct Hearing {
     bytes: Vec<u8>,
@@ -34,15 +34,15 @@ impl Default for Hearing {
 }
 
 impl Hearing {
-    /// Where to read to; never empty.
+    /// Returns the buffer to read into, which is never empty.
     pub fn buffer(&mut self) -> &mut [u8] {
         &mut self.bytes[self.filled..]
     }
 
-    /// So many bytes have been read into the buffer. Gives words when all of them have come.
+    /// Advances by `read` bytes that were read into the buffer. Returns words once they are complete.
     ///
     /// # Errors
-    /// The refusal to tell the other side, if what came is not the protocol.
+    /// Returns the refusal to send to the other side if the bytes are not of this protocol.
     pub fn advance(&mut self, read: usize) -> Result<Option<Words>, Refusal> {
         self.filled = self.bytes.len().min(self.filled + read);
         if self.part == Part::Preamble {

@@ -4,17 +4,17 @@ use super::hearing::preamble;
 use super::{Hello, Names, Offer, Purpose, Reason, Refusal, Words};
 use ring::hmac;
 
-/// The side that was connected to: makes sure that the other one belongs to the job.
+/// The handshake of the side that was connected to. It checks that the other side belongs to the job.
 #[derive(Debug)]
 pub struct Host {
-    /// What a caller of the same job says, but for its rank and purpose. A host that answers calls is the task that its own
-    /// purpose is to call.
+    /// The hello that a caller of the same job sends, except for its rank and purpose. A host that answers
+    /// calls is the task that its own purpose names as called.
     mine: Hello,
     key: Option<hmac::Key>,
     nonce: [u8; 32],
     names: Names,
     machine: Option<[u8; 32]>,
-    /// The caller that has proved the secret, and disagrees on what all workers have in common.
+    /// The caller that has proved the secret but disagrees on what all workers have in common.
     dissenter: Option<Hello>,
     state: State,
 }
@@ -26,45 +26,47 @@ enum State {
     Over,
 }
 
-/// What follows from what the other side has said.
+/// The next step after words of the other side.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Send this, and listen on.
+    /// Send this, and wait for an answer.
     Say(Vec<u8>),
-    /// It belongs to the job, and may have offered memory to share. Whether it may stay is for others to decide;
-    /// [`Host::welcome`] and [`Host::refuse`] tell it.
+    /// The other side belongs to the job, and may have offered memory to share. The user of the handshake
+    /// decides whether to accept it, and answers with [`Host::welcome`] or [`Host::refuse`].
     Applies(Hello, Option<Offer>),
 }
 
 impl Host {
-    /// A host that is the worker of this hello. The key is that of the job's secret, if it has one.
+    /// Creates the handshake of the worker with this hello. `key` is derived from the job's secret, if it has
+    /// one.
     pub fn new(mine: Hello, key: Option<hmac::Key>, nonce: [u8; 32]) -> Self {
         let (names, machine, dissenter) = Default::default();
         Self { mine, key, nonce, names, machine, dissenter, state: State::Start }
     }
 
-    /// What the workers are called in refusals.
+    /// Sets the names of workers in refusals.
     pub fn named(mut self, names: Names) -> Self {
         self.names = names;
         self
     }
 
-    /// Says that memory of this machine would be shared, by a digest of it that is good for this connection.
+    /// Sets the digest of this machine, which offers shared memory. The digest is valid for this connection
+    /// only.
     pub fn shares(mut self, machine: Option<[u8; 32]>) -> Self {
         self.machine = machine;
         self
     }
 
-    /// Returns the hello of a caller that was refused although it has proved the secret, because it disagrees on the job or the cluster.
-    /// Where the job has no secret, its connection has still to show who it is.
+    /// Returns the hello of a caller that was refused although it has proved the secret, because it disagrees
+    /// on the job or the cluster. If the job has no secret, the connection must still show its user.
     pub fn dissenter(&self) -> Option<&Hello> {
         self.dissenter.as_ref()
     }
 
-    /// What follows from the words of the other side.
+    /// Processes words of the other side and returns the next step.
     ///
     /// # Errors
-    /// The refusal to tell it.
+    /// Returns the refusal to send to the other side, or the other side's own.
     pub fn hear(&mut self, words: Words) -> Result<Answer, Refusal> {
         match (std::mem::replace(&mut self.state, State::Over), words) {
             (_, Words::Refusal(refusal)) => Err(refusal),
@@ -94,14 +96,15 @@ impl Host {
                     self.dissenter = is_dissent.then_some(hello);
                     return Err(refusal);
                 }
-                // Nobody's memory is opened by a side that hasn't said it would share.
+                // Memory is opened only if this side has offered to share it.
                 Ok(Answer::Applies(hello, offer.filter(|_| self.machine.is_some())))
             }
             _ => Err(Refusal::protocol()),
         }
     }
 
-    /// Compares the names of the jobs. A caller of a worker and a worker that joins a server are refused for that, whatever their jobs are.
+    /// Compares the names of the jobs. If one side calls and the other joins a world, they are refused for
+    /// that instead, whatever their jobs are.
     fn compare_jobs(&self, hello: &Hello) -> Result<(), Refusal> {
         let is_any = is_call(hello) && hello.job.is_empty();
         if is_call(hello) != is_call(&self.mine) || hello.job == self.mine.job || is_any {
@@ -115,7 +118,7 @@ impl Host {
         Err(Refusal::new(Reason::Job, text))
     }
 
-    /// What is compared only with those that know the secret.
+    /// Compares what is compared only after the other side has proved the secret.
     fn compare(&self, hello: &Hello) -> Result<(), Refusal> {
         let mine = &self.mine;
         let (me, other) = (self.names.of(mine.rank), self.names.of(hello.rank));
@@ -164,12 +167,13 @@ impl Host {
         Ok(())
     }
 
-    /// The bytes that let the other side in.
+    /// Returns the bytes that accept the other side.
     pub fn welcome() -> Vec<u8> {
         Words::Welcome.encode()
     }
 
-    /// The bytes that tell the other side of a refusal. Where it has heard nothing yet, the preamble comes first.
+    /// Returns the bytes that refuse the other side. The preamble comes first if nothing else was sent
+    /// before.
     pub fn refuse(refusal: Refusal, is_first: bool) -> Vec<u8> {
         let words = Words::Refusal(refusal).encode();
         if is_first { [preamble(), words].concat() } else { words }

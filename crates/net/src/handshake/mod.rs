@@ -1,12 +1,13 @@
-//! The first words on a connection: whether both sides belong to the same job. Pure: no socket, no clock.
+//! The handshake: the first words on a connection, which show whether both sides belong to the same job.
+//! Pure: no socket, no clock.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | [`fields`] | numbers and texts as bytes |
-//! | [`words`] | [`Words`]: what the two sides say |
-//! | [`hearing`] | [`Hearing`]: words out of received bytes |
-//! | [`names`] | [`Names`]: what workers are called |
-//! | [`refusal`] | [`Refusal`]: why one does not let the other in |
+//! | [`words`] | [`Words`]: the messages of the handshake |
+//! | [`hearing`] | [`Hearing`]: a decoder of received words |
+//! | [`names`] | [`Names`]: the names of workers |
+//! | [`refusal`] | [`Refusal`]: the reason that one side refuses the other |
 //! | [`caller`] | [`Caller`]: the side that has connected |
 //! | [`host`] | [`Host`]: the side that was connected to |
 //!
@@ -32,5 +33,5 @@ pub use names::Names;
 pub use refusal::{Reason, Refusal};
 pub use words::{Hello, Offer, Purpose, Words};
 
-/// The version of the protocol. Both sides need the same.
+/// The version of the protocol. Both sides must have the same.
 pub const VERSION: u16 = 6;

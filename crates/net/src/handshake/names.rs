@@ -1,20 +1,20 @@
-//! What workers are called.
+//! The names of workers in messages.
 
 use distribute_cluster::{Job, Task};
 use std::sync::Arc;
 
-/// What the workers of a world are called in what is said of them: `chief 0`, `worker 0`, … Those that have been given no
-/// task are called `worker` and their number.
+/// The names of the workers of a world in messages: `chief 0`, `worker 0`, … A worker without a task is
+/// called `worker`, with its number.
 #[derive(Clone, Debug, Default)]
 pub struct Names(Arc<[Task]>);
 
 impl Names {
-    /// The names of workers that have these tasks, by number.
+    /// Creates the names of workers with these tasks, by number.
     pub fn new(tasks: impl IntoIterator<Item = Task>) -> Self {
         Self(tasks.into_iter().collect())
     }
 
-    /// What the worker of this number is called.
+    /// Returns the name of a worker.
     pub fn of(&self, worker: usize) -> Task {
         self.0.get(worker).cloned().unwrap_or_else(|| Job::Worker.task(worker))
     }

@@ -1,46 +1,46 @@
-//! Why one side does not let the other in.
+//! The reasons that one side refuses the other.
 
 use std::fmt;
 
-/// The kinds of reasons.
+/// A kind of reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The other side speaks another protocol, or sent what can't be read.
+    /// The other side uses another protocol, or sent malformed bytes.
     Protocol,
-    /// Another version of this crate's protocol.
+    /// The versions of the protocol differ.
     Version,
-    /// Another job.
+    /// The jobs differ.
     Job,
-    /// Another secret, or only one side has one.
+    /// The secrets differ, or only one side has one.
     Secret,
-    /// The worker that has connected is of an earlier generation: it has been replaced.
+    /// The worker that has connected is of an earlier generation, and was replaced.
     Generation,
     /// The worker that was connected to is of an earlier generation. Its successor may come.
     Replaced,
-    /// Another cluster or program: not what all workers have to have in common.
+    /// The clusters or programs differ in what all workers must have in common.
     Cluster,
-    /// There is no worker of that number, or it is not its turn to connect.
+    /// No worker has that number, or it is not its turn to connect.
     Rank,
-    /// There is a worker of that number already.
+    /// A worker with that number has already connected.
     Taken,
     /// The world is complete.
     Complete,
-    /// What the world was made for has ended.
+    /// The work of the world has ended.
     Ended,
-    /// Too many connections that have not said who they are.
+    /// There are too many connections that have not identified themselves.
     Crowded,
-    /// It took too long.
+    /// The handshake timed out.
     Late,
-    /// The worker that was connected to has not come so far that it could take the other one. It may be tried again.
+    /// The worker that was connected to is not ready for the other one. It may be retried.
     Early,
-    /// A call of a worker that answers none, or the other way round.
+    /// A call has reached a worker that answers none, or the reverse.
     Purpose,
-    /// The certificate of one side is that of another task.
+    /// The certificate of one side belongs to another task.
     Certificate,
     /// One side is a process of another user, and the job has no secret.
     User,
-    /// None that this version knows.
+    /// A reason that this version does not know.
     Other,
 }
 
@@ -74,22 +74,22 @@ impl Reason {
     }
 }
 
-/// Why one side does not let the other in, in words that are told to it.
+/// The reason that one side refuses the other, in a text that is sent to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The kind of reason.
     pub reason: Reason,
-    /// What is wrong, and what to do.
+    /// The problem, and its solution.
     pub text: String,
 }
 
 impl Refusal {
-    /// A refusal.
+    /// Creates a refusal.
     pub fn new(reason: Reason, text: impl Into<String>) -> Self {
         Self { reason, text: text.into() }
     }
 
-    /// Bytes that aren't of this protocol.
+    /// Returns the refusal of bytes that are not of this protocol.
     pub(super) fn protocol() -> Self {
         Self::new(
             Reason::Protocol,
@@ -100,7 +100,7 @@ impl Refusal {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // It may be from another process.
+        // The text may be from another process.
         f.write_str(&distribute_log::plain(&self.text))
     }
 }

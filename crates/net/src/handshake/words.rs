@@ -1,61 +1,63 @@
-//! What the two sides of a new connection say, as bytes.
+//! The messages of the handshake as bytes.
 
 use super::fields::{Malformed, Reader, Writer};
 use super::{Names, Reason, Refusal};
 use distribute_cluster::Task;
 
-/// What every connection begins with, in both directions, before the version.
+/// The first bytes of every connection in both directions, before the version.
 pub const MAGIC: [u8; 8] = *b"dstrbnet";
 
-/// The longest words, in bytes.
+/// The maximum length of words, in bytes.
 pub const LONGEST: usize = 1024;
 
-/// The longest name of a job, and the longest address.
+/// The maximum length of a job's name or of an address, in bytes.
 pub const LONGEST_TEXT: usize = 255;
 
-/// The longest text of a refusal.
+/// The maximum length of a refusal's text, in bytes.
 const LONGEST_REFUSAL: usize = 512;
 
-/// Why a connection is made.
+/// The purpose of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// To join the world, by the leader. Links of others are made to this address.
+    /// Joins the world through the leader. Other workers connect to this address.
     Join {
         /// `host:port`.
         address: String,
     },
-    /// To be the link between two workers that have joined.
+    /// Links two workers that have joined.
     Link,
-    /// To call a task that need not be of the same world, nor of any.
+    /// Calls a task that may be of another world or of none.
     Call {
-        /// Who calls.
+        /// The task that calls.
         from: Task,
-        /// Whom it means to reach.
+        /// The task that it intends to reach.
         to: Task,
     },
 }
 
-/// Who has connected. Of a call, which belongs to no world, the numbers and the digest are 0.
+/// The identity of the side that has connected. The numbers and the digest are 0 for a call, which belongs to
+/// no world.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// The name of the job. Of a call, it may be empty: whoever looks after jobs of any name calls so.
+    /// The name of the job. It may be empty for a call from a tool that works with jobs of any name.
     pub job: String,
-    /// The generation of the world that the link is for; of a worker that joins, that of which it was a member last, or 0.
+    /// The generation of the world that the link is for. For a worker that joins, the generation that it was
+    /// last a member of, or 0.
     pub generation: u64,
-    /// Which worker it is.
+    /// The number of the worker.
     pub rank: usize,
     /// The number of workers.
     pub workers: usize,
-    /// The number of replicas of each.
+    /// The number of replicas of each worker.
     pub replicas: usize,
-    /// A digest of what all workers have to have in common.
+    /// A digest of what all workers must have in common.
     pub digest: [u8; 32],
-    /// Why it has connected.
+    /// The purpose of the connection.
     pub purpose: Purpose,
 }
 
 impl Hello {
-    /// The task that has connected. `names` are those of the workers of its world.
+    /// Returns the task that has connected. `names` are those of the workers of its world.
     pub fn task(&self, names: &Names) -> Task {
         match &self.purpose {
             Purpose::Call { from, .. } => from.clone(),
@@ -64,37 +66,37 @@ impl Hello {
     }
 }
 
-/// Memory that the side that has connected offers to share with the other.
+/// Memory that the side that has connected offers to share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// The process that has it open.
+    /// The process that has the file open.
     pub pid: u32,
-    /// The file descriptor there.
+    /// The file descriptor in that process.
     pub descriptor: u32,
-    /// The number of the file.
+    /// The inode number of the file.
     pub inode: u64,
-    /// What is written in it, by which it is known to be the right one.
+    /// The content of the file, by which the other side recognizes it.
     pub token: [u8; 32],
 }
 
-/// What one side says to the other.
+/// A message of the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Words {
-    /// Who has connected, whether it has a secret, and its nonce.
+    /// The identity of the side that has connected, whether it has a secret, and its nonce.
     Hello(Hello, bool, [u8; 32]),
-    /// Which worker was connected to, its nonce, a digest of its machine if it would share memory, and the proof that it knows
-    /// the secret, if there is one.
+    /// The worker that was connected to, its nonce, a digest of its machine if it offers shared memory, and
+    /// the proof that it knows the secret, if there is one.
     Challenge(usize, [u8; 32], Option<[u8; 32]>, Option<[u8; 32]>),
     /// The proof of the side that has connected, and memory that it offers to share.
     Proof(Option<[u8; 32]>, Option<Offer>),
-    /// It may stay.
+    /// The connection is accepted.
     Welcome,
-    /// It may not.
+    /// The connection is refused.
     Refusal(Refusal),
 }
 
 impl Words {
-    /// The bytes: the length of what follows in 2 bytes, the kind, the fields.
+    /// Returns the bytes: the length of the rest in 2 bytes, the kind, the fields.
     pub fn encode(&self) -> Vec<u8> {
         let mut fields = Writer::default();
         fields.fixed(&[0; 2]);
@@ -147,10 +149,10 @@ impl Words {
         bytes
     }
 
-    /// The words in these bytes, which follow their length.
+    /// Decodes words from the bytes that follow their length.
     ///
     /// # Errors
-    /// [`Malformed`] if they are none.
+    /// [`Malformed`] if the bytes are not words.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut fields = Reader(bytes);
         let [kind] = fields.fixed()?;
@@ -189,7 +191,7 @@ impl Words {
 
 fn task(fields: &mut Reader<'_>) -> Result<Task, Malformed> {
     let job = fields.text(LONGEST_TEXT)?;
-    // It is shown to users, of whose terminals nothing is asked.
+    // The name is shown to users, so it must not control their terminals.
     if job.is_empty() || job.chars().any(char::is_control) {
         return Err(Malformed);
     }
@@ -197,7 +199,7 @@ fn task(fields: &mut Reader<'_>) -> Result<Task, Malformed> {
 }
 
 impl Offer {
-    /// The bytes, of an offer or none.
+    /// Encodes an offer, or the lack of one.
     pub(super) fn encode(offer: Option<&Self>) -> Vec<u8> {
         let mut fields = Writer::default();
         match offer {

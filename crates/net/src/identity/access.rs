@@ -1,4 +1,4 @@
-//! What a process needs to connect to others of its job, and to let them in.
+//! The data that a process needs to connect to others of its job and to accept them.
 
 use super::tls::Tls;
 use super::{Identity, IdentityError, PolicyError, Protection, certified, policy, user};
@@ -8,23 +8,23 @@ use ring::hmac;
 use rustls::pki_types::CertificateDer;
 use std::net::{IpAddr, TcpStream};
 
-/// What a process shows others, and asks of them, on each of its connections. All processes of a job make it from the same
-/// addresses, so that they agree on how connections are protected.
+/// The credentials of a process on each of its connections, and its requirements on the other side. All
+/// processes of a job create it from the same addresses, so that they agree on the protection of connections.
 #[derive(Clone, Debug)]
 pub struct Access {
-    /// By which it proves that it knows the secret of the job.
+    /// The key that proves knowledge of the job's secret.
     pub(crate) key: Option<hmac::Key>,
     pub(crate) tls: Option<Tls>,
     plain_text_allowed: bool,
-    /// Whether nothing but the other side's user shows that it is of the job.
+    /// Whether the user of the other side is the only evidence that it belongs to the job.
     by_user: bool,
 }
 
-/// Why connections can't be made.
+/// An error that prevents connections.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AccessError {
-    /// They would be unprotected.
+    /// Connections would be unprotected.
     #[error(transparent)]
     Policy(#[from] PolicyError),
     /// The secret or the certificates can't be used.
@@ -32,21 +32,22 @@ pub enum AccessError {
     Identity(#[from] IdentityError),
 }
 
-/// The reason that the other side of a connection may not speak for a task.
+/// The reason that the other side of a connection may not act as a task.
 #[derive(Debug)]
 pub(crate) enum Doubt {
-    /// The connection has ended before it was known whose process is there.
+    /// The connection was closed before the other side's user was known.
     Ended,
-    /// It is another task, or a stranger.
+    /// It is another task, or does not belong to the job.
     Refused(Refusal),
 }
 
 impl Access {
-    /// The access of a process of this identity in a job whose processes are at these addresses. `allow_plain_text` lets
-    /// connections to other machines be made without encryption.
+    /// Creates the access of a process with this identity, in a job whose processes are at these addresses.
+    /// `allow_plain_text` permits connections to other machines without encryption.
     ///
     /// # Errors
-    /// [`AccessError`].
+    /// - [`AccessError::Policy`]: connections would be unprotected.
+    /// - [`AccessError::Identity`]: the secret or the certificates cannot be used.
     pub fn new(
         identity: &Identity,
         addresses: &[Address],
@@ -62,16 +63,17 @@ impl Access {
             Identity::Secret(secret) => Some(secret.proof_key()),
             _ => None,
         };
-        // It is found out before anybody can connect.
+        // This is determined before any process can connect.
         let by_user = key.is_none() && tls.is_none() && !allow_plain_text && user::is_told();
         Ok(Self { key, tls, plain_text_allowed: allow_plain_text, by_user })
     }
 
-    /// Makes sure that the other side of a connection may speak for a task: by its certificate, where that names tasks, or by its
-    /// user, where there is nothing else.
+    /// Checks that the other side of a connection may act as a task: by its certificate if that names tasks,
+    /// or by its user if there is no other evidence.
     ///
     /// # Errors
-    /// [`Doubt`]: the certificate names others, the process is another user's, or the connection has ended before that was known.
+    /// [`Doubt`] if the certificate names other tasks, the process is another user's, or the connection was
+    /// closed before its user was known.
     pub(crate) fn vouch(
         &self,
         socket: &TcpStream,
@@ -91,14 +93,15 @@ impl Access {
         Ok(())
     }
 
-    /// Whether the other side of a connection was of the job for sure, for which this side has [vouched](Self::vouch) and which it then refused
-    /// for this reason. Where nothing but its user is known, another job of the same user is a stranger, and where not even that is, all are.
+    /// Whether the other side of a connection surely belonged to the job. This side has
+    /// [vouched](Self::vouch) for it and then refused it for the given reason. If only its user is known,
+    /// another job of the same user counts as foreign. If not even that is known, every process does.
     pub(crate) fn knows_members(&self, refused: Reason) -> bool {
         self.key.is_some() || self.tls.is_some() || (self.by_user && refused != Reason::Job)
     }
 
-    /// Whether connections to or at this address are protected as they have to be. A name may mean another address than it
-    /// says.
+    /// Whether connections to or from this address have the required protection. A host name may resolve to
+    /// an address of another kind than it suggests.
     pub(crate) fn allows(&self, ip: IpAddr) -> bool {
         self.tls.is_some() || self.plain_text_allowed || ip.to_canonical().is_loopback()
     }

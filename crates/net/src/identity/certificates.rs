@@ -1,4 +1,4 @@
-//! Certificates that the user has made.
+//! The user's certificates.
 
 use super::IdentityError;
 use distribute_log::heard;
@@ -11,28 +11,30 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// The longest file of certificates, keys or a secret that is read.
+/// The maximum size of a file of certificates, keys or a secret.
 const LONGEST: u64 = 1 << 20;
 
-/// Files with certificates and a key, as PEM.
+/// Files with certificates and a key, in PEM format.
 ///
-/// Every worker whose certificate the CA has signed may join, whatever its name is: use a CA of this job or cluster alone.
+/// Every worker whose certificate is signed by the CA may join, whatever its name is: use a CA of this job or
+/// cluster alone.
 ///
-/// A certificate can say which task its owner is, by a URI among its alternative names: `distribute:ps/0`, or several of them.
-/// Its owner can then speak for no other task. One without such a URI can speak for any.
+/// A certificate can name the tasks of its owner by URIs among its alternative names, such as
+/// `distribute:ps/0`. The owner can then act as no other task. The owner of a certificate without such a URI
+/// can act as any.
 ///
-/// Certificates that are restricted by purpose need both, `serverAuth` and `clientAuth`.
+/// Certificates that are restricted by purpose need both `serverAuth` and `clientAuth`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificates {
-    /// The certificates of those whose signatures count.
+    /// The certificates of trusted CAs.
     pub ca: PathBuf,
-    /// The certificate of this process, and those between it and the CA.
+    /// The certificate of this process, and the intermediate certificates up to the CA.
     pub certificate: PathBuf,
     /// The private key of that certificate.
     pub key: PathBuf,
 }
 
-/// What is in the files.
+/// The content of the files.
 pub(super) struct Loaded {
     pub roots: Vec<CertificateDer<'static>>,
     pub chain: Vec<CertificateDer<'static>>,
@@ -71,7 +73,7 @@ fn read(path: &Path, what: &'static str) -> Result<Vec<u8>, IdentityError> {
     read_with_mode(path, what).map(|(bytes, _)| bytes)
 }
 
-/// Reads a small file that nobody else should be able to read, and warns where others can, once.
+/// Reads a small file that only its owner should be able to read. Warns once if other users can.
 pub(super) fn read_private(path: &Path, what: &'static str) -> Result<Vec<u8>, IdentityError> {
     static WARNED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     let (bytes, mode) = read_with_mode(path, what)?;
@@ -87,7 +89,7 @@ pub(super) fn read_private(path: &Path, what: &'static str) -> Result<Vec<u8>, I
     Ok(bytes)
 }
 
-/// Whether the file's group or others can read or change it.
+/// Whether the file's group or other users can read or change it.
 fn is_open_to_others(mode: u32) -> bool {
     mode & 0o066 != 0
 }
@@ -110,7 +112,7 @@ mod tests {
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Metadata, Subscriber};
 
-    /// Keeps the words of warnings.
+    /// Keeps the text of warnings.
     #[derive(Clone, Default)]
     struct Kept(Arc<Mutex<Vec<String>>>);
 

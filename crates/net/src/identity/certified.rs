@@ -7,10 +7,11 @@ use webpki::EndEntityCert;
 /// The scheme of a URI that names a task.
 const SCHEME: &str = "distribute:";
 
-/// Makes sure that the owner of a certificate may speak for a task. One that names no task may speak for any.
+/// Checks that the owner of a certificate may act as a task. A certificate that names no task is valid for
+/// any.
 ///
 /// # Errors
-/// A text that says which tasks it names.
+/// Returns a text with the tasks that the certificate names.
 pub(super) fn check(certificate: &CertificateDer<'_>, task: &Task) -> Result<(), String> {
     let certificate = EndEntityCert::try_from(certificate)
         .map_err(|error| format!("the certificate of {task} cannot be read: {error}"))?;
@@ -31,13 +32,13 @@ fn not_for(named: &[&str], task: &Task) -> String {
     )
 }
 
-/// The part of a URI after its scheme, which may be written in any case.
+/// Returns the part of a URI after its scheme, which may be written in any case.
 fn strip_scheme<'a>(name: &'a str, scheme: &str) -> Option<&'a str> {
     let (begin, rest) = name.split_at_checked(scheme.len())?;
     begin.eq_ignore_ascii_case(scheme).then_some(rest)
 }
 
-/// Whether a name, as `ps/0`, is that of a task.
+/// Whether a name such as `ps/0` is that of a task.
 fn is(name: &str, task: &Task) -> bool {
     name.rsplit_once('/')
         .is_some_and(|(job, index)| job == task.job.as_str() && index == task.index.to_string())

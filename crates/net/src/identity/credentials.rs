@@ -1,10 +1,11 @@
-//! How the tasks of a job know each other.
+//! The credentials of the tasks of a job.
 
 use super::{Access, AccessError, Certificates, Identity, Secret, job_name};
 use distribute_cluster::Address;
 
-/// The way in which the tasks of a job know each other, the name of the job, and whether links between machines are protected: one
-/// value for all that a task opens, be it a server, a client or a strategy.
+/// The credentials by which the tasks of a job recognize each other, the name of the job, and whether links
+/// between machines are encrypted. One value serves everything that a task opens: servers, clients and
+/// strategies.
 ///
 /// ```
 /// use distribute_net::{Credentials, Secret};
@@ -15,7 +16,7 @@ use distribute_cluster::Address;
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Credentials {
-    /// Without, the secret of the environment, if there is one.
+    /// `None` for the secret of the environment, if there is one.
     identity: Option<Identity>,
     allow_plain_text: bool,
     job: Job,
@@ -32,40 +33,42 @@ enum Job {
 }
 
 impl Credentials {
-    /// The secret in `DISTRIBUTE_SECRET`, if there is one; links between machines are protected.
+    /// Creates credentials with the secret in `DISTRIBUTE_SECRET`, if it is set. Links between machines are
+    /// encrypted.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Certificates: the CA's, this process's, and its key, as PEM files.
+    /// Sets the certificates: of the CA, of this process, and its key, as PEM files.
     pub fn certificates(self, certificates: Certificates) -> Self {
         Self { identity: Some(Identity::Certificates(certificates)), ..self }
     }
 
-    /// The secret of the job, if it isn't in `DISTRIBUTE_SECRET`.
+    /// Sets the secret of the job, if it is not in `DISTRIBUTE_SECRET`.
     pub fn secret(self, secret: Secret) -> Self {
         Self { identity: Some(Identity::Secret(secret)), ..self }
     }
 
-    /// Lets links between machines go without encryption: everybody on the way can read and write what is sent, also where a secret keeps
-    /// strangers from joining. For networks that nobody else can reach.
+    /// Permits links between machines without encryption. Anyone on the route can then read and change the
+    /// data, even if a secret prevents others from joining. Only for networks that no one else can reach.
     pub fn allow_plain_text_on_the_network(self) -> Self {
         Self { allow_plain_text: true, ..self }
     }
 
-    /// The name of the job, the same for all of its tasks: a task of another one that comes to an address of this job is refused, even
-    /// without a secret. By default it is the one in `DISTRIBUTE_JOB` or, without that, the name of the program's file.
+    /// Sets the name of the job, which is the same for all of its tasks. A task of another job that connects
+    /// to an address of this job is refused, even without a secret. The default is the value of
+    /// `DISTRIBUTE_JOB` or, if that is not set, the name of the program's file.
     pub fn job(self, name: impl Into<String>) -> Self {
         Self { job: Job::Named(name.into()), ..self }
     }
 
-    /// Calls servers of a job whatever its name is.
+    /// Sets that servers of a job with any name may be called.
     #[doc(hidden)]
     pub fn any_job(self) -> Self {
         Self { job: Job::Any, ..self }
     }
 
-    /// The name of the job that the tasks of this process are of: see [`job`](Self::job).
+    /// Returns the name of this process's job: see [`job`](Self::job).
     pub fn job_name(&self) -> String {
         match &self.job {
             Job::Own => job_name(),
@@ -74,10 +77,10 @@ impl Credentials {
         }
     }
 
-    /// What this process shows, the secret of the environment included.
+    /// Returns the identity of this process, including the secret of the environment.
     ///
     /// # Errors
-    /// Where that is no secret.
+    /// [`AccessError::Identity`] if the environment variable holds no valid secret.
     pub fn identity(&self) -> Result<Identity, AccessError> {
         match &self.identity {
             Some(identity) => Ok(identity.clone()),
@@ -90,10 +93,12 @@ impl Credentials {
         self.allow_plain_text
     }
 
-    /// The access to the tasks at these addresses. All of them protect connections alike, since they know the same addresses.
+    /// Returns the access to the tasks at these addresses. All tasks protect connections alike, because they
+    /// have the same addresses.
     ///
     /// # Errors
-    /// [`AccessError`].
+    /// - [`AccessError::Policy`]: connections would be unprotected.
+    /// - [`AccessError::Identity`]: the secret or the certificates cannot be used.
     pub fn access<'a>(
         &self,
         addresses: impl IntoIterator<Item = &'a Address>,
@@ -103,7 +108,7 @@ impl Credentials {
     }
 }
 
-/// What this process shows to be one of the job, and asks of others, whatever the environment says.
+/// Converts an identity into credentials that ignore the secret of the environment.
 impl From<Identity> for Credentials {
     fn from(identity: Identity) -> Self {
         Self { identity: Some(identity), ..Self::default() }

@@ -1,13 +1,14 @@
-//! The name by which the processes of a job know each other.
+//! The name by which the processes of a job recognize each other.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// The variable that says the name where the program does not.
+/// The environment variable with the default name.
 const NAME: &str = "DISTRIBUTE_JOB";
 
-/// The name of the job of this process: that in the environment variable `DISTRIBUTE_JOB`, or else that of the program's file. So
-/// another program that was given an address of this job is refused even without a secret.
+/// Returns the name of this process's job: the value of the environment variable `DISTRIBUTE_JOB`, or else
+/// the name of the program's file. Another program that was given an address of this job is therefore refused
+/// even without a secret.
 pub fn job_name() -> String {
     of(std::env::var_os(NAME), std::env::current_exe().ok())
 }
@@ -16,7 +17,7 @@ fn of(variable: Option<OsString>, program: Option<PathBuf>) -> String {
     let program = || Some(program?.file_name()?.to_owned());
     let name = variable.filter(|name| !name.is_empty()).or_else(program);
     let name = name.map_or_else(|| "job".into(), |name| name.to_string_lossy().into_owned());
-    // So Linux calls a file that has been replaced since.
+    // Linux appends this to the name of a file that was replaced since.
     name.trim_end_matches(" (deleted)").into()
 }
 

@@ -1,15 +1,15 @@
-//! Who may join, and how links are protected.
+//! Identities of processes, and the protection of links.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | [`secret`] | [`Secret`]: what all processes of one job know |
-//! | [`certificates`] | [`Certificates`]: those that the user has made, by path |
-//! | `tls` | the two sides of TLS from either |
+//! | [`secret`] | [`Secret`]: the secret that all processes of one job share |
+//! | [`certificates`] | [`Certificates`]: the user's certificates, by path |
+//! | `tls` | the two sides of TLS, from a secret or certificates |
 //! | `certified` | the tasks that a certificate names |
 //! | `user` | the user at the other end of a connection within this machine |
-//! | `credentials`, `job` | [`Credentials`]: what the tasks of a job show each other, and the name of their job |
-//! | [`policy`] | which protection links get: a pure table |
-//! | [`access`] | [`Access`]: both together, for the connections of one process |
+//! | `credentials`, `job` | [`Credentials`]: the credentials of a job's tasks, and the name of their job |
+//! | [`policy`] | the protection of links, as a pure table |
+//! | [`access`] | [`Access`]: identity and protection for the connections of one process |
 
 pub mod access;
 pub mod certificates;
@@ -29,44 +29,44 @@ pub use job::job_name;
 pub use policy::{PolicyError, Protection};
 pub use secret::Secret;
 
-/// What a process shows to be one of the job.
+/// The evidence that a process belongs to the job.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum Identity {
-    /// Nothing. On loopback addresses only: where the system says whose process is at the other end, as Linux does, processes of this
-    /// user may join; elsewhere whoever reaches the port may.
+    /// No evidence, for loopback addresses only. If the system reports the user at the other end, as Linux
+    /// does, processes of this user may join. Otherwise any process that reaches the port may.
     #[default]
     None,
-    /// The secret of the job. On loopback each side proves that it knows it; elsewhere links are encrypted, too, with
-    /// certificates that each process makes from it.
+    /// The secret of the job. On loopback each side proves that it knows the secret. Other links are also
+    /// encrypted, with certificates that each process derives from it.
     Secret(Secret),
-    /// Certificates of the user. Links are encrypted, and whoever has a certificate of this CA may join, as one of the tasks that
-    /// it [names](Certificates).
+    /// Certificates of the user. Links are encrypted, and any process with a certificate of this CA may join,
+    /// as one of the tasks that the certificate [names](Certificates).
     Certificates(Certificates),
 }
 
-/// Why an identity can't be used.
+/// An error that prevents the use of an identity.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IdentityError {
-    /// A file can't be read.
+    /// A file cannot be read.
     #[error("the {what} cannot be read from {}: {source}", path.display())]
     File {
-        /// What should be in it.
+        /// The expected content.
         what: &'static str,
         /// The file.
         path: std::path::PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// A file holds nothing of that kind.
+    /// A file does not hold the expected content.
     #[error("{} holds no {what} as PEM: {reason}", path.display())]
     Pem {
-        /// What should be in it.
+        /// The expected content.
         what: &'static str,
         /// The file.
         path: std::path::PathBuf,
-        /// Why.
+        /// The cause.
         reason: String,
     },
     /// A secret is malformed.
@@ -77,7 +77,7 @@ pub enum IdentityError {
         /// The environment variable or file.
         origin: String,
     },
-    /// A secret that everybody knows.
+    /// The secret is all zeros.
     #[error(
         "the secret of the job in {origin} is nothing but zeros, which is no secret; `openssl rand -hex 32` makes one"
     )]
@@ -85,10 +85,10 @@ pub enum IdentityError {
         /// The environment variable or file.
         origin: String,
     },
-    /// Certificates or keys that TLS can't use.
+    /// TLS cannot use the certificates or keys.
     #[error("these certificates cannot be used: {0}")]
     Tls(String),
-    /// The system has no random numbers.
+    /// The system provides no random numbers.
     #[error("the system gives no random numbers")]
     Random,
 }

@@ -1,24 +1,24 @@
-//! Which protection links get. Pure.
+//! The protection of links. Pure.
 
 use super::Identity;
 use distribute_cluster::{Address, Task};
 
-/// How links are protected.
+/// The protection of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protection {
-    /// Not at all.
+    /// None.
     Plain,
-    /// Both sides prove that they know the secret of the job; what they send can be read by others.
+    /// Both sides prove that they know the secret of the job. Others can read the data.
     Proof,
-    /// Encrypted, and each side verifies the other.
+    /// Encryption, and each side verifies the other.
     Tls,
 }
 
-/// Why links of these addresses can't be made.
+/// An error that prevents links between addresses.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
-    /// Anybody could join.
+    /// Any process could join.
     #[error(
         "{address} can be reached over the network, and anybody could join this job and read its weights: give all workers \
          one DISTRIBUTE_SECRET (`openssl rand -hex 32` makes one), or certificates; \
@@ -28,7 +28,7 @@ pub enum PolicyError {
         /// An address that is not loopback.
         address: String,
     },
-    /// A loopback address reaches only the machine that it is used on.
+    /// A loopback address reaches only the machine that it is used on, but there are several machines.
     #[error(
         "{loopback} of {task} is a loopback address, which other machines can't reach, and there are others \
          ({other}): give {task} an address of its machine in the network"
@@ -36,23 +36,24 @@ pub enum PolicyError {
     LoopbackAmongSeveral {
         /// The task with the loopback address.
         task: Task,
-        /// That address.
+        /// The loopback address.
         loopback: String,
-        /// An address that is none.
+        /// An address that is not loopback.
         other: String,
     },
 }
 
-/// The protection of links between processes at these addresses.
+/// Returns the protection of links between processes at these addresses.
 ///
-/// | addresses | nothing | secret | certificates |
+/// | addresses | no identity | secret | certificates |
 /// |---|---|---|---|
 /// | loopback | plain | proof | TLS |
 /// | others | refused | TLS | TLS |
 /// | others, with `allow_plain_text` | plain | proof | TLS |
 ///
 /// # Errors
-/// [`PolicyError::PlainTextOnTheNetwork`].
+/// [`PolicyError::PlainTextOnTheNetwork`] if an address is not loopback, there is no identity, and plain text
+/// is not allowed.
 pub fn protection(
     addresses: &[Address],
     identity: &Identity,
@@ -70,10 +71,10 @@ pub fn protection(
     }
 }
 
-/// Refuses loopback addresses where there are several hosts. `task` says what the worker of a number is called.
+/// Refuses loopback addresses if there are several hosts. `task` returns the name of a worker by its number.
 ///
 /// # Errors
-/// [`PolicyError::LoopbackAmongSeveral`].
+/// [`PolicyError::LoopbackAmongSeveral`] if some addresses are loopback and others are not.
 pub fn check_hosts(addresses: &[Address], task: impl Fn(usize) -> Task) -> Result<(), PolicyError> {
     let is_loopback = |address: &Address| address.host().is_loopback();
     let Some(other) = addresses.iter().find(|address| !is_loopback(address)) else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! What all processes of one job know.
+//! The secret of a job.
 
 use super::IdentityError;
 use ring::rand::{SecureRandom, SystemRandom};
@@ -9,42 +9,43 @@ use std::path::Path;
 /// The environment variable that holds the secret of the job, as 64 hexadecimal digits.
 pub const VARIABLE: &str = "DISTRIBUTE_SECRET";
 
-/// 32 bytes that all processes of one job know, and nobody else. It is never shown or sent.
+/// A secret of 32 bytes that only the processes of one job know. It is never shown or sent.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret([u8; 32]);
 
 impl Secret {
-    /// A new one.
+    /// Creates a random secret.
     ///
     /// # Errors
-    /// [`IdentityError::Random`] if the system gives no random numbers.
+    /// [`IdentityError::Random`] if the system provides no random numbers.
     pub fn random() -> Result<Self, IdentityError> {
         random().map(Self)
     }
 
-    /// The secret in the environment variable [`VARIABLE`]; `None` if it is not set.
+    /// Returns the secret in the environment variable [`VARIABLE`], or `None` if it is not set.
     ///
     /// # Errors
-    /// The errors of [`from_hex`](Self::from_hex).
+    /// Returns the errors of [`from_hex`](Self::from_hex).
     pub fn from_env() -> Result<Option<Self>, IdentityError> {
         let Some(text) = std::env::var_os(VARIABLE) else { return Ok(None) };
         Self::from_hex(&text.to_string_lossy(), VARIABLE).map(Some)
     }
 
-    /// The secret in a file, as hexadecimal digits.
+    /// Reads a secret from a file of hexadecimal digits.
     ///
     /// # Errors
-    /// [`IdentityError::File`], and those of [`from_hex`](Self::from_hex).
+    /// [`IdentityError::File`] if the file cannot be read, and the errors of [`from_hex`](Self::from_hex).
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, IdentityError> {
         let path = path.as_ref();
         let text = super::certificates::read_private(path, "secret of the job")?;
         Self::from_hex(&String::from_utf8_lossy(&text), &path.display().to_string())
     }
 
-    /// The secret of these hexadecimal digits. `origin` is where they are from, for the error.
+    /// Creates a secret from hexadecimal digits. `origin` is the source of the digits, for the error.
     ///
     /// # Errors
-    /// [`IdentityError::Secret`] if it is not 64 digits, [`IdentityError::Zeros`] if all of them are 0.
+    /// - [`IdentityError::Secret`]: the text is not 64 hexadecimal digits.
+    /// - [`IdentityError::Zeros`]: all digits are 0.
     pub fn from_hex(text: &str, origin: &str) -> Result<Self, IdentityError> {
         let malformed = || IdentityError::Secret { origin: origin.to_owned() };
         let digits = text.trim().as_bytes();
@@ -64,7 +65,7 @@ impl Secret {
         Ok(Self(bytes))
     }
 
-    /// The hexadecimal digits, for the environment of a process that is to join. Not to be shown.
+    /// Returns the hexadecimal digits, for the environment of a process that joins. Do not show them.
     pub fn to_hex(&self) -> String {
         self.0.iter().fold(String::with_capacity(64), |mut text, byte| {
             // Writing into a string does not fail.
@@ -73,12 +74,13 @@ impl Secret {
         })
     }
 
-    /// The key by which it is proved that this secret is known.
+    /// Returns the key that proves knowledge of this secret.
     pub(crate) fn proof_key(&self) -> hmac::Key {
         hmac::Key::new(hmac::HMAC_SHA256, &self.derive(b"distribute proof"))
     }
 
-    /// 32 bytes for one purpose, from which neither the secret nor those of other purposes can be found out.
+    /// Derives 32 bytes for one purpose. Neither the secret nor the bytes for other purposes can be computed
+    /// from them.
     pub(crate) fn derive(&self, purpose: &[u8]) -> [u8; 32] {
         let mut bytes = [0; 32];
         let salt = hkdf::Salt::new(hkdf::HKDF_SHA256, b"distribute-net 1").extract(&self.0);
@@ -95,7 +97,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// 32 random bytes.
+/// Returns 32 random bytes.
 pub(crate) fn random() -> Result<[u8; 32], IdentityError> {
     let mut bytes = [0; 32];
     SystemRandom::new().fill(&mut bytes).map_err(|_| IdentityError::Random)?;

@@ -13,10 +13,10 @@ use rustls::{
 };
 use std::sync::Arc;
 
-/// Named in every certificate that is made here. Not looked at: the signature says who may join.
+/// The name in every generated certificate. It is not checked: the signature decides who may join.
 const NAME: &str = "worker.distribute.internal";
 
-/// An Ed25519 key as PKCS #8 is this and the 32 bytes of its seed (RFC 8410).
+/// The prefix of an Ed25519 key in PKCS #8, which the 32 bytes of the seed follow (RFC 8410).
 const PKCS8: [u8; 16] = [0x30, 0x2e, 0x02, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
 
 /// Both sides of TLS 1.3, each of which verifies the other.
@@ -27,13 +27,14 @@ pub(crate) struct Tls {
 }
 
 impl Tls {
-    /// With the user's certificates.
+    /// Creates both sides from the user's certificates.
     pub fn from_certificates(certificates: &Certificates) -> Result<Self, IdentityError> {
         let loaded = certificates.load()?;
         Self::new(loaded.roots, loaded.chain, loaded.key)
     }
 
-    /// With a certificate made for this process, signed by the CA whose key all processes derive from the secret.
+    /// Creates both sides with a new certificate for this process. The CA that signs it has a key that all
+    /// processes derive from the secret.
     pub fn from_secret(secret: &Secret) -> Result<Self, IdentityError> {
         let (ca, chain, key) = made(secret).map_err(|error| IdentityError::Tls(error.to_string()))?;
         Self::new(vec![ca], vec![chain], key)
@@ -74,19 +75,19 @@ impl Tls {
         Ok(Self { client: Arc::new(client), server: Arc::new(server) })
     }
 
-    /// The side that has connected.
+    /// Creates the side that has connected.
     pub fn client(&self) -> Result<Connection, rustls::Error> {
         let name = ServerName::try_from(NAME).map_err(|_| rustls::Error::General("no name".to_owned()))?;
         Ok(ClientConnection::new(self.client.clone(), name)?.into())
     }
 
-    /// The side that was connected to.
+    /// Creates the side that was connected to.
     pub fn server(&self) -> Result<Connection, rustls::Error> {
         Ok(ServerConnection::new(self.server.clone())?.into())
     }
 }
 
-/// The CA's certificate, and one for this process with its key.
+/// Creates the CA's certificate, and a certificate for this process with its key.
 fn made(
     secret: &Secret,
 ) -> Result<(CertificateDer<'static>, CertificateDer<'static>, PrivateKeyDer<'static>), rcgen::Error> {
@@ -108,8 +109,9 @@ fn made(
     Ok((ca.der().clone(), certificate.der().clone(), key.into()))
 }
 
-/// Accepts whom the CA has signed, whatever its name is: the CA signs for the workers of one job, which have no fixed names
-/// or addresses. The other side verifies its clients in the same way.
+/// A verifier that accepts every certificate signed by the CA, whatever its name is. The CA signs for the
+/// workers of one job, which have no fixed names or addresses. The other side verifies its clients in the
+/// same way.
 #[derive(Debug)]
 struct SignedByCa {
     roots: Arc<RootCertStore>,

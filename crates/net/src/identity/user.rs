@@ -1,32 +1,34 @@
 //! The user at the other end of a connection within this machine.
 //!
-//! Linux has a table of all connections, with the user who has opened each end. Both ends of a connection over loopback are in it:
-//! the other end is the row with both addresses the other way round. While this end is open, no other connection can have that row.
-//! The row says nothing of an end that has been closed, so what comes from one counts as lost.
+//! Linux has a table of all connections, with the user that has opened each end. Both ends of a loopback
+//! connection are in it. The other end is the row with the two addresses swapped. While this end is open, no
+//! other connection can have that row. A closed end has no user in the table, so a connection from one counts
+//! as closed.
 //!
-//! Whether a system tells users apart is tried, by a connection of this process to itself.
+//! A connection of this process to itself tests whether the system reports users.
 
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The tables, of both families: an end of an IPv6 socket may be that of an IPv4 one.
+/// The tables of both families. One end of a connection may be IPv6 and the other IPv4.
 const TABLES: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
 
-/// The number of the state of a connection that is open in both directions.
+/// The state number of a connection that is open in both directions.
 const ESTABLISHED: &str = "01";
 
-/// The number of looks for a row that is not there: a table that changes while it is read may leave out a row.
+/// The number of reads of the table before a row counts as missing. A table that changes during a read may
+/// omit a row.
 const LOOKS: usize = 3;
 
-/// The time that a connection of this process to itself may take.
+/// The timeout of this process's connection to itself.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// The most connections that are accepted to find that of this process.
+/// The maximum number of connections to accept to find that of this process.
 const CALLERS: usize = 256;
 
-/// Whether this system tells who is at the other end of a connection.
+/// Whether this system reports the user at the other end of a connection.
 pub(super) fn is_told() -> bool {
     static TOLD: AtomicBool = AtomicBool::new(false);
     if TOLD.load(Ordering::Relaxed) {
@@ -46,7 +48,7 @@ fn try_out() -> Option<bool> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
     let caller = TcpStream::connect_timeout(&listener.local_addr().ok()?, CONNECT).ok()?;
     let address = caller.local_addr().ok()?;
-    // Others can call this port as well, and before this process.
+    // Other processes can connect to this port before this one.
     let mut accepted = (0..CALLERS).map_while(|_| listener.accept().ok());
     let (called, _) = accepted.find(|(_, from)| *from == address)?;
     Some(check(&called).is_ok())
@@ -55,16 +57,17 @@ fn try_out() -> Option<bool> {
 /// The reason that the other end of a connection is not known to be this user's.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unknown {
-    /// The end is closed, as that of a process that was killed.
+    /// The end is closed, for example because the process was killed.
     Closed,
-    /// It is another user's; the text says whose, and what to do.
+    /// It is another user's. The text names the user and a solution.
     Other(String),
 }
 
-/// Makes sure that the other end of a connection over loopback is a process of this user.
+/// Checks that the other end of a loopback connection is a process of this user.
 ///
 /// # Errors
-/// [`Unknown`]: another user's, or an end that is closed.
+/// - [`Unknown::Closed`]: the other end is closed.
+/// - [`Unknown::Other`]: the process is another user's.
 pub(super) fn check(socket: &TcpStream) -> Result<(), Unknown> {
     let (Ok(here), Ok(there)) = (socket.local_addr(), socket.peer_addr()) else {
         return Err(Unknown::Closed);
@@ -83,7 +86,7 @@ pub(super) fn check(socket: &TcpStream) -> Result<(), Unknown> {
     }
 }
 
-/// The user who has opened the end at `this` of a connection to `other`.
+/// Returns the user that has opened the end at `this` of a connection to `other`.
 fn look(this: SocketAddr, other: SocketAddr) -> Option<u32> {
     TABLES.iter().find_map(|table| {
         let lines = BufReader::new(std::fs::File::open(table).ok()?).lines();
@@ -91,7 +94,7 @@ fn look(this: SocketAddr, other: SocketAddr) -> Option<u32> {
     })
 }
 
-/// The user in the row of an open end.
+/// Returns the user in the row of an open end.
 fn find(mut rows: impl Iterator<Item = String>, this: SocketAddr, other: SocketAddr) -> Option<u32> {
     rows.find_map(|row| {
         let mut fields = row.split_ascii_whitespace().skip(1);
@@ -101,7 +104,7 @@ fn find(mut rows: impl Iterator<Item = String>, this: SocketAddr, other: SocketA
             return None;
         }
         let (user, _timeout, inode) = (fields.nth(3)?, fields.next()?, fields.next()?);
-        // An end that no process has opened, or has any more, has no number, and is root's.
+        // An end that no process has opened yet, or has open any more, has inode 0 and belongs to root.
         if inode == "0" { None } else { user.parse().ok() }
     })
 }
@@ -110,7 +113,7 @@ fn canonical(address: SocketAddr) -> (IpAddr, u16) {
     (address.ip().to_canonical(), address.port())
 }
 
-/// An address as tables have it: numbers of 32 bits as they are in memory, and the port.
+/// Parses an address of the table: 32-bit numbers in the order of memory, and the port.
 fn address(text: &str) -> Option<(IpAddr, u16)> {
     let (ip, port) = text.split_once(':')?;
     let word = |at: usize| {
@@ -152,7 +155,7 @@ mod tests {
         };
         assert_eq!(of("127.0.0.1:50000", "127.0.0.1:8080"), Some(1001));
         assert_eq!(of("127.0.0.1:8080", "127.0.0.1:50000"), Some(0));
-        // Ends that are closing, that no process has, and that are not there.
+        // Ends that are closing, ends without a process, and missing ends.
         assert_eq!(of("127.0.0.1:50001", "127.0.0.1:8080"), None);
         assert_eq!(of("127.0.0.1:50002", "127.0.0.1:8080"), None);
         assert_eq!(of("127.0.0.1:8080", "127.0.0.1:1"), None);

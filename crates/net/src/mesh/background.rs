@@ -1,4 +1,4 @@
-//! The thread that moves bytes while nobody waits for them, sends heartbeats, and notices who has died.
+//! The thread that moves bytes while no other thread polls, sends heartbeats, and detects failed workers.
 
 use super::farewell::Farewell;
 use super::latecomers::Latecomers;
@@ -10,21 +10,21 @@ use distribute_cluster::Deadline;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How often heartbeats and silences are looked at.
+/// The interval of checks for heartbeats and silences.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long this thread stays out of the way of those that drive.
+/// The time for which this thread leaves the sockets to threads that poll.
 const BACK_OFF: Duration = Duration::from_millis(1);
 
-/// Moves bytes until all links are over, or the farewell is over.
+/// Moves bytes until all links are closed or the farewell ends.
 pub(crate) fn run(shared: &Shared, mut latecomers: Option<Box<dyn Latecomers>>) {
     let mut pulse = Pulse::new(shared);
     let mut farewell = None;
     let mut seen = shared.drives.load(Ordering::Acquire);
-    // What came before the links were a mesh.
+    // Some messages may have arrived before the mesh was created.
     move_bytes(shared);
     loop {
-        // However busy the links are, those who come late are heard.
+        // Latecomers are served even if the links are busy.
         if pulse.look(shared)
             && let Some(latecomers) = &mut latecomers
         {
@@ -46,7 +46,7 @@ pub(crate) fn run(shared: &Shared, mut latecomers: Option<Box<dyn Latecomers>>) 
                     shared.attend(&mut **latecomers);
                 }
             }
-            // Something waits to be written. Who sent it is about to drive, mostly.
+            // Data is queued for writing. The thread that has sent it usually polls next.
             Woken::Asked if !closed => {
                 let _ = poll::wait(&mut [], BACK_OFF);
                 if shared.drives.load(Ordering::Acquire) == seen {
@@ -90,10 +90,10 @@ fn wait(shared: &Shared, latecomers: Option<&dyn Latecomers>) -> Woken {
     }
 }
 
-/// So many turns of all links are made before heartbeats are looked at again, however much comes.
+/// The number of turns of all links before the next check of heartbeats, even if more is received.
 const TURNS: usize = 64;
 
-/// Moves what can be moved, until somebody else wants to.
+/// Moves bytes without blocking, until another thread wants to poll.
 fn move_bytes(shared: &Shared) {
     let Some(mut events) = shared.try_driver() else { return };
     let _span = tracing::trace_span!("network").entered();
@@ -106,7 +106,7 @@ fn move_bytes(shared: &Shared) {
     }
 }
 
-/// Heartbeats, and how long others have been silent.
+/// The timers of heartbeats and silences.
 struct Pulse {
     look: Deadline,
     beat: Deadline,
@@ -120,7 +120,7 @@ impl Pulse {
         Self { look: Deadline::after(LOOK), beat, silences }
     }
 
-    /// Looks if it is time to, and says whether it was.
+    /// Checks the timers if it is time to. Returns `true` if they were checked.
     fn look(&mut self, shared: &Shared) -> bool {
         if !self.look.has_passed() {
             return false;
@@ -176,7 +176,7 @@ mod tests {
         fn lose(&self, _from: usize, _reason: String) {}
     }
 
-    /// Whether the thread in the background has been woken since this was last asked.
+    /// Whether the background thread was woken since the last query.
     fn is_woken(shared: &Shared) -> bool {
         let mut sockets = [shared.to_background.interest()];
         poll::wait(&mut sockets, Duration::ZERO).unwrap();
@@ -185,7 +185,7 @@ mod tests {
         is_woken
     }
 
-    // The race: both sleep, the byte that the other side has sent wakes the one that drives, and that one takes it.
+    // Both threads sleep. The byte from the other side wakes the polling thread, which consumes it.
     #[test]
     fn who_drives_and_leaves_something_in_a_ring_wakes_the_thread_in_the_background() {
         let ((link, theirs, _socket), count) = (link(), Arc::<Count>::default());
@@ -193,15 +193,15 @@ mod tests {
         let world = World::new(2, 0, 1).unwrap();
         let met = Met::new(world, vec![link], Settings::default());
         let shared = Shared::new(met, count.clone()).unwrap();
-        // This is the thread in the background.
+        // This is the background thread.
         mine.begin_sleep();
         say(&theirs, Frame::Data(Message::new("first", "")));
-        // Longer than what is read at once.
+        // The message is longer than one read.
         say(&theirs, Frame::Data(Message::new("second", vec![0; 100 << 10])));
         assert_eq!(shared.drive(LONG, &|| false), Drive::Delivered);
         assert_eq!(count.0.load(Ordering::Acquire), 1);
         assert!(is_woken(&shared), "the second message is in the ring, and nobody knows");
-        // The next one takes all there is.
+        // The next thread receives everything.
         assert_eq!(shared.drive(LONG, &|| false), Drive::Delivered);
         assert_eq!(shared.drive(Duration::ZERO, &|| false), Drive::Nothing);
         is_woken(&shared);

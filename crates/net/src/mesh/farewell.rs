@@ -1,4 +1,4 @@
-//! The end of a mesh: it stays until the others have received what it has sent.
+//! The end of a mesh: it waits until the others have received everything that it has sent.
 
 use super::shared::Shared;
 use crate::link::Link;
@@ -6,12 +6,13 @@ use distribute_cluster::Deadline;
 use distribute_log::heard;
 use std::time::Duration;
 
-/// The wait of a closed mesh for the others: it lasts while bytes move, within a limit.
+/// The wait of a closed mesh for the others, which lasts while bytes move, within a limit.
 ///
-/// A worker that is alive takes what was sent, or is given up itself for its silence, so its signs of life count as well as
-/// bytes that it takes: those in buffers of the system, and in shared memory, are its to read.
+/// A worker that is alive reads what was sent, or it is disconnected for its silence. Its heartbeats
+/// therefore count the same as bytes that it reads: those in buffers of the system and in shared memory are
+/// left for it to read.
 pub(crate) struct Farewell {
-    /// Passes if nothing moves.
+    /// Passes if no bytes move.
     still: Deadline,
     /// Passes even if bytes still move.
     most: Deadline,
@@ -24,7 +25,8 @@ impl Farewell {
         Self { still: Deadline::after(shared.settings.farewell), most: Deadline::after(longest), longest }
     }
 
-    /// Whether it is over: all links are, or nothing moves, or it has lasted too long. To be asked often.
+    /// Whether the wait is over: all links are closed, no bytes move, or the limit has passed. To be called
+    /// often.
     pub fn is_over(&mut self, shared: &Shared) -> bool {
         let mut open = shared.links.iter().filter(|link| !link.is_over()).peekable();
         if open.peek().is_none() {
@@ -32,7 +34,7 @@ impl Farewell {
         }
         self.still.look();
         self.most.look();
-        // All links are asked, so that each begins anew.
+        // All links are queried, to reset each.
         if open.fold(false, |moved, link| link.has_moved() | moved) {
             self.still = Deadline::after(shared.settings.farewell);
         }
@@ -43,7 +45,7 @@ impl Farewell {
         is_over
     }
 
-    /// Warns of data that does not arrive.
+    /// Warns about data that was not received.
     fn warn(&self, shared: &Shared) {
         let workers: Vec<usize> =
             shared.links.iter().filter(|link| link.has_backlog()).map(Link::peer).collect();
@@ -81,10 +83,10 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(600);
     const FAREWELL: Duration = Duration::from_millis(500);
-    /// A time that is much shorter than a farewell: machines of tests are busy.
+    /// A time much shorter than a farewell, because test machines are busy.
     const SHORT: Duration = Duration::from_millis(50);
     const LENGTH: usize = 8 << 20;
-    /// The size of the system's buffer on each side, about.
+    /// The approximate size of the system's buffer on each side.
     const BUFFER: usize = 64 << 10;
 
     struct Nobody;
@@ -94,7 +96,8 @@ mod tests {
         fn lose(&self, _from: usize, _reason: String) {}
     }
 
-    /// A worker that has sent a message of `LENGTH` and ends, on a thread, and the other side, which the test plays.
+    /// Starts a worker on a thread that sends a message of `LENGTH` and exits. Returns it with the other
+    /// side, which the test plays.
     fn ending(settings: Settings, stay: Option<Duration>) -> (JoinHandle<()>, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -116,7 +119,7 @@ mod tests {
         Settings { farewell: FAREWELL, longest_farewell, silence: LONG, ..Settings::default() }
     }
 
-    /// Reads until the other side ends. `between` is called before each read, with the number of bytes that have come.
+    /// Reads until the other side closes. Calls `between` with the number of received bytes before each read.
     fn all(
         theirs: &mut TcpStream,
         mut between: impl FnMut(&mut TcpStream, usize),
@@ -131,14 +134,14 @@ mod tests {
         }
     }
 
-    /// Waits: nothing comes on this socket, which the test holds for it.
+    /// Waits, using a socket that receives nothing.
     fn pass(idle: &TcpStream, time: Duration) {
         idle.set_read_timeout(Some(time)).unwrap();
         let kind = (&*idle).read(&mut [0]).unwrap_err().kind();
         assert!(matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut), "{kind}");
     }
 
-    /// A socket on which nothing comes.
+    /// Creates a socket that receives nothing.
     fn idle() -> (TcpStream, TcpListener) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         (TcpStream::connect(listener.local_addr().unwrap()).unwrap(), listener)
@@ -157,7 +160,7 @@ mod tests {
             let come = come.unwrap();
             assert!(watch.elapsed() > 2 * FAREWELL, "{:?} is no test", watch.elapsed());
             assert!(come.len() > LENGTH && !ending.is_finished(), "{} bytes have come", come.len());
-            // The last that it says is its goodbye, and it ends with the answer.
+            // The worker's last frame is its goodbye, and the answer ends it.
             drop(theirs);
             ending.join().unwrap();
         });
@@ -170,7 +173,7 @@ mod tests {
             let idle = idle();
             let mut beats = 0;
             let come = all(&mut theirs, |theirs, come| {
-                // Nothing is read while it shows signs of life.
+                // Nothing is read while this side sends heartbeats.
                 while come > LENGTH / 2 && beats < 30 {
                     beats += 1;
                     let mut queue = Queue::default();
@@ -226,7 +229,7 @@ mod tests {
             for (stay, longest) in [(None, FAREWELL), (Some(3 * FAREWELL), 3 * FAREWELL)] {
                 let (ending, mut theirs) = ending(settings(FAREWELL), stay);
                 let watch = Stopwatch::start();
-                // For ever, if it were let.
+                // This never ends without a limit.
                 let come = all(&mut theirs, |_, come| {
                     if !ending.is_finished() && come > 2 * BUFFER {
                         pass(&idle.0, SHORT);

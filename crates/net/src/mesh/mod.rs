@@ -1,11 +1,11 @@
 //! The transport over sockets: a connection to each other worker.
 //!
-//! | file | what it is |
+//! | module | contents |
 //! |---|---|
-//! | `shared` | the links, and the turn of the threads to move their bytes |
-//! | `background` | the thread that moves bytes while nobody waits, and notices who has died |
-//! | `latecomers` | those who come when the world is complete |
-//! | `farewell` | how long a closed mesh stays |
+//! | `shared` | the links, and the turns of threads to move their bytes |
+//! | `background` | the thread that moves bytes while no other thread polls, and detects failed workers |
+//! | `latecomers` | workers that connect after the world is complete |
+//! | `farewell` | the wait of a closed mesh |
 
 mod background;
 mod farewell;
@@ -25,29 +25,31 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// The transport over sockets: one connection for each pair of workers.
+/// The transport over sockets, with one connection for each pair of workers.
 ///
-/// Threads that wait for messages [drive](Transport::drive) the sockets themselves. A thread in the background does while
-/// nobody waits, and notices workers that have died. A mesh that is dropped says goodbye, and waits until the others have
-/// what it has sent: as long as bytes move, within [`Settings::longest_farewell`](crate::Settings::longest_farewell).
+/// Threads that wait for messages [poll](Transport::drive) the sockets themselves. At other times a
+/// background thread does, which also detects failed workers. Dropping a mesh sends a goodbye and waits until
+/// the others have received everything. The wait lasts while bytes move, within
+/// [`Settings::longest_farewell`](crate::Settings::longest_farewell).
 pub struct Mesh {
     shared: Arc<Shared>,
     background: Option<JoinHandle<()>>,
     generation: u64,
-    /// The places of the workers in the cluster, and where they are.
+    /// The positions of the workers in the cluster.
     places: Vec<usize>,
     addresses: Vec<Address>,
-    /// The workers that wait for the next world, if this worker talks to those who come.
+    /// The workers that wait for the next world, if this worker accepts latecomers.
     waiting: Option<Arc<dyn Waiting>>,
 }
 
 impl Mesh {
-    /// The mesh of those who have met.
+    /// Creates the mesh of workers that have completed a rendezvous.
     pub(crate) fn new(met: Met, receiver: Arc<dyn Receiver>) -> io::Result<Self> {
         Self::open(met, receiver, None)
     }
 
-    /// The mesh of those who have met, and how many wait for the next world, as the one says that talks to those who come.
+    /// Creates the mesh of workers that have completed a rendezvous, with the door for latecomers and the
+    /// workers that wait, if this worker has them.
     pub(crate) fn open(
         met: Met,
         receiver: Arc<dyn Receiver>,
@@ -66,56 +68,57 @@ impl Mesh {
         Ok(Self { shared, background, generation, places, addresses, waiting })
     }
 
-    /// The number of workers that have come since the world was made, and wait until it is made again: of clusters in which not all have
-    /// to be there. The leader knows.
+    /// Returns the number of workers that have come since the world was made and wait for the next one. Only
+    /// clusters that do not need all of their workers have such a wait. Only the leader has the number.
     pub fn waiting(&self) -> usize {
         self.waiting.as_ref().map_or(0, |waiting| waiting.count())
     }
 
-    /// The places in the cluster of those that wait, as far as the leader knows.
+    /// Returns the positions in the cluster of the workers that wait, as known to the leader.
     pub fn places_waiting(&self) -> BTreeSet<usize> {
         self.waiting.as_ref().map(|waiting| waiting.places()).unwrap_or_default()
     }
 
-    /// The place of each worker in the cluster.
+    /// Returns the position of each worker in the cluster.
     pub fn places(&self) -> &[usize] {
         &self.places
     }
 
-    /// The address of each worker, as all of them have been told alike; nothing where they met in no rendezvous.
+    /// Returns the address of each worker, the same list on all of them. Empty if the mesh was made without a
+    /// rendezvous.
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
     }
 
-    /// Whether one waits that was a member of a world as late as this one, and not of this one: its leader knew nothing of that world,
-    /// because it had just started.
+    /// Whether a waiting worker was a member of another world of this generation or a later one. This world's
+    /// leader did not know of that world, because it had just started.
     pub fn is_supplanted(&self) -> bool {
         self.waiting.as_ref().is_some_and(|waiting| waiting.supplants(self.generation))
     }
 
-    /// The number of times that the world has been made: 1 at first, and one more each time its workers have met again.
+    /// Returns the number of times that the world was made: 1 at first, and one more after each rendezvous.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Takes back what others have read in this worker's memory, and let go of, without waiting for the next sign of life.
+    /// Reclaims memory that others have read and released, without waiting for the next heartbeat.
     pub(crate) fn settle(&self) {
         self.shared.links.iter().for_each(Link::settle);
     }
 
-    /// The workers, and which of them this is.
+    /// Returns the world: the number of workers, and the rank of this one.
     pub fn world(&self) -> World {
         self.shared.world
     }
 
-    /// Leaves the world, in which a worker was lost, to meet the others again. To them it is lost as [`LEFT`](crate::LEFT), once what it
-    /// has sent has come.
+    /// Leaves a world that has lost a worker, to rendezvous again. The others see this worker as disconnected
+    /// with the reason [`LEFT`](crate::LEFT), after everything that it has sent.
     pub fn leave(&self) {
         self.shared.close(&Frame::Leave);
     }
 
-    /// Whether what the world was made for has ended, so that its workers don't meet again: who comes in the place of one that was
-    /// lost is told so, and refused.
+    /// Sets whether the work of the world has ended, so that there is no further rendezvous. Replacements of
+    /// failed workers are then refused with that reason.
     pub fn set_over(&self, over: bool) {
         self.shared.set_over(over);
     }
@@ -132,7 +135,7 @@ impl Transport for Mesh {
 
     fn memory(&self, len: usize) -> Option<Region> {
         let arena = self.shared.arena.as_ref()?;
-        // What has been given back is used first.
+        // Memory that was given back is used first.
         self.settle();
         match arena.allocate(len) {
             Ok(region) => Some(region),
@@ -168,7 +171,7 @@ impl Drop for Mesh {
     fn drop(&mut self) {
         self.close();
         if let Some(background) = self.background.take() {
-            // It ends by the deadline of the farewell.
+            // The thread exits by the deadline of the farewell.
             let _ = background.join();
         }
     }

@@ -1,4 +1,4 @@
-//! The state that a mesh shares with its thread in the background: the links, and the turn to move their bytes.
+//! The state that a mesh shares with its background thread: the links, and the turns to move their bytes.
 
 use super::latecomers::Latecomers;
 use crate::link::{Event, Link};
@@ -14,57 +14,58 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// How long to look for messages, or for the rest of one, before sleeping until something comes: about as long as it takes to
-/// wake a thread.
+/// The time to spin for messages, or for the rest of one, before sleeping. About as long as it takes to wake
+/// a thread.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// How long the thread in the background takes at most to make way, which it does after each turn.
+/// The maximum wait until the background thread makes way, which it does after each turn.
 const MAKE_WAY: Duration = Duration::from_millis(5);
 
-/// Up to so many sockets are read to see whether something has come; of more, the system is asked.
+/// The maximum number of sockets that are read directly to see whether anything was received. With more, the
+/// system is asked.
 const FEW: usize = 3;
 
-/// The links of a mesh, and who moves their bytes.
+/// The links of a mesh, and the lock of the thread that polls them.
 pub(crate) struct Shared {
     pub world: World,
     pub settings: Settings,
     pub links: Vec<Link>,
-    /// How many of them have nothing but a socket.
+    /// The number of links without shared memory.
     sockets: usize,
-    /// Which link leads to which worker.
+    /// The index of the link to each worker.
     at: Vec<Option<usize>>,
-    /// Memory that others can read, where there are others that can.
+    /// Memory that others can read, if any of them can.
     pub arena: Option<Arc<Arena>>,
     receiver: Arc<dyn Receiver>,
-    /// Held by the thread that drives. What has been read and not yet delivered.
+    /// The events that were read and not yet delivered. The thread that polls holds the lock.
     driver: Mutex<Vec<Event>>,
-    /// How often a thread has driven, to notice that one does.
+    /// The number of calls that poll, by which the background thread notices them.
     pub drives: AtomicU64,
-    /// Whether a thread drives that is not the background's.
+    /// Whether a thread other than the background thread polls.
     pub driving: AtomicBool,
-    /// How many threads wait for the background's to let them drive.
+    /// The number of threads that wait for the background thread to make way.
     pub wanted: AtomicUsize,
     to_driver: Waker,
     pub to_background: Waker,
     pub closed: AtomicBool,
     /// The longest farewell, in milliseconds.
     stay: AtomicU64,
-    /// Whether the world takes nobody in the place of one that was lost.
+    /// Whether the world takes no replacements of failed workers.
     over: AtomicBool,
     crowded: bool,
 }
 
-/// What a mesh is made of: the workers that have met, as one of them sees them.
+/// The result of a rendezvous, from which a mesh is made, as seen by one worker.
 pub(crate) struct Met {
     pub world: World,
-    /// The place of each worker in the cluster.
+    /// The position of each worker in the cluster.
     pub places: Vec<usize>,
-    /// Where each is, if that is known.
+    /// The address of each worker, if known.
     pub addresses: Vec<Address>,
-    /// How often the world has been made, this time included.
+    /// The number of times that the world was made, including this time.
     pub generation: u64,
     pub links: Vec<Link>,
-    /// What has come over them already.
+    /// The events that were already received.
     pub early: Vec<Event>,
     pub settings: Settings,
     /// Whether more threads than cores wait on this machine.
@@ -72,7 +73,7 @@ pub(crate) struct Met {
 }
 
 impl Met {
-    /// A worker that is linked to these.
+    /// Creates the result for a worker with these links.
     pub fn new(world: World, links: Vec<Link>, settings: Settings) -> Self {
         let places = (0..world.workers()).collect();
         let (addresses, early) = Default::default();
@@ -81,7 +82,7 @@ impl Met {
 }
 
 impl Shared {
-    /// Says this last word to all others, unless another has been said.
+    /// Sends this last frame to all others, unless the mesh is already closed.
     pub fn close(&self, last: &Frame) {
         if !self.closed.swap(true, Ordering::AcqRel) {
             for link in &self.links {
@@ -91,7 +92,7 @@ impl Shared {
         }
     }
 
-    /// Sets the longest farewell, unless it is longer.
+    /// Sets the longest farewell, unless it is already longer.
     pub fn stay(&self, patience: Duration) {
         let patience = millis(patience);
         if patience > self.stay.load(Ordering::Relaxed) {
@@ -99,17 +100,17 @@ impl Shared {
         }
     }
 
-    /// Sets whether the world takes nobody in the place of one that was lost.
+    /// Sets whether the world takes no replacements of failed workers.
     pub fn set_over(&self, over: bool) {
         self.over.store(over, Ordering::Relaxed);
     }
 
-    /// Talks to those who have come when the world was complete.
+    /// Runs the handshakes of workers that connect after the world is complete.
     pub fn attend(&self, latecomers: &mut dyn Latecomers) {
         latecomers.attend(&|worker| self.has_lost(worker), self.over.load(Ordering::Relaxed));
     }
 
-    /// What a mesh and its thread in the background have in common.
+    /// Creates the shared state of a mesh and its background thread.
     pub fn new(met: Met, receiver: Arc<dyn Receiver>) -> io::Result<Self> {
         let Met { world, links, early, settings, crowded, .. } = met;
         let mut at = vec![None; world.workers()];
@@ -139,22 +140,22 @@ impl Shared {
         })
     }
 
-    /// The time after which the end no longer waits even if bytes still move.
+    /// Returns the time after which the end stops waiting even if bytes still move.
     pub fn longest_farewell(&self) -> Duration {
         Duration::from_millis(self.stay.load(Ordering::Relaxed))
     }
 
-    /// Whether a worker is lost.
+    /// Whether a worker is disconnected.
     pub fn has_lost(&self, worker: usize) -> bool {
         self.link(worker).is_none_or(Link::is_over)
     }
 
-    /// The link to this worker.
+    /// Returns the link to this worker.
     pub fn link(&self, worker: usize) -> Option<&Link> {
         self.links.get(self.at.get(worker).copied().flatten()?)
     }
 
-    /// Lets the thread that waits for sockets look at them anew.
+    /// Makes the threads that wait for sockets check the links again.
     pub fn wake(&self) {
         if self.driving.load(Ordering::Acquire) {
             self.to_driver.wake();
@@ -162,14 +163,14 @@ impl Shared {
         self.to_background.wake();
     }
 
-    /// Moves bytes until some have been delivered, as [`Transport::drive`] says.
+    /// Moves bytes until some were delivered: see [`Transport::drive`].
     pub fn drive(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> Drive {
         if self.links.iter().all(Link::is_over) {
             return Drive::Never;
         }
         let mut deadline = Deadline::after(patience);
-        // Also where the thread in the background has been first: it makes way for those who wait, who would otherwise be woken
-        // by it for each message from here on.
+        // This also counts if the background thread came first. It then makes way for waiting threads, which
+        // it would otherwise have to wake for each message.
         self.drives.fetch_add(1, Ordering::Release);
         let Some(mut events) = self.take_over() else { return Drive::Elsewhere };
         if is_there() {
@@ -179,7 +180,7 @@ impl Shared {
         let drive = self.until_delivered(&mut events, &mut deadline);
         self.driving.store(false, Ordering::Release);
         drop(events);
-        // This thread has taken the byte that was to wake the one in the background, and may have left something.
+        // This thread has consumed the byte that was to wake the background thread, and may have left work.
         let left = |link: &Link| link.pair().is_some_and(|pair| pair.sleepers() > 0) && link.has_work();
         if self.links.iter().any(left) {
             self.to_background.wake();
@@ -217,7 +218,8 @@ impl Shared {
         }
     }
 
-    /// Becomes the thread that drives, unless another thread of a caller is. That of the background makes way soon.
+    /// Becomes the thread that polls, unless another caller's thread is. The background thread makes way
+    /// soon.
     fn take_over(&self) -> Option<MutexGuard<'_, Vec<Event>>> {
         if let Some(events) = self.try_driver() {
             return Some(events);
@@ -238,18 +240,18 @@ impl Shared {
         events
     }
 
-    /// Becomes the thread that drives, if none does.
+    /// Becomes the thread that polls, if there is none.
     pub fn try_driver(&self) -> Option<MutexGuard<'_, Vec<Event>>> {
         self.driver.try_lock()
     }
 
-    /// Gives each of these links a turn. Says whether there may be more.
+    /// Gives each selected link a turn. Returns `true` if there may be more.
     pub fn pass(&self, events: &mut Vec<Event>, which: impl Fn(usize) -> bool) -> bool {
         let links = self.links.iter().enumerate().filter(|(at, _)| which(*at));
         links.fold(false, |more, (_, link)| link.turn(events) | more)
     }
 
-    /// Waits until something can be read or written, and gives those links a turn.
+    /// Waits until a link can be read or written, and gives the ready links a turn.
     fn pass_ready(&self, events: &mut Vec<Event>, patience: Duration) -> bool {
         let wait = ready::wait(&self.links, vec![self.to_driver.interest()], patience);
         let Ok(Ready { links, others }) = wait else { return false };
@@ -259,7 +261,7 @@ impl Shared {
         self.pass(events, |at| links.get(at).is_some_and(|ready| *ready))
     }
 
-    /// Gives the receiver what has been read. Says whether there was anything.
+    /// Delivers what was read to the receiver. Returns `true` if there was anything.
     pub fn deliver(&self, events: &mut Vec<Event>) -> bool {
         let any = !events.is_empty();
         for event in events.drain(..) {

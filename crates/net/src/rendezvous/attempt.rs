@@ -1,4 +1,4 @@
-//! One attempt to connect to another process: its name, the connection, the handshake.
+//! One attempt to connect to another process: the name lookup, the connection, the handshake.
 
 use super::conversation::{Conversation, Trouble};
 use super::lookup::Lookup;
@@ -17,7 +17,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// What all attempts of a process have in common.
+/// The data that all attempts of a process share.
 #[derive(Debug)]
 pub(crate) struct Calling {
     pub hello: Hello,
@@ -26,10 +26,10 @@ pub(crate) struct Calling {
     pub shared_memory: SharedMemory,
 }
 
-/// One attempt. Nothing in it blocks.
+/// One attempt. It never blocks.
 #[derive(Debug)]
 pub(super) struct Attempt {
-    /// Which of the addresses of a name to take.
+    /// The number of the attempt, which selects one of a name's addresses.
     number: usize,
     patience: Deadline,
     state: State,
@@ -43,17 +43,17 @@ enum State {
     Over,
 }
 
-/// The handshake, and the memory that has been offered in it.
+/// The handshake, and the memory that was offered in it.
 #[derive(Debug)]
 struct Talk {
     conversation: Conversation,
     caller: Caller,
-    /// The task that is called.
+    /// The task to call.
     to: Task,
     offered: Option<Offered>,
 }
 
-/// Why an attempt has failed.
+/// The reason that an attempt has failed.
 #[derive(Debug)]
 pub(super) enum Failure {
     Broken(String),
@@ -82,7 +82,7 @@ impl Attempt {
         Ok(Self { number, patience: Deadline::after(HANDSHAKE), state })
     }
 
-    /// What to wait for.
+    /// Returns the events to wait for.
     pub fn interest(&self) -> Option<PollFd<'_>> {
         match &self.state {
             State::Looking(lookup) => Some(lookup.interest()),
@@ -92,12 +92,12 @@ impl Attempt {
         }
     }
 
-    /// Whether the name is being looked up, for which there is no second attempt before the first has ended.
+    /// Whether the name is being looked up. There is no second attempt until the lookup has ended.
     pub fn is_looking(&self) -> bool {
         matches!(self.state, State::Looking(_))
     }
 
-    /// Goes on as far as possible at once. Gives the connection once the other side has said welcome.
+    /// Continues without blocking. Returns the connection once the other side has accepted it.
     pub fn attend(&mut self, call: &Call, calling: &Calling) -> Result<Option<Stream>, Failure> {
         loop {
             self.state = match std::mem::replace(&mut self.state, State::Over) {
@@ -152,7 +152,7 @@ impl Attempt {
     }
 }
 
-/// Says hello over a connection that has been made.
+/// Sends the hello over an established connection.
 fn greet(socket: TcpStream, call: &Call, calling: &Calling) -> Result<State, Failure> {
     if is_itself(&socket) {
         return Err(Failure::Broken("nobody listens there".to_owned()));
@@ -180,10 +180,10 @@ fn greet(socket: TcpStream, call: &Call, calling: &Calling) -> Result<State, Fai
 }
 
 impl Talk {
-    /// Goes on as far as possible at once. Says whether the other side has said welcome.
+    /// Continues without blocking. Returns `true` once the other side has accepted the connection.
     fn go_on(&mut self, calling: &Calling) -> Result<bool, Trouble> {
         loop {
-            // It may have refused before it has read everything.
+            // The other side may have refused before it has read everything.
             let spoken = self.conversation.speak();
             let Some(words) = self.conversation.listen()? else { return spoken.map(|()| false) };
             if let (SharedMemory::Auto, Words::Challenge(_, nonce, Some(machine), _)) =
@@ -202,7 +202,7 @@ impl Talk {
         }
     }
 
-    /// Offers memory, since the other side is on this machine.
+    /// Offers memory, because the other side is on this machine.
     fn share(&mut self) {
         match Offered::new() {
             Ok(offered) => {
@@ -214,7 +214,8 @@ impl Talk {
     }
 }
 
-/// An address at which others reach a worker that listens on all addresses: the one that it has connected from.
+/// Returns an address at which others reach a worker. For one that listens on all addresses, this is the
+/// address that it has connected from.
 fn reachable(address: &str, here: IpAddr) -> String {
     match address.parse::<Address>() {
         Ok(listens) if listens.host().is_unspecified() => {
@@ -224,7 +225,7 @@ fn reachable(address: &str, here: IpAddr) -> String {
     }
 }
 
-/// Begins to connect.
+/// Starts to connect.
 fn begin(to: SocketAddr) -> io::Result<TcpStream> {
     let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = socket_with(family, SocketType::STREAM, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC, None)?;
@@ -234,12 +235,13 @@ fn begin(to: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// Whether a socket is connected to itself: the system gave it the very port, as its own, that nobody listens at.
+/// Whether a socket is connected to itself. This happens if no process listens at a port and the system chose
+/// the same port for the socket.
 fn is_itself(socket: &TcpStream) -> bool {
     matches!((socket.local_addr(), socket.peer_addr()), (Ok(here), Ok(there)) if here == there)
 }
 
-/// Whether the connection has been made.
+/// Whether the connection was established.
 fn connected(socket: &TcpStream) -> io::Result<bool> {
     let mut sockets = [poll::interest(socket, true)];
     poll::wait(&mut sockets, Duration::ZERO)?;

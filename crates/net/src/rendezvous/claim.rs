@@ -1,9 +1,10 @@
-//! As whom a process comes to a rendezvous, and whether it comes to another one when that has failed. Pure: no socket, no clock.
+//! The claim of a process in a rendezvous, and whether it may retry after a failure. Pure: no socket, no
+//! clock.
 
 use super::JoinError;
 use crate::handshake::Reason;
 
-/// What a process says of itself when it comes: the generation of the world of which it was a member last.
+/// The generation of the world that a process was last a member of, which it claims in a rendezvous.
 ///
 /// ```
 /// use distribute_net::rendezvous::claim::Claim;
@@ -16,25 +17,26 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// That of a process which was a member of this generation.
+    /// Creates the claim of a process that was a member of this generation.
     pub fn after(generation: u64) -> Self {
         Self { generation }
     }
 
-    /// What to [say](super::Rendezvous::generation).
+    /// Returns the generation to [send](super::Rendezvous::generation).
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// A rendezvous has failed. Whether to come to the next one, if there still is time.
+    /// Processes the failure of a rendezvous. Returns `Ok` if the process may try the next one, as long as
+    /// time is left.
     ///
     /// # Errors
-    /// The error, where it would come to the same again.
+    /// Returns the error if a retry would fail the same way.
     pub fn failed(&mut self, error: JoinError) -> Result<(), JoinError> {
         match error {
-            // Another was lost while they met, and may be started again.
+            // Another worker failed during the rendezvous, and may be restarted.
             JoinError::Lost { .. } => Ok(()),
-            // The others have met without this one. It comes as one of whom they know nothing.
+            // The others have formed a world without this process. It returns as a new process.
             JoinError::Refused { refusal, .. }
                 if refusal.reason == Reason::Generation && self.generation > 0 =>
             {

@@ -8,25 +8,25 @@ use distribute_cluster::Task;
 use rustix::event::PollFd;
 use std::io::{self, IoSlice};
 
-/// The handshake on a connection, word by word.
+/// The handshake on a connection, one message at a time.
 #[derive(Debug)]
 pub(super) struct Conversation {
     stream: Stream,
     hearing: Hearing,
-    /// What has still to be said.
+    /// The bytes that are still to be sent.
     unsaid: Vec<u8>,
-    /// Whether words have come.
+    /// Whether words were received.
     has_heard: bool,
-    /// Whether anything has been said.
+    /// Whether anything was sent.
     pub has_spoken: bool,
 }
 
-/// Why a conversation ends.
+/// The reason that a handshake has failed.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// The connection has ended.
+    /// The connection was closed.
     Broken(String),
-    /// What came is not to be trusted, or not understood.
+    /// The received words are not trusted or not understood.
     Refused(Refusal),
 }
 
@@ -45,12 +45,12 @@ impl Conversation {
         self.unsaid.extend_from_slice(words);
     }
 
-    /// Whether something has still to be said.
+    /// Whether anything is still to be sent.
     pub fn is_speaking(&self) -> bool {
         !self.unsaid.is_empty() || self.stream.has_unsent()
     }
 
-    /// Sends what is to be said, as far as it goes at once.
+    /// Sends without blocking.
     pub fn speak(&mut self) -> Result<(), Trouble> {
         while !self.unsaid.is_empty() {
             match self.stream.write(&[IoSlice::new(&self.unsaid)]) {
@@ -62,7 +62,7 @@ impl Conversation {
         self.stream.flush().or_else(trouble)
     }
 
-    /// Listens for the next words; `None` if they have not come yet.
+    /// Reads the next words. Returns `None` if they are not complete yet.
     pub fn listen(&mut self) -> Result<Option<Words>, Trouble> {
         loop {
             match self.stream.read(self.hearing.buffer()) {
@@ -79,9 +79,9 @@ impl Conversation {
         }
     }
 
-    /// Reads and forgets what has come; whether there may come more.
+    /// Reads and discards what was received. Returns `true` if more may follow.
     pub fn forget(&mut self) -> bool {
-        // What was to be said last may still be on the way.
+        // The last words may still be on their way.
         let _ = self.speak();
         let mut bytes = [0; 1024];
         for _ in 0..16 {
@@ -94,7 +94,7 @@ impl Conversation {
         true
     }
 
-    /// Makes sure that the other side, which has shown to be of the job, may speak for this task.
+    /// Checks that the other side, which has shown that it belongs to the job, may act as this task.
     pub fn vouch(&self, access: &Access, task: &Task) -> Result<(), Trouble> {
         access.vouch(self.stream.socket(), self.stream.certificate(), task).map_err(|doubt| match doubt {
             Doubt::Ended => {
@@ -104,13 +104,13 @@ impl Conversation {
         })
     }
 
-    /// Tells the other side that nothing more will be said.
+    /// Tells the other side that nothing more follows.
     pub fn fall_silent(&mut self) {
         let _ = self.speak();
         self.stream.finish();
     }
 
-    /// Whether something that makes sense has come from the other side.
+    /// Whether the other side has sent anything valid.
     pub fn has_begun(&self) -> bool {
         self.has_heard || self.stream.has_begun()
     }
@@ -120,11 +120,11 @@ impl Conversation {
     }
 }
 
-/// What an error of the connection means. That it would block is none.
+/// Converts an error of the connection. An error that it would block is none.
 fn trouble(error: io::Error) -> Result<(), Trouble> {
     match error.kind() {
         io::ErrorKind::WouldBlock => Ok(()),
-        // Of rustls: a certificate of another CA, or no TLS at all.
+        // From rustls: a certificate of another CA, or no TLS at all.
         io::ErrorKind::InvalidData => {
             let text = format!(
                 "TLS: {error}: give all tasks of the job the same DISTRIBUTE_SECRET, or certificates of one CA"

@@ -1,4 +1,4 @@
-//! Connecting to a process that may not be there yet.
+//! Connecting to a process that may not have started yet.
 
 use super::attempt::{Attempt, Calling, Failure};
 use super::meeting::Call;
@@ -10,7 +10,7 @@ use distribute_cluster::Deadline;
 use rustix::event::PollFd;
 use std::time::Duration;
 
-/// Connects to a process, again and again until it is there.
+/// A call that is retried until the process is up.
 #[derive(Debug)]
 pub(crate) struct Dial {
     call: Call,
@@ -25,7 +25,7 @@ enum State {
     Trying(Attempt),
 }
 
-/// Why there will be no connection.
+/// The reason that there will be no connection.
 #[derive(Debug)]
 pub(crate) enum Failed {
     Refused(Refusal),
@@ -33,7 +33,7 @@ pub(crate) enum Failed {
 }
 
 impl Dial {
-    /// Makes this call. A task that is called by itself has the number 0.
+    /// Creates a call, which starts at once.
     pub fn new(call: Call) -> Self {
         let mut retries = Retries::default();
         if let Some(before) = &call.before {
@@ -42,19 +42,19 @@ impl Dial {
         Self { call, state: State::Waiting(Deadline::after(Duration::ZERO)), retries, attempts: 0 }
     }
 
-    /// Whom it calls.
+    /// Returns the call.
     pub fn call(&self) -> &Call {
         &self.call
     }
 
-    /// What came of the last attempt, or why there is none.
+    /// Returns the result of the last attempt, or the reason that there is none.
     pub fn last(&self) -> Option<String> {
         let looking = matches!(&self.state, State::Trying(attempt) if attempt.is_looking());
         let last = self.retries.last().map(str::to_owned);
         last.or_else(|| looking.then(|| "its name is still being looked up".to_owned()))
     }
 
-    /// What to wait for, if something can come.
+    /// Returns the events to wait for, if there can be any.
     pub fn interest(&self) -> Option<PollFd<'_>> {
         match &self.state {
             State::Waiting(_) => None,
@@ -62,7 +62,7 @@ impl Dial {
         }
     }
 
-    /// When to go on although nothing has come.
+    /// Returns the time until the next attempt, unless one is running.
     pub fn pause(&self) -> Option<Duration> {
         match &self.state {
             State::Waiting(until) => Some(until.remaining()),
@@ -70,7 +70,7 @@ impl Dial {
         }
     }
 
-    /// Goes on as far as possible at once. Gives the connection once the other side has said welcome.
+    /// Continues without blocking. Returns the connection once the other side has accepted it.
     pub fn attend(&mut self, calling: &Calling) -> Result<Option<Stream>, Failed> {
         loop {
             let result = match &mut self.state {

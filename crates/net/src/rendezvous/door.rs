@@ -1,4 +1,4 @@
-//! Those who come when the world has been made, over sockets.
+//! Processes that connect over sockets after the world is complete.
 
 use super::latecomers::Latecomers;
 use super::reception::Reception;
@@ -12,7 +12,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Tells those who come when the world has been made why nobody is let in, and remembers who waits for the next one.
+/// The door of a complete world. It refuses every process that connects, with the reason, and records the
+/// processes that wait for the next world.
 #[derive(Debug)]
 pub(super) struct Door {
     reception: Reception,
@@ -21,7 +22,8 @@ pub(super) struct Door {
 }
 
 impl Door {
-    /// The door of the world of these places. `waiting` tells who waits for the next one.
+    /// Creates the door of a world whose members have these positions. `waiting` records the processes that
+    /// wait for the next one.
     pub fn new(reception: Reception, names: Names, members: Vec<usize>, waiting: Arc<WaitingRoom>) -> Self {
         let latecomers = Latecomers::new(reception.mine().rank, names, members);
         Self { reception, latecomers, waiting }

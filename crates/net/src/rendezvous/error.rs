@@ -1,4 +1,4 @@
-//! Why a worker could not join.
+//! Errors of a rendezvous.
 
 use super::Missing;
 use crate::handshake::Refusal;
@@ -7,23 +7,23 @@ use distribute_cluster::{Task, WorldError};
 use std::io;
 use std::time::Duration;
 
-/// Why a worker could not join its world.
+/// An error that prevents a worker from joining its world.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinError {
-    /// There has to be one address for each worker, `host:port`.
+    /// The number or the form of the addresses is wrong: each worker needs one, `host:port`.
     #[error("the addresses of the workers are wrong: {0}")]
     Addresses(String),
-    /// The numbers don't make a world.
+    /// The numbers do not make a valid world.
     #[error(transparent)]
     World(#[from] WorldError),
-    /// Such links would be unprotected, or lead nowhere.
+    /// Links would be unprotected, or unreachable.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// The secret or the certificates can't be used.
+    /// The secret or the certificates cannot be used.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// This worker can't listen at its address.
+    /// This worker cannot listen at its address.
     #[error("{task} cannot listen at {address}: {source}{}", advice(source))]
     Bind {
         /// This worker.
@@ -35,7 +35,7 @@ pub enum JoinError {
         /// The reason.
         source: io::Error,
     },
-    /// A worker does not let this one in, or this one doesn't trust it.
+    /// A worker refuses this one, or this one does not trust it.
     #[error("{task} at {address} cannot be joined: {refusal}")]
     Refused {
         /// The worker that was connected to.
@@ -47,7 +47,8 @@ pub enum JoinError {
         /// The reason.
         refusal: Refusal,
     },
-    /// Another worker of the job was refused, because it disagrees on what all have in common. The world cannot be made without it.
+    /// Another worker of the job was refused, because it disagrees on what all must have in common. The world
+    /// cannot be made without it.
     #[error(
         "the world cannot be made, because {task} was refused, which connected from {address}: {refusal}"
     )]
@@ -61,7 +62,7 @@ pub enum JoinError {
         /// The reason.
         refusal: Refusal,
     },
-    /// A worker was lost before all had connected to each other.
+    /// A worker was disconnected before all had connected to each other.
     #[error("{task} at {address} was lost while the workers connected to each other: {reason}")]
     Lost {
         /// The worker.
@@ -70,10 +71,10 @@ pub enum JoinError {
         task: Task,
         /// Its address.
         address: String,
-        /// How.
+        /// The reason.
         reason: String,
     },
-    /// Not all workers have come in time.
+    /// The deadline passed before all workers had connected.
     #[error(
         "the world is not complete after {} s: {} of {workers} workers are missing: {}; see whether they run, whether \
          these are their addresses, and whether a firewall is between{}{}",
@@ -84,15 +85,16 @@ pub enum JoinError {
         super::progress::also_refused(refused),
     )]
     Deadline {
-        /// How long this worker has waited.
+        /// The time that this worker has waited.
         waited: Duration,
         /// The number of workers.
         workers: usize,
-        /// The missing ones.
+        /// The missing workers.
         missing: Vec<Missing>,
-        /// Whether all addresses are of this machine alone.
+        /// Whether all addresses are loopback.
         loopback: bool,
-        /// Connections that were refused, each with its address and the reason: one may be that of a missing worker.
+        /// The connections that were refused, each with its address and the reason. One may be that of a
+        /// missing worker.
         refused: Vec<String>,
     },
     /// The system refuses a socket or a thread.

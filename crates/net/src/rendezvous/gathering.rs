@@ -1,4 +1,4 @@
-//! The meeting itself.
+//! The rendezvous over sockets.
 
 use super::attempt::Calling;
 use super::dial::{Dial, Failed};
@@ -18,16 +18,16 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often progress is told.
+/// The interval of progress reports.
 const REPORT: Duration = Duration::from_secs(1);
 
-/// Between two looks at those who have come there is no more than this, unless the process was stopped.
+/// The longest time between two checks of new connections, unless the process was stopped.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// How much one link may take before the others.
+/// The maximum number of turns of one link before the others have theirs.
 const TURNS: usize = 64;
 
-/// A rendezvous under way: connections that come, that are made, and those that are links already.
+/// A running rendezvous: incoming and outgoing connections, and those that are links already.
 pub(super) struct Gathering {
     world: World,
     meeting: Meeting,
@@ -35,20 +35,21 @@ pub(super) struct Gathering {
     calling: Calling,
     dials: Vec<Dial>,
     links: Vec<Link>,
-    /// Until when something has to come over each link.
+    /// The deadline of each link for the next message.
     silences: Vec<(usize, Deadline)>,
-    /// What those that have all their links have sent already.
+    /// The messages that were sent by workers which have all their links.
     early: Vec<Event>,
     settings: Settings,
     progress: Box<dyn FnMut(&Progress) + Send>,
 }
 
-/// How long nobody has come. Time in which this process was stopped does not count, as others may have come meanwhile.
+/// The time since the last worker connected. Time in which this process was stopped does not count, because
+/// others may have connected in that time.
 #[derive(Debug)]
 struct Quiet {
     so_far: Duration,
     since: Stopwatch,
-    /// The time for which somebody has talked meanwhile.
+    /// The time for which a handshake was running.
     talked: Duration,
 }
 
@@ -59,8 +60,8 @@ impl Default for Quiet {
 }
 
 impl Quiet {
-    /// The time for which it has been quiet; nothing while somebody says who it is. That is waited for as long as it may take, and no
-    /// longer: strangers can always begin anew.
+    /// Returns the time without a new worker, or zero while a handshake is running. The timer pauses for at
+    /// most the duration of one handshake, because connections from outside the job can always start another.
     fn look(&mut self, is_talking: bool) -> Duration {
         let since = std::mem::replace(&mut self.since, Stopwatch::start()).elapsed().min(LOOK);
         if is_talking && self.talked < HANDSHAKE {
@@ -86,7 +87,7 @@ impl Gathering {
         Self { world, meeting, reception, calling, dials, links, silences, early, settings, progress }
     }
 
-    /// Goes on until this worker has its links to all others.
+    /// Continues until this worker has its links to all others.
     pub fn complete(
         mut self,
         mut deadline: Deadline,
@@ -104,7 +105,8 @@ impl Gathering {
             if come != self.meeting.members().come() {
                 (come, quiet) = (self.meeting.members().come(), Quiet::default());
             }
-            // Those that are being welcomed have no link yet; of those that talk it is not known who they are.
+            // A worker that is being accepted has no link yet, and the identity of a handshake is not known
+            // yet.
             let is_welcoming = self.reception.welcoming().next().is_some();
             if !is_welcoming {
                 self.meeting.make_do(quiet.look(self.reception.is_talking()));
@@ -114,7 +116,7 @@ impl Gathering {
                 return self.into_mesh(receiver);
             }
             if beat.has_passed() {
-                // Those that have all their links listen for them.
+                // Workers that have all their links monitor heartbeats.
                 self.links.iter().for_each(Link::beat);
                 beat = Deadline::after(self.settings.heartbeat);
                 self.listen_for_silence();
@@ -131,7 +133,7 @@ impl Gathering {
                 let loopback =
                     self.meeting.members().addresses().iter().all(|address| address.host().is_loopback());
                 let waited = waited.elapsed();
-                // The others have the same deadline, mostly, and know of no refusal but by the leader.
+                // The others usually have the same deadline, and know of refusals only from the leader.
                 self.tell_others(self.so_far(waited, &missing));
                 let refused = self.meeting.refused_connections(self.reception.refused());
                 return Err(JoinError::Deadline { waited, workers, missing, loopback, refused });
@@ -146,7 +148,7 @@ impl Gathering {
         self.reception.take_dissents().into_iter().find(|dissent| self.meeting.needs(dissent.hello.rank))
     }
 
-    /// Tells all others that there will be no world, because a worker was refused, and returns the error.
+    /// Notifies all others that there will be no world, because a worker was refused, and returns the error.
     fn part(mut self, dissent: Dissent) -> JoinError {
         let Dissent { hello, from, refusal } = dissent;
         let note = Note::Refused(hello.rank, from.to_string(), refusal.clone());
@@ -157,7 +159,7 @@ impl Gathering {
                     link.send(Frame::Data(Message::new("", note.encode())));
                 }
             }
-            // A worker that has been told ends its link.
+            // A notified worker closes its link.
             if self.wait(parting.patience()).is_err() || self.attend().is_err() {
                 break;
             }
@@ -166,8 +168,8 @@ impl Gathering {
         self.meeting.other_refused(hello.rank, from.to_string(), refusal)
     }
 
-    /// Gives up links over which nothing has come for too long, as from a machine that has vanished. All that are linked send
-    /// signs of life.
+    /// Fails links that have received nothing for too long, for example from a machine that has vanished. All
+    /// linked workers send heartbeats.
     fn listen_for_silence(&mut self) {
         let silence = self.settings.silence;
         self.silences.retain(|(worker, _)| self.links.iter().any(|link| link.peer() == *worker));
@@ -186,7 +188,7 @@ impl Gathering {
         }
     }
 
-    /// Talks to all, as far as it goes at once.
+    /// Serves all connections without blocking.
     fn attend(&mut self) -> Result<(), JoinError> {
         let arrivals = self.reception.attend(&mut |hello, _| self.meeting.decide(hello));
         for arrival in arrivals {
@@ -210,7 +212,7 @@ impl Gathering {
         }
         let mut events = Vec::new();
         for link in &self.links {
-            // What has not come by then is there the next time.
+            // Bytes that arrive later are read the next time.
             for _ in 0..TURNS {
                 if !link.turn(&mut events) {
                     break;
@@ -228,7 +230,7 @@ impl Gathering {
                 Then::Drop(worker, again) => self.drop_link(worker, again),
             }
         }
-        // Those to whom the welcome could not be said.
+        // Workers whose acceptance could not be sent.
         for worker in self.world.worker() + 1..self.world.workers() {
             let linked = self.links.iter().any(|link| link.peer() == worker);
             if !linked && !self.reception.welcoming().any(|welcome| welcome == worker) {
@@ -253,14 +255,14 @@ impl Gathering {
         Progress { workers, waited, missing: missing.to_vec(), refused }
     }
 
-    /// Tells the others how far it is, as the leader does.
+    /// Sends the progress to the others, if this worker leads.
     fn tell_others(&self, progress: Progress) {
         if self.world.is_chief() {
             self.tell(&Note::Waiting(progress));
         }
     }
 
-    /// Tells all that have joined.
+    /// Sends a note to all that have joined.
     fn tell(&self, note: &Note) {
         for link in &self.links {
             link.send(Frame::Data(Message::new("", note.encode())));
@@ -280,7 +282,7 @@ impl Gathering {
             self.tell(&table);
         }
         let members = self.meeting.members().members();
-        // From here on they have their numbers in the world.
+        // From here on, workers are identified by their ranks in the world.
         let number = |place: usize| members.iter().position(|member| *member == place);
         let me = number(self.world.worker()).unwrap_or_default();
         let world = World::new(members.len(), me, self.world.replicas())?;

@@ -1,27 +1,28 @@
-//! What those are told that come when the world has been made. Pure: no socket, no clock.
+//! Replies to processes that connect after the world was made. Pure: no socket, no clock.
 
 use super::meeting::latecomer;
 use super::waiting::Knocks;
 use crate::handshake::{Hello, Names, Reason, Refusal};
 use std::time::Duration;
 
-/// What a worker of a world tells those that come.
+/// The replies of a world's worker to processes that connect.
 #[derive(Debug)]
 pub struct Latecomers {
     me: usize,
     names: Names,
-    /// The places of the world's workers.
+    /// The positions of the world's workers.
     members: Vec<usize>,
 }
 
 impl Latecomers {
-    /// To the world of these places, as the worker in place `me` says it.
+    /// Creates the replies of the worker at position `me`, in the world of these positions.
     pub fn new(me: usize, names: Names, members: Vec<usize>) -> Self {
         Self { me, names, members }
     }
 
-    /// Nobody may stay. `lost` says which workers of the world are, by their numbers in it, and `over` whether there will be no other
-    /// world. Who waits for one has knocked.
+    /// Refuses a process, with the reason. `lost` returns whether a worker of the world is disconnected, by
+    /// its rank. `over` is whether there will be no other world. A process that waits for the next one is
+    /// recorded in `knocks`.
     pub fn refuse(
         &self,
         hello: &Hello,
@@ -72,7 +73,7 @@ mod tests {
             (reason, knocks.count())
         };
         assert_eq!(refuse(2, &[], false), (Reason::Complete, 0));
-        // By its number in this world: places are numbers in the cluster.
+        // The rank in this world is passed, not the position in the cluster.
         assert_eq!(refuse(2, &[1], false), (Reason::Early, 0));
         assert_eq!(refuse(1, &[], true), (Reason::Ended, 0));
         assert_eq!(refuse(1, &[], false), (Reason::Early, 1));

@@ -1,4 +1,4 @@
-//! Where a worker can be reached.
+//! The address at which a worker is reached.
 
 use super::lookup::Lookup;
 use crate::identity::{Access, PolicyError};
@@ -8,34 +8,34 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::Duration;
 
-/// How long to try for a port that is taken. It is for a moment, where a process takes the place of one that has died: those that
-/// try to reach it may have been given its port for their end of the connection.
+/// The time to retry a port that is in use. If a process replaces one that has died, workers that connect to
+/// it may briefly have been given its port for their own end.
 const TAKEN: Duration = Duration::from_secs(2);
 
-/// How long to wait before the next try.
+/// The wait between two attempts.
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// The number of connections that may wait to be accepted. Where there is no room, the system of who connects tries again a second
-/// later: many strangers at once would keep others out that long.
+/// The number of connections that may wait to be accepted. If the queue is full, the caller's system retries
+/// a second later, so a flood of foreign connections could delay others.
 const QUEUE: i32 = 1024;
 
-/// A socket at which a worker can be reached.
+/// A socket at which a worker is reached.
 #[derive(Debug)]
 pub struct Listener(pub(crate) TcpListener);
 
 impl Listener {
-    /// Listens at `host:port`. With port 0 the system chooses one.
+    /// Listens at `host:port`. With port 0 the system chooses a port.
     ///
     /// # Errors
-    /// Those of the system, among them that the host is unknown and that the address is in use.
+    /// Returns the system's error, for example if the host is unknown or the address is in use.
     pub fn bind(address: &str) -> io::Result<Self> {
         Self::bind_to(&address.to_socket_addrs()?.collect::<Vec<_>>())
     }
 
-    /// Listens at an address, where connections are protected as they have to be.
+    /// Listens at an address, if connections there have the required protection.
     pub(crate) fn open(address: &Address, access: &Access, deadline: Deadline) -> Result<Self, OpenError> {
         let all = Lookup::begin(address)?.wait(deadline)?;
-        // A name may mean another address than it says.
+        // A host name may resolve to an address of another kind than it suggests.
         if all.iter().any(|to| !access.allows(to.ip())) {
             let address = address.to_string();
             return Err(OpenError::Policy(PolicyError::PlainTextOnTheNetwork { address }));
@@ -58,16 +58,16 @@ impl Listener {
         Ok(Self(listener))
     }
 
-    /// Where it listens.
+    /// Returns the address that this socket listens at.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Returns the system's error if it has none.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.0.local_addr()
     }
 }
 
-/// Why a task can't listen at its address.
+/// An error that prevents a task from listening at its address.
 #[derive(Debug)]
 pub(crate) enum OpenError {
     Policy(PolicyError),

@@ -1,4 +1,4 @@
-//! The addresses that a host's name stands for, looked up on a thread: the system may take a minute over it.
+//! The lookup of a host name's addresses on a thread, because the system may take a minute.
 
 use crate::poll::{self, Waker};
 use distribute_cluster::{Address, Deadline, Host};
@@ -9,7 +9,8 @@ use std::sync::{Arc, mpsc};
 
 type Found = io::Result<Vec<SocketAddr>>;
 
-/// A lookup that may still go on. Its thread ends with the system's own patience, and is not waited for.
+/// A lookup that may still be running. Its thread exits when the system's own timeout passes, and is not
+/// joined.
 #[derive(Debug)]
 pub(crate) struct Lookup {
     waker: Arc<Waker>,
@@ -17,7 +18,7 @@ pub(crate) struct Lookup {
 }
 
 impl Lookup {
-    /// Begins to look a host up. An IP address is there at once.
+    /// Starts to look a host up. An IP address is available at once.
     pub fn begin(address: &Address) -> io::Result<Self> {
         let port = address.port();
         match address.host() {
@@ -51,12 +52,12 @@ impl Lookup {
         Ok((Teller { waker: waker.clone(), tell }, Self { waker, found }))
     }
 
-    /// To be waited for.
+    /// Returns the event to wait for.
     pub fn interest(&self) -> PollFd<'_> {
         self.waker.interest()
     }
 
-    /// What was found, if it is there; it is given once.
+    /// Returns the result once it is available. It is returned only once.
     pub fn take(&self) -> Option<Found> {
         match self.found.try_recv() {
             Ok(Ok(found)) if found.is_empty() => Some(Err(io::Error::other("the name has no address"))),
@@ -66,7 +67,7 @@ impl Lookup {
         }
     }
 
-    /// Waits for what is found.
+    /// Waits for the result.
     pub fn wait(&self, mut deadline: Deadline) -> Found {
         loop {
             if let Some(found) = self.take() {
@@ -89,7 +90,7 @@ struct Teller {
 
 impl Teller {
     fn tell(self, found: Found) {
-        // Nobody may want it any more.
+        // The receiver may have been dropped.
         let _ = self.tell.send(found);
         self.waker.wake();
     }
@@ -122,7 +123,7 @@ mod tests {
         fn lose(&self, _from: usize, _reason: String) {}
     }
 
-    /// What fails at its deadline, which is much sooner than the lookup ends.
+    /// Runs a body that fails at its deadline, which is much sooner than the end of the lookup.
     fn late<T, E: std::fmt::Display>(body: impl FnOnce(Duration) -> Result<T, E>) -> E {
         let (patience, waited) = (Duration::from_millis(300), Stopwatch::start());
         let Err(error) = body(patience) else { panic!("nobody is there") };
@@ -140,18 +141,18 @@ mod tests {
                 let credentials = Credentials::from(Identity::None).allow_plain_text_on_the_network();
                 Rendezvous::new(world, addresses()).credentials(credentials)
             };
-            // Of the leader, to whom others connect.
+            // The leader's name, to which others connect.
             let second = worker(1).listener(Listener::bind("127.0.0.1:0").unwrap());
             let error = late(|patience| second.timeout(patience).join(Arc::new(Nobody)));
             assert!(matches!(error, JoinError::Deadline { .. }), "{error}");
             let text = "missing: worker 0 at hangs.test:2222 (its name is still being looked up)";
             assert!(error.to_string().contains(text), "{error}");
-            // The worker's own, at which it listens.
+            // The worker's own name, at which it listens.
             let error = late(|patience| worker(0).timeout(patience).join(Arc::new(Nobody)));
             assert!(matches!(error, JoinError::Bind { .. }), "{error}");
             let text = "worker 0 cannot listen at hangs.test:2222: the name's lookup takes too long";
             assert!(error.to_string().contains(text), "{error}");
-            // Of a task that is called.
+            // The name of a called task.
             let (ps, address) = (Job::Ps.task(0), "hangs.test:2222".parse().unwrap());
             let access = Access::new(&Identity::None, std::slice::from_ref(&address), true).unwrap();
             let chief = Connector::new(Job::Chief.task(0), access);

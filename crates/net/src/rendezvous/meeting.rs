@@ -1,7 +1,7 @@
-//! What one worker does about those that come to it and those it connects to, until it has a link to each. Pure: no socket, no
-//! thread, no clock.
+//! The decisions of one worker in a rendezvous, about workers that connect to it and workers that it connects
+//! to, until it has a link to each. Pure: no socket, no thread, no clock.
 //!
-//! The rendezvous drives it with sockets, and the crate `distribute-simulation` with none.
+//! The rendezvous runs it over sockets, and the crate `distribute-simulation` without any.
 
 use super::membership::Membership;
 use super::note::Note;
@@ -10,78 +10,80 @@ use crate::handshake::{Hello, Purpose, Reason, Refusal};
 use distribute_cluster::{Address, Task, World};
 use std::time::Duration;
 
-/// One worker's part in a rendezvous.
+/// One worker's state in a rendezvous.
 #[derive(Clone, Debug)]
 pub struct Meeting {
     world: World,
     members: Membership,
     quorum: Quorum,
-    /// Whether the leader has told where all are.
+    /// Whether the leader has sent the table of the world.
     located: bool,
-    /// What the leader has told last.
+    /// The progress that the leader has last sent.
     told: Option<Progress>,
-    /// The connections that the leader has refused, also where it has gone since.
+    /// The connections that the leader has refused. They are kept if the leader disconnects.
     refused: Vec<String>,
 }
 
-/// A worker to connect to, again and again until it is there.
+/// A worker to connect to, with retries until it is up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     /// The worker.
     pub worker: usize,
-    /// Where it is.
+    /// The address of the worker.
     pub address: Address,
-    /// Why.
+    /// The purpose of the connection.
     pub purpose: Purpose,
-    /// The generation to [say](crate::handshake::Hello::generation).
+    /// The generation to [send](crate::handshake::Hello::generation).
     pub generation: u64,
-    /// What came of a link to it before.
+    /// The reason that an earlier link to the worker has failed.
     pub before: Option<String>,
 }
 
-/// What follows from what came over a link.
+/// The next step after an event of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Then {
-    /// Connect to these.
+    /// Connect to these workers.
     Call(Vec<Call>),
-    /// Keep it: it is for those who use the links, and the one that sent it has all of its own.
+    /// Keep the event for the user of the links. Its sender has all of its links.
     Keep,
-    /// Close the link to the worker, if there still is one, and forget what has come from it. It may come again; where it has to be
-    /// connected to, this says so.
+    /// Close the link to the worker, if there still is one, and discard everything received from it. The
+    /// worker may return. If this worker has to connect to it again, there is a call.
     Drop(usize, Option<Call>),
 }
 
 impl Meeting {
-    /// Nobody has come yet. `members` are those of worker `world.worker()`.
+    /// Creates the state before any worker has connected. `members` are those of worker `world.worker()`.
     pub fn new(world: World, members: Membership) -> Self {
         let quorum = Quorum::all(world.workers());
         Self { world, members, quorum, located: world.is_chief(), told: None, refused: Vec::new() }
     }
 
-    /// How many workers make a world; all of them, by default. The leader goes by it.
+    /// Sets the number of workers that make a world. The default is all of them. The leader applies it.
     pub fn quorum(mut self, quorum: Quorum) -> Self {
         self.quorum = quorum;
         self
     }
 
-    /// Whom to connect to first; the leader waits.
+    /// Returns the first connection to make. The leader makes none.
     pub fn begin(&self) -> Option<Call> {
         self.call_leader(None)
     }
 
-    /// Whether there can be no world, because a worker of the job was refused: the world needs all workers, and this one has not come.
+    /// Whether there can be no world without this worker: the world needs all workers, and this one has not
+    /// connected.
     pub fn needs(&self, worker: usize) -> bool {
         let is_awaited =
             (1..self.world.workers()).contains(&worker) && !self.members.come().contains(&worker);
         self.world.is_chief() && is_awaited && self.quorum.least >= self.world.workers()
     }
 
-    /// Returns the connections that were refused: those of this worker, then those that the leader has told of.
+    /// Returns the connections that were refused: by this worker, followed by those that the leader has
+    /// reported.
     pub fn refused_connections(&self, own: Vec<String>) -> Vec<String> {
         own.into_iter().chain(self.refused.iter().cloned()).collect()
     }
 
-    /// The error where another worker was refused.
+    /// Returns the error for the refusal of another worker.
     pub fn other_refused(&self, worker: usize, address: String, refusal: Refusal) -> JoinError {
         JoinError::OtherRefused { worker, task: self.members.task(worker), address, refusal }
     }
@@ -93,39 +95,39 @@ impl Meeting {
         Some(Call { worker: 0, address: leader.clone(), purpose, generation, before })
     }
 
-    /// Whether this worker knows of which generation the world is, and where all are.
+    /// Whether this worker knows the generation of the world, and the addresses of its workers.
     pub fn is_located(&self) -> bool {
         self.located
     }
 
-    /// Who is there, and where.
+    /// Returns the workers of the rendezvous, and their addresses.
     pub fn members(&self) -> &Membership {
         &self.members
     }
 
-    /// Whether somebody who has shown to be of the job may stay. Who may has come.
+    /// Accepts a worker that has shown that it belongs to the job, and records it.
     ///
     /// # Errors
-    /// Why not.
+    /// Returns the refusal of a worker that cannot be accepted.
     pub fn decide(&mut self, hello: &Hello) -> Result<(), Refusal> {
         self.members.decide(hello)?;
         self.members.enter(hello);
         Ok(())
     }
 
-    /// A worker that was let in could not be told so. It may come again.
+    /// Removes a worker that was accepted but could not be notified. It may return.
     pub fn leave(&mut self, worker: usize) {
         self.members.leave(worker);
     }
 
-    /// Something has come over the link to a worker.
+    /// Processes a message of a link.
     ///
     /// # Errors
-    /// - [`JoinError::Lost`]: it is nothing that a worker sends.
+    /// - [`JoinError::Lost`]: the leader's message is malformed.
     /// - [`JoinError::OtherRefused`]: there will be no world, because the leader has refused a worker.
     pub fn hear(&mut self, from: usize, body: &[u8]) -> Result<Then, JoinError> {
         if self.world.is_chief() {
-            // Nobody knows yet that there is a world.
+            // The world is not made yet, so no worker has a message to send.
             self.members.leave(from);
             return Ok(Then::Drop(from, None));
         }
@@ -155,11 +157,11 @@ impl Meeting {
         }
     }
 
-    /// The link to a worker has ended. Before the leader has told where all are, it may come again.
+    /// Processes a disconnect. The worker may return, unless the leader has sent the table of the world.
     ///
     /// # Errors
-    /// [`JoinError::Lost`] after that, unless the worker had all its links and has ended in order. One that has left to meet the others
-    /// again waits there for this one, too.
+    /// [`JoinError::Lost`] after that, unless the worker had all its links and has exited gracefully. A
+    /// worker that has left for a new rendezvous waits there for this one.
     pub fn lose(&mut self, worker: usize, reason: String) -> Result<Then, JoinError> {
         if self.located && !self.world.is_chief() {
             if reason == crate::ENDED {
@@ -177,8 +179,8 @@ impl Meeting {
         Ok(Then::Drop(0, self.call_leader(Some(reason))))
     }
 
-    /// Who is missing, as far as this worker knows; nobody once it has a link to each. `calls` are those that have not come to a
-    /// link, and what came of the last attempt of each.
+    /// Returns the missing workers known to this one, or none once it has a link to each. `calls` are the
+    /// connections that are not established, with the result of each last attempt.
     pub fn missing<'a>(&self, calls: impl Iterator<Item = (&'a Call, Option<String>)>) -> Vec<Missing> {
         if let (false, Some(told)) = (self.located, &self.told) {
             let named =
@@ -191,7 +193,7 @@ impl Meeting {
             address: call.address.to_string(),
             last,
         });
-        // Without the leader, a worker can't know who else is there.
+        // Only the leader knows which other workers have joined.
         let come = if self.located { self.members.missing() } else { Vec::new() };
         let missing: Vec<_> = called.chain(come).collect();
         if missing.is_empty() && !self.located {
@@ -202,35 +204,35 @@ impl Meeting {
         missing
     }
 
-    /// Where those that have come are enough, and nobody has for `quiet`, the leader makes the world of them: from here on
-    /// nobody else is missing.
+    /// Closes the world on the leader, if the connected workers are enough and none has connected for
+    /// `quiet`. From then on no other worker is missing.
     pub fn make_do(&mut self, quiet: Duration) {
         if self.world.is_chief() && self.quorum.is_met(&self.members.come(), quiet) {
             self.members.close();
         }
     }
 
-    /// Whether this worker has a link to each, where nobody is missing.
+    /// Whether this worker has a link to each other, given the missing workers.
     pub fn is_complete(&self, missing: &[Missing]) -> bool {
         missing.is_empty() && self.located
     }
 
-    /// What the leader tells all others when the world is complete.
+    /// Returns the leader's message to all others when the world is complete.
     pub fn table(&self) -> Option<Note> {
         let located = |place: usize| Some((place, self.members.addresses().get(place)?.clone()));
         let members = || self.members.members().into_iter().filter_map(located).collect();
         self.world.is_chief().then(|| Note::Table(self.members.generation(), members()))
     }
 
-    /// The error where a worker that was called does not let this one in, or this one does not trust it.
+    /// Returns the error of a connection that one side refused.
     pub fn refused(&self, call: &Call, refusal: Refusal) -> JoinError {
         let (task, address) = (self.members.task(call.worker), call.address.to_string());
         JoinError::Refused { worker: call.worker, task, address, refusal }
     }
 }
 
-/// Why somebody who comes to a world that is complete may not stay. `lost` says whether its worker of that number is; `mine` and
-/// `theirs` are what the two are called.
+/// Returns the refusal of a process that connects to a complete world. `lost` is whether the world's worker
+/// of that number is disconnected. `mine` and `theirs` are the names of the two.
 pub fn latecomer(mine: &Task, theirs: &Task, lost: bool) -> Refusal {
     if lost {
         let text = format!("{mine} has lost {theirs}, and takes another when all that are left meet again");

@@ -1,4 +1,4 @@
-//! Who has come to one worker, who may, and who is missing. Pure: no socket, no clock.
+//! The workers that have connected to one worker, may connect, and are missing. Pure: no socket, no clock.
 
 use super::Missing;
 use crate::handshake::{Hello, Names, Purpose, Reason, Refusal};
@@ -6,54 +6,54 @@ use distribute_cluster::{Address, Task};
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
-/// The workers that one worker waits for: the leader for all others, which join it; another for those of higher numbers,
-/// which link to it.
+/// The workers that one worker waits for. The leader waits for all others, which join it. Any other worker
+/// waits for higher numbers, which link to it.
 #[derive(Clone, Debug)]
 pub struct Membership {
     me: usize,
-    /// What each is called.
+    /// The names of the workers.
     names: Names,
-    /// Where each worker is, as far as is known.
+    /// The known addresses of the workers.
     addresses: Vec<Address>,
     come: Vec<bool>,
-    /// The places of the workers of the world, in order, once they are known.
+    /// The positions of the world's workers, in order, once they are known.
     members: Option<Vec<usize>>,
-    /// The generation of the world of which this worker was a member last, or 0.
+    /// The generation of the world that this worker was last a member of, or 0.
     before: u64,
-    /// The latest of those of all that have come.
+    /// The latest generation of all workers that have connected.
     latest: u64,
-    /// That of the world that is made, once it is known.
+    /// The generation of the new world, once it is known.
     generation: Option<u64>,
 }
 
 impl Membership {
-    /// Nobody has come to worker `me` yet. They are called by these names.
+    /// Creates the state of worker `me`, before any other has connected.
     pub fn new(me: usize, names: Names, addresses: Vec<Address>) -> Self {
         let come = vec![false; addresses.len()];
         Self { me, names, come, addresses, members: None, before: 0, latest: 0, generation: None }
     }
 
-    /// Worker `me` was a member of a world before, of this generation; 0 if it was of none.
+    /// Sets the generation that worker `me` was last a member of, or 0 for none.
     pub fn after(mut self, generation: u64) -> Self {
         (self.before, self.latest) = (generation, generation);
         self
     }
 
-    /// The generation of which this worker was a member last, or 0.
+    /// Returns the generation that this worker was last a member of, or 0.
     pub fn before(&self) -> u64 {
         self.before
     }
 
-    /// The generation of the world, as far as this worker knows: for the leader, which makes it, the one after all that those
-    /// who have come were members of.
+    /// Returns the generation of the world, as known to this worker. The leader makes the world with the
+    /// generation after the latest one of all workers that have connected.
     pub fn generation(&self) -> u64 {
         self.generation.unwrap_or(self.latest.saturating_add(1))
     }
 
-    /// Whether somebody who has shown to be of the job may stay.
+    /// Whether a worker that has shown that it belongs to the job can be accepted.
     ///
     /// # Errors
-    /// Why not.
+    /// Returns the refusal if it cannot.
     pub fn decide(&self, hello: &Hello) -> Result<(), Refusal> {
         let refusal = |reason, text| Err(Refusal::new(reason, text));
         let (me, rank) = (self.me, hello.rank);
@@ -97,11 +97,12 @@ impl Membership {
         }
     }
 
-    /// Whether somebody belongs to the world that is made now, by the generation that it says it is of.
+    /// Checks that a worker belongs to the new world, by the generation that it claims.
     fn of_my_generation(&self, hello: &Hello) -> Result<(), Refusal> {
         let (mine, theirs) = (self.task(self.me), self.task(hello.rank));
         let own = match (&hello.purpose, self.generation) {
-            // Who was in no world before can take any place that is free, and the leader that was in none knows of no other.
+            // A new process can take any free position. A leader that is new does not know of earlier
+            // generations.
             (Purpose::Join { .. }, _) if hello.generation == 0 || self.before == 0 => return Ok(()),
             (Purpose::Join { .. }, _) => self.before,
             (_, Some(generation)) => generation,
@@ -124,12 +125,12 @@ impl Membership {
         Err(Refusal::new(reason, text))
     }
 
-    /// What a worker is called.
+    /// Returns the name of a worker.
     pub fn task(&self, worker: usize) -> Task {
         self.names.of(worker)
     }
 
-    /// A worker has come. One that has joined says where it is.
+    /// Records that a worker has connected. A worker that joins has sent its address.
     pub fn enter(&mut self, hello: &Hello) {
         if let Some(come) = self.come.get_mut(hello.rank) {
             *come = true;
@@ -137,49 +138,49 @@ impl Membership {
         self.latest = self.latest.max(hello.generation);
         if let (Purpose::Join { address }, Some(known)) = (&hello.purpose, self.addresses.get_mut(hello.rank))
         {
-            // It has been read before.
+            // The address was checked before.
             if let Ok(address) = address.parse() {
                 *known = address;
             }
         }
     }
 
-    /// A worker has gone. It may come again.
+    /// Records that a worker has disconnected. It may return.
     pub fn leave(&mut self, worker: usize) {
         if let Some(come) = self.come.get_mut(worker) {
             *come = false;
         }
     }
 
-    /// The places of those that have come, and of this worker.
+    /// Returns the positions of the connected workers and of this one.
     pub fn come(&self) -> BTreeSet<usize> {
         let come = self.come.iter().enumerate().filter(|(_, come)| **come).map(|(place, _)| place);
         come.chain([self.me]).collect()
     }
 
-    /// The world is made of those that have come.
+    /// Closes the world: its members are the connected workers.
     pub fn close(&mut self) {
         self.members = Some(self.come().into_iter().collect());
     }
 
-    /// The places of the world's workers in the cluster, by their numbers in the world: all of them, as long as nothing else is
-    /// known.
+    /// Returns the positions of the world's workers in the cluster, by rank. Until they are known, these are
+    /// all positions.
     pub fn members(&self) -> Vec<usize> {
         self.members.clone().unwrap_or_else(|| (0..self.come.len()).collect())
     }
 
-    /// Where the workers are, as the leader has been told.
+    /// Returns the addresses of the workers, as known to the leader.
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
     }
 
-    /// Where a worker is, as text.
+    /// Returns the address of a worker as text.
     pub fn address(&self, worker: usize) -> String {
         self.addresses.get(worker).map(Address::to_string).unwrap_or_default()
     }
 
-    /// The generation of the world and where its workers are, of which this worker has been told. Says whether that can be
-    /// a world with this worker.
+    /// Sets the generation of the world and the addresses of its workers, as received from the leader.
+    /// Returns `false` if that cannot be a world with this worker.
     pub fn locate(&mut self, generation: u64, members: Vec<(usize, Address)>) -> bool {
         let places: Vec<_> = members.iter().map(|(place, _)| *place).collect();
         let is_world = generation > self.before
@@ -196,7 +197,7 @@ impl Membership {
         is_world
     }
 
-    /// The workers of the world that have not come.
+    /// Returns the workers of the world that have not connected.
     pub fn missing(&self) -> Vec<Missing> {
         let waited = self.come.iter().zip(&self.addresses).enumerate().skip(self.me + 1);
         let is_member = |place| self.members.as_ref().is_none_or(|members| members.contains(&place));
@@ -267,16 +268,16 @@ mod tests {
     #[test]
     fn the_leader_makes_the_generation_after_all_that_there_were_and_refuses_who_has_missed_one() {
         let of = |rank, generation| Hello { generation, ..join(rank) };
-        // The one of a world that is made for the first time.
+        // This is the generation of a first world.
         assert_eq!(at(0).generation(), 1);
-        // A leader that has just started learns from the others what there was.
+        // A new leader learns the latest generation from the others.
         let mut started = at(0);
         for (rank, last) in [(1, 4), (2, 0)] {
             started.decide(&of(rank, last)).unwrap();
             started.enter(&of(rank, last));
         }
         assert_eq!(started.generation(), 5);
-        // One that was there takes those who have just started, and who were there, too.
+        // An earlier member accepts new processes as well as other earlier members.
         let mut there = at(0).after(4);
         there.decide(&of(1, 0)).unwrap();
         there.decide(&of(2, 4)).unwrap();

@@ -1,28 +1,31 @@
-//! How the workers of a world find each other.
+//! The rendezvous of a world's workers.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | [`listener`] | [`Listener`]: where a worker can be reached |
-//! | [`membership`] | who has come, may come and is missing: pure |
-//! | [`progress`] | [`Progress`]: how far it is |
-//! | [`note`] | what the leader tells those that have joined |
+//! | [`listener`] | [`Listener`]: the socket at which a worker is reached |
+//! | [`membership`] | the workers that have connected, may connect, and are missing: pure |
+//! | [`progress`] | [`Progress`]: the progress of a rendezvous |
+//! | [`note`] | messages of the leader to workers that have joined |
 //! | [`error`] | [`JoinError`] |
-//! | [`meeting`] | `Meeting`: what a worker does about those that come and those it connects to: pure |
-//! | [`quorum`] | [`Quorum`]: how many make a world: pure |
-//! | [`retries`] | when to connect again: pure |
-//! | [`claim`] | as whom a process comes, and whether it comes again: pure |
-//! | `gathering` | the meeting over sockets, from the first connection to the last |
-//! | [`latecomers`], [`waiting`] | what those are told that come when the world has been made, and who of them waits for the next one: pure |
-//! | `parting` | who is told that there will be no world |
-//! | `door` | the same over sockets |
-//! | `reception`, `dial`, `conversation` | connections that come, that are made, and the handshake on both |
-//! | `strangers` | words to the user about those who were not let in |
-//! | `attempt`, `lookup` | one attempt to connect; the addresses of a name |
+//! | [`meeting`] | `Meeting`: the decisions of a worker about incoming and outgoing connections: pure |
+//! | [`quorum`] | [`Quorum`]: the number of workers that make a world: pure |
+//! | [`retries`] | the times of further attempts to connect: pure |
+//! | [`claim`] | the claim of a process in a rendezvous, and whether it may retry: pure |
+//! | `gathering` | the rendezvous over sockets, from the first connection to the last |
+//! | [`latecomers`], [`waiting`] | replies to latecomers, and the record of those that wait for the next world: pure |
+//! | `parting` | the notification that there will be no world |
+//! | `door` | latecomers over sockets |
+//! | `reception`, `dial`, `conversation` | incoming connections, outgoing connections, and the handshake on both |
+//! | `strangers` | log messages about refused connections |
+//! | `attempt`, `lookup` | one attempt to connect, and the addresses of a host name |
 //!
-//! Worker 0 leads, at an address that all know. The others connect to it, in any order and as often as it takes, and say
-//! where they listen. When all have come, or [enough](Quorum), it tells them where each is; then worker i connects to each j with
-//! 0 < j < i. The connection to the leader becomes the link to it. Until then a worker is called by its *place* in the cluster;
-//! those of a world are numbered anew, in the order of their places.
+//! Worker 0 leads, at an address that all workers know. The others connect to it, in any order and with
+//! retries, and send the address that they listen at. When all have connected, or [enough](Quorum), the
+//! leader sends them the addresses. Then worker i connects to each worker j with 0 < j < i. The connection to
+//! the leader becomes the link to it.
+//!
+//! Until then a worker is identified by its *position* in the cluster. The workers of a world are then
+//! numbered by rank, in the order of their positions.
 
 pub mod claim;
 pub mod error;
@@ -68,8 +71,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How a worker joins its world. Made by [`new`](Self::new), set up by the other methods, and ended by
-/// [`join`](Self::join).
+/// A rendezvous of one worker with the others of its world. [`new`](Self::new) creates it, other methods
+/// configure it, and [`join`](Self::join) runs it.
 pub struct Rendezvous {
     world: World,
     addresses: Vec<String>,
@@ -88,8 +91,8 @@ pub struct Rendezvous {
 }
 
 impl Rendezvous {
-    /// The meeting of the workers of `world`, which are at these addresses, `host:port` each, by number. Port 0 is for any
-    /// but worker 0's: it then tells the others its port.
+    /// Creates a rendezvous for the workers of `world`, with the address of each worker by number,
+    /// `host:port`. Any worker except worker 0 can have port 0. It then sends its actual port to the others.
     pub fn new(world: World, addresses: Vec<String>) -> Self {
         Self {
             world,
@@ -109,92 +112,110 @@ impl Rendezvous {
         }
     }
 
-    /// What the workers are called where something is said of them, by number: `chief 0`, `worker 0`, … By default each is
-    /// called `worker` and its number.
+    /// Sets the names of the workers in messages, by number: `chief 0`, `worker 0`, … By default each is
+    /// called `worker`, with its number.
     pub fn tasks(mut self, tasks: Vec<Task>) -> Self {
         self.names = Names::new(tasks);
         self
     }
 
-    /// The name of the job, the same on all workers. Another job that happens to use the same port is refused.
+    /// Sets the name of the job, which is the same on all workers. Another job that happens to use the same
+    /// port is refused.
     pub fn job(mut self, name: impl Into<String>) -> Self {
         self.job = name.into();
         self
     }
 
-    /// The generation of the world of which this worker was a member last; 0, as it is by default, for a process that has just
-    /// started, which knows of none.
+    /// Sets the generation of the world that this worker was last a member of. The default is 0, for a
+    /// process that has just started.
     ///
-    /// The world that is made is of the [next](Mesh::generation) one: the first of all, or that of workers who meet again after
-    /// one was lost. Who says a generation before the leader's is refused, because others have gone on without it.
+    /// The new world is of the [next](Mesh::generation) generation. It is either the first, or that of
+    /// workers that rendezvous again after a failure. A worker with an earlier generation than the leader's
+    /// is refused, because the others have resumed without it.
     pub fn generation(mut self, generation: u64) -> Self {
         self.generation = generation;
         self
     }
 
-    /// What has to be the same on all workers, as bytes: workers with anything else are refused. The numbers of workers and
-    /// replicas are compared in any case.
+    /// Sets the bytes that must be the same on all workers. Workers with other bytes are refused. The numbers
+    /// of workers and replicas are always compared.
     pub fn agree_on(mut self, bytes: &[u8]) -> Self {
         self.digest = digest(bytes);
         self
     }
 
-    /// What the workers show to be of the job, and how links are protected; by default they show nothing. The name of the job is that
-    /// of [`job`](Self::job).
+    /// Sets the credentials of the workers and the protection of links. By default there are no credentials.
+    /// The name of the job is that of [`job`](Self::job).
     pub fn credentials(mut self, credentials: impl Into<Credentials>) -> Self {
         self.credentials = credentials.into();
         self
     }
 
-    /// How long to wait for the others; a minute by default.
+    /// Sets the time to wait for the others. The default is a minute.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// How many workers make a world; all of them, by default. The leader goes by it. Those that come later wait until the world
-    /// is made again, and [`Mesh::waiting`] counts them.
+    /// Sets the number of workers that make a world. The default is all of them. The leader applies it.
+    /// Workers that come later wait for the next rendezvous, and [`Mesh::waiting`] counts them.
     pub fn quorum(mut self, quorum: Quorum) -> Self {
         self.quorum = quorum;
         self
     }
 
-    /// How the links behave.
+    /// Sets the options of the links.
     pub fn settings(mut self, settings: Settings) -> Self {
         self.settings = settings;
         self
     }
 
-    /// Whether workers of one machine send each other messages through memory; wherever both can, by default.
+    /// Sets whether workers of one machine send messages through shared memory. By default they do if both
+    /// can.
     pub fn shared_memory(mut self, shared_memory: SharedMemory) -> Self {
         self.shared_memory = shared_memory;
         self
     }
 
-    /// Where to listen, `host:port`, if that is not this worker's address among all: `0.0.0.0:2222` in a container.
+    /// Sets the address to listen at, `host:port`, if it differs from this worker's address among all. For
+    /// example `0.0.0.0:2222` in a container.
     pub fn listen(mut self, address: impl Into<String>) -> Self {
         self.listen = Some(address.into());
         self
     }
 
-    /// A socket that listens already, such as one whose port the system has chosen.
+    /// Sets a socket that is already listening, such as one whose port the system has chosen.
     pub fn listener(mut self, listener: Listener) -> Self {
         self.listener = Some(listener);
         self
     }
 
-    /// Calls this once a second while workers are missing.
+    /// Sets a function that is called once a second while workers are missing.
     pub fn on_progress(mut self, progress: impl FnMut(&Progress) + Send + 'static) -> Self {
         self.progress = Box::new(progress);
         self
     }
 
-    /// Waits until all workers have joined, or [enough](Self::quorum), and are connected to each other. What they send then goes to
-    /// `receiver`. [`Mesh::world`] tells how many they are, and which one this is. A cluster of one worker needs no socket.
+    /// Waits until all workers have joined, or [enough](Self::quorum), and are connected to each other. Their
+    /// messages are then delivered to `receiver`. [`Mesh::world`] returns their number, and the rank of this
+    /// worker. A cluster of one worker needs no socket.
+    ///
+    /// A worker that belongs to the job, but disagrees on its name, the cluster or the program, ends the
+    /// rendezvous of all workers at once, unless there can be a world without it.
     ///
     /// # Errors
-    /// [`JoinError`]. A worker that is missing at the deadline is named with its address. A worker that has shown that it is of the job,
-    /// and disagrees on its name, the cluster or the program, ends the rendezvous of all at once, unless there may be a world without it.
+    /// - [`JoinError::Addresses`]: the number or the form of the addresses is wrong, or the name of the job
+    ///   is too long.
+    /// - [`JoinError::Policy`]: links would be unprotected, or unreachable.
+    /// - [`JoinError::Identity`]: the secret or the certificates cannot be used.
+    /// - [`JoinError::Bind`]: this worker cannot listen at its address.
+    /// - [`JoinError::Refused`]: a worker refuses this one, or this one does not trust it.
+    /// - [`JoinError::OtherRefused`]: another worker was refused, and there is no world without it.
+    /// - [`JoinError::Lost`]: a worker was disconnected before all had connected to each other.
+    /// - [`JoinError::Deadline`]: workers are missing at the deadline. The error lists them with their
+    ///   addresses.
+    /// - [`JoinError::World`]: the numbers do not make a valid world.
+    /// - [`JoinError::System`]: the system refuses a socket or a thread.
     pub fn join(mut self, receiver: Arc<dyn Receiver>) -> Result<Mesh, JoinError> {
         let world = self.world;
         if !world.is_multi_worker() {
@@ -248,7 +269,7 @@ impl Rendezvous {
         gathering.complete(deadline, receiver)
     }
 
-    /// The addresses, and what can be known to be wrong before any socket is opened.
+    /// Parses the addresses, and detects errors before any socket is opened.
     fn check(&self) -> Result<Vec<Address>, JoinError> {
         let (given, workers) = (self.addresses.len(), self.world.workers());
         if given != workers {

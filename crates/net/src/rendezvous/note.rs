@@ -1,4 +1,4 @@
-//! What the leader tells those that have joined.
+//! Messages of the leader to workers that have joined.
 
 use super::{Missing, Progress};
 use crate::handshake::fields::{Malformed, Reader, Writer};
@@ -7,25 +7,26 @@ use bytes::Bytes;
 use distribute_cluster::{Address, Job};
 use std::time::Duration;
 
-/// The longest address in a note.
+/// The maximum length of an address in a note, in bytes.
 const LONGEST: usize = 255;
 
-/// The longest reason in a note.
+/// The maximum length of a reason in a note, in bytes.
 const LONGEST_REASON: usize = 1024;
 
-/// What the leader tells those that have joined.
+/// A message of the leader to workers that have joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
-    /// Not all have joined.
+    /// Workers are missing.
     Waiting(Progress),
-    /// There is a world: its generation, and where each of its workers is, by the worker's place in the cluster.
+    /// The world is complete: its generation, and the address of each of its workers, by position in the
+    /// cluster.
     Table(u64, Vec<(usize, Address)>),
     /// There will be no world, because this worker, which has connected from this address, was refused.
     Refused(usize, String, Refusal),
 }
 
 impl Note {
-    /// The bytes.
+    /// Encodes the note.
     pub fn encode(&self) -> Bytes {
         let mut fields = Writer::default();
         match self {
@@ -58,10 +59,10 @@ impl Note {
         fields.0.into()
     }
 
-    /// The note in these bytes.
+    /// Decodes a note.
     ///
     /// # Errors
-    /// [`Malformed`] if there is none.
+    /// [`Malformed`] if the bytes are not a note.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut fields = Reader(bytes);
         match fields.fixed()? {
@@ -70,7 +71,7 @@ impl Note {
                 let (mut missing, mut refused) = (Vec::new(), Vec::new());
                 for _ in 0..fields.count()? {
                     let (worker, address) = (fields.count()?, fields.text(LONGEST)?.to_owned());
-                    // Who reads it knows better what the worker is called.
+                    // The receiver replaces this by the name of the worker.
                     missing.push(Missing { worker, task: Job::Worker.task(worker), address, last: None });
                 }
                 while !fields.0.is_empty() {

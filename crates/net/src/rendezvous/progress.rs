@@ -1,36 +1,37 @@
-//! How far a rendezvous is.
+//! The progress of a rendezvous.
 
 use distribute_cluster::Task;
 use std::fmt;
 use std::time::Duration;
 
-/// How far a rendezvous is, once a second. Its text: `3 of 4 workers joined after 12 s, missing worker 2 at 10.0.0.7:2222`.
+/// The progress of a rendezvous, once a second. It prints as `3 of 4 workers joined after 12 s, missing
+/// worker 2 at 10.0.0.7:2222`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// The number of workers.
     pub workers: usize,
-    /// How long this worker has waited.
+    /// The time that this worker has waited.
     pub waited: Duration,
-    /// The workers that have not come.
+    /// The missing workers.
     pub missing: Vec<Missing>,
     /// The latest connections that the leader has refused, each with its address and the reason.
     pub refused: Vec<String>,
 }
 
-/// A worker that has not come.
+/// A missing worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
     /// The worker.
     pub worker: usize,
     /// Its task.
     pub task: Task,
-    /// Where it is expected.
+    /// The address at which it is expected.
     pub address: String,
-    /// What came of the last attempt to reach it, if there was one.
+    /// The result of the last attempt to reach it, if there was one.
     pub last: Option<String>,
 }
 
-/// How many missing workers are named.
+/// The maximum number of missing workers in a message.
 const NAMED: usize = 8;
 
 impl fmt::Display for Progress {
@@ -41,7 +42,7 @@ impl fmt::Display for Progress {
     }
 }
 
-/// The missing workers, the first of them by name.
+/// Formats the missing workers. The first are listed, and the rest counted.
 pub(super) fn list(missing: &[Missing]) -> String {
     let name = |missing: &Missing| {
         let last = missing.last.as_ref().map(|last| format!(" ({last})")).unwrap_or_default();
@@ -54,9 +55,9 @@ pub(super) fn list(missing: &[Missing]) -> String {
     names.join(", ")
 }
 
-/// The connections that were refused, in words that follow those about the missing workers.
+/// Formats the refused connections, to follow the missing workers.
 pub(super) fn also_refused(refused: &[String]) -> String {
-    // The reasons of others are among them.
+    // Some reasons are from other processes.
     let refused: Vec<_> = refused.iter().map(|text| distribute_log::plain(text)).collect();
     if refused.is_empty() {
         String::new()

@@ -1,9 +1,9 @@
-//! How many workers make a world. Pure: no socket, no clock.
+//! The number of workers that make a world. Pure: no socket, no clock.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// How many workers make a world, where not all of the cluster have to be there.
+/// The number of workers that make a world, if it does not need all workers of the cluster.
 ///
 /// ```
 /// use distribute_net::Quorum;
@@ -17,21 +17,23 @@ use std::time::Duration;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quorum {
-    /// With fewer there is no world, however long that takes.
+    /// The minimum number of workers. There is no world with fewer, regardless of the time.
     pub least: usize,
-    /// When these have come, by their places in the cluster, there is one at once.
+    /// The positions in the cluster that make a world at once when all of them have connected.
     pub expected: BTreeSet<usize>,
-    /// How long the leader waits for them once there are enough, counted from when the last one came.
+    /// The time for which the leader waits for the expected workers once there are enough, since the last one
+    /// connected.
     pub grace: Duration,
 }
 
 impl Quorum {
-    /// All workers of a cluster: the world has a fixed size.
+    /// Requires all workers of a cluster: the world has a fixed size.
     pub fn all(workers: usize) -> Self {
         Self { least: workers, expected: (0..workers).collect(), grace: Duration::MAX }
     }
 
-    /// Whether those that have `come`, the leader included, make a world when nobody else has for `quiet`.
+    /// Whether the workers that have `come`, including the leader, make a world if no other has connected for
+    /// `quiet`.
     pub fn is_met(&self, come: &BTreeSet<usize>, quiet: Duration) -> bool {
         come.len() >= self.least && (self.expected.is_subset(come) || quiet >= self.grace)
     }

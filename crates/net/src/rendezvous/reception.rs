@@ -1,4 +1,4 @@
-//! Those who have connected and not yet shown who they are.
+//! Incoming connections that have not identified themselves yet.
 
 use super::conversation::{Conversation, Trouble};
 use super::listener::Listener;
@@ -18,20 +18,21 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How many may be here at once. Each holds a few kilobytes.
+/// The maximum number of guests at once. Each takes a few kilobytes.
 const GUESTS: usize = 64;
 
-/// The number of guests that are let in before all who are here are talked to: fewer than may be silent, so that nobody goes unheard.
+/// The number of guests to accept before all present ones are served. It is less than the maximum, so each
+/// guest is served before it may be replaced.
 const TURN: usize = GUESTS / 2;
 
-/// How long the handshake may take.
+/// The timeout of a handshake.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// How long somebody who was refused has to hear it.
+/// The time that a refused guest has to receive the refusal.
 const LEAVE: Duration = Duration::from_secs(1);
 
-/// Listens, and talks to those who come, until they are refused or have shown that they belong to the job. None of them is
-/// waited for.
+/// A listener that runs handshakes until a guest is refused or has shown that it belongs to the job. It never
+/// blocks.
 #[derive(Debug)]
 pub(crate) struct Reception {
     listener: Listener,
@@ -42,9 +43,9 @@ pub(crate) struct Reception {
     guests: Vec<Guest>,
     places: Guests,
     strangers: Strangers,
-    /// The workers that were refused the last time, of which it is known that they are of the job.
+    /// The workers that were refused the last time although they have shown that they belong to the job.
     dissents: Vec<Dissent>,
-    /// Until when nobody is let in, because the system refused it.
+    /// The deadline until which no guest is accepted, because the system refused it.
     pause: Option<Deadline>,
 }
 
@@ -53,9 +54,10 @@ struct Guest {
     conversation: Conversation,
     place: Place,
     from: SocketAddr,
-    /// The reason that it is not let in, until that has been told.
+    /// The reason that the guest was refused, until it was reported.
     trouble: Option<Trouble>,
-    /// The worker that it has shown to be, where it was refused because it disagrees on the job or the cluster.
+    /// The worker that the guest has shown to be, if it was refused because it disagrees on the job or the
+    /// cluster.
     dissenter: Option<Hello>,
     patience: Deadline,
     state: State,
@@ -64,16 +66,16 @@ struct Guest {
 #[derive(Debug)]
 enum State {
     Talking(Box<Host>),
-    /// The last words are on the way.
+    /// The last words are being sent.
     Welcome(Hello, Option<Arc<Pair>>),
     Leaving,
     Gone,
 }
 
-/// Whether somebody may stay who belongs to the job, and has come from this address.
+/// A function that decides whether to accept a member of the job, which has connected from this address.
 pub(crate) type Decide<'a> = dyn FnMut(&Hello, SocketAddr) -> Result<(), Refusal> + 'a;
 
-/// Somebody who belongs to the job and may stay.
+/// A member of the job that was accepted.
 #[derive(Debug)]
 pub(crate) struct Arrival {
     pub hello: Hello,
@@ -81,7 +83,8 @@ pub(crate) struct Arrival {
     pub stream: Stream,
 }
 
-/// A worker that has shown to be of the job, and was refused because it disagrees on the job or the cluster.
+/// A worker that has shown that it belongs to the job, and was refused because it disagrees on the job or the
+/// cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct Dissent {
     pub hello: Hello,
@@ -97,29 +100,30 @@ impl Reception {
         Self { listener, access, mine, names, shared_memory, guests, places, strangers, dissents, pause }
     }
 
-    /// What the workers are called in refusals.
+    /// Sets the names of workers in refusals.
     pub fn named(mut self, names: Names) -> Self {
         self.names = names;
         self
     }
 
-    /// What those who come are compared with.
+    /// Returns the hello that guests are compared with.
     pub fn mine(&self) -> &Hello {
         &self.mine
     }
 
-    /// What those who come are compared with.
+    /// Returns the hello that guests are compared with.
     pub fn mine_mut(&mut self) -> &mut Hello {
         &mut self.mine
     }
 
-    /// What to wait for.
+    /// Returns the events to wait for.
     pub fn interests(&self) -> Vec<PollFd<'_>> {
         let listener = self.pause.is_none().then(|| poll::interest(&self.listener.0, false));
         listener.into_iter().chain(self.guests.iter().map(|guest| guest.conversation.interest())).collect()
     }
 
-    /// Talks to all who are here. `decide` says who may stay, and is told of each who does, once.
+    /// Serves all guests. `decide` is called once for each guest that belongs to the job, before it is
+    /// accepted.
     pub fn attend(&mut self, decide: &mut Decide<'_>) -> Vec<Arrival> {
         self.dissents.clear();
         self.let_in();
@@ -141,7 +145,7 @@ impl Reception {
         arrivals
     }
 
-    /// Notes how far the guests have come. Those who may stay, and those who have gone, have no place any more.
+    /// Records the states of the guests. Guests that were accepted or are gone free their places.
     fn note(&mut self) {
         for guest in &mut self.guests {
             if let Some(trouble) = guest.trouble.take() {
@@ -162,8 +166,8 @@ impl Reception {
         self.strangers.look();
     }
 
-    /// Takes the workers of the job that were refused when this [attended](Self::attend) last, because they disagree on what all have in
-    /// common.
+    /// Takes the workers of the job that the last [`attend`](Self::attend) has refused, because they disagree
+    /// on what all have in common.
     pub fn take_dissents(&mut self) -> Vec<Dissent> {
         std::mem::take(&mut self.dissents)
     }
@@ -173,19 +177,19 @@ impl Reception {
         self.strangers.refused()
     }
 
-    /// Whether a refusal is still on the way.
+    /// Whether a refusal is still being sent.
     pub fn is_refusing(&self) -> bool {
         self.guests.iter().any(|guest| matches!(guest.state, State::Leaving))
     }
 
-    /// Whether somebody is here who has begun to say who it is.
+    /// Whether a guest has begun to identify itself.
     pub fn is_talking(&self) -> bool {
         let talks =
             |guest: &Guest| matches!(guest.state, State::Talking(_)) && guest.conversation.has_begun();
         self.guests.iter().any(talks)
     }
 
-    /// The workers that may stay, and to whom the words that tell them so are on the way.
+    /// Returns the workers that were accepted, and whose acceptance is still being sent.
     pub fn welcoming(&self) -> impl Iterator<Item = usize> {
         self.guests.iter().filter_map(|guest| match &guest.state {
             State::Welcome(hello, _) => Some(hello.rank),
@@ -198,7 +202,7 @@ impl Reception {
             return;
         }
         self.pause = None;
-        // Those beyond have their turn after those who are here.
+        // Further connections are accepted after the present guests were served.
         for _ in 0..TURN {
             match self.listener.0.accept() {
                 Ok((socket, from)) => {
@@ -212,7 +216,7 @@ impl Reception {
                         error.kind(),
                         io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
                     ) => {}
-                // No file descriptors, mostly. It would be ready again at once.
+                // Usually, there are no file descriptors left. The listener would be ready again at once.
                 Err(error) => {
                     self.strangers.fail(&error);
                     self.pause = Some(Deadline::after(Duration::from_millis(100)));
@@ -281,14 +285,15 @@ impl Guest {
         }
     }
 
-    /// Goes, because others have come. Gives the reason, unless it was told another one before.
+    /// Removes this guest to make room for another. Returns the reason, unless it was already refused for
+    /// another one.
     fn make_room(mut self, is_tls: bool) -> Option<Trouble> {
         if !matches!(self.state, State::Talking(_)) {
             return None;
         }
         let text = format!("more than {GUESTS} connections have not said who they are: try again");
         let refusal = Refusal::new(Reason::Crowded, text);
-        // Those who speak TLS find out by the end of the connection.
+        // With TLS, the end of the connection is the refusal.
         if !is_tls {
             self.conversation.say(&Host::refuse(refusal.clone(), !self.conversation.has_spoken));
             self.conversation.fall_silent();
@@ -309,7 +314,8 @@ impl Guest {
             let answer = match host.hear(words) {
                 Ok(answer) => answer,
                 Err(refusal) => {
-                    // Another user's process proves nothing where there is no secret, nor does a certificate of another task.
+                    // Without a secret, a process of another user proves nothing, nor does a certificate of
+                    // another task.
                     let is_of_the_job = |hello: &&Hello| {
                         access.knows_members(refusal.reason)
                             && self.conversation.vouch(access, &hello.task(names)).is_ok()
@@ -332,7 +338,7 @@ impl Guest {
     }
 }
 
-/// Opens the memory that a worker has offered. Where that fails, the socket does as well.
+/// Opens the memory that a worker has offered. If that fails, the socket is used instead.
 fn accept(worker: usize, offer: Offer) -> Option<Arc<Pair>> {
     match Pair::accept(offer) {
         Ok(pair) => Some(Arc::new(pair)),

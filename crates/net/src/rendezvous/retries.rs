@@ -1,19 +1,21 @@
-//! When to connect again to a process that could not be reached. Pure: no socket, no clock.
+//! The times of further attempts to connect to a process that could not be reached. Pure: no socket, no
+//! clock.
 
 use crate::handshake::{Reason, Refusal};
 use std::time::Duration;
 
-/// How long to wait before the second attempt. Each next wait is twice as long.
+/// The wait before the second attempt. Each further wait is twice as long.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 
 /// The longest wait between two attempts.
 const LONGEST_WAIT: Duration = Duration::from_millis(500);
 
-/// The longest wait where all places were taken, which soon changes.
+/// The longest wait if all places were taken, which changes soon.
 const CROWDED: Duration = Duration::from_millis(100);
 
-/// How often to try for a place that another process has: for about 7 s, which is longer than it takes to notice that it has
-/// died. That takes twice the silence where all have come meanwhile, since they listen anew in the world that is made then.
+/// The number of attempts at a position that another process has: about 7 s, which is longer than it takes to
+/// detect that the process has died. Detection takes up to twice the silence if the world is made in that
+/// time, because its silences start again.
 const OFTEN: u32 = 19;
 
 /// The attempts to connect to a process.
@@ -21,29 +23,29 @@ const OFTEN: u32 = 19;
 pub struct Retries {
     wait: Duration,
     last: Option<String>,
-    /// How often another process had the place.
+    /// The number of attempts that found the position taken.
     taken: u32,
 }
 
 impl Default for Retries {
-    /// Before the first attempt.
+    /// Creates the state before the first attempt.
     fn default() -> Self {
         Self { wait: FIRST_WAIT, last: None, taken: 0 }
     }
 }
 
 impl Retries {
-    /// What came of the last attempt.
+    /// Returns the result of the last attempt.
     pub fn last(&self) -> Option<&str> {
         self.last.as_deref()
     }
 
-    /// What has come before the first attempt.
+    /// Records the failure of an earlier link, before the first attempt.
     pub fn note(&mut self, reason: String) {
         self.last = Some(reason);
     }
 
-    /// There was no connection, or it has ended. How long to wait before the next attempt.
+    /// Records a failed or closed connection. Returns the wait before the next attempt.
     pub fn broken(&mut self, reason: String) -> Duration {
         self.last = Some(reason);
         let wait = self.wait;
@@ -51,15 +53,16 @@ impl Retries {
         wait
     }
 
-    /// The other side has refused, or this one has. How long to wait before the next attempt, if another one may be let in.
+    /// Records a refusal by one of the two sides. Returns the wait before the next attempt, if another one
+    /// may be accepted.
     ///
     /// # Errors
-    /// The refusal, if none will.
+    /// Returns the refusal if none will be.
     pub fn refused(&mut self, refusal: Refusal) -> Result<Duration, Refusal> {
         match refusal.reason {
             Reason::Crowded => Ok(self.broken(refusal.to_string()).min(CROWDED)),
             Reason::Late | Reason::Early | Reason::Replaced => Ok(self.broken(refusal.to_string())),
-            // Of a process that has died, and whose death has not been noticed yet.
+            // The position belongs to a process that has died, and whose death was not detected yet.
             Reason::Taken | Reason::Complete if self.taken < OFTEN => {
                 self.taken += 1;
                 Ok(self.broken(refusal.to_string()))

@@ -1,4 +1,4 @@
-//! Words to the user about those who were not let in.
+//! Log messages about refused connections.
 
 use super::conversation::Trouble;
 use crate::handshake::{Reason, Refusal};
@@ -9,13 +9,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// The time between two counts of those of one kind.
+/// The interval between two counts of one kind.
 const EVERY: Duration = Duration::from_secs(10);
 
-/// The number of refused connections that are kept for the error at the deadline.
+/// The number of refused connections to keep for the error at the deadline.
 const KEPT: usize = 4;
 
-/// Tells the user of those who were not let in: the first of each kind with the reason, then how many there were.
+/// A log of refused connections: the first of each kind with the reason, and then their number.
 #[derive(Debug)]
 pub(super) struct Strangers {
     repeats: Repeats<Kind>,
@@ -38,10 +38,10 @@ impl Default for Strangers {
 }
 
 impl Strangers {
-    /// One was not let in.
+    /// Logs a refused connection.
     pub fn tell(&mut self, from: SocketAddr, trouble: &Trouble) {
         match trouble {
-            // It will be let in soon.
+            // It will be accepted soon.
             Trouble::Refused(refusal) if refusal.reason == Reason::Early => {
                 tracing::debug!(address = %from, "a connection was refused for now: {refusal}");
             }
@@ -57,13 +57,14 @@ impl Strangers {
         }
     }
 
-    /// Returns the latest connections that were refused, with the reasons: one of them may be that of a worker that is missing.
+    /// Returns the latest connections that were refused, with the reasons. One of them may be that of a
+    /// missing worker.
     pub fn refused(&self) -> Vec<String> {
         self.refused.iter().map(|(from, refusal)| format!("{from} ({refusal})")).collect()
     }
 
     fn keep(&mut self, from: SocketAddr, refusal: &Refusal) {
-        // These say nothing of who it is.
+        // These reasons do not identify a worker.
         if matches!(refusal.reason, Reason::Crowded | Reason::Late | Reason::Replaced) {
             return;
         }
@@ -74,12 +75,12 @@ impl Strangers {
         self.refused.push((from, refusal.clone()));
     }
 
-    /// The system gives no connection.
+    /// Logs that the system cannot accept a connection.
     pub fn fail(&mut self, error: &io::Error) {
         self.warn(Kind::Failed, || tracing::warn!(%error, "a connection cannot be accepted"));
     }
 
-    /// Tells how many there were of which nothing was told, when it is time to. To be called again and again.
+    /// Logs the number of unlogged connections of each kind if it is time to. To be called regularly.
     pub fn look(&mut self) {
         for (kind, count) in self.repeats.due(self.began.elapsed()) {
             let seconds = EVERY.as_secs();

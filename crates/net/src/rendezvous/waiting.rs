@@ -1,12 +1,15 @@
-//! Who has come since the world was made, and waits for the next one. Pure: no socket, no clock.
+//! The processes that have connected since the world was made, and wait for the next one. Pure: no socket, no
+//! clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Who has not knocked for so long is gone: those that wait do so at least every half a second.
+/// The time after which a process that has not knocked again is removed. Waiting processes knock at least
+/// every half second.
 const GONE: Duration = Duration::from_secs(3);
 
-/// The processes that wait for the next world, by their places in the cluster. Times are those since some beginning.
+/// The processes that wait for the next world, by position in the cluster. Times are relative to a fixed
+/// start.
 #[derive(Debug, Default)]
 pub struct Knocks {
     all: BTreeMap<usize, Knock>,
@@ -14,34 +17,34 @@ pub struct Knocks {
 
 #[derive(Debug)]
 struct Knock {
-    /// That of the world of which the process was a member last.
+    /// The generation of the world that the process was last a member of.
     generation: u64,
     at: Duration,
 }
 
 impl Knocks {
-    /// The process of this place has come, or come again.
+    /// Records that the process of this position has connected.
     pub fn knock(&mut self, place: usize, generation: u64, now: Duration) {
         self.all.insert(place, Knock { generation, at: now });
     }
 
-    /// Forgets those that have not come again.
+    /// Removes the processes that have not connected again.
     pub fn look(&mut self, now: Duration) {
         self.all.retain(|_, knock| now.saturating_sub(knock.at) < GONE);
     }
 
-    /// How many wait.
+    /// Returns the number of waiting processes.
     pub fn count(&self) -> usize {
         self.all.len()
     }
 
-    /// Their places.
+    /// Returns their positions.
     pub fn places(&self) -> BTreeSet<usize> {
         self.all.keys().copied().collect()
     }
 
-    /// Whether one of them was a member of a world as late as the one of this generation, and not of that: its leader knew nothing of
-    /// the other, because it had just started.
+    /// Whether one of them was a member of another world of this generation or a later one. This world's
+    /// leader did not know of it, because it had just started.
     pub fn supplant(&self, generation: u64) -> bool {
         self.all.values().any(|knock| knock.generation >= generation)
     }

@@ -1,4 +1,4 @@
-//! Memory of this process that others of its machine can read.
+//! Memory of this process that other processes of its machine can read.
 
 use super::map::{Extent, Extents};
 use super::memfd::{self, Place};
@@ -10,40 +10,41 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-/// What all sizes are multiples of.
+/// The granularity of sizes, in bytes.
 const PAGE: usize = 4 << 10;
 
-/// From one power of two to the next there are so many sizes, if they are whole pages.
+/// The number of sizes from one power of two to the next, if they are multiples of a page.
 const STEPS: usize = 4;
 
-/// Smaller parts are cut out of memory of this size.
+/// The minimum size of a segment. Smaller blocks are cut from one segment.
 const SEGMENT: usize = 1 << 20;
 
-/// How many segments there are at most: each has a file descriptor, of which programs have a thousand.
+/// The maximum number of segments. Each has a file descriptor, and programs usually have a thousand.
 const SEGMENTS: usize = 256;
 
-/// How much is kept that nobody uses.
+/// The maximum number of unused bytes that are kept.
 const KEPT: usize = 2 << 30;
 
-/// After so many heartbeats, what has not been used since the same time before is given back to the system.
+/// The number of heartbeats after which blocks that were unused all the time are freed.
 const WINDOW: u32 = 10;
 
-/// Memory of this process that others of its machine can read. It is handed out in a few [sizes](size_for), and what comes back
-/// is handed out again: the same sizes in each step of a training are the same pages.
+/// An allocator of memory that other processes of this machine can read. It allocates in a few
+/// [sizes](size_for) and reuses what is freed, so that the same sizes in each step of a training get the same
+/// pages.
 #[derive(Debug, Default)]
 pub(crate) struct Arena {
     free: Mutex<Free>,
-    /// By address.
+    /// The segments by address.
     segments: Mutex<BTreeMap<usize, Weak<Segment>>>,
-    /// How many there are, and how many there have been.
+    /// The number of segments, and the number of segments ever made.
     count: AtomicUsize,
     made: AtomicUsize,
 }
 
-/// What nobody uses.
+/// The unused blocks.
 #[derive(Debug, Default)]
 struct Free {
-    /// By size.
+    /// The blocks by size.
     classes: BTreeMap<usize, Class>,
     bytes: usize,
     beats: u32,
@@ -52,25 +53,26 @@ struct Free {
 #[derive(Debug, Default)]
 struct Class {
     blocks: Vec<Block>,
-    /// How many there have always been since the last look.
+    /// The minimum number of unused blocks since the last check.
     unused: usize,
 }
 
-/// A file's worth of memory.
+/// The memory of one file.
 #[derive(Debug)]
 pub(crate) struct Segment {
-    /// Which one: a number that is used once.
+    /// The number of the segment, which is used once.
     pub number: u64,
     pub place: Place,
     extents: Extents,
-    /// Open for others to find it.
+    /// The file, which stays open so that others can open it.
     _file: File,
-    /// Whether somebody may still read what has been lent, and nobody will say when that ends.
+    /// Whether the blocks cannot be reused, because another process may still read them and will not report
+    /// the end.
     retired: AtomicBool,
     arena: Weak<Arena>,
 }
 
-/// A part of a segment, which is handed out as a whole.
+/// A part of a segment, which is allocated as a whole.
 #[derive(Debug)]
 pub(super) struct Block {
     pub segment: Arc<Segment>,
@@ -78,7 +80,7 @@ pub(super) struct Block {
 }
 
 impl Arena {
-    /// A region of this length, whose bytes are zeros or those of an earlier one.
+    /// Allocates a region of this length. Its bytes are zeros or those of an earlier region.
     pub fn allocate(self: &Arc<Self>, length: usize) -> io::Result<Region> {
         let size = size_for(length).ok_or(io::ErrorKind::OutOfMemory)?;
         let block = match self.reuse(size) {
@@ -97,7 +99,7 @@ impl Arena {
         Some(block)
     }
 
-    /// Another segment, of which the first block is given, and the others are kept.
+    /// Creates another segment. Returns its first block and keeps the others.
     fn extend(self: &Arc<Self>, size: usize) -> io::Result<Block> {
         if self.count.fetch_add(1, Ordering::AcqRel) >= SEGMENTS {
             self.count.fetch_sub(1, Ordering::AcqRel);
@@ -126,20 +128,20 @@ impl Arena {
         Ok(block)
     }
 
-    /// Keeps a block for the next who needs one of its size.
+    /// Keeps a block for the next allocation of its size.
     pub(super) fn put_back(&self, block: Block) {
         let (mut free, size) = (self.free.lock(), block.extent.size());
         if !block.segment.retired.load(Ordering::Acquire) && free.bytes.saturating_add(size) <= KEPT {
             free.bytes += size;
             free.classes.entry(size).or_default().blocks.push(block);
         } else {
-            // Without the lock, which a segment's end needs none of, but others wait for.
+            // The lock is released first: dropping a segment does not need it, and other threads wait for it.
             drop(free);
             drop(block);
         }
     }
 
-    /// Which of this process's memory these bytes are, and where in it they begin.
+    /// Returns the segment that holds these bytes, and their offset in it.
     pub fn find(&self, bytes: &[u8]) -> Option<(Arc<Segment>, usize)> {
         let at = bytes.as_ptr().addr();
         let (start, segment) =
@@ -149,13 +151,13 @@ impl Arena {
         inside.then_some((segment, offset))
     }
 
-    /// How many segments there are.
+    /// Returns the number of segments.
     #[cfg(test)]
     pub fn segments(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Gives the system back what has not been used for a while. To be called with each heartbeat.
+    /// Frees blocks that were unused for a while. To be called with each heartbeat.
     pub fn relax(&self) {
         let mut dropped = Vec::new();
         let mut free = self.free.lock();
@@ -173,11 +175,11 @@ impl Arena {
 }
 
 impl Segment {
-    /// Its blocks are not used again: somebody may still read them.
+    /// Prevents reuse of this segment's blocks, because another process may still read them.
     pub fn retire(&self) {
         self.retired.store(true, Ordering::Release);
         if let Some(arena) = self.arena.upgrade() {
-            // Those that are kept already.
+            // Blocks that are already kept are removed.
             let mut dropped = Vec::new();
             let mut free = arena.free.lock();
             if let Some(class) = free.classes.get_mut(&self.extents.size()) {
@@ -192,7 +194,7 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // Its addresses are others' as soon as it is gone.
+        // Its addresses may be reused as soon as it is unmapped.
         if let Some(arena) = self.arena.upgrade() {
             arena.segments.lock().remove(&self.extents.start());
             arena.count.fetch_sub(1, Ordering::AcqRel);
@@ -200,8 +202,8 @@ impl Drop for Segment {
     }
 }
 
-/// The size in which so many bytes are handed out: whole pages, of which less than one, or a quarter of the length, is too many.
-/// `None` if there is no such size.
+/// Returns the size of the block for a length: a multiple of a page. The excess is less than a page or than a
+/// quarter of the length. `None` if there is no such size.
 fn size_for(length: usize) -> Option<usize> {
     let step = length.checked_next_power_of_two()? / (2 * STEPS);
     length.max(1).checked_next_multiple_of(step.max(PAGE))

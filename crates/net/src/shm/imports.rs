@@ -8,10 +8,10 @@ use bytes::Bytes;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// How many memories of one worker are mapped at most.
+/// The maximum number of mapped memories of one worker.
 const MOST: usize = 4096;
 
-/// The memory of one other worker, as far as it has referred to it.
+/// The memories of one other worker that it has referred to.
 #[derive(Debug)]
 pub(crate) struct Imports {
     pair: Arc<Pair>,
@@ -22,11 +22,11 @@ pub(crate) struct Imports {
 struct Memory {
     mapped: Arc<Foreign>,
     place: Place,
-    /// Whether it has been used since this was last asked.
+    /// Whether it was used since the last query.
     used: bool,
 }
 
-/// A body in another worker's memory, which is given back when it is dropped.
+/// A body in another worker's memory. Dropping it returns the loan.
 #[derive(Debug)]
 struct Lease {
     mapped: Arc<Foreign>,
@@ -42,7 +42,8 @@ impl Imports {
         Self { pair, memories: HashMap::new() }
     }
 
-    /// The body that is referred to, of at most `limit` bytes. It stays valid whatever becomes of the link.
+    /// Returns the body that a reference denotes, of at most `limit` bytes. It stays valid even if the link
+    /// fails.
     pub fn resolve(&mut self, reference: &[u8], limit: u64) -> Result<Bytes, BadReference> {
         let reference = Reference::decode(reference)?;
         let Reference { segment, descriptor, inode, size, offset, length, slot, loan } = reference;
@@ -86,13 +87,13 @@ impl Imports {
         Ok(mapped)
     }
 
-    /// How many memories are mapped.
+    /// Returns the number of mapped memories.
     #[cfg(test)]
     pub fn memories(&self) -> usize {
         self.memories.len()
     }
 
-    /// Forgets memory that its owner has given up. To be called with each heartbeat.
+    /// Unmaps memory that its owner has freed. To be called with each heartbeat.
     pub fn relax(&mut self) {
         self.memories.retain(|_, memory| std::mem::take(&mut memory.used) || memfd::is_there(memory.place));
     }
@@ -126,7 +127,7 @@ mod tests {
     use distribute_testing::{SplitMix, fuzz_inputs};
     use std::net::{TcpListener, TcpStream};
 
-    /// A region of the other side, and a reference to all of it.
+    /// Returns a reference to a whole region of the other side, as encoded bytes as well, and the loans.
     fn lent(theirs: &Arc<Pair>, arena: &Arc<Arena>, length: usize) -> (Reference, Bytes, Loans) {
         let mut region = arena.allocate(length).unwrap();
         region.fill(7);
@@ -146,7 +147,7 @@ mod tests {
         for _ in 0..3 {
             (0..20).for_each(|_| arena.relax());
             imports.relax();
-            // One is lent, and a part of the other in use.
+            // One region is on loan, and a part of the other is in use.
             assert_eq!((arena.segments(), imports.memories()), (2, 1));
         }
         drop(received);
@@ -155,7 +156,7 @@ mod tests {
         assert_eq!((arena.segments(), imports.memories()), (1, 1));
         imports.relax();
         assert_eq!(imports.memories(), 0);
-        // What is used between two looks stays.
+        // Memory that is used between two checks stays mapped.
         drop(small);
         for _ in 0..3 {
             (0..9).for_each(|_| arena.relax());
@@ -175,7 +176,7 @@ mod tests {
         let (mut imports, mut random) = (Imports::new(mine), SplitMix(4));
         let (mut found, inputs) = (0, fuzz_inputs());
         for _ in 0..inputs {
-            // Also of memory that is not known yet.
+            // Memory that is not mapped yet is included.
             let segment = reference.segment + random.below(3) as u64;
             let mut bytes = Reference { segment, ..reference }.encode().to_vec();
             random.mutate(&mut bytes);
@@ -198,7 +199,7 @@ mod tests {
         let text = |change: &dyn Fn(Reference) -> Reference| {
             let (link, theirs, _socket) = link();
             let (reference, _body, _loans) = lent(&theirs, &arena, 1 << 20);
-            // Good ones are read before.
+            // Valid references are read first.
             say(&theirs, Frame::Reference(Message::new("head", reference.encode())));
             assert!(matches!(&turn(&link)[..], [Event::Message(1, found)] if found.body == vec![7; 1 << 20]));
             say(&theirs, Frame::Reference(Message::new("head", change(reference).encode())));
@@ -214,7 +215,7 @@ mod tests {
             (&|r| Reference { length: u64::MAX, ..r }, "which has 1048576"),
             (&|r| Reference { length: 0, offset: (1 << 20) + 1, ..r }, "which has 1048576"),
             (&|r| Reference { slot: SLOTS as u32, ..r }, "it lends by slot 256"),
-            // Another size, of known memory or of such as is not known yet.
+            // Another size, for memory that is mapped and memory that is not.
             (&|r| Reference { size: 2 << 20, offset: 1 << 20, ..r }, "as another than before"),
             (&|r| next(Reference { size: 2 << 20, offset: 1 << 20, ..r }), "other memory than was said"),
             (&|r| Reference { inode: 1, ..r }, "as another than before"),
@@ -261,20 +262,20 @@ mod tests {
             region.fill(value);
             region.freeze()
         };
-        // Each is a segment of its own.
+        // Each body has a segment of its own.
         let which = |body: &Bytes| arena.find(body).unwrap().0.number;
         let first = fresh(1);
         let place = which(&first);
         let reference = loans.lend(&arena, &first).unwrap();
         drop(first);
         let slot = reference.slot as usize;
-        // Wrongly.
+        // Returned with a wrong number.
         for (slot, loan) in [(slot, u64::MAX), (slot + 1, reference.loan), (SLOTS, 1), (usize::MAX, 1)] {
             theirs.give_back(slot, loan);
             loans.settle();
             assert_ne!(which(&fresh(2)), place, "while it may be read");
         }
-        // Twice.
+        // Returned twice.
         theirs.give_back(slot, reference.loan);
         loans.settle();
         let held = [fresh(3), fresh(4)];
@@ -286,7 +287,7 @@ mod tests {
         loans.settle();
         let other = [fresh(5), fresh(6)];
         assert!(other.iter().all(|other| which(other) != place), "while the next may be read");
-        // Never: what is lent has a bound, and the end frees it. But nothing else is written there.
+        // Never returned. Loans are limited, and the end frees them, but the memory is not written again.
         let [body, _] = other;
         assert_eq!(std::iter::from_fn(|| loans.lend(&arena, &body)).count(), SLOTS - 2);
         let kept = which(&body);

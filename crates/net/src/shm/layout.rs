@@ -1,51 +1,51 @@
-//! How the memory of a pair of workers is laid out.
+//! The layout of the memory of a pair of workers.
 
 use super::ring;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// How many bodies one side can have lent the other at once.
+/// The maximum number of bodies that one side has on loan to the other.
 pub(crate) const SLOTS: usize = 256;
 
-/// Where the rings begin: that which side 0 writes, then that of side 1.
+/// The offset of the rings: the one that side 0 writes, followed by that of side 1.
 pub(crate) const RINGS: usize = 16 << 10;
 
-/// The size of the memory of a pair.
+/// The size of a pair's memory, in bytes.
 pub(crate) const TOTAL: usize = RINGS + 2 * ring::CAPACITY;
 
-/// What is not to be in one cache line with its neighbour.
+/// A value that does not share a cache line with its neighbour.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct Line<T>(pub T);
 
-/// The words in front of the rings. The sides are 0, which made the memory, and 1.
+/// The control words before the rings. Side 0 has created the memory, and side 1 has opened it.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Control {
-    /// Which memory this is.
+    /// The token that identifies this memory.
     pub token: Line<[AtomicU64; 4]>,
-    /// Of each side.
+    /// The words of each side.
     pub sides: [Side; 2],
 }
 
-/// What concerns one side.
+/// The words of one side.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Side {
-    /// Its process, once it has mapped this. Written by it.
+    /// The side's process, once it has mapped this memory. Written by the side.
     pub pid: Line<AtomicU32>,
-    /// Whether it can open memory of the other's process. Written by it.
+    /// Whether the side can open memory of the other's process. Written by the side.
     pub opens: Line<AtomicU32>,
-    /// How much it has put into its ring. Written by it.
+    /// The number of bytes that the side has written into its ring. Written by the side.
     pub written: Line<AtomicU64>,
-    /// How much it has taken out of the other's ring. Written by it.
+    /// The number of bytes that the side has read from the other's ring. Written by the side.
     pub read: Line<AtomicU64>,
-    /// How many of its threads sleep, or are about to. Written by it.
+    /// The number of the side's threads that sleep, or are about to. Written by the side.
     pub asleep: Line<AtomicU32>,
-    /// Whether it wants to be woken when there is room in its ring. Written by both.
+    /// Whether the side wants to be woken when there is room in its ring. Written by both sides.
     pub wants_room: Line<AtomicU32>,
-    /// Whether a byte is on the way that wakes it. Written by both.
+    /// Whether a byte that wakes the side is on its way. Written by both sides.
     pub rung: Line<AtomicU32>,
-    /// Of what it has lent, by slot: the number of the loan that was given back last. Written by the other side.
+    /// The number of the loan that was returned last, for each slot of the side. Written by the other side.
     pub returned: Line<[AtomicU64; SLOTS]>,
 }
 

@@ -1,11 +1,11 @@
-//! What has been lent to one other worker. Pure.
+//! The loans to one other worker. Pure.
 
 use super::layout::SLOTS;
 
-/// How many bytes may be lent at once, beside a single body that is longer. What comes beyond is copied.
+/// The maximum number of bytes on loan at once. A single body may be longer. All bodies beyond are copied.
 const MOST: usize = 2 << 30;
 
-/// What has been lent to one other worker and not been given back: each in a slot, by a number that is used once.
+/// The loans to one other worker that were not returned. Each has a slot, and a number that is used once.
 #[derive(Debug)]
 pub(crate) struct Ledger<T> {
     lent: Vec<Loan<T>>,
@@ -31,7 +31,7 @@ impl<T> Default for Ledger<T> {
 }
 
 impl<T> Ledger<T> {
-    /// Lends something of so many bytes: the slot and the number by which it comes back. `None` if there is too much.
+    /// Adds a loan of `bytes` bytes, and returns its slot and its number. `None` if there are too many.
     pub fn lend(&mut self, bytes: usize, what: impl FnOnce() -> T) -> Option<(u32, u64)> {
         let fits = self.lent.is_empty() || self.bytes.saturating_add(bytes) <= MOST;
         if self.closed || !fits {
@@ -44,8 +44,8 @@ impl<T> Ledger<T> {
         Some((slot, self.last))
     }
 
-    /// Drops what has been given back, as `returned` says: the last number that has come back by a slot. Any other number than
-    /// that of the loan says nothing.
+    /// Drops the loans that were returned. `returned` is the last number that was returned by a slot. Any
+    /// number other than that of the loan is ignored.
     pub fn settle(&mut self, returned: impl Fn(usize) -> u64) {
         let (free, bytes) = (&mut self.free, &mut self.bytes);
         self.lent.retain(|loan| {
@@ -58,7 +58,7 @@ impl<T> Ledger<T> {
         });
     }
 
-    /// Lends nothing more. What has not come back, and never will.
+    /// Stops further loans. Returns the ones that were not returned.
     pub fn close(&mut self) -> Vec<T> {
         self.closed = true;
         self.bytes = 0;
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
     use std::rc::Rc;
 
-    /// What the other side has written, by slot.
+    /// The numbers that the other side has written, by slot.
     struct Returned([u64; SLOTS]);
 
     fn settle(ledger: &mut Ledger<Rc<()>>, returned: &Returned) {
@@ -91,7 +91,7 @@ mod tests {
         returned.0[slot as usize] = number;
         settle(&mut ledger, &returned);
         assert_eq!(Rc::strong_count(&kept), 1);
-        // Given back twice, or the slot as it was: nothing of the next loan.
+        // A number that is returned twice, or the slot's old number, does not end the next loan.
         let (again, next) = ledger.lend(10, || kept.clone()).unwrap();
         assert_eq!(again, slot);
         assert_ne!(next, number);
@@ -109,7 +109,7 @@ mod tests {
         assert_eq!(ledger.close().len(), SLOTS);
         assert_eq!(Rc::strong_count(&kept), 1);
         assert!(ledger.lend(1, || kept.clone()).is_none(), "after its end");
-        // Of large bodies, fewer; but always one.
+        // Fewer large bodies fit, but always one.
         let mut ledger = Ledger::default();
         assert!(ledger.lend(usize::MAX, || kept.clone()).is_some());
         assert!(ledger.lend(1, || kept.clone()).is_none());

@@ -1,4 +1,4 @@
-//! Bodies that another worker reads where they are.
+//! Bodies that another worker reads in place.
 
 use super::arena::{Arena, Segment};
 use super::ledger::Ledger;
@@ -8,17 +8,17 @@ use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 
-/// Shorter bodies are copied, which takes no longer.
+/// The minimum length of a body on loan. Copying a shorter one takes no longer.
 const SHORTEST: usize = 2 << 10;
 
-/// What is lent to one other worker.
+/// The loans to one other worker.
 #[derive(Debug)]
 pub(crate) struct Loans {
     pair: Arc<Pair>,
     ledger: Mutex<Ledger<Loan>>,
 }
 
-/// A body that is lent, and the memory that it is in.
+/// A body on loan, and the segment that it is in.
 #[derive(Debug)]
 struct Loan {
     segment: Arc<Segment>,
@@ -30,7 +30,7 @@ impl Loans {
         Self { pair, ledger: Mutex::default() }
     }
 
-    /// Lends a body that is in memory which others can read. `None` if it is to be copied.
+    /// Adds a loan of a body that is in memory which others can read. `None` if the body has to be copied.
     pub fn lend(&self, arena: &Arena, body: &Bytes) -> Option<Reference> {
         if body.len() < SHORTEST || !self.pair.is_open_to_them() {
             return None;
@@ -51,7 +51,7 @@ impl Loans {
         })
     }
 
-    /// Takes back what the other worker has given back.
+    /// Drops the loans that the other worker has returned.
     pub fn settle(&self) {
         drop(self.settled());
     }
@@ -62,8 +62,8 @@ impl Loans {
         ledger
     }
 
-    /// The other worker is lost, or has ended: nothing comes back any more. It may still be reading, so that memory that it
-    /// has is given to the system, which leaves it to those who have it mapped.
+    /// Ends all loans after the other worker has disconnected. It may still be reading, so the memory on loan
+    /// is not reused: it is freed by the system once the other worker has unmapped it.
     pub fn close(&self) {
         let left = self.settled().close();
         left.iter().for_each(|loan| loan.segment.retire());

@@ -1,8 +1,8 @@
-//! Whether two workers are on one machine, and could open each other's memory.
+//! Whether two workers are on one machine, and can open each other's memory.
 
-/// What two processes have in common that could share memory: the machine since it was started, the namespace of process
-/// ids, the user. As a digest that is good for one connection, so that strangers learn nothing by it. `None` where the system
-/// doesn't say.
+/// Returns a digest that is equal for two processes that can share memory: of the machine's boot, the
+/// namespace of process ids, and the user. The digest is valid for one connection, so that it reveals nothing
+/// to other processes. `None` if the system does not provide the data.
 #[cfg(target_os = "linux")]
 pub(crate) fn identity(nonce: &[u8; 32]) -> Option<[u8; 32]> {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").ok()?;
@@ -18,7 +18,7 @@ pub(crate) fn identity(nonce: &[u8; 32]) -> Option<[u8; 32]> {
     Some(digest)
 }
 
-/// No other system has memory that is found through `/proc`.
+/// Returns `None`: other systems have no memory that is found through `/proc`.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn identity(_nonce: &[u8; 32]) -> Option<[u8; 32]> {
     None

@@ -1,8 +1,9 @@
-//! Memory that processes share, as seen by this one. All `unsafe` of this crate is here.
+//! Memory that processes share, as mapped by this one. All `unsafe` of this crate is here.
 //!
-//! Three uses, each with its own rules: [`Paired`], which both sides write; [`Extents`], which this process writes and others
-//! read; and [`Foreign`], which another process writes and this one reads. Every file is sealed against a change of its
-//! size (`memfd.rs`), so that its pages don't vanish while they are mapped.
+//! There are three uses, each with its own rules: [`Paired`], which both sides write; [`Extents`], which this
+//! process writes and others read; and [`Foreign`], which another process writes and this one reads. Every
+//! file is sealed against a change of its size (`memfd.rs`), so that its pages do not vanish while they are
+//! mapped.
 
 #![allow(unsafe_code)]
 
@@ -22,7 +23,7 @@ struct Map {
     size: usize,
 }
 
-// SAFETY: an address and a size. What is done with them from which thread is up to the three uses below.
+// SAFETY: an address and a size. The three uses below decide which thread may access the memory, and how.
 unsafe impl Send for Map {}
 // SAFETY: as above.
 unsafe impl Sync for Map {}
@@ -30,7 +31,8 @@ unsafe impl Sync for Map {}
 impl Map {
     fn of(file: &File, size: usize, write: bool) -> io::Result<Self> {
         let access = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        // SAFETY: the system chooses where, so that nothing else is mapped over. Both lengths are this process's own.
+        // SAFETY: the system chooses the address, so that nothing else is mapped over. Both lengths are from
+        // this process.
         let start = unsafe { mmap(std::ptr::null_mut(), size, access, MapFlags::SHARED, file, 0) }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { start, size })
@@ -39,7 +41,7 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's alone, and whoever has a reference into it holds this value.
+        // SAFETY: this value alone owns the mapping, and every reference into it borrows this value.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.size) };
     }
 }
@@ -49,7 +51,7 @@ impl Drop for Map {
 pub(crate) struct Paired(Map);
 
 impl Paired {
-    /// The memory in this file, which is of [`TOTAL`] bytes for good.
+    /// Maps the memory in this file, whose size is fixed at [`TOTAL`] bytes.
     pub fn of(file: &File) -> io::Result<Self> {
         if file.metadata()?.len() != TOTAL as u64 {
             return Err(io::Error::other("it is not of a pair's size"));
@@ -57,40 +59,40 @@ impl Paired {
         Map::of(file, TOTAL, true).map(Self)
     }
 
-    /// The control words.
+    /// Returns the control words.
     pub fn control(&self) -> &Control {
-        // SAFETY: they fit (`layout.rs` sees to it), a page is aligned for them, any bytes are such words, and all of them
-        // are atomic: the other side may change them at any time.
+        // SAFETY: they fit (checked in `layout.rs`), a page is aligned for them, any bytes are valid words,
+        // and all of them are atomic, because the other side may change them at any time.
         unsafe { self.0.start.cast::<Control>().as_ref() }
     }
 
     /// Copies bytes into a ring.
     ///
     /// # Panics
-    /// If they are not inside, which no number of the other side's can bring about.
+    /// If they are outside the ring. Numbers from the other side cannot cause that.
     pub fn put(&self, which: usize, at: usize, bytes: &[u8]) {
         let to = self.ring(which, at, bytes.len());
-        // SAFETY: `ring` has compared the range with the mapping; the source is another memory. The other side reads here only
-        // after it is told to; should it do anything else at the same time, these are bytes, to which nobody has a
-        // reference, and only what they say is undetermined.
+        // SAFETY: `ring` has checked the range against the mapping, and the source is other memory. The other
+        // side reads here only after it was notified. If it accesses the bytes earlier, no reference to them
+        // exists, so only their values are undetermined.
         unsafe { copy_past_caches(bytes, to) };
     }
 
     /// Copies bytes out of a ring.
     ///
     /// # Panics
-    /// As [`put`](Self::put).
+    /// Same as [`put`](Self::put).
     pub fn take(&self, which: usize, at: usize, into: &mut [u8]) {
         let from = self.ring(which, at, into.len());
-        // SAFETY: as in `put`.
+        // SAFETY: same as in `put`.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
-        // What is parsed is the copy: nothing may be read a second time, when it could be something else.
+        // Only the copy is parsed. A second read of the memory could return other bytes.
         std::hint::black_box(into.as_mut_ptr());
     }
 
     fn ring(&self, which: usize, at: usize, length: usize) -> *mut u8 {
         assert!(which < 2 && at <= ring::CAPACITY && length <= ring::CAPACITY - at, "outside of a ring");
-        // SAFETY: inside of the mapping of `TOTAL` bytes, by the comparison.
+        // SAFETY: inside the mapping of `TOTAL` bytes, by the check above.
         unsafe { self.0.start.as_ptr().add(RINGS + which * ring::CAPACITY + at) }
     }
 }
@@ -102,7 +104,7 @@ pub(crate) struct Extents {
     size: usize,
 }
 
-/// The right to a range of such memory. No two overlap.
+/// The exclusive right to a range of such memory. No two overlap.
 #[derive(Debug)]
 pub(crate) struct Extent {
     map: Arc<Map>,
@@ -114,29 +116,29 @@ pub(crate) struct Extent {
 #[derive(Debug)]
 pub struct Part {
     extent: Arc<Extent>,
-    /// Inside of the extent.
+    /// The offset inside the extent.
     offset: usize,
     size: usize,
 }
 
 impl Extents {
-    /// New memory, in `count` extents of `size` bytes, and the file by which others find it.
+    /// Creates memory of `count` extents of `size` bytes, and the file by which others find it.
     pub fn create(count: usize, size: usize) -> io::Result<(File, Self, Vec<Extent>)> {
         let total = count.checked_mul(size).ok_or(io::ErrorKind::InvalidInput)?;
         let file = memfd::create(total as u64)?;
         let map = Arc::new(Map::of(&file, total, true)?);
-        // This process has it mapped for writing once, and nobody else will.
+        // This process has mapped it for writing once, and no other process will.
         memfd::seal_for_readers(&file)?;
         let all = (0..count).map(|at| Extent { map: map.clone(), offset: at * size, size }).collect();
         Ok((file, Self { map, size }, all))
     }
 
-    /// The address at which it begins, which is no other memory's while this value is there.
+    /// Returns the address at which it begins. No other memory has it while this value exists.
     pub fn start(&self) -> usize {
         self.map.start.addr().get()
     }
 
-    /// The size of each extent.
+    /// Returns the size of each extent.
     pub fn size(&self) -> usize {
         self.size
     }
@@ -147,7 +149,7 @@ impl Extent {
         self.size
     }
 
-    /// Access to its first `size` bytes, or as many as it has.
+    /// Returns access to the first `size` bytes, or to all if there are fewer.
     pub fn open(self, size: usize) -> Part {
         let size = size.min(self.size);
         Part { extent: Arc::new(self), offset: 0, size }
@@ -155,10 +157,10 @@ impl Extent {
 }
 
 impl Part {
-    /// Parts with what is before `at` and what is behind it, which this one then ends at.
+    /// Splits the part at `at`: this one keeps the bytes before, and the returned one has the bytes after.
     ///
     /// # Panics
-    /// If it is beyond the end.
+    /// If `at` is beyond the end.
     pub fn split_off(&mut self, at: usize) -> Self {
         assert!(at <= self.size, "{at} is beyond the {} bytes of a region", self.size);
         let behind = Self { extent: self.extent.clone(), offset: self.offset + at, size: self.size - at };
@@ -166,13 +168,13 @@ impl Part {
         behind
     }
 
-    /// The right to the extent, if this was the last of its parts.
+    /// Returns the right to the extent, if this was the last of its parts.
     pub fn close(self) -> Option<Extent> {
         Arc::into_inner(self.extent)
     }
 
     fn start(&self) -> *mut u8 {
-        // SAFETY: inside of the mapping, which the extent keeps: parts and extents are made smaller only.
+        // SAFETY: inside the mapping, which the extent keeps. Parts and extents only become smaller.
         unsafe { self.extent.map.start.as_ptr().add(self.extent.offset + self.offset) }
     }
 }
@@ -181,10 +183,10 @@ impl Part {
     /// Copies bytes to `at`.
     ///
     /// # Panics
-    /// If they are not inside.
+    /// If they are outside the part.
     pub fn write(&mut self, at: usize, bytes: &[u8]) {
         let to = &mut self[at..][..bytes.len()];
-        // SAFETY: `to` is of that length, and this process's own.
+        // SAFETY: `to` has that length, and belongs to this process alone.
         unsafe { copy_past_caches(bytes, to.as_mut_ptr()) };
     }
 }
@@ -193,16 +195,17 @@ impl Deref for Part {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: inside of the mapping, which the extent keeps; all of it is initialised. This value alone gives access to this
-        // range, since the extent it was opened from is consumed until all parts are closed, and it is borrowed.
+        // SAFETY: inside the mapping, which the extent keeps, and all of it is initialised. This value alone
+        // gives access to the range, because the extent that it was opened from is consumed until all parts
+        // are closed. The value is borrowed.
         unsafe { std::slice::from_raw_parts(self.start(), self.size) }
     }
 }
 
 impl DerefMut for Part {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and it is borrowed exclusively. Other processes can't write here, and read only while this
-        // process has promised not to change it (`arena.rs`).
+        // SAFETY: same as above, and the value is borrowed exclusively. Other processes cannot write here.
+        // They read only while this process guarantees not to change the bytes (`arena.rs`).
         unsafe { std::slice::from_raw_parts_mut(self.start(), self.size) }
     }
 }
@@ -219,36 +222,40 @@ impl Foreign {
         Map::of(file, size, false).map(Self)
     }
 
-    /// The bytes from an offset on, if they are inside.
+    /// Returns the bytes at an offset, if they are inside.
     ///
-    /// The other process has promised not to change them until they are given back. It is a member of the job, and has shown it
-    /// where the job has a secret or certificates; if it breaks its promise, numbers that it could as well have sent are
-    /// others than at first sight. Whoever parses such bytes has to copy them first.
+    /// The other process guarantees not to change them until the loan is returned. It is a member of the job,
+    /// which it has shown if the job has a secret or certificates. If it violates the guarantee, numbers that
+    /// it could also have sent change after they were first read. Code that parses such bytes must copy them
+    /// first.
     pub fn get(&self, offset: usize, length: usize) -> Option<&[u8]> {
         let end = offset.checked_add(length)?;
-        // SAFETY: inside of the mapping, by the comparison; initialised, as all files are; not written, as promised above.
+        // SAFETY: inside the mapping, by the check, initialised, as all files are, and not written, as
+        // guaranteed above.
         (end <= self.0.size)
             .then(|| unsafe { std::slice::from_raw_parts(self.0.start.as_ptr().add(offset), length) })
     }
 }
 
-/// From this length on, copies go past the caches.
+/// The minimum length of copies that bypass the caches.
 #[cfg(target_arch = "x86_64")]
 const LONG: usize = 4 << 10;
 
-/// Copies to memory that another core has read. A store would have to take each line back from the cache of that core, one after
-/// another: 28 ns a line on Zen 4, or 450 µs for 1 MiB. Past the caches it is 40 µs, and is read as fast as before.
+/// Copies to memory that another core has read. Normal stores would fetch each line from the cache of that
+/// core, one after another: 28 ns a line on Zen 4, or 450 µs for 1 MiB. Stores that bypass the caches take 40
+/// µs, and the data is read as fast as before.
 ///
 /// # Safety
-/// `to` is valid for writing `bytes.len()` bytes, which don't overlap with `bytes`.
+/// `to` must be valid for writing `bytes.len()` bytes, which do not overlap with `bytes`.
 unsafe fn copy_past_caches(bytes: &[u8], to: *mut u8) {
     #[cfg(target_arch = "x86_64")]
     if bytes.len() >= LONG {
         use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
         let (before, rest) = bytes.split_at(to.align_offset(64).min(bytes.len()));
         let (lines, after) = rest.as_chunks::<64>();
-        // SAFETY: the three pieces make up the whole. The stores are aligned to 16 bytes, as they have to be, since their first is
-        // to 64; the loads need not be. SSE2 is a part of this architecture. The fence lets no later store be seen before these.
+        // SAFETY: the three parts make up the whole. The stores must be aligned to 16 bytes, and the first
+        // one is aligned to 64. The loads need no alignment. SSE2 is part of this architecture. The fence
+        // orders later stores after these.
         unsafe {
             std::ptr::copy_nonoverlapping(before.as_ptr(), to, before.len());
             let mut at = to.add(before.len());
@@ -263,6 +270,6 @@ unsafe fn copy_past_caches(bytes: &[u8], to: *mut u8) {
         }
         return;
     }
-    // SAFETY: as promised by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
 }

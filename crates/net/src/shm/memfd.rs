@@ -1,14 +1,14 @@
-//! Files that are memory: without a name, of a size that nobody can change, found through `/proc` by other processes.
+//! Files in memory: without a name, of a fixed size, found through `/proc` by other processes.
 
 use std::fs::File;
 use std::io;
 
-/// Where another process finds a file that this one has open.
+/// The location at which another process finds a file that this one has open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub pid: u32,
     pub descriptor: u32,
-    /// Its number in its file system, by which another file with the same descriptor is told apart.
+    /// The inode number, which distinguishes the file from another one with the same descriptor.
     pub inode: u64,
     pub size: u64,
 }
@@ -23,10 +23,10 @@ mod system {
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
-    /// Its size can't change, so that no page of a mapping ever vanishes; nor can these seals.
+    /// The seals of a fixed size, so that no page of a mapping ever vanishes. The seals cannot be removed.
     const FIXED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-    /// Memory of this size, zeros.
+    /// Creates memory of this size, filled with zeros.
     pub(crate) fn create(size: u64) -> io::Result<File> {
         let file = memfd_create("distribute", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, size)?;
@@ -34,7 +34,7 @@ mod system {
         Ok(file.into())
     }
 
-    /// Lets nobody write but through mappings that are there, and no seals be added.
+    /// Prevents writes, except through existing mappings, and further seals.
     pub(crate) fn seal_for_readers(file: &File) -> io::Result<()> {
         Ok(fcntl_add_seals(file, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?)
     }
@@ -43,7 +43,7 @@ mod system {
         Ok(fcntl_add_seals(file, SealFlags::SEAL)?)
     }
 
-    /// Where others find it.
+    /// Returns the location at which others find the file.
     pub(crate) fn place(file: &File) -> io::Result<Place> {
         let metadata = file.metadata()?;
         let descriptor = u32::try_from(file.as_raw_fd()).map_err(io::Error::other)?;
@@ -54,20 +54,20 @@ mod system {
         format!("/proc/{}/fd/{}", place.pid, place.descriptor)
     }
 
-    /// Whether it is still there.
+    /// Whether the file still exists.
     pub(crate) fn is_there(place: Place) -> bool {
         std::fs::metadata(path(place)).is_ok_and(|file| file.ino() == place.inode)
     }
 
-    /// Whether what this process has open could be opened here, by what the system asks for that.
+    /// Whether this process has the permission to open files of another one.
     pub(crate) fn can_open_of(pid: u32) -> bool {
         std::fs::read_link(format!("/proc/{pid}/exe")).is_ok()
     }
 
-    /// Opens what another process has open, if it is memory of this user, of that size for good.
+    /// Opens a file of another process, if it is memory of this user and of this fixed size.
     pub(crate) fn open(place: Place, write: bool) -> io::Result<File> {
         let path = path(place);
-        // Nothing but such memory is opened: others may wait, or do something.
+        // Other files are not opened, because that could block or have an effect.
         if !std::fs::read_link(&path)?.to_string_lossy().starts_with("/memfd:distribute") {
             return Err(io::Error::other("it is no memory of a worker"));
         }

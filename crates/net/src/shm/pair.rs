@@ -1,4 +1,4 @@
-//! The memory that two workers share: a ring in each direction, who sleeps, and what has been given back.
+//! The memory that two workers share: a ring in each direction, the sleeping threads, and the returned loans.
 
 use super::layout::{Control, Side, TOTAL};
 use super::map::Paired;
@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// The memory that this worker shares with one other.
 ///
-/// What this side has read and written it knows by itself, and tells the other. Reading and writing are for one thread at a
-/// time each; the link sees to it.
+/// Each side keeps its own positions and publishes them to the other. Only one thread at a time may read, and
+/// one may write, which the link ensures.
 #[derive(Debug)]
 pub(crate) struct Pair {
     memory: Paired,
@@ -22,21 +22,21 @@ pub(crate) struct Pair {
     their_pid: u32,
     read: AtomicU64,
     written: AtomicU64,
-    /// Whether something has happened at the socket.
+    /// Whether the socket has an event.
     socket: AtomicBool,
 }
 
-/// Memory that was made for a pair, until the other side has opened it.
+/// Memory that was created for a pair, until the other side has opened it.
 #[derive(Debug)]
 pub(crate) struct Offered {
     pair: Pair,
-    /// Open for the other side to find it.
+    /// The file, which stays open so that the other side can open it.
     _file: File,
     offer: Offer,
 }
 
 impl Offered {
-    /// New memory.
+    /// Creates the memory.
     pub fn new() -> io::Result<Self> {
         let file = memfd::create(TOTAL as u64)?;
         memfd::seal(&file)?;
@@ -50,12 +50,12 @@ impl Offered {
         Ok(Self { pair, _file: file, offer: Offer { pid, descriptor, inode, token } })
     }
 
-    /// What the other side has to know.
+    /// Returns the data that the other side needs.
     pub fn offer(&self) -> Offer {
         self.offer
     }
 
-    /// The pair, if the other side has accepted, which it has said by the end of the handshake.
+    /// Returns the pair if the other side has accepted the memory, after the end of the handshake.
     pub fn accepted(self) -> Option<Arc<Pair>> {
         let Self { mut pair, .. } = self;
         pair.their_pid = pair.theirs().pid.0.load(Ordering::Acquire);
@@ -66,7 +66,7 @@ impl Offered {
 }
 
 impl Pair {
-    /// Opens what the other side has offered, which thereby has been accepted.
+    /// Opens the memory that the other side has offered, and thereby accepts it.
     pub fn accept(offer: Offer) -> io::Result<Self> {
         let Offer { pid, descriptor, inode, token } = offer;
         let file = memfd::open(Place { pid, descriptor, inode, size: TOTAL as u64 }, true)?;
@@ -85,17 +85,18 @@ impl Pair {
 
     fn of(file: &File, me: usize, their_pid: u32) -> io::Result<Self> {
         let zero = AtomicU64::default;
-        // What came with the end of the handshake.
+        // Events since the end of the handshake.
         let socket = AtomicBool::new(true);
         Ok(Self { memory: Paired::of(file)?, me, their_pid, read: zero(), written: zero(), socket })
     }
 
-    /// The process of the other side.
+    /// Returns the process of the other side.
     pub fn their_pid(&self) -> u32 {
         self.their_pid
     }
 
-    /// Whether the other side can open memory of this process. The one that has connected says so when it has been welcomed.
+    /// Whether the other side can open memory of this process. The side that has connected sets this after
+    /// its acceptance.
     pub fn is_open_to_them(&self) -> bool {
         self.theirs().opens.0.load(Ordering::Acquire) != 0
     }
@@ -112,21 +113,21 @@ impl Pair {
         &self.control().sides[1 - self.me]
     }
 
-    /// How much there is to read.
+    /// Returns the number of bytes to read.
     fn readable(&self) -> Result<usize, WrongPosition> {
         ring::between(self.read.load(Ordering::Relaxed), self.theirs().written.0.load(Ordering::Acquire))
     }
 
-    /// For how much there is room.
+    /// Returns the number of bytes that fit.
     fn room(&self) -> Result<usize, WrongPosition> {
         let read = self.theirs().read.0.load(Ordering::Acquire);
         Ok(CAPACITY - ring::between(read, self.written.load(Ordering::Relaxed))?)
     }
 
-    /// Takes what has come, as much as there is room for.
+    /// Reads as many bytes as there are and fit.
     ///
     /// # Errors
-    /// [`WrongPosition`] if the other side has written what can't be.
+    /// [`WrongPosition`] if the other side has written an impossible position.
     pub fn read(&self, into: &mut [u8]) -> Result<usize, WrongPosition> {
         let length = self.readable()?.min(into.len());
         if length > 0 {
@@ -144,9 +145,10 @@ impl Pair {
         Ok(length)
     }
 
-    /// Whether the other side is to be woken since it waits for room, of which there is some: after [`read`](Self::read).
+    /// Whether to wake the other side because it waits for room and there is some. To be called after
+    /// [`read`](Self::read).
     pub fn must_tell_of_room(&self) -> bool {
-        // The other side says that it wants room, and looks again. One of the two sees what the other has written.
+        // The other side sets its flag and checks again. One of the two sees what the other has written.
         fence(Ordering::SeqCst);
         let wanted = &self.theirs().wants_room.0;
         wanted.load(Ordering::Relaxed) != 0
@@ -155,10 +157,10 @@ impl Pair {
             && self.must_ring()
     }
 
-    /// Puts in what is to be sent, as much as there is room for.
+    /// Writes as many bytes as fit.
     ///
     /// # Errors
-    /// [`WrongPosition`] if the other side has written what can't be.
+    /// [`WrongPosition`] if the other side has written an impossible position.
     pub fn write(&self, slices: &[IoSlice<'_>]) -> Result<usize, WrongPosition> {
         let mut room = self.room()?;
         if room == 0 {
@@ -185,61 +187,63 @@ impl Pair {
         Ok(position.wrapping_sub(start) as usize)
     }
 
-    /// Whether a byte has to be sent so that the other side wakes: after [`write`](Self::write). It is sent once for a sleep.
+    /// Whether a byte must be sent to wake the other side. To be called after [`write`](Self::write). Returns
+    /// `true` once for each sleep.
     pub fn must_ring(&self) -> bool {
-        // The other side says that it sleeps, and looks again. One of the two sees what the other has written.
+        // The other side marks itself as sleeping and checks again. One of the two sees what the other has
+        // written.
         fence(Ordering::SeqCst);
         let theirs = self.theirs();
         theirs.asleep.0.load(Ordering::Relaxed) > 0 && theirs.rung.0.swap(1, Ordering::SeqCst) == 0
     }
 
-    /// Bytes that wake have been received: another one is to be sent for what comes from now on.
+    /// Records that bytes that wake were received. For later data, the other side sends another.
     pub fn has_woken(&self) {
         self.mine().rung.0.store(0, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Something has happened at the socket.
+    /// Records an event of the socket.
     pub fn mind_socket(&self) {
         self.socket.store(true, Ordering::Release);
     }
 
-    /// Whether something has happened at the socket since this was last asked.
+    /// Whether the socket had an event since the last query.
     pub fn take_socket(&self) -> bool {
         self.socket.load(Ordering::Acquire) && self.socket.swap(false, Ordering::AcqRel)
     }
 
-    /// Whether there is something to read, or room for what waits to be written. So there is where positions are wrong.
+    /// Whether there is data to read, or room for queued data. Also `true` if positions are wrong.
     pub fn has_work(&self, backlog: bool) -> bool {
         self.socket.load(Ordering::Acquire) || self.readable() != Ok(0) || (backlog && self.room() != Ok(0))
     }
 
-    /// From here on the other side sends a byte for what it writes. To be followed by [`has_work`](Self::has_work), and
+    /// Makes the other side send a byte when it writes. Must be followed by [`has_work`](Self::has_work), and
     /// ended by [`wake`](Self::wake).
     pub fn begin_sleep(&self) {
         self.mine().asleep.0.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// A thread is awake again.
+    /// Records that a thread is awake again.
     pub fn wake(&self) {
         self.mine().asleep.0.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// How many threads of this side sleep.
+    /// Returns the number of threads of this side that sleep.
     pub fn sleepers(&self) -> u32 {
         self.mine().asleep.0.load(Ordering::SeqCst)
     }
 
-    /// Gives back what the other side has lent.
+    /// Returns a loan of the other side.
     pub fn give_back(&self, slot: usize, loan: u64) {
         if let Some(returned) = self.theirs().returned.0.get(slot) {
-            // What was read of it was read before.
+            // All reads of the body were made before.
             returned.store(loan, Ordering::Release);
         }
     }
 
-    /// The number of the loan that the other side has given back last, of a slot of this side.
+    /// Returns the number of the loan that the other side has returned last, for a slot of this side.
     pub fn returned(&self, slot: usize) -> u64 {
         self.mine().returned.0.get(slot).map_or(0, |returned| returned.load(Ordering::Acquire))
     }
@@ -250,7 +254,7 @@ impl Pair {
 pub(crate) mod tests {
     use super::*;
 
-    /// Both sides of a pair, in one process.
+    /// Creates both sides of a pair in one process.
     pub(crate) fn pair() -> (Arc<Pair>, Arc<Pair>) {
         let offered = Offered::new().unwrap();
         let second = Pair::accept(offered.offer()).unwrap();
@@ -294,7 +298,7 @@ pub(crate) mod tests {
         assert!(first.has_work(true) && !first.has_work(false));
         second.read(&mut half[..1]).unwrap();
         assert_eq!([second.must_tell_of_room(), second.must_tell_of_room()], [true, false]);
-        // Who has never found the ring full waits for nothing.
+        // A side that has never found the ring full does not wait for room.
         first.has_woken();
         write(&first, 5);
         second.read(&mut half).unwrap();

@@ -1,4 +1,4 @@
-//! What this worker does where the other side, which the tests play, does not do what it should.
+//! The reactions of this worker to violations by the other side, which the tests play.
 
 #[cfg(target_os = "linux")]
 #[cfg(test)]
@@ -23,7 +23,7 @@ pub(crate) mod tests {
     use std::sync::Arc;
     use std::sync::atomic::Ordering;
 
-    /// A link of worker 0 to worker 1, and both of what that has.
+    /// Creates a link of worker 0 to worker 1, and both things that worker 1 has.
     pub(crate) fn link() -> (Link, Arc<Pair>, TcpStream) {
         let (mine, theirs) = pair();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -38,7 +38,7 @@ pub(crate) mod tests {
         events
     }
 
-    /// The reason of the loss, which is all that happens.
+    /// Returns the reason of the disconnect, which must be the only event.
     pub(in crate::shm) fn loss(link: &Link) -> String {
         let events = turn(link);
         let [Event::Lost(1, reason)] = &events[..] else { panic!("{events:?}") };
@@ -46,7 +46,7 @@ pub(crate) mod tests {
         reason.clone()
     }
 
-    /// What the other side says.
+    /// Sends a frame of the other side.
     pub(crate) fn say(theirs: &Pair, frame: Frame) {
         let mut queue = Queue::default();
         queue.push(frame);
@@ -66,16 +66,16 @@ pub(crate) mod tests {
                 reason.contains(&format!("holds a position {position} beside this worker's 0")),
                 "{reason}"
             );
-            // It has read more than there is.
+            // The other side has read more than there is.
             let (link, theirs, _socket) = self::link();
             theirs.mine().read.0.store(position, Ordering::Release);
             link.send(Frame::Heartbeat);
             let reason = loss(&link);
             assert!(reason.contains("its shared memory holds a position"), "{reason}");
-            // Nothing is sent to who is lost.
+            // Nothing is sent to a disconnected worker.
             link.send(Frame::Heartbeat);
         }
-        // It has gone back behind what was read.
+        // The position went back to before what was read.
         let (link, theirs, _socket) = link();
         say(&theirs, Frame::Data(Message::new("", "a body")));
         assert_eq!(turn(&link).len(), 1);
@@ -97,7 +97,7 @@ pub(crate) mod tests {
         assert!(matches!(&turn(&link)[..], [Event::Message(1, message)] if message.body == "a body"));
     }
 
-    /// The bytes that have come by the socket.
+    /// Returns the number of bytes received by the socket.
     fn rung(socket: &TcpStream) -> usize {
         socket.set_nonblocking(true).unwrap();
         let mut bytes = [0; 10];
@@ -163,7 +163,7 @@ pub(crate) mod tests {
             let error = error(offer);
             assert!(error.contains(text), "{error}");
         }
-        // Of which the size could change, so that its pages vanish.
+        // The size of this file could change, so that its pages vanish.
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = std::fs::File::from(memfd_create("distribute", flags).unwrap());
         ftruncate(&file, TOTAL as u64).unwrap();
@@ -171,12 +171,12 @@ pub(crate) mod tests {
         let place = memfd::place(&file).unwrap();
         let offer = crate::handshake::Offer { descriptor: place.descriptor, inode: place.inode, ..good };
         assert!(error(offer).contains("its size could change"));
-        // Of another size.
+        // This file has another size.
         let small = memfd::create(4096).unwrap();
         let place = memfd::place(&small).unwrap();
         let offer = crate::handshake::Offer { descriptor: place.descriptor, inode: place.inode, ..good };
         assert!(error(offer).contains("other memory than was said"));
-        // And the right one, once it has been accepted.
+        // The right one is not accepted yet.
         assert!(offered.accepted().is_none());
     }
 
@@ -191,7 +191,7 @@ pub(crate) mod tests {
             random.mutate(&mut words);
             let Ok(Words::Proof(_, Some(offer))) = Words::decode(&words) else { continue };
             match Pair::accept(offer) {
-                // Under the numbers of its threads, a process has the same open.
+                // The threads of a process have other ids and the same open files.
                 Ok(_) => assert_eq!(offer.token, offered.offer().token),
                 Err(_) => assert_ne!(offer, offered.offer()),
             }
@@ -223,7 +223,7 @@ pub(crate) mod tests {
             steps in proptest::collection::vec((any::<bool>(), 0..CAPACITY + CAPACITY / 2, 0..3_usize), 1..60),
         ) {
             let (mine, theirs) = pair();
-            // Of a prime period, so that nothing can move by a block without being noticed.
+            // The period is prime, so that a move by a block is noticed.
             let period: Vec<u8> = (0..251).collect();
             let stream = period.repeat(2 * CAPACITY / 251);
             let stream = |from: usize, length: usize| &stream[from % 251..][..length];

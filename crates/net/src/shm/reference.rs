@@ -1,28 +1,28 @@
-//! A body that is not sent, but where it is. Pure.
+//! A reference to a body, which is sent instead of the body. Pure.
 
 use super::layout::SLOTS;
 use crate::handshake::fields::{Malformed, Reader, Writer};
 use bytes::Bytes;
 
-/// Where a body is in its sender's memory, and how it is given back.
+/// The location of a body in its sender's memory, and its loan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reference {
-    /// Which memory of the sender: a number that it uses once.
+    /// The memory of the sender: a number that is used once.
     pub segment: u64,
-    /// The file descriptor and the file by which it is found, and its size.
+    /// The file descriptor and the inode number of the memory's file, and its size.
     pub descriptor: u32,
     pub inode: u64,
     pub size: u64,
-    /// Where in it the body is.
+    /// The offset and the length of the body in the memory.
     pub offset: u64,
     pub length: u64,
-    /// Which slot tells the sender that the body has been read, and the number that is written there.
+    /// The slot and the number that return the loan.
     pub slot: u32,
     pub loan: u64,
 }
 
 impl Reference {
-    /// The bytes.
+    /// Encodes the reference.
     pub fn encode(&self) -> Bytes {
         let mut fields = Writer::default();
         fields.fixed(&self.descriptor.to_le_bytes());
@@ -33,7 +33,7 @@ impl Reference {
         fields.0.into()
     }
 
-    /// The reference in these bytes, to a part of a memory of the size that it says.
+    /// Decodes a reference, and checks that the body is inside the memory.
     pub fn decode(bytes: &[u8]) -> Result<Self, BadReference> {
         let mut fields = Reader(bytes);
         let (descriptor, slot) = (fields.fixed()?, fields.fixed()?);
@@ -52,7 +52,7 @@ impl Reference {
     }
 }
 
-/// Why a reference leads nowhere.
+/// An error in a reference.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BadReference {
     #[error("a reference to its memory is malformed: {0}")]

@@ -1,4 +1,4 @@
-//! Memory that other workers of this machine can read, while it is being filled.
+//! Memory that other workers of this machine can read.
 
 use super::arena::{Arena, Block, Segment};
 use super::map::Part;
@@ -7,15 +7,16 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-/// Memory that other workers of this machine can read: what is sent from here is not copied.
+/// Memory that other workers of this machine can read, so that messages in it are not copied.
 ///
-/// Made by [`Transport::memory`](crate::Transport::memory), it is this value's alone: fill it, [`freeze`](Self::freeze) it,
-/// and send it, or slices of it, as the body of any number of messages. When neither this process nor another one uses
-/// any of it any more, its memory is used for the next region of its size. Its bytes are zeros, or those of an earlier region.
+/// [`Transport::memory`](crate::Transport::memory) creates it, with exclusive access. Fill it,
+/// [`freeze`](Self::freeze) it, and send it or slices of it as the body of any number of messages. When no
+/// process uses any of it any more, the memory is reused for the next region of its size. Its bytes are
+/// zeros, or those of an earlier region.
 ///
-/// It begins at a multiple of 64 bytes; what is split off, where it is split.
+/// A region begins at a multiple of 64 bytes. A region that was split off begins at the split.
 pub struct Region {
-    /// There until it is dropped.
+    /// `Some` until it is dropped.
     part: Option<Part>,
     segment: Arc<Segment>,
     arena: Arc<Arena>,
@@ -26,11 +27,12 @@ impl Region {
         Self { part: Some(block.extent.open(length)), segment: block.segment, arena }
     }
 
-    /// Copies bytes to `at`, past the caches: where another worker has read an earlier region, ten times as fast as by other ways
-    /// of writing. Those are as fast for regions that are larger than the caches.
+    /// Copies bytes to `at`, bypassing the caches. If another worker has read an earlier region in the same
+    /// memory, this is ten times as fast as other ways of writing. For regions larger than the caches, all
+    /// ways are equally fast.
     ///
     /// # Panics
-    /// If they are not inside.
+    /// If the bytes are outside the region.
     pub fn write(&mut self, at: usize, bytes: &[u8]) {
         assert!(
             at.checked_add(bytes.len()).is_some_and(|end| end <= self.len()),
@@ -42,17 +44,17 @@ impl Region {
         }
     }
 
-    /// Keeps what is before `at`, and gives what is behind it. Each part is filled and sent by itself; the memory is used again
-    /// when nobody uses any part.
+    /// Splits the region at `at`: this one keeps the bytes before, and the returned one has the bytes after.
+    /// Each can be filled and sent separately. The memory is reused when no part is used any more.
     ///
     /// # Panics
-    /// If `at` is beyond the end, as [`slice::split_at`] does.
+    /// If `at` is beyond the end, same as [`slice::split_at`].
     pub fn split_off(&mut self, at: usize) -> Self {
         let part = self.part.as_mut().map(|part| part.split_off(at));
         Self { part, segment: self.segment.clone(), arena: self.arena.clone() }
     }
 
-    /// Its bytes, which nobody changes from here on.
+    /// Converts the region into immutable bytes.
     pub fn freeze(self) -> Bytes {
         Bytes::from_owner(self)
     }

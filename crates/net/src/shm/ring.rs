@@ -1,14 +1,14 @@
-//! Where in a ring the next bytes are read or written. Pure.
+//! Positions of reads and writes in a ring. Pure.
 //!
-//! A position is the number of bytes since the beginning, which no program reaches the end of. Each side keeps its own; the
-//! other's is read from memory that the other writes, and compared here before it is used.
+//! A position is the number of bytes since the beginning, which never overflows in practice. Each side keeps
+//! its own. The other's is read from memory that the other writes, and is checked here before it is used.
 
 use std::ops::Range;
 
-/// How many bytes a ring holds.
+/// The capacity of a ring, in bytes.
 pub(crate) const CAPACITY: usize = 1 << 20;
 
-/// A position in shared memory is none that the other side can be at.
+/// A position in shared memory that the other side cannot have reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "its shared memory holds a position {ahead} beside this worker's {behind}, and a ring has {CAPACITY} bytes"
@@ -18,7 +18,7 @@ pub(crate) struct WrongPosition {
     ahead: u64,
 }
 
-/// How many bytes are between what has been read and what has been written.
+/// Returns the number of bytes between the position read and the position written.
 pub(crate) fn between(read: u64, written: u64) -> Result<usize, WrongPosition> {
     match written.checked_sub(read) {
         Some(bytes) if bytes <= CAPACITY as u64 => Ok(bytes as usize),
@@ -26,7 +26,7 @@ pub(crate) fn between(read: u64, written: u64) -> Result<usize, WrongPosition> {
     }
 }
 
-/// Where the `length` bytes from a position on are: up to the ring's end, and from its beginning.
+/// Returns the ranges of the `length` bytes at a position: up to the ring's end, and from its beginning.
 pub(crate) fn pieces(position: u64, length: usize) -> [Range<usize>; 2] {
     let start = (position % CAPACITY as u64) as usize;
     let length = length.min(CAPACITY);

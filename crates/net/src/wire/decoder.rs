@@ -1,4 +1,4 @@
-//! Frames out of received bytes.
+//! A decoder of frames.
 
 use super::header::{HEADER, Header};
 use super::{Frame, Kind, Limits, WireError};
@@ -6,48 +6,51 @@ use crate::{Arriving, Message};
 use bytes::Bytes;
 use std::mem::take;
 
-/// How much is received before it is known where it belongs. Small frames are copied out of this, several of them out of one
-/// read; what is longer is read to where it stays.
+/// The size of the buffer for bytes whose destination is not known yet. Small frames are copied out of it,
+/// several for one read. Longer parts are read to their destination.
 const STAGED: usize = 16 << 10;
 
-/// How much of a part is made ready for the next read: few reads, and still in the cache when it is written.
+/// The number of bytes of a part to prepare for the next read. It allows few reads, and the bytes are still
+/// in the cache when they are written.
 const STEP: usize = 256 << 10;
 
-/// What is allocated for a part before any of it has come.
+/// The number of bytes to allocate for a part before any of it was received.
 const FIRST: usize = 64 << 10;
 
-/// Bodies from here on are received into memory of an earlier one, where the receiver has dropped that: new memory would have
-/// to be cleared by the system first, page by page, which takes as long as receiving.
+/// The lengths of bodies that are received into the memory of an earlier one, if the receiver has dropped
+/// that. The system would have to clear new memory first, page by page, which takes as long as receiving.
 const REUSED: std::ops::RangeInclusive<usize> = 64 << 10..=64 << 20;
 
-/// How many such bodies are kept: those of a step's gradients, while those of the step before are still in use.
+/// The maximum number of such bodies to keep: those of a step's gradients, while those of the step before are
+/// still in use.
 const SPARE: usize = 32;
 
-/// How many bytes of them are kept, at least the latest two.
+/// The maximum number of bytes of these bodies to keep, which is at least the size of the largest two.
 const SPARE_BYTES: usize = 128 << 20;
 
-/// Takes bytes as they come and gives the frames in them. Read into [`buffer`](Self::buffer), tell how much came by
-/// [`advance`](Self::advance), and take frames by [`next_frame`](Self::next_frame) until there is none.
+/// An incremental decoder of frames. Read into [`buffer`](Self::buffer), report the number of bytes to
+/// [`advance`](Self::advance), and call [`next_frame`](Self::next_frame) until there is none.
 ///
-/// Lengths are compared with the limits before anything is allocated. Never more than twice of what has been received of
-/// a frame is allocated for it, and a small constant; a large one may reuse what an earlier one has filled.
+/// Lengths are compared with the limits before any allocation. The memory allocated for a frame is at most
+/// twice what was received of it, plus a small constant. A large frame may reuse the memory of an earlier
+/// one.
 #[derive(Debug)]
 pub struct Decoder {
     limits: Limits,
     staged: Box<[u8]>,
-    /// The bytes of `staged` that have been received and not yet taken.
+    /// The bytes of `staged` that were received and not taken yet.
     from: usize,
     to: usize,
     header: Option<Header>,
     head: Part,
     body: Part,
-    /// The last large bodies, the latest first, some of which may still be in use while the next ones come.
+    /// The last large bodies, the latest first. Some may still be in use while the next ones are received.
     spare: Vec<Bytes>,
-    /// Whether there was one since this was last asked.
+    /// Whether there was a large body since the last query.
     is_used: bool,
 }
 
-/// A part of a frame: `bytes` has been made ready, of which `filled` have been received, of `length` in all.
+/// A part of a frame, of `length` bytes. `bytes` is prepared, and the first `filled` of them were received.
 #[derive(Debug, Default)]
 struct Part {
     bytes: Vec<u8>,
@@ -56,19 +59,20 @@ struct Part {
 }
 
 impl Decoder {
-    /// A decoder at the beginning of a stream.
+    /// Creates a decoder at the beginning of a stream.
     pub fn new(limits: Limits) -> Self {
         let staged = vec![0; STAGED].into_boxed_slice();
         let (head, body) = (Part::default(), Part::default());
         Self { limits, staged, from: 0, to: 0, header: None, head, body, spare: Vec::new(), is_used: false }
     }
 
-    /// How long the parts of a frame may be.
+    /// Returns the maximum lengths of a frame's parts.
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// Where to read to; never empty, once [`next_frame`](Self::next_frame) has given all frames.
+    /// Returns the buffer to read into. It is never empty once [`next_frame`](Self::next_frame) has returned
+    /// all frames.
     pub fn buffer(&mut self) -> &mut [u8] {
         if self.from == self.to {
             (self.from, self.to) = (0, 0);
@@ -83,9 +87,10 @@ impl Decoder {
         &mut self.staged[self.to..]
     }
 
-    /// So many bytes have been read into the buffer.
+    /// Records that `read` bytes were read into the buffer.
     pub fn advance(&mut self, read: usize) {
-        // As in `buffer`, which has just been called: nothing is staged where a part is read to where it stays.
+        // Same as in `buffer`, which was just called: the staging buffer is empty if a part is read to its
+        // destination.
         if self.to == 0 && self.header.is_some() {
             let part = if self.head.is_whole() { &mut self.body } else { &mut self.head };
             if part.missing() >= STAGED {
@@ -96,10 +101,10 @@ impl Decoder {
         self.to = STAGED.min(self.to + read);
     }
 
-    /// The next frame, if all of it has come.
+    /// Returns the next frame, if it is complete.
     ///
     /// # Errors
-    /// [`WireError`] if what came is no frame. The stream can't be read on then.
+    /// [`WireError`] if the bytes are not a frame. The stream cannot be read any further.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, WireError> {
         let header = match self.header {
             Some(header) => header,
@@ -151,12 +156,12 @@ impl Decoder {
         });
     }
 
-    /// The memory of an earlier large body that nobody uses any more, for one of this length.
+    /// Returns the memory of an earlier large body that is no longer used, for a body of this length.
     fn reusable(&mut self, length: usize) -> Vec<u8> {
         let fits = |spare: &Bytes| (length..=4 * length).contains(&spare.len()) && spare.is_unique();
         match self.spare.iter().position(fits) {
             Some(at) if REUSED.contains(&length) => {
-                // All of it is ready to be read into: nothing is made 0 again.
+                // All of it is initialised, so no byte is cleared again.
                 let mut bytes = Vec::from(self.spare.remove(at));
                 bytes.truncate(length);
                 bytes
@@ -165,26 +170,26 @@ impl Decoder {
         }
     }
 
-    /// Gives back memory that is kept for the next large body, if there was none since the last call.
+    /// Frees memory kept for the next large body, if there was none since the last call.
     pub fn relax(&mut self) {
         if !std::mem::take(&mut self.is_used) {
             self.spare = Vec::new();
         }
     }
 
-    /// Whether the stream could end here: no part of a frame has come.
+    /// Whether the stream could end here, because no frame was received in part.
     pub fn is_between_frames(&self) -> bool {
         self.header.is_none() && self.from == self.to
     }
 
-    /// The message of which a part has come, if there is one.
+    /// Returns the message that was received in part, if there is one.
     pub fn arriving(&self) -> Option<Arriving> {
         let header = self.header.filter(|header| header.kind == Kind::Data)?;
         let (received, length) = (self.head.filled + self.body.filled, header.head + header.body);
         Some(Arriving { received: received as u64, length: length as u64 })
     }
 
-    /// How much memory is held for the frame that is being received.
+    /// Returns the number of bytes allocated for the frame that is being received.
     pub fn allocated(&self) -> usize {
         STAGED + self.head.bytes.capacity() + self.body.bytes.capacity()
     }
@@ -199,12 +204,13 @@ impl Part {
         self.length - self.filled
     }
 
-    /// What has been made ready and not received; not empty after [`make_room`](Self::make_room).
+    /// Returns the prepared bytes that were not received yet. They are not empty after
+    /// [`make_room`](Self::make_room).
     fn room(&mut self) -> &mut [u8] {
         &mut self.bytes[self.filled..]
     }
 
-    /// Copies what belongs to this part, and says how much that is.
+    /// Copies the bytes that belong to this part, and returns their number.
     fn take(&mut self, staged: &[u8]) -> Result<usize, WireError> {
         let taken = staged.len().min(self.missing());
         let ready = taken.min(self.bytes.len() - self.filled);
@@ -217,7 +223,7 @@ impl Part {
         Ok(taken)
     }
 
-    /// Makes the next step ready to be read into.
+    /// Prepares the next step to be read into.
     fn make_room(&mut self) -> Result<(), WireError> {
         if self.filled == self.bytes.len() && self.missing() >= STAGED {
             self.reserve(self.filled + 1)?;
@@ -227,7 +233,7 @@ impl Part {
         Ok(())
     }
 
-    /// Makes sure that there is memory for `needed` bytes: twice of what has come, as long as it is not the whole.
+    /// Ensures memory for `needed` bytes: twice what was received, up to the complete part.
     fn reserve(&mut self, needed: usize) -> Result<(), WireError> {
         if needed > self.bytes.capacity() {
             let capacity = self.length.min(needed.max(2 * self.filled).max(FIRST));

@@ -5,18 +5,18 @@ use crate::Message;
 /// The length of a header: the kind, three zeros, the head's length in 4 bytes and the body's in 8, both little-endian.
 pub const HEADER: usize = 16;
 
-/// What travels on a link.
+/// A unit of transfer on a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
     /// A message.
     Data(Message),
-    /// A message whose body stays in memory that both sides share: its body here says where.
+    /// A message whose body is in memory that both sides share. Its body here is a reference to that memory.
     Reference(Message),
-    /// A sign of life, sent while there is nothing else to send.
+    /// A heartbeat, sent while there is nothing else to send.
     Heartbeat,
-    /// The sender has ended in order, and sends nothing more.
+    /// The sender has exited gracefully, and sends nothing more.
     Goodbye,
-    /// The sender leaves, to meet the others again, and sends nothing more.
+    /// The sender leaves for a new rendezvous, and sends nothing more.
     Leave,
 }
 
@@ -36,66 +36,66 @@ pub enum Kind {
     Leave = 5,
 }
 
-/// How long the parts of a frame may be.
+/// The maximum lengths of a frame's parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The longest head, in bytes.
+    /// The maximum length of a head, in bytes.
     pub head: u32,
-    /// The longest body, in bytes.
+    /// The maximum length of a body, in bytes.
     pub body: u64,
 }
 
 impl Default for Limits {
-    /// Heads of 16 MiB, bodies of 64 GiB.
+    /// Returns the limits of 16 MiB for heads and 64 GiB for bodies.
     fn default() -> Self {
         Self { head: 16 << 20, body: 64 << 30 }
     }
 }
 
-/// Why received bytes are no frame.
+/// An error in the encoding of a frame.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
-    /// It is of no known kind, or bytes are set that have to be 0.
+    /// The kind is unknown, or bytes are set that must be 0.
     #[error("a frame begins with {0:02x?}, which is none of ours")]
     Kind([u8; 4]),
     /// The head is too long.
     #[error("a frame announces a head of {length} bytes, and {limit} are the most")]
     Head {
-        /// As announced.
+        /// The announced length.
         length: u32,
-        /// The most.
+        /// The maximum length.
         limit: u32,
     },
     /// The body is too long.
     #[error("a frame announces a body of {length} bytes, and {limit} are the most")]
     Body {
-        /// As announced.
+        /// The announced length.
         length: u64,
-        /// The most.
+        /// The maximum length.
         limit: u64,
     },
     /// A heartbeat or goodbye announces data.
     #[error("a frame without data announces {0} bytes")]
     NotEmpty(u64),
-    /// There is not enough memory for what has come.
+    /// There is not enough memory for the received bytes.
     #[error("there is no memory for a part of {0} bytes")]
     Memory(usize),
 }
 
-/// A header whose lengths have been checked.
+/// A header whose lengths were checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The kind of frame.
     pub kind: Kind,
-    /// The length of its head in bytes.
+    /// The length of the head in bytes.
     pub head: usize,
-    /// The length of its body in bytes.
+    /// The length of the body in bytes.
     pub body: usize,
 }
 
 impl Header {
-    /// Its bytes.
+    /// Encodes the header.
     pub fn encode(self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         bytes[0] = self.kind as u8;
@@ -104,10 +104,13 @@ impl Header {
         bytes
     }
 
-    /// Reads a header, and compares it with the limits.
+    /// Decodes a header, and compares it with the limits.
     ///
     /// # Errors
-    /// [`WireError`] if the bytes are no header, or one beyond the limits.
+    /// - [`WireError::Kind`]: the kind is unknown, or bytes are set that must be 0.
+    /// - [`WireError::NotEmpty`]: a frame without data announces some.
+    /// - [`WireError::Head`]: the head is too long.
+    /// - [`WireError::Body`]: the body is too long.
     pub fn decode(bytes: &[u8; HEADER], limits: Limits) -> Result<Self, WireError> {
         let [k0, k1, k2, k3, h0, h1, h2, h3, body @ ..] = *bytes;
         let kind = match [k0, k1, k2, k3] {

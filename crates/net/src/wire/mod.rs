@@ -1,10 +1,10 @@
 //! Messages as bytes of a stream. Pure: no socket.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | [`header`] | the 16 bytes in front of each frame, and its limits |
-//! | [`decoder`] | [`Decoder`]: frames out of received bytes |
-//! | [`queue`] | [`Queue`]: frames that have not been written yet |
+//! | [`header`] | the 16 bytes before each frame, and its limits |
+//! | [`decoder`] | [`Decoder`]: decodes frames from received bytes |
+//! | [`queue`] | [`Queue`]: frames that were not written yet |
 
 pub mod decoder;
 pub mod header;

@@ -1,18 +1,18 @@
-//! Frames that have not been written yet.
+//! Frames that were not written yet.
 
 use super::Frame;
 use super::header::{HEADER, Header, Kind};
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
-/// How many frames are offered in one write.
+/// The maximum number of frames in one write.
 const AT_ONCE: usize = 16;
 
-/// The frames that a link has still to write, in order. Their data is written from where it is.
+/// The frames that a link has still to write, in order. Their data is not copied.
 #[derive(Debug, Default)]
 pub struct Queue {
     frames: VecDeque<([u8; HEADER], Frame)>,
-    /// How much of the first one has been written.
+    /// The number of bytes of the first frame that were written.
     written: usize,
 }
 
@@ -36,20 +36,20 @@ impl Queue {
         self.frames.push_back((Header { kind, head, body }.encode(), frame));
     }
 
-    /// Whether everything has been written.
+    /// Whether everything was written.
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
 
-    /// Forgets everything that has not been written.
+    /// Discards everything that was not written.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// Passes what is to be written next to `write`, which says how much of it was written.
+    /// Passes the next bytes to `write`, which returns the number of bytes written.
     ///
     /// # Errors
-    /// That of `write`.
+    /// Returns the error of `write`.
     pub fn write<E>(&mut self, write: impl FnOnce(&[IoSlice<'_>]) -> Result<usize, E>) -> Result<usize, E> {
         let mut slices = [IoSlice::new(&[]); 3 * AT_ONCE];
         let (mut used, mut skip) = (0, self.written);

@@ -1,4 +1,4 @@
-//! Measures the links between all tasks of a cluster.
+//! Measurements of the links between all tasks of a cluster.
 
 use super::link::{Link, State};
 use super::measure::{NAME, exchange, reach};
@@ -9,15 +9,18 @@ use distribute_cluster::{ClusterSpec, Task};
 use distribute_net::Message;
 use std::time::Duration;
 
-/// Up to so many tasks measure the links between each two of them; of more, each one to the next.
+/// The maximum number of tasks for which all pairs are measured. With more, each task measures the link to
+/// the next one.
 const FEW: usize = 16;
 
-/// How many tasks are connected to at once.
+/// The maximum number of tasks to connect to at once.
 const AT_ONCE: usize = 32;
 
-/// Connects task `me` to the servers of all other tasks of a cluster, measures these links, and has those tasks measure the
-/// links among themselves. Links are measured one after the other, so that none disturbs another. A task may be missing for
-/// `patience`; `seen` is told of each link.
+/// Measures the links between all tasks of a cluster.
+///
+/// Connects task `me` to the servers of all other tasks and measures these links. Those tasks then measure
+/// the links between each other. Links are measured in sequence, so that none affects another. A task may be
+/// unreachable for `patience`. `seen` is called for each link.
 ///
 /// Tasks without a server can run `distribute doctor --listen`.
 pub fn examine(
@@ -59,7 +62,7 @@ pub fn examine(
     Report::new(links)
 }
 
-/// Connects to several tasks at once: each that is missing takes all of the patience.
+/// Connects to several tasks at once. Each missing task takes the full patience.
 fn reach_all(clients: &ClientBuilder, tasks: &[Task], patience: Duration) -> Vec<Result<Client, State>> {
     std::thread::scope(|scope| {
         let reach = |task| {
@@ -76,7 +79,7 @@ fn reach_all(clients: &ClientBuilder, tasks: &[Task], patience: Duration) -> Vec
     })
 }
 
-/// Has a task measure its link to another one.
+/// Asks a task to measure its link to another one.
 fn probe(client: &Client, to: &Task, patience: Duration) -> State {
     let patience_ms = patience.as_millis().try_into().unwrap_or(u64::MAX);
     let broken = |why: String| State::Broken { why };
@@ -84,7 +87,7 @@ fn probe(client: &Client, to: &Task, patience: Duration) -> State {
         Ok(ask) => ask,
         Err(error) => return broken(error.to_string()),
     };
-    // It connects, and makes some calls, each with this patience.
+    // That task connects and makes some calls, each with this patience.
     match client.call(NAME, Message::new(ask, ""), patience.saturating_mul(4)) {
         Ok(answer) => serde_json::from_slice(&answer.body)
             .unwrap_or_else(|error| broken(format!("what it said cannot be read: {error}"))),
@@ -92,7 +95,7 @@ fn probe(client: &Client, to: &Task, patience: Duration) -> State {
     }
 }
 
-/// Which of so many tasks measures its link to which.
+/// Returns the pairs of tasks that measure their links, for this number of tasks.
 fn pairs(tasks: usize) -> Vec<(usize, usize)> {
     if tasks <= FEW {
         (0..tasks).flat_map(|from| (from + 1..tasks).map(move |to| (from, to))).collect()

@@ -1,23 +1,23 @@
-//! What is wrong with links. Pure.
+//! Problems of links. Pure.
 
 use super::link::{Link, State};
 use serde::Serialize;
 use std::fmt;
 
-/// A link is slow where it takes so many times as long as the best half of all.
+/// The factor by which a link must be worse than the median of the best half to be slow.
 const TIMES: f64 = 3.;
 
-/// Round trips below this are no trouble, whatever those of others are.
+/// The round trip in seconds below which a link is never slow.
 const QUICK: f64 = 200e-6;
 
-/// What is wrong with a link.
+/// A problem of a link.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finding {
-    /// `ps 0 → worker 1`
+    /// The link, such as `ps 0 → worker 1`.
     pub link: String,
-    /// In a word: `closed`, `refused`, `broken`, `slow`.
+    /// The problem in a word: `closed`, `refused`, `broken`, `slow`.
     pub is: &'static str,
-    /// What is wrong, and what to do.
+    /// The cause, and advice.
     pub why: String,
 }
 
@@ -27,7 +27,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Everything that is wrong with these links.
+/// Returns all problems of these links.
 pub fn findings(links: &[Link]) -> Vec<Finding> {
     let open = || {
         links.iter().filter_map(|link| match link.state {
@@ -74,14 +74,14 @@ pub fn findings(links: &[Link]) -> Vec<Finding> {
     all
 }
 
-/// The median of the better half of these figures.
+/// Returns the median of the better half of these figures.
 fn of_best_half(mut figures: Vec<f64>, order: impl Fn(&f64, &f64) -> std::cmp::Ordering) -> f64 {
     figures.sort_by(order);
     let half = figures.len().div_ceil(2);
     figures.get(half.saturating_sub(1) / 2).copied().unwrap_or_default()
 }
 
-/// `85 µs`, `1.2 ms`
+/// Formats seconds: `85 µs`, `1.2 ms`.
 pub(super) fn micros(seconds: f64) -> String {
     match seconds * 1e6 {
         micros if micros < 1000. => format!("{micros:.0} µs"),
@@ -89,7 +89,7 @@ pub(super) fn micros(seconds: f64) -> String {
     }
 }
 
-/// `940 MB/s`, `2.1 GB/s`
+/// Formats bytes in a second: `940 MB/s`, `2.1 GB/s`.
 pub(super) fn rate(bytes: f64) -> String {
     match bytes / 1e6 {
         mega if mega < 10. => format!("{mega:.1} MB/s"),
@@ -125,7 +125,7 @@ mod tests {
         let alike: Vec<_> = (0..6).map(|to| open(to, 100e-6 + 1e-5 * to as f64, 1e9)).collect();
         assert_eq!(texts(&alike), Vec::<String>::new());
         assert_eq!(texts(&[]), Vec::<String>::new());
-        // Within one machine a factor of 3 is nothing.
+        // A factor of 3 is not significant within one machine.
         assert_eq!(texts(&[open(0, 10e-6, 4e9), open(1, 150e-6, 3e9)]), Vec::<String>::new());
         assert_eq!(texts(&[link(1, State::Training)]), Vec::<String>::new());
     }

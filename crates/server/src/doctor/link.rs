@@ -1,55 +1,55 @@
-//! What is known of the link between two tasks.
+//! The result of measuring the link between two tasks.
 
 use distribute_cluster::Task;
 use serde::{Deserialize, Serialize};
 
-/// The link from one task to another, as far as it could be measured.
+/// The link from one task to another, as measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Link {
     /// The task that has called.
     pub from: Task,
     /// The task that was called.
     pub to: Task,
-    /// Its address.
+    /// The address of the called task.
     pub address: String,
-    /// How the link is.
+    /// The state of the link.
     pub state: State,
 }
 
-/// How a link is.
+/// The state of a link.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "is")]
 pub enum State {
-    /// It works.
+    /// The link works.
     Open {
-        /// Seconds for a small message there and back: the median.
+        /// The median round trip of a small message, in seconds.
         round_trip: f64,
-        /// Bytes in a second, one way: the best of a few.
+        /// The bandwidth in one direction, in bytes a second: the best of a few attempts.
         bandwidth: f64,
     },
-    /// Nobody answers.
+    /// No process answers.
     Closed {
-        /// What came of the last attempt.
+        /// The result of the last attempt.
         why: String,
     },
-    /// The other side does not let this one in, or this one does not trust it.
+    /// One side refuses the other.
     Refused {
-        /// What is wrong, in a word: `secret`, `version`, `address`, …
+        /// The cause in a word: `secret`, `version`, `address`, …
         what: String,
-        /// The same in full, and what to do.
+        /// The cause in full, and advice.
         why: String,
     },
-    /// The other side is a worker of a world that trains: it is there, but answers no calls.
+    /// The other side is a worker of a running training. It answers no calls.
     Training,
-    /// It broke while it was measured, or the task that was to measure it could not.
+    /// The link failed during the measurement, or the task that had to measure it could not.
     Broken {
-        /// How.
+        /// The cause.
         why: String,
     },
 }
 
 impl State {
-    /// The state in a word.
+    /// Returns the state in a word.
     pub fn word(&self) -> &str {
         match self {
             State::Open { .. } => "open",

@@ -1,4 +1,4 @@
-//! Measures the link to one task.
+//! Measurements of the link to one task.
 
 use super::link::State;
 use crate::client::{Client, ClientBuilder};
@@ -8,23 +8,24 @@ use distribute_net::handshake::Reason;
 use distribute_net::{ConnectError, Message, SharedMemory};
 use std::time::Duration;
 
-/// The name of the service that gives back what it is sent.
+/// The name of the service that echoes messages.
 pub(crate) const NAME: &str = "doctor";
 
-/// How many small messages are sent, and how many before them that don't count.
+/// The number of small messages that are measured, and of those before that are not.
 const ROUND_TRIPS: usize = 50;
 const WARM: usize = 5;
 
-/// The sizes by which bandwidth is measured: the next is tried where the one before took less than [`SHORT`].
+/// The sizes of messages that measure bandwidth. The next one is used if the one before took less than
+/// [`SHORT`] seconds.
 const SIZES: [usize; 3] = [64 << 10, 1 << 20, 8 << 20];
 const SHORT: f64 = 0.1;
 
-/// How often each of them is sent.
+/// The number of messages of each size.
 const TIMES: usize = 3;
 
-/// Connects to a task, whose server may come within `patience`.
+/// Connects to a task, whose server must be up within `patience`.
 pub(super) fn reach(clients: &ClientBuilder, to: &Task, patience: Duration) -> Result<Client, State> {
-    // What is measured is the network, also where this is that of one machine.
+    // The network is measured, even if both tasks are on one machine.
     let clients = clients.clone().shared_memory(SharedMemory::Never);
     clients.connect(to, patience).map_err(|error| match error {
         CallError::Connect(error) => not_connected(*error),
@@ -32,7 +33,7 @@ pub(super) fn reach(clients: &ClientBuilder, to: &Task, patience: Duration) -> R
     })
 }
 
-/// Measures the link to a task, each call of which takes at most `patience`.
+/// Measures the link to a task. Each call takes at most `patience`.
 pub(super) fn exchange(client: &Client, patience: Duration) -> State {
     let echo = |size: usize| {
         let waited = Stopwatch::start();
@@ -53,7 +54,7 @@ pub(super) fn exchange(client: &Client, patience: Duration) -> State {
             for _ in 0..TIMES {
                 shortest = shortest.min(echo(size)?);
             }
-            // There and back.
+            // The message goes there and back.
             bandwidth = bandwidth.max(2. * size as f64 / shortest.max(1e-9));
             if shortest > SHORT {
                 break;
@@ -80,7 +81,7 @@ fn not_connected(error: ConnectError) -> State {
     }
 }
 
-/// What to look at, in a word.
+/// Returns the cause of a refusal in a word.
 fn what(reason: Reason, text: &str) -> &'static str {
     match reason {
         Reason::Secret if text.starts_with("TLS") => "certificate",

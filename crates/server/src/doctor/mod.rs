@@ -1,13 +1,13 @@
-//! How good the links between the tasks of a cluster are: what `distribute doctor` does.
+//! Checks of the links between the tasks of a cluster, for `distribute doctor`.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | `examine` | [`examine`]: measures all of them |
-//! | `together` | [`together`]: each task listens, one of them measures |
-//! | `link` | [`Link`]: what is known of one, [`State`] |
-//! | `judge` | [`findings`]: what is wrong with them, a pure function |
-//! | `report` | [`Report`]: both, as a table and as JSON |
-//! | `measure`, `service` | measures one link; the service of every server by which that is done |
+//! | `examine` | [`examine`]: measures all links |
+//! | `together` | [`together`]: each task listens, and one of them measures |
+//! | `link` | [`Link`] and its [`State`]: the result for one link |
+//! | `judge` | [`findings`]: the problems of links, a pure function |
+//! | `report` | [`Report`]: links and problems, as a table and as JSON |
+//! | `measure`, `service` | the measurement of one link, and the service of every server that it uses |
 
 mod examine;
 mod judge;
@@ -29,7 +29,7 @@ pub(crate) use service::Examiner;
 use distribute_net::Settings;
 use std::time::Duration;
 
-/// A connection that is only measured has no long farewell.
+/// Returns the settings of connections that are only measured, with a short farewell.
 fn settings() -> Settings {
     Settings { farewell: Duration::from_millis(500), silence: Duration::from_secs(10), ..Settings::default() }
 }

@@ -1,31 +1,32 @@
-//! What was found, as a table and as JSON.
+//! Results as a table and as JSON.
 
 use super::judge::{Finding, findings, micros, rate};
 use super::link::{Link, State};
 use serde::Serialize;
 
-/// The links between the tasks of a cluster, and what is wrong with them.
+/// The links between the tasks of a cluster, and their problems.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// The links, in the order in which they were measured.
     pub links: Vec<Link>,
-    /// What is wrong.
+    /// The problems of the links.
     pub findings: Vec<Finding>,
 }
 
 impl Report {
-    /// The report of these links.
+    /// Creates the report of these links.
     pub fn new(links: Vec<Link>) -> Self {
         let findings = findings(&links);
         Self { links, findings }
     }
 
-    /// Whether nothing is wrong.
+    /// Whether there are no problems.
     pub fn is_well(&self) -> bool {
         self.findings.is_empty()
     }
 
-    /// The links as lines of a table; `colour` gives the word of a state, by what is wrong, its colour.
+    /// Returns the links as lines of a table. `colour` adds a colour to the word of a state. Its second
+    /// argument is whether the link works.
     pub fn table(&self, colour: impl Fn(&str, bool) -> String) -> Vec<String> {
         let head = ["from", "to", "address", "state", "round trip", "bandwidth"].map(str::to_owned);
         let rows: Vec<[String; 6]> = std::iter::once(head).chain(self.links.iter().map(row)).collect();
@@ -52,7 +53,7 @@ impl Report {
 }
 
 impl Link {
-    /// Whether it works, as far as it was meant to be there.
+    /// Whether the link works, or is not expected to.
     fn is_well(&self) -> bool {
         matches!(self.state, State::Open { .. } | State::Training)
     }

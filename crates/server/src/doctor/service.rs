@@ -1,4 +1,4 @@
-//! The service by which links are measured, which every server has.
+//! The service of every server that measures links.
 
 use super::link::State;
 use super::measure::{NAME, exchange, reach};
@@ -10,20 +10,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// What a server is asked: to measure the link to another task. Heads of other calls are given back with their bodies.
+/// A request to measure the link to another task. Calls with other heads are echoed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) struct Probe {
     /// The other task.
     pub probe: Task,
-    /// How long its server may be missing, and each call take.
+    /// The maximum time until the server is up, and of each call, in milliseconds.
     pub patience_ms: u64,
 }
 
-/// The longest time that one measurement may take to connect, whatever is asked.
+/// The maximum time for a measurement to connect, regardless of the request.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Gives back what it is sent, and measures links to the other tasks of its cluster, one at a time.
+/// A service that echoes messages, and measures links to the other tasks of its cluster, one at a time.
 pub(crate) struct Examiner {
     clients: ClientBuilder,
     is_busy: Arc<AtomicBool>,
@@ -49,7 +49,7 @@ impl Service for Examiner {
         }
         let (clients, busy) = (self.clients.clone(), Busy(self.is_busy.clone()));
         let thread = std::thread::Builder::new().name("distribute-doctor".to_owned());
-        // Without a thread, the reply is dropped, which says so.
+        // Without a thread, the reply is dropped, which notifies the caller.
         let _ = thread.spawn(move || {
             let patience = Duration::from_millis(probe.patience_ms).min(LONGEST);
             let state: State = match reach(&clients, &probe.probe, patience) {
@@ -65,7 +65,7 @@ impl Service for Examiner {
     }
 }
 
-/// Lets the next measurement begin when it is dropped, also by a panic.
+/// A guard that permits the next measurement when it is dropped, even by a panic.
 struct Busy(Arc<AtomicBool>);
 
 impl Drop for Busy {

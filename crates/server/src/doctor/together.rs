@@ -1,4 +1,4 @@
-//! The doctor as a task of the cluster: each task listens, and the one that leads measures all links.
+//! The doctor as a task of the cluster: each task listens, and the leader measures all links.
 
 use super::examine::examine;
 use super::link::{Link, State};
@@ -11,15 +11,17 @@ use crate::server::Server;
 use distribute_cluster::{ClusterSpec, Task};
 use std::time::Duration;
 
-/// How long the one that leads may take after all have come.
+/// The maximum time for the leader to finish, after all tasks have connected.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// Takes part as a task whose server `builder` sets up. The task that leads, the chief or worker 0, waits for the others for
-/// `patience`, measures all links, ends the others' servers, and gets the report; the others get none when it has.
+/// Participates as a task whose server is configured by `builder`. The leader is the chief or worker 0. It
+/// waits for the others for `patience`, measures all links, ends the other servers, and returns the report.
+/// The other tasks return `None` afterwards.
 ///
 /// # Errors
-/// [`ServerError`]; [`ServerError::Broken`] where the one that leads has not come or not ended in ten minutes beyond the
-/// patience.
+/// - [`ServerError::Broken`]: the leader has not ended this server within ten minutes after the patience, or
+///   the server failed.
+/// - [`ServerError`]: the errors of [`ServerBuilder::start`].
 pub fn together(
     builder: ServerBuilder,
     clients: &ClientBuilder,
@@ -34,7 +36,7 @@ pub fn together(
     let report = examine(clients, server.cluster(), task, patience, seen);
     for link in report.links.iter().filter(|link| link.from == *task) {
         if let State::Open { .. } = link.state {
-            // One that does not hear it is over already, or gives up by itself.
+            // A server that does not receive this has already ended, or times out.
             let ended = clients.connect(&link.to, patience).and_then(|client| client.stop_server(patience));
             if let Err(error) = ended {
                 tracing::debug!(%error, "a server could not be ended");
@@ -58,7 +60,7 @@ fn wait(server: &Server, timeout: Duration) -> Result<(), ServerError> {
     }
 }
 
-/// The task that measures: the first of those that may end the others.
+/// Returns the task that measures: the first one that may end the others.
 fn leader(cluster: &ClusterSpec) -> Option<Task> {
     cluster.tasks().map(|(task, _)| task).find(|task| may_end(cluster, task))
 }
