@@ -3,7 +3,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`options`], [`output`], [`files`] | the command line; lines to standard output; files |
-//! | [`figure`], [`figures`] | a measurement, and the values to which it is compared; the list of all figures |
+//! | [`figure`], [`mod@figures`] | a measurement, and the values to which it is compared; the list of all figures |
 //! | [`turns`], [`sample`], [`statistics`] | alternating rounds; the value of a round; median and spread |
 //! | [`program`], [`group`], [`spawned`] | programs measured from outside; process groups; this program again |
 //! | [`peers`], [`serve`], [`recorded`] | peers and this program in controlled processes; recorded values of peers |

@@ -73,7 +73,7 @@ const IMAGES: usize = 60_000;
 const PIXELS: usize = 784;
 const ROOTS: usize = 3;
 
-/// Computes v[j] = (j + 1) (1 + i mod 16) for 4096 j, three times its root, then selects every 64th.
+/// Computes `v[j] = (j + 1) (1 + i mod 16)` for 4096 j, three times its root, then selects every 64th.
 fn costly(i: i64) -> HostTensor {
     let factor = (1 + i % 16) as f64;
     let mut v: Vec<f64> = (1..4097).map(|j| f64::from(j) * factor).collect();

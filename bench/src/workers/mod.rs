@@ -8,7 +8,7 @@
 //! | [`child`] | that process |
 //! | [`sum`], [`train`] | its work |
 //! | [`sent`] | the number of bytes that a host has sent to others |
-//! | [`figures`] | the figures of two processes |
+//! | [`mod@figures`] | the figures of two processes |
 //! | [`link`] | `--link`: training on two hosts, with a link of limited rate between them |
 //! | [`worlds`] | `--worlds`: more workers, and 1,000 |
 //! | [`model`] | the cost of an all-reduce by its messages and bytes, fitted to measurements |

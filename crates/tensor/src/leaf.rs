@@ -54,7 +54,7 @@ impl Leaf {
     /// Returns the type of the elements; for indexed slices, of the values.
     ///
     /// # Errors
-    /// [`Error::ForeignDType`] for candle's 4-, 6- and 8-bit floats.
+    /// `Error::ForeignDType` for candle's 4-, 6- and 8-bit floats.
     pub fn dtype(&self) -> Result<DType> {
         match self {
             Leaf::Host(tensor) => Ok(tensor.dtype()),
@@ -308,7 +308,7 @@ impl Leaf {
     /// Copies the leaf to host memory. Indexed slices are made dense.
     ///
     /// # Errors
-    /// The errors of [`HostTensor::from_candle`] and [`IndexedSlices::to_dense`].
+    /// The errors of `HostTensor::from_candle` and [`IndexedSlices::to_dense`].
     pub fn to_host(&self) -> Result<HostTensor> {
         match self {
             Leaf::Host(tensor) => Ok(tensor.clone()),
