@@ -2,7 +2,7 @@
 
 use crate::output::line;
 use distribute::{Error, Result};
-use distribute_ps::inspect;
+use distribute_ps_server::inspect;
 use std::path::{Path, PathBuf};
 
 /// Lists the damage in the folders of parameter servers that are not running, and the lost changes. Changes
@@ -72,7 +72,7 @@ fn folders(folder: &Path) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use distribute_ps::{ParameterServer, ServerOptions};
+    use distribute_ps_server::{ParameterServer, ServerOptions};
     use std::fs;
 
     #[test]

@@ -11,7 +11,7 @@ use distribute_coordinator::{
     Program, RemoteWorker, ResourceId, SERVICE, Worker,
 };
 use distribute_net::Identity;
-use distribute_server::{ClientBuilder, Server};
+use distribute_rpc::{ClientBuilder, Server};
 use std::error::Error;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};

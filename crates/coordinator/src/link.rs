@@ -5,7 +5,7 @@ use crate::message::{Answer, Batch, Done, Hello, Question, decode, encode};
 use crate::worker::{Collected, SERVICE, Worker};
 use distribute_cluster::{Deadline, Task};
 use distribute_net::Message;
-use distribute_server::{CallError, Client, ClientBuilder, Started};
+use distribute_rpc::{CallError, Client, ClientBuilder, Started};
 use parking_lot::{Condvar, Mutex};
 use std::fmt;
 use std::sync::Arc;

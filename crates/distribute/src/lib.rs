@@ -298,21 +298,21 @@ pub mod net {
 pub mod params {
     #[doc(alias = "tfra.dynamic_embedding.Variable")]
     #[doc(inline)]
-    pub use distribute_params::DynamicTable;
+    pub use distribute_ps_tables::DynamicTable;
     #[doc(alias = "tf.distribute.experimental.partitioners.FixedShardsPartitioner")]
     #[doc(inline)]
-    pub use distribute_params::FixedShardsPartitioner;
+    pub use distribute_ps_tables::FixedShardsPartitioner;
     #[doc(alias = "tf.distribute.experimental.partitioners.MaxSizePartitioner")]
     #[doc(inline)]
-    pub use distribute_params::MaxSizePartitioner;
+    pub use distribute_ps_tables::MaxSizePartitioner;
     #[doc(alias = "tf.distribute.experimental.partitioners.MinSizePartitioner")]
     #[doc(inline)]
-    pub use distribute_params::MinSizePartitioner;
+    pub use distribute_ps_tables::MinSizePartitioner;
     #[doc(alias = "tf.distribute.experimental.partitioners.Partitioner")]
     #[doc(inline)]
-    pub use distribute_params::Partitioner;
+    pub use distribute_ps_tables::Partitioner;
     #[doc(inline)]
-    pub use distribute_params::*;
+    pub use distribute_ps_tables::*;
 }
 
 /// Datasets: sources, transformations, file formats, and how batches are split over replicas.

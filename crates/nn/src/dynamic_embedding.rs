@@ -6,7 +6,7 @@ use candle_core::{Device, Module, Result, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
 use distribute_base::internal::to_device;
 use distribute_core::internal::{RowSource, for_ids, row_of_id};
-use distribute_params::DynamicOptions;
+use distribute_ps_tables::DynamicOptions;
 
 /// An embedding table that grows with its ids, such as hashes of words, or users that come and go.
 ///

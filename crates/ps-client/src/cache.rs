@@ -5,7 +5,7 @@ use super::{Sharded, Underway};
 use candle_core::{DType, Device, Shape, Var};
 use distribute_base::internal::{Coherent, DeviceCopies, lock, put};
 use distribute_base::{Error, Result};
-use distribute_params::{Response, Version};
+use distribute_ps_tables::{Response, Version};
 use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};

@@ -3,7 +3,7 @@
 use super::ParameterServers;
 use super::links::{Ask, unexpected};
 use distribute_base::{Error, Result};
-use distribute_params::{Origin, Request, Response, Tables};
+use distribute_ps_tables::{Origin, Request, Response, Tables};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -153,7 +153,7 @@ impl ParameterServers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use distribute_params::TableSpec;
+    use distribute_ps_tables::TableSpec;
     use distribute_tensor::{HostTensor, Write};
 
     fn write(server: usize, table: &str) -> Ask {

@@ -5,7 +5,7 @@ use super::sharded::{self, EachOnce, Initial, Sharded};
 use super::{ParameterServers, Where};
 use distribute_base::Result;
 use distribute_log::heard;
-use distribute_params::{
+use distribute_ps_tables::{
     DynamicOptions, DynamicState, HashPartition, Initializer, Push, Request, Response, RowPartition, State,
     TableInfo, UniqueIds,
 };

@@ -11,7 +11,7 @@
 //! | `session` | when: between steps, never under a running graph |
 //! | `push` | gradients sent, with values fetched after them, also to servers that came back without what they had |
 //!
-//! What a server does with it is in `distribute_params`; how it is reached, a `Channel` of that crate knows.
+//! What a server does with it is in `distribute_ps_tables`; how it is reached, a `Channel` of that crate knows.
 
 mod cache;
 mod closure;
@@ -34,7 +34,7 @@ pub(crate) use variable::RemoteVariable;
 
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
-use distribute_params::{
+use distribute_ps_tables::{
     Channel, Mark, Partitioner, Placement, PlacementPolicy, Request, Response, RowPartition, Usage,
     partition, shard_name,
 };

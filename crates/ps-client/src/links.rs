@@ -4,7 +4,7 @@ use super::closure::Numbering;
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use distribute_cluster::Deadline;
-use distribute_params::{Channel, ChannelError, Refusal, RefusalKind, Request, Response, Started};
+use distribute_ps_tables::{Channel, ChannelError, Refusal, RefusalKind, Request, Response, Started};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -310,7 +310,7 @@ impl fmt::Debug for Links {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use distribute_params::{LocalChannel, TableSpec, Tables};
+    use distribute_ps_tables::{LocalChannel, TableSpec, Tables};
     use distribute_tensor::HostTensor;
 
     fn links(servers: usize) -> Links {

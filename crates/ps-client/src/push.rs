@@ -8,7 +8,7 @@ use super::{RemoteVariable, Session};
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use distribute_optim::RuleSpec;
-use distribute_params::{ChannelError, Push, RefusalKind, Request};
+use distribute_ps_tables::{ChannelError, Push, RefusalKind, Request};
 use distribute_tensor::HostTensor;
 use std::sync::{Arc, Weak};
 

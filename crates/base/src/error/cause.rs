@@ -2,7 +2,7 @@
 
 use super::Error;
 use distribute_cluster::Blame;
-use distribute_params::{ChannelError, RefusalKind};
+use distribute_ps_tables::{ChannelError, RefusalKind};
 use std::error::Error as StdError;
 
 impl Error {

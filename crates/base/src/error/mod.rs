@@ -325,14 +325,14 @@ pub enum Error {
         operation: &'static str,
         /// The server, the request, and the reason.
         #[source]
-        source: Box<distribute_params::ChannelError>,
+        source: Box<distribute_ps_tables::ChannelError>,
     },
     /// A closure that was scheduled has failed, or workers are missing.
     #[error(transparent)]
     Coordinator(#[from] distribute_coordinator::Error),
     /// A partitioner or a placement was given something that it cannot take.
     #[error(transparent)]
-    Params(Box<distribute_params::Error>),
+    Params(Box<distribute_ps_tables::Error>),
     /// An optimizer's hyper-parameter is out of range.
     #[error(transparent)]
     Hyperparameter(#[from] distribute_optim::InvalidHyperparameter),
@@ -369,8 +369,8 @@ impl From<ClusterError> for Error {
     }
 }
 
-impl From<distribute_params::Error> for Error {
-    fn from(error: distribute_params::Error) -> Self {
+impl From<distribute_ps_tables::Error> for Error {
+    fn from(error: distribute_ps_tables::Error) -> Self {
         Error::Params(Box::new(error))
     }
 }

@@ -6,8 +6,8 @@ use distribute::cluster::resolver;
 use distribute::net::{Certificates, Credentials};
 use distribute::{Error, Result};
 use distribute_launch::parse_duration;
-use distribute_server::doctor::{Report, examine, together};
-use distribute_server::{ClientBuilder, Server};
+use distribute_rpc::doctor::{Report, examine, together};
+use distribute_rpc::{ClientBuilder, Server};
 use std::time::Duration;
 
 /// Measures the links; `None` if there are none, or if another task measures them.

@@ -20,7 +20,7 @@ use std::sync::Arc;
 const FURTHEST: u64 = 1 << 48;
 
 /// A worker, which runs the functions of a program for a coordinator. It is used in this process or, as a
-/// [`Service`](distribute_server::Service), in another one.
+/// [`Service`](distribute_rpc::Service), in another one.
 ///
 /// The worker works for the latest coordinator. The work and the resources of an earlier one are dropped. A
 /// function that runs for the earlier one is cancelled, and its result is ignored.

@@ -3,7 +3,7 @@
 use super::{Collected, Worker};
 use crate::message::{Answer, Question, decode, encode};
 use distribute_cluster::Job;
-use distribute_server::{Call, Reply, Service};
+use distribute_rpc::{Call, Reply, Service};
 use std::thread::Builder;
 
 /// The name of the service.

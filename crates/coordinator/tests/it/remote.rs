@@ -8,7 +8,7 @@ use distribute_coordinator::{
     SERVICE, Worker,
 };
 use distribute_net::Message;
-use distribute_server::{ClientBuilder, Server};
+use distribute_rpc::{ClientBuilder, Server};
 use distribute_testing::{Port, SplitMix, fuzz_inputs, watched, watched_for};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

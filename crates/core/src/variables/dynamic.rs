@@ -3,8 +3,8 @@
 use super::variable::Variable;
 use crate::checkpoint::{Reader, Restore, Writer, require_names};
 use distribute_base::{Error, Result};
-use distribute_params::{DynamicOptions, DynamicState};
 use distribute_ps_client::internal::Dynamic;
+use distribute_ps_tables::{DynamicOptions, DynamicState};
 use distribute_tensor::{DType, HostTensor};
 
 /// What ids were saved with.

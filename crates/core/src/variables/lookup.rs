@@ -2,7 +2,7 @@
 
 use super::variable::Variable;
 use distribute_base::{Error, Result};
-use distribute_params::PartitionStrategy;
+use distribute_ps_tables::PartitionStrategy;
 use distribute_tensor::{DType, HostTensor};
 
 /// The way in which the rows of a bag are combined.

@@ -4,8 +4,8 @@ use super::variable::Variable;
 use candle_core::Tensor;
 use distribute_base::{Error, Result};
 use distribute_log::heard;
-use distribute_params::DynamicOptions;
 use distribute_ps_client::internal::{EachOnce, id_of_row};
+use distribute_ps_tables::DynamicOptions;
 use std::cell::RefCell;
 
 thread_local! {

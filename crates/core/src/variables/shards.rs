@@ -3,8 +3,8 @@
 use super::about::about;
 use super::variable::Variable;
 use distribute_base::{DeviceName, Error, Result};
-use distribute_params::PartitionStrategy;
 use distribute_ps_client::internal::Sharded;
+use distribute_ps_tables::PartitionStrategy;
 use distribute_tensor::{HostTensor, Index, Selection};
 use std::ops::Range;
 

@@ -80,8 +80,8 @@ impl Lookup for WorkerExecutor {
 }
 
 /// Converts the origin of a call to the one that servers use.
-fn changed_by(origin: Origin) -> distribute_params::Origin {
-    distribute_params::Origin { job: origin.job, closure: origin.closure.0, floor: origin.floor.0 }
+fn changed_by(origin: Origin) -> distribute_ps_tables::Origin {
+    distribute_ps_tables::Origin { job: origin.job, closure: origin.closure.0, floor: origin.floor.0 }
 }
 
 fn makes(context: &CallContext) -> Makes {

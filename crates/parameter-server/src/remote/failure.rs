@@ -3,7 +3,7 @@
 use super::worker::WorkerContext;
 use distribute_base::Error;
 use distribute_coordinator::{Failure, FailureKind};
-use distribute_params::ChannelError;
+use distribute_ps_tables::ChannelError;
 
 /// Converts the error of a function to a failure.
 pub(super) fn of(error: &Error, worker: &WorkerContext) -> Failure {

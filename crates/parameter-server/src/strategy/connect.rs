@@ -4,10 +4,10 @@ use super::members::Members;
 use super::{OPERATION, layout, local_cluster};
 use distribute_base::{Error, Result};
 use distribute_cluster::Job;
-use distribute_params::Channel;
-use distribute_ps::Connection;
 use distribute_ps_client::internal::Makes;
-use distribute_server::ClientBuilder;
+use distribute_ps_server::Connection;
+use distribute_ps_tables::Channel;
+use distribute_rpc::ClientBuilder;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -4,7 +4,7 @@ use super::members::Members;
 use distribute_base::internal::panicked;
 use distribute_base::{Error, Result};
 use distribute_cluster::{Job, Task};
-use distribute_server::{CallError, ClientBuilder};
+use distribute_rpc::{CallError, ClientBuilder};
 use std::time::Duration;
 
 /// The timeout for connecting to a running server.

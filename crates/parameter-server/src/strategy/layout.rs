@@ -4,7 +4,7 @@
 use super::OPERATION;
 use distribute_base::{Error, Result};
 use distribute_log::heard;
-use distribute_params::{
+use distribute_ps_tables::{
     Channel, ChannelError, LAYOUT_TABLE, Layout, LayoutDecision, Request, Response, ServerState,
     VersionedValue, decide_layout,
 };
@@ -88,7 +88,7 @@ pub(super) fn agree(channels: &[Arc<dyn Channel>], found: &[ServerState], patien
 #[cfg(test)]
 mod tests {
     use super::*;
-    use distribute_params::{LocalChannel, TableSpec, Tables};
+    use distribute_ps_tables::{LocalChannel, TableSpec, Tables};
     use distribute_tensor::HostTensor;
 
     const MINUTE: Duration = Duration::from_secs(60);

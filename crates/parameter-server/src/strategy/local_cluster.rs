@@ -4,7 +4,7 @@ use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use distribute_cluster::resolver::ClusterResolver;
 use distribute_cluster::{Address, ClusterError, ClusterSpec, Host, Job, Task};
-use distribute_params::{Channel, LocalChannel, Tables};
+use distribute_ps_tables::{Channel, LocalChannel, Tables};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};

@@ -21,9 +21,9 @@ use distribute_cluster::resolver::ClusterResolver;
 use distribute_core::{
     CommunicationOptions, IndependentWorker, Strategy, StrategyExtended, VariablePlacement, handle,
 };
-use distribute_params::{Partitioner, Placement, Usage};
 use distribute_ps_client::ParameterServers;
-use distribute_server::ClientBuilder;
+use distribute_ps_tables::{Partitioner, Placement, Usage};
+use distribute_rpc::ClientBuilder;
 pub use ending::Servers;
 use std::any::Any;
 use std::fmt;

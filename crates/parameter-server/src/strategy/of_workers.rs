@@ -2,7 +2,7 @@
 
 use super::ParameterServerBuilder;
 use distribute_base::Result;
-use distribute_params::{PartitionerSpec, PlacementPolicy};
+use distribute_ps_tables::{PartitionerSpec, PlacementPolicy};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 

@@ -6,7 +6,7 @@ use super::{Initial, Shard, Sharded};
 use distribute_base::{Error, Result};
 use distribute_cluster::Deadline;
 use distribute_log::heard;
-use distribute_params::{Contents, LAYOUT_TABLE, Request, Response, TableInfo, TableKind, TableSpec};
+use distribute_ps_tables::{Contents, LAYOUT_TABLE, Request, Response, TableInfo, TableKind, TableSpec};
 use distribute_tensor::DType;
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;

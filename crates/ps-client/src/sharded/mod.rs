@@ -12,7 +12,7 @@ pub(super) use read::joined;
 use super::links::Ask;
 use super::{Links, Place};
 use distribute_base::{Error, Result};
-use distribute_params::{DynamicOptions, Initializer, PartitionStrategy, Request, RowPartition, Version};
+use distribute_ps_tables::{DynamicOptions, Initializer, PartitionStrategy, Request, RowPartition, Version};
 use distribute_tensor::{DType, HostTensor};
 use std::ops::Range;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 use super::super::links::{Ask, unexpected};
 use super::{Shard, Sharded, as_ids};
 use distribute_base::{Error, Result};
-use distribute_params::{Request, Response, RowPartition, UniqueIds};
+use distribute_ps_tables::{Request, Response, RowPartition, UniqueIds};
 use distribute_tensor::HostTensor;
 
 /// Rows that were asked for, each once, and maybe others.

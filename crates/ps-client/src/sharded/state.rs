@@ -3,7 +3,7 @@
 use super::super::links::{Ask, unexpected};
 use super::{Shard, Sharded};
 use distribute_base::Result;
-use distribute_params::{Request, Response, State};
+use distribute_ps_tables::{Request, Response, State};
 use distribute_tensor::HostTensor;
 use std::ops::Range;
 

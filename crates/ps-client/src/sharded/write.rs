@@ -3,7 +3,7 @@
 use super::super::links::Ask;
 use super::{Shard, Sharded, as_ids};
 use distribute_base::{Error, Result};
-use distribute_params::Request;
+use distribute_ps_tables::Request;
 use distribute_tensor::{HostTensor, IndexedSlices, Write};
 
 impl Sharded {

@@ -11,8 +11,8 @@ use distribute_monitor::{
 };
 use distribute_parameter_server::ClusterCoordinator;
 use distribute_parameter_server::internal::Scheduler;
-use distribute_params::Copies;
 use distribute_ps_client::ParameterServers;
+use distribute_ps_tables::Copies;
 use distribute_trace::internal::Watch;
 use std::collections::BTreeMap;
 use std::sync::Weak;

@@ -4,7 +4,7 @@ use distribute_base::Result;
 use distribute_cluster::Job;
 use distribute_cluster::resolver::{ClusterResolver, TfConfigClusterResolver};
 use distribute_parameter_server as strategy;
-use distribute_params::MinSizePartitioner;
+use distribute_ps_tables::MinSizePartitioner;
 
 /// A namespace for parameter servers from `TF_CONFIG`, with variables that are partitioned over all of them.
 pub enum ParameterServerStrategy {}

@@ -5,7 +5,7 @@ use candle_nn::Init;
 use candle_nn::init::NormalOrUniform;
 use distribute_base::internal::random;
 use distribute_base::{Error, Result};
-use distribute_params::Initializer;
+use distribute_ps_tables::Initializer;
 use distribute_tensor::Leaf;
 use distribute_tensor::random::Distribution;
 

@@ -8,7 +8,7 @@ use distribute::tensor::DType;
 use distribute::tensor::random::Distribution;
 use distribute::{Checkpoint, HostTensor, Optimizer};
 use distribute_optim::RuleSpec;
-use distribute_ps::{ParameterServer, ServerOptions};
+use distribute_ps_server::{ParameterServer, ServerOptions};
 use distribute_testing::child;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;

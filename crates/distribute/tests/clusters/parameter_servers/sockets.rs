@@ -10,8 +10,8 @@ use distribute::{
     ClusterSpec, Job, LocalCluster, OneDeviceStrategy, Optimizer, ParameterServerStrategy, Result,
     SimpleClusterResolver, Strategy,
 };
-use distribute_ps::{ParameterServer, SERVICE, ServerOptions};
-use distribute_server::Server;
+use distribute_ps_server::{ParameterServer, SERVICE, ServerOptions};
+use distribute_rpc::Server;
 use distribute_testing::watched;
 use std::time::Duration;
 

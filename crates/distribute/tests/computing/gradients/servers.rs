@@ -4,7 +4,7 @@ use crate::gradients::rows::{Brought, HEIGHT, WIDTH, train_table};
 use distribute::HostTensor;
 use distribute::optimizer::rules::{Adagrad, Adam, Ftrl, Momentum, Rule, Sgd};
 use distribute::tensor::{DType, random::Distribution};
-use distribute_params::{Initializer, Push, RowPartition, Table};
+use distribute_ps_tables::{Initializer, Push, RowPartition, Table};
 use distribute_testing::watched;
 use std::sync::Arc;
 

@@ -13,8 +13,8 @@ use distribute_base::{Error, Result};
 use distribute_checkpoint::{Reader, Writer};
 use distribute_core::{Strategy, Variable};
 use distribute_optim::{Rule, RuleSpec};
-use distribute_params::Push;
 use distribute_ps_client::internal::{PushRequests, RemoteVariable};
+use distribute_ps_tables::Push;
 use distribute_tensor::Leaf;
 use std::panic::Location;
 use std::sync::Arc;
@@ -194,7 +194,7 @@ fn spec(operation: &'static str, rule: &dyn Rule) -> Result<RuleSpec> {
 mod tests {
     use super::*;
     use distribute_parameter_server::{LocalCluster, ParameterServerStrategy};
-    use distribute_params::FixedShardsPartitioner;
+    use distribute_ps_tables::FixedShardsPartitioner;
 
     #[test]
     fn a_variable_that_is_not_on_servers_is_an_error_and_no_gap() {

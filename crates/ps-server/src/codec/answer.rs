@@ -1,0 +1,108 @@
+//! The responses of a server, as messages.
+
+use super::request::StateHead;
+use super::tensor::{Body, Malformed, Rest, TensorHead};
+use super::{MOST_REQUESTS, VERSION, put_head, take_head};
+use distribute_cluster::bounded::Budget;
+use distribute_net::{Message, Region};
+use distribute_ps_tables::{Pushed, Refusal, Response, TableInfo, Usage, Version, VersionedValue};
+use serde::{Deserialize, Serialize};
+
+/// A response without the contents of its tensors.
+#[derive(Debug, Serialize, Deserialize)]
+enum AnswerHead {
+    Refused(Refusal),
+    Done,
+    Made { new: bool },
+    Tables(Vec<TableInfo>),
+    Value { version: Version, value: TensorHead },
+    Unchanged,
+    Rows(TensorHead),
+    Pushed(Pushed),
+    State(StateHead),
+    Restored { left_out: usize },
+    Evicted(usize),
+    Job { newest: u64 },
+    Usage(Usage),
+}
+
+/// Encodes the responses to the requests of a call; there is one unless the call is a batch. `memory` returns a
+/// region that the client can read, if there is one.
+pub(crate) fn encode_answer(
+    answers: Vec<Result<Response, Refusal>>,
+    batch: bool,
+    half: bool,
+    memory: impl FnOnce(usize) -> Option<Region>,
+) -> Result<Message, Malformed> {
+    let (mut head, mut body) = (put_head(&batch, vec![VERSION])?, Body::default());
+    for answer in answers {
+        let one = match answer {
+            Err(refusal) => AnswerHead::Refused(refusal),
+            Ok(Response::Done) => AnswerHead::Done,
+            Ok(Response::Made { new }) => AnswerHead::Made { new },
+            Ok(Response::Tables(tables)) => AnswerHead::Tables(tables),
+            Ok(Response::Value(VersionedValue { version, value })) => {
+                AnswerHead::Value { version, value: body.put(value, false)? }
+            }
+            Ok(Response::Unchanged) => AnswerHead::Unchanged,
+            Ok(Response::Rows(rows)) => AnswerHead::Rows(body.put(rows, half)?),
+            Ok(Response::Pushed(pushed)) => AnswerHead::Pushed(pushed),
+            Ok(Response::State(state)) => AnswerHead::State(StateHead::of(state, &mut body)?),
+            Ok(Response::Restored { left_out }) => AnswerHead::Restored { left_out },
+            Ok(Response::Evicted(rows)) => AnswerHead::Evicted(rows),
+            Ok(Response::Job { newest }) => AnswerHead::Job { newest },
+            Ok(Response::Usage(usage)) => AnswerHead::Usage(usage),
+            Ok(Response::Batch(_)) => return Err(Malformed("a batch in a batch")),
+            Ok(_) => return Err(Malformed("an answer that this version doesn't know")),
+        };
+        head = put_head(&one, head)?;
+    }
+    Ok(Message::new(head, body.finish_in(memory)))
+}
+
+/// Decodes the response in a message.
+pub(crate) fn decode_answer(message: Message) -> Result<Result<Response, Refusal>, Malformed> {
+    let Message { head, body } = message;
+    let Some((&VERSION, rest)) = head.split_first() else {
+        return Err(Malformed("another version than that of this client"));
+    };
+    // An entry of a list of tables takes about ten times as much memory as its encoding.
+    let budget = Budget::of(head.len().saturating_mul(8));
+    let (batch, mut heads): (bool, _) = take_head(rest, &budget)?;
+    let (mut answers, mut body) = (Vec::new(), Rest(body));
+    while !heads.is_empty() {
+        if answers.len() >= MOST_REQUESTS {
+            return Err(Malformed("too many answers"));
+        }
+        let (answer, rest) = take_head(heads, &budget)?;
+        heads = rest;
+        answers.push(match answer {
+            AnswerHead::Refused(refusal) => Err(refusal),
+            AnswerHead::Done => Ok(Response::Done),
+            AnswerHead::Made { new } => Ok(Response::Made { new }),
+            AnswerHead::Tables(tables) => Ok(Response::Tables(tables)),
+            AnswerHead::Value { version, value } => {
+                Ok(Response::Value(VersionedValue { version, value: body.take(value)? }))
+            }
+            AnswerHead::Unchanged => Ok(Response::Unchanged),
+            AnswerHead::Rows(rows) => Ok(Response::Rows(body.take(rows)?)),
+            AnswerHead::Pushed(pushed) => Ok(Response::Pushed(pushed)),
+            AnswerHead::State(state) => Ok(Response::State(state.take(&mut body)?)),
+            AnswerHead::Restored { left_out } => Ok(Response::Restored { left_out }),
+            AnswerHead::Evicted(rows) => Ok(Response::Evicted(rows)),
+            AnswerHead::Job { newest } => Ok(Response::Job { newest }),
+            AnswerHead::Usage(usage) => Ok(Response::Usage(usage)),
+        });
+    }
+    if !body.0.is_empty() {
+        return Err(Malformed("more in its body than its heads say"));
+    }
+    match (batch, answers.pop()) {
+        (true, last) => {
+            answers.extend(last);
+            Ok(Ok(Response::Batch(answers)))
+        }
+        (false, Some(one)) if answers.is_empty() => Ok(one),
+        (false, _) => Err(Malformed("not one answer, and is no batch")),
+    }
+}

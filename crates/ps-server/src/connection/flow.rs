@@ -1,0 +1,208 @@
+//! Flow control: limits on requests in flight, so that memory use is bounded.
+
+use super::Shared;
+use super::waiting::Call;
+use distribute_cluster::Deadline;
+use distribute_ps_tables::PushWindows;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+/// The numbers of changes in flight differ by less than this, the number of changes that a server remembers.
+pub(super) const SPAN: u64 = PushWindows::SPAN;
+
+/// The requests in flight.
+#[derive(Debug)]
+pub(super) struct Flow {
+    state: Mutex<State>,
+    changed: Condvar,
+    calls: usize,
+    bytes: u64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The number of the next change.
+    next: u64,
+    /// The calls in flight: the number of the first change of each, and how many changes it has.
+    open: BTreeMap<u64, u64>,
+    calls: usize,
+    bytes: u64,
+    /// The number of calls that were admitted, which numbers them.
+    entered: u64,
+    /// The calls that were sent, and whose responses were not taken yet.
+    sent: BTreeMap<u64, Weak<Call>>,
+    /// A counter that changes when there may be room, or a call to check.
+    turn: u64,
+}
+
+/// The room of one call, which is released on drop.
+pub(super) struct Permit {
+    shared: Arc<Shared>,
+    call: u64,
+    first: u64,
+    changes: u64,
+    bytes: u64,
+}
+
+impl Flow {
+    /// Creates a limit on the number of calls and of bytes.
+    pub fn new(calls: usize, bytes: u64) -> Self {
+        Self { state: Mutex::default(), changed: Condvar::new(), calls, bytes }
+    }
+
+    /// Waits for room; at the deadline returns a description of the calls in flight.
+    ///
+    /// If there is no room, this collects the responses to earlier calls and keeps them for their callers. A
+    /// caller may be the current thread, which would otherwise wait for itself.
+    pub fn enter(
+        shared: &Arc<Shared>,
+        changes: u64,
+        bytes: u64,
+        mut deadline: Deadline,
+    ) -> Result<Permit, String> {
+        let flow = &shared.flow;
+        loop {
+            let (sent, turn) = {
+                let mut state = flow.state.lock();
+                let Some(full) = state.full(flow, changes, bytes) else {
+                    let (call, first) = (state.entered, state.next);
+                    state.enter(changes, bytes);
+                    return Ok(Permit { shared: shared.clone(), call, first, changes, bytes });
+                };
+                if deadline.look().is_zero() {
+                    // Another thread must check the calls that this thread has checked.
+                    flow.turn(state);
+                    return Err(format!(
+                        "there is no room for it while {full} are under way; wait for their answers first"
+                    ));
+                }
+                (state.sent.values().filter_map(Weak::upgrade).collect::<Vec<_>>(), state.turn)
+            };
+            // Called without the lock, which the end of a call takes.
+            let collected = sent.iter().any(|call| call.collect(deadline));
+            drop(sent);
+            // The time that this took counts against the deadline, but must not be taken for a suspension of
+            // the process.
+            deadline = Deadline::after(deadline.remaining());
+            if collected {
+                continue;
+            }
+            let mut state = flow.state.lock();
+            if state.turn == turn {
+                flow.changed.wait_for(&mut state, deadline.look());
+            }
+        }
+    }
+
+    /// Records that the call of a permit was sent. From now on, threads that need room may collect its
+    /// response.
+    pub fn sent(&self, permit: u64, call: &Arc<Call>) {
+        let mut state = self.state.lock();
+        state.sent.insert(permit, Arc::downgrade(call));
+        self.turn(state);
+    }
+
+    /// Returns all calls without a response, in the order in which they were admitted.
+    pub fn under_way(&self) -> Vec<Arc<Call>> {
+        self.state.lock().sent.values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Wakes all threads that wait for room.
+    fn turn(&self, mut state: MutexGuard<'_, State>) {
+        state.turn += 1;
+        drop(state);
+        self.changed.notify_all();
+    }
+}
+
+impl State {
+    /// Describes the limit that this call would exceed; `None` if there is room.
+    fn full(&self, flow: &Flow, changes: u64, bytes: u64) -> Option<String> {
+        let oldest = self.open.keys().next().copied().unwrap_or(self.next);
+        if self.calls >= flow.calls {
+            Some(format!("{} requests", self.calls))
+        } else if self.bytes > 0 && self.bytes.saturating_add(bytes) > flow.bytes {
+            Some(format!("{} bytes", self.bytes))
+        } else if self.next + changes - oldest > SPAN {
+            Some(format!("changes from number {oldest} to {}", self.next))
+        } else {
+            None
+        }
+    }
+
+    fn enter(&mut self, changes: u64, bytes: u64) {
+        if changes > 0 {
+            self.open.insert(self.next, changes);
+        }
+        self.next += changes;
+        self.entered += 1;
+        self.calls += 1;
+        self.bytes += bytes;
+    }
+
+    fn leave(&mut self, first: u64, changes: u64, bytes: u64) {
+        if changes > 0 {
+            self.open.remove(&first);
+        }
+        self.calls -= 1;
+        self.bytes -= bytes;
+    }
+}
+
+impl Permit {
+    /// Returns the number of the call among all admitted calls.
+    pub fn call(&self) -> u64 {
+        self.call
+    }
+
+    /// Returns the number of its changes.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Returns the number of the first change.
+    pub fn first(&self) -> u64 {
+        self.first
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let flow = &self.shared.flow;
+        let mut state = flow.state.lock();
+        state.sent.remove(&self.call);
+        state.leave(self.first, self.changes, self.bytes);
+        flow.turn(state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_room_for_so_many_calls_bytes_and_numbers() {
+        let flow = Flow::new(3, 100);
+        let mut state = State::default();
+        // A request that is larger than the limit is sent alone.
+        assert_eq!(state.full(&flow, 1, 1000), None);
+        state.enter(1, 1000);
+        assert_eq!(state.full(&flow, 1, 1).unwrap(), "1000 bytes");
+        state.leave(0, 1, 1000);
+        state.enter(2, 60);
+        assert_eq!(state.full(&flow, 0, 41).unwrap(), "60 bytes");
+        state.enter(0, 40);
+        state.enter(0, 0);
+        assert_eq!(state.full(&flow, 0, 0).unwrap(), "3 requests");
+        state.leave(0, 0, 0);
+        state.leave(0, 0, 40);
+        // INV-52: numbers 1 and 2 are in flight, and a number that is 1024 above 1 must wait.
+        state.enter(1022, 0);
+        assert_eq!(state.full(&flow, 0, 0), None);
+        assert_eq!(state.full(&flow, 1, 0).unwrap(), "changes from number 1 to 1025");
+        state.leave(1, 2, 60);
+        assert_eq!(state.full(&flow, 1, 0), None);
+        assert_eq!(state.full(&flow, 3, 0).unwrap(), "changes from number 3 to 1025");
+    }
+}

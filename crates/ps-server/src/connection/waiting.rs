@@ -1,0 +1,243 @@
+//! A request in flight, until its response is received.
+
+use super::Shared;
+use super::flow::Permit;
+use super::order::Order;
+use crate::SERVICE;
+use crate::codec::{acknowledge, decode_answer};
+use distribute_cluster::Deadline;
+use distribute_net::Message;
+use distribute_ps_tables::{ChannelError, Refusal, RefusalKind, Response, Waiting};
+use distribute_rpc::{CallError, Client, FaultKind, Started};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// The implementation of [`Waiting`] for a request.
+pub(super) struct Waits(Arc<Call>);
+
+/// A request that may be sent more than once. Its response is taken by the waiting thread, or by one that needs
+/// its room.
+pub(super) struct Call {
+    shared: Arc<Shared>,
+    words: String,
+    /// Whether the request changes the server's state.
+    changes: bool,
+    deadline: Deadline,
+    /// Locked by the thread that waits for the response, at most until the deadline.
+    state: Mutex<State>,
+    /// Locked only briefly.
+    sent: Mutex<Sent>,
+}
+
+enum State {
+    /// The call has no response yet. It holds its room until this is dropped.
+    Underway {
+        _room: Permit,
+    },
+    Over(Result<Response, ChannelError>),
+    Taken,
+}
+
+/// The data of a request that is kept until its response is received.
+struct Sent {
+    message: Message,
+    /// The connection over which it was sent last; `None` if it was not sent.
+    client: Option<Arc<Client>>,
+    /// The call on that connection; `None` if the connection was lost.
+    call: Option<Arc<Started>>,
+    /// The error if this request cannot be sent, although others can.
+    failed: Option<ChannelError>,
+}
+
+impl Waits {
+    /// Sends a request.
+    pub fn send(
+        shared: Arc<Shared>,
+        words: String,
+        message: Message,
+        permit: Permit,
+        deadline: Deadline,
+    ) -> Result<Self, ChannelError> {
+        let (number, changes) = (permit.call(), permit.changes() > 0);
+        let sent = Mutex::new(Sent { message, client: None, call: None, failed: None });
+        let call = Call {
+            shared,
+            words,
+            changes,
+            deadline,
+            state: Mutex::new(State::Underway { _room: permit }),
+            sent,
+        };
+        let call = Arc::new(call);
+        call.shared.flow.sent(number, &call);
+        Order::send(&call.shared, &call, deadline, None)?;
+        Ok(Self(call))
+    }
+}
+
+impl Waiting for Waits {
+    fn wait(self: Box<Self>) -> Result<Response, ChannelError> {
+        let call = self.0;
+        let mut state = call.state.lock();
+        call.advance(&mut state, call.deadline);
+        match std::mem::replace(&mut *state, State::Taken) {
+            State::Over(answer) => answer,
+            State::Underway { .. } | State::Taken => Err(call.late("its answer has not come".to_owned())),
+        }
+    }
+}
+
+impl Call {
+    /// Takes the response to make room for another call, and returns whether it has. It has not if another
+    /// thread waits for the response, or if `patience` was too short.
+    pub fn collect(&self, patience: Deadline) -> bool {
+        let Some(mut state) = self.state.try_lock() else { return false };
+        matches!(*state, State::Underway { .. }) && self.advance(&mut state, patience)
+    }
+
+    /// Waits for the response, and releases the room when it is received. Returns whether it was received.
+    fn advance(&self, state: &mut State, patience: Deadline) -> bool {
+        if let State::Underway { .. } = state
+            && let Some(answer) = self.answer(patience)
+        {
+            *state = State::Over(answer);
+            // The message is no longer needed, and may be large.
+            self.sent().message = Message::new("", "");
+        }
+        !matches!(state, State::Underway { .. })
+    }
+
+    /// Returns the response, or `None` if `patience` has passed before the deadline.
+    fn answer(&self, patience: Deadline) -> Option<Result<Response, ChannelError>> {
+        let deadline =
+            if patience.remaining() < self.deadline.remaining() { patience } else { self.deadline };
+        let only_patience_is_over = || deadline.has_passed() && !self.deadline.has_passed();
+        loop {
+            let (client, call) = {
+                let mut sent = self.sent();
+                if let Some(error) = sent.failed.take() {
+                    return Some(Err(error));
+                }
+                (sent.client.clone(), sent.call.clone())
+            };
+            let Some(call) = call else {
+                match Order::send(&self.shared, self, deadline, client.as_ref()) {
+                    Ok(()) => {}
+                    Err(_) if only_patience_is_over() => return None,
+                    Err(error) => return Some(Err(error)),
+                }
+                continue;
+            };
+            if !call.ready(deadline.remaining()) && only_patience_is_over() {
+                return None;
+            }
+            // If the connection was lost, another thread may have sent the request again.
+            let mine = {
+                let mut sent = self.sent();
+                sent.call.take_if(|sent| Arc::ptr_eq(sent, &call))
+            };
+            drop(call);
+            let Some(call) = mine.and_then(Arc::into_inner) else { continue };
+            match call.wait(Duration::ZERO) {
+                Ok(answer) => return Some(self.decode(answer)),
+                // It is unknown whether the request was executed. Changes are numbered, so it is sent again.
+                Err(CallError::Lost { .. }) => {}
+                Err(error) => return Some(Err(self.failed(error))),
+            }
+        }
+    }
+
+    /// Returns whether the request is in flight over a connection other than the `lost` one, or cannot be sent.
+    pub fn is_sent(&self, lost: Option<&Arc<Client>>) -> bool {
+        let sent = self.sent();
+        let is_lost = |client: &Arc<Client>| lost.is_some_and(|lost| Arc::ptr_eq(lost, client));
+        sent.failed.is_some() || sent.client.as_ref().is_some_and(|client| !is_lost(client))
+    }
+
+    /// Sends the request over a connection, unless it was already sent there or has a response.
+    ///
+    /// # Errors
+    /// Returns an error if the connection is lost. Other errors only concern this request.
+    pub fn send_over(&self, client: &Arc<Client>, deadline: Deadline) -> Result<(), CallError> {
+        let message = {
+            let mut sent = self.sent();
+            let is_there = sent.client.as_ref().is_some_and(|before| Arc::ptr_eq(before, client));
+            let is_answered = sent.call.as_ref().is_some_and(|call| call.is_answered());
+            if is_there || is_answered || sent.failed.is_some() || self.deadline.has_passed() {
+                return Ok(());
+            }
+            // INV-57: by this flag, a server notices that it has lost acknowledged changes.
+            if self.shared.acknowledged.load(Ordering::Acquire) {
+                acknowledge(&mut sent.message);
+            }
+            sent.message.clone()
+        };
+        // The lock is not held here, because this may wait until responses of another thread leave room.
+        let started = client.start(SERVICE, message, deadline.remaining());
+        let mut sent = self.sent();
+        match started {
+            Ok(call) => (sent.client, sent.call) = (Some(client.clone()), Some(Arc::new(call))),
+            Err(error @ CallError::Lost { .. }) => return Err(error),
+            Err(error) => sent.failed = Some(self.failed(error)),
+        }
+        Ok(())
+    }
+
+    fn sent(&self) -> MutexGuard<'_, Sent> {
+        self.sent.lock()
+    }
+
+    fn decode(&self, answer: Message) -> Result<Response, ChannelError> {
+        let server = || self.shared.name.clone();
+        match decode_answer(answer) {
+            Ok(Ok(response)) => {
+                // A batch with a refusal may have changed nothing.
+                let is_whole = !matches!(&response, Response::Batch(all) if all.iter().any(Result::is_err));
+                if self.changes && is_whole {
+                    self.shared.acknowledged.store(true, Ordering::Release);
+                }
+                Ok(response)
+            }
+            Ok(Err(refusal)) => Err(ChannelError::Refused { server: server(), refusal }),
+            Err(error) => {
+                let found = format!("what is no answer, as {error}");
+                Err(ChannelError::Answer { server: server(), request: self.words.clone(), found })
+            }
+        }
+    }
+
+    pub fn late(&self, reason: String) -> ChannelError {
+        let (server, request, timeout) = self.names();
+        ChannelError::Late { server, request, timeout, reason }
+    }
+
+    pub fn unreachable(&self, reason: String) -> ChannelError {
+        let (server, request, _) = self.names();
+        ChannelError::Unreachable { server, request, reason }
+    }
+
+    pub fn failed(&self, error: CallError) -> ChannelError {
+        let (server, request, _) = self.names();
+        match error {
+            CallError::TooLong { what, length, limit, .. } => {
+                ChannelError::TooLarge { server, request, what, found: length as u64, limit: limit as u64 }
+            }
+            CallError::Late { .. } | CallError::Room { .. } => self.late(error.to_string()),
+            // Nothing was executed.
+            CallError::Failed { fault, .. } if fault.kind == FaultKind::NoRoom => {
+                let refusal = Refusal::new(RefusalKind::Busy, format!("{request}: {fault}"));
+                ChannelError::Refused { server, refusal }
+            }
+            CallError::Failed { fault, .. } => {
+                ChannelError::Answer { server, request, found: fault.to_string() }
+            }
+            other => self.unreachable(other.to_string()),
+        }
+    }
+
+    fn names(&self) -> (String, String, Duration) {
+        (self.shared.name.clone(), self.words.clone(), self.deadline.timeout())
+    }
+}

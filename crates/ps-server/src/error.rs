@@ -1,0 +1,114 @@
+//! The errors of opening a server's folder, and of saving its tables.
+
+use std::io;
+use std::path::PathBuf;
+
+/// The reason why a server cannot resume from its folder.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// A file or folder cannot be read or written.
+    #[error("{action} {}: {source}", path.display())]
+    Io {
+        /// The operation that failed.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// Another process uses the folder.
+    #[error("{} is in use by another parameter server: each needs a folder of its own", folder.display())]
+    InUse {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A log is damaged, or one of its files is missing. The folder is unchanged.
+    #[error(
+        "{} {reason}, at byte {offset}: this is not the end of what was written, so that acknowledged changes are lost. Restore the file, or \
+         see by `distribute repair {}` what is lost, and leave it out",
+        path.display(), path.parent().unwrap_or(path).display()
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The offset of the damage in bytes.
+        offset: u64,
+        /// A description of the damage.
+        reason: String,
+    },
+    /// A folder was written by another version.
+    #[error(
+        "{} was written by another version of this program, whose logs this one does not read. Start that version again, wait until it has \
+         saved all tables (a minute without changes) and end it; or empty the folders of all servers, and restore a checkpoint",
+        path.display()
+    )]
+    Version {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A snapshot cannot be read.
+    #[error(
+        "the snapshot in {}: {reason}. Restore that folder; or empty the folders of all servers, and restore a checkpoint",
+        path.display()
+    )]
+    Snapshot {
+        /// The folder.
+        path: PathBuf,
+        /// A description of the problem.
+        reason: String,
+    },
+    /// The system cannot start a thread.
+    #[error("a parameter server cannot start a thread: {source}")]
+    Thread {
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+/// The reason why tables could not be saved. The log has all changes since the last snapshot, and grows.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SnapshotError {
+    /// The server has no folder.
+    #[error("snapshot: this server has no folder; open it with ServerOptions")]
+    InMemory,
+    /// A file or folder cannot be written.
+    #[error("snapshot: {action} {}: {source}; make room there, it is tried again", path.display())]
+    Io {
+        /// The operation that failed.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// A checkpoint cannot be written.
+    #[error("snapshot: {0}; it is tried again")]
+    Checkpoint(#[from] distribute_checkpoint::Error),
+    /// There is not enough memory for a copy of a table.
+    #[error("snapshot: {0}")]
+    Table(#[from] distribute_ps_tables::Error),
+    /// Data of a table cannot be encoded.
+    #[error("snapshot: {what} of {name} cannot be written")]
+    Head {
+        /// The data.
+        what: &'static str,
+        /// The table.
+        name: String,
+    },
+}
+
+impl OpenError {
+    pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { action, path, source }
+    }
+}
+
+impl SnapshotError {
+    pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { action, path, source }
+    }
+}

@@ -1,0 +1,149 @@
+//! The service of a parameter server.
+
+use crate::codec::{self, Malformed};
+use crate::log::open_disk;
+use crate::outgoing::Outgoing;
+use crate::replica::Replicated;
+use crate::store::Store;
+use crate::{OpenError, Replicas, ServerOptions, SnapshotError};
+use distribute_cluster::{Job, Task};
+use distribute_ps_tables::{Refusal, RefusalKind, Request, Tables};
+use distribute_rpc::{Call, ClientBuilder, Reply, Service};
+use std::sync::Arc;
+
+/// A [`Service`] for a [`Server`](distribute_rpc::Server) that handles requests about the tables of this
+/// process.
+///
+/// Each connection has a thread of the server, which executes its requests one after another. Requests of
+/// several connections are executed concurrently, also on the same table. Clones are the same service, so a
+/// server can be stopped and another one started with the same tables.
+///
+/// ```
+/// use distribute_cluster::{ClusterSpec, Job};
+/// use distribute_ps_tables::{Channel, Request, Response, TableSpec};
+/// use distribute_ps_server::{Connection, ParameterServer, SERVICE};
+/// use distribute_rpc::{ClientBuilder, Server};
+/// use distribute_tensor::HostTensor;
+/// use std::time::Duration;
+///
+/// let cluster = ClusterSpec::from_lists([("chief", ["127.0.0.1:0"]), ("ps", ["127.0.0.1:0"])])?;
+/// let server = Server::builder(cluster).job_name("ps").service(SERVICE, ParameterServer::new()).start()?;
+///
+/// let clients = ClientBuilder::new(server.cluster().clone(), Job::Chief.task(0));
+/// let ps = Connection::new(clients, Job::Ps.task(0));
+/// let minute = Duration::from_secs(60);
+/// ps.call(Request::Create(TableSpec::values("bias", HostTensor::vector(vec![1f32, 2.]))), minute)?;
+/// let rows = ps.call(Request::ReadRows { table: "bias".into(), rows: vec![1, 1] }, minute)?;
+/// assert_eq!(rows, Response::Rows(HostTensor::vector(vec![2f32, 2.])));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct ParameterServer {
+    store: Arc<Replicated>,
+    outgoing: Arc<Outgoing>,
+}
+
+impl ParameterServer {
+    /// Creates a server without tables, which only keeps them in memory.
+    pub fn new() -> Self {
+        Self::of(Store::in_memory())
+    }
+
+    pub(crate) fn of(store: Store) -> Self {
+        Self { store: Arc::new(Replicated::new(store)), outgoing: Arc::default() }
+    }
+
+    /// Creates a server with a folder. It resumes after the last acknowledged change, or starts without tables
+    /// if the folder is new.
+    ///
+    /// # Errors
+    /// Returns an [`OpenError`] if the server cannot resume.
+    pub fn open(options: ServerOptions) -> Result<Self, OpenError> {
+        Store::open(options, Arc::new(open_disk)).map(Self::of)
+    }
+
+    /// Sets the number of bytes that the tables may take: see [`ServerOptions::memory`].
+    pub fn memory(self, bytes: usize) -> Self {
+        self.tables().set_memory(bytes);
+        self
+    }
+
+    /// Replicates this server to a follower. Changes acknowledged from now on are also there, and a server that
+    /// comes back without its folder resumes from it. `clients` connect to the cluster's servers. `by` is the
+    /// follower, with the service [`REPLICAS`](crate::REPLICAS), and `number` is the number of this server.
+    ///
+    /// Calls wait until the follower has been reached, for up to a minute, and are then refused with the kind
+    /// `Busy`. The same holds for changes while the follower is unavailable.
+    ///
+    /// # Errors
+    /// - [`OpenError::Thread`]: a thread cannot be started.
+    pub fn followed_by(self, clients: ClientBuilder, by: Task, number: usize) -> Result<Self, OpenError> {
+        self.store.follow((clients, by, number as u64)).map_err(|source| OpenError::Thread { source })?;
+        Ok(self)
+    }
+
+    /// Returns the service with which this server follows server `of`, and requests its copy. `clients` connect
+    /// to the cluster's servers, and the number of the followed server is its index. The name of the service is
+    /// [`REPLICAS`](crate::REPLICAS).
+    ///
+    /// # Errors
+    /// - [`OpenError::Thread`]: a thread cannot be started.
+    pub fn replicas(&self, clients: ClientBuilder, of: Task) -> Result<Replicas, OpenError> {
+        self.store.replicas(clients, of).map_err(|source| OpenError::Thread { source })
+    }
+
+    /// Saves all tables now, in addition to the automatic snapshots. Changes of a table wait while it is
+    /// copied.
+    ///
+    /// # Errors
+    /// Returns a [`SnapshotError`] if tables cannot be saved.
+    pub fn snapshot(&self) -> Result<(), SnapshotError> {
+        self.store.core().snapshot()
+    }
+
+    /// Returns the tables. Direct changes to them are not logged.
+    pub fn tables(&self) -> &Tables {
+        self.store.core().tables()
+    }
+}
+
+impl Default for ParameterServer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Service for ParameterServer {
+    fn call(&self, call: Call, reply: Reply) {
+        let Call { caller, message } = call;
+        let unreadable = |error: Malformed| {
+            let text = format!("what {caller} sent is no request: {error}; are both of the same build?");
+            Refusal::new(RefusalKind::Malformed, text)
+        };
+        let read = codec::Call::decode(message).map_err(unreadable);
+        let read = read.and_then(|call| may(&caller, &call).map(|()| call));
+        let (answers, batch, half) =
+            match read.and_then(|call| self.outgoing.room(&caller, || reply.settle()).map(|()| call)) {
+                Ok(call) => (self.store.core().answer(&call), call.batch, call.half),
+                Err(refusal) => (vec![Err(refusal)], false, false),
+            };
+        match codec::encode_answer(answers, batch, half, |len| reply.memory(len)) {
+            Ok(message) => reply.answer(message.head, self.outgoing.count(caller, message.body)),
+            Err(error) => reply.fail(format!("the answer cannot be sent: {error}")),
+        }
+    }
+}
+
+/// Checks that a task may send a call.
+///
+/// # Errors
+/// - [`RefusalKind::NotAllowed`]: the call begins a job, and its client is not the chief.
+// INV-81
+fn may(caller: &Task, call: &codec::Call) -> Result<(), Refusal> {
+    let begins = |sent: &codec::Sent| matches!(sent.request, Request::BeginJob { .. });
+    if *caller == Job::Chief.task(0) || !call.requests.iter().any(begins) {
+        return Ok(());
+    }
+    let text = format!("begin_job: {caller} may not begin a job: the coordinator does, which is chief 0");
+    Err(Refusal::new(RefusalKind::NotAllowed, text))
+}

@@ -1,0 +1,116 @@
+//! The state of a server, as it is transferred to and from its follower.
+
+use super::Core;
+use super::aside::set_aside;
+use super::follower::Follower;
+use super::life::{read_life, write_life};
+use crate::OpenError;
+use crate::log::{Record, path};
+use distribute_log::heard;
+use distribute_ps_tables::{ClientPushes, Result, TableImage};
+use parking_lot::MutexGuard;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+/// The parts of a server's state that are not tables.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Known {
+    /// The changes that clients have made.
+    pub clients: Vec<ClientPushes>,
+    /// The greatest job that has begun.
+    pub job: u64,
+    /// The names of all tables of the state.
+    pub tables: Vec<String>,
+    /// The names of tables that were lost before, for errors.
+    pub lost: Vec<String>,
+}
+
+impl Core {
+    /// Sends changes to a follower from now on.
+    pub(crate) fn follow(&self, follower: Arc<Follower>) {
+        // Only one follower is supported; the first one stays.
+        let _ = self.follower.set(follower);
+    }
+
+    /// Blocks changes until the returned guards are dropped.
+    pub(crate) fn orders(&self) -> Vec<MutexGuard<'_, ()>> {
+        self.orders.iter().map(|order| order.lock()).collect()
+    }
+
+    /// Returns the counter of servers of which this one has a complete copy. It is updated by the owner of the
+    /// copies.
+    pub(crate) fn follows(&self) -> &Arc<AtomicU64> {
+        &self.follows
+    }
+
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.tables.names()
+    }
+
+    pub(crate) fn image(&self, name: &str) -> Result<Option<TableImage>> {
+        self.tables.image(name)
+    }
+
+    /// Returns the state except the tables.
+    pub(crate) fn known(&self) -> Known {
+        let (clients, job) = (self.ledger.clients(), self.tables.job());
+        Known { clients, job, tables: self.tables.names(), lost: self.lost.names() }
+    }
+
+    /// Returns the number of the next record of the log; 0 without a log.
+    pub(crate) fn next_record(&self) -> u64 {
+        self.log.as_ref().map_or(0, |log| log.journal.next())
+    }
+
+    /// Returns the life stored in the folder; 0 for a new folder, and without one.
+    pub(crate) fn life(&self) -> Result<u64, OpenError> {
+        self.log.as_ref().map_or(Ok(0), |log| read_life(log.journal.folder()))
+    }
+
+    pub(crate) fn set_life(&self, life: u64) -> Result<(), OpenError> {
+        self.log.as_ref().map_or(Ok(()), |log| write_life(log.journal.folder(), life))
+    }
+
+    /// Copies the files of the folder before another state replaces them.
+    fn set_aside(&self) -> std::result::Result<(), OpenError> {
+        let Some(log) = self.log.as_ref().filter(|log| log.journal.next() > 0) else { return Ok(()) };
+        let folder = log.journal.folder();
+        let io = || OpenError::io("setting aside the state in", folder);
+        // Nothing is appended to the next file before it is copied.
+        let _all = self.orders();
+        let next = log.journal.rotate().map_err(io())?;
+        let aside = set_aside(folder, read_life(folder)?, &path(folder, next)).map_err(io())?;
+        if let Some(aside) = aside {
+            heard(|| {
+                tracing::warn!(
+                    "the state that was in this server's folder is replaced, and set aside in {}: it is not needed if the \
+                     training goes on well",
+                    aside.display()
+                );
+            });
+        }
+        Ok(())
+    }
+
+    /// Replaces all tables and the rest of the state, also in the folder.
+    pub(crate) fn replace(&self, images: Vec<TableImage>, known: Known) -> std::result::Result<(), String> {
+        let Known { clients, job, lost, .. } = known;
+        self.set_aside().map_err(|error| error.to_string())?;
+        {
+            let _all = self.orders();
+            self.tables.clear();
+            self.tables.restore_job(job);
+            for image in images {
+                self.tables.restore_image(image).map_err(|error| error.to_string())?;
+            }
+            self.ledger.replace(&clients).map_err(|error| error.to_string())?;
+            self.lost.set(lost);
+        }
+        let Some(log) = &self.log else { return Ok(()) };
+        // An empty record: the existing log belongs to the previous state, and another file begins after the
+        // snapshot.
+        let nothing = Record { client: 0, sequence: 0, head: Default::default(), body: Default::default() };
+        log.journal.append(&nothing).map_err(|error| error.to_string())?;
+        self.snapshot().map_err(|error| error.to_string())
+    }
+}

@@ -1,0 +1,211 @@
+//! The restart of a server: the snapshot, and the changes after it.
+
+use super::{Core, Kept};
+use crate::codec::Sent;
+use crate::format;
+use crate::ledger::Ledger;
+use crate::log::{self, Journal, Known, LogFile, Opens, ReadError, Record, Torn};
+use crate::snapshot::{self, Manifest};
+use crate::{OpenError, ServerOptions};
+use bytes::Bytes;
+use distribute_files::LockFile;
+use distribute_log::heard;
+use distribute_ps_tables::Tables;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+impl Core {
+    /// Resumes from a folder, which is created if it does not exist. On an error, nothing in it has changed.
+    pub(super) fn open(options: ServerOptions, opens: Opens) -> Result<Self, OpenError> {
+        let folder = &options.folder;
+        distribute_files::create_private_folder(folder).map_err(OpenError::io("making", folder))?;
+        let held = hold(folder)?;
+        let is_begun = format::check(folder)?;
+        let mut core = Self::new(None);
+        let memory = options.memory.unwrap_or_else(|| core.tables.memory());
+        // Changes that were accepted once may take a little more memory when they are replayed.
+        core.tables.set_memory(memory.saturating_add(memory / 4));
+        let mut replay = Replay::new(&core.tables, &core.ledger);
+        if let Some(manifest) = Manifest::newest(folder)? {
+            replay.load(folder, manifest)?;
+        }
+        let (start, in_snapshot) = (replay.next, replay.in_snapshot.is_some());
+        let (before, firsts) = files(folder, in_snapshot.then_some(start))?;
+        let known = Known { start, begun: is_begun };
+        let refuse = |damage| Err(ReadError::Damaged(damage));
+        let tail = log::read(folder, &firsts, known, |number, record| replay.record(number, record), refuse)?;
+        // The whole log was readable. Only now files are removed, and the torn end is set aside.
+        replay.failed.iter().try_for_each(|failed| failed.set_aside(folder))?;
+        snapshot::remove_others(folder, in_snapshot.then_some(start))?;
+        for path in before.into_iter().map(|first| log::path(folder, first)) {
+            fs::remove_file(&path).map_err(OpenError::io("removing", path))?;
+        }
+        let path = log::path(folder, tail.as_ref().map_or(start, |tail| tail.first));
+        if let Some((end, torn)) = tail.as_ref().and_then(|tail| Some((tail.end, tail.torn.as_ref()?))) {
+            cut(&path, end, torn)?;
+        }
+        let disk = opens(&path).map_err(OpenError::io("opening", &path))?;
+        let mut file = match tail {
+            Some(tail) => LogFile::new(disk, tail.end, tail.link, tail.changed),
+            None => LogFile::new(disk, 0, log::Link { number: start, chain: 0 }, false),
+        };
+        // On a full disk the server starts without it, and refuses changes until there is room.
+        let begun = file.begin().and_then(|()| if is_begun { Ok(()) } else { file.disk().sync() });
+        if !is_begun && begun.is_ok() {
+            format::write(folder)?;
+        }
+        core.tables.set_memory(memory);
+        let journal = Journal::new(folder, opens, options.durability, file);
+        core.found = (!core.tables.names().is_empty()).then(|| core.tables.job());
+        core.log = Some(Kept { journal, saving: Mutex::default(), options, _lock: held });
+        Ok(core)
+    }
+}
+
+/// Returns the files of a log: those before its first record, and the others.
+///
+/// # Errors
+/// - [`OpenError::Snapshot`]: there is no snapshot, but the log continues after one.
+pub(crate) fn files(folder: &Path, snapshot: Option<u64>) -> Result<(Vec<u64>, Vec<u64>), OpenError> {
+    let firsts = log::firsts(folder).map_err(OpenError::io("reading", folder))?;
+    match (snapshot, firsts.first()) {
+        (None, Some(first)) if *first > 0 => Err(OpenError::Snapshot {
+            path: snapshot::manifest_path(folder, *first),
+            reason: format!("it is missing, and the log begins with change {first}"),
+        }),
+        _ => Ok(firsts.into_iter().partition(|first| snapshot.is_some_and(|start| *first < start))),
+    }
+}
+
+/// Locks a folder for the lifetime of the returned value.
+pub(crate) fn hold(folder: &Path) -> Result<LockFile, OpenError> {
+    let path = folder.join("lock");
+    let held = LockFile::acquire(&path).map_err(OpenError::io("locking", path))?;
+    held.ok_or_else(|| OpenError::InUse { folder: folder.to_path_buf() })
+}
+
+/// The state of a replay.
+struct Replay<'a> {
+    tables: &'a Tables,
+    ledger: &'a Ledger,
+    /// The number of the first record of the log.
+    next: u64,
+    /// The first record that is not in each table of the snapshot, if there is one.
+    in_snapshot: Option<BTreeMap<String, u64>>,
+    /// The changes that cannot be replayed, and were not revoked by the log.
+    failed: Vec<Failed>,
+}
+
+/// A change of the log that cannot be replayed.
+struct Failed {
+    number: u64,
+    of: (u64, u64),
+    head: Bytes,
+    body: Bytes,
+    reason: String,
+}
+
+impl Failed {
+    /// Copies the bytes of the change, and logs a warning.
+    fn set_aside(&self, folder: &Path) -> Result<(), OpenError> {
+        let Self { number, head, body, reason, .. } = self;
+        let bytes = [&head[..], &body[..]].concat();
+        let kept = log::keep_once(folder, &format!("change-{number}"), &bytes);
+        let kept = kept.map_err(OpenError::io("setting aside a change of", folder))?;
+        heard(|| {
+            tracing::warn!(
+                "change {number} of the log in {} cannot be made again, and is left out: {reason}; it is set aside in {}",
+                folder.display(),
+                kept.display()
+            );
+        });
+        Ok(())
+    }
+}
+
+impl<'a> Replay<'a> {
+    fn new(tables: &'a Tables, ledger: &'a Ledger) -> Self {
+        Self { tables, ledger, next: 0, in_snapshot: None, failed: Vec::new() }
+    }
+
+    /// Loads a snapshot.
+    fn load(&mut self, folder: &Path, manifest: Manifest) -> Result<(), OpenError> {
+        let wrong = |error: distribute_ps_tables::Error| OpenError::Snapshot {
+            path: folder.to_path_buf(),
+            reason: error.to_string(),
+        };
+        self.tables.restore_job(manifest.job);
+        for (i, name) in manifest.tables.keys().enumerate() {
+            let image = snapshot::load_table(folder, (manifest.start, i), name)?;
+            self.tables.restore_image(image).map_err(wrong)?;
+        }
+        manifest.clients().try_for_each(|client| self.ledger.restore(&client)).map_err(wrong)?;
+        (self.next, self.in_snapshot) = (manifest.start, Some(manifest.tables));
+        Ok(())
+    }
+
+    /// Replays a change, unless it is in the snapshot.
+    fn record(&mut self, number: u64, record: Record) -> Result<(), String> {
+        let Record { client, sequence, .. } = record;
+        let refused = record.is_refusal();
+        let mut applied = !refused;
+        if !refused {
+            let sent = Sent::decode(record.head.clone(), record.body.clone())
+                .map_err(|error| format!("cannot be read ({error}): was it written by another version?"))?;
+            let table = sent.request.table().unwrap_or_default();
+            // INV-53
+            let first = self.in_snapshot.as_ref().and_then(|tables| tables.get(table));
+            if first.is_none_or(|first| number >= *first) {
+                // A change that was refused is refused again.
+                if let Err(error) = self.tables.handle(&sent.request) {
+                    applied = false;
+                    let (of, head, body) = ((client, sequence), record.head, record.body);
+                    self.failed.push(Failed { number, of, head, body, reason: error.to_string() });
+                }
+            }
+        } else {
+            self.failed.retain(|failed| failed.of != (client, sequence));
+        }
+        self.ledger.note(client, sequence, applied);
+        Ok(())
+    }
+}
+
+impl From<ReadError> for OpenError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Io(path, source) => Self::io("reading", path)(source),
+            ReadError::Old(path) => Self::Version { path },
+            ReadError::Damaged(damage) => {
+                let log::Damage { path, bytes: (offset, _), reason, .. } = damage;
+                Self::Damaged { path, offset, reason }
+            }
+        }
+    }
+}
+
+/// Copies the torn end of a file, and cuts it off.
+fn cut(path: &Path, end: u64, torn: &Torn) -> Result<(), OpenError> {
+    let kept = log::set_aside(path, end).map_err(OpenError::io("setting aside the end of", path))?;
+    let why = if torn.is_prefix {
+        "the server ended while it wrote this, and had not acknowledged it"
+    } else {
+        "the machine has ended since, and did not have it on the disk"
+    };
+    heard(|| {
+        tracing::warn!(
+            "{} {} at byte {end}: {why}; the last {} bytes are set aside in {}",
+            path.display(),
+            torn.what,
+            torn.bytes,
+            kept.display()
+        );
+    });
+    let cut = distribute_files::open_own(path, true).and_then(|file| {
+        file.set_len(end)?;
+        file.sync_all()
+    });
+    cut.map_err(OpenError::io("cutting off the end of", path))
+}

@@ -1,0 +1,259 @@
+//! The changes that closures have made to a table, so that a retried closure changes nothing twice.
+
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The maximum number of entries of a table, each for up to 64 changes of one closure.
+const MOST: usize = 65_536;
+const BITS: u64 = u64::BITS as u64;
+
+/// The origin of a change: a closure, no matter how often and on which worker it is run.
+///
+/// A closure is a call that a coordinator schedules on a worker, and retries on another one if the first has
+/// failed or seems to have failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Origin {
+    /// The coordinator's job, see [`Request::BeginJob`](crate::Request::BeginJob); 0 if no job was begun.
+    pub job: u64,
+    /// The number of the closure in its job.
+    pub closure: u64,
+    /// All closures below this number have ended, so their changes are refused.
+    pub floor: u64,
+}
+
+/// The changes that closures have made to one table.
+///
+/// There is an entry for each closure that has changed the table and is not known to have ended. Memory is
+/// therefore limited by the number of running closures. Store this together with the values, also in a
+/// snapshot, so that both are consistent.
+///
+/// ```
+/// use distribute_ps_tables::{ClosureChanges, Origin};
+///
+/// let mut changes = ClosureChanges::new(0);
+/// let origin = Origin { job: 0, closure: 7, floor: 5 };
+/// assert!(!changes.has(origin, 0)?);
+/// changes.note(origin, 0);
+/// assert!(changes.has(origin, 0)?); // another execution of the closure
+/// assert!(changes.has(Origin { closure: 4, ..origin }, 0).is_err()); // one that has ended
+/// # Ok::<(), distribute_ps_tables::Error>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClosureChanges {
+    job: u64,
+    /// All closures below this number have ended.
+    floor: u64,
+    /// The bits of changes that were made, by closure and change number divided by 64.
+    made: BTreeMap<(u64, u64), u64>,
+}
+
+impl ClosureChanges {
+    /// Creates an empty set of changes, for closures of this job.
+    pub fn new(job: u64) -> Self {
+        Self { job, ..Self::default() }
+    }
+
+    /// Returns the job whose closures change the table.
+    pub fn job(&self) -> u64 {
+        self.job
+    }
+
+    /// Begins a new job, if its number is greater than that of the current one. All changes of the previous job
+    /// are forgotten.
+    pub fn begin(&mut self, job: u64) {
+        if job > self.job {
+            *self = Self::new(job);
+        }
+    }
+
+    /// Returns whether a change was made. `number` counts the changes of a closure to this table.
+    ///
+    /// # Errors
+    /// - [`Error::OtherJob`]: the closure belongs to another job.
+    /// - [`Error::ClosureEnded`]: the closure has ended, so its changes are not remembered.
+    /// - [`Error::TooManyClosures`]: there is no room to remember the change.
+    pub fn has(&self, origin: Origin, number: u64) -> Result<bool> {
+        let Origin { job, closure, floor } = origin;
+        if job != self.job {
+            return Err(Error::OtherJob { job, present: self.job });
+        }
+        let floor = floor.max(self.floor);
+        if closure < floor {
+            return Err(Error::ClosureEnded { closure, floor });
+        }
+        let (key, bit) = place(closure, number);
+        match self.made.get(&key) {
+            Some(made) => Ok(made & bit != 0),
+            None => match self.made.first_key_value() {
+                // No entry would be removed when this one is added.
+                Some(((oldest, _), _)) if self.made.len() >= MOST && *oldest >= floor => {
+                    Err(Error::TooManyClosures { closure, oldest: *oldest, limit: MOST })
+                }
+                _ => Ok(false),
+            },
+        }
+    }
+
+    /// Records that a change was made, now or earlier.
+    pub fn note(&mut self, origin: Origin, number: u64) {
+        let Origin { job, closure, floor } = origin;
+        if job != self.job {
+            return;
+        }
+        if floor > self.floor {
+            self.floor = floor;
+            while let Some(entry) = self.made.first_entry().filter(|entry| entry.key().0 < floor) {
+                entry.remove();
+            }
+        }
+        // The closure may have ended in the meantime. A repetition of the change is then refused because of the
+        // floor.
+        if closure >= self.floor {
+            let (key, bit) = place(closure, number);
+            *self.made.entry(key).or_default() |= bit;
+        }
+    }
+
+    /// Returns all changes as numbers, for saving.
+    pub fn to_numbers(&self) -> Vec<u64> {
+        let mut numbers = Vec::with_capacity(2 + 3 * self.made.len());
+        numbers.extend([self.job, self.floor]);
+        numbers.extend(self.made.iter().flat_map(|((closure, word), made)| [*closure, *word, *made]));
+        numbers
+    }
+
+    /// Restores changes from numbers, or returns `None` if the numbers are invalid.
+    pub fn from_numbers(numbers: &[u64]) -> Option<Self> {
+        let ([job, floor], rest) = numbers.split_first_chunk()?;
+        let (entries, rest) = rest.as_chunks::<3>();
+        let made = entries.iter().map(|[closure, word, made]| ((*closure, *word), *made)).collect();
+        rest.is_empty().then_some(Self { job: *job, floor: *floor, made })
+    }
+}
+
+fn place(closure: u64, number: u64) -> ((u64, u64), u64) {
+    ((closure, number / BITS), 1 << (number % BITS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    /// An event of the test.
+    #[derive(Clone, Debug)]
+    enum Event {
+        /// A change of a closure, of this job or the previous one, `behind` the newest; and whether the table
+        /// accepts it.
+        Change {
+            old_job: bool,
+            behind: u64,
+            number: u64,
+            fits: bool,
+        },
+        /// The first closures end.
+        End(u64),
+        BeginJob,
+        /// The table is saved, and restored.
+        Save,
+    }
+
+    fn events() -> impl Strategy<Value = Vec<Event>> {
+        let number = prop_oneof![0u64..3, 60u64..70, Just(u64::MAX)];
+        let change = (prop::bool::weighted(0.1), 0u64..8, number, prop::bool::weighted(0.8))
+            .prop_map(|(old_job, behind, number, fits)| Event::Change { old_job, behind, number, fits });
+        let event = prop_oneof![
+            20 => change,
+            3 => (0u64..4).prop_map(Event::End),
+            1 => Just(Event::BeginJob),
+            1 => Just(Event::Save),
+        ];
+        prop::collection::vec(event, 0..200)
+    }
+
+    proptest! {
+        // INV-59
+        #[test]
+        fn each_change_of_a_closure_is_made_once_at_most(events in events()) {
+            let mut changes = ClosureChanges::new(0);
+            let (mut job, mut floor, mut known_floor) = (0, 0, 0);
+            let mut made: BTreeSet<(u64, u64, u64)> = BTreeSet::new();
+            for event in events {
+                match event {
+                    Event::End(count) => floor += count,
+                    Event::BeginJob => {
+                        job += 1;
+                        changes.begin(job);
+                        (floor, known_floor) = (0, 0);
+                    }
+                    Event::Save => {
+                        changes = ClosureChanges::from_numbers(&changes.to_numbers()).unwrap();
+                    }
+                    Event::Change { old_job, behind, number, fits } => {
+                        let job = if old_job { job.wrapping_sub(1) } else { job };
+                        let closure = (floor + 4).saturating_sub(behind);
+                        // A closure that runs for long has an old floor.
+                        let origin = Origin { job, closure, floor: floor.min(closure).saturating_sub(behind % 2) };
+                        let change = (job, closure, number);
+                        match changes.has(origin, number) {
+                            Ok(true) => {
+                                prop_assert!(made.contains(&change));
+                                changes.note(origin, number);
+                            }
+                            Ok(false) => {
+                                prop_assert!(!made.contains(&change), "{:?} is made again", change);
+                                prop_assert!(!old_job && closure >= known_floor);
+                                if fits {
+                                    made.insert(change);
+                                    changes.note(origin, number);
+                                    prop_assert!(changes.has(origin, number).unwrap());
+                                }
+                            }
+                            Err(Error::OtherJob { .. }) => prop_assert!(old_job),
+                            Err(Error::ClosureEnded { .. }) => prop_assert!(!old_job && closure < known_floor),
+                            Err(other) => prop_assert!(false, "{}", other),
+                        }
+                        if changes.floor > known_floor {
+                            prop_assert_eq!(changes.floor, origin.floor);
+                            known_floor = origin.floor;
+                        }
+                        // Only closures that have not ended are remembered.
+                        prop_assert!(changes.made.keys().all(|(closure, _)| *closure >= known_floor));
+                    }
+                }
+            }
+        }
+    }
+
+    // INV-59
+    #[test]
+    fn what_there_is_no_room_for_is_refused_and_nothing_is_forgotten() {
+        let mut changes = ClosureChanges::new(3);
+        let origin = |closure, floor| Origin { job: 3, closure, floor };
+        (0..MOST as u64).for_each(|closure| changes.note(origin(closure, 0), 0));
+        let limit = MOST;
+        let more = limit as u64;
+        let full = changes.has(origin(more, 0), 0).unwrap_err();
+        assert!(
+            matches!(full, Error::TooManyClosures { closure, oldest: 0, limit: found } if closure == more && found == limit)
+        );
+        assert!(changes.has(origin(more - 1, 0), 64).is_err());
+        assert!(changes.has(origin(0, 0), 0).unwrap() && !changes.has(origin(0, 0), 1).unwrap());
+        // After the first one has ended, there is room for another.
+        assert!(!changes.has(origin(more, 1), 0).unwrap());
+        changes.note(origin(more, 1), 0);
+        assert_eq!(changes.made.len(), limit);
+        assert!(matches!(changes.has(origin(0, 0), 0), Err(Error::ClosureEnded { closure: 0, floor: 1 })));
+    }
+
+    #[test]
+    fn numbers_that_are_none_of_it_are_refused() {
+        for (numbers, good) in
+            [(0, false), (1, false), (2, true), (3, false), (4, false), (5, true), (8, true)]
+        {
+            assert_eq!(ClosureChanges::from_numbers(&vec![7; numbers]).is_some(), good, "{numbers}");
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! Tables whose rows are 64-bit ids, created on demand.
+
+mod arena;
+mod segment;
+mod state;
+#[cfg(test)]
+mod tests;
+mod update;
+mod waiting;
+
+pub(crate) use arena::CHUNK;
+pub use state::{DynamicState, WaitingCounts};
+pub use update::Pushed;
+
+use crate::partition::Split;
+use crate::steps::Steps;
+use crate::{Error, Initializer, Result};
+use distribute_optim::{Rule, SlotSpec};
+use distribute_tensor::random::mix;
+use distribute_tensor::{DType, Element, HostTensor};
+use parking_lot::RwLock;
+use segment::{Number, Segment, stamp};
+use serde::{Deserialize, Serialize};
+use std::sync::{Arc, OnceLock};
+
+/// The number of locks. With this many, a batch of a thousand ids has several ids for each lock.
+const SEGMENTS: usize = 64;
+
+/// The approximate number of bytes that an id takes in addition to its row.
+const ENTRY: usize = 32;
+
+/// The admission and eviction settings of a dynamic table. By default all ids get a row, and no row is evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DynamicOptions {
+    /// The number of pushes in which an id must occur before it gets a row; at least 1. Earlier gradients are
+    /// dropped.
+    pub admit_after: u32,
+    /// The approximate number of ids without a row whose occurrences are counted; at least 2. Rare ids are
+    /// forgotten first.
+    pub waiting: usize,
+    /// The maximum number of rows on this shard; at least 1. If there would be more, the least recently pushed
+    /// rows are evicted.
+    pub max_rows: Option<usize>,
+    /// The number of steps, plus up to an eighth, for which a row is kept without a push; see
+    /// [`DynamicTable::evict`].
+    pub max_age: Option<u64>,
+}
+
+impl Default for DynamicOptions {
+    fn default() -> Self {
+        Self { admit_after: 1, waiting: 1 << 20, max_rows: None, max_age: None }
+    }
+}
+
+/// The limits of one segment.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    admit_after: u32,
+    waiting: usize,
+    rows: Option<usize>,
+}
+
+/// An embedding table of 64-bit ids, or the shard of one. Rows are created on demand and may be evicted.
+///
+/// An id without a row reads as its initial value, which is a function of (seed, name, id). Reading therefore
+/// creates no row, and the result does not depend on the shard. The first push of an id creates its row. With
+/// limits ([`DynamicOptions`]), a later push may create it instead, or the row may be evicted. An evicted row
+/// starts again from its initial value.
+///
+/// Any number of threads may call methods at once; each row is locked while it is read or changed.
+///
+/// ```
+/// use distribute_optim::{Sgd, Step};
+/// use distribute_ps_tables::{DynamicTable, Initializer, Push};
+/// use distribute_tensor::{DType, HostTensor, random::Distribution};
+/// use std::sync::Arc;
+///
+/// let ones = Initializer::new(Distribution::Constant(1.), 42, "users");
+/// let users = DynamicTable::new("users", &[2], DType::F32, ones, Default::default())?;
+/// users.set_rule(Arc::new(Sgd))?;
+/// let gradient = HostTensor::new(vec![2f32, 4.], [1, 2])?;
+/// users.push_rows(Push::at(Step::after(0, 0.5)), &[-7], &gradient)?;
+/// assert_eq!(users.read_rows(&[i64::MAX, -7])?, HostTensor::new(vec![1f32, 1., 0., -1.], [2, 2])?);
+/// assert_eq!(users.len(), 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(alias = "tfra.dynamic_embedding.Variable")]
+#[derive(Debug)]
+pub struct DynamicTable {
+    name: String,
+    row_shape: Vec<usize>,
+    initializer: Initializer,
+    options: DynamicOptions,
+    segments: Segments,
+    rule: OnceLock<Bound>,
+    /// The steps of all workers.
+    pub(crate) steps: Steps,
+}
+
+#[derive(Debug)]
+struct Bound {
+    rule: Arc<dyn Rule>,
+    slots: Vec<SlotSpec>,
+}
+
+/// The segments of the table, each with its own lock.
+#[derive(Debug)]
+enum Segments {
+    F32(Vec<RwLock<Segment<f32>>>),
+    F64(Vec<RwLock<Segment<f64>>>),
+}
+
+/// Evaluates an expression with the segments of either dtype.
+macro_rules! with_segments {
+    ($segments:expr, $all:ident => $body:expr) => {
+        match $segments {
+            Segments::F32($all) => $body,
+            Segments::F64($all) => $body,
+        }
+    };
+}
+use with_segments;
+
+impl DynamicTable {
+    /// Creates a table without rows, whose rows will have the shape `row_shape`.
+    ///
+    /// # Errors
+    /// - [`Error::UnsupportedDType`]: the dtype is neither `float32` nor `float64`.
+    /// - [`Error::DynamicParameter`]: an option is out of range.
+    /// - [`Error::NoMemory`]: a row is too large.
+    pub fn new(
+        name: impl Into<String>,
+        row_shape: &[usize],
+        dtype: DType,
+        initializer: Initializer,
+        options: DynamicOptions,
+    ) -> Result<Self> {
+        let table = name.into();
+        let at_least =
+            |parameter, value: Option<u64>, least, range| match value.filter(|value| *value < least) {
+                Some(value) => Err(Error::DynamicParameter { table: table.clone(), parameter, value, range }),
+                None => Ok(()),
+            };
+        at_least("admit_after", Some(options.admit_after.into()), 1, "at least 1")?;
+        at_least("waiting", Some(options.waiting as u64), 2, "at least 2")?;
+        at_least("max_rows", options.max_rows.map(|rows| rows as u64), 1, "at least 1")?;
+        let width = row_shape.iter().try_fold(1usize, |n, size| n.checked_mul(*size));
+        let width = width.filter(|width| width.checked_mul(1 << 16).is_some());
+        let Some(width) = width else {
+            return Err(Error::NoMemory { table, shape: row_shape.to_vec(), dtype });
+        };
+        // With few rows, the limit of each segment would be rounded down to zero.
+        let segments = options.max_rows.map_or(SEGMENTS, |rows| (rows / 64).clamp(1, SEGMENTS));
+        let segments = 1 << segments.ilog2();
+        let limits = Limits {
+            admit_after: options.admit_after,
+            waiting: options.waiting / segments,
+            rows: options.max_rows.map(|rows| rows / segments),
+        };
+        fn all<T: Number>(count: usize, width: usize, limits: Limits) -> Vec<RwLock<Segment<T>>> {
+            (0..count).map(|_| RwLock::new(Segment::new(width, limits))).collect()
+        }
+        let segments = match dtype {
+            DType::F32 => Segments::F32(all(segments, width, limits)),
+            DType::F64 => Segments::F64(all(segments, width, limits)),
+            dtype => return Err(Error::UnsupportedDType { operation: "create", table, dtype }),
+        };
+        let row_shape = row_shape.to_vec();
+        Ok(Self {
+            name: table,
+            row_shape,
+            initializer,
+            options,
+            segments,
+            rule: OnceLock::new(),
+            steps: Steps::default(),
+        })
+    }
+
+    /// Returns the name, as used in errors.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the dtype.
+    pub fn dtype(&self) -> DType {
+        match &self.segments {
+            Segments::F32(_) => DType::F32,
+            Segments::F64(_) => DType::F64,
+        }
+    }
+
+    /// Returns the shape of a row.
+    pub fn row_dims(&self) -> &[usize] {
+        &self.row_shape
+    }
+
+    /// Returns the number of ids that have a row.
+    pub fn len(&self) -> usize {
+        with_segments!(&self.segments, all => all.iter().map(|segment| segment.read().len()).sum())
+    }
+
+    /// Returns whether no id has a row.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the number of ids without a row whose occurrences are counted.
+    pub fn waiting(&self) -> usize {
+        with_segments!(&self.segments, all => all.iter().map(|segment| segment.read().waiting()).sum())
+    }
+
+    /// Returns the number of bytes that rows, slots and the index take.
+    pub fn bytes(&self) -> usize {
+        with_segments!(&self.segments, all => all.iter().map(|segment| segment.read().bytes()).sum())
+    }
+
+    /// Returns the rows of these ids, in the same order. An id without a row has its initial value.
+    #[doc(alias = "embedding_lookup")]
+    pub fn read_rows(&self, ids: &[i64]) -> Result<HostTensor> {
+        fn fill<T: Number>(
+            all: &[RwLock<Segment<T>>],
+            table: &DynamicTable,
+            ids: &[i64],
+            out: &mut HostTensor,
+        ) {
+            let (width, split) = (table.width(), split(all.len(), ids));
+            let Some(out) = out.as_mut_slice::<T>() else { return };
+            for (i, segment) in all.iter().enumerate() {
+                let positions = split.positions(i);
+                if positions.is_empty() {
+                    continue;
+                }
+                let segment = segment.read();
+                for (at, id) in positions.iter().zip(split.of(i)) {
+                    let out = &mut out[at * width..(at + 1) * width];
+                    match segment.row(*id) {
+                        Some(row) => out.copy_from_slice(&row[..width]),
+                        None => table.initializer.fill_row(*id, out),
+                    }
+                }
+            }
+        }
+        // Allocation fails with an error if there are more rows than fit into memory.
+        let mut out = HostTensor::zeros(self.dtype(), self.rows_shape(ids.len()))?;
+        with_segments!(&self.segments, all => fill(all, self, ids, &mut out));
+        Ok(out)
+    }
+
+    /// Evicts the rows that were not pushed to in the [`max_age`](DynamicOptions::max_age) steps before `now`,
+    /// and returns their number. Without that limit, no row is evicted.
+    ///
+    /// Pushes also do this, once for each eighth of `max_age` steps. Segments are locked one after another.
+    pub fn evict(&self, now: u64) -> usize {
+        let Some(oldest) = self.options.max_age.and_then(|age| now.checked_sub(age)) else { return 0 };
+        with_segments!(&self.segments, all => {
+            all.iter().map(|segment| segment.write().evict_unused_since(stamp(oldest))).sum()
+        })
+    }
+
+    pub(crate) fn initializer(&self) -> Initializer {
+        self.initializer
+    }
+
+    pub(crate) fn options(&self) -> DynamicOptions {
+        self.options
+    }
+
+    /// Returns the rule that applies gradients, if there is one.
+    pub(crate) fn rule(&self) -> Option<&Arc<dyn Rule>> {
+        self.rule.get().map(|bound| &bound.rule)
+    }
+
+    /// Returns the bytes of values of some rows.
+    pub(crate) fn bytes_of_rows(&self, rows: usize) -> usize {
+        self.width().saturating_mul(self.dtype().bytes().unwrap_or(8)).saturating_mul(rows)
+    }
+
+    /// Returns the bytes that the slots of a rule take.
+    pub(crate) fn bytes_of_slots(&self, slots: usize) -> usize {
+        self.bytes_of_rows(self.len().next_multiple_of(CHUNK)).saturating_mul(slots)
+    }
+
+    /// Returns the bytes that new rows for these ids would take: an upper bound or, if `exact`, the exact
+    /// number, which needs a lookup of each id.
+    pub(crate) fn bytes_of_new(&self, ids: &[i64], exact: bool) -> usize {
+        let slots = self.rule.get().map_or(0, |bound| bound.slots.len());
+        let rows = with_segments!(&self.segments, all => {
+            if exact {
+                let split = split(all.len(), ids);
+                let of = |(i, segment): (usize, &RwLock<Segment<_>>)| segment.read().chunk_rows(split.of(i));
+                all.iter().enumerate().map(of).sum()
+            } else {
+                ids.len().saturating_add(all.len().min(ids.len()) * CHUNK)
+            }
+        });
+        // Each new id also takes an entry in the index or in the counts.
+        self.bytes_of_rows(rows).saturating_mul(1 + slots).saturating_add(ids.len() * ENTRY)
+    }
+
+    fn width(&self) -> usize {
+        self.row_shape.iter().product()
+    }
+
+    /// Returns the shape of this many rows.
+    fn rows_shape(&self, rows: usize) -> Vec<usize> {
+        [rows].iter().chain(&self.row_shape).copied().collect()
+    }
+
+    /// Checks that `values` has a row for each of these ids.
+    fn check_rows(&self, operation: &'static str, ids: &[i64], values: &HostTensor) -> Result<()> {
+        let (expected, table) = (self.rows_shape(ids.len()), self.name.clone());
+        if values.dims() != expected {
+            let found = values.dims().to_vec();
+            return Err(Error::Shape { operation, table, expected, found });
+        }
+        let (expected, found) = (self.dtype(), values.dtype());
+        if expected == found { Ok(()) } else { Err(Error::DType { operation, table, expected, found }) }
+    }
+}
+
+/// Sorts ids by segment. The number of segments is a power of two.
+fn split(segments: usize, ids: &[i64]) -> Split<i64> {
+    let places: Vec<_> = ids.iter().map(|id| (segment_of(segments, *id), *id)).collect();
+    Split::new(segments, &places)
+}
+
+/// Returns the segment of an id. It uses bits of the hash that the index of a segment uses last.
+fn segment_of(segments: usize, id: i64) -> usize {
+    (hash(id) >> 40) as usize & (segments - 1)
+}
+
+/// Hashes an id, with a different function than the one that partitions ids over shards.
+fn hash(id: i64) -> u64 {
+    mix(id.cast_unsigned() ^ 0x6a09_e667_f3bc_c909)
+}
+
+/// Returns the elements of a tensor whose dtype was checked.
+fn elements<T: Element>(tensor: &HostTensor) -> &[T] {
+    tensor.as_slice().unwrap_or_default()
+}

@@ -1,0 +1,221 @@
+//! The layout of a training: its servers, as each of them records it. It prevents a training from being resumed
+//! on some of its servers, or on other ones.
+
+use crate::{LAYOUT_TABLE, TableSpec};
+use distribute_tensor::HostTensor;
+
+/// The record that a server keeps of the training to which its tables belong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// A random number that identifies the training, the same on all of its servers.
+    pub training: u64,
+    /// The number of its servers.
+    pub servers: usize,
+    /// The number of this server.
+    pub server: usize,
+}
+
+/// The state that a server reports when a training begins or is resumed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServerState {
+    /// The layout that it keeps, if it has one.
+    pub layout: Option<Layout>,
+    /// The number of its other tables.
+    pub tables: usize,
+    /// Whether it keeps them in a folder.
+    pub has_folder: bool,
+}
+
+/// The decision about a training, from the states of all servers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LayoutDecision {
+    /// All servers belong to one training, with this layout: it is resumed.
+    Resume,
+    /// No server belongs to a training: a new one begins, and all servers get a layout with a new number.
+    Begin,
+    /// Servers without a folder came back without their tables. They get the layout of this training.
+    Lost {
+        /// The number of the training.
+        training: u64,
+        /// The servers.
+        servers: Vec<usize>,
+    },
+    /// The training cannot be resumed on these servers. The message explains the cause and the fix.
+    Refused(String),
+}
+
+impl Layout {
+    /// Returns the table that stores this layout.
+    pub fn table(&self) -> TableSpec {
+        let numbers = [self.training, self.servers as u64, self.server as u64].map(u64::cast_signed);
+        TableSpec::values(LAYOUT_TABLE, HostTensor::vector(numbers.to_vec()))
+    }
+
+    /// Returns the layout in the values of its table, or `None` if they are not a layout.
+    pub fn of_table(values: &HostTensor) -> Option<Self> {
+        let &[training, servers, server] = values.as_slice::<i64>()? else { return None };
+        let (servers, server) = (usize::try_from(servers).ok()?, usize::try_from(server).ok()?);
+        Some(Self { training: training.cast_unsigned(), servers, server })
+    }
+}
+
+// INV-73
+/// Decides whether a training can begin or be resumed on servers with these states, in the order of their
+/// numbers.
+///
+/// ```
+/// use distribute_ps_tables::{Layout, LayoutDecision, ServerState, decide_layout};
+///
+/// let layout = |server| Some(Layout { training: 7, servers: 2, server });
+/// let of = |layout| ServerState { layout, tables: 1, has_folder: true };
+/// assert_eq!(decide_layout(&[of(layout(0)), of(layout(1))]), LayoutDecision::Resume);
+/// // The folder of one was emptied.
+/// let empty = ServerState { has_folder: true, ..ServerState::default() };
+/// assert!(matches!(decide_layout(&[of(layout(0)), empty]), LayoutDecision::Refused(_)));
+/// ```
+pub fn decide_layout(found: &[ServerState]) -> LayoutDecision {
+    let layouts = || found.iter().enumerate().filter_map(|(i, state)| Some((i, state.layout?)));
+    // After an interrupted attempt to begin, some servers may have a layout, but none has a table.
+    let Some((first, layout)) = layouts().next().filter(|_| found.iter().any(|state| state.tables > 0))
+    else {
+        return LayoutDecision::Begin;
+    };
+    let all = "Start the servers with the folders of one training; or, to begin again or from a checkpoint, empty the folders of all \
+               servers (without folders: start all servers again)";
+    let refused = |reason: String| LayoutDecision::Refused(format!("{reason}. {all}"));
+    let name = |layout: &Layout| format!("{:016x}", layout.training);
+    if let Some((other, another)) = layouts().find(|(_, other)| other.training != layout.training) {
+        return refused(format!(
+            "ps {first} has tables of training {}, and ps {other} those of training {}",
+            name(&layout),
+            name(&another)
+        ));
+    }
+    if layout.servers != found.len() {
+        return refused(format!(
+            "the tables of training {} are on {} servers, and this cluster has {}; start as many servers as it had",
+            name(&layout),
+            layout.servers,
+            found.len()
+        ));
+    }
+    if let Some((place, layout)) = layouts().find(|(place, layout)| *place != layout.server) {
+        return refused(format!(
+            "ps {place} has the tables of ps {} of training {}",
+            layout.server,
+            name(&layout)
+        ));
+    }
+    let without = || found.iter().enumerate().filter(|(_, state)| state.layout.is_none());
+    let names =
+        |servers: Vec<usize>| servers.iter().map(|i| format!("ps {i}")).collect::<Vec<_>>().join(", ");
+    let kept = |has_tables: bool| -> Vec<usize> {
+        let of = |(_, state): &(usize, &ServerState)| state.has_folder && (state.tables > 0) == has_tables;
+        without().filter(of).map(|(i, _)| i).collect()
+    };
+    let unknown = kept(true);
+    if !unknown.is_empty() {
+        return refused(format!(
+            "{} {} tables and no record of their training, where {} has those of training {}: the record was left out when a \
+             damaged log was repaired, or the folder is another one",
+            names(unknown.clone()),
+            if unknown.len() == 1 { "has" } else { "have" },
+            names(layouts().map(|(i, _)| i).collect()),
+            name(&layout)
+        ));
+    }
+    let emptied = kept(false);
+    if !emptied.is_empty() {
+        return refused(format!(
+            "{} without any table of training {}, which {} has: the folder of each was emptied, or is another one",
+            if emptied.len() == 1 {
+                format!("{} is", names(emptied))
+            } else {
+                format!("{} are", names(emptied))
+            },
+            name(&layout),
+            names(layouts().map(|(i, _)| i).collect())
+        ));
+    }
+    match without().map(|(i, _)| i).collect::<Vec<_>>() {
+        none if none.is_empty() => LayoutDecision::Resume,
+        servers => LayoutDecision::Lost { training: layout.training, servers },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(training: u64, (server, servers): (usize, usize)) -> ServerState {
+        ServerState { layout: Some(Layout { training, servers, server }), tables: 3, has_folder: true }
+    }
+
+    const NEW: ServerState = ServerState { layout: None, tables: 0, has_folder: true };
+
+    #[test]
+    fn a_layout_comes_back_from_its_table() {
+        let layout = Layout { training: u64::MAX, servers: 3, server: 2 };
+        let crate::Contents::Values(values) = layout.table().contents else { panic!("it has values") };
+        assert_eq!(Layout::of_table(&values), Some(layout));
+        assert_eq!(Layout::of_table(&HostTensor::vector(vec![1i64, 2, -1])), None);
+        assert_eq!(Layout::of_table(&HostTensor::vector(vec![1i64])), None);
+        assert_eq!(Layout::of_table(&HostTensor::vector(vec![1f32; 3])), None);
+    }
+
+    // INV-73
+    #[test]
+    fn a_training_begins_where_there_is_none_and_is_resumed_where_all_of_it_is() {
+        use LayoutDecision::{Begin, Lost, Resume};
+        let [a, b] = [0, 1].map(|server| state(7, (server, 2)));
+        let memory = ServerState { has_folder: false, ..NEW };
+        let begun = |state: ServerState| ServerState { tables: 0, ..state };
+        for (found, decision) in [
+            (vec![NEW, NEW], Begin),
+            (vec![memory, NEW], Begin),
+            // Interrupted before all servers had their layout, with another number of servers.
+            (vec![begun(a), NEW, NEW], Begin),
+            (vec![begun(a), begun(state(8, (1, 2)))], Begin),
+            // From a version without layouts.
+            (vec![ServerState { layout: None, ..a }, NEW], Begin),
+            (vec![a, b], Resume),
+            // A server that has none of the variables.
+            (vec![a, begun(b)], Resume),
+            (vec![a, memory], Lost { training: 7, servers: vec![1] }),
+        ] {
+            assert_eq!(decide_layout(&found), decision, "{found:?}");
+        }
+    }
+
+    // INV-73
+    #[test]
+    fn a_training_is_not_resumed_on_other_servers_than_it_had() {
+        let [a, b, c] = [0, 1, 2].map(|server| state(0x1f, (server, 3)));
+        for (found, says) in [
+            (vec![a, NEW, c], "ps 1 is without any table of training 000000000000001f, which ps 0, ps 2 has"),
+            (vec![NEW, b, NEW], "ps 0, ps 2 are without any table"),
+            // A log that was repaired without its first record.
+            (
+                vec![a, ServerState { layout: None, ..b }, c],
+                "ps 1 has tables and no record of their training",
+            ),
+            (vec![a, b], "on 3 servers, and this cluster has 2; start as many"),
+            (vec![a, b, c, NEW], "on 3 servers, and this cluster has 4"),
+            (
+                vec![a, state(5, (1, 3)), c],
+                "ps 0 has tables of training 000000000000001f, and ps 1 those of training 0000000000000005",
+            ),
+            (vec![a, c, b], "ps 1 has the tables of ps 2"),
+        ] {
+            match decide_layout(&found) {
+                LayoutDecision::Refused(text) => {
+                    assert!(
+                        text.contains(says) && text.contains("empty the folders of all servers"),
+                        "{text}"
+                    );
+                }
+                other => panic!("{other:?} of {found:?}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Variables on parameter servers: partitioning, placement, and the tables in which rows are read and updated.
+//!
+//! This crate implements a server's operations on variables, without the server. It opens no socket, starts no
+//! thread, and does not depend on strategies or models. Decisions (partitioning, placement, the detection of
+//! repeated pushes) are pure functions or plain values. Only tables have locks, so that many threads can push
+//! to one at once.
+//!
+//! ```
+//! use distribute_optim::{Sgd, Step};
+//! use distribute_ps_tables::{
+//!     Initializer, MinSizePartitioner, Placement, PlacementPolicy, Push, Table, UniqueIds, partition, shard_name,
+//! };
+//! use distribute_tensor::{DType, HostTensor, random::Distribution};
+//! use std::sync::Arc;
+//!
+//! // The creator of a variable decides its partition and its placement.
+//! let (shape, dtype) = ([10, 4], DType::F32);
+//! let cut = partition(Some(&MinSizePartitioner::new(64, 3)?), &shape, dtype)?.expect("three shards");
+//! let servers = Placement::new(2, PlacementPolicy::RoundRobin)?.place("words", &shape, dtype, Some(cut))?;
+//! assert_eq!(servers, [0, 1, 0]);
+//!
+//! // Each server has a table for each of its shards. Values depend only on (seed, name, position).
+//! let uniform = Initializer::new(Distribution::Uniform { lo: -0.1, up: 0.1 }, 42, "words");
+//! let shards = (0..3)
+//!     .map(|i| Table::drawn(shard_name("words", i), &shape, dtype, &uniform, (cut, i)))
+//!     .collect::<Result<Vec<_>, _>>()?;
+//!
+//! // A worker sorts the distinct ids of its batch by shard, and requests rows from each shard.
+//! let batch = UniqueIds::new(&[9, 0, 5, 0]);
+//! let ids = cut.split("embedding_lookup", batch.ids())?;
+//! let mut rows = vec![0f32; 3 * 4];
+//! for (i, shard) in shards.iter().enumerate() {
+//!     let answer = shard.read_rows(ids.of(i))?;
+//!     ids.put(i, answer.as_slice::<f32>().expect("float32"), 4, &mut rows);
+//! }
+//! let rows = batch.spread(&rows, 4);
+//! assert_eq!(rows[4..8], rows[12..16]);
+//!
+//! // Gradients are applied on the servers.
+//! let gradient = batch.sum(&[1f32; 4 * 4], 4);
+//! shards[0].set_rule(Arc::new(Sgd))?;
+//! let of_shard = HostTensor::new(ids.take(0, &gradient, 4), [1, 4])?;
+//! shards[0].push_rows(Push::at(Step::after(0, 0.5)), ids.of(0), &of_shard)?;
+//! assert_eq!(shards[0].read_rows(&[0])?.as_slice::<f32>().expect("float32")[0], rows[4] - 1.0);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Modules
+//!
+//! | module | contents |
+//! |---|---|
+//! | `partitioner` | [`Partitioner`] and its three implementations; [`partition`]: the number of shards of a variable |
+//! | `partition` | the shard of a row or id; distinct ids of a batch, by shard; moves between partitions |
+//! | `placement` | [`Placement`]: the server of each shard, and a table of it to print |
+//! | `initializer` | [`Initializer`]: initial values by (seed, name, position) |
+//! | `table` | [`Table`]: the values of a shard and their slots, read, written and updated |
+//! | `steps` | [`Push`]: the step in which a gradient is applied; steps of several workers |
+//! | `dynamic` | [`DynamicTable`]: a table of 64-bit ids, whose rows are created and evicted |
+//! | `service` | [`Request`], [`Response`]; [`Tables`]: all tables of a server; [`Channel`]: a connection |
+//! | `layout` | [`Layout`]: the servers of a training; [`decide_layout`]: the decision whether it can be resumed |
+//! | `push_window` | [`PushWindows`]: the detection of repeated pushes |
+//! | `closures` | [`ClosureChanges`]: the changes made for closures, which may be retried |
+//! | `error` | [`Error`] |
+
+#![forbid(unsafe_code)]
+
+mod closures;
+mod dynamic;
+mod error;
+mod initializer;
+mod layout;
+mod partition;
+mod partitioner;
+mod placement;
+mod push_window;
+mod service;
+mod steps;
+mod table;
+
+pub use closures::{ClosureChanges, Origin};
+#[doc(alias = "tfra.dynamic_embedding.Variable")]
+pub use dynamic::DynamicTable;
+pub use dynamic::{DynamicOptions, DynamicState, Pushed, WaitingCounts};
+pub use error::{Error, Result};
+pub use initializer::Initializer;
+pub use layout::{Layout, LayoutDecision, ServerState, decide_layout};
+pub use partition::{HashPartition, Move, Moves, PartitionStrategy, Place, RowPartition, Split, UniqueIds};
+#[doc(alias = "tf.distribute.experimental.partitioners.FixedShardsPartitioner")]
+pub use partitioner::FixedShardsPartitioner;
+#[doc(alias = "tf.distribute.experimental.partitioners.MaxSizePartitioner")]
+pub use partitioner::MaxSizePartitioner;
+#[doc(alias = "tf.distribute.experimental.partitioners.MinSizePartitioner")]
+pub use partitioner::MinSizePartitioner;
+#[doc(alias = "tf.distribute.experimental.partitioners.Partitioner")]
+pub use partitioner::Partitioner;
+pub use partitioner::{PartitionerSpec, partition};
+pub use placement::{Mark, Placed, Placement, PlacementPolicy, shard_name};
+pub use push_window::{Admission, ClientPushes, PushWindows};
+pub use service::{
+    Channel, ChannelError, Contents, Copies, ImageContents, LAYOUT_TABLE, LocalChannel, Refusal, RefusalKind,
+    Request, Response, Started, State, TableImage, TableInfo, TableKind, TableSpec, Tables, Usage, Version,
+    VersionedValue, Waiting,
+};
+pub use steps::Push;
+pub use table::{Table, TableState, Versioned};

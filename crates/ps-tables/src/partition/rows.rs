@@ -1,0 +1,295 @@
+//! Partitions of tables with a fixed number of rows.
+
+use super::{Moves, Split};
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+/// The way in which rows are assigned to shards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum PartitionStrategy {
+    /// Contiguous ranges: with 13 rows, 5 shards have 3, 3, 3, 2 and 2.
+    #[doc(alias = "div")]
+    #[default]
+    Div,
+    /// Round-robin: row `r` is on shard `r mod n`, where `n` is the number of shards.
+    #[doc(alias = "mod")]
+    Mod,
+}
+
+/// The rows of a table, partitioned over shards.
+///
+/// ```
+/// use distribute_ps_tables::{Place, RowPartition};
+///
+/// let table = RowPartition::div(13, 5);
+/// assert_eq!(table.ranges().collect::<Vec<_>>(), [0..3, 3..6, 6..9, 9..11, 11..13]);
+/// assert_eq!(table.place(10), Place { shard: 3, row: 1 });
+///
+/// let ids = table.split("embedding_lookup", &[12, 0, 10, 0])?;
+/// assert_eq!((ids.of(0), ids.of(3), ids.of(4)), (&[0, 0][..], &[1][..], &[1][..]));
+/// # Ok::<(), distribute_ps_tables::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "(PartitionStrategy, usize, usize)", from = "(PartitionStrategy, usize, usize)")]
+pub struct RowPartition {
+    strategy: PartitionStrategy,
+    rows: usize,
+    shards: usize,
+}
+
+impl From<RowPartition> for (PartitionStrategy, usize, usize) {
+    fn from(partition: RowPartition) -> Self {
+        (partition.strategy, partition.rows, partition.shards)
+    }
+}
+
+// A received value may be invalid, so `new` ensures that there is at least one shard.
+impl From<(PartitionStrategy, usize, usize)> for RowPartition {
+    fn from((strategy, rows, shards): (PartitionStrategy, usize, usize)) -> Self {
+        Self::new(strategy, rows, shards)
+    }
+}
+
+/// The place of a row: its shard, and its number on that shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Place {
+    /// The shard.
+    pub shard: usize,
+    /// The row, counted from the first row of the shard.
+    pub row: usize,
+}
+
+impl RowPartition {
+    /// Partitions `rows` over `shards`. There is at least one shard, and there are no more shards than rows.
+    pub fn new(strategy: PartitionStrategy, rows: usize, shards: usize) -> Self {
+        Self { strategy, rows, shards: shards.min(rows).max(1) }
+    }
+
+    /// Partitions `rows` into contiguous ranges.
+    pub fn div(rows: usize, shards: usize) -> Self {
+        Self::new(PartitionStrategy::Div, rows, shards)
+    }
+
+    /// Returns the strategy.
+    pub fn strategy(&self) -> PartitionStrategy {
+        self.strategy
+    }
+
+    /// Returns the number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Returns the number of shards.
+    pub fn shards(&self) -> usize {
+        self.shards
+    }
+
+    /// Returns the number of rows of a shard. If there is a remainder, the first shards have one row more.
+    pub fn len(&self, shard: usize) -> usize {
+        if shard < self.shards { self.base() + usize::from(shard < self.extra()) } else { 0 }
+    }
+
+    /// Returns whether there are no rows.
+    pub fn is_empty(&self) -> bool {
+        self.rows == 0
+    }
+
+    /// Returns for each shard its first row and the one after its last. With [`PartitionStrategy::Mod`], rows
+    /// of other shards are in between.
+    pub fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
+        let partition = *self;
+        (0..partition.shards).map(move |shard| match (partition.strategy, partition.len(shard)) {
+            (PartitionStrategy::Div, len) => {
+                let start = partition.row(Place { shard, row: 0 });
+                start..start + len
+            }
+            (PartitionStrategy::Mod, 0) => shard..shard,
+            (PartitionStrategy::Mod, len) => shard..partition.row(Place { shard, row: len - 1 }) + 1,
+        })
+    }
+
+    /// Returns the place of a row, which must be a row of the table. Otherwise the result is not a row of the
+    /// shard.
+    pub fn place(&self, row: usize) -> Place {
+        let (base, extra) = (self.base(), self.extra());
+        match self.strategy {
+            PartitionStrategy::Mod => Place { shard: row % self.shards, row: row / self.shards },
+            // The first `extra` shards have one row more.
+            PartitionStrategy::Div if row < extra * (base + 1) => {
+                Place { shard: row / (base + 1), row: row % (base + 1) }
+            }
+            PartitionStrategy::Div => {
+                let row = row - extra * (base + 1);
+                Place { shard: extra + row / base.max(1), row: row % base.max(1) }
+            }
+        }
+    }
+
+    /// Returns the row at a place.
+    pub fn row(&self, place: Place) -> usize {
+        match self.strategy {
+            PartitionStrategy::Mod => place.row * self.shards + place.shard,
+            PartitionStrategy::Div => place.shard * self.base() + place.shard.min(self.extra()) + place.row,
+        }
+    }
+
+    /// Sorts ids by shard. The result has the rows of each shard, in the order of the ids.
+    ///
+    /// # Errors
+    /// - [`Error::Id`]: an id is not a row of the table.
+    pub fn split(&self, operation: &'static str, ids: &[i64]) -> Result<Split<usize>> {
+        let mut places = Vec::with_capacity(ids.len());
+        for (position, id) in ids.iter().enumerate() {
+            let row = usize::try_from(*id).ok().filter(|row| *row < self.rows);
+            let outside = || Error::Id { operation, id: *id, position, rows: self.rows };
+            let Place { shard, row } = self.place(row.ok_or_else(outside)?);
+            places.push((shard, row));
+        }
+        Ok(Split::new(self.shards, &places))
+    }
+
+    /// Returns the number of rows, beginning with this one, that are contiguous on its shard.
+    pub(crate) fn run(&self, row: usize) -> usize {
+        match self.strategy {
+            PartitionStrategy::Mod if self.shards > 1 => 1,
+            _ => {
+                let place = self.place(row);
+                self.len(place.shard) - place.row
+            }
+        }
+    }
+
+    /// Returns the moves from this partition to another one.
+    ///
+    /// The moves cover every row once, in runs of maximum length. They are computed lazily. If both partitions
+    /// are [`Div`](PartitionStrategy::Div), there are fewer moves than shards of both together.
+    ///
+    /// # Errors
+    /// - [`Error::Rows`]: the other partition has a different number of rows.
+    pub fn moves(&self, to: RowPartition) -> Result<Moves> {
+        if to.rows == self.rows {
+            Ok(Moves::new(*self, to))
+        } else {
+            Err(Error::Rows { operation: "repartition", expected: self.rows, found: to.rows })
+        }
+    }
+
+    /// Checks that a variable of this shape has this shard. A scalar is one row.
+    pub(crate) fn require_shard(&self, shape: &[usize], shard: usize) -> Result<()> {
+        let rows = shape.first().copied().unwrap_or(1);
+        if self.rows != rows {
+            return Err(Error::Rows { operation: "initialize", expected: rows, found: self.rows });
+        }
+        if shard >= self.shards {
+            return Err(Error::NoShard { shard, shape: shape.to_vec(), shards: self.shards });
+        }
+        Ok(())
+    }
+
+    fn base(&self) -> usize {
+        self.rows / self.shards
+    }
+
+    fn extra(&self) -> usize {
+        self.rows % self.shards
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use PartitionStrategy::{Div, Mod};
+    use proptest::prelude::*;
+
+    #[test]
+    fn shard_3_the_first_shards_have_one_row_more() {
+        let lens = |rows, shards| {
+            let partition = RowPartition::div(rows, shards);
+            (0..partition.shards()).map(|shard| partition.len(shard)).collect::<Vec<_>>()
+        };
+        assert_eq!(lens(13, 5), [3, 3, 3, 2, 2]);
+        assert_eq!(lens(2, 3), [1, 1]);
+        assert_eq!(lens(0, 3), [0]);
+        assert_eq!(lens(4, 0), [4]);
+        assert_eq!(RowPartition::div(4, 2).len(2), 0);
+    }
+
+    #[test]
+    fn mod_deals_in_turn() {
+        let partition = RowPartition::new(Mod, 7, 3);
+        assert_eq!(partition.place(5), Place { shard: 2, row: 1 });
+        assert_eq!(partition.ranges().collect::<Vec<_>>(), [0..7, 1..5, 2..6]);
+    }
+
+    // SV-8
+    #[test]
+    fn ids_outside_of_the_table_are_refused_with_their_position() {
+        let partition = RowPartition::div(5, 2);
+        for id in [5, -1, i64::MIN, i64::MAX] {
+            let error = partition.split("gather", &[4, id]).unwrap_err();
+            assert!(
+                matches!(error, Error::Id { id: found, position: 1, rows: 5, .. } if found == id),
+                "{error}"
+            );
+        }
+        assert!(RowPartition::div(0, 2).split("gather", &[0]).is_err());
+    }
+
+    fn strategies() -> impl Strategy<Value = PartitionStrategy> {
+        prop_oneof![Just(Div), Just(Mod)]
+    }
+
+    proptest! {
+        // SHARD-3 and SV-5
+        #[test]
+        fn every_row_has_one_place(strategy in strategies(), rows in 0usize..200, shards in 0usize..20) {
+            let partition = RowPartition::new(strategy, rows, shards);
+            let mut model: Vec<Vec<usize>> = vec![Vec::new(); partition.shards()];
+            for row in 0..rows {
+                let place = partition.place(row);
+                prop_assert_eq!(partition.row(place), row);
+                prop_assert_eq!(place.row, model[place.shard].len());
+                model[place.shard].push(row);
+            }
+            for (shard, (rows, range)) in model.iter().zip(partition.ranges()).enumerate() {
+                prop_assert_eq!(partition.len(shard), rows.len());
+                prop_assert!(rows.iter().all(|row| range.contains(row)));
+                match strategy {
+                    Div => prop_assert_eq!(range.collect::<Vec<_>>(), rows.clone()),
+                    Mod => prop_assert!(rows.iter().all(|row| row % partition.shards() == shard)),
+                }
+            }
+            if strategy == Div && rows > 0 {
+                let (base, extra) = (rows / partition.shards(), rows % partition.shards());
+                for row in 0..rows {
+                    // The formula of the specification.
+                    let assignment = (row / (base + 1)).max(row.saturating_sub(extra) / base);
+                    prop_assert_eq!(partition.place(row).shard, assignment);
+                }
+            }
+        }
+
+        #[test]
+        fn ids_that_were_split_come_back_in_their_order(
+            strategy in strategies(),
+            (rows, ids) in (1usize..60).prop_flat_map(|rows| {
+                (Just(rows), prop::collection::vec(0..rows as i64, 0..50))
+            }),
+            shards in 1usize..9,
+        ) {
+            let partition = RowPartition::new(strategy, rows, shards);
+            let split = partition.split("gather", &ids).unwrap();
+            let mut found = vec![-1; ids.len()];
+            for shard in 0..split.shards() {
+                let answer: Vec<i64> =
+                    split.of(shard).iter().map(|row| partition.row(Place { shard, row: *row }) as i64).collect();
+                prop_assert!(split.positions(shard).is_sorted());
+                prop_assert_eq!(split.take(shard, &ids, 1), answer.clone());
+                split.put(shard, &answer, 1, &mut found);
+            }
+            prop_assert_eq!(found, ids);
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The ids of a batch without duplicates.
+
+use distribute_tensor::kernel::{RowMerge, Sum};
+use distribute_tensor::random::mix;
+use hashbrown::HashTable;
+
+/// The ids of a batch without duplicates, for requests to servers, and the mapping from their rows back to the
+/// batch.
+///
+/// ```
+/// use distribute_ps_tables::UniqueIds;
+///
+/// let batch = UniqueIds::new(&[7, 3, 7]);
+/// assert_eq!(batch.ids(), [7, 3]);
+/// // Each id has a row of one element.
+/// assert_eq!(batch.spread(&[0.7, 0.3], 1), [0.7, 0.3, 0.7]);
+/// // Gradients go the other way.
+/// assert_eq!(batch.sum(&[1.0f32, 10.0, 100.0], 1), [101.0, 10.0]);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UniqueIds {
+    ids: Vec<i64>,
+    /// The index in `ids` of each id of the batch.
+    places: Vec<usize>,
+}
+
+impl UniqueIds {
+    /// Collects the distinct ids of a batch.
+    pub fn new(batch: &[i64]) -> Self {
+        let hash = |id: i64| mix(id.cast_unsigned());
+        let (mut ids, mut places) = (Vec::new(), Vec::with_capacity(batch.len()));
+        let mut index: HashTable<(i64, usize)> = HashTable::with_capacity(batch.len());
+        for id in batch {
+            let entry = index.entry(hash(*id), |(found, _)| found == id, |(found, _)| hash(*found));
+            let (_, place) = *entry
+                .or_insert_with(|| {
+                    ids.push(*id);
+                    (*id, ids.len() - 1)
+                })
+                .get();
+            places.push(place);
+        }
+        Self { ids, places }
+    }
+
+    /// Returns the distinct ids, in the order of their first occurrence in the batch.
+    pub fn ids(&self) -> &[i64] {
+        &self.ids
+    }
+
+    /// Returns the rows of the batch from those of [`ids`](Self::ids), with `width` elements each.
+    pub fn spread<T: Clone>(&self, rows: &[T], width: usize) -> Vec<T> {
+        let mut batch = Vec::with_capacity(self.places.len() * width);
+        for place in &self.places {
+            batch.extend_from_slice(&rows[place * width..(place + 1) * width]);
+        }
+        batch
+    }
+
+    /// Returns the gradient of [`ids`](Self::ids) from that of the batch, with `width` elements for each id.
+    /// Gradients of the same id are summed in the order of the batch, like a table does, so the result is
+    /// bit-identical.
+    pub fn sum<T: Sum>(&self, gradient: &[T], width: usize) -> Vec<T> {
+        let mut sums = vec![T::ZERO; self.ids.len() * width];
+        RowMerge::new(&self.places).sum(gradient, width, 0, &mut sums);
+        sums
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Push, Table};
+    use distribute_optim::{Momentum, Step};
+    use distribute_tensor::{DType, HostTensor};
+    use proptest::prelude::*;
+    use std::sync::Arc;
+
+    proptest! {
+        #[test]
+        fn a_table_cannot_tell_whether_ids_were_made_unique(
+            ids in prop::collection::vec(0i64..9, 0..40),
+            values in prop::collection::vec(-3f32..3., 120),
+        ) {
+            let batch = UniqueIds::new(&ids);
+            prop_assert!((1..batch.ids().len()).all(|i| !batch.ids()[..i].contains(&batch.ids()[i])));
+            prop_assert_eq!(batch.spread(batch.ids(), 1), ids.clone());
+
+            let gradient = &values[..ids.len() * 3];
+            let pushed = |ids: &[i64], gradient: &[f32]| {
+                let table = Table::new("t", HostTensor::zeros(DType::F32, [9, 3]).unwrap()).unwrap();
+                table.set_rule(Arc::new(Momentum::new(0.9))).unwrap();
+                let rows: Vec<usize> = ids.iter().map(|id| *id as usize).collect();
+                let gradient = HostTensor::new(gradient.to_vec(), [ids.len(), 3]).unwrap();
+                table.push_rows(Push::at(Step::after(0, 0.1)), &rows, &gradient).unwrap();
+                table.read().unwrap().value
+            };
+            let (all, unique) = (pushed(&ids, gradient), pushed(batch.ids(), &batch.sum(gradient, 3)));
+            prop_assert!(all.same_bits(&unique));
+        }
+    }
+}

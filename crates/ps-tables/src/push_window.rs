@@ -1,0 +1,345 @@
+//! The detection of repeated pushes, so that none is applied twice.
+
+use crate::{Error, Result};
+use std::collections::BTreeMap;
+
+const WINDOW: u64 = PushWindows::SPAN;
+const BITS: u64 = u64::BITS as u64;
+const WORDS: usize = (WINDOW / BITS) as usize;
+
+/// The decision about a received push.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// The push is new: apply it, then call [`PushWindows::done`].
+    Apply,
+    /// The push was applied. Acknowledge it again.
+    Applied,
+    /// An earlier request is applying the push at the moment. Acknowledge it when that is done.
+    UnderWay,
+}
+
+/// A record of the applied pushes of each client: the last 1,024, by number.
+///
+/// A client numbers its pushes in ascending order. If a push gets no answer, the client repeats it with the
+/// same number. A client waits for answers before its numbers exceed the window. A client that restarts
+/// identifies itself by a new number. Store this together with the values, also in a snapshot, so that both are
+/// consistent.
+///
+/// ```
+/// use distribute_ps_tables::{Admission, PushWindows};
+///
+/// let mut windows = PushWindows::new(100);
+/// assert_eq!(windows.begin(7, 0)?, Admission::Apply);
+/// assert_eq!(windows.begin(7, 0)?, Admission::UnderWay);
+/// windows.done(7, 0, true);
+/// assert_eq!(windows.begin(7, 0)?, Admission::Applied);
+/// # Ok::<(), distribute_ps_tables::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PushWindows {
+    clients: BTreeMap<u64, Window>,
+    /// The clients, by the time of their last push.
+    by_use: BTreeMap<u64, u64>,
+    uses: u64,
+    limit: usize,
+}
+
+/// The pushes of one client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Window {
+    /// The highest number that was received.
+    highest: u64,
+    applied: Bits,
+    under_way: Bits,
+    /// The time of the client's last push.
+    used: u64,
+}
+
+/// A bit for each of the last numbers: number `n` has bit `n` modulo the window.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Bits([u64; WORDS]);
+
+/// The record of one client, for saving; see [`PushWindows::clients`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientPushes {
+    /// The number by which the client identifies itself.
+    pub client: u64,
+    /// The highest number that was received.
+    pub highest: u64,
+    /// The numbers that were applied, among the last 1,024.
+    pub applied: Vec<u64>,
+}
+
+impl PushWindows {
+    /// The number of pushes of a client that are remembered, counted from the highest. The numbers of a
+    /// client's pushes in flight must differ by less than this.
+    pub const SPAN: u64 = 1024;
+
+    /// Creates an empty record of up to `clients` clients, with about 300 bytes each. If there are more, the
+    /// least recently active one is forgotten.
+    pub fn new(clients: usize) -> Self {
+        Self { clients: BTreeMap::new(), by_use: BTreeMap::new(), uses: 0, limit: clients }
+    }
+
+    /// Decides about push `sequence` of a client.
+    ///
+    /// # Errors
+    /// - [`Error::PushExpired`]: the push is older than the window.
+    /// - [`Error::ClientForgotten`]: the client must have been forgotten.
+    /// - [`Error::TooManyClients`]: all remembered clients have pushes in progress.
+    pub fn begin(&mut self, client: u64, sequence: u64) -> Result<Admission> {
+        // A client does not get this far before its first answer. So this client was known before, and may
+        // repeat a push that was applied.
+        if !self.clients.contains_key(&client) && self.clients.len() >= self.limit && sequence >= WINDOW {
+            return Err(Error::ClientForgotten { client, sequence, limit: self.limit });
+        }
+        let window = self.window(client, sequence)?;
+        if !window.remembers(sequence) {
+            let highest = window.highest;
+            return Err(Error::PushExpired { client, sequence, highest, window: WINDOW });
+        }
+        Ok(if window.applied.has(sequence) {
+            Admission::Applied
+        } else if window.under_way.has(sequence) {
+            Admission::UnderWay
+        } else {
+            window.under_way.set(sequence, true);
+            Admission::Apply
+        })
+    }
+
+    /// Records the result of a push that was to be [applied](Admission::Apply). A push that was refused, and
+    /// has changed nothing, may be repeated.
+    pub fn done(&mut self, client: u64, sequence: u64, applied: bool) {
+        let Some(window) = self.clients.get_mut(&client) else { return };
+        // If this push took longer than the window, it cannot be repeated any more.
+        if window.remembers(sequence) && window.under_way.has(sequence) {
+            window.under_way.set(sequence, false);
+            window.applied.set(sequence, applied);
+        }
+    }
+
+    /// Records the result of a push that an earlier process has written to its log.
+    pub fn note(&mut self, client: u64, sequence: u64, applied: bool) {
+        // No push is in progress while a log is read, so there is room.
+        let Ok(window) = self.window(client, sequence) else { return };
+        if window.remembers(sequence) {
+            window.applied.set(sequence, applied);
+        }
+    }
+
+    /// Returns whether a client is remembered, or may have been forgotten.
+    pub fn may_know(&self, client: u64) -> bool {
+        self.clients.contains_key(&client) || self.clients.len() >= self.limit
+    }
+
+    /// Forgets a client that does not come back. If it did, its pushes would count as new.
+    pub fn forget(&mut self, client: u64) {
+        if let Some(window) = self.clients.remove(&client) {
+            self.by_use.remove(&window.used);
+        }
+    }
+
+    /// Returns the window of an active client, advanced to this number.
+    fn window(&mut self, client: u64, sequence: u64) -> Result<&mut Window> {
+        if !self.clients.contains_key(&client) && self.clients.len() >= self.limit {
+            // A push in progress would be applied twice if it were repeated after its client was forgotten.
+            let idle =
+                |client: &&u64| self.clients.get(client).is_none_or(|window| window.under_way.is_empty());
+            match self.by_use.values().find(idle).copied() {
+                Some(oldest) => self.forget(oldest),
+                None => return Err(Error::TooManyClients { client, limit: self.limit }),
+            }
+        }
+        self.uses += 1;
+        let window = self.clients.entry(client).or_insert_with(|| Window::new(sequence));
+        self.by_use.remove(&std::mem::replace(&mut window.used, self.uses));
+        self.by_use.insert(self.uses, client);
+        window.advance(sequence);
+        Ok(window)
+    }
+
+    /// Returns the records of all clients, by ascending number. Pushes in progress are not included, because a
+    /// snapshot does not contain them either.
+    pub fn clients(&self) -> impl Iterator<Item = ClientPushes> {
+        self.clients.iter().map(|(client, window)| {
+            let numbers = window.highest.saturating_sub(WINDOW - 1)..=window.highest;
+            let applied = numbers.filter(|sequence| window.applied.has(*sequence)).collect();
+            ClientPushes { client: *client, highest: window.highest, applied }
+        })
+    }
+
+    /// Restores the record of a client.
+    ///
+    /// # Errors
+    /// - [`Error::TooManyClients`]: no client can be forgotten.
+    pub fn restore(&mut self, pushes: &ClientPushes) -> Result<()> {
+        let ClientPushes { client, highest, applied } = pushes;
+        let window = self.window(*client, *highest)?;
+        *window = Window { used: window.used, ..Window::new(*highest) };
+        for sequence in applied {
+            if window.remembers(*sequence) {
+                window.applied.set(*sequence, true);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Window {
+    fn new(highest: u64) -> Self {
+        Self { highest, applied: Bits::default(), under_way: Bits::default(), used: 0 }
+    }
+
+    fn remembers(&self, sequence: u64) -> bool {
+        self.highest.checked_sub(sequence).is_some_and(|behind| behind < WINDOW)
+    }
+
+    /// Makes room for a number that is higher than all before, by clearing the bits of older numbers.
+    fn advance(&mut self, sequence: u64) {
+        if sequence <= self.highest {
+            return;
+        }
+        for number in (self.highest + 1).max(sequence.saturating_sub(WINDOW - 1))..=sequence {
+            self.applied.set(number, false);
+            self.under_way.set(number, false);
+        }
+        self.highest = sequence;
+    }
+}
+
+impl Bits {
+    fn is_empty(&self) -> bool {
+        self.0.iter().all(|word| *word == 0)
+    }
+
+    fn has(&self, number: u64) -> bool {
+        let (word, bit) = Self::place(number);
+        self.0[word] & bit != 0
+    }
+
+    fn set(&mut self, number: u64, value: bool) {
+        let (word, bit) = Self::place(number);
+        if value { self.0[word] |= bit } else { self.0[word] &= !bit }
+    }
+
+    fn place(number: u64) -> (usize, u64) {
+        let at = number % WINDOW;
+        ((at / BITS) as usize, 1 << (at % BITS))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    /// Numbers near each other, and jumps of about a window.
+    fn sequences() -> impl Strategy<Value = Vec<(u64, u64, bool, bool)>> {
+        let step = prop_oneof![0u64..4, 1000u64..1050, 0u64..3000];
+        prop::collection::vec((0u64..2, step, any::<bool>(), any::<bool>()), 0..200)
+    }
+
+    proptest! {
+        // INV-52
+        #[test]
+        fn a_push_is_applied_once_at_most(pushes in sequences()) {
+            let mut windows = PushWindows::new(2);
+            let (mut applied, mut under_way) = (BTreeSet::new(), BTreeSet::new());
+            let mut ends = [0u64; 2];
+            for (client, back, ends_well, ends_now) in pushes {
+                // Half of the numbers are new, the others go back from the highest.
+                let end = ends[client as usize];
+                let sequence = if back % 2 == 0 { end + back / 2 } else { end.saturating_sub(back / 2) };
+                let expired = sequence + 1024 < end;
+                let end = end.max(sequence + 1);
+                let push = (client, sequence);
+                match windows.begin(client, sequence) {
+                    Err(Error::PushExpired { .. }) => prop_assert!(expired),
+                    Err(other) => prop_assert!(false, "{}", other),
+                    Ok(Admission::Applied) => prop_assert!(!expired && applied.contains(&push)),
+                    Ok(Admission::UnderWay) => prop_assert!(!expired && under_way.contains(&push)),
+                    Ok(Admission::Apply) => {
+                        ends[client as usize] = end;
+                        prop_assert!(!expired && !applied.contains(&push));
+                        prop_assert!(under_way.insert(push), "it is applied already");
+                        if ends_now {
+                            windows.done(client, sequence, ends_well);
+                            under_way.remove(&push);
+                            if ends_well {
+                                applied.insert(push);
+                            }
+                        }
+                    }
+                }
+                // Saving and restoring keeps everything except pushes in progress.
+                let mut restored = PushWindows::new(2);
+                windows.clients().for_each(|client| restored.restore(&client).unwrap());
+                prop_assert!(restored.clients().eq(windows.clients()));
+                for window in windows.clients() {
+                    prop_assert!(window.applied.iter().all(|s| applied.contains(&(window.client, *s))));
+                }
+            }
+        }
+    }
+
+    // INV-52
+    #[test]
+    fn what_a_log_says_is_known_as_if_it_had_just_been() {
+        let mut windows = PushWindows::new(1);
+        for (sequence, applied) in [(3, true), (4, true), (4, false), (2000, true), (3, true)] {
+            windows.note(7, sequence, applied);
+        }
+        let known = ClientPushes { client: 7, highest: 2000, applied: vec![2000] };
+        assert_eq!(windows.clients().collect::<Vec<_>>(), [known]);
+        windows.note(7, 1990, true);
+        windows.note(7, 1990, false);
+        assert_eq!(windows.begin(7, 1990).unwrap(), Admission::Apply);
+        assert_eq!(windows.begin(7, 2000).unwrap(), Admission::Applied);
+    }
+
+    // INV-52
+    #[test]
+    fn for_one_client_more_that_is_forgotten_which_was_not_heard_of_for_longest() {
+        let mut windows = PushWindows::new(2);
+        for (client, sequence) in [(1, 0), (2, 5000), (1, 1)] {
+            assert_eq!(windows.begin(client, sequence).unwrap(), Admission::Apply);
+        }
+        // A client with a push in progress is not forgotten.
+        assert!(matches!(windows.begin(3, 0), Err(Error::TooManyClients { client: 3, limit: 2 })));
+        windows.done(2, 5000, true);
+        assert_eq!(windows.begin(3, 0).unwrap(), Admission::Apply);
+        assert_eq!(windows.clients().map(|pushes| pushes.client).collect::<Vec<_>>(), [1, 3]);
+        // A repeated push that was applied is not applied again, and no client is forgotten for it.
+        windows.done(3, 0, true);
+        let error = windows.begin(2, 5000).unwrap_err();
+        assert!(matches!(error, Error::ClientForgotten { client: 2, sequence: 5000, limit: 2 }), "{error}");
+        assert_eq!(windows.begin(3, 0).unwrap(), Admission::Applied);
+        // The same holds after saving and restoring, or after reading a log.
+        let mut restored = PushWindows::new(2);
+        windows.clients().for_each(|client| restored.restore(&client).unwrap());
+        assert!(matches!(restored.begin(2, 5000), Err(Error::ClientForgotten { .. })));
+        restored.note(4, 7000, true);
+        assert_eq!(restored.clients().map(|pushes| pushes.client).collect::<Vec<_>>(), [3, 4]);
+        assert_eq!(restored.begin(4, 7000).unwrap(), Admission::Applied);
+    }
+
+    #[test]
+    fn what_was_refused_may_come_again_and_what_is_too_old_is_an_error() {
+        let mut windows = PushWindows::new(1);
+        assert_eq!(windows.begin(1, 5).unwrap(), Admission::Apply);
+        windows.done(1, 5, false);
+        assert_eq!(windows.begin(1, 5).unwrap(), Admission::Apply);
+        // A push below the first received one may still be in flight.
+        assert_eq!(windows.begin(1, 0).unwrap(), Admission::Apply);
+        assert_eq!(windows.begin(1, 1029).unwrap(), Admission::Apply);
+        windows.done(1, 5, true);
+        let error = windows.begin(1, 5).unwrap_err();
+        assert!(error.to_string().starts_with("push 5 of client 1 is too old"), "{error}");
+        assert!(matches!(windows.begin(2, 0), Err(Error::TooManyClients { limit: 1, .. })));
+        windows.forget(1);
+        assert_eq!(windows.begin(2, u64::MAX).unwrap(), Admission::Apply);
+        assert_eq!(windows.begin(2, u64::MAX).unwrap(), Admission::UnderWay);
+    }
+}

@@ -1,0 +1,151 @@
+//! The specification of a table, as data.
+
+use crate::{DynamicOptions, DynamicTable, Error, Initializer, Result, RowPartition, Table};
+use distribute_optim::RuleSpec;
+use distribute_tensor::{DType, HostTensor, codec, random::mix};
+
+/// The maximum length of the name of a table, in bytes.
+const LONGEST_NAME: usize = 4096;
+
+/// The table in which a server stores its [`Layout`](crate::Layout). It is an ordinary table, so that it is in
+/// logs, in snapshots and on replicas.
+pub const LAYOUT_TABLE: &str = "~layout";
+
+/// The specification of a table of a server. Creating a table again with the same specification does nothing;
+/// with another one it is refused.
+///
+/// ```
+/// use distribute_optim::{Adam, RuleSpec};
+/// use distribute_ps_tables::TableSpec;
+/// use distribute_tensor::HostTensor;
+///
+/// let spec = TableSpec::values("bias", HostTensor::vector(vec![0f32; 10])).rule(RuleSpec::Adam(Adam::default()));
+/// assert_eq!(spec.name, "bias");
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct TableSpec {
+    /// The name, which identifies the table on its server: see [`shard_name`](crate::shard_name).
+    pub name: String,
+    /// The initial contents.
+    pub contents: Contents,
+    /// The rule that applies gradients. It can also be set later, by
+    /// [`Request::SetRule`](crate::Request::SetRule).
+    pub rule: Option<RuleSpec>,
+}
+
+/// The contents of a new table.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Contents {
+    /// These values.
+    Values(HostTensor),
+    /// A shard of a variable, with the initial values of the whole variable at its position: see
+    /// [`Table::drawn`].
+    Drawn {
+        /// The shape of the whole variable.
+        shape: Vec<usize>,
+        /// The dtype.
+        dtype: DType,
+        /// The initial values.
+        initializer: Initializer,
+        /// The partition of the variable.
+        partition: RowPartition,
+        /// The number of this shard.
+        shard: usize,
+    },
+    /// A dynamic table without rows: see [`DynamicTable::new`].
+    Dynamic {
+        /// The shape of a row.
+        row_shape: Vec<usize>,
+        /// The dtype.
+        dtype: DType,
+        /// The initial values of new rows.
+        initializer: Initializer,
+        /// The admission and eviction settings.
+        options: DynamicOptions,
+    },
+}
+
+/// A table of any kind.
+#[derive(Debug)]
+pub(super) enum AnyTable {
+    Dense(Table),
+    Dynamic(DynamicTable),
+}
+
+impl TableSpec {
+    /// Creates the specification of a table with these values.
+    pub fn values(name: impl Into<String>, values: HostTensor) -> Self {
+        Self { name: name.into(), contents: Contents::Values(values), rule: None }
+    }
+
+    /// Adds a rule to the specification.
+    pub fn rule(self, rule: RuleSpec) -> Self {
+        Self { rule: Some(rule), ..self }
+    }
+
+    /// Creates the table.
+    pub(super) fn make(&self) -> Result<AnyTable> {
+        if self.name.is_empty() || self.name.len() > LONGEST_NAME {
+            return Err(Error::TableName { length: self.name.len(), limit: LONGEST_NAME });
+        }
+        let name = self.name.as_str();
+        let table = match &self.contents {
+            Contents::Values(values) => AnyTable::Dense(Table::new(name, values.clone())?),
+            Contents::Drawn { shape, dtype, initializer, partition, shard } => {
+                AnyTable::Dense(Table::drawn(name, shape, *dtype, initializer, (*partition, *shard))?)
+            }
+            Contents::Dynamic { row_shape, dtype, initializer, options } => {
+                AnyTable::Dynamic(DynamicTable::new(name, row_shape, *dtype, *initializer, *options)?)
+            }
+        };
+        if let Some(rule) = &self.rule {
+            table.set_rule(rule)?;
+        }
+        Ok(table)
+    }
+
+    /// Returns a hash of the specification, including values.
+    pub(super) fn fingerprint(&self) -> u64 {
+        let text = match &self.contents {
+            Contents::Values(values) => values.describe(),
+            other => format!("{other:?}"),
+        };
+        let mut hash = hashed(0, format!("{text} {:?}", self.rule).as_bytes());
+        if let Contents::Values(values) = &self.contents {
+            hash =
+                codec::chunks(values.buffer(), 0..values.len()).fold(hash, |hash, part| hashed(hash, &part));
+        }
+        hash
+    }
+
+    /// Describes the specification: dtype, shape and rule.
+    pub(super) fn describe(&self) -> String {
+        let table = match &self.contents {
+            Contents::Values(values) => values.describe(),
+            Contents::Drawn { shape, dtype, partition, shard, .. } => {
+                format!("shard {shard} of {} of {dtype}{shape:?}", partition.shards())
+            }
+            Contents::Dynamic { row_shape, dtype, .. } => format!("dynamic rows of {dtype}{row_shape:?}"),
+        };
+        let rule = self.rule.map_or("no rule".to_owned(), |rule| rule.rule().name().to_owned());
+        format!("{table} with {rule}")
+    }
+}
+
+impl AnyTable {
+    pub(super) fn set_rule(&self, rule: &RuleSpec) -> Result<()> {
+        match self {
+            Self::Dense(table) => table.set_rule(rule.rule()),
+            Self::Dynamic(table) => table.set_rule(rule.rule()),
+        }
+    }
+}
+
+/// Hashes bytes, eight at a time.
+fn hashed(hash: u64, bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<8>();
+    let hash = words.iter().fold(hash, |hash, word| mix(hash ^ u64::from_le_bytes(*word)).wrapping_add(1));
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    mix(hash ^ u64::from_le_bytes(last)).wrapping_add(bytes.len() as u64)
+}

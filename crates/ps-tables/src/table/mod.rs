@@ -1,0 +1,239 @@
+//! The rows of one variable, or of one shard of it, on one server.
+
+mod check;
+mod layout;
+mod read;
+mod state;
+mod stripes;
+#[cfg(test)]
+mod tests;
+mod update;
+mod write;
+
+pub use read::Versioned;
+pub use state::TableState;
+
+use crate::steps::Steps;
+use crate::{Error, Initializer, Place, Result, RowPartition};
+use distribute_tensor::dtype::Buffer;
+use distribute_tensor::{DType, HostTensor, with_buffer};
+use layout::Layout;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use stripes::Stripes;
+use update::Bound;
+
+/// A variable, or a shard of one, on its server: the values, and the slots of the rule that updates them.
+///
+/// Any number of threads may call methods at once. Operations on the whole variable ([`read`](Table::read),
+/// [`write`](Table::write), [`push`](Table::push)) are atomic with respect to each other. Operations on rows
+/// are atomic for each row. If two of them share several rows, their order may differ between rows, as in
+/// TensorFlow. An operation on the whole variable may see a part of an operation on rows.
+///
+/// A refused operation has changed nothing.
+///
+/// ```
+/// use distribute_optim::{Momentum, Step};
+/// use distribute_ps_tables::{Push, Table};
+/// use distribute_tensor::HostTensor;
+/// use std::sync::Arc;
+///
+/// let table = Table::new("words/part_1", HostTensor::new(vec![1f32; 6], [3, 2])?)?;
+/// table.set_rule(Arc::new(Momentum::new(0.9)))?;
+///
+/// // Row 2 has two gradients: they are summed first.
+/// let gradients = HostTensor::new(vec![1f32, -1., 2., -3.], [2, 2])?;
+/// table.push_rows(Push::at(Step::after(0, 0.5)), &[2, 2], &gradients)?;
+/// assert_eq!(table.read_rows(&[2, 0])?, HostTensor::new(vec![-0.5f32, 3., 1., 1.], [2, 2])?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Table {
+    name: String,
+    shape: Vec<usize>,
+    dtype: DType,
+    stripes: Stripes,
+    /// The number of writes. It is incremented after each write, before the write returns.
+    version: AtomicU64,
+    rule: OnceLock<Bound>,
+    /// The steps of all workers.
+    pub(crate) steps: Steps,
+}
+
+impl Table {
+    /// Creates a table with these values. A scalar is one row of one element.
+    pub fn new(name: impl Into<String>, value: HostTensor) -> Result<Self> {
+        let (shape, dtype) = (value.dims().to_vec(), value.dtype());
+        Self::made(name.into(), shape, dtype, |layout, width| {
+            Stripes::new(layout, |rows, stretches| {
+                with_buffer!(value.buffer(), v => {
+                    let mut values = Vec::with_capacity(rows * width);
+                    for stretch in stretches {
+                        let rows = stretch.rows;
+                        values.extend_from_slice(&v[rows.start * width..rows.end * width]);
+                    }
+                    distribute_tensor::Element::into_buffer(values)
+                })
+            })
+        })
+    }
+
+    /// Creates a shard of a variable of shape `shape`. It has the initial values that `initializer` defines for
+    /// its rows, which are independent of the partition.
+    ///
+    /// # Errors
+    /// - [`Error::Rows`]: the partition has another number of rows.
+    /// - [`Error::NoShard`]: the partition has fewer shards.
+    /// - [`Error::Tensor`]: the dtype cannot be initialized.
+    /// - [`Error::NoMemory`]: the table does not fit into memory.
+    pub fn drawn(
+        name: impl Into<String>,
+        shape: &[usize],
+        dtype: DType,
+        initializer: &Initializer,
+        (partition, shard): (RowPartition, usize),
+    ) -> Result<Self> {
+        initializer.check(dtype)?;
+        partition.require_shard(shape, shard)?;
+        // Positions count the elements of the whole variable, twice for a normal distribution.
+        let elements = shape.iter().try_fold(1usize, |n, size| n.checked_mul(*size));
+        if elements.is_none_or(|n| n > usize::MAX / 4) {
+            return Err(Error::NoMemory { table: name.into(), shape: shape.to_vec(), dtype });
+        }
+        let mut shape = shape.to_vec();
+        if let Some(rows) = shape.first_mut() {
+            *rows = partition.len(shard);
+        }
+        Self::made(name.into(), shape, dtype, |layout, width| {
+            Stripes::new(layout, |rows, stretches| {
+                let mut values = Buffer::zeros(dtype, rows * width);
+                if width == 0 {
+                    return values;
+                }
+                for stretch in stretches {
+                    let (mut row, mut local) = (stretch.rows.start, stretch.local.start);
+                    while row < stretch.rows.end {
+                        let first = partition.row(Place { shard, row });
+                        let run = partition.run(first).min(stretch.rows.end - row);
+                        let at = local * width..(local + run) * width;
+                        initializer.fill(first as u64 * width as u64, &mut values, at);
+                        (row, local) = (row + run, local + run);
+                    }
+                }
+                values
+            })
+        })
+    }
+
+    fn made(
+        name: String,
+        shape: Vec<usize>,
+        dtype: DType,
+        stripes: impl FnOnce(Layout, usize) -> Stripes,
+    ) -> Result<Self> {
+        let rows = shape.first().copied().unwrap_or(1);
+        let bytes = dtype.bytes().unwrap_or(std::mem::size_of::<Vec<u8>>());
+        let row = shape.get(1..).unwrap_or_default();
+        let width = row.iter().try_fold(1usize, |n, size| n.checked_mul(*size));
+        let bytes_per_row = width.and_then(|width| width.checked_mul(bytes));
+        let fits = bytes_per_row.and_then(|bytes| bytes.checked_mul(rows)).is_some_and(has_memory);
+        let (Some(width), Some(bytes_per_row), true) = (width, bytes_per_row, fits) else {
+            return Err(Error::NoMemory { table: name, shape, dtype });
+        };
+        let stripes = stripes(Layout::new(rows, bytes_per_row), width);
+        Ok(Self {
+            name,
+            shape,
+            dtype,
+            stripes,
+            version: AtomicU64::new(0),
+            rule: OnceLock::new(),
+            steps: Steps::default(),
+        })
+    }
+
+    /// Checks that there is memory for this many additional elements.
+    fn require_memory(&self, elements: usize) -> Result<()> {
+        let bytes = self.dtype.bytes().unwrap_or(std::mem::size_of::<Vec<u8>>());
+        if elements.checked_mul(bytes).is_some_and(has_memory) {
+            return Ok(());
+        }
+        Err(Error::NoMemory { table: self.name.clone(), shape: self.shape.clone(), dtype: self.dtype })
+    }
+
+    /// Returns the name, as used in errors.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the shape.
+    pub fn dims(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Returns the dtype.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Returns the number of rows; 1 for a scalar.
+    pub fn rows(&self) -> usize {
+        self.stripes.layout.rows()
+    }
+
+    /// Returns the number of writes. As long as it is the same, the value is the same.
+    ///
+    /// If a table is created again because its server was restarted, the count starts again.
+    pub fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// Increments the version, which makes a change visible to later reads.
+    fn changed(&self) {
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    /// Returns the number of bytes of values and slots, without the contents of strings.
+    pub fn bytes(&self) -> usize {
+        let size = self.dtype.bytes().unwrap_or(std::mem::size_of::<Vec<u8>>());
+        let mut elements = 0;
+        self.stripes.read_all(|stripe, _| elements += stripe.values.len() * (1 + stripe.slots.len()));
+        elements * size
+    }
+
+    /// Returns the number of bytes of values and slots, including slots that the first update creates, and the
+    /// contents of strings.
+    pub(crate) fn taken(&self) -> usize {
+        let slots = self.rule.get().map_or(0, |bound| bound.slots.len());
+        let mut texts = 0;
+        if self.dtype.bytes().is_none() {
+            self.stripes.read_all(|stripe, _| {
+                if let Buffer::String(values) = &stripe.values {
+                    texts += values.iter().map(Vec::len).sum::<usize>();
+                }
+            });
+        }
+        self.bytes_of_rows(self.rows()).saturating_mul(1 + slots).saturating_add(texts)
+    }
+
+    /// Returns the number of bytes of some rows. A row without elements counts as one byte.
+    pub(crate) fn bytes_of_rows(&self, rows: usize) -> usize {
+        let size = self.dtype.bytes().unwrap_or(std::mem::size_of::<Vec<u8>>());
+        self.width().saturating_mul(size).max(1).saturating_mul(rows)
+    }
+
+    /// Returns the number of bytes of the slots of a rule.
+    pub(crate) fn bytes_of_slots(&self, slots: usize) -> usize {
+        self.bytes_of_rows(self.rows()).saturating_mul(slots)
+    }
+
+    /// Returns the number of elements of a row.
+    fn width(&self) -> usize {
+        self.shape.get(1..).unwrap_or_default().iter().product()
+    }
+}
+
+/// A failed allocation aborts the process, so large ones are tried first.
+fn has_memory(bytes: usize) -> bool {
+    Vec::<u8>::new().try_reserve_exact(bytes).is_ok()
+}

@@ -1,0 +1,77 @@
+//! Tasks that answer calls of other tasks, the base of parameter servers and the coordinator.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `server`, `builder` | [`Server`]: a task that answers calls; [`ServerBuilder`]: its settings |
+//! | `service` | [`Service`]: the handler of the calls of one name; [`Call`] and [`Reply`] |
+//! | `client` | [`Client`]: a connection through which threads call; [`ClientBuilder`] |
+//! | `fault`, `error` | [`Fault`]: the error of a service; [`ServerError`], [`CallError`] |
+//! | `ending` | [`End`]: the cause of a server's end |
+//! | [`doctor`] | checks of the links between tasks, for `distribute doctor` |
+//! | `frame`, `pending` | calls as messages, and calls without an answer: pure |
+//! | `room`, `own_task` | the room that calls take, and the task that a server is: pure |
+//! | `connection`, `control` | the calls of one connection, and the end of a server by its chief |
+//!
+//! ```
+//! use distribute_cluster::{ClusterSpec, Job};
+//! use distribute_net::Message;
+//! use distribute_rpc::{Call, Client, Reply, Server};
+//! use std::time::Duration;
+//!
+//! // A parameter server and, here on another thread of the process, the chief that calls it.
+//! let cluster = ClusterSpec::from_lists([("chief", ["127.0.0.1:0"]), ("ps", ["127.0.0.1:0"])])?;
+//! let shout = |call: Call, reply: Reply| {
+//!     let text = String::from_utf8_lossy(&call.message.body).to_uppercase();
+//!     reply.answer(call.caller.to_string(), text);
+//! };
+//! let server = Server::builder(cluster).job_name("ps").service("shout", shout).start()?;
+//!
+//! let minute = Duration::from_secs(60);
+//! let client = Client::connect(server.cluster(), Job::Chief.task(0), &Job::Ps.task(0), minute)?;
+//! let answer = client.call("shout", Message::new("", "hello"), minute)?;
+//! assert_eq!((&answer.head[..], &answer.body[..]), (&b"chief 0"[..], &b"HELLO"[..]));
+//!
+//! client.stop_server(minute)?;
+//! server.join()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Failures
+//!
+//! - A call has a deadline. If it passes, the call fails, but keeps its room in the
+//!   [window](ClientBuilder::window) until the server has answered.
+//! - When a server is killed, all of its calls fail at once. When it is stopped or its machine is gone, they
+//!   fail within 3 s ([`Settings::silence`](distribute_net::Settings::silence)). No call is retried
+//!   automatically, because it may have been executed.
+//! - A service that panics, or drops a call, fails only this call.
+//! - When a caller has disconnected, its answers are discarded ([`Reply::is_wanted`]).
+//! - Connections from outside the job are refused and logged, as in a
+//!   [rendezvous](distribute_net::Rendezvous).
+
+#![forbid(unsafe_code)]
+
+mod builder;
+mod client;
+mod connection;
+mod control;
+pub mod doctor;
+mod ending;
+mod error;
+mod fault;
+mod frame;
+mod own_task;
+mod pending;
+mod room;
+mod server;
+mod service;
+
+pub use builder::ServerBuilder;
+pub use client::{Client, ClientBuilder, Started};
+pub use ending::End;
+pub use error::{CallError, ServerError};
+pub use fault::{Fault, FaultKind};
+#[doc(alias = "tf.distribute.Server")]
+#[doc(alias = "tf.train.Server")]
+pub use server::Server;
+pub use server::Stopper;
+pub use service::{Call, Reply, Service};

@@ -1,0 +1,132 @@
+//! Services that answer calls.
+
+use crate::fault::{Fault, FaultKind};
+use crate::frame::Frame;
+use crate::room::Held;
+use distribute_cluster::Task;
+use distribute_net::{Endpoint, Message, Region};
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+/// A handler of the calls of one name.
+///
+/// ```
+/// use distribute_rpc::{Call, Reply, Service};
+///
+/// struct Length;
+///
+/// impl Service for Length {
+///     fn call(&self, call: Call, reply: Reply) {
+///         reply.answer(call.message.body.len().to_le_bytes().to_vec(), "");
+///     }
+/// }
+/// ```
+pub trait Service: Send + Sync {
+    /// Answers a call, now or later. The reply can be moved to another thread.
+    ///
+    /// Each connection has a thread that processes its calls in sequence: later calls wait until this
+    /// returns. Long work belongs on a thread of the service. A dropped reply, or a panic, answers the call
+    /// with an error, and the server continues.
+    fn call(&self, call: Call, reply: Reply);
+}
+
+impl<F: Fn(Call, Reply) + Send + Sync> Service for F {
+    fn call(&self, call: Call, reply: Reply) {
+        self(call, reply);
+    }
+}
+
+/// A call of a service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// The task that calls.
+    pub caller: Task,
+    /// The request.
+    pub message: Message,
+}
+
+/// The reply to one call. It can be stored, and used on any thread. If the caller has disconnected, it has no
+/// effect.
+pub struct Reply {
+    id: u64,
+    /// The name of the service, and the task of its server.
+    service: Arc<str>,
+    me: Arc<Task>,
+    to: Weak<Endpoint>,
+    /// The room that the call takes, until it is answered.
+    held: Option<Held>,
+}
+
+impl Reply {
+    pub(crate) fn new(id: u64, service: Arc<str>, me: Arc<Task>, to: Weak<Endpoint>, held: Held) -> Self {
+        Self { id, service, me, to, held: Some(held) }
+    }
+
+    /// Answers the call.
+    pub fn answer(self, head: impl Into<bytes::Bytes>, body: impl Into<bytes::Bytes>) {
+        let id = self.id;
+        self.send(Frame::Answer(id, Message::new(head, body)));
+    }
+
+    /// Returns memory of this length that the caller can read, if both share memory. As the body of this
+    /// answer it is not copied on the way.
+    pub fn memory(&self, len: usize) -> Option<Region> {
+        self.to.upgrade()?.memory(len)
+    }
+
+    /// Reclaims such memory that the caller has read and released, for services that wait until bodies of
+    /// earlier answers are dropped.
+    pub fn settle(&self) {
+        if let Some(endpoint) = self.to.upgrade() {
+            endpoint.settle();
+        }
+    }
+
+    /// Answers with an error. The text describes the problem and its solution.
+    pub fn fail(self, text: impl Into<String>) {
+        self.fault(Fault::new(FaultKind::Failed, text));
+    }
+
+    pub(crate) fn fault(self, fault: Fault) {
+        let id = self.id;
+        self.send(Frame::Failed(id, fault));
+    }
+
+    /// Whether the caller is still connected.
+    pub fn is_wanted(&self) -> bool {
+        self.to.strong_count() > 0
+    }
+
+    fn send(mut self, frame: Frame) {
+        self.finish(frame);
+    }
+
+    fn finish(&mut self, frame: Frame) {
+        // The room is freed before the answer, which permits the caller's next call.
+        self.held = None;
+        if let Some(endpoint) = self.to.upgrade() {
+            endpoint.send(frame.encode());
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if self.held.is_none() {
+            return;
+        }
+        let (service, me) = (&self.service, &self.me);
+        let fault = if std::thread::panicking() {
+            Fault::new(FaultKind::Panicked, format!("{service} panicked: see the log of {me}"))
+        } else {
+            Fault::new(FaultKind::Dropped, format!("{service} of {me} let go of the call without an answer"))
+        };
+        self.finish(Frame::Failed(self.id, fault));
+    }
+}
+
+impl fmt::Debug for Reply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reply(call {} of {})", self.id, self.service)
+    }
+}
