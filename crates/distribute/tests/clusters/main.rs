@@ -14,3 +14,5 @@ mod parameter_servers;
 mod preemption;
 mod recovery;
 mod remote;
+#[path = "../support/mod.rs"]
+mod support;

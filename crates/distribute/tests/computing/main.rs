@@ -13,15 +13,21 @@ mod everywhere;
 mod fused;
 mod gradients;
 mod input;
-mod inventory;
 mod layers;
+mod ledgers;
 mod metrics;
 mod optimizer;
-mod pages;
+#[cfg(target_os = "linux")]
+mod pinned;
+mod rayon;
 mod resume;
-mod rows;
 mod runner;
 mod stacks;
 mod stock_models;
+mod stuck;
+#[path = "../support/mod.rs"]
+mod support;
+mod threads;
+mod trace;
 mod transformers;
 mod variables;
