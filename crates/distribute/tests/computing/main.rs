@@ -1,4 +1,4 @@
-//! What one program computes: contexts and values, variables, input, layers, gradients, optimizers and training, and the ledgers of what is shown.
+//! Tests of what a program computes: values, variables, input, layers, gradients, optimizers and training.
 //!
 //! Names carry the numbers of the rules.
 

@@ -1,4 +1,4 @@
-//! What several tests use: strategies, small tensors and what is in them, and what is logged.
+//! Strategies, small tensors and logs for tests.
 
 #![allow(dead_code, reason = "no program of tests uses all of it")]
 

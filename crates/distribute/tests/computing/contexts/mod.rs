@@ -39,7 +39,7 @@ fn central() -> Strategy {
     CentralStorageStrategy::new(["cpu:0", "cpu:1"], "cpu:1").unwrap().into()
 }
 
-/// One worker of a cluster of so many parameter servers, which keep variables whole.
+/// The strategy of a worker with `count` parameter servers, which keep variables whole.
 fn servers(count: usize) -> Strategy {
     on_cluster(1, count).into()
 }

@@ -20,7 +20,7 @@ fn numbers(shape: &[usize], dtype: DType) -> Tensor {
     Tensor::from_vec(values, shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
 }
 
-/// Of numbers around 0.
+/// A variable of numbers around 0.
 fn var(shape: &[usize]) -> Var {
     Var::from_tensor(&(numbers(shape, DType::F64) - 5.).unwrap()).unwrap()
 }

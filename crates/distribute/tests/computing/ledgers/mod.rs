@@ -1,4 +1,4 @@
-//! Which tests there are, for the tables that name them: `inventory.md` and `pages.md` beside this.
+//! Checks of `inventory.md` and `pages.md`, tables that name tests.
 
 mod inventory;
 mod pages;

@@ -1,5 +1,4 @@
-//! What the pages of StrategyExtended and ReplicaContext, and what that of Strategy says of input, state, sentence by sentence: `pages.md`
-//! names the test of each, and this fails where it names none, or one that is not there.
+//! Checks that `pages.md` names a test for each sentence of the pages, and that the test exists.
 
 use super::{all_tests, function, read, sources, tests};
 use std::collections::BTreeMap;
