@@ -6,6 +6,8 @@
 use candle_nn::{Linear, VarBuilder, linear};
 use distribute::prelude::*;
 use distribute_testing::child;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -92,6 +94,31 @@ fn program(part: &str) {
     }
 }
 
+/// The number of blocks that have been allocated.
+static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
+
+/// The system's allocator, which counts.
+struct Counting;
+
+// SAFETY: the system's allocator does all.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATED.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller keeps to the same contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps to the same contract, and `alloc` has it from there.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+/// A main function as a program has it. There is another here, but the allocator is that of all.
+#[allow(dead_code)]
+#[distribute::main(allocator = Counting)]
+fn with_an_allocator() {}
+
 /// Runs a part with these settings: what it writes to standard output and error.
 fn run(part: &str, settings: &[(&str, &str)]) -> (String, String) {
     let mut command = child::command("-", part);
@@ -103,7 +130,7 @@ fn main() {
     if let Some(part) = child::part() {
         return program(&part);
     }
-    let cases: [(&str, fn()); 6] = [
+    let cases: [(&str, fn()); 7] = [
         ("the_first_strategy_of_several_replicas_tames_candles_threads", || {
             assert_eq!(run("alone", &[]).1, "");
             assert_eq!(run("set", &[(THREADS[0], "3"), (THREADS[1], "2")]).1, "");
@@ -139,6 +166,11 @@ fn main() {
             assert_eq!(run("log", &[("DISTRIBUTE_LOG", "error")]).1, "");
             let text = run("log", &[("DISTRIBUTE_LOG", "=?=")]).1;
             assert!(text.contains("DISTRIBUTE_LOG cannot be read as a filter"), "{text}");
+        }),
+        ("the_allocator_that_main_names_is_used", || {
+            let before = ALLOCATED.load(Ordering::Relaxed);
+            drop(std::hint::black_box(Box::new(1)));
+            assert!(ALLOCATED.load(Ordering::Relaxed) > before);
         }),
     ];
     for (name, case) in cases {

@@ -1,5 +1,6 @@
 //! Tests in a separate process: the same test, started again alone, under a watchdog.
 
+use crate::watched;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -22,6 +23,14 @@ pub fn command(test: &str, part: &str) -> Command {
     }
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
+}
+
+/// Runs a test in a process of its own, for what a process has once: a log, a trace, threads that it counts. `test` is its whole name.
+pub fn alone(test: &str, body: impl FnOnce() + Send + 'static) {
+    match part() {
+        Some(_) => watched(body),
+        None => drop(output(command(test, "alone"), Duration::from_secs(90))),
+    }
 }
 
 /// A process that is killed when this is dropped.

@@ -6,6 +6,8 @@ mod all_reduce;
 mod conformance;
 mod flight_recorder;
 mod group;
+#[cfg(all(target_os = "linux", not(shuttle)))]
+mod idle;
 #[cfg(all(unix, not(shuttle)))]
 mod pause;
 mod worlds;

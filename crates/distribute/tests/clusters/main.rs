@@ -1,4 +1,4 @@
-//! Tasks of clusters, as threads and as processes: workers, parameter servers, coordinators, and what becomes of them when some are lost.
+//! Tests of clusters, whose tasks are threads or processes: workers, parameter servers and coordinators.
 //!
 //! Names carry the numbers of the rules.
 
@@ -14,3 +14,5 @@ mod parameter_servers;
 mod preemption;
 mod recovery;
 mod remote;
+#[path = "../support/mod.rs"]
+mod support;

@@ -1,19 +1,16 @@
 //! Embeddings and bags of them: the numbers of candle_nn's layer, in and out of `minimize`, on any number of replicas.
 
+use crate::support::{assert_close, flat, mirrored};
 use candle_core::{D, DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
 use distribute::data::Dataset;
 use distribute::nn::{BagMode, Embedding, EmbeddingBag, loss};
 use distribute::optimizer::rules::{Adam, Rule, Sgd};
-use distribute::{MirroredStrategy, Optimizer, Replicated, Strategy};
+use distribute::{Optimizer, Replicated};
 use distribute_testing::watched;
 
 const HEIGHT: usize = 40;
 const WIDTH: usize = 5;
-
-fn replicas(n: usize) -> Strategy {
-    MirroredStrategy::cpus(n).unwrap().into()
-}
 
 /// Ids with many duplicates, always the same.
 fn ids(shape: &[usize], below: usize) -> Tensor {
@@ -28,19 +25,8 @@ fn numbers(shape: &[usize], dtype: DType) -> Tensor {
     Tensor::from_vec(numbers, shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
 }
 
-fn flat(tensor: &Tensor) -> Vec<f64> {
-    tensor.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
-}
-
 fn bits(tensor: &Tensor) -> Vec<u64> {
     flat(tensor).into_iter().map(f64::to_bits).collect()
-}
-
-fn assert_close(a: &Tensor, b: &Tensor, limit: f64) {
-    assert_eq!(a.dims(), b.dims());
-    for (a, b) in flat(a).into_iter().zip(flat(b)) {
-        assert!((a - b).abs() <= limit * b.abs().max(1.), "{a}, not {b}");
-    }
 }
 
 /// The result of a layer, and the gradient of its table.
@@ -151,8 +137,8 @@ fn a_bag_is_an_embedding_and_a_sum_or_mean_after_it() {
                         BagMode::SqrtN => rows.sum(axis)? / (shape[axis] as f64).sqrt(),
                     }
                 });
-                assert_close(&bag.0, &stock.0, limit);
-                assert_close(&bag.1, &stock.1, limit);
+                assert_close(&bag.0, &stock.0, limit, "the output");
+                assert_close(&bag.1, &stock.1, limit, "the gradient");
             }
         }
     }
@@ -191,7 +177,7 @@ fn padding_counts_for_nothing() {
                     (alone * weights.get(i).unwrap()).unwrap().sum_all().unwrap().backward().unwrap();
                 expected = (expected + of_one.get(&table).unwrap()).unwrap();
             }
-            assert_close(&gradient, &expected, 1e-12);
+            assert_close(&gradient, &expected, 1e-12, "the gradient");
         }
     }
 }
@@ -219,7 +205,7 @@ fn forward(layer: Layer, tied: bool, table: &Tensor, ids: &Tensor) -> Result<Ten
 
 /// Trains on batches of which the last is smaller than the number of replicas.
 fn train<R: Rule + Clone>(layer: Layer, tied: bool, rule: &R, n: usize, ids: &Tensor) -> Tensor {
-    let strategy = replicas(n);
+    let strategy = mirrored(n);
     let model: Replicated<Tensor> = strategy
         .replicate_seeded(3, |vb: VarBuilder| {
             vb.get_with_hints((HEIGHT, WIDTH), "table", Init::Uniform { lo: -1., up: 1. })
@@ -259,7 +245,7 @@ fn a_training_has_the_bits_of_the_dense_gradients() {
             }
             // candle adds each row to the product's gradient, and here the sum of the rows is added to it.
             for [ours, stock] in both(true) {
-                assert_close(&ours, &stock, 1e-4);
+                assert_close(&ours, &stock, 1e-4, "the table");
             }
             let (bag, summed) =
                 (train(Layer::Bag, false, &Sgd, n, &ids), train(Layer::Summed, false, &Sgd, n, &ids));
@@ -281,7 +267,7 @@ fn a_lazy_rule_leaves_rows_that_nobody_looks_up() {
         assert_ne!(bits(&one.get(3).unwrap()), bits(&start.get(3).unwrap()));
         for n in 2..=3 {
             for layer in [Layer::Ours, Layer::Bag] {
-                assert_close(&train(layer, false, &lazy, n, &ids), &one, 1e-4);
+                assert_close(&train(layer, false, &lazy, n, &ids), &one, 1e-4, "the table");
             }
         }
     });

@@ -1,12 +1,13 @@
 //! N replicas train to the weights that one device reaches on the same global batches: whatever the optimizer, the
 //! remainder of the last batch, and the cut into micro-batches; and always to the same bits (DESIGN 1, promise 4).
 
+use crate::support::{mirrored, one_device};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, linear};
 use distribute::data::Dataset;
 use distribute::optimizer::Transform;
 use distribute::optimizer::rules::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp, Rule, Sgd};
-use distribute::{MirroredStrategy, OneDeviceStrategy, ReduceOp};
+use distribute::{MirroredStrategy, ReduceOp};
 use distribute::{Optimizer, PerReplica, Replicated, Result, Strategy, nn::loss};
 use distribute_testing::watched;
 use proptest::prelude::*;
@@ -128,14 +129,6 @@ fn difference<M>(a: &Replicated<M>, b: &Replicated<M>) -> f64 {
     worst / largest
 }
 
-fn one_device() -> Strategy {
-    OneDeviceStrategy::new("cpu:0").unwrap().into()
-}
-
-fn replicas(n: usize) -> Strategy {
-    MirroredStrategy::cpus(n).unwrap().into()
-}
-
 /// What only another order of sums may cost: rounding, which the root in Adam and its kin magnifies where gradients
 /// are small.
 fn tolerance(dtype: DType) -> f64 {
@@ -148,7 +141,7 @@ fn tolerance(dtype: DType) -> f64 {
 fn same_as_one_device<R: Rule + Clone + 'static>(plan: &Plan, rule: &R, counts: &[usize]) {
     let (expected_losses, expected) = plan.train(&one_device(), rule);
     for n in counts {
-        let (losses, model) = plan.train(&replicas(*n), rule);
+        let (losses, model) = plan.train(&mirrored(*n), rule);
         let limit = tolerance(plan.dtype);
         let difference = difference(&model, &expected);
         assert!(
@@ -205,13 +198,13 @@ fn the_clip_is_of_the_reduced_gradient_and_bites() {
     watched(|| {
         let plan = Plan::new(DType::F64, 11, 4);
         let clipped = Plan { clip: Some(0.05), ..plan.clone() };
-        let (_, free) = plan.train(&replicas(3), &Sgd);
-        let (_, bound) = clipped.train(&replicas(3), &Sgd);
+        let (_, free) = plan.train(&mirrored(3), &Sgd);
+        let (_, bound) = clipped.train(&mirrored(3), &Sgd);
         assert!(difference(&free, &bound) > 1e-3, "a clip that changes nothing shows nothing");
         // A step of plain descent with rate 1 moves the weights by the norm of the clipped gradient.
         let one = Plan { epochs: 1, rows: 4, ..clipped };
         for n in [1, 2, 3, 8] {
-            let (strategy, before) = (replicas(n), one.model(&one_device()));
+            let (strategy, before) = (mirrored(n), one.model(&one_device()));
             let (_, after) = one.train(&strategy, &Sgd);
             let squares = after.variables.names().into_iter().map(|name| {
                 let step =
@@ -241,9 +234,9 @@ proptest! {
             let whole = Plan { clip, ..Plan::new(DType::F64, rows, batch) };
             let parts = Plan { cuts, skip, ..whole.clone() };
             let difference = if adam {
-                difference(&parts.train(&replicas(n), &Adam::default()).1, &whole.train(&one_device(), &Adam::default()).1)
+                difference(&parts.train(&mirrored(n), &Adam::default()).1, &whole.train(&one_device(), &Adam::default()).1)
             } else {
-                difference(&parts.train(&replicas(n), &Sgd).1, &whole.train(&one_device(), &Sgd).1)
+                difference(&parts.train(&mirrored(n), &Sgd).1, &whole.train(&one_device(), &Sgd).1)
             };
             // Micro-batches scale by examples and back, which rounds once more.
             assert!(difference <= 1e-11, "{parts:?} on {n} replicas: {difference}");
@@ -281,7 +274,7 @@ fn train_branches<R: Rule + Clone + 'static>(
         Ok(loss::cross_entropy(&part.forward(&x)?, &y)?)
     };
 
-    let strategy = replicas(left.len());
+    let strategy = mirrored(left.len());
     let fresh = strategy.replicate(Branches::new).unwrap();
     let many = strategy.replicate(Branches::new).unwrap();
     let optimizer = Optimizer::with_rule(rule.clone(), &many.variables, 0.1).unwrap();
@@ -335,7 +328,7 @@ fn a_variable_without_gradient_on_all_replicas_stays_untouched_with_its_slots() 
         assert_ne!(bits(&fresh, "left.weight"), bits(&many, "left.weight"));
 
         // Slots: momentum gathered in steps with a gradient must neither act nor fade in a step without one.
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let (x, y) = examples(2, DType::F64);
         let step = |model: &Replicated<Branches>, optimizer: &Optimizer<Momentum>, left: bool| {
             let run = strategy.run(model, |ctx, model| {
@@ -366,7 +359,7 @@ fn skip_takes_part_without_running_the_model() {
             same_as_one_device(&plan, &Adam::default(), &[n]);
         }
         // Nobody has an example: an error on all replicas, and nothing has changed.
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let model = plan.model(&strategy);
         let optimizer = Optimizer::with_rule(Sgd, &model.variables, 0.1).unwrap();
         let before = model.variables.sha256().unwrap();
@@ -381,12 +374,12 @@ fn the_same_seed_and_replicas_give_the_same_bits_also_beside_another_strategy() 
     watched(|| {
         let plan = Plan { clip: Some(0.3), cuts: vec![300, 600], ..Plan::new(DType::F32, 23, 10) };
         for n in [1, 2, 3, 4, 8] {
-            let train = || plan.train(&replicas(n), &Adam::default()).1.variables.sha256().unwrap();
+            let train = || plan.train(&mirrored(n), &Adam::default()).1.variables.sha256().unwrap();
             let first = train();
             assert!((0..3).all(|_| train() == first), "{n} replicas");
             std::thread::scope(|scope| {
                 let other =
-                    scope.spawn(|| plan.train(&replicas(3), &AdamW::default()).1.variables.sha256().unwrap());
+                    scope.spawn(|| plan.train(&mirrored(3), &AdamW::default()).1.variables.sha256().unwrap());
                 let same = scope.spawn(train);
                 assert_eq!(train(), first, "{n} replicas, beside another strategy");
                 assert_eq!(same.join().unwrap(), first, "{n} replicas, on another thread");
@@ -402,7 +395,7 @@ fn initial_values_depend_on_neither_the_strategy_nor_the_number_of_replicas() {
         let plan = Plan::new(DType::F32, 1, 1);
         let expected = plan.model(&one_device()).variables.sha256().unwrap();
         for n in [1, 2, 3, 8] {
-            assert_eq!(plan.model(&replicas(n)).variables.sha256().unwrap(), expected);
+            assert_eq!(plan.model(&mirrored(n)).variables.sha256().unwrap(), expected);
         }
     });
 }
@@ -426,7 +419,7 @@ proptest! {
     fn sums_over_replicas_are_folded_by_a_tree_to_the_bit(
         values in prop::collection::vec(-1e6f32..1e6, 2..=8),
     ) {
-        let strategy = replicas(values.len());
+        let strategy = mirrored(values.len());
         let expected = tree(&values);
         let sums = strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, values[ctx.replica_id_in_sync_group()]));
         for sum in sums.unwrap() {
@@ -456,7 +449,7 @@ fn three_are_summed_as_a_plus_b_plus_c() {
     watched(|| {
         // (a + b) + c = 1, a + (b + c) = 0 and a + c + b = 0 in f32.
         let values = [1e8f32, -1e8, 1.];
-        let strategy = replicas(3);
+        let strategy = mirrored(3);
         let sums =
             strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, values[ctx.replica_id_in_sync_group()]));
         assert_eq!(sums.unwrap().values(), [1., 1., 1.]);

@@ -1,4 +1,4 @@
-//! What one program computes: contexts and values, variables, input, layers, gradients, optimizers and training, and the ledgers of what is shown.
+//! Tests of what a program computes: values, variables, input, layers, gradients, optimizers and training.
 //!
 //! Names carry the numbers of the rules.
 
@@ -13,15 +13,21 @@ mod everywhere;
 mod fused;
 mod gradients;
 mod input;
-mod inventory;
 mod layers;
+mod ledgers;
 mod metrics;
 mod optimizer;
-mod pages;
+#[cfg(target_os = "linux")]
+mod pinned;
+mod rayon;
 mod resume;
-mod rows;
 mod runner;
 mod stacks;
 mod stock_models;
+mod stuck;
+#[path = "../support/mod.rs"]
+mod support;
+mod threads;
+mod trace;
 mod transformers;
 mod variables;

@@ -1,15 +1,12 @@
 //! Metrics: against hand-computed values, and the same for any number of replicas.
 
+use crate::support::mirrored;
 use candle_core::{DType, Device, Tensor};
 use distribute::data::Dataset;
 use distribute::metrics::{Accuracy, Auc, ConfusionMatrix, Mean};
-use distribute::{Error, MirroredStrategy, OneDeviceStrategy, Result, Strategy};
+use distribute::{Error, OneDeviceStrategy, Result, Strategy};
 use distribute::{VariableAggregation, VariableSynchronization};
 use distribute_testing::watched;
-
-fn replicas(n: usize) -> Strategy {
-    MirroredStrategy::cpus(n).unwrap().into()
-}
 
 fn tensor<T: candle_core::WithDType>(values: &[T]) -> Tensor {
     Tensor::new(values, &Device::Cpu).unwrap()
@@ -67,7 +64,7 @@ fn data() -> Dataset<(Tensor, Tensor)> {
 #[test]
 fn any_number_of_replicas_gives_the_values_computed_by_hand() {
     watched(|| {
-        let strategies: Vec<Strategy> = (1..=4).map(replicas).collect();
+        let strategies: Vec<Strategy> = (1..=4).map(mirrored).collect();
         for strategy in strategies.into_iter().chain([OneDeviceStrategy::new("cpu:0").unwrap().into()]) {
             let metrics = Metrics::new(&strategy);
             for round in 0..2 {
@@ -90,7 +87,7 @@ fn any_number_of_replicas_gives_the_values_computed_by_hand() {
 
 #[test]
 fn metrics_are_on_read_variables_that_are_not_trained() {
-    let metrics = Metrics::new(&replicas(2));
+    let metrics = Metrics::new(&mirrored(2));
     for variable in [metrics.mean.variable(), metrics.auc.variable(), metrics.matrix.variable()] {
         assert_eq!(variable.synchronization(), VariableSynchronization::OnRead);
         assert_eq!(variable.aggregation(), VariableAggregation::Sum);
@@ -105,7 +102,7 @@ fn metrics_are_on_read_variables_that_are_not_trained() {
 #[test]
 fn replicas_update_as_often_as_they_like_and_do_not_wait() {
     watched(|| {
-        let strategy = replicas(3);
+        let strategy = mirrored(3);
         let mean = Mean::new(&strategy, "ids").unwrap();
         strategy
             .run((), |ctx, ()| {
@@ -121,7 +118,7 @@ fn replicas_update_as_often_as_they_like_and_do_not_wait() {
 #[test]
 fn what_has_no_weight_does_not_count_even_if_it_is_nan() {
     watched(|| {
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let mean = Mean::new(&strategy, "loss").unwrap();
         strategy
             .run((), |_, ()| mean.update_weighted(&tensor(&[f32::NAN, 3.]), &tensor(&[0f32, 2.])))
@@ -135,7 +132,7 @@ fn what_has_no_weight_does_not_count_even_if_it_is_nan() {
 #[test]
 fn auc_is_that_of_pairs_where_thresholds_separate_them() {
     watched(|| {
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let auc = Auc::new(&strategy, "auc").unwrap();
         let coarse = Auc::with_thresholds(&strategy, "coarse", 3).unwrap();
         let p: Vec<f32> = (0..40).map(|i| ((i * 29) % 41) as f32 / 41.).collect();
@@ -176,7 +173,7 @@ fn auc_is_that_of_pairs_where_thresholds_separate_them() {
 #[test]
 fn result_and_reset_in_a_replica_and_update_outside_are_errors_that_say_what_to_do() {
     watched(|| {
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let metrics = Metrics::new(&strategy);
         for call in [
             (|metrics: &Metrics| metrics.mean.result().map(drop)) as fn(&Metrics) -> Result<()>,
@@ -205,7 +202,7 @@ fn result_and_reset_in_a_replica_and_update_outside_are_errors_that_say_what_to_
 #[test]
 fn arguments_that_do_not_fit_are_errors_and_count_nothing() {
     watched(|| {
-        let strategy = replicas(1);
+        let strategy = mirrored(1);
         let metrics = Metrics::new(&strategy);
         let update = |call: &(dyn Fn() -> Result<()> + Sync)| {
             strategy.run((), |_, ()| call()).unwrap_err().to_string()

@@ -1,22 +1,15 @@
 //! Models written by others train unchanged, on one replica and on two, to the same weights: layers, recurrent
 //! networks and sequences of boxed layers of candle_nn, a block of candle_transformers, and batch-norm with its running statistics.
 
+use crate::support::{assert_close, flat, mirrored, one_device};
 use candle_core::{DType, Device, IndexOp, Module, ModuleT, Tensor};
 use candle_nn::rnn::{LSTM, LSTMConfig, RNN, lstm};
 use candle_nn::{BatchNorm, Conv2d, Conv2dConfig, Embedding, Func, GRU, GRUConfig, Linear, VarBuilder};
 use candle_transformers::models::stable_diffusion::resnet::{ResnetBlock2D, ResnetBlock2DConfig};
 use distribute::data::Dataset;
 use distribute::nn::{PerThread, per_thread};
-use distribute::{Adam, MirroredStrategy, OneDeviceStrategy, Replicated, Sgd, Strategy, nn::loss};
+use distribute::{Adam, Replicated, Sgd, Strategy, nn::loss};
 use distribute_testing::watched;
-
-fn one_device() -> Strategy {
-    OneDeviceStrategy::new("cpu:0").unwrap().into()
-}
-
-fn replicas(n: usize) -> Strategy {
-    MirroredStrategy::cpus(n).unwrap().into()
-}
 
 /// Numbers between -1 and 1, always the same.
 fn numbers(shape: &[usize]) -> Tensor {
@@ -28,17 +21,6 @@ fn numbers(shape: &[usize]) -> Tensor {
 fn labels(rows: usize, classes: u32) -> Tensor {
     Tensor::from_vec((0..rows as u32).map(|i| (i * 5 + 1) % classes).collect::<Vec<_>>(), rows, &Device::Cpu)
         .unwrap()
-}
-
-fn flat(tensor: &Tensor) -> Vec<f64> {
-    tensor.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
-}
-
-fn assert_close(a: &Tensor, b: &Tensor, limit: f64, what: &str) {
-    assert_eq!(a.dims(), b.dims(), "{what}");
-    for (a, b) in flat(a).into_iter().zip(flat(b)) {
-        assert!((a - b).abs() <= limit * b.abs().max(1.), "{what}: {a}, not {b}");
-    }
 }
 
 /// Trains a model that gives logits of three classes, and gives the loss of the first epoch, that of the last, and the model.
@@ -83,7 +65,7 @@ fn trains_everywhere<M: Send + Sync + 'static>(
         let (first, last, expected) = train(&one_device(), &inputs, build, logits);
         assert!(last < 0.8 * first, "the loss went from {first} to {last}");
         for n in [1, 2, 3] {
-            let (_, _, model) = train(&replicas(n), &inputs, build, logits);
+            let (_, _, model) = train(&mirrored(n), &inputs, build, logits);
             assert_eq!(model.variables.names(), expected.variables.names());
             for name in model.variables.names() {
                 let (a, b) = (model.variables.get(&name).unwrap(), expected.variables.get(&name).unwrap());
@@ -266,7 +248,7 @@ fn each_replica_keeps_running_statistics_of_its_own_and_their_mean_is_read_from_
     watched(|| {
         let data = numbers(&[6, 1, 5, 5]);
         let pieces = [data.narrow(0, 0, 3).unwrap(), data.narrow(0, 3, 3).unwrap()];
-        let both = forward(&replicas(2), &pieces, 3);
+        let both = forward(&mirrored(2), &pieces, 3);
         let alone: Vec<_> =
             pieces.iter().map(|piece| forward(&one_device(), std::slice::from_ref(piece), 3)).collect();
         for (replica, alone) in both.models().iter().zip(&alone) {
@@ -283,7 +265,7 @@ fn each_replica_keeps_running_statistics_of_its_own_and_their_mean_is_read_from_
         let whole = forward(&one_device(), &[data], 3);
         assert_close(&both.variables.get(MEAN).unwrap(), &whole.variables.get(MEAN).unwrap(), 1e-14, MEAN);
         // And where all shards are the same, so are all statistics.
-        let same = forward(&replicas(2), &[pieces[0].clone(), pieces[0].clone()], 3);
+        let same = forward(&mirrored(2), &[pieces[0].clone(), pieces[0].clone()], 3);
         for name in [MEAN, VAR] {
             assert_close(
                 &same.variables.get(name).unwrap(),
@@ -298,7 +280,7 @@ fn each_replica_keeps_running_statistics_of_its_own_and_their_mean_is_read_from_
 #[test]
 fn replicas_that_have_seen_no_rows_do_not_count_in_the_mean() {
     watched(|| {
-        let strategy = replicas(3);
+        let strategy = mirrored(3);
         let model = strategy.replicate(Convolutional::new).unwrap();
         let data = numbers(&[4, 1, 5, 5]);
         // Two replicas get two rows each; the third none.
@@ -325,7 +307,7 @@ fn replicas_that_have_seen_no_rows_do_not_count_in_the_mean() {
 #[test]
 fn an_empty_piece_leaves_running_statistics_alone() {
     watched(|| {
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let model = strategy.replicate(Convolutional::new).unwrap();
         let optimizer = Sgd::new(&model.variables, 0.1).unwrap();
         // Three batches of 2, then one of a single row: replica 1 gets none of it.
@@ -351,7 +333,7 @@ fn an_empty_piece_leaves_running_statistics_alone() {
 #[test]
 fn running_statistics_are_not_trained_and_set_reaches_every_replica() {
     watched(|| {
-        let model = replicas(2).replicate(Convolutional::new).unwrap();
+        let model = mirrored(2).replicate(Convolutional::new).unwrap();
         let trained: Vec<String> =
             model.variables.trainable().unwrap().into_iter().map(|(name, _)| name).collect();
         assert!(
@@ -397,7 +379,7 @@ fn a_model_with_batch_norm_trains_and_its_merged_form_evaluates() {
             }
             (losses, model)
         };
-        let (losses, two) = train(&replicas(2), false);
+        let (losses, two) = train(&mirrored(2), false);
         assert!(losses[losses.len() - 1] < 0.7 * losses[0], "{losses:?}");
         let (_, halves) = train(&one_device(), true);
         for name in two.variables.trainable().unwrap().into_iter().map(|(name, _)| name) {

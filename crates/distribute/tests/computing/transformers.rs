@@ -4,11 +4,12 @@
 #[path = "../../../../examples/language/model.rs"]
 mod model;
 
+use crate::support::{flat, mirrored};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::llama2_c;
 use distribute::data::Dataset;
-use distribute::{MirroredStrategy, PerReplica, Replicated, Sgd, Strategy, Variables, nn::loss};
+use distribute::{PerReplica, Replicated, Sgd, Strategy, Variables, nn::loss};
 use distribute_testing::watched;
 use model::{Config, Llama};
 use std::collections::HashMap;
@@ -40,10 +41,6 @@ fn stock(vb: VarBuilder<'_>, of_tables: VarBuilder<'_>) -> candle_core::Result<S
     Ok((llama2_c::Llama::load(vb, config)?, cache))
 }
 
-fn replicas(n: usize) -> Strategy {
-    MirroredStrategy::cpus(n).unwrap().into()
-}
-
 /// Rows of one token more than the model sees.
 fn text(rows: usize) -> Tensor {
     let tokens =
@@ -53,10 +50,6 @@ fn text(rows: usize) -> Tensor {
 
 fn inputs(text: &Tensor) -> candle_core::Result<(Tensor, Tensor)> {
     Ok((text.narrow(1, 0, LENGTH)?, text.narrow(1, 1, LENGTH)?.flatten_all()?))
-}
-
-fn flat(tensor: &Tensor) -> Vec<f64> {
-    tensor.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
 /// The names of the variables that `train` changes, and of those that it doesn't.
@@ -87,7 +80,7 @@ fn replicate(strategy: &Strategy, dtype: DType) -> Replicated<Llama> {
 #[test]
 fn candles_llama_as_it_stands_trains_only_its_head() {
     watched(|| {
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let mut model = replicate_stock(&strategy);
         let variables = model.variables.clone();
         let optimizer = Sgd::new(&variables, 0.1).unwrap();
@@ -116,7 +109,7 @@ fn candles_llama_as_it_stands_trains_only_its_head() {
 #[test]
 fn with_other_use_lines_it_is_the_same_model_and_all_of_it_trains() {
     watched(|| {
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let (mut before, model) = (replicate_stock(&strategy), replicate(&strategy, DType::F32));
         assert_eq!(model.variables.names(), before.variables.names());
         let x = inputs(&text(3)).unwrap().0;
@@ -170,7 +163,7 @@ fn replicas_train_to_the_weights_of_one_uneven_and_empty_pieces_included() {
         for (dtype, limit) in [(DType::F64, 1e-12), (DType::F32, 1e-5)] {
             // Pieces of 2 and 2 rows; of 3 and 2, then of 1 and 1; of 2 and 1, then of 1 and none.
             for (rows, batch) in [(4, 4), (7, 5), (4, 3)] {
-                let (one, two) = (replicas(1), replicas(2));
+                let (one, two) = (mirrored(1), mirrored(2));
                 let (on_one, on_two) = (replicate(&one, dtype), replicate(&two, dtype));
                 let losses = (train(&one, &on_one, rows, batch), train(&two, &on_two, rows, batch));
                 let what = format!("{dtype:?}, {rows} rows in batches of {batch}");
@@ -214,7 +207,7 @@ fn tokens_with_padding_count_by_themselves() {
         model
     }
     watched(|| {
-        let (one, two, three) = (train(&replicas(1)), train(&replicas(2)), train(&replicas(3)));
+        let (one, two, three) = (train(&mirrored(1)), train(&mirrored(2)), train(&mirrored(3)));
         assert_same_weights(&two.variables, &one.variables, 1e-12, "2 replicas");
         assert_same_weights(&three.variables, &one.variables, 1e-12, "3 replicas");
     });
@@ -223,7 +216,7 @@ fn tokens_with_padding_count_by_themselves() {
 #[test]
 fn tables_that_are_asked_of_the_models_builder_become_variables_of_zeros() {
     // What the guide warns of: with these, attention sees nothing.
-    let model = replicas(1).replicate(|vb: VarBuilder| stock(vb.clone(), vb)).unwrap();
+    let model = mirrored(1).replicate(|vb: VarBuilder| stock(vb.clone(), vb)).unwrap();
     assert_eq!(model.variables.names().len(), 23);
     assert!(flat(&model.variables.get("freq_cis_real").unwrap()).iter().all(|x| *x == 0.));
 }
@@ -231,7 +224,7 @@ fn tables_that_are_asked_of_the_models_builder_become_variables_of_zeros() {
 #[test]
 fn models_and_values_lent_to_be_changed_are_each_replicas_own() {
     watched(|| {
-        let strategy = replicas(3);
+        let strategy = mirrored(3);
         let mut model = strategy.replicate(|_vb: VarBuilder| Ok::<_, distribute::Error>(0)).unwrap();
         let mut calls = PerReplica::from_values(vec![10, 20, 30]);
         for _ in 0..2 {
@@ -245,9 +238,9 @@ fn models_and_values_lent_to_be_changed_are_each_replicas_own() {
         }
         assert_eq!(model.models().values(), [0, 2, 4]);
         assert_eq!(calls.values(), [12, 22, 32]);
-        let error = replicas(2).run(&mut calls, |_, _| Ok(())).unwrap_err().to_string();
+        let error = mirrored(2).run(&mut calls, |_, _| Ok(())).unwrap_err().to_string();
         assert!(error.contains("3 parts") && error.contains("2 local replicas"), "{error}");
-        let error = replicas(2).run(&mut model, |_, _| Ok(())).unwrap_err().to_string();
+        let error = mirrored(2).run(&mut model, |_, _| Ok(())).unwrap_err().to_string();
         assert!(error.contains("3 parts") && error.contains("2 local replicas"), "{error}");
     });
 }

@@ -1,13 +1,14 @@
 //! What each worker reads.
 
 use crate::between_graph::support::worker;
+use crate::support::log_of;
 use distribute::between_graph::ParameterServerStrategy;
 use distribute::data::AutoShardPolicy;
 use distribute::prelude::*;
 use distribute::{InputOptions, LocalCluster};
 use distribute_testing::watched;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 /// The ids that each replica of a strategy gets, step by step.
 fn steps(batches: &distribute::DistributedDataset<HostTensor>) -> Vec<Vec<Vec<i64>>> {
@@ -15,7 +16,7 @@ fn steps(batches: &distribute::DistributedDataset<HostTensor>) -> Vec<Vec<Vec<i6
     batches.iter().map(|step| step.unwrap().iter().map(ids).collect()).collect()
 }
 
-fn two(replicas: usize) -> [ParameterServerStrategy; 2] {
+pub fn two(replicas: usize) -> [ParameterServerStrategy; 2] {
     let cluster = LocalCluster::new(2, 1).unwrap();
     [0, 1].map(|number| worker(&cluster, number, replicas))
 }
@@ -85,14 +86,6 @@ fn psv1_3_a_function_is_called_once_for_each_worker_and_told_which_it_is() {
     });
 }
 
-/// What `body` logs.
-fn log(body: impl FnOnce()) -> String {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let log = tracing_subscriber::fmt().with_ansi(false).with_writer(Mutex::new(file.reopen().unwrap()));
-    tracing::subscriber::with_default(log.finish(), body);
-    std::fs::read_to_string(file.path()).unwrap()
-}
-
 // PSV1-12, AS-5
 #[test]
 fn psv1_12_with_fewer_files_than_workers_batches_are_parted_and_that_is_told() {
@@ -100,7 +93,7 @@ fn psv1_12_with_fewer_files_than_workers_batches_are_parted_and_that_is_told() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("0.txt");
         std::fs::write(&path, "a\nb\nc\n").unwrap();
-        let told = log(|| {
+        let told = log_of(|| {
             let lines = two(1).map(|strategy| {
                 let batches =
                     strategy.distribute_dataset(distribute::data::text_lines(&path).batch(1)).unwrap();
@@ -118,7 +111,7 @@ fn psv1_12_with_fewer_files_than_workers_batches_are_parted_and_that_is_told() {
             "{told}"
         );
         // Nor is it hidden where there are no files.
-        let told = log(|| drop(two(1)[0].distribute_dataset(Dataset::range(4).batch(2)).unwrap()));
+        let told = log_of(|| drop(two(1)[0].distribute_dataset(Dataset::range(4).batch(2)).unwrap()));
         assert_eq!(told.matches("WARN").count(), 1, "{told}");
     });
 }

@@ -1,16 +1,12 @@
 //! The older surface, meaning what the page of 1.15 says.
 
+use crate::between_graph::input::two;
 use crate::between_graph::support::worker;
 use distribute::between_graph::ParameterServerStrategy;
 use distribute::legacy::{Legacy, SessionConfig};
 use distribute::prelude::*;
 use distribute::{CentralStorageStrategy, Error, InputReplicationMode, LocalCluster};
 use distribute_testing::watched;
-
-fn two(replicas: usize) -> [ParameterServerStrategy; 2] {
-    let cluster = LocalCluster::new(2, 1).unwrap();
-    [0, 1].map(|number| worker(&cluster, number, replicas))
-}
 
 /// The ids of each replica, step by step, until the end.
 fn all(

@@ -6,9 +6,10 @@ mod kills;
 mod restarts;
 mod support;
 
+use crate::support::on_cluster;
 use counters::{count, make_counters, patient};
 use distribute::remote::WorkerContext;
-use distribute::{ClusterCoordinator, Error, Job, LocalCluster, ParameterServerStrategy, Result};
+use distribute::{ClusterCoordinator, Error, Job, Result};
 use distribute_testing::watched;
 use support::{Cluster, is_task};
 
@@ -20,9 +21,7 @@ fn refuse(_worker: &WorkerContext) -> Result<()> {
 #[test]
 fn cc_1_and_cc_7_of_a_strategy_there_is_one_coordinator_and_errors_are_typed() {
     watched(|| {
-        let cluster = LocalCluster::new(2, 1).unwrap();
-        let strategy =
-            ParameterServerStrategy::builder().cluster_resolver(cluster.resolver()).build().unwrap();
+        let strategy = on_cluster(2, 1);
         let coordinator = ClusterCoordinator::new(&strategy).unwrap();
         assert!(ClusterCoordinator::new(&strategy).unwrap() == coordinator);
         coordinator.schedule(refuse, ()).unwrap();

@@ -1,6 +1,7 @@
 //! What the fault tests share: a small model, and the checks that every fault gets.
 
-use candle_core::{Device, Tensor};
+pub use crate::support::tensor;
+use candle_core::Tensor;
 use candle_nn::{Linear, Module, VarBuilder, linear};
 use distribute::prelude::*;
 use distribute::{Error, Result};
@@ -43,10 +44,6 @@ pub fn says(error: &Error, parts: &[&str]) {
     for part in parts {
         assert!(text.contains(part), "{part:?} is missing in: {text}");
     }
-}
-
-pub fn tensor(values: &[f32]) -> Tensor {
-    Tensor::new(values, &Device::Cpu).unwrap()
 }
 
 /// A linear model and its optimizer, with all that a step needs.

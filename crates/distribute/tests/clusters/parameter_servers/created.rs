@@ -2,10 +2,11 @@
 
 use crate::parameter_servers::channels::{channels, logged};
 use crate::parameter_servers::support::servers;
+use crate::support::log_of;
 use distribute::params::{Channel, FixedShardsPartitioner, Request};
 use distribute::{HostTensor, IndexedSlices, Job, LocalCluster, ParameterServerStrategy, Strategy, Variable};
 use distribute_testing::watched;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 fn numbers(count: i64) -> HostTensor {
@@ -102,20 +103,12 @@ fn rows_are_divided_in_all_shards_or_in_none() {
     assert_eq!(v.read::<HostTensor>().unwrap(), HostTensor::vector(vec![0i64, 1, 1, 3, 1]));
 }
 
-/// What `body` logs.
-fn log(body: impl FnOnce()) -> String {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let log = tracing_subscriber::fmt().with_ansi(false).with_writer(Mutex::new(file.reopen().unwrap()));
-    tracing::subscriber::with_default(log.finish(), body);
-    std::fs::read_to_string(file.path()).unwrap()
-}
-
 #[test]
 fn a_coordinator_says_what_it_finds_and_where_half_of_a_variable_is_missing() {
     watched(|| {
         let (channels, lost) = channels(2);
         let chief = || task(Job::Chief.task(0), &channels);
-        let before = log(|| {
+        let before = log_of(|| {
             let first = chief();
             // An attempt that fails on one server is no training before.
             *lost.down.lock().unwrap() = Some("ps 1".into());
@@ -124,7 +117,7 @@ fn a_coordinator_says_what_it_finds_and_where_half_of_a_variable_is_missing() {
             let _made = ["a", "b"].map(|name| make(&first, name).unwrap());
         });
         assert_eq!(before.matches("WARN").count(), 0, "{before}");
-        let found = log(|| {
+        let found = log_of(|| {
             let second = chief();
             let _made = ["a", "b", "c"].map(|name| make(&second, name).unwrap());
         });
@@ -132,7 +125,7 @@ fn a_coordinator_says_what_it_finds_and_where_half_of_a_variable_is_missing() {
         assert!(found.contains("a/part_0, a/part_1, b/part_0, b/part_1;"), "{found}");
         let remove = Request::Remove { table: "a/part_1".into() };
         channels[1].start(remove, Duration::from_secs(60)).unwrap().wait().unwrap();
-        let half = log(|| drop(make(&chief(), "a").unwrap()));
+        let half = log_of(|| drop(make(&chief(), "a").unwrap()));
         assert!(half.contains("variable a: servers had a/part_0 and not a/part_1"), "{half}");
         assert!(half.contains("restore a checkpoint"), "{half}");
     });

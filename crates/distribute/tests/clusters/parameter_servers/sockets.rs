@@ -109,22 +109,22 @@ impl Many {
     }
 }
 
-/// All bits after some steps.
-fn many(strategy: &Strategy, large: usize, tiny: usize) -> Vec<(String, Vec<u32>)> {
+/// What all bits come to after some steps.
+fn many(strategy: &Strategy, large: usize, tiny: usize) -> String {
     let model = strategy.replicate_seeded(7, move |vb| Many::new(large, tiny, vb)).unwrap();
     let optimizer = Optimizer::with_rule(Sgd, &model.variables, 0.05).unwrap();
     for step in 0..4 {
         let run = strategy.run(&model, |ctx, model| optimizer.minimize(ctx, model.loss(step)?, 1).map(drop));
         run.unwrap_or_else(|error| panic!("{}", error.root_cause()));
     }
-    state(&model, &optimizer)
+    model.variables.sha256().unwrap()
 }
 
 // INV-56: more messages, bytes and changes than one connection has room for at once, also of a single step.
 #[test]
 fn a_step_may_be_larger_than_what_a_connection_lets_go_at_once() {
     watched(|| {
-        for (large, tiny) in [(100, 0), (0, 1100)] {
+        for (large, tiny) in [(70, 0), (0, 1100)] {
             let one = many(&OneDeviceStrategy::new("cpu:0").unwrap(), large, tiny);
             for staleness in [0, 3] {
                 let (_servers, resolver) = started(1);

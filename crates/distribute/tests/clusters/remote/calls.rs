@@ -1,8 +1,9 @@
 //! Calls: arguments, results, and what a function finds out about its worker.
 
 use crate::remote::support::{
-    Worker, call_of, context, coordinator, making, resource, value, worker, worker_with, workers_of,
+    Worker, call_of, context, making, resource, value, worker, worker_with, workers_of,
 };
+use crate::support::on_cluster;
 use bytes::Bytes;
 use distribute::remote::{RemoteFunction, RemoteProgram, WorkerContext, current_worker_index};
 use distribute::{Error, Job, LocalCluster, ParameterServerStrategy, Result};
@@ -63,7 +64,7 @@ fn by(name: &str, by: &[u32]) -> Settings {
 #[test]
 fn cc_2_values_travel_and_references_are_what_the_worker_keeps() {
     watched(|| {
-        let workers = workers_of(&coordinator(2));
+        let workers = workers_of(&on_cluster(2, 2));
         for (number, worker) in workers.iter().enumerate() {
             worker.make(7, count_from, [value(100 * number as u32)]);
         }
@@ -80,7 +81,7 @@ fn cc_2_values_travel_and_references_are_what_the_worker_keeps() {
 
 #[test]
 fn a_remote_function_can_be_called_by_hand() {
-    let strategy = coordinator(3);
+    let strategy = on_cluster(3, 2);
     let worker = WorkerContext::new(&strategy);
     let counter = count_from(&worker, 40).unwrap();
     assert_eq!(count(&worker, &counter, by("b", &[2]), (false, None)).unwrap(), ("b on 0 of 3".into(), 42));
@@ -201,7 +202,7 @@ fn functions_of_another_program_are_refused_by_name() {
 
 #[test]
 fn a_program_has_its_functions_by_their_paths() {
-    let program = RemoteProgram::of_local_cluster(&coordinator(1)).unwrap().unwrap();
+    let program = RemoteProgram::of_local_cluster(&on_cluster(1, 2)).unwrap().unwrap();
     let functions = program.functions();
     assert!(functions.contains(&count::id()) && functions.contains(&count_from::id()), "{functions:?}");
     assert_eq!(count::NAME, "clusters::remote::calls::count");

@@ -1,8 +1,9 @@
 //! Datasets of workers, and where they go on.
 
 use crate::remote::support::{
-    Worker, call_of, context, coordinator, making, resource, value, worker, worker_with, workers_of,
+    Worker, call_of, context, making, resource, value, worker, worker_with, workers_of,
 };
+use crate::support::on_cluster;
 use bytes::Bytes;
 use distribute::remote::{Batches, RemoteFunction, WorkerContext};
 use distribute::{
@@ -72,7 +73,7 @@ fn moved(worker: &Worker) -> Option<Bytes> {
 #[test]
 fn a_dataset_goes_on_where_it_was_on_a_worker_that_begins_anew() {
     watched(|| {
-        let strategy = coordinator(1);
+        let strategy = on_cluster(1, 2);
         let first = workers_of(&strategy).remove(0);
         let make_at = |worker: &Worker, position: Option<Bytes>| {
             make(worker, numbers, vec![value(24i64)], position.as_ref()).unwrap();
@@ -175,7 +176,7 @@ fn another_pass_can_be_begun_in_the_middle_of_one() {
 #[test]
 fn psv2_ds_each_worker_has_the_whole_dataset_unless_it_takes_its_part() {
     watched(|| {
-        let workers = workers_of(&coordinator(2));
+        let workers = workers_of(&on_cluster(2, 2));
         for worker in &workers {
             make(worker, numbers, vec![value(4i64)], None).unwrap();
             assert_eq!(all(worker).concat().concat().len(), 4);

@@ -2,8 +2,9 @@
 
 use crate::parameter_servers::channels::logged;
 use crate::remote::support::{
-    Worker, call_of, context, coordinator, making, resource, value, worker, worker_with, workers_of,
+    Worker, call_of, context, making, resource, value, worker, worker_with, workers_of,
 };
+use crate::support::on_cluster;
 use bytes::Bytes;
 use candle_nn::Init;
 use distribute::cluster::Stopwatch;
@@ -195,7 +196,7 @@ fn count(worker: &WorkerContext, name: String) -> Result<f32> {
 #[test]
 fn a_scheduled_function_that_would_make_a_variable_is_told_at_once_where_to_make_it() {
     watched(|| {
-        let strategy = coordinator(1);
+        let strategy = on_cluster(1, 2);
         let there = strategy.scope(|| Variable::new("there", 4f32)).unwrap();
         let worker = workers_of(&strategy).remove(0);
         let started = Stopwatch::start();

@@ -1,9 +1,8 @@
 //! Models that workers keep: whose variables they are, and what a step sends.
 
 use crate::parameter_servers::channels::logged;
-use crate::remote::support::{
-    call_of, context, coordinator, making, resource, value, worker_with, workers_of,
-};
+use crate::remote::support::{call_of, context, making, resource, value, worker_with, workers_of};
+use crate::support::on_cluster;
 use candle_core::{Device, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::optimizer::rules;
@@ -83,7 +82,7 @@ fn replicas_of_a_worker_are_reduced_before_it_pushes() {
 #[test]
 fn workers_train_the_variables_that_the_coordinator_has_made() {
     watched(|| {
-        let strategy = coordinator(2);
+        let strategy = on_cluster(2, 2);
         let model = strategy.replicate(weight).unwrap();
         let workers = workers_of(&strategy);
         for worker in &workers {
@@ -146,7 +145,7 @@ fn train_plain(worker: &WorkerContext, model: &Plain) -> Result<Vec<f32>> {
 #[test]
 fn a_model_of_one_replica_is_made_by_a_var_builder() {
     watched(|| {
-        let strategy = coordinator(1);
+        let strategy = on_cluster(1, 2);
         let worker = workers_of(&strategy).remove(0);
         worker.make(1, plain, []);
         assert_eq!(worker.call(train_plain, [resource(1)]), [0.; 3]);
@@ -161,7 +160,7 @@ fn a_model_of_one_replica_is_made_by_a_var_builder() {
 #[test]
 fn what_a_closure_changes_that_is_run_again_elsewhere_is_changed_once() {
     watched(|| {
-        let strategy = coordinator(2);
+        let strategy = on_cluster(2, 2);
         let model = strategy.replicate(weight).unwrap();
         let job = strategy.extended().parameter_servers().unwrap().begin_job().unwrap();
         let workers = workers_of(&strategy);

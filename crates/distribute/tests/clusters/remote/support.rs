@@ -1,5 +1,6 @@
 //! Workers, and calls as they get them.
 
+use crate::support::on_cluster;
 use bytes::Bytes;
 use distribute::remote::{RemoteFunction, RemoteProgram};
 use distribute::{Job, LocalCluster, ParameterServerBuilder, ParameterServerStrategy};
@@ -10,12 +11,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
 
-/// The coordinator's strategy over two servers.
-pub fn coordinator(workers: usize) -> ParameterServerStrategy {
-    let cluster = LocalCluster::new(workers, 2).unwrap();
-    ParameterServerStrategy::builder().cluster_resolver(cluster.resolver()).build().unwrap()
-}
-
 /// All workers of a coordinator's strategy.
 pub fn workers_of(strategy: &ParameterServerStrategy) -> Vec<Worker> {
     let program = RemoteProgram::of_local_cluster(strategy).unwrap().unwrap();
@@ -25,7 +20,7 @@ pub fn workers_of(strategy: &ParameterServerStrategy) -> Vec<Worker> {
 
 /// The only worker of a cluster, with a replica.
 pub fn worker() -> Worker {
-    workers_of(&coordinator(1)).remove(0)
+    workers_of(&on_cluster(1, 2)).remove(0)
 }
 
 /// The only worker of a cluster, of these settings.

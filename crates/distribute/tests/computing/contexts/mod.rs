@@ -3,46 +3,54 @@
 //! Where a rule describes a trap of TensorFlow, the test asserts what is done here instead.
 
 mod all_reduce;
+mod beside;
 mod contradictions;
+mod documents;
 mod errors;
 mod gather;
 mod merge;
 mod modes;
+mod partitioners;
 mod reduce;
 mod replica;
+mod replica_context;
 mod run;
+mod scope;
 mod strategies;
+mod strategy;
+mod strategy_extended;
 mod texts;
 mod values;
 
-use candle_core::{Device, Tensor, Var};
+use crate::everywhere::everywhere;
+use crate::support::{floats, mirrored, on_cluster, one_device, per_replica, tensor};
+use candle_core::{Tensor, Var};
 use distribute::{
-    ContextKind, Error, HostTensor, MirroredStrategy, OneDeviceStrategy, PerReplica, Result, Strategy,
+    CentralStorageStrategy, ContextKind, Error, HostTensor, PerReplica, Result, Strategy, Variable,
     get_replica_context,
 };
-
-fn mirrored(replicas: usize) -> Strategy {
-    MirroredStrategy::cpus(replicas).unwrap().into()
-}
-
-fn one_device() -> Strategy {
-    OneDeviceStrategy::new("cpu:0").unwrap().into()
-}
-
-fn tensor(values: &[f32]) -> Tensor {
-    Tensor::new(values, &Device::Cpu).unwrap()
-}
-
-fn floats(tensor: &Tensor) -> Vec<f32> {
-    tensor.flatten_all().unwrap().to_vec1().unwrap()
-}
 
 fn host<T: distribute::tensor::Element>(values: Vec<T>, shape: impl Into<Vec<usize>>) -> HostTensor {
     HostTensor::new(values, shape).unwrap()
 }
 
-fn per_replica<T>(values: impl IntoIterator<Item = T>) -> PerReplica<T> {
-    PerReplica::from_values(values.into_iter().collect())
+/// Two replicas, and the variables on the second's device.
+fn central() -> Strategy {
+    CentralStorageStrategy::new(["cpu:0", "cpu:1"], "cpu:1").unwrap().into()
+}
+
+/// The strategy of a worker with `count` parameter servers, which keep variables whole.
+fn servers(count: usize) -> Strategy {
+    on_cluster(1, count).into()
+}
+
+/// A variable with one copy, on this device.
+fn on_one(strategy: &Strategy, device: &str, name: &str) -> Result<Variable> {
+    strategy.scope(|| strategy.colocate_vars_with(device, || Variable::new(name, 10f32)))
+}
+
+fn bits(tensor: &Tensor) -> Vec<u32> {
+    tensor.to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
 }
 
 /// Of two replicas.

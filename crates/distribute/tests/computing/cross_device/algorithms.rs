@@ -46,7 +46,7 @@ fn leaves(replica: usize) -> Vec<Leaf> {
     ]
 }
 
-fn hosts(leaves: &[Leaf]) -> Vec<HostTensor> {
+pub fn hosts(leaves: &[Leaf]) -> Vec<HostTensor> {
     leaves.iter().map(|leaf| leaf.to_host().unwrap()).collect()
 }
 

@@ -6,20 +6,13 @@ mod authors;
 mod options;
 mod reduce_to;
 
-use distribute::{CrossDeviceOps, HostTensor, IndexedSlices, Leaf, MirroredStrategy, PerReplica, Strategy};
-
-fn mirrored(replicas: usize) -> Strategy {
-    MirroredStrategy::cpus(replicas).unwrap().into()
-}
+use crate::support::{mirrored, per_replica};
+use distribute::{CrossDeviceOps, HostTensor, IndexedSlices, Leaf, MirroredStrategy, Strategy};
 
 fn with_ops(replicas: usize, ops: impl CrossDeviceOps) -> Strategy {
     let names: Vec<String> = (0..replicas).map(|i| format!("cpu:{i}")).collect();
     let builder = MirroredStrategy::builder().devices(names.iter().map(String::as_str));
     builder.cross_device_ops(ops).build().unwrap().into()
-}
-
-fn per_replica<T>(values: impl IntoIterator<Item = T>) -> PerReplica<T> {
-    PerReplica::from_values(values.into_iter().collect())
 }
 
 fn rows(values: Vec<f32>, indices: Vec<i64>) -> Leaf {

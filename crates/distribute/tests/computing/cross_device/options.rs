@@ -1,5 +1,6 @@
 //! Options of the whole strategy, and of one call.
 
+use super::algorithms::hosts;
 use crate::cross_device::{mirrored, per_replica};
 use distribute::cluster::resolver::SimpleClusterResolver;
 use distribute::cluster::{ClusterSpec, Fault, Job};
@@ -31,10 +32,6 @@ fn values(replica: usize) -> Vec<Leaf> {
         }
     };
     (0..40).map(value).collect()
-}
-
-fn hosts(leaves: &[Leaf]) -> Vec<HostTensor> {
-    leaves.iter().map(|leaf| leaf.to_host().unwrap()).collect()
 }
 
 // INV-7

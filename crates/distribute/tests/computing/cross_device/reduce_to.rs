@@ -1,20 +1,12 @@
 //! Where results go, and what batches may hold.
 
 use crate::cross_device::{mirrored, per_replica, rows, with_ops};
-use candle_core::{Device, Tensor};
+use crate::support::{floats, tensor};
 use distribute::{
     ContextKind, Destinations, DeviceName, Error, HierarchicalCopyAllReduce, HostTensor, Leaf, Mirrored,
     NcclAllReduce, OneDeviceStrategy, ReduceOp, Strategy, get_strategy,
 };
 use distribute_testing::watched;
-
-fn tensor(values: &[f32]) -> Tensor {
-    Tensor::new(values, &Device::Cpu).unwrap()
-}
-
-fn floats(tensor: &Tensor) -> Vec<f32> {
-    tensor.flatten_all().unwrap().to_vec1().unwrap()
-}
 
 #[test]
 fn rto_1_destinations_are_devices_or_values_and_others_are_refused_with_why() {

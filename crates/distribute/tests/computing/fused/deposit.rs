@@ -1,18 +1,15 @@
 //! What layers leave in the bucket of an optimizer stays where it belongs: with that optimizer, in that step.
 
 use crate::fused::{assert_same, numbers};
+use crate::support::mirrored;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Module, Result, Shape, Tensor, bail};
 use candle_nn::VarBuilder;
 use distribute::optimizer::rules::Momentum;
 use distribute::optimizer::{Gradient, Gradients, Weighting};
-use distribute::{MirroredStrategy, Optimizer, Replicated, Strategy, nn};
+use distribute::{Optimizer, Replicated, nn};
 use distribute_testing::watched;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-fn replicas(n: usize) -> Strategy {
-    MirroredStrategy::cpus(n).unwrap().into()
-}
 
 /// Two layers; the second's backward comes first.
 fn two(vb: VarBuilder<'_>) -> Result<[nn::Linear; 2]> {
@@ -55,7 +52,7 @@ fn a_backward_that_fails_leaves_nothing_for_the_next_step() {
         for n in [1, 2, 3] {
             // The last replica's backward fails in these steps, after its second layer has left its gradients.
             let train = |failing: &[bool]| {
-                let strategy = replicas(n);
+                let strategy = mirrored(n);
                 let model = strategy.replicate_seeded(2, two).unwrap();
                 let optimizer = Optimizer::with_rule(Momentum::new(0.9), &model.variables, 0.1).unwrap();
                 let mut good = 0;
@@ -87,7 +84,7 @@ fn two_optimizers_train_two_parts_of_one_graph() {
     watched(|| {
         // One after the other, each by a loss that both parts are in: the other part's gradients go nowhere.
         let train = |by_hand: bool| {
-            let strategy = replicas(2);
+            let strategy = mirrored(2);
             let (one, other) =
                 (strategy.replicate_seeded(2, two).unwrap(), strategy.replicate_seeded(3, two).unwrap());
             let make =
@@ -121,7 +118,7 @@ fn two_optimizers_train_two_parts_of_one_graph() {
 #[test]
 fn outside_of_minimize_gradients_are_candles() {
     watched(|| {
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let model = strategy.replicate_seeded(2, two).unwrap();
         let optimizer = Optimizer::with_rule(Momentum::new(0.9), &model.variables, 0.1).unwrap();
         let x = numbers(&[2, 3], DType::F64, 1);
@@ -171,7 +168,7 @@ fn of_table(table: &Tensor, ids: &Tensor, uses: usize) -> Result<Tensor> {
 fn rows_and_dense_gradients_of_one_table_add_up_over_uses_micro_batches_and_replicas() {
     watched(|| {
         let train = |uses: &[usize], by_hand: bool| {
-            let strategy = replicas(uses.len());
+            let strategy = mirrored(uses.len());
             let build = |vb: VarBuilder| {
                 vb.to_dtype(DType::F64).get_with_hints(
                     (7, 3),

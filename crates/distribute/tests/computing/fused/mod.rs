@@ -9,6 +9,7 @@ mod losses;
 mod norm;
 mod training;
 
+use crate::support::flat;
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 
 /// Numbers between -1 and 1 without a pattern, other ones for each seed.
@@ -57,10 +58,6 @@ fn results(inputs: &[(Tensor, Lies)], layer: impl Fn(&[Tensor]) -> Result<Tensor
 /// How far results of a dtype may be apart, for each unit of their size.
 fn limit(dtype: DType) -> f64 {
     if dtype == DType::F64 { 1e-12 } else { 1e-5 }
-}
-
-fn flat(tensor: &Tensor) -> Vec<f64> {
-    tensor.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
 /// Compares results and gradients; the size of a tensor is that of its largest element, and at least 1.

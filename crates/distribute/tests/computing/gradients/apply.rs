@@ -1,6 +1,6 @@
 //! `apply_gradients`, what it refuses, and the learning rate of its steps.
 
-use crate::gradients::{COUNTS, bits, loss, model, numbers, one_weight, reduced, replicas};
+use crate::gradients::{COUNTS, bits, loss, mirrored, model, numbers, one_weight, reduced};
 use candle_core::{DType, Device, Tensor};
 use distribute::optimizer::rules::{Adam, Sgd};
 use distribute::optimizer::{Gradient, Gradients, Weighting, schedules};
@@ -11,7 +11,7 @@ use distribute_testing::watched;
 fn minimize_is_gradients_of_the_loss_and_apply_gradients() {
     watched(|| {
         for n in COUNTS {
-            let strategy = replicas(n);
+            let strategy = mirrored(n);
             let train = |way: usize| {
                 let model = model(&strategy);
                 let optimizer = Optimizer::with_rule(Adam::default(), &model.variables, 0.1).unwrap();
@@ -98,7 +98,7 @@ fn replicas_that_reduce_otherwise_are_told_so() {
 #[test]
 fn what_does_not_fit_is_refused_and_named() {
     watched(|| {
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let model = model(&strategy);
         let optimizer = Optimizer::with_rule(Sgd, &model.variables, 1.).unwrap();
         let mut gradients = Gradients::new(&optimizer);
@@ -147,7 +147,7 @@ fn what_does_not_fit_is_refused_and_named() {
 #[test]
 fn a_variable_may_be_its_own_gradient() {
     watched(|| {
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let model = model(&strategy);
         let before = numbers(&model);
         let optimizer = Optimizer::with_rule(Sgd, &model.variables, 0.25).unwrap();
@@ -165,7 +165,7 @@ fn a_variable_may_be_its_own_gradient() {
 #[test]
 fn the_learning_rate_follows_the_finished_steps() {
     watched(|| {
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let model = one_weight(&strategy, 1);
         let schedule = schedules::PiecewiseConstantDecay::new([1], [1., 0.25]);
         let optimizer =
@@ -197,7 +197,7 @@ fn the_learning_rate_follows_the_finished_steps() {
 #[test]
 fn errors_name_the_call_that_was_made() {
     watched(|| {
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let model = one_weight(&strategy, 1);
         let optimizer = Optimizer::with_rule(Sgd, &model.variables, 1.).unwrap();
         let run = |call: usize| {
@@ -224,7 +224,7 @@ fn more_examples_than_can_be_counted_are_weighed_or_refused() {
         // Weights of nearly 1 and 0.
         let over = |replica: usize| Weighting::MeanOver([usize::MAX, 1][replica]);
         assert_eq!(reduced(2, Ok, |replica| Some(vec![2. + replica as f64]), over).unwrap(), [2.]);
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let model = one_weight(&strategy, 1);
         let optimizer = Optimizer::with_rule(Sgd, &model.variables, 1.).unwrap();
         let run = strategy.run(&model, |ctx, w| {
@@ -239,7 +239,7 @@ fn more_examples_than_can_be_counted_are_weighed_or_refused() {
 #[test]
 fn where_graphs_may_hold_collectives_all_replicas_need_as_many_micro_batches() {
     watched(|| {
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let model = one_weight(&strategy, 1);
         let optimizer = Optimizer::with_rule(Sgd, &model.variables, 1.).unwrap();
         let step = |detached: bool, equal: bool| {
@@ -274,7 +274,7 @@ fn where_graphs_may_hold_collectives_all_replicas_need_as_many_micro_batches() {
 #[test]
 fn a_replica_without_a_gradient_keeps_its_place_in_the_tree_of_sums() {
     watched(|| {
-        let strategy = replicas(4);
+        let strategy = mirrored(4);
         let parts = [Some(16_777_216f32), None, Some(1.), Some(1.)];
         for by_row in [false, true] {
             let model = strategy

@@ -1,6 +1,6 @@
 //! Code of users that a step calls: schedules, and closures that change gradients.
 
-use crate::gradients::{one_weight, replicas, vector};
+use crate::gradients::{mirrored, one_weight, vector};
 use distribute::optimizer::rules::Adam;
 use distribute::optimizer::{Gradients, Transform};
 use distribute::{Checkpoint, Error, Optimizer, ReduceOp, Replicated, Result, Strategy};
@@ -37,7 +37,7 @@ fn step(strategy: &Strategy, optimizer: &Shared) -> Vec<String> {
 fn what_a_step_calls_may_ask_how_far_the_optimizer_is() {
     watched(|| {
         for n in [1, 3] {
-            let strategy = replicas(n);
+            let strategy = mirrored(n);
             let seen = Arc::new(Mutex::new(Vec::new()));
             let (_, optimizer) = shared(&strategy, |optimizer, cell| {
                 let (seen, again) = (seen.clone(), cell.clone());
@@ -76,7 +76,7 @@ fn what_a_step_calls_may_ask_how_far_the_optimizer_is() {
 #[test]
 fn before_the_reduction_slots_can_be_read() {
     watched(|| {
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let (_, optimizer) = shared(&strategy, |optimizer, cell| {
             optimizer.before_reduce(Transform::each(move |name, gradient| {
                 cell.get().unwrap().slot(name, "m")?;
@@ -92,7 +92,7 @@ fn before_the_reduction_slots_can_be_read() {
 #[test]
 fn a_step_inside_of_a_step_is_refused() {
     watched(|| {
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let inner = strategy.clone();
         let (_, optimizer) = shared(&strategy, |optimizer, cell| {
             let inner = inner.clone();
@@ -117,7 +117,7 @@ fn a_step_inside_of_a_step_is_refused() {
 fn a_collective_after_the_reduction_is_refused_at_once_and_before_it_works() {
     watched(|| {
         for n in [1, 2] {
-            let strategy = replicas(n);
+            let strategy = mirrored(n);
             let sum = |gradient| {
                 let Some(ctx) = distribute::get_replica_context() else {
                     return Err(Error::other("no replica context"));
@@ -164,7 +164,7 @@ fn a_collective_after_the_reduction_is_refused_at_once_and_before_it_works() {
 fn a_schedule_that_panics_is_told_of_on_every_replica_and_the_optimizer_lives() {
     watched(|| {
         for n in [1, 3] {
-            let strategy = replicas(n);
+            let strategy = mirrored(n);
             let (_, optimizer) = shared(&strategy, |optimizer, _| {
                 let broken = Mutex::new(false);
                 optimizer.with_schedule(move |finished: u64| {

@@ -7,17 +7,14 @@ mod rows;
 mod servers;
 mod transforms;
 
+use crate::support::{mirrored, vector};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::optimizer::rules::Sgd;
 use distribute::optimizer::{Gradients, Weighting};
-use distribute::{MirroredStrategy, Optimizer, Replicated, Result, Strategy};
+use distribute::{Optimizer, Replicated, Result, Strategy};
 
 const COUNTS: [usize; 5] = [1, 2, 3, 4, 8];
-
-fn replicas(n: usize) -> Strategy {
-    MirroredStrategy::cpus(n).unwrap().into()
-}
 
 /// A model of a vector and a matrix.
 fn model(strategy: &Strategy) -> Replicated<Vec<Tensor>> {
@@ -57,10 +54,6 @@ fn one_weight(strategy: &Strategy, shape: impl Into<candle_core::Shape>) -> Repl
     strategy.replicate(build).unwrap()
 }
 
-fn vector(values: &[f64]) -> Tensor {
-    Tensor::from_slice(values, values.len(), &Device::Cpu).unwrap()
-}
-
 /// What plain descent with rate 1 takes off weights of 0 in one step: the reduced gradient.
 fn reduced(
     n: usize,
@@ -68,7 +61,7 @@ fn reduced(
     gradient: impl Fn(usize) -> Option<Vec<f64>> + Sync,
     weighting: impl Fn(usize) -> Weighting + Sync,
 ) -> Result<Vec<f64>> {
-    let strategy = replicas(n);
+    let strategy = mirrored(n);
     let len = (0..n).find_map(&gradient).map_or(1, |gradient| gradient.len());
     let model = one_weight(&strategy, len);
     let optimizer = prepare(Optimizer::with_rule(Sgd, &model.variables, 1.)?)?;

@@ -1,6 +1,6 @@
 //! Gradients by row train as dense ones do.
 
-use crate::gradients::{COUNTS, numbers, replicas};
+use crate::gradients::{COUNTS, mirrored, numbers};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::optimizer::rules::{Adagrad, Adam, Ftrl, Momentum, RmsProp, Rule, Sgd};
@@ -63,7 +63,7 @@ pub(crate) fn train_table<R: Rule + Clone>(
     steps: &[Vec<Brought>],
     by_row: bool,
 ) -> (String, Vec<f64>) {
-    let strategy = replicas(steps[0].len());
+    let strategy = mirrored(steps[0].len());
     let build = |vb: VarBuilder| -> candle_core::Result<_> {
         let init = Init::Uniform { lo: -1., up: 1. };
         Ok((vb.get_with_hints((HEIGHT, WIDTH), "table", init)?, vb.get_with_hints(7, "bias", init)?))
@@ -206,7 +206,7 @@ fn empty_slices_are_a_gradient_of_zero_and_none_is_no_gradient() {
 #[test]
 fn gradients_add_up_over_micro_batches_dense_and_by_row() {
     watched(|| {
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let (rows, more, dense) = (Brought::Rows(vec![3, 1, 3]), Brought::Rows(vec![0, 3]), Brought::Dense);
         for (a, b) in [
             (&rows, &more),

@@ -1,6 +1,6 @@
 //! Transforms: what they do, and when.
 
-use crate::gradients::{COUNTS, model, numbers, one_weight, reduced, replicas, vector};
+use crate::gradients::{COUNTS, mirrored, model, numbers, one_weight, reduced, vector};
 use candle_core::{Device, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::optimizer::rules::{Momentum, Sgd};
@@ -58,7 +58,7 @@ fn norms_are_of_each_variable_or_of_all_together() {
     watched(|| {
         for n in COUNTS {
             let step = |transform: Transform| {
-                let strategy = replicas(n);
+                let strategy = mirrored(n);
                 let model = model(&strategy);
                 let before = numbers(&model);
                 let optimizer = Optimizer::with_rule(Sgd, &model.variables, 1.).unwrap();
@@ -96,7 +96,7 @@ fn norms_are_of_each_variable_or_of_all_together() {
 fn weight_decay_is_added_to_the_gradients_that_are_there() {
     watched(|| {
         for before_reduce in [true, false] {
-            let strategy = replicas(3);
+            let strategy = mirrored(3);
             let model = model(&strategy);
             let before = numbers(&model);
             let optimizer = Optimizer::with_rule(Sgd, &model.variables, 1.).unwrap();
@@ -148,7 +148,7 @@ fn a_closure_sees_whole_gradients_once_after_the_reduction_and_on_each_replica_b
         assert_eq!(reduced(2, |o| o.before_reduce(halve.clone()), gradient, weighting).unwrap(), [2.]);
         assert_eq!(calls.0.load(Ordering::Relaxed), 2);
         // Those by row come by row: duplicates added up, ascending.
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let model = one_weight(&strategy, (5, 1));
         let seen = Transform::each(|_, gradient| {
             let Gradient::Rows(rows) = &gradient else { panic!("not by row") };
@@ -198,7 +198,7 @@ fn the_bits_after_a_clip_do_not_depend_on_who_owns_what() {
     // All replicas bring the same: their number changes the cut of the parameters, but not the reduced gradient.
     watched(|| {
         let train = |n: usize| {
-            let strategy = replicas(n);
+            let strategy = mirrored(n);
             let build = |vb: VarBuilder| -> candle_core::Result<_> {
                 let init = Init::Uniform { lo: -1., up: 1. };
                 Ok((vb.get_with_hints((501, 13), "rows", init)?, vb.get_with_hints(9_001, "dense", init)?))

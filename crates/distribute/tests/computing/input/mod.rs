@@ -7,20 +7,10 @@ mod options;
 mod resume;
 
 use crate::everywhere::everywhere;
+use crate::support::{mirrored, one_device};
 use candle_core::{Device, Tensor};
 use distribute::data::{Dataset, SplitRule, split};
-use distribute::{
-    CentralStorageStrategy, DistributedDataset, HostTensor, MirroredStrategy, OneDeviceStrategy, PerReplica,
-    Result, Strategy,
-};
-
-fn mirrored(replicas: usize) -> Strategy {
-    MirroredStrategy::cpus(replicas).unwrap().into()
-}
-
-fn one_device() -> Strategy {
-    OneDeviceStrategy::new("cpu:0").unwrap().into()
-}
+use distribute::{CentralStorageStrategy, DistributedDataset, HostTensor, PerReplica, Result, Strategy};
 
 fn central() -> Strategy {
     CentralStorageStrategy::new(["cpu:0", "cpu:1"], "cpu:0").unwrap().into()

@@ -1,6 +1,6 @@
 //! Batch-norm over the global batch (pains 23).
 
-use super::{assert_close, flat, numbers, one_device, replicas};
+use super::{assert_close, flat, mirrored, numbers, one_device};
 use candle_core::{DType, Device, Module, ModuleT, Tensor, Var};
 use candle_nn::{BatchNormConfig, Conv2d, Conv2dConfig, Linear, VarBuilder, VarMap};
 use distribute::data::Dataset;
@@ -96,7 +96,7 @@ fn trains_like_one_device(dtype: DType, limit: f64) {
             assert!(far <= 5. * limit, "candle_nn's, {remainder} rows at last: {far:e} away");
         }
         for n in [1, 2, 3, 4] {
-            let model = train::<BatchNorm>(&replicas(n), dtype, remainder);
+            let model = train::<BatchNorm>(&mirrored(n), dtype, remainder);
             assert_eq!(model.variables.names(), expected.variables.names());
             let far = furthest(&model, &expected);
             assert!(far <= limit, "{n} replicas, {remainder} rows at last: {far:e} away");
@@ -130,7 +130,7 @@ fn n_replicas_train_and_evaluate_like_one_device_on_the_global_batch_f32() {
 fn stock_batch_norm_depends_on_the_number_of_replicas() {
     watched(|| {
         let one = train::<candle_nn::BatchNorm>(&one_device(), DType::F64, 6);
-        let two = train::<candle_nn::BatchNorm>(&replicas(2), DType::F64, 6);
+        let two = train::<candle_nn::BatchNorm>(&mirrored(2), DType::F64, 6);
         let far = furthest(&two, &one);
         assert!(far > 1e-3, "only {far:e}");
     });
@@ -170,7 +170,7 @@ fn outside_of_run_it_is_candles_batch_norm() {
 #[test]
 fn a_mean_far_from_zero_costs_no_precision() {
     watched(|| {
-        let strategy = replicas(3);
+        let strategy = mirrored(3);
         let model = strategy
             .replicate(|vb: VarBuilder| batch_norm(1, BatchNormConfig::default(), vb.pp("bn")))
             .unwrap();
@@ -196,7 +196,7 @@ fn a_mean_far_from_zero_costs_no_precision() {
 #[test]
 fn one_element_or_none_leaves_statistics_that_it_does_not_know() {
     watched(|| {
-        for strategy in [one_device(), replicas(2)] {
+        for strategy in [one_device(), mirrored(2)] {
             let model = strategy
                 .replicate(|vb: VarBuilder| batch_norm(2, BatchNormConfig::default(), vb.pp("bn")))
                 .unwrap();
@@ -251,7 +251,7 @@ fn variables_and_inputs_of_any_float_dtypes_train_and_evaluate() {
 #[test]
 fn a_replica_that_does_not_normalise_is_named_and_the_next_run_works() {
     watched(|| {
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let model = strategy
             .replicate(|vb: VarBuilder| batch_norm(2, BatchNormConfig::default(), vb.pp("bn")))
             .unwrap();
@@ -313,7 +313,7 @@ fn micro_batches_take_part_in_their_own_order() {
                 .unwrap();
             model
         };
-        let far = furthest(&train(replicas(2)), &train(one_device()));
+        let far = furthest(&train(mirrored(2)), &train(one_device()));
         assert!(far < 1e-12, "{far:e}");
     });
 }
@@ -362,7 +362,7 @@ fn rows_without_a_weight_get_the_gradients_of_the_others() {
             let expected = masked(&one_device(), mask, false);
             assert!(expected.0.iter().any(|w| (w - 0.5).abs() > 0.01), "{expected:?}");
             for (n, in_parts) in [(2, false), (2, true), (3, false), (4, true)] {
-                let got = masked(&replicas(n), mask, in_parts);
+                let got = masked(&mirrored(n), mask, in_parts);
                 let pairs = expected.0.iter().zip(&got.0).chain(expected.1.iter().zip(&got.1));
                 let far = pairs
                     .map(|(a, b)| (a - b).abs())
@@ -376,7 +376,7 @@ fn rows_without_a_weight_get_the_gradients_of_the_others() {
 #[test]
 fn a_replica_that_skips_rows_it_has_normalised_is_told_so() {
     watched(|| {
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let model = strategy
             .replicate(|vb: VarBuilder| batch_norm(2, BatchNormConfig::default(), vb.pp("bn")))
             .unwrap();
@@ -402,7 +402,7 @@ fn a_replica_that_skips_rows_it_has_normalised_is_told_so() {
 #[test]
 fn in_cross_replica_context_it_evaluates_only() {
     watched(|| {
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let model = strategy
             .replicate(|vb: VarBuilder| batch_norm(1, BatchNormConfig::default(), vb.pp("bn")))
             .unwrap();

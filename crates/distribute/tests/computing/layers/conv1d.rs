@@ -1,15 +1,11 @@
 //! Convolution of sequences: candle's values, and gradients by differences, which candle's own are not.
 
-use super::{assert_close, by_differences, flat, numbers};
-use candle_core::{DType, Device, Module, Tensor, Var};
+use super::{assert_close, by_differences, flat, numbers, var};
+use candle_core::{DType, Device, Module, Tensor};
 use distribute::nn::{Conv1d, Conv1dConfig};
 
 fn config(padding: usize, stride: usize, dilation: usize, groups: usize) -> Conv1dConfig {
     Conv1dConfig { padding, stride, dilation, groups, ..Default::default() }
-}
-
-fn var(shape: &[usize]) -> Var {
-    Var::from_tensor(&(numbers(shape, DType::F64) - 5.).unwrap()).unwrap()
 }
 
 #[test]

@@ -1,12 +1,8 @@
 //! Transposed convolutions: values by hand, candle's where it has the same, and gradients of differences.
 
-use super::{assert_close, by_differences, flat, numbers};
-use candle_core::{DType, Device, Module, Tensor, Var};
+use super::{assert_close, by_differences, flat, numbers, var};
+use candle_core::{DType, Device, Module, Tensor};
 use distribute::nn::{ConvTranspose1d, ConvTranspose1dConfig, ConvTranspose2d, ConvTranspose2dConfig};
-
-fn var(shape: &[usize]) -> Var {
-    Var::from_tensor(&(numbers(shape, DType::F64) - 5.).unwrap()).unwrap()
-}
 
 /// The result for `x`, `[n, in, length]`, from the definition: element i of x times element k of the kernel goes to i · stride + k · dilation.
 fn by_definition(x: &Tensor, weight: &Tensor, bias: &Tensor, config: &ConvTranspose1dConfig) -> Vec<f64> {

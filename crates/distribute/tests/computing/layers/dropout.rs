@@ -1,6 +1,6 @@
 //! Dropout by position in the global batch.
 
-use super::{flat, numbers, one_device, replicas};
+use super::{flat, mirrored, numbers, one_device};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Linear, Module, VarBuilder};
 use distribute::data::Dataset;
@@ -32,7 +32,7 @@ fn replicas_drop_what_one_device_would() {
             let expected = masks(&one_device(), &dropout, shape);
             assert_eq!(expected.len(), 2);
             for n in [1, 2, 3, 4] {
-                assert_eq!(masks(&replicas(n), &dropout, shape), expected, "{n} replicas, {shape:?}");
+                assert_eq!(masks(&mirrored(n), &dropout, shape), expected, "{n} replicas, {shape:?}");
             }
         }
     });
@@ -48,15 +48,15 @@ fn rows_times_words_are_places_in_the_global_batch_too() {
             let pieces = strategy.run(batch, |_, x| Ok(dropout.forward(&x.flatten(0, 1)?, true)?)).unwrap();
             pieces.iter().flat_map(flat).collect::<Vec<_>>()
         };
-        assert_eq!(run(replicas(3)), run(one_device()));
+        assert_eq!(run(mirrored(3)), run(one_device()));
     });
 }
 
 #[test]
 fn seed_name_step_and_call_make_other_masks() {
     watched(|| {
-        let strategy = replicas(2);
-        let of = |seed, name| masks(&replicas(2), &Dropout::new(0.5, seed, name).unwrap(), &[4, 50]);
+        let strategy = mirrored(2);
+        let of = |seed, name| masks(&mirrored(2), &Dropout::new(0.5, seed, name).unwrap(), &[4, 50]);
         let first = of(1, "a");
         assert_eq!(first, of(1, "a"), "the same program draws the same");
         assert_ne!(first[0], first[1], "steps");
@@ -77,7 +77,7 @@ fn seed_name_step_and_call_make_other_masks() {
 fn calls_are_counted_in_cross_replica_context_too() {
     watched(|| {
         let dropout = Dropout::new(0.5, 1, "cross-replica").unwrap();
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let draw = || Ok(flat(&dropout.forward(&ones(&[2, 40]), true)?));
         let (first, second) = strategy.scope(|| Ok((draw()?, draw()?))).unwrap();
         let merged = strategy.run((), |ctx, ()| ctx.merge_call((), |_, _| draw())).unwrap().into_values();
@@ -93,7 +93,7 @@ fn replicas_without_a_piece_draw_by_their_id() {
     watched(|| {
         let dropout = Dropout::new(0.5, 1, "a").unwrap();
         let run = || {
-            let strategy = replicas(2);
+            let strategy = mirrored(2);
             let pieces = PerReplica::from_values(vec![ones(&[2, 40]), ones(&[2, 40])]);
             let out = strategy.run(pieces, |_, x| Ok(dropout.forward(&x, true)?)).unwrap();
             out.iter().map(flat).collect::<Vec<_>>()
@@ -108,8 +108,8 @@ fn replicas_without_a_piece_draw_by_their_id() {
 fn a_resumed_training_draws_on() {
     watched(|| {
         let dropout = Dropout::new(0.5, 1, "a").unwrap();
-        let through = masks(&replicas(2), &dropout, &[4, 50]);
-        let resumed = replicas(2);
+        let through = masks(&mirrored(2), &dropout, &[4, 50]);
+        let resumed = mirrored(2);
         resumed.set_steps(1).unwrap();
         assert_eq!(masks(&resumed, &dropout, &[4, 50])[0], through[1]);
         assert_eq!(resumed.steps(), 3);
@@ -192,7 +192,7 @@ fn a_model_with_dropout_trains_like_one_device_for_every_remainder() {
         for rows in 6..=10 {
             let one = weights(one_device(), rows);
             for n in [2, 3, 4] {
-                let many = weights(replicas(n), rows);
+                let many = weights(mirrored(n), rows);
                 assert!(
                     one.iter().zip(&many).all(|(a, b)| (a - b).abs() < 1e-13),
                     "{rows} rows, {n} replicas"

@@ -10,16 +10,8 @@ mod pool;
 mod rnn;
 mod stock_operations;
 
+use crate::support::{assert_close, flat, mirrored, one_device};
 use candle_core::{DType, Device, Result, Tensor, Var};
-use distribute::{MirroredStrategy, OneDeviceStrategy, Strategy};
-
-fn one_device() -> Strategy {
-    OneDeviceStrategy::new("cpu:0").unwrap().into()
-}
-
-fn replicas(n: usize) -> Strategy {
-    MirroredStrategy::cpus(n).unwrap().into()
-}
 
 /// Numbers around 5, always the same.
 fn numbers(shape: &[usize], dtype: DType) -> Tensor {
@@ -28,15 +20,9 @@ fn numbers(shape: &[usize], dtype: DType) -> Tensor {
     Tensor::from_vec(values, shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
 }
 
-fn flat(tensor: &Tensor) -> Vec<f64> {
-    tensor.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
-}
-
-fn assert_close(a: &Tensor, b: &Tensor, limit: f64, what: &str) {
-    assert_eq!(a.dims(), b.dims(), "{what}");
-    for (a, b) in flat(a).into_iter().zip(flat(b)) {
-        assert!((a - b).abs() <= limit * b.abs().max(1.), "{what}: {a}, not {b}");
-    }
+/// A variable of numbers around 0.
+fn var(shape: &[usize]) -> Var {
+    Var::from_tensor(&(numbers(shape, DType::F64) - 5.).unwrap()).unwrap()
 }
 
 /// (f(x + h) - f(x - h)) / 2 h for each element of `of`.

@@ -1,7 +1,7 @@
 //! Gradients of candle's operations, candle's own and those of this crate's backward, against differences of values and the table of
 //! docs/from-candle.md.
 
-use super::{by_differences, flat, numbers};
+use super::{by_differences, flat, numbers, var};
 use candle_core::{DType, Device, IndexOp, Result, Tensor, Var};
 use candle_nn::{Module, ops, rotary_emb};
 use distribute::nn;
@@ -28,10 +28,6 @@ struct Case {
     of: Vec<Var>,
     function: Function,
     right: Right,
-}
-
-fn var(shape: &[usize]) -> Var {
-    Var::from_tensor(&(numbers(shape, DType::F64) - 5.).unwrap()).unwrap()
 }
 
 fn positive(shape: &[usize]) -> Var {

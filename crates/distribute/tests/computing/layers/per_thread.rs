@@ -1,6 +1,6 @@
 //! Models that no two threads can share: `Sequential` of this crate, and models that are built on each thread.
 
-use super::{assert_close, flat, numbers, replicas};
+use super::{assert_close, flat, mirrored, numbers};
 use candle_core::{DType, Result, Tensor};
 use candle_nn::{BatchNorm, Linear, Module, VarBuilder, linear};
 use distribute::nn::{self, Activation, PerThread};
@@ -18,7 +18,7 @@ fn a_sequential_has_candles_methods_and_values() {
             Ok([linear(3, 4, vb.pp("0"))?, linear(4, 2, vb.pp("1"))?])
         }
         assert!(nn::seq().is_empty());
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let ours = strategy.replicate(|vb: VarBuilder| -> Result<_> {
             let [a, b] = layers(&vb.to_dtype(DType::F64))?;
             Ok(nn::seq().add(a).add(Activation::Silu).add(b).add_fn(|x| x * 2.))
@@ -93,7 +93,7 @@ impl Counts {
 #[test]
 fn each_thread_builds_its_own_once_from_the_variables_there_are() {
     watched(|| {
-        let (strategy, counts) = (replicas(3), Counts::default());
+        let (strategy, counts) = (mirrored(3), Counts::default());
         let build = counts.clone();
         let model = strategy.replicate(move |vb| {
             let build = build.clone();
@@ -162,7 +162,7 @@ fn a_thread_drops_models_that_nothing_owns_any_more() {
 #[test]
 fn a_model_that_asks_for_other_variables_later_is_refused_by_name() {
     watched(|| {
-        let (strategy, built) = (replicas(2), Arc::new(AtomicUsize::new(0)));
+        let (strategy, built) = (mirrored(2), Arc::new(AtomicUsize::new(0)));
         let model = strategy.replicate(move |vb| {
             let built = built.clone();
             nn::per_thread(vb, move |vb| {
@@ -181,7 +181,7 @@ fn a_model_that_asks_for_other_variables_later_is_refused_by_name() {
 #[test]
 fn a_builder_says_of_variables_what_it_said_when_the_model_was_first_built() {
     watched(|| {
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         // As candle_transformers' models look for tied weights.
         let model = strategy.replicate(|vb| {
             nn::per_thread(vb, |vb| {
@@ -207,7 +207,7 @@ struct Mixed {
 #[test]
 fn what_is_not_a_module_nested_or_changes_itself_is_had_by_get() {
     watched(|| {
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let model = strategy.replicate(|vb| {
             nn::per_thread(vb, |vb| {
                 let inner = nn::per_thread(vb.pp("inner"), |vb| Ok(Rc::new(linear(2, 1, vb)?)))?;

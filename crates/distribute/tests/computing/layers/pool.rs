@@ -1,12 +1,8 @@
 //! Pooling, upsampling and scattering: candle's values, and gradients by differences and by hand, also by candle's own backward.
 
-use super::{assert_close, by_differences, flat, numbers};
+use super::{assert_close, by_differences, flat, numbers, var};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use distribute::nn;
-
-fn var(shape: &[usize]) -> Var {
-    Var::from_tensor(&(numbers(shape, DType::F64) - 5.).unwrap()).unwrap()
-}
 
 /// Compares the gradients of all variables with differences, and those in f32 with those in f64.
 fn assert_gradients(what: &str, of: &[&Var], function: &dyn Fn(&[Tensor]) -> Result<Tensor>) {

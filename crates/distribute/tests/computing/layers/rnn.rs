@@ -1,6 +1,6 @@
 //! Recurrent layers: candle's values and gradients, gradients of differences, and training on replicas, empty pieces included.
 
-use super::{assert_close, by_differences, flat, numbers, one_device, replicas};
+use super::{assert_close, by_differences, flat, mirrored, numbers, one_device};
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use distribute::nn::rnn::Direction;
@@ -134,7 +134,7 @@ fn replicas_train_to_the_weights_of_one_device_empty_pieces_included() {
         assert_eq!(one.variables.names().len(), 10);
         for n in [1, 2, 3] {
             // The last batch has one row.
-            let model = train(replicas(n));
+            let model = train(mirrored(n));
             for name in one.variables.names() {
                 let (a, b) = (model.variables.get(&name).unwrap(), one.variables.get(&name).unwrap());
                 assert_close(&a, &b, 1e-9, &format!("{name} on {n} replicas"));

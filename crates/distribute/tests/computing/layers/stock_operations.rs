@@ -1,6 +1,6 @@
 //! Models of candle's own operations train by right gradients: those that candle's backward has wrong, too.
 
-use super::{by_differences, flat, numbers, one_device, replicas};
+use super::{by_differences, flat, mirrored, numbers, one_device};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Module, Result, Shape, Tensor, Var};
 use candle_nn::{Conv1dConfig, Conv2dConfig, Init, VarBuilder, VarMap, loss};
@@ -120,7 +120,7 @@ fn a_network_of_candles_operations_trains_as_differences_say() {
     watched(|| {
         let (expected, losses) = by_hand();
         for (strategy, ours) in
-            [(one_device(), false), (replicas(2), false), (one_device(), true), (replicas(3), true)]
+            [(one_device(), false), (mirrored(2), false), (one_device(), true), (mirrored(3), true)]
         {
             let found = trained(&strategy, ours);
             for (found, expected) in found.1.iter().zip(&losses) {

@@ -1,6 +1,6 @@
 //! The number of examples that `minimize` is given.
 
-use crate::optimizer::{log, replicas, vectors};
+use crate::optimizer::{Log, mirrored, vectors};
 use candle_core::{DType, Device};
 use candle_nn::{Init, VarBuilder};
 use distribute::data::Dataset;
@@ -10,7 +10,7 @@ use distribute_testing::watched;
 
 /// Trains on 0 … `rows` in batches of 4, with `n` examples of a piece of so many rows, on each replica.
 fn train(replicas_: usize, rows: i64, n: fn(usize) -> usize, name: &'static str) -> Result<Vec<f64>> {
-    let strategy = replicas(replicas_);
+    let strategy = mirrored(replicas_);
     let model = strategy
         .replicate(move |vb: VarBuilder| vb.get_with_hints_dtype(1, name, Init::Const(0.), DType::F64))?;
     let optimizer = Sgd::new(&model.variables, 0.1)?;
@@ -41,7 +41,7 @@ fn examples_of_an_empty_piece_are_refused() {
         }
         train(2, 9, |rows| rows, "right").unwrap();
         // The same of gradients of one's own, and of micro-batches.
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let model = vectors(&strategy, &["w"]);
         let optimizer = Sgd::new(&model.variables, 0.1).unwrap();
         let batches = strategy.distribute_dataset(Dataset::range(1).batch(2)).unwrap();
@@ -59,7 +59,7 @@ fn examples_of_an_empty_piece_are_refused() {
 #[test]
 fn one_number_for_all_pieces_is_warned_of_once() {
     watched(|| {
-        let log = log();
+        let log = Log::of_process();
         let told =
             || log.lines("n is 2 on every replica, but their pieces of the batch have 2, 1, 1 rows").len();
         // 2, 1 and 1 rows.

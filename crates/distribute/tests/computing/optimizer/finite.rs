@@ -1,6 +1,6 @@
 //! NaN and infinity: whose, when, and in which variable.
 
-use crate::optimizer::{log, replicas, value, vectors};
+use crate::optimizer::{Log, mirrored, value, vectors};
 use candle_core::Tensor;
 use distribute::optimizer::NotFinite;
 use distribute::prelude::*;
@@ -20,7 +20,7 @@ fn loss(ctx: &ReplicaContext, model: &[Tensor], bad: u64) -> Result<Tensor> {
 }
 
 fn error(n: usize) -> Error {
-    let strategy = replicas(n);
+    let strategy = mirrored(n);
     let model = vectors(&strategy, &["first", "second"]);
     let optimizer = Adam::new(&model.variables, 0.1).unwrap().on_not_finite(NotFinite::Error);
     let step = |bad| strategy.run(&model, |ctx, model| optimizer.minimize(ctx, loss(ctx, model, bad)?, 1));
@@ -62,8 +62,8 @@ fn as_an_error_it_names_replica_step_and_variable_and_nothing_has_changed() {
 #[test]
 fn such_steps_can_be_left_out_by_all_replicas() {
     watched(|| {
-        let log = log();
-        let strategy = replicas(2);
+        let log = Log::of_process();
+        let strategy = mirrored(2);
         let model = vectors(&strategy, &["left_a", "left_b"]);
         let optimizer = Sgd::new(&model.variables, 0.5).unwrap().on_not_finite(NotFinite::Skip);
         for _ in 0..4 {
@@ -86,8 +86,8 @@ fn such_steps_can_be_left_out_by_all_replicas() {
 #[test]
 fn without_a_setting_a_loss_is_warned_of_and_a_variable_that_is_not_finite_itself_is_named() {
     watched(|| {
-        let log = log();
-        let strategy = replicas(2);
+        let log = Log::of_process();
+        let strategy = mirrored(2);
         let model = vectors(&strategy, &["sick_a", "sick_b"]);
         let optimizer = Sgd::new(&model.variables, 0.5).unwrap();
         let step = || {

@@ -1,6 +1,6 @@
 //! Variables that are frozen, or trained otherwise than the others.
 
-use crate::optimizer::{replicas, value, vector, vectors};
+use crate::optimizer::{mirrored, value, vector, vectors};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::VarBuilder;
 use distribute::nn::{Embedding, Linear, embedding, linear};
@@ -26,7 +26,7 @@ fn step(strategy: &Strategy, optimizer: &Optimizer<impl rules::Rule>) -> Result<
 #[test]
 fn frozen_variables_are_neither_updated_nor_counted_in_norms_nor_saved() {
     watched(|| {
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let model = vectors(&strategy, NAMES);
         let optimizer = Momentum::new(&model.variables, 1.).unwrap();
         let optimizer = optimizer.freeze(|name| name.starts_with("a.")).unwrap();
@@ -63,7 +63,7 @@ fn frozen_variables_are_neither_updated_nor_counted_in_norms_nor_saved() {
 #[test]
 fn factors_multiply_the_rate_also_of_a_schedule() {
     watched(|| {
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let model = vectors(&strategy, NAMES);
         let optimizer = Sgd::new(&model.variables, 0.).unwrap();
         let optimizer = optimizer.rate_factor(|name| name.starts_with("a."), 0.5).unwrap();
@@ -84,7 +84,7 @@ fn factors_multiply_the_rate_also_of_a_schedule() {
 #[test]
 fn a_group_may_have_hyperparameters_of_its_own() {
     watched(|| {
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let model = vectors(&strategy, NAMES);
         let decays = rules::AdamW { weight_decay: 0.5, ..Default::default() };
         let still = rules::AdamW { weight_decay: 0., ..decays };
@@ -98,7 +98,7 @@ fn a_group_may_have_hyperparameters_of_its_own() {
 
 #[test]
 fn names_and_numbers_that_are_wrong_are_refused() {
-    let model = vectors(&replicas(2), NAMES);
+    let model = vectors(&mirrored(2), NAMES);
     let new = || Adam::new(&model.variables, 0.1).unwrap();
     let refused = |result: Result<Adam>, parts: &[&str]| {
         let error = result.unwrap_err();
@@ -133,7 +133,7 @@ fn names_and_numbers_that_are_wrong_are_refused() {
 fn a_rate_that_a_variable_cannot_hold_is_refused_by_name_and_nothing_has_changed() {
     watched(|| {
         for n in [1, 2] {
-            let strategy = replicas(n);
+            let strategy = mirrored(n);
             // Of f64: infinite only as f64.
             let model = vectors(&strategy, NAMES);
             let optimizer = || {
@@ -175,7 +175,7 @@ struct Layers(Embedding, Linear, Linear);
 fn with_frozen_layers_any_number_of_replicas_trains_the_rest_alike() {
     watched(|| {
         let train = |n: usize, freeze: bool| {
-            let strategy = replicas(n);
+            let strategy = mirrored(n);
             let model = strategy.replicate_seeded(3, |vb: VarBuilder| -> candle_core::Result<Layers> {
                 let (table, body) = (embedding(5, 4, vb.pp("table"))?, linear(4, 4, vb.pp("body"))?);
                 Ok(Layers(table, body, linear(4, 1, vb.pp("head"))?))

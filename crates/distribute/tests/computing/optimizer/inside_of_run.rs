@@ -1,6 +1,6 @@
 //! What belongs outside of `run`: inside, every replica would do it, to what all of them share.
 
-use crate::optimizer::{replicas, vector, vectors};
+use crate::optimizer::{mirrored, vector, vectors};
 use distribute::prelude::*;
 use distribute::{Checkpoint, Error, Result};
 use distribute_testing::watched;
@@ -11,7 +11,7 @@ fn what_would_be_done_by_every_replica_is_refused_and_says_what_to_do() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("model.safetensors");
         for n in [1, 2] {
-            let strategy = replicas(n);
+            let strategy = mirrored(n);
             let model = vectors(&strategy, &["w"]);
             let optimizer = Sgd::new(&model.variables, 0.5).unwrap();
             let variables = &model.variables;
@@ -53,7 +53,7 @@ fn what_would_be_done_by_every_replica_is_refused_and_says_what_to_do() {
 #[test]
 fn where_one_replica_forgets_its_step_the_error_names_what_to_call() {
     watched(|| {
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let model = vectors(&strategy, &["w"]);
         let optimizer = Sgd::new(&model.variables, 0.5).unwrap();
         let error = strategy.run(&model, |ctx, model| match ctx.replica_id_in_sync_group() {

@@ -1,6 +1,6 @@
 //! Variables that get no gradient.
 
-use crate::optimizer::{log, replicas, vectors};
+use crate::optimizer::{Log, mirrored, vectors};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{Linear, RmsNorm, VarBuilder, linear, rms_norm};
 use candle_transformers::models::llama2_c::{Cache, Config, Llama};
@@ -42,9 +42,9 @@ fn step(strategy: &Strategy, model: &Replicated<Cut>, optimizer: &Sgd) -> Result
 #[test]
 fn a_model_that_trains_only_its_head_is_told_of_once_by_name() {
     watched(|| {
-        let log = log();
+        let log = Log::of_process();
         for (n, name) in [(1, "only_a"), (3, "only_b")] {
-            let strategy = replicas(n);
+            let strategy = mirrored(n);
             let model = cut(&strategy, name);
             let optimizer = Sgd::new(&model.variables, 0.01).unwrap();
             // A step that nobody has an example for says nothing, and does not use up the warning.
@@ -70,7 +70,7 @@ fn a_model_that_trains_only_its_head_is_told_of_once_by_name() {
 #[test]
 fn llama_as_it_stands_is_told_of() {
     watched(|| {
-        let log = log();
+        let log = Log::of_process();
         let config = Config {
             dim: 8,
             hidden_dim: 16,
@@ -81,7 +81,7 @@ fn llama_as_it_stands_is_told_of() {
             seq_len: 6,
             norm_eps: 1e-5,
         };
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let model = strategy.replicate(move |vb: VarBuilder| -> candle_core::Result<(Llama, Cache)> {
             Ok((Llama::load(vb.clone(), config.clone())?, Cache::new(false, &config, vb.pp("rot"))?))
         });
@@ -111,7 +111,7 @@ fn said<M: Send + Sync>(
     forward: impl Fn(&M, &Tensor) -> candle_core::Result<Tensor> + Sync,
     name: &str,
 ) -> (Vec<String>, Vec<String>) {
-    let (log, strategy) = (log(), replicas(2));
+    let (log, strategy) = (Log::of_process(), mirrored(2));
     let model = strategy.replicate(move |vb: VarBuilder| load(vb)).unwrap();
     let step = |optimizer: &Sgd| {
         let run = strategy.run(&model, |ctx, model| {
@@ -186,7 +186,7 @@ fn distilbert_as_it_stands_is_told_of() {
 fn on_request_it_is_an_error_of_every_replica_and_nothing_has_changed() {
     watched(|| {
         for n in [1, 2] {
-            let strategy = replicas(n);
+            let strategy = mirrored(n);
             let model = cut(&strategy, "strict");
             let optimizer =
                 Sgd::new(&model.variables, 0.01).unwrap().on_missing_gradients(MissingGradients::Error);
@@ -210,8 +210,8 @@ fn on_request_it_is_an_error_of_every_replica_and_nothing_has_changed() {
 #[test]
 fn what_is_frozen_on_purpose_or_quiet_is_not_told_of() {
     watched(|| {
-        let log = log();
-        let strategy = replicas(2);
+        let log = Log::of_process();
+        let strategy = mirrored(2);
         let model = cut(&strategy, "frozen_cut");
         let optimizer =
             Sgd::new(&model.variables, 0.01).unwrap().freeze(|name| !name.contains("head")).unwrap();
@@ -228,8 +228,8 @@ fn what_is_frozen_on_purpose_or_quiet_is_not_told_of() {
 #[test]
 fn a_gradient_on_one_replica_is_enough_and_later_steps_are_not_looked_at() {
     watched(|| {
-        let log = log();
-        let strategy = replicas(2);
+        let log = Log::of_process();
+        let strategy = mirrored(2);
         let model = vectors(&strategy, &["expert_a", "expert_b"]);
         let optimizer = Sgd::new(&model.variables, 0.01).unwrap();
         let step = |of: fn(usize) -> usize| {

@@ -1,6 +1,6 @@
 //! Models that were written for inference: what the first steps say of them.
 
-use crate::optimizer::{log, replicas};
+use crate::optimizer::{Log, mirrored};
 use candle_core::{DType, Device, Module, ModuleT, Tensor};
 use candle_nn::{BatchNorm, Conv2d, Conv2dConfig, Func, Linear, VarBuilder, linear};
 use candle_transformers::models::{mobileone, resnet};
@@ -65,9 +65,9 @@ fn small(strategy: &Strategy, name: &'static str) -> Replicated<Small> {
 #[test]
 fn batch_norm_that_a_training_evaluates_is_told_of_once_by_name() {
     watched(|| {
-        let log = log();
+        let log = Log::of_process();
         for (n, name) in [(1, "bn_alone"), (3, "bn_three")] {
-            let strategy = replicas(n);
+            let strategy = mirrored(n);
             let model = small(&strategy, name);
             let optimizer = Sgd::new(&model.variables, 0.01).unwrap();
             steps(&strategy, &model, &optimizer, |model, x| model.forward(x, false), (3, 8));
@@ -88,7 +88,7 @@ fn batch_norm_that_a_training_evaluates_is_told_of_once_by_name() {
 #[test]
 fn batch_norm_that_is_trained_frozen_loaded_or_unused_is_not_told_of() {
     watched(|| {
-        let (log, strategy) = (log(), replicas(2));
+        let (log, strategy) = (Log::of_process(), mirrored(2));
         let step = |model: &Replicated<Small>, optimizer: &Sgd, train: bool| {
             steps(&strategy, model, optimizer, |model, x| model.forward(x, train), (2, 8))
         };
@@ -129,7 +129,7 @@ fn batch_norm_that_is_trained_frozen_loaded_or_unused_is_not_told_of() {
 #[test]
 fn candles_resnet_is_told_of_in_the_first_step() {
     watched_for(Duration::from_secs(180), || {
-        let (log, strategy) = (log(), replicas(2));
+        let (log, strategy) = (Log::of_process(), mirrored(2));
         let model =
             strategy.replicate(|vb: VarBuilder<'static>| resnet::resnet18(3, vb.pp("res18"))).unwrap();
         let optimizer = Sgd::new(&model.variables, 1e-6).unwrap();
@@ -145,7 +145,7 @@ fn candles_resnet_is_told_of_in_the_first_step() {
 #[test]
 fn candles_mobileone_is_told_of_since_it_computes_its_weights_once() {
     watched_for(Duration::from_secs(180), || {
-        let (log, strategy) = (log(), replicas(2));
+        let (log, strategy) = (Log::of_process(), mirrored(2));
         let build = |vb: VarBuilder<'static>| mobileone::mobileone(&mobileone::Config::s1(), 3, vb.pp("one"));
         let model = strategy.replicate(build).unwrap();
         let optimizer = Sgd::new(&model.variables, 1e-9).unwrap();
@@ -182,9 +182,9 @@ fn once(
 #[test]
 fn what_is_computed_once_is_told_of_in_the_second_step_and_views_are_not() {
     watched(|| {
-        let log = log();
+        let log = Log::of_process();
         for n in [1, 2] {
-            let strategy = replicas(n);
+            let strategy = mirrored(n);
             let step = |model: &Replicated<Once>, optimizer: &Sgd| {
                 let x = Tensor::ones((2, 3), DType::F32, &Device::Cpu).unwrap();
                 let run = strategy.run(model, |ctx, model| {

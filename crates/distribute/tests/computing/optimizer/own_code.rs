@@ -1,6 +1,6 @@
 //! Code of users inside of a step that hangs, fails, or reads what is being updated.
 
-use crate::optimizer::{replicas, value, vectors};
+use crate::optimizer::{mirrored, value, vectors};
 use candle_core::{DType, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
 use distribute::cluster::Fault;
@@ -165,7 +165,7 @@ impl Formula for Reads {
 fn a_rule_may_read_the_variable_that_is_updated_as_it_was_before() {
     watched(|| {
         for n in [1, 2, 3] {
-            let strategy = replicas(n);
+            let strategy = mirrored(n);
             let model = strategy.replicate(|vb: VarBuilder| {
                 vb.get_with_hints_dtype(10_000, "w", Init::Const(3.), DType::F64)
             });
@@ -204,7 +204,7 @@ impl<R: Formula> Formula for Own<R> {
 
 /// Trains a large and a small variable and a table on `n` replicas: all bits of variables and slots.
 fn bits<R: rules::Rule>(n: usize, rule: R) -> Vec<Vec<u64>> {
-    let strategy = replicas(n);
+    let strategy = mirrored(n);
     let model = strategy.replicate_seeded(1, |vb: VarBuilder| -> candle_core::Result<Vec<Tensor>> {
         let vb = vb.to_dtype(DType::F64);
         let init = Init::Uniform { lo: -1., up: 1. };
@@ -288,7 +288,7 @@ impl Formula for Panics {
 fn a_rule_that_panics_has_changed_nothing() {
     watched(|| {
         for n in [1, 2] {
-            let strategy = replicas(n);
+            let strategy = mirrored(n);
             let model = vectors(&strategy, &["w"]);
             let optimizer = Optimizer::with_rule(Panics, &model.variables, 1.).unwrap();
             let said = strategy.run(&model, |ctx, model| {

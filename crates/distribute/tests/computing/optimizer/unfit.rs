@@ -1,6 +1,6 @@
 //! Weights of half precision and of integers below what is trained.
 
-use crate::optimizer::{replicas, value};
+use crate::optimizer::{mirrored, value};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::optimizer::{Gradients, MissingGradients};
@@ -63,7 +63,7 @@ fn train(strategy: &Strategy, model: &Replicated<Adapted>, optimizer: &Adam) -> 
 fn adapters_train_over_frozen_weights_of_any_dtype() {
     watched(|| {
         let trained = |n: usize| {
-            let strategy = replicas(n);
+            let strategy = mirrored(n);
             let model = strategy.replicate(Adapted::new).unwrap();
             let frozen = || UNFIT.map(|name| value(&model, name));
             let before = frozen();
@@ -97,7 +97,7 @@ fn adapters_train_over_frozen_weights_of_any_dtype() {
 #[test]
 fn the_first_step_refuses_what_cannot_be_trained_by_name() {
     watched(|| {
-        let strategy = replicas(2);
+        let strategy = mirrored(2);
         let model = strategy.replicate(Adapted::new).unwrap();
         let before = model.variables.sha256().unwrap();
         let optimizer = || Adam::new(&model.variables, 0.02).unwrap();
@@ -149,7 +149,7 @@ fn the_first_step_refuses_what_cannot_be_trained_by_name() {
 
 #[test]
 fn a_model_without_any_number_to_train_is_refused_at_once() {
-    let strategy = replicas(1);
+    let strategy = mirrored(1);
     let half =
         strategy.replicate(|vb: VarBuilder| candle_nn::linear(2, 1, vb.to_dtype(DType::BF16))).unwrap();
     let error = Sgd::new(&half.variables, 0.1).unwrap_err().to_string();

@@ -3,6 +3,7 @@
 
 mod partial;
 
+use crate::support::mirrored;
 use candle_core::{DType, Device, Module, ModuleT, Tensor};
 use candle_nn::{BatchNorm, Linear, VarBuilder, linear};
 use distribute::data::Dataset;
@@ -32,13 +33,6 @@ impl Net {
     }
 }
 
-fn replicas(n: usize) -> Strategy {
-    match n {
-        1 => OneDeviceStrategy::new("cpu:0").unwrap().into(),
-        n => MirroredStrategy::cpus(n).unwrap().into(),
-    }
-}
-
 fn folder() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("saved");
@@ -60,7 +54,7 @@ struct Training<R> {
 
 impl<R: Rule> Training<R> {
     fn new(n: usize, seed: u64, dtype: DType, norm: bool, rule: R) -> Self {
-        let strategy = replicas(n);
+        let strategy = mirrored(n);
         let model = strategy
             .replicate_seeded(seed, move |vb: VarBuilder| {
                 let vb = vb.to_dtype(dtype);
@@ -259,7 +253,7 @@ fn running_statistics_begin_at_what_an_on_read_variable_saved() {
         let (_, variable) = counts(2, VariableAggregation::Mean, 0f32);
         Checkpoint::new().part(format!("model/{name}"), &variable).save(&path).unwrap();
         for n in [1, 2, 3] {
-            let model = replicas(n).replicate(|vb: VarBuilder| vb.get((), name)).unwrap();
+            let model = mirrored(n).replicate(|vb: VarBuilder| vb.get((), name)).unwrap();
             let read = |value: f32| {
                 assert_eq!(model.variables.get(name).unwrap().to_scalar::<f32>().unwrap(), value);
                 assert_eq!(values(&model.variables.variable(name).unwrap()), vec![f64::from(value); n]);
@@ -273,7 +267,7 @@ fn running_statistics_begin_at_what_an_on_read_variable_saved() {
             read(1.5);
         }
         // The other way round, copies come back as they were.
-        let model = replicas(2).replicate(|vb: VarBuilder| vb.get((), name)).unwrap();
+        let model = mirrored(2).replicate(|vb: VarBuilder| vb.get((), name)).unwrap();
         model.variables.set(name, &Tensor::new(4f32, &Device::Cpu).unwrap()).unwrap();
         let path = path.with_extension("2");
         Checkpoint::new().part("model", &model.variables).save(&path).unwrap();
@@ -290,7 +284,7 @@ fn a_variable_named_as_a_part_of_running_statistics_is_told_where_it_is_saved() 
             let taken = format!("running_var/{part}");
             let name = taken.clone();
             let build = move |vb: VarBuilder| Ok((vb.get(2, "running_var")?, vb.get(2, &name)?));
-            let model = replicas(2).replicate::<_, candle_core::Error>(build).unwrap();
+            let model = mirrored(2).replicate::<_, candle_core::Error>(build).unwrap();
             let error = Checkpoint::new().part("model", &model.variables).save(&path).unwrap_err();
             assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
             let text = format!(
@@ -414,7 +408,7 @@ fn counts<T: candle_core::WithDType>(
     aggregation: VariableAggregation,
     first: T,
 ) -> (Strategy, Variable) {
-    let strategy = replicas(n);
+    let strategy = mirrored(n);
     let zero = Tensor::new(first, &Device::Cpu).unwrap().zeros_like().unwrap();
     let variable = Variable::builder("count", zero.clone())
         .synchronization(VariableSynchronization::OnRead)
@@ -493,7 +487,7 @@ fn every_type_of_strategy_is_a_part_of_a_checkpoint() {
 #[test]
 fn restoring_in_another_strategys_scope_changes_nothing() {
     watched(|| {
-        let (a, b) = (replicas(2), replicas(2));
+        let (a, b) = (mirrored(2), mirrored(2));
         let [first, second] = [1f32, 2.].map(|initial| a.scope(|| Variable::new("v", initial)).unwrap());
         let (_keep, path) = folder();
         let training = || Checkpoint::new().part("first", &first).part("second", &second);

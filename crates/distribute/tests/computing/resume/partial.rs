@@ -1,7 +1,7 @@
 //! Part of a checkpoint, or of a file of weights, in another model: what is selected is restored whole or not at all, and
 //! the rest is told.
 
-use super::{Training, folder, replicas};
+use super::{Training, folder, mirrored};
 use candle_core::safetensors::save;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, VarBuilder, linear};
@@ -16,7 +16,7 @@ fn model(classes: usize, seed: u64) -> Replicated<(Linear, Linear)> {
     let build = move |vb: VarBuilder| -> candle_core::Result<_> {
         Ok((linear(3, 5, vb.pp("body"))?, linear(5, classes, vb.pp("head"))?))
     };
-    replicas(2).replicate_seeded(seed, build).unwrap()
+    mirrored(2).replicate_seeded(seed, build).unwrap()
 }
 
 fn get(model: &Replicated<(Linear, Linear)>, name: &str) -> Vec<f32> {

@@ -1,9 +1,7 @@
 //! Threads of teams that nobody uses. In a process of its own, whose threads are counted.
-#![cfg(all(target_os = "linux", not(shuttle)))]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use distribute_collective::threads::Teams;
-use distribute_testing::watched;
+use distribute_testing::child::alone;
 use std::sync::Barrier;
 use std::time::Duration;
 
@@ -33,7 +31,7 @@ fn at_once(runs: usize) {
 
 #[test]
 fn few_idle_threads_are_kept() {
-    watched(|| {
+    alone("idle::few_idle_threads_are_kept", || {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         for _ in 0..3 {
             at_once(40);

@@ -1,6 +1,6 @@
 //! Models that are made inside of `colocate_vars_with`, which the page of StrategyExtended says of variables.
 
-use crate::pages::{bits, everywhere, mirrored, on_one, tensor};
+use crate::contexts::{bits, everywhere, mirrored, on_one, tensor};
 use candle_core::{Device, Module, ModuleT, Tensor};
 use candle_nn::{VarBuilder, linear};
 use distribute::nn;

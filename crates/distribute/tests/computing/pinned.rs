@@ -1,10 +1,7 @@
-//! Replicas that are kept on cores keep nobody else there. In a process of its own: rayon's global threads are started once.
-
-#![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+//! Replicas that are kept on cores keep nobody else there. In processes of their own: rayon's global threads are started once.
 
 use distribute::prelude::*;
-use distribute_testing::watched;
+use distribute_testing::child::alone;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use std::sync::Barrier;
 
@@ -16,7 +13,7 @@ fn cores() -> usize {
 
 #[test]
 fn threads_of_rayon_that_a_replica_is_the_first_to_use_run_anywhere() {
-    watched(|| {
+    alone("pinned::threads_of_rayon_that_a_replica_is_the_first_to_use_run_anywhere", || {
         let all = cores();
         let strategy = MirroredStrategy::builder().devices(["cpu:0", "cpu:1"]).pinned(true).build().unwrap();
         let mine = strategy.run((), |_, ()| {
@@ -30,7 +27,7 @@ fn threads_of_rayon_that_a_replica_is_the_first_to_use_run_anywhere() {
 
 #[test]
 fn replicas_that_a_pinned_one_starts_run_anywhere_later() {
-    watched(|| {
+    alone("pinned::replicas_that_a_pinned_one_starts_run_anywhere_later", || {
         let all = cores() as u64;
         let pinned: Strategy =
             MirroredStrategy::builder().devices(["cpu:0", "cpu:1"]).pinned(true).build().unwrap().into();

@@ -1,6 +1,7 @@
 //! What the page of the runner's `ParameterServerStrategy` says: how variables are cut, and what is known of the cluster.
 
-use crate::pages::{everywhere, servers};
+use crate::contexts::{everywhere, servers};
+use crate::support::log_of;
 use distribute::cluster::resolver::{ClusterResolver, TfConfigClusterResolver};
 use distribute::data::{Dataset, Distribution, Layout, Location, text_lines};
 use distribute::params::{self, FixedShardsPartitioner, MinSizePartitioner, Partitioner};
@@ -141,26 +142,18 @@ fn fn_1_workers_of_a_dataset_without_end_differ_in_their_seeds_alone() {
     });
 }
 
-/// What `body` logs on this thread.
-fn log(body: impl FnOnce()) -> String {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let log = tracing_subscriber::fmt().with_ansi(false).with_writer(Mutex::new(file.reopen().unwrap()));
-    tracing::subscriber::with_default(log.finish(), body);
-    std::fs::read_to_string(file.path()).unwrap()
-}
-
 /// AS-8: TensorFlow warns of both. What is in memory costs nothing to read.
 #[test]
 fn as_8_that_every_worker_reads_everything_is_warned_of_where_it_reads_files() {
     let two = Layout { workers: 2, replicas: 1 };
-    let of_files = log(|| {
+    let of_files = log_of(|| {
         let lines = text_lines(Location::bytes("lines", "a\nb\n")).batch(2);
         Distribution::new(&lines, two, Default::default()).unwrap();
     });
     assert_eq!(of_files.matches("WARN").count(), 1, "{of_files}");
     assert!(of_files.contains("every worker reads all files"), "{of_files}");
     let mut explained = String::new();
-    let of_range = log(|| {
+    let of_range = log_of(|| {
         let parted = Distribution::new(&Dataset::range(4).batch(2), two, Default::default()).unwrap();
         explained = parted.explain();
     });

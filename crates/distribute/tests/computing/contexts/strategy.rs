@@ -1,6 +1,6 @@
 //! The members that the page of StrategyExtended has: what no other test asserts as strongly.
 
-use crate::pages::{bits, everywhere, mirrored, on_one, per_replica, tensor};
+use crate::contexts::{bits, everywhere, mirrored, on_one, per_replica, tensor};
 use candle_core::Tensor;
 use distribute::{
     CentralStorageStrategy, ContextKind, Destinations, DeviceName, Error, HostTensor, Mirrored, PerReplica,

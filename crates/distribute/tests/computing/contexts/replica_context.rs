@@ -1,6 +1,6 @@
 //! The page of ReplicaContext: what no other test asserts as strongly.
 
-use crate::pages::{bits, everywhere, mirrored, per_replica, tensor};
+use crate::contexts::{bits, everywhere, mirrored, per_replica, tensor};
 use distribute::cluster::Fault;
 use distribute::{
     CommunicationOptions, ContextKind, DeviceName, Error, HostTensor, Leaf, Nest, ReduceOp, Strategy, Tree,

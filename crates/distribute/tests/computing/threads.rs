@@ -1,11 +1,10 @@
 //! Replicas with threads and cores of their own.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
 use candle_core::{Device, Module, Tensor};
 use candle_nn::VarBuilder;
 use distribute::nn::{linear, loss};
 use distribute::prelude::*;
+use distribute_testing::child::alone;
 use distribute_testing::watched;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -80,26 +79,28 @@ fn a_step_on_a_worker_of_a_pool_takes_up_none_of_its_work() {
 
 #[test]
 fn more_replicas_or_threads_than_a_process_can_have_are_refused() {
-    let refused =
-        |error: distribute::Error, words: &str| assert!(error.to_string().contains(words), "{error}");
-    refused(MirroredStrategy::cpus(200_000).unwrap_err(), "200000 replicas: a process has 4096 at most");
-    let names: Vec<_> = (0..5000).map(|i| format!("cpu:{i}")).collect();
-    refused(MirroredStrategy::new(names.iter().map(String::as_str)).unwrap_err(), "4096 at most");
-    let builder = MirroredStrategy::builder().devices(["cpu:0"]);
-    refused(builder.threads_per_replica(usize::MAX).build().unwrap_err(), "4096 at most");
+    alone("threads::more_replicas_or_threads_than_a_process_can_have_are_refused", || {
+        let refused =
+            |error: distribute::Error, words: &str| assert!(error.to_string().contains(words), "{error}");
+        refused(MirroredStrategy::cpus(200_000).unwrap_err(), "200000 replicas: a process has 4096 at most");
+        let names: Vec<_> = (0..5000).map(|i| format!("cpu:{i}")).collect();
+        refused(MirroredStrategy::new(names.iter().map(String::as_str)).unwrap_err(), "4096 at most");
+        let builder = MirroredStrategy::builder().devices(["cpu:0"]);
+        refused(builder.threads_per_replica(usize::MAX).build().unwrap_err(), "4096 at most");
 
-    #[derive(Debug)]
-    struct Own(Vec<distribute::DeviceName>);
-    impl distribute::StrategyExtended for Own {
-        fn kind(&self) -> &'static str {
-            "Own"
+        #[derive(Debug)]
+        struct Own(Vec<distribute::DeviceName>);
+        impl distribute::StrategyExtended for Own {
+            fn kind(&self) -> &'static str {
+                "Own"
+            }
+            fn worker_devices(&self) -> &[distribute::DeviceName] {
+                &self.0
+            }
         }
-        fn worker_devices(&self) -> &[distribute::DeviceName] {
-            &self.0
-        }
-    }
-    let own = Strategy::new(Own((0..5000).map(distribute::DeviceName::cpu).collect())).unwrap();
-    let error = own.run((), |_, ()| Ok(())).unwrap_err();
-    assert!(matches!(error, distribute::Error::Io { .. }), "{error}");
-    refused(error, "starting 5000 replica threads");
+        let own = Strategy::new(Own((0..5000).map(distribute::DeviceName::cpu).collect())).unwrap();
+        let error = own.run((), |_, ()| Ok(())).unwrap_err();
+        assert!(matches!(error, distribute::Error::Io { .. }), "{error}");
+        refused(error, "starting 5000 replica threads");
+    });
 }

@@ -1,6 +1,6 @@
 //! What the page of Strategy says of `scope`: what no other test asserts as strongly.
 
-use crate::pages::{central, everywhere, mirrored, servers, tensor};
+use crate::contexts::{central, everywhere, mirrored, servers, tensor};
 use candle_core::{Module, Tensor};
 use candle_nn::{Linear, VarBuilder, linear};
 use distribute::data::Dataset;

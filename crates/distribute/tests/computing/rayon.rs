@@ -1,15 +1,11 @@
 //! Runs on threads that serve a pool of rayon's. In processes of their own, whose global pool has few threads.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
 use candle_core::{Device, Module, Tensor};
 use candle_nn::VarBuilder;
 use candle_nn::attention::{AttnMask, flash_attn};
 use distribute::prelude::*;
 use distribute_testing::{child, watched};
 use rayon::prelude::*;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -71,7 +67,7 @@ fn a_run_on_a_worker_of_a_pool_returns() {
     }
     for part in ["spawn", "sweep", "nested", "pool"] {
         for threads in ["1", "2", "4"] {
-            let mut command = child::command("a_run_on_a_worker_of_a_pool_returns", part);
+            let mut command = child::command("rayon::a_run_on_a_worker_of_a_pool_returns", part);
             command.env("RAYON_NUM_THREADS", threads).env("CANDLE_NUM_THREADS", "1");
             child::output(command, 3 * MINUTE);
         }
@@ -93,36 +89,4 @@ fn what_a_replica_spawns_in_rayon_is_done_before_the_run_returns() {
         who.sort_unstable();
         assert_eq!(who, [0, 1, 2]);
     });
-}
-
-/// The number of blocks that have been allocated.
-static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
-
-/// The system's allocator, which counts.
-struct Counting;
-
-// SAFETY: the system's allocator does all.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATED.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller keeps to the same contract.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps to the same contract, and `alloc` has it from there.
-        unsafe { System.dealloc(block, layout) }
-    }
-}
-
-/// A main function as a program has it. A test binary has one of its own, but the allocator is that of all.
-#[allow(dead_code)]
-#[distribute::main(allocator = Counting)]
-fn program() {}
-
-#[test]
-fn the_allocator_that_main_names_is_used() {
-    let before = ALLOCATED.load(Ordering::Relaxed);
-    drop(std::hint::black_box(Box::new(1)));
-    assert!(ALLOCATED.load(Ordering::Relaxed) > before);
 }

@@ -1,22 +1,25 @@
-//! Which tests there are, for the tables that name them: `docs/pages.md` and `docs/inventory.md`.
+//! Checks of `inventory.md` and `pages.md`, tables that name tests.
+
+mod inventory;
+mod pages;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The root of the repository.
-pub fn root() -> PathBuf {
+fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
 /// A text of the repository, by its path from the root.
-pub fn read(path: impl AsRef<Path>) -> String {
+fn read(path: impl AsRef<Path>) -> String {
     let path = root().join(path);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 /// The sources of all crates, by their paths from the root of the repository.
-pub fn sources() -> BTreeMap<PathBuf, String> {
+fn sources() -> BTreeMap<PathBuf, String> {
     let root = root();
     let crates = fs::read_dir(root.join("crates")).unwrap().map(|entry| entry.unwrap().path());
     let folders = crates.flat_map(|path| [path.join("src"), path.join("tests")]);
@@ -37,13 +40,13 @@ pub fn sources() -> BTreeMap<PathBuf, String> {
 }
 
 /// The name of the function that a line begins.
-pub fn function(line: &str) -> Option<&str> {
+fn function(line: &str) -> Option<&str> {
     let name = line.trim_start().trim_start_matches("pub ").strip_prefix("fn ")?;
     name.split(['(', '<']).next()
 }
 
 /// The names of the functions in a file that `cargo test` runs: those that are tests, and not ignored, nor left out of every build.
-pub fn tests(source: &str) -> Vec<&str> {
+fn tests(source: &str) -> Vec<&str> {
     let (mut is_test, mut is_left_out) = (false, false);
     let mut names = Vec::new();
     for line in source.lines().map(str::trim_start) {
@@ -92,7 +95,7 @@ fn of_crate(path: &Path) -> PathBuf {
 }
 
 /// The names of all tests that run, by the files that have them.
-pub fn all_tests(sources: &BTreeMap<PathBuf, String>) -> BTreeMap<&str, Vec<&Path>> {
+fn all_tests(sources: &BTreeMap<PathBuf, String>) -> BTreeMap<&str, Vec<&Path>> {
     let mut all = BTreeMap::<&str, Vec<&Path>>::new();
     for path in compiled(sources) {
         for name in sources.get(path).map(|source| tests(source)).into_iter().flatten() {

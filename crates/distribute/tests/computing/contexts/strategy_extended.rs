@@ -1,6 +1,6 @@
 //! The page of StrategyExtended, what comes before its members: what no other test asserts as strongly.
 
-use crate::pages::{bits, central, everywhere, mirrored, on_one, per_replica, tensor};
+use crate::contexts::{bits, central, everywhere, mirrored, on_one, per_replica, tensor};
 use candle_core::{DType, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::optimizer::Gradients;

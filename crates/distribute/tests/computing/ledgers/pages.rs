@@ -1,8 +1,12 @@
-//! The table in `docs/pages.md`, checked against the sources.
+//! Checks that `pages.md` names a test for each sentence of the pages, and that the test exists.
 
-use crate::rows::{all_tests, function, read, sources, tests};
+use super::{all_tests, function, read, sources, tests};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+
+/// The files of tests in `contexts` that were made for the pages.
+const OF_PAGES: [&str; 7] =
+    ["beside", "documents", "partitioners", "replica_context", "scope", "strategy", "strategy_extended"];
 
 /// A row: where it is, how what the page says holds here, and the names in its last two cells.
 struct Row {
@@ -80,14 +84,15 @@ fn has_block(files: &BTreeMap<PathBuf, String>, item: &str, begins: impl Fn(&str
 
 #[test]
 fn every_row_names_tests_that_are_there() {
-    let (page, differences) = (read("docs/pages.md"), read("docs/differences.md"));
+    let (page, differences) =
+        (read("crates/distribute/tests/computing/ledgers/pages.md"), read("docs/differences.md"));
     let files = sources();
     let tests = all_tests(&files);
     let mut complaints = Vec::new();
     let mut not_yet = 0;
     let rows = rows(&page);
     for row in &rows {
-        let mut complain = |text: String| complaints.push(format!("docs/pages.md:{}: {text}", row.line));
+        let mut complain = |text: String| complaints.push(format!("pages.md:{}: {text}", row.line));
         match &*row.holds {
             "as written" | "by type" => {}
             "differs" => {
@@ -127,15 +132,18 @@ fn every_row_names_tests_that_are_there() {
 
 #[test]
 fn every_test_of_the_pages_is_in_a_row() {
-    let page = read("docs/pages.md");
+    let page = read("crates/distribute/tests/computing/ledgers/pages.md");
     let proofs: Vec<Proof> = rows(&page).into_iter().flat_map(|row| row.proofs).collect();
     let of_pages = |path: &Path| {
-        path.starts_with("crates/distribute/tests/computing/pages") && !path.ends_with("table.rs")
+        let file = path.strip_prefix("crates/distribute/tests/computing/contexts").ok();
+        file.and_then(Path::file_stem).is_some_and(|name| OF_PAGES.iter().any(|file| name == *file))
     };
-    for (path, source) in sources().into_iter().filter(|(path, _)| of_pages(path)) {
+    let sources: Vec<_> = sources().into_iter().filter(|(path, _)| of_pages(path)).collect();
+    assert_eq!(sources.len(), OF_PAGES.len());
+    for (path, source) in sources {
         for name in tests(&source) {
             let is_cited = proofs.contains(&Proof::Test(name.into()));
-            assert!(is_cited, "docs/pages.md has no row for {name} of {}", path.display());
+            assert!(is_cited, "pages.md has no row for {name} of {}", path.display());
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What the page of Strategy says of `run`, `reduce`, `gather` and of values: what no other test asserts as strongly.
 
-use crate::pages::{everywhere, mirrored, per_replica, tensor};
+use crate::contexts::{everywhere, mirrored, per_replica, tensor};
 use candle_core::{Device, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::data::{Dataset, Error as DataError};

@@ -1,7 +1,7 @@
-//! docs/inventory.md is complete and true: every name has an item that exists and a test that exists, and is found by
+//! `inventory.md` is complete and true: every name has an item that exists and a test that exists, and is found by
 //! its TensorFlow name.
 
-use crate::rows::{all_tests, read, sources};
+use super::{all_tests, read, sources};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -38,7 +38,7 @@ fn codes(cell: &str) -> impl Iterator<Item = &str> {
 /// Items and the files they are linked to: ``[`item`](file)``.
 fn items(cell: &str) -> impl Iterator<Item = (&str, &str)> {
     cell.split("[`").skip(1).map(|link| {
-        let (item, rest) = link.split_once("`](../").expect("a link into the repository");
+        let (item, rest) = link.split_once("`](../../../../../").expect("a link into the repository");
         (item, rest.split_once(')').expect("the end of a link").0)
     })
 }
@@ -139,7 +139,7 @@ fn faults(row: &Row<'_>, Repository { sources, tests }: &Repository<'_>) -> Vec<
 
 #[test]
 fn every_name_has_an_item_and_a_test_and_is_found_by_its_tensorflow_name() {
-    let (page, sources) = (read("docs/inventory.md"), sources());
+    let (page, sources) = (read("crates/distribute/tests/computing/ledgers/inventory.md"), sources());
     let repository = Repository::of(&sources);
     let rows = table(&page);
     // Those of the specification's list: a row that is lost is noticed, too.
@@ -148,7 +148,7 @@ fn every_name_has_an_item_and_a_test_and_is_found_by_its_tensorflow_name() {
         .iter()
         .flat_map(|row| faults(row, &repository).into_iter().map(|fault| format!("{}: {fault}", row.name)))
         .collect();
-    assert!(faults.is_empty(), "docs/inventory.md:\n{}", faults.join("\n"));
+    assert!(faults.is_empty(), "inventory.md:\n{}", faults.join("\n"));
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn a_row_that_is_not_true_is_found() {
     let fault =
         |row: &str| table(row).iter().flat_map(|row| faults(row, &repository)).collect::<Vec<_>>().join("; ");
     let file = "crates/core/src/ops/run.rs";
-    let item = format!("[`Strategy::run`](../{file})");
+    let item = format!("[`Strategy::run`](../../../../../{file})");
     let test = "`run_3_each_replica_gets_its_part_of_what_is_distributed_and_all_of_the_rest`";
     assert_eq!(fault(&format!("| run | calls | {item} | {test} | `tf.distribute.Strategy.run` |")), "");
     assert_eq!(fault("| run | calls | — | out of scope | |"), "");
@@ -175,7 +175,7 @@ fn a_row_that_is_not_true_is_found() {
     );
     assert_eq!(fault(&format!("| run | calls | runs | {test} | |")), "names no item");
     assert_eq!(
-        fault(&format!("| run | calls | [`Strategy::walk`](../{file}) | {test} | |")),
+        fault(&format!("| run | calls | [`Strategy::walk`](../../../../../{file}) | {test} | |")),
         format!("{file} has no public Strategy::walk")
     );
     assert_eq!(fault(&format!("| run | calls | {item} | `run_3` | |")), "there is no test that runs, run_3");
