@@ -2,10 +2,10 @@
 
 use crate::{FILE, LEAST};
 
-/// The reason that NCCL cannot be called.
+/// An error that prevents calls of NCCL.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
-    /// The library is not there, or is another one.
+    /// The library is missing, or is another one.
     #[error(
         "NCCL cannot be loaded: {reason}. {FILE} was looked for in LD_LIBRARY_PATH ({searched}) and where this system has its libraries. Install \
          NCCL {} or later: apt-get install libnccl2, from NVIDIA's packages or Debian's; or pip install nvidia-nccl-cu12 (of CUDA 13: \
@@ -15,7 +15,7 @@ pub enum LoadError {
     Missing {
         /// The message of the system's loader.
         reason: String,
-        /// LD_LIBRARY_PATH.
+        /// The value of `LD_LIBRARY_PATH`.
         searched: String,
     },
     /// The library is too old.

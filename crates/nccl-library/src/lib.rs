@@ -120,14 +120,13 @@ pub struct Vectors {
 }
 
 impl Nccl {
-    /// Returns the NCCL of this process, which is loaded at the first call.
+    /// Returns the NCCL of this process, which is loaded at the first call. If that fails, the next call
+    /// tries again.
     ///
     /// # Errors
     /// - [`LoadError::Missing`]: the library is missing, or is another one.
     /// - [`LoadError::TooOld`]: the library is too old.
     /// - [`LoadError::Call`]: the library does not report its release.
-    ///
-    /// The next call tries again.
     pub fn get() -> Result<&'static Self, LoadError> {
         static NCCL: OnceLock<Nccl> = OnceLock::new();
         match NCCL.get() {

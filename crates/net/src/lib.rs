@@ -67,9 +67,9 @@
 //! - A disconnect is reported once for each worker, after everything received from it. Failed links are not
 //!   replaced: the workers form the world again, with the next generation.
 //! - Connections from outside the job are refused and logged with their address: the first of a kind, and
-//!   then their number every 10 s. They take no more resources than the bytes that they have sent. At most 64
-//!   are open at once, for 5 s each. Others are always accepted: a new connection replaces the oldest silent
-//!   one, from the address with the most of them.
+//!   then their number every 10 s. Their cost is limited by what they have sent. At most 64 are open at once,
+//!   for 5 s each. Others are always accepted: a new connection replaces the oldest silent one, from the
+//!   address with the most of them.
 
 // Except in one file, `shm/map.rs`.
 #![deny(unsafe_code)]

@@ -19,8 +19,8 @@ use std::time::Duration;
 /// The number of bytes to write or read before it is the turn of the other direction and of other links.
 const TURN: usize = 512 << 10;
 
-/// The number of bytes that `send` writes itself. A socket takes them at once, whereas reading by the
-/// receiver takes longer.
+/// The maximum number of bytes that `send` writes itself: about what a socket buffers, so that `send` does
+/// not keep writing while the receiver reads.
 const SENT: usize = 4 << 20;
 
 /// An event of a link, for the receiver.
@@ -62,7 +62,7 @@ struct State {
     /// The reason that the link has failed. It is reported once everything received was read.
     broken: Option<String>,
     closing: bool,
-    /// Whether the other side knows that nothing more follows.
+    /// Whether the end of the stream was sent.
     finished: bool,
 }
 
@@ -128,7 +128,7 @@ impl Link {
     }
 
     /// Sends a message. If the body is in memory that the worker can read, only a reference is sent. Returns
-    /// `true` if bytes are left to be written later.
+    /// `true` if the polling thread has to be woken: see [`send`](Self::send).
     pub fn send_message(&self, message: Message, arena: Option<&Arc<Arena>>) -> bool {
         let lent = self.loans.as_ref().zip(arena).and_then(|(loans, arena)| loans.lend(arena, &message.body));
         self.send(match lent {
@@ -142,8 +142,8 @@ impl Link {
         self.loans.iter().for_each(Loans::settle);
     }
 
-    /// Sends a frame, and queues what the socket does not take. Returns `true` if bytes are left to be
-    /// written later.
+    /// Sends a frame, and queues what the socket does not take. Returns `true` if the polling thread has to
+    /// be woken, because bytes were left or the link has failed.
     pub fn send(&self, frame: Frame) -> bool {
         let mut state = self.state.lock();
         if self.is_over() || state.closing || state.broken.is_some() {
@@ -305,8 +305,8 @@ impl Link {
 }
 
 impl State {
-    /// Writes at most `most` bytes, up to the end of the next write. Returns `true` if more is queued and the
-    /// socket has taken a part or would take more.
+    /// Writes about `most` bytes, which the last write may exceed. Returns `true` if something was written
+    /// and more is queued.
     fn write(&mut self, most: usize) -> bool {
         let mut written = 0;
         let result = loop {

@@ -101,8 +101,8 @@ pub trait Transport: Debug + Send + Sync {
         None
     }
 
-    /// Extends the wait at this worker's end for data that is still being sent, because the others wait for
-    /// it this long. The longest value counts.
+    /// Extends the wait for unsent data when this transport closes, because other workers may wait this long
+    /// for it. The longest value counts.
     fn stay(&self, patience: Duration) {
         let _ = patience;
     }

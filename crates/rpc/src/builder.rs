@@ -23,9 +23,9 @@ impl Server {
     /// index if the job has only one task. [`builder`](Self::builder) has more settings.
     ///
     /// # Errors
+    /// Returns the errors of [`ServerBuilder::start`], among them:
     /// - [`ServerError::WhichJob`]: the job is omitted, but the cluster does not have exactly one.
     /// - [`ServerError::WhichTask`]: the index is omitted, but the job does not have exactly one task.
-    /// - [`ServerError`]: the errors of [`ServerBuilder::start`].
     pub fn new(
         cluster: ClusterSpec,
         job_name: Option<Job>,

@@ -69,8 +69,8 @@ pub enum ServerError {
     },
 }
 
-/// An error that prevents an answer to a call. The variants from [`Room`](Self::Room) on name the service,
-/// the task and its address.
+/// An error that prevents an answer to a call. The variants from [`TooLong`](Self::TooLong) on name the
+/// service, the task and its address.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {

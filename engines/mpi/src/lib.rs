@@ -10,8 +10,7 @@
 //! | `envelope` | frames as messages of MPI: pure |
 //! | `library`, `memory` | the calls of MPI (the `unsafe`), and the memory that it reads and writes |
 //!
-//! A program of several workers uses the group instead of a cluster, and is started by `mpirun -np 2
-//! program`:
+//! A program of several workers uses the group instead of a cluster. Start it with `mpirun -np 2 program`:
 //!
 //! ```no_run
 //! use distribute::prelude::*;
@@ -44,8 +43,8 @@
 //!   MPI's behaviour, and no error can be returned. Start the job again, from its last checkpoint.
 //! - A process that is stopped, or unreachable without MPI noticing, is disconnected after 3 s without a
 //!   message ([`Settings::silence`]).
-//! - A process that has exited gracefully, or times out in a call, is named in the error of that call on all
-//!   others, the same as over other links.
+//! - A process that has exited gracefully, or times out in a call, is named in the error on all others, as
+//!   over other links.
 //! - Calls of MPI that fail are errors (`MPI_ERRORS_RETURN`): the other process of the call is disconnected,
 //!   with MPI's text as the reason.
 //! - Sums of MPI wait for all processes. They are tested until the call times out or a process is

@@ -18,8 +18,8 @@ const TAG: c_int = 0;
 
 /// MPI, from `MPI_Init_thread` on.
 pub(crate) struct Library {
-    /// The guard of rsmpi, dropped only by [`finalize`](Self::finalize): a process that has lost another one
-    /// must exit without it.
+    /// The guard of rsmpi, dropped only by [`finalize`](Self::finalize). After the failure of another
+    /// process, this one must exit without it.
     universe: ManuallyDrop<Universe>,
     /// The communicator of this crate's messages, separate from the program's.
     messages: MPI_Comm,

@@ -31,7 +31,7 @@ const QUIET: Duration = Duration::from_millis(5);
 /// thread makes them.
 pub(crate) struct Links {
     state: Mutex<State>,
-    /// Signalled when something was delivered.
+    /// The condition that something was delivered.
     delivered: Condvar,
     /// Whether a thread polls.
     driving: AtomicBool,

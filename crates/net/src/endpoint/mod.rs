@@ -1,5 +1,5 @@
-//! Connections for calls between tasks that are not workers of one world, for example from the chief to a
-//! parameter server or from `distribute doctor` to any task.
+//! Connections for calls between tasks that are not workers of one world. For example, the chief calls a
+//! parameter server, and `distribute doctor` calls any task.
 //!
 //! | module | contents |
 //! |---|---|

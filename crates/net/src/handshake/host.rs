@@ -103,8 +103,8 @@ impl Host {
         }
     }
 
-    /// Compares the names of the jobs. If one side calls and the other joins a world, they are refused for
-    /// that instead, whatever their jobs are.
+    /// Compares the names of the jobs, unless one side calls and the other joins a world.
+    /// [`compare`](Self::compare) refuses those for their purposes.
     fn compare_jobs(&self, hello: &Hello) -> Result<(), Refusal> {
         let is_any = is_call(hello) && hello.job.is_empty();
         if is_call(hello) != is_call(&self.mine) || hello.job == self.mine.job || is_any {
@@ -118,7 +118,7 @@ impl Host {
         Err(Refusal::new(Reason::Job, text))
     }
 
-    /// Compares what is compared only after the other side has proved the secret.
+    /// Compares the rest of the hello, after the other side has proved the secret.
     fn compare(&self, hello: &Hello) -> Result<(), Refusal> {
         let mine = &self.mine;
         let (me, other) = (self.names.of(mine.rank), self.names.of(hello.rank));

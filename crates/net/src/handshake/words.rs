@@ -84,8 +84,8 @@ pub struct Offer {
 pub enum Words {
     /// The identity of the side that has connected, whether it has a secret, and its nonce.
     Hello(Hello, bool, [u8; 32]),
-    /// The worker that was connected to, its nonce, a digest of its machine if it offers shared memory, and
-    /// the proof that it knows the secret, if there is one.
+    /// The number and nonce of this worker, a digest of its machine if it offers shared memory, and its proof
+    /// of the secret, if there is one.
     Challenge(usize, [u8; 32], Option<[u8; 32]>, Option<[u8; 32]>),
     /// The proof of the side that has connected, and memory that it offers to share.
     Proof(Option<[u8; 32]>, Option<Offer>),

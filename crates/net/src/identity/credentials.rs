@@ -33,8 +33,8 @@ enum Job {
 }
 
 impl Credentials {
-    /// Creates credentials with the secret in `DISTRIBUTE_SECRET`, if it is set. Links between machines are
-    /// encrypted.
+    /// Creates credentials with the secret in `DISTRIBUTE_SECRET`, if it is set. Links between machines must
+    /// be encrypted.
     pub fn new() -> Self {
         Self::default()
     }
@@ -62,7 +62,7 @@ impl Credentials {
         Self { job: Job::Named(name.into()), ..self }
     }
 
-    /// Sets that servers of a job with any name may be called.
+    /// Allows calls to servers of a job with any name.
     #[doc(hidden)]
     pub fn any_job(self) -> Self {
         Self { job: Job::Any, ..self }

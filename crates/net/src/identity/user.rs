@@ -104,7 +104,8 @@ fn find(mut rows: impl Iterator<Item = String>, this: SocketAddr, other: SocketA
             return None;
         }
         let (user, _timeout, inode) = (fields.nth(3)?, fields.next()?, fields.next()?);
-        // An end that no process has opened yet, or has open any more, has inode 0 and belongs to root.
+        // An end without a process, before it is accepted or after it was closed, has inode 0 and belongs to
+        // root.
         if inode == "0" { None } else { user.parse().ok() }
     })
 }

@@ -68,8 +68,8 @@ impl Mesh {
         Ok(Self { shared, background, generation, places, addresses, waiting })
     }
 
-    /// Returns the number of workers that have come since the world was made and wait for the next one. Only
-    /// clusters that do not need all of their workers have such a wait. Only the leader has the number.
+    /// Returns the number of workers that have come since the world was made and wait for the next one, as
+    /// known to the leader. It is 0 if the world needs all workers of the cluster.
     pub fn waiting(&self) -> usize {
         self.waiting.as_ref().map_or(0, |waiting| waiting.count())
     }

@@ -120,7 +120,7 @@ impl Conversation {
     }
 }
 
-/// Converts an error of the connection. An error that it would block is none.
+/// Converts an error of the connection. `WouldBlock` is not an error.
 fn trouble(error: io::Error) -> Result<(), Trouble> {
     match error.kind() {
         io::ErrorKind::WouldBlock => Ok(()),

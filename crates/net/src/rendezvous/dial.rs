@@ -33,7 +33,7 @@ pub(crate) enum Failed {
 }
 
 impl Dial {
-    /// Creates a call, which starts at once.
+    /// Creates a call, which starts at once. A task outside a world has the number 0.
     pub fn new(call: Call) -> Self {
         let mut retries = Retries::default();
         if let Some(before) = &call.before {

@@ -1,5 +1,5 @@
-//! The decisions of one worker in a rendezvous, about workers that connect to it and workers that it connects
-//! to, until it has a link to each. Pure: no socket, no thread, no clock.
+//! The decisions of one worker in a rendezvous, until it has a link to each other worker. They are about
+//! incoming and outgoing connections. Pure: no socket, no thread, no clock.
 //!
 //! The rendezvous runs it over sockets, and the crate `distribute-simulation` without any.
 
@@ -231,8 +231,8 @@ impl Meeting {
     }
 }
 
-/// Returns the refusal of a process that connects to a complete world. `lost` is whether the world's worker
-/// of that number is disconnected. `mine` and `theirs` are the names of the two.
+/// Returns the refusal of a process that connects to a complete world. `lost` is whether the worker in its
+/// place is disconnected. `mine` and `theirs` are the names of the two.
 pub fn latecomer(mine: &Task, theirs: &Task, lost: bool) -> Refusal {
     if lost {
         let text = format!("{mine} has lost {theirs}, and takes another when all that are left meet again");

@@ -50,7 +50,7 @@ impl Membership {
         self.generation.unwrap_or(self.latest.saturating_add(1))
     }
 
-    /// Whether a worker that has shown that it belongs to the job can be accepted.
+    /// Checks that a worker, which has shown that it belongs to the job, can be accepted.
     ///
     /// # Errors
     /// Returns the refusal if it cannot.

@@ -200,7 +200,7 @@ impl Rendezvous {
     /// messages are then delivered to `receiver`. [`Mesh::world`] returns their number, and the rank of this
     /// worker. A cluster of one worker needs no socket.
     ///
-    /// A worker that belongs to the job, but disagrees on its name, the cluster or the program, ends the
+    /// A worker of the same job may disagree on the name of the job, the cluster or the program. It ends the
     /// rendezvous of all workers at once, unless there can be a world without it.
     ///
     /// # Errors

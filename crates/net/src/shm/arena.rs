@@ -29,8 +29,8 @@ const KEPT: usize = 2 << 30;
 const WINDOW: u32 = 10;
 
 /// An allocator of memory that other processes of this machine can read. It allocates in a few
-/// [sizes](size_for) and reuses what is freed, so that the same sizes in each step of a training get the same
-/// pages.
+/// [sizes](size_for) and reuses what is freed. Each step of a training thus gets the same pages for the same
+/// sizes.
 #[derive(Debug, Default)]
 pub(crate) struct Arena {
     free: Mutex<Free>,

@@ -127,7 +127,7 @@ mod tests {
     use distribute_testing::{SplitMix, fuzz_inputs};
     use std::net::{TcpListener, TcpStream};
 
-    /// Returns a reference to a whole region of the other side, as encoded bytes as well, and the loans.
+    /// Returns a reference to all bytes of a new region of the other side, these bytes, and the loans.
     fn lent(theirs: &Arc<Pair>, arena: &Arc<Arena>, length: usize) -> (Reference, Bytes, Loans) {
         let mut region = arena.allocate(length).unwrap();
         region.fill(7);

@@ -61,8 +61,8 @@ impl Paired {
 
     /// Returns the control words.
     pub fn control(&self) -> &Control {
-        // SAFETY: they fit (checked in `layout.rs`), a page is aligned for them, any bytes are valid words,
-        // and all of them are atomic, because the other side may change them at any time.
+        // SAFETY: they fit (checked in `layout.rs`), and a page is aligned for them. Any bytes are valid
+        // words, and all of them are atomic, because the other side may change them at any time.
         unsafe { self.0.start.cast::<Control>().as_ref() }
     }
 
@@ -230,8 +230,8 @@ impl Foreign {
     /// first.
     pub fn get(&self, offset: usize, length: usize) -> Option<&[u8]> {
         let end = offset.checked_add(length)?;
-        // SAFETY: inside the mapping, by the check, initialised, as all files are, and not written, as
-        // guaranteed above.
+        // SAFETY: inside the mapping, by the check. The bytes are initialised, as in all files, and not
+        // written, as guaranteed above.
         (end <= self.0.size)
             .then(|| unsafe { std::slice::from_raw_parts(self.0.start.as_ptr().add(offset), length) })
     }

@@ -85,7 +85,7 @@ impl Pair {
 
     fn of(file: &File, me: usize, their_pid: u32) -> io::Result<Self> {
         let zero = AtomicU64::default;
-        // Events since the end of the handshake.
+        // Bytes may have arrived together with the end of the handshake.
         let socket = AtomicBool::new(true);
         Ok(Self { memory: Paired::of(file)?, me, their_pid, read: zero(), written: zero(), socket })
     }
@@ -124,7 +124,7 @@ impl Pair {
         Ok(CAPACITY - ring::between(read, self.written.load(Ordering::Relaxed))?)
     }
 
-    /// Reads as many bytes as there are and fit.
+    /// Reads up to `into.len()` bytes.
     ///
     /// # Errors
     /// [`WrongPosition`] if the other side has written an impossible position.

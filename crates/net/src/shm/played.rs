@@ -23,7 +23,7 @@ pub(crate) mod tests {
     use std::sync::Arc;
     use std::sync::atomic::Ordering;
 
-    /// Creates a link of worker 0 to worker 1, and both things that worker 1 has.
+    /// Creates a link of worker 0 to worker 1, and worker 1's sides of the memory and the socket.
     pub(crate) fn link() -> (Link, Arc<Pair>, TcpStream) {
         let (mine, theirs) = pair();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

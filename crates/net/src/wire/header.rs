@@ -2,7 +2,8 @@
 
 use crate::Message;
 
-/// The length of a header: the kind, three zeros, the head's length in 4 bytes and the body's in 8, both little-endian.
+/// The length of a header: the kind, three zeros, the head's length in 4 bytes and the body's in 8, both
+/// little-endian.
 pub const HEADER: usize = 16;
 
 /// A unit of transfer on a link.

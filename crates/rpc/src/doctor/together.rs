@@ -19,9 +19,8 @@ const LONGEST: Duration = Duration::from_secs(600);
 /// The other tasks return `None` afterwards.
 ///
 /// # Errors
-/// - [`ServerError::Broken`]: the leader has not ended this server within ten minutes after the patience, or
-///   the server failed.
-/// - [`ServerError`]: the errors of [`ServerBuilder::start`].
+/// Returns the errors of [`ServerBuilder::start`]. Returns [`ServerError::Broken`] if the server failed, or
+/// the leader has not ended it within ten minutes after the patience.
 pub fn together(
     builder: ServerBuilder,
     clients: &ClientBuilder,
