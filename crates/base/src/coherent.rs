@@ -15,8 +15,8 @@ enum State<V> {
     Dirty,
 }
 
-/// The states of the copies of one value, or of its parts, each with the version `V` that it has. It is locked while a copy is read or
-/// written, so that no copy has the label of another value.
+/// The states of the copies of one value, or of its parts, each with the version `V` that it has. It is locked while a
+/// copy is read or written, so that no copy has the label of another value.
 #[derive(Debug)]
 pub struct Coherent<V>(Mutex<Vec<State<V>>>);
 
@@ -60,7 +60,8 @@ impl<V: Copy + PartialEq> Coherent<V> {
         }
     }
 
-    /// Runs what writes the same to `copies` in place of the value. They are dirty from now on, also if they were written in part.
+    /// Runs what writes the same to `copies` in place of the value. They are dirty from now on, also if they were
+    /// written in part.
     ///
     /// # Errors
     /// That of `write`.
@@ -74,8 +75,8 @@ impl<V: Copy + PartialEq> Coherent<V> {
         write()
     }
 
-    /// Makes the value fresh before it is read or written itself: if copies are dirty, `back` writes that of one to the value, whose version
-    /// was asked for before. They are fresh then.
+    /// Makes the value fresh before it is read or written itself: if copies are dirty, `back` writes that of one to the
+    /// value, whose version was asked for before. They are fresh then.
     ///
     /// # Errors
     /// That of `back`: copies are still dirty.

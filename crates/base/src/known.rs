@@ -17,8 +17,8 @@ pub struct Known<B> {
 }
 
 impl<B> Known<B> {
-    /// An operation with this name, for candle's messages, and this result. `backward` gives the gradients of the tensors, from these, the result, and
-    /// the gradient of that.
+    /// An operation with this name, for candle's messages, and this result. `backward` gives the gradients of the
+    /// tensors, from these, the result, and the gradient of that.
     pub fn new(name: &'static str, result: Tensor, backward: B) -> Self {
         Self { name, result: Mutex::new(Some(result)), backward }
     }
@@ -105,8 +105,8 @@ operation!(CustomOp1, 1, Option<Tensor>, first);
 operation!(CustomOp2, 2, (Option<Tensor>, Option<Tensor>), first, second);
 operation!(CustomOp3, 3, (Option<Tensor>, Option<Tensor>, Option<Tensor>), first, second, third);
 
-/// A result that is there, in the graph of its argument if that depends on a variable. `backward` gives the gradient of the argument,
-/// from that and the gradient of the result.
+/// A result that is there, in the graph of its argument if that depends on a variable. `backward` gives the gradient of
+/// the argument, from that and the gradient of the result.
 pub fn attach(
     name: &'static str,
     argument: &Tensor,

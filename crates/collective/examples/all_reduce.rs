@@ -1,5 +1,5 @@
-//! How long processes of this machine take to add up vectors that lie in buffers of the group, and get the sums where they
-//! lie: nothing is copied before or after.
+//! How long processes of this machine take to add up vectors that lie in buffers of the group, and get the sums where
+//! they lie: nothing is copied before or after.
 //!
 //! ```text
 //! cargo run --release -p distribute-collective --example all_reduce -- \

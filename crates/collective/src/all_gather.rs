@@ -6,8 +6,8 @@ use crate::threads::Member;
 use distribute_cluster::Fingerprint;
 use distribute_tensor::{Error, Leaf};
 
-/// Concatenates each leaf over all members along `axis`, in the order of ranks. Returns the leaves, and for each leaf the
-/// offset of this member's part along the axis.
+/// Concatenates each leaf over all members along `axis`, in the order of ranks. Returns the leaves, and for each leaf
+/// the offset of this member's part along the axis.
 ///
 /// # Errors
 /// [`Failure`] on every member.

@@ -8,8 +8,8 @@
 //! | [`all_reduce`], [`all_gather`] | the operations, one a file |
 //! | [`Failure`] | why one failed, on every member |
 //!
-//! Members compare the [`Fingerprint`](distribute_cluster::Fingerprint) of a call before any data moves. If they differ,
-//! or a member is gone or late, all of them get the same error, which names the culprit and the call.
+//! Members compare the [`Fingerprint`](distribute_cluster::Fingerprint) of a call before any data moves. If they
+//! differ, or a member is gone or late, all of them get the same error, which names the culprit and the call.
 
 mod all_gather;
 mod all_reduce;

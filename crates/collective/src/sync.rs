@@ -40,7 +40,8 @@ impl Signal {
         Self { changed: Condvar::new(), sleepers: AtomicU64::new(0) }
     }
 
-    /// Sleeps until the signal, at most until the deadline. It may also wake spuriously, and does so to look at the clock.
+    /// Sleeps until the signal, at most until the deadline. It may also wake spuriously, and does so to look at the
+    /// clock.
     pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>, deadline: &mut Deadline) -> MutexGuard<'a, T> {
         let slice = deadline.look();
         // shuttle's waits never time out, so a passed deadline returns at once.

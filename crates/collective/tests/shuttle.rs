@@ -267,7 +267,8 @@ fn a_missed_deadline_ends_the_session_for_all_with_one_text() {
     });
 }
 
-/// Runs `body` on each replica of two workers with `replicas` each, which are threads of one process; twice, in a step each.
+/// Runs `body` on each replica of two workers with `replicas` each, which are threads of one process; twice, in a step
+/// each.
 fn two_workers(replicas: usize, body: impl Fn(&Member) -> bool + Send + Sync + Copy + 'static) {
     let groups = local::groups(Links::Memory, 2, replicas).unwrap();
     let worker = move |group: Group| {

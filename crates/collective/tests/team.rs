@@ -227,7 +227,8 @@ fn a_deadline_passes_in_time_also_where_members_yield_to_other_programs() {
                     let elapsed = watch.elapsed();
                     told.lock().unwrap().send(()).unwrap();
                     assert_eq!(blame.fault, Fault::Late);
-                    // Where a member yields in each slice of its wait, a slice lasts much longer, and half of one counts.
+                    // Where a member yields in each slice of its wait, a slice lasts much longer, and half of one
+                    // counts.
                     assert!(elapsed < Duration::from_secs(5), "{elapsed:?}");
                     true
                 });

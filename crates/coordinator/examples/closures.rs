@@ -1,8 +1,8 @@
-//! How many closures a coordinator schedules on two workers over loopback: `cargo run --release -p distribute-coordinator --example
-//! closures`.
+//! How many closures a coordinator schedules on two workers over loopback:
+//! `cargo run --release -p distribute-coordinator --example closures`.
 //!
-//! Workers are processes. Closures that do nothing are scheduled and joined, then one after another scheduled and fetched; then a worker
-//! is killed while it runs one, which the other one takes over.
+//! Workers are processes. Closures that do nothing are scheduled and joined, then one after another scheduled and
+//! fetched; then a worker is killed while it runs one, which the other one takes over.
 
 use bytes::Bytes;
 use distribute_cluster::{ClusterSpec, Job, Stopwatch};

@@ -67,22 +67,24 @@
 //!
 //! # Parameter servers
 //!
-//! [`ParameterServerStrategy`] keeps variables on parameter servers, cut into shards, and workers train against them without waiting
-//! for each other. [`LocalCluster`] has them all in one process; [`params`] has the partitioners; [`mod@lookup`] rows by their ids;
-//! [`runner::ParameterServerStrategy`] a strategy from the environment alone. [`mod@remote`]: functions that workers run for a coordinator.
+//! [`ParameterServerStrategy`] keeps variables on parameter servers, cut into shards, and workers train against them
+//! without waiting for each other. [`LocalCluster`] has them all in one process; [`params`] has the partitioners;
+//! [`mod@lookup`] rows by their ids; [`runner::ParameterServerStrategy`] a strategy from the environment alone.
+//! [`mod@remote`]: functions that workers run for a coordinator.
 //! [`between_graph`]: workers that run the whole program each, without one.
 //!
 //! # Several workers
 //!
-//! [`MultiWorkerMirroredStrategy`] trains on several workers in lock step: processes on one machine or several. What takes a
-//! [`&Strategy`](Strategy) needs no change. [`Preemption`] ends a training in order when a scheduler asks for it.
+//! [`MultiWorkerMirroredStrategy`] trains on several workers in lock step: processes on one machine or several. What
+//! takes a [`&Strategy`](Strategy) needs no change. [`Preemption`] ends a training in order when a scheduler asks for
+//! it.
 //!
 //! # When things break
 //!
-//! If a replica's closure fails or panics, if a replica leaves out a collective or calls it differently, or if it is late,
-//! `run` returns one [`Error`] that names step, replica, call and line. No replica hangs, and the strategy can be used
-//! again. A replica that is stuck in its closure is logged with its last call; `run` returns when the closure does.
-//! docs/errors.md has a row for each kind of error.
+//! If a replica's closure fails or panics, if a replica leaves out a collective or calls it differently, or if it is
+//! late, `run` returns one [`Error`] that names step, replica, call and line. No replica hangs, and the strategy can be
+//! used again. A replica that is stuck in its closure is logged with its last call; `run` returns when the closure
+//! does. docs/errors.md has a row for each kind of error.
 
 #[cfg(doctest)]
 mod guides;

@@ -1,8 +1,8 @@
 //! Runs the cases that TensorFlow computed: `cargo test -p distribute --test oracle [-- filter]`.
 //!
-//! Reads every `*.json` in `$ORACLE_DIR` (by default `tests/oracle/cases`). Each case runs, or fails the run: there is no
-//! skipping. A deliberate difference (`oracle/differences.rs`) names its rule, and what we do instead is asserted. With
-//! a filter, only cases whose id contains it run; with `--differences`, the cases of each difference are listed.
+//! Reads every `*.json` in `$ORACLE_DIR` (by default `tests/oracle/cases`). Each case runs, or fails the run: there is
+//! no skipping. A deliberate difference (`oracle/differences.rs`) names its rule, and what we do instead is asserted.
+//! With a filter, only cases whose id contains it run; with `--differences`, the cases of each difference are listed.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -230,7 +230,8 @@ fn check_the_runner(report: &mut Report) {
     }
 }
 
-/// Compiled only where the target has lost its `harness = false`: then `main` would not be called, and nothing would run.
+/// Compiled only where the target has lost its `harness = false`: then `main` would not be called, and nothing would
+/// run.
 #[test]
 fn the_target_needs_harness_false() {
     panic!(

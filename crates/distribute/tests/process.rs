@@ -1,5 +1,5 @@
-//! What a program finds that has said nothing of threads or logging. Each case is a process of its own, with the main thread
-//! and no other: there is no test harness here.
+//! What a program finds that has said nothing of threads or logging. Each case is a process of its own, with the main
+//! thread and no other: there is no test harness here.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

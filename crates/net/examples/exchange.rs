@@ -1,7 +1,7 @@
 //! How long two processes of one machine take to exchange bodies through shared memory: copied, and by reference.
 //!
-//! Each writes all of its body, sends it, and reads all of the other's ("copied", "by reference"); or they add up what both
-//! have, half each, in regions that stay where they are ("sum").
+//! Each writes all of its body, sends it, and reads all of the other's ("copied", "by reference"); or they add up what
+//! both have, half each, in regions that stay where they are ("sum").
 //!
 //! ```text
 //! cargo run --release -p distribute-net --example exchange            # all sizes

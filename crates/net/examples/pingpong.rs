@@ -1,6 +1,6 @@
-//! How long two workers take to answer each other, and to exchange 64 MiB both ways at once: as threads over memory, and
-//! as two processes over TCP, TLS and shared memory, into which and out of which bodies are copied here. What they cost where
-//! they are not is in the example `exchange`.
+//! How long two workers take to answer each other, and to exchange 64 MiB both ways at once: as threads over memory,
+//! and as two processes over TCP, TLS and shared memory, into which and out of which bodies are copied here. What they
+//! cost where they are not is in the example `exchange`.
 //!
 //! ```text
 //! cargo run --release -p distribute-net --example pingpong            # all of them

@@ -35,8 +35,8 @@ impl From<IndexedSlices> for Gradient {
 /// The weighting of a replica's gradients when they are combined with those of the other replicas.
 ///
 /// Replicas whose batches differ in size must not be averaged as if they were equal: of 8 and 2 examples, the mean of
-/// the two means is not the mean over the 10. So the number of examples goes with the gradients, and a plain sum or mean
-/// over replicas is taken only where one is asked for by name.
+/// the two means is not the mean over the 10. So the number of examples goes with the gradients, and a plain sum or
+/// mean over replicas is taken only where one is asked for by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weighting {
     /// They are of the *mean* loss over this many examples of this replica: Σ nᵣgᵣ / Σ nᵣ. A plain number means this.
@@ -132,8 +132,8 @@ impl Gradients {
         Ok(Self { all: (0..parameters.variables.len()).map(of).collect::<Result<_>>()?, parameters })
     }
 
-    /// Takes the gradients of the optimizer's variables from a store: [`backward`]'s, or that of candle's own backward, some of
-    /// whose gradients are wrong.
+    /// Takes the gradients of the optimizer's variables from a store: [`backward`]'s, or that of candle's own backward,
+    /// some of whose gradients are wrong.
     ///
     /// # Errors
     /// As [`insert`](Gradients::insert).
@@ -272,7 +272,8 @@ pub(crate) fn row_len(variable: &Var) -> usize {
 }
 
 impl Parameters {
-    /// Takes the gradient of a variable from the store, on the device where it was found: its own and those of its copies, added up.
+    /// Takes the gradient of a variable from the store, on the device where it was found: its own and those of its
+    /// copies, added up.
     fn found(&self, number: usize, store: &mut GradStore) -> Result<Option<Tensor>> {
         let mut sum: Option<Tensor> = None;
         for variable in self.computed_with(number, &self.variables[number].1) {
@@ -286,8 +287,8 @@ impl Parameters {
         Ok(sum)
     }
 
-    /// A gradient that fits its variable: a contiguous tensor of its own without a graph, rows with the shape of the whole and int64
-    /// indices.
+    /// A gradient that fits its variable: a contiguous tensor of its own without a graph, rows with the shape of the
+    /// whole and int64 indices.
     pub(crate) fn check(&self, index: usize, gradient: Gradient) -> Result<Gradient> {
         let (name, variable) = &self.variables[index];
         let unfit = |what: String| {
@@ -349,8 +350,8 @@ impl Parameters {
 /// Computes the gradients of a loss as candle's `Tensor::backward` does, but right ones of all of candle's operations.
 /// [`Optimizer::minimize`] and [`Gradients::of`] call it.
 ///
-/// candle 0.11's own backward gives wrong gradients of pooling, upsampling, scattering, convolutions of sequences and ties of maxima,
-/// without an error; docs/from-candle.md has the table. The store has the gradients of variables alone.
+/// candle 0.11's own backward gives wrong gradients of pooling, upsampling, scattering, convolutions of sequences and
+/// ties of maxima, without an error; docs/from-candle.md has the table. The store has the gradients of variables alone.
 ///
 /// ```
 /// use candle_core::{Device, Var};

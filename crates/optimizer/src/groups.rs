@@ -93,7 +93,8 @@ impl Groups {
         self.of_variables.retain(|_| index.next().is_some_and(&stays));
     }
 
-    /// Refuses a step in which a variable's rate is more than numbers of its dtype can be: the update would be infinite.
+    /// Refuses a step in which a variable's rate is more than numbers of its dtype can be: the update would be
+    /// infinite.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] with the variable.

@@ -298,7 +298,8 @@ mod tests {
             };
             encode([&header].into_iter()).unwrap().len()
         };
-        // One tally, its weighting, loss, dtype, rows, finite, position (7, the state, the rate), kinds, sent and order.
+        // One tally, its weighting, loss, dtype, rows, finite, position (7, the state, the rate), kinds, sent and
+        // order.
         assert_eq!(of(None), 1 + 2 + 8 + 4 + 1 + 1 + (1 + 1 + 1 + 1 + 8) + 4 + 1 + 1);
         // The digest, and whether the state is complete.
         assert_eq!(of(Some(u64::MAX)), of(None) + 1 + 10);

@@ -25,8 +25,8 @@
 //! | `progress`, `slots`, `state` | steps and slots, also in checkpoints |
 //! | `gradients`, `backward` | gradients as users see them, and how they are found in candle's graph |
 //!
-//! A gradient is one enum on its way, [`Gradient`](distribute_base::internal::Gradient): dense or by row, on the host, in a bucket, in
-//! packs or on a device. What reads it borrows a `GradientRange` of it.
+//! A gradient is one enum on its way, [`Gradient`](distribute_base::internal::Gradient): dense or by row, on the host,
+//! in a bucket, in packs or on a device. What reads it borrows a `GradientRange` of it.
 
 mod backward;
 mod checks;
@@ -156,16 +156,17 @@ impl<R: Rule + Default> Optimizer<R> {
 impl<R: Rule> Optimizer<R> {
     /// Binds to a model's variables, with a rule of chosen hyper-parameters.
     ///
-    /// A rule of your own is a [`Formula`](rules::Formula). It is applied to copies of variables and slots, each replica its
-    /// range, all at once; what it makes is written when all are through, so the others wait for one that hangs as long as
-    /// the strategy's timeout, and where it fails nothing has changed. Where it
-    /// [`only_computes`](rules::Formula::only_computes), as this crate's rules do, it is applied in place, which is faster. Several workers
-    /// compare its `Debug` text in the first step, so that has the hyper-parameters, and nothing that workers have of their own.
+    /// A rule of your own is a [`Formula`](rules::Formula). It is applied to copies of variables and slots, each
+    /// replica its range, all at once; what it makes is written when all are through, so the others wait for one that
+    /// hangs as long as the strategy's timeout, and where it fails nothing has changed. Where it
+    /// [`only_computes`](rules::Formula::only_computes), as this crate's rules do, it is applied in place, which is
+    /// faster. Several workers compare its `Debug` text in the first step, so that has the hyper-parameters, and
+    /// nothing that workers have of their own.
     ///
     /// # Errors
     /// - [`Error::Hyperparameter`]: a hyper-parameter is out of range.
-    /// - [`Error::InvalidArgument`]: no variable is f32 or f64. If only some are of another dtype, this is the error of the first step,
-    ///   unless these are [frozen](Optimizer::freeze).
+    /// - [`Error::InvalidArgument`]: no variable is f32 or f64. If only some are of another dtype, this is the error of
+    ///   the first step, unless these are [frozen](Optimizer::freeze).
     /// - [`Error::WrongContext`]: the call is inside `run`, where each replica would make an optimizer of its own.
     pub fn with_rule(rule: R, variables: &Variables, learning_rate: f64) -> Result<Self> {
         let inner = Inner::new(Box::new(rule), variables, learning_rate)?;
@@ -215,7 +216,8 @@ impl<R: Rule> Optimizer<R> {
 
     /// Returns a copy of a slot of a variable, such as Adam's `m`, of the variable's shape and dtype.
     ///
-    /// Where [state is sharded](Optimizer::sharded_state), all workers make this call, between runs, and each gets all of it.
+    /// Where [state is sharded](Optimizer::sharded_state), all workers make this call, between runs, and each gets all
+    /// of it.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: the variable or slot is unknown, and the error lists the known ones; or a step

@@ -16,12 +16,12 @@ impl<R: Rule> Optimizer<R> {
     /// this returns without synchronizing, and the returned tensor stays on the GPU.
     ///
     /// `n` is the number over which this replica's `loss` is a mean: nearly always the rows of its piece of the batch,
-    /// `labels.dim(0)?`. It is not the size of the global batch, and pieces may differ in size: 9 rows in batches of 4 end
-    /// with pieces of 1 row and of none. Where the loss is a mean over tokens with padding left out, `n` is the number of
-    /// tokens that it counts. Only the proportions between the replicas of a step matter.
+    /// `labels.dim(0)?`. It is not the size of the global batch, and pieces may differ in size: 9 rows in batches of 4
+    /// end with pieces of 1 row and of none. Where the loss is a mean over tokens with padding left out, `n` is the
+    /// number of tokens that it counts. Only the proportions between the replicas of a step matter.
     ///
-    /// One number on pieces of different sizes is warned of once, unless it is more than any batch has rows. An `n` above
-    /// the rows of its piece is not, by itself: a row may have many tokens.
+    /// One number on pieces of different sizes is warned of once, unless it is more than any batch has rows. An `n`
+    /// above the rows of its piece is not, by itself: a row may have many tokens.
     ///
     /// All replicas have to call this, or [`skip`](Optimizer::skip) or [`minimize_each`](Optimizer::minimize_each), the
     /// same number of times. With 0 examples the loss has no weight; what this replica gave to collectives in the model
@@ -66,14 +66,14 @@ impl<R: Rule> Optimizer<R> {
         self.inner.step(ctx, "minimize", sum, at)
     }
 
-    /// One training step over several micro-batches: as [`minimize`](Optimizer::minimize), with the gradients of all
-    /// of them accumulated before the one reduction. Each item is a loss and its number `n` of examples; they are asked for
-    /// one after another, and the graph of each is freed before the next.
+    /// One training step over several micro-batches: as [`minimize`](Optimizer::minimize), with the gradients of all of
+    /// them accumulated before the one reduction. Each item is a loss and its number `n` of examples; they are asked
+    /// for one after another, and the graph of each is freed before the next.
     ///
-    /// Replicas may have different numbers of micro-batches, as long as no graph of this run holds collectives. Where one
-    /// may, since the model has some or something with a graph went into `all_reduce`, all replicas go backward together,
-    /// and need the same number: a replica with fewer gives losses over 0 examples in place of those it lacks. What is
-    /// only logged is best detached before it is reduced.
+    /// Replicas may have different numbers of micro-batches, as long as no graph of this run holds collectives. Where
+    /// one may, since the model has some or something with a graph went into `all_reduce`, all replicas go backward
+    /// together, and need the same number: a replica with fewer gives losses over 0 examples in place of those it
+    /// lacks. What is only logged is best detached before it is reduced.
     ///
     /// # Errors
     /// As [`minimize`](Optimizer::minimize), and those of the items.

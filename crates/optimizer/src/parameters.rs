@@ -113,7 +113,8 @@ impl Parameters {
         Ok(())
     }
 
-    /// Brings variables and their slots to the host that were updated on devices, and are not `on_devices` in this step.
+    /// Brings variables and their slots to the host that were updated on devices, and are not `on_devices` in this
+    /// step.
     ///
     /// # Errors
     /// candle's, of a device.
@@ -129,7 +130,8 @@ impl Parameters {
         self.bring_back(on_devices)
     }
 
-    /// Marks some variables as being written while what it returns is kept: replicas bring their copies up to date after it.
+    /// Marks some variables as being written while what it returns is kept: replicas bring their copies up to date
+    /// after it.
     pub(crate) fn writing(&self, variables: impl Iterator<Item = usize>) -> Writing<'_> {
         Writing(variables.filter_map(|variable| self.device_copies.get(variable)?.as_deref()).collect())
     }

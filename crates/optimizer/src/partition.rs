@@ -5,8 +5,8 @@ use distribute_cluster::{World, fnv1a};
 use distribute_tensor::partition;
 use std::ops::Range;
 
-/// Elements that are reduced and updated at a time: they fit the first-level cache with their slots. Ranges of replicas and workers end at
-/// multiples of it, so sums over blocks don't depend on their number.
+/// Elements that are reduced and updated at a time: they fit the first-level cache with their slots. Ranges of replicas
+/// and workers end at multiples of it, so sums over blocks don't depend on their number.
 pub(crate) const BLOCK: usize = 2048;
 
 /// The elements of each variable that each worker updates and keeps state for: the same on all workers.

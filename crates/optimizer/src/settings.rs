@@ -14,8 +14,8 @@ use std::sync::Arc;
 impl<R: Rule> Optimizer<R> {
     /// Takes the learning rate of each step from a schedule, in place of the number given at first: a function of the
     /// finished steps, and of nothing else, so that a training that resumes with those goes on as it would have. It is
-    /// called once in each step, for all replicas, on replica 0 and in cross-replica context; the others wait for it as long
-    /// as the strategy's timeout.
+    /// called once in each step, for all replicas, on replica 0 and in cross-replica context; the others wait for it as
+    /// long as the strategy's timeout.
     ///
     /// # Errors
     /// - [`Error::Hyperparameter`](crate::Error::Hyperparameter): the schedule is out of range.
@@ -49,8 +49,8 @@ impl<R: Rule> Optimizer<R> {
     /// Changes each replica's own gradients, before they are reduced: those of the mean loss over its examples. After
     /// what was asked for earlier.
     ///
-    /// The result depends on how examples are dealt to replicas. To train like one device, change what has been reduced:
-    /// [`after_reduce`](Optimizer::after_reduce).
+    /// The result depends on how examples are dealt to replicas. To train like one device, change what has been
+    /// reduced: [`after_reduce`](Optimizer::after_reduce).
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for numbers out of range.
@@ -87,9 +87,9 @@ impl<R: Rule> Optimizer<R> {
         self
     }
 
-    /// Says what becomes of steps in which a loss or a gradient is NaN or infinite, for all replicas: by default there is a
-    /// warning of losses. What is told names the replica, the step, the variable, and whether a variable itself is not
-    /// finite; of many such steps in a row it is told of the first, the tenth, the hundredth and so on.
+    /// Says what becomes of steps in which a loss or a gradient is NaN or infinite, for all replicas: by default there
+    /// is a warning of losses. What is told names the replica, the step, the variable, and whether a variable itself is
+    /// not finite; of many such steps in a row it is told of the first, the tenth, the hundredth and so on.
     ///
     /// ```
     /// # use distribute::{Error, optimizer::NotFinite, prelude::*};
@@ -114,10 +114,12 @@ impl<R: Rule> Optimizer<R> {
         self
     }
 
-    /// Trains the variables of some names no more: they stay as they are, are neither reduced nor counted in norms, and have
-    /// no slots, also not in checkpoints. In `minimize`, layers of [`nn`](distribute_nn) don't even compute their gradients.
+    /// Trains the variables of some names no more: they stay as they are, are neither reduced nor counted in norms, and
+    /// have no slots, also not in checkpoints. In `minimize`, layers of [`nn`](distribute_nn) don't even compute their
+    /// gradients.
     ///
-    /// Variables that are neither f32 nor f64, such as bf16 weights below an adapter, have to be frozen before the first step.
+    /// Variables that are neither f32 nor f64, such as bf16 weights below an adapter, have to be frozen before the
+    /// first step.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: no variable has such a name that is not frozen already, or no other is left to train.
@@ -143,13 +145,14 @@ impl<R: Rule> Optimizer<R> {
         Ok(self)
     }
 
-    /// Multiplies the learning rate of the variables of some names, in each step, whatever sets or schedules it. Factors
-    /// of several calls multiply. A step in which the product is more than the variable's dtype can hold is refused.
+    /// Multiplies the learning rate of the variables of some names, in each step, whatever sets or schedules it.
+    /// Factors of several calls multiply. A step in which the product is more than the variable's dtype can hold is
+    /// refused.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where no variable that is trained has such a name, with the names there are, and for a
-    /// factor that is not finite and positive, by itself or times earlier ones: with 0, [`freeze`](Optimizer::freeze) is
-    /// meant.
+    /// [`Error::InvalidArgument`] where no variable that is trained has such a name, with the names there are, and for
+    /// a factor that is not finite and positive, by itself or times earlier ones: with 0, [`freeze`](Optimizer::freeze)
+    /// is meant.
     #[doc(alias = "param_groups")]
     pub fn rate_factor(mut self, names: impl Fn(&str) -> bool, factor: f64) -> Result<Self> {
         self.inner.rate_factor(&names, factor)?;
@@ -182,8 +185,9 @@ impl<R: Rule> Optimizer<R> {
         Ok(self)
     }
 
-    /// Divides the optimizer's state among the workers: each keeps slots for its range of every variable, updates that, and gets
-    /// the new values of the other ranges from those who own them. The weights have the bits that they have without it.
+    /// Divides the optimizer's state among the workers: each keeps slots for its range of every variable, updates that,
+    /// and gets the new values of the other ranges from those who own them. The weights have the bits that they have
+    /// without it.
     ///
     /// With N workers each keeps one Nth of the slots, such as Adam's two, also for tables that are trained by row,
     /// and each update is computed on one worker only. Traffic is the same, but half of it, the updated weights, is
@@ -192,13 +196,13 @@ impl<R: Rule> Optimizer<R> {
     /// addition; with rules that move all rows, such as [`Adam`](super::Adam) unless it is lazy, all values are. With
     /// one worker nothing changes. It is off by default.
     ///
-    /// Checkpoints are the same files as without it: the chief gathers the slots, one after another. What was saved with any
-    /// number of workers, sharded or not, can be restored with any other. What a worker that is lost has kept is lost with it, and
-    /// no other has a copy: training goes on from the last checkpoint.
+    /// Checkpoints are the same files as without it: the chief gathers the slots, one after another. What was saved
+    /// with any number of workers, sharded or not, can be restored with any other. What a worker that is lost has kept
+    /// is lost with it, and no other has a copy: training goes on from the last checkpoint.
     ///
-    /// All workers set it alike, before the first step. Clipping by norms takes one more message. What needs whole gradients or
-    /// copies of variables on each worker is refused: [`Transform::each`] after the reduction, and rules that may do more than
-    /// [compute](crate::rules::Formula::only_computes).
+    /// All workers set it alike, before the first step. Clipping by norms takes one more message. What needs whole
+    /// gradients or copies of variables on each worker is refused: [`Transform::each`] after the reduction, and rules
+    /// that may do more than [compute](crate::rules::Formula::only_computes).
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -217,8 +221,8 @@ impl<R: Rule> Optimizer<R> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] after the first step, for transforms and rules that cannot be applied to ranges, and where workers
-    /// come and go.
+    /// [`Error::InvalidArgument`] after the first step, for transforms and rules that cannot be applied to ranges, and
+    /// where workers come and go.
     #[doc(alias = "ZeroRedundancyOptimizer")]
     #[doc(alias = "ZeRO")]
     pub fn sharded_state(mut self, sharded: bool) -> Result<Self> {

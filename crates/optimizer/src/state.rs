@@ -8,12 +8,12 @@ use distribute_core::{Checkpointed, Restore, Strategy};
 use distribute_optim::Rule;
 use serde_json::json;
 
-/// Slots by the name of slot and variable, `optimizer/m/fc.weight`; rule, finished steps and learning rate, where it was
-/// set by hand, as metadata. The rule's hyper-parameters are noted, but not restored: they are those that the optimizer
-/// was made with. So is a schedule, which goes on at the step that was saved.
+/// Slots by the name of slot and variable, `optimizer/m/fc.weight`; rule, finished steps and learning rate, where it
+/// was set by hand, as metadata. The rule's hyper-parameters are noted, but not restored: they are those that the
+/// optimizer was made with. So is a schedule, which goes on at the step that was saved.
 ///
-/// Slots that the workers share are the same in a checkpoint as those of one. The chief gathers them one after another, so
-/// that no other worker ever has more than its own.
+/// Slots that the workers share are the same in a checkpoint as those of one. The chief gathers them one after another,
+/// so that no other worker ever has more than its own.
 impl<R: Rule> Checkpointed for Optimizer<R> {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         let optimizer = &self.inner;

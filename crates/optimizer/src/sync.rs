@@ -6,7 +6,8 @@ use distribute_collective::group::GroupCall;
 use distribute_collective::threads::Member;
 use std::sync::Arc;
 
-/// The replicas of one step, after they have met. Each of its calls is made by all of them, and gives all the same result or error.
+/// The replicas of one step, after they have met. Each of its calls is made by all of them, and gives all the same
+/// result or error.
 pub(crate) struct StepSync<'a> {
     pub(crate) member: &'a Member,
     /// The call in which they have met.
@@ -19,7 +20,8 @@ impl StepSync<'_> {
         self.member.group_call(|| self.call.part(part))
     }
 
-    /// Replica 0 leads, and the others lend it their cores. They wait without a deadline: code of users has no place here.
+    /// Replica 0 leads, and the others lend it their cores. They wait without a deadline: code of users has no place
+    /// here.
     pub(crate) fn run_on_leader<R: Clone + Send + Sync + 'static>(
         &self,
         lead: impl FnOnce(&Threads<'_>) -> Result<R>,
@@ -40,7 +42,8 @@ impl StepSync<'_> {
         given(&*self.member.run_on_leader(self.call, part, || make().map_err(Arc::new))?)
     }
 
-    /// Each replica does its part of what calls code of users, `make((which, of how many))`. Everybody gets everybody's.
+    /// Each replica does its part of what calls code of users, `make((which, of how many))`. Everybody gets
+    /// everybody's.
     pub(crate) fn run_on_each<T: Send + Sync + 'static>(
         &self,
         part: &str,

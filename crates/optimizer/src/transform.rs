@@ -73,9 +73,9 @@ impl Transform {
     ///
     /// Before the reduction it is called on each replica, at once. After it, once for all replicas, on replica 0 and in
     /// cross-replica context, where collectives are refused; the others wait for it as long as the strategy's timeout.
-    /// While it runs, [`finished_steps`](crate::Optimizer::finished_steps) and [`learning_rate`](crate::Optimizer::learning_rate) can be
-    /// asked, but not [`slot`](crate::Optimizer::slot). The same input has to give the same output, for results that can
-    /// be repeated.
+    /// While it runs, [`finished_steps`](crate::Optimizer::finished_steps) and
+    /// [`learning_rate`](crate::Optimizer::learning_rate) can be asked, but not [`slot`](crate::Optimizer::slot). The
+    /// same input has to give the same output, for results that can be repeated.
     pub fn each(change: impl Fn(&str, Gradient) -> Result<Gradient> + Send + Sync + 'static) -> Self {
         Self(Kind::Each(Arc::new(change)))
     }

@@ -1,4 +1,5 @@
-//! The values of a variable on servers that are in the memory of this process, for candle to compute with, and the requests that refresh them.
+//! The values of a variable on servers that are in the memory of this process, for candle to compute with, and the
+//! requests that refresh them.
 
 use super::links::{Ask, unexpected};
 use super::{Sharded, Underway};
@@ -10,8 +11,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-/// A candle variable that stands for one on servers. It has that one's values as they were when they were last fetched; or, where
-/// only layers that look up rows use it, none, and takes no memory but addresses.
+/// A candle variable that stands for one on servers. It has that one's values as they were when they were last fetched;
+/// or, where only layers that look up rows use it, none, and takes no memory but addresses.
 pub struct HostCache {
     tables: Sharded,
     var: Var,

@@ -39,8 +39,8 @@ impl Numbering {
 
     /// Has servers make changes once.
     ///
-    /// They are numbered by operations, and not for each table: another execution of the closure may have other rows, and not reach a
-    /// table that this one has reached, but goes through the same operations.
+    /// They are numbered by operations, and not for each table: another execution of the closure may have other rows,
+    /// and not reach a table that this one has reached, but goes through the same operations.
     pub fn mark(&mut self, asks: &mut [Ask]) {
         // Mostly each table is changed once in an operation.
         let mut before: HashMap<(usize, String), u64> = HashMap::new();
@@ -59,8 +59,8 @@ impl Numbering {
 }
 
 impl Drop for Numbering {
-    /// A closure that has not ended well is run again, here or elsewhere, and makes its steps then: counted twice they would be later ones
-    /// than servers have applied, of which rules such as Adam's know the number.
+    /// A closure that has not ended well is run again, here or elsewhere, and makes its steps then: counted twice they
+    /// would be later ones than servers have applied, of which rules such as Adam's know the number.
     fn drop(&mut self) {
         for (finished, steps) in self.steps.drain(..) {
             // One may have been restored meanwhile that has made fewer.
@@ -72,15 +72,15 @@ impl Drop for Numbering {
 /// While this is there, what its strategy changes on parameter servers are changes of a closure: see
 /// [`ParameterServers::run_closure`].
 ///
-/// If it is dropped, and has not [ended](Self::end), the steps that optimizers have made meanwhile count no more in their
-/// `finished_steps`: the closure is to be run again.
+/// If it is dropped, and has not [ended](Self::end), the steps that optimizers have made meanwhile count no more in
+/// their `finished_steps`: the closure is to be run again.
 #[derive(Debug)]
 #[must_use = "changes are those of the closure until this is dropped"]
 pub struct RunningClosure<'a>(&'a ParameterServers);
 
 impl RunningClosure<'_> {
-    /// Waits until servers have acknowledged all that the closure has changed, also where values may be stale: it has ended well then, and
-    /// nothing of it can be lost any more.
+    /// Waits until servers have acknowledged all that the closure has changed, also where values may be stale: it has
+    /// ended well then, and nothing of it can be lost any more.
     ///
     /// # Errors
     /// That of an update which was not.
@@ -98,13 +98,14 @@ impl Drop for RunningClosure<'_> {
 }
 
 impl ParameterServers {
-    /// Until what is given is dropped, all that the strategy changes on servers are changes of a closure: gradients, and what is written
-    /// to variables. When the closure is run again, by this worker or another one, each of them that was made before is acknowledged, and not
-    /// made. They are told from each other by the order in which the strategy starts them; so a closure has to do the same each time, with
-    /// whatever values and examples. Of an update that is still under way at the end, the closure stays the one that has started it.
+    /// Until what is given is dropped, all that the strategy changes on servers are changes of a closure: gradients,
+    /// and what is written to variables. When the closure is run again, by this worker or another one, each of them
+    /// that was made before is acknowledged, and not made. They are told from each other by the order in which the
+    /// strategy starts them; so a closure has to do the same each time, with whatever values and examples. Of an update
+    /// that is still under way at the end, the closure stays the one that has started it.
     ///
-    /// A server refuses them when the closure has ended, as what another worker has told it says, or another job has begun: see
-    /// [`Error::is_stale`].
+    /// A server refuses them when the closure has ended, as what another worker has told it says, or another job has
+    /// begun: see [`Error::is_stale`].
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the strategy runs a closure already.
@@ -116,12 +117,12 @@ impl ParameterServers {
         Err(Error::invalid("run_closure", reason))
     }
 
-    /// Begins a job, whose number is greater than all that servers know, and gives it: for the [`Origin`] of its closures. When it returns,
-    /// nothing is changed any more by closures of jobs before, wherever they still run.
+    /// Begins a job, whose number is greater than all that servers know, and gives it: for the [`Origin`] of its
+    /// closures. When it returns, nothing is changed any more by closures of jobs before, wherever they still run.
     ///
     /// # Errors
-    /// [`Error::Server`]; [`Error::InvalidArgument`] if another coordinator has begun one at the same time. Then some servers may have the
-    /// new job, and it can be begun again.
+    /// [`Error::Server`]; [`Error::InvalidArgument`] if another coordinator has begun one at the same time. Then some
+    /// servers may have the new job, and it can be begun again.
     pub fn begin_job(&self) -> Result<u64> {
         const OPERATION: &str = "begin_job";
         let newest = self.ask_for_job(0)?;

@@ -28,8 +28,8 @@ pub struct Dynamic {
 }
 
 impl Dynamic {
-    /// Creates a variable, or finds one that another process has made in the same way: a table on each server, or one beside
-    /// another variable.
+    /// Creates a variable, or finds one that another process has made in the same way: a table on each server, or one
+    /// beside another variable.
     pub fn create(
         servers: &ParameterServers,
         (name, row, dtype): (&str, &[usize], DType),
@@ -143,7 +143,8 @@ impl Dynamic {
         answers.into_iter().enumerate().map(info).collect()
     }
 
-    /// Has these ids and no others have rows, of these values. Slots of those that have rows stay as they are, and others begin anew.
+    /// Has these ids and no others have rows, of these values. Slots of those that have rows stay as they are, and
+    /// others begin anew.
     pub fn set_values(
         &self,
         operation: &'static str,

@@ -148,7 +148,8 @@ impl ParameterServers {
         self.links().count()
     }
 
-    /// What each server has, and how many rows were read from it and pushed to it since it started, by all workers together.
+    /// What each server has, and how many rows were read from it and pushed to it since it started, by all workers
+    /// together.
     ///
     /// # Errors
     /// [`Error::Server`] for one that does not answer within the strategy's timeout.
@@ -246,7 +247,8 @@ impl ParameterServers {
     }
 
     // SHARD-1, PLACE-1
-    /// Decides where a new variable goes. `make` makes it there, one variable after another; if it fails, nothing has been placed.
+    /// Decides where a new variable goes. `make` makes it there, one variable after another; if it fails, nothing has
+    /// been placed.
     fn place<T>(
         &self,
         variable: (&str, &[usize], DType),

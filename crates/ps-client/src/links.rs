@@ -41,7 +41,8 @@ impl Links {
         Self { channels, timeout, closure: Mutex::new(None) }
     }
 
-    /// From now on changes are those of a closure, or of none. Says whether they are: one that is run ends before another.
+    /// From now on changes are those of a closure, or of none. Says whether they are: one that is run ends before
+    /// another.
     pub(super) fn run(&self, closure: Option<Numbering>) -> bool {
         let mut running = lock(&self.closure);
         let can = running.is_none() || closure.is_none();
@@ -89,7 +90,8 @@ impl Links {
         self.start(asks).wait(operation)
     }
 
-    /// Asks all servers at once, and leaves it to the caller when to wait. What is asked of one table is asked in this order.
+    /// Asks all servers at once, and leaves it to the caller when to wait. What is asked of one table is asked in this
+    /// order.
     ///
     /// All have one deadline. A server that could not be sent something is sent nothing more.
     pub(crate) fn start(&self, mut asks: Vec<Ask>) -> Underway {
@@ -340,7 +342,8 @@ mod tests {
         };
         assert_eq!(positions(&messages[0]), [vec![0, 2], vec![3], vec![4], vec![5]]);
         assert_eq!(positions(&messages[1]), [vec![1]]);
-        // A small one goes with those before a large one, unless that is of its table; what is of no table keeps its place.
+        // A small one goes with those before a large one, unless that is of its table; what is of no table keeps its
+        // place.
         let asks = vec![
             create(0, "a", 10),
             create(0, "b", 2 * TOGETHER),

@@ -1,4 +1,5 @@
-//! Pushing gradients to servers, which apply them by the rules that they were given, also one that came back without what it had.
+//! Pushing gradients to servers, which apply them by the rules that they were given, also one that came back without
+//! what it had.
 
 use super::cache::{Fetch, fetch_all};
 use super::links::{Ask, Links, Underway, failed};
@@ -40,8 +41,8 @@ impl<'a> PushRequests<'a> {
         Ok(Self { variable, rule, requests })
     }
 
-    /// A gradient of rows, of which `gradient` gives those at some positions. It is sent to the shards that have them or, `at_all`, to all,
-    /// because the rule moves rows without a gradient.
+    /// A gradient of rows, of which `gradient` gives those at some positions. It is sent to the shards that have them
+    /// or, `at_all`, to all, because the rule moves rows without a gradient.
     ///
     /// # Errors
     /// [`Error::Params`]: a number is none of a row; the error of `gradient`.
@@ -75,7 +76,8 @@ impl<'a> PushRequests<'a> {
 }
 
 impl Session {
-    /// Sets the rules by which servers update variables, which make their slots. A rule that this process has set is not sent again.
+    /// Sets the rules by which servers update variables, which make their slots. A rule that this process has set is
+    /// not sent again.
     ///
     /// # Errors
     /// [`Error::Server`], also if a table has another rule.
@@ -94,12 +96,13 @@ impl Session {
         Ok(())
     }
 
-    /// Pushes gradients to servers, and fetches what has changed after them. `made` is called when servers have applied them or, if values
-    /// may lack them for some steps, when they are under way. No thread may be computing with the values.
+    /// Pushes gradients to servers, and fetches what has changed after them. `made` is called when servers have applied
+    /// them or, if values may lack them for some steps, when they are under way. No thread may be computing with the
+    /// values.
     ///
     /// # Errors
-    /// [`Error::Server`], for these gradients or earlier ones that were under way. If values cannot be fetched after them, the next step
-    /// does, and what is pushed before it in the same step is refused.
+    /// [`Error::Server`], for these gradients or earlier ones that were under way. If values cannot be fetched after
+    /// them, the next step does, and what is pushed before it in the same step is refused.
     pub fn push(
         &self,
         operation: &'static str,
@@ -173,7 +176,8 @@ impl InFlight {
         Self { links: links.clone(), underway: links.start_marked(requests), again }
     }
 
-    /// Waits until all have been applied. Returns whether that was at once, so that what was asked for after them has them all.
+    /// Waits until all have been applied. Returns whether that was at once, so that what was asked for after them has
+    /// them all.
     ///
     /// A table that has no rule has refused its gradient, and is as it was: it gets the rule, and the gradient again.
     ///

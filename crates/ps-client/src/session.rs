@@ -16,8 +16,8 @@ pub(crate) type Finish = Box<dyn FnOnce() -> Result<Fetched> + Send>;
 /// Whether values could be fetched after gradients that were acknowledged. Their step counts in any case.
 pub(crate) type Fetched = Result<()>;
 
-/// The session of this process with parameter servers: the variables that candle computes with, the steps that are running, and the
-/// updates that are still under way.
+/// The session of this process with parameter servers: the variables that candle computes with, the steps that are
+/// running, and the updates that are still under way.
 pub struct Session {
     pub(crate) links: Arc<Links>,
     /// The values that candle computes with, in the order of creation.
@@ -80,12 +80,12 @@ impl Session {
         lock(&self.caches).iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Begins a step. The first of those that run at once fetches the values of all caches, unless an update is under way
-    /// that will; a step `inside` another continues with its values.
+    /// Begins a step. The first of those that run at once fetches the values of all caches, unless an update is under
+    /// way that will; a step `inside` another continues with its values.
     ///
     /// # Errors
-    /// [`Error::Server`], also of an update under way after which something was written; [`Error::InvalidArgument`]: another step is running
-    /// that this one is not inside of.
+    /// [`Error::Server`], also of an update under way after which something was written; [`Error::InvalidArgument`]:
+    /// another step is running that this one is not inside of.
     pub fn begin_step(&self, inside: bool) -> Result<Step<'_>> {
         let _servers = tracing::trace_span!("servers").entered();
         self.begin(inside, || fetch_all("run", &self.caches()))
@@ -119,7 +119,8 @@ impl Session {
         Ok(step)
     }
 
-    /// Adds an update that is under way. Waits until no more are than values may lack. No thread may be computing with these.
+    /// Adds an update that is under way. Waits until no more are than values may lack. No thread may be computing with
+    /// these.
     ///
     /// # Errors
     /// That of the first update which has failed.
@@ -142,8 +143,8 @@ impl Session {
     }
 
     // INV-55
-    /// Fetches all of a variable from now on. What candle computes with is refreshed now, unless a step is running that has it: its values
-    /// stay until the step is over.
+    /// Fetches all of a variable from now on. What candle computes with is refreshed now, unless a step is running that
+    /// has it: its values stay until the step is over.
     ///
     /// # Errors
     /// [`Error::Server`].
@@ -155,7 +156,8 @@ impl Session {
         }
     }
 
-    /// Runs `body`, which may write values, unless a step is running that computes with them. None begins before it is over.
+    /// Runs `body`, which may write values, unless a step is running that computes with them. None begins before it is
+    /// over.
     ///
     /// # Errors
     /// Those of `body`.
@@ -175,7 +177,8 @@ impl Session {
         self.links.made_step(finished);
     }
 
-    /// Takes the result of fetching values after gradients that were acknowledged. If it is an error, the next step fetches them.
+    /// Takes the result of fetching values after gradients that were acknowledged. If it is an error, the next step
+    /// fetches them.
     pub(crate) fn fetched(&self, fetched: Fetched) {
         if let Err(error) = fetched {
             tracing::debug!("values are left to the next step: {error}");
@@ -195,8 +198,8 @@ impl Session {
         lock(&self.state).behind.take().map_or(Ok(()), Err)
     }
 
-    /// Fails the step that is running, because values could not be fetched where no error can be returned. Returns the error if no step is
-    /// running.
+    /// Fails the step that is running, because values could not be fetched where no error can be returned. Returns the
+    /// error if no step is running.
     pub fn fail_step(&self, error: Error) -> Option<Error> {
         let mut state = lock(&self.state);
         if state.running == 0 {

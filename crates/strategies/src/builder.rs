@@ -45,8 +45,8 @@ impl Default for MirroredBuilder {
 }
 
 impl MirroredBuilder {
-    /// A replica on each of these devices, such as `["cpu:0", "cpu:1"]`. Where this is not called, on each GPU that this build can
-    /// open, and where there is none, one on the CPU.
+    /// A replica on each of these devices, such as `["cpu:0", "cpu:1"]`. Where this is not called, on each GPU that
+    /// this build can open, and where there is none, one on the CPU.
     pub fn devices<'a>(mut self, devices: impl IntoIterator<Item = &'a str>) -> Self {
         self.devices = Some(devices.into_iter().map(String::from).collect());
         self
@@ -79,9 +79,9 @@ impl MirroredBuilder {
         self
     }
 
-    /// Pins each replica to cores of its own; by default the system schedules them. This is for machines that do nothing
-    /// else: if another program takes one of these cores, all replicas wait for it. Threads that a closure starts inherit
-    /// its replica's core; rayon's global threads do not, since they are started before.
+    /// Pins each replica to cores of its own; by default the system schedules them. This is for machines that do
+    /// nothing else: if another program takes one of these cores, all replicas wait for it. Threads that a closure
+    /// starts inherit its replica's core; rayon's global threads do not, since they are started before.
     pub fn pinned(mut self, pinned: bool) -> Self {
         self.pinned = pinned;
         self
@@ -92,8 +92,8 @@ impl MirroredBuilder {
     /// # Errors
     /// Those of [`MirroredStrategy::new`] and [`Threads::new`]; and
     /// [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument) for a timeout of zero, a
-    /// [`CommunicationImplementation`](distribute_core::CommunicationImplementation) other than AUTO, and settings of the cross-device
-    /// ops that they [cannot follow](CrossDeviceOps::check).
+    /// [`CommunicationImplementation`](distribute_core::CommunicationImplementation) other than AUTO, and settings of
+    /// the cross-device ops that they [cannot follow](CrossDeviceOps::check).
     #[track_caller]
     pub fn build(self) -> Result<MirroredStrategy> {
         let devices = self.devices.unwrap_or_else(all_or_the_cpu);

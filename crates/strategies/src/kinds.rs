@@ -121,7 +121,8 @@ impl MirroredStrategy {
     /// A replica on each of `replicas` logical CPU devices.
     ///
     /// # Errors
-    /// Those of [`MirroredStrategy::new`]; [`Error::InvalidArgument`] for more than 4096, the most that a process may have.
+    /// Those of [`MirroredStrategy::new`]; [`Error::InvalidArgument`] for more than 4096, the most that a process may
+    /// have.
     #[track_caller]
     pub fn cpus(replicas: usize) -> Result<Self> {
         check_count("MirroredStrategy::cpus", replicas)?;
@@ -129,8 +130,8 @@ impl MirroredStrategy {
         Self::new(names.iter().map(String::as_str))
     }
 
-    /// A replica on each GPU that this build can open; where there is none, one on the CPU. For a replica on each core there is
-    /// [`all_cores`](Self::all_cores).
+    /// A replica on each GPU that this build can open; where there is none, one on the CPU. For a replica on each core
+    /// there is [`all_cores`](Self::all_cores).
     ///
     /// ```
     /// # use distribute::prelude::*;

@@ -25,7 +25,8 @@ pub fn command(test: &str, part: &str) -> Command {
     command
 }
 
-/// Runs a test in a process of its own, for what a process has once: a log, a trace, threads that it counts. `test` is its whole name.
+/// Runs a test in a process of its own, for what a process has once: a log, a trace, threads that it counts. `test` is
+/// its whole name.
 pub fn alone(test: &str, body: impl FnOnce() + Send + 'static) {
     match part() {
         Some(_) => watched(body),

@@ -1,5 +1,5 @@
-//! Handwritten digits, learned by workers that MPI links; then, by the first of them, in one process with as many replicas: to the
-//! same weights.
+//! Handwritten digits, learned by workers that MPI links; then, by the first of them, in one process with as many
+//! replicas: to the same weights.
 //!
 //! ```text
 //! cargo build --release -p distribute-mpi --example mpi_digits

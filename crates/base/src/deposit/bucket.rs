@@ -56,8 +56,8 @@ impl Pool {
         lock(&self.idle).iter().map(Vec::len).collect()
     }
 
-    /// Returns an empty bucket of a replica of this process. Its packs are sent by `early`, before their call. What was found with the
-    /// workers of another generation is forgotten: those that have come since don't know it.
+    /// Returns an empty bucket of a replica of this process. Its packs are sent by `early`, before their call. What was
+    /// found with the workers of another generation is forgotten: those that have come since don't know it.
     pub fn take(self: &Arc<Self>, replica: usize, generation: u64, early: Option<EarlySend>) -> Bucket {
         let mut known = lock(&self.layout);
         if known.0 != generation {
@@ -165,8 +165,8 @@ impl Bucket {
         self.packs.as_ref().is_some_and(|packs| packs.layout().has(number))
     }
 
-    /// The packs for other workers, where there are any. Variables in them that are not among the `filled`, which ascend, are set
-    /// to zero. To the `joined` ones has been added what no layer deposits.
+    /// The packs for other workers, where there are any. Variables in them that are not among the `filled`, which
+    /// ascend, are set to zero. To the `joined` ones has been added what no layer deposits.
     fn take_packs(&mut self, filled: &[usize], joined: Vec<usize>) -> Option<Arc<Flat>> {
         self.pool.packs.as_ref()?;
         self.loose.deposits.end(joined);
@@ -275,8 +275,8 @@ impl Bucket {
         })
     }
 
-    /// The gradients of all variables: those that layers have put here, and those that candle has `found`, which are on the host. Of a
-    /// variable that is used by layers and by other operations, the sum.
+    /// The gradients of all variables: those that layers have put here, and those that candle has `found`, which are on
+    /// the host. Of a variable that is used by layers and by other operations, the sum.
     ///
     /// # Errors
     /// candle's.

@@ -51,9 +51,9 @@ pub struct Pack {
 }
 
 impl Layout {
-    /// The layout of the variables that are `dense`, of which each has a dtype and a number of elements. Those that come first
-    /// in `order` are in the first packs; those that are not in it come last. Where workers own `ranges` of variables, each gets
-    /// its own of every pack.
+    /// The layout of the variables that are `dense`, of which each has a dtype and a number of elements. Those that
+    /// come first in `order` are in the first packs; those that are not in it come last. Where workers own `ranges` of
+    /// variables, each gets its own of every pack.
     pub(crate) fn new(
         sizes: &[(DType, usize)],
         dense: &[bool],

@@ -1,9 +1,9 @@
 //! The bucket that the layers of [`nn`](crate::nn) write gradients into.
 //!
 //! candle makes zeros for every gradient and adds to them. Inside of [`minimize`](crate::Optimizer::minimize) a layer's
-//! backward writes into the replica's [`Bucket`] instead, where the optimizer reduces it; everywhere else, and for weights
-//! that are no variables of the optimizer (tied, scaled ones), it gives the gradient to candle, as any operation. Of
-//! variables that the optimizer has frozen it is not computed.
+//! backward writes into the replica's [`Bucket`] instead, where the optimizer reduces it; everywhere else, and for
+//! weights that are no variables of the optimizer (tied, scaled ones), it gives the gradient to candle, as any
+//! operation. Of variables that the optimizer has frozen it is not computed.
 //!
 //! A layer calls [`gradient`] or [`row_gradient`] and passes on what it gets: it need not know which of the two it is.
 
@@ -33,7 +33,8 @@ thread_local! {
     static OPEN: RefCell<Option<Bucket>> = const { RefCell::new(None) };
 }
 
-/// Runs a backward whose gradients go into `bucket`, where layers can put them there. With none, candle gets all of them.
+/// Runs a backward whose gradients go into `bucket`, where layers can put them there. With none, candle gets all of
+/// them.
 pub fn collect<R>(bucket: &mut Option<Bucket>, backward: impl FnOnce() -> R) -> R {
     /// Changes the thread's bucket and this one round again, also after a panic.
     struct Back<'a>(&'a mut Option<Bucket>);
@@ -47,16 +48,16 @@ pub fn collect<R>(bucket: &mut Option<Bucket>, backward: impl FnOnce() -> R) -> 
     backward()
 }
 
-/// Whether a gradient of `variable` is used: it may depend on a variable, and is none that the optimizer has frozen. For backward passes that
-/// give their gradients to candle.
+/// Whether a gradient of `variable` is used: it may depend on a variable, and is none that the optimizer has frozen.
+/// For backward passes that give their gradients to candle.
 pub fn is_used(variable: &Tensor) -> bool {
     let is_frozen =
         || OPEN.with_borrow(|open| open.as_ref().is_some_and(|bucket| bucket.is_frozen(variable)));
     variable.track_op() && !is_frozen()
 }
 
-/// The gradient of `variable`, as `write` makes it: of the elements of a contiguous tensor of the variable's shape, to be
-/// set, or added to what is there if the flag says so.
+/// The gradient of `variable`, as `write` makes it: of the elements of a contiguous tensor of the variable's shape, to
+/// be set, or added to what is there if the flag says so.
 ///
 /// Returns `None` if it was written into the bucket, or is not needed.
 pub fn gradient<T: Number>(variable: &Tensor, write: impl FnOnce(&mut [T], bool)) -> Result<Option<Tensor>> {

@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// The copies of a variable of a model, one for each replica whose device has memory of its own, such as a GPU.
 ///
-/// The variable itself is in the memory of the CPU, where it is initialised and saved. Code that writes it there says so
-/// ([`written`](Self::written)), and each replica refreshes its own copy before it computes ([`refresh`](Self::refresh)).
-/// An optimizer may write the copies in its place ([`advance`](Self::advance)): then code that reads the variable brings their value back
-/// before ([`bring_back`](Self::bring_back)), and no other thread waits for a device.
+/// The variable itself is in the memory of the CPU, where it is initialised and saved. Code that writes it there says
+/// so ([`written`](Self::written)), and each replica refreshes its own copy before it computes
+/// ([`refresh`](Self::refresh)). An optimizer may write the copies in its place ([`advance`](Self::advance)): then code
+/// that reads the variable brings their value back before ([`bring_back`](Self::bring_back)), and no other thread waits
+/// for a device.
 #[derive(Debug)]
 pub struct DeviceCopies {
     of: Var,
@@ -44,7 +45,8 @@ struct Replica {
 }
 
 impl DeviceCopies {
-    /// Copies of a variable in the memory of the CPU, for replicas on these devices; `None` for one that computes there.
+    /// Copies of a variable in the memory of the CPU, for replicas on these devices; `None` for one that computes
+    /// there.
     pub fn new(of: Var, devices: Vec<Option<Device>>) -> Self {
         let replica = |device| Replica { device, copy: OnceLock::new() };
         let replicas: Vec<_> = devices.into_iter().map(|device| device.map(replica)).collect();
@@ -95,8 +97,8 @@ impl DeviceCopies {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// Counts on no announcements any more: code such as candle's own optimizers may read and write the variable. It is copied before each
-    /// step from now on.
+    /// Counts on no announcements any more: code such as candle's own optimizers may read and write the variable. It is
+    /// copied before each step from now on.
     ///
     /// # Errors
     /// As [`bring_back`](Self::bring_back).
@@ -105,7 +107,8 @@ impl DeviceCopies {
         self.bring_back()
     }
 
-    /// Counts on no announcements of reads any more: layers that look up rows, for example, do not ask for the value of copies before.
+    /// Counts on no announcements of reads any more: layers that look up rows, for example, do not ask for the value of
+    /// copies before.
     ///
     /// # Errors
     /// As [`bring_back`](Self::bring_back).
@@ -114,8 +117,8 @@ impl DeviceCopies {
         self.bring_back()
     }
 
-    /// The copy of each local replica, if all have one and reads of the variable itself are announced: then they may be written in its
-    /// place.
+    /// The copy of each local replica, if all have one and reads of the variable itself are announced: then they may be
+    /// written in its place.
     pub fn of_all(&self) -> Option<Vec<&Var>> {
         if !self.is_announced(Announced::All) {
             return None;
@@ -132,7 +135,8 @@ impl DeviceCopies {
         self.states.write((0..self.replicas.len()).filter(made), write)
     }
 
-    /// Writes the value of the copies to the variable itself, if they have been written in its place. Waits for the device.
+    /// Writes the value of the copies to the variable itself, if they have been written in its place. Waits for the
+    /// device.
     ///
     /// # Errors
     /// candle's, of the device. It is copied again the next time.

@@ -50,8 +50,8 @@ fn keep_memory(device: &Device) {
     }
     let (mut pool, mut most) = (std::ptr::null_mut(), u64::MAX);
     let threshold = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-    // SAFETY: the context is that of this GPU, as long as it is open; a pool and a number are written and read where they are. Where it fails,
-    // steps are slower.
+    // SAFETY: the context is that of this GPU, as long as it is open; a pool and a number are written and read where
+    // they are. Where it fails, steps are slower.
     unsafe {
         if sys::cuDeviceGetMemPool(&mut pool, stream.context().cu_device()) == sys::CUresult::CUDA_SUCCESS {
             let _ = sys::cuMemPoolSetAttribute(pool, threshold, (&raw mut most).cast());

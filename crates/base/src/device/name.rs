@@ -53,12 +53,12 @@ impl DeviceName {
         Self { kind: DeviceKind::Cpu, index: 0, server: Some(task) }
     }
 
-    /// candle's device. All logical CPU devices are candle's single CPU device, and each GPU is opened once in a process: all threads
-    /// share its handle, and what they do there is done in that order.
+    /// candle's device. All logical CPU devices are candle's single CPU device, and each GPU is opened once in a
+    /// process: all threads share its handle, and what they do there is done in that order.
     ///
     /// # Errors
-    /// [`Error::Device`] for a GPU that candle cannot open, for any GPU without the cargo features `cuda` and `metal`, and for a parameter
-    /// server's.
+    /// [`Error::Device`] for a GPU that candle cannot open, for any GPU without the cargo features `cuda` and `metal`,
+    /// and for a parameter server's.
     pub fn to_candle(self) -> Result<candle_core::Device> {
         let unusable = |reason| Error::Device { name: self.to_string(), reason };
         match self.kind {
@@ -100,12 +100,14 @@ impl DeviceName {
     }
 }
 
-/// Whether a tensor is where this crate's own loops compute: in the memory of the CPU. All others are computed by candle's operations.
+/// Whether a tensor is where this crate's own loops compute: in the memory of the CPU. All others are computed by
+/// candle's operations.
 pub fn is_native(tensor: &candle_core::Tensor) -> bool {
     tensor.device().is_cpu() && !generic()
 }
 
-/// Whether CPUs are treated as other devices are, with copies of variables and candle's operations: a test of these, without a GPU.
+/// Whether CPUs are treated as other devices are, with copies of variables and candle's operations: a test of these,
+/// without a GPU.
 fn generic() -> bool {
     static GENERIC: OnceLock<bool> = OnceLock::new();
     *GENERIC.get_or_init(|| std::env::var_os(GENERIC_DEVICES).is_some_and(|value| value == "1"))

@@ -40,7 +40,8 @@ impl Error {
         }
     }
 
-    /// The reason that replicas did not agree on a call, if that is the cause; it is also found in the sources of a user error.
+    /// The reason that replicas did not agree on a call, if that is the cause; it is also found in the sources of a
+    /// user error.
     pub fn blame(&self) -> Option<&Blame> {
         match self.root_cause() {
             Error::Collective(blame) => Some(blame),
@@ -50,8 +51,9 @@ impl Error {
         }
     }
 
-    /// Whether a parameter server has refused a change because the closure that it comes from has ended, or another job has begun: this
-    /// worker was replaced, and what it does counts no more. It is also found in the sources of a user error.
+    /// Whether a parameter server has refused a change because the closure that it comes from has ended, or another job
+    /// has begun: this worker was replaced, and what it does counts no more. It is also found in the sources of a user
+    /// error.
     pub fn is_stale(&self) -> bool {
         match self.root_cause() {
             Error::Server { source, .. } => {

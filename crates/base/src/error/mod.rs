@@ -174,7 +174,8 @@ pub enum Error {
         /// The reason, what was expected, and what to do.
         reason: String,
     },
-    /// Variables have no gradient on any replica in an optimizer's first step, and the optimizer was told to refuse that.
+    /// Variables have no gradient on any replica in an optimizer's first step, and the optimizer was told to refuse
+    /// that.
     #[error("{operation}: {reason}")]
     MissingGradients {
         /// The function that was called.
@@ -198,7 +199,8 @@ pub enum Error {
         /// The place of the number, its likely origin, and what to look for.
         reason: String,
     },
-    /// A variable that has to be the same on all workers is not. Every worker gets the same text, and the step has not begun.
+    /// A variable that has to be the same on all workers is not. Every worker gets the same text, and the step has not
+    /// begun.
     #[error("run: before step {step}, {reason}")]
     Drift {
         /// The number of the step that would have begun, as in [`Error::Replica`].

@@ -1,8 +1,9 @@
 //! [`HostTwins`]: integers that input has brought to a device are kept as they are on the host, too, so that who checks ids and labels needs not
 //! wait for the device. [`known_on_host`] finds them.
 //!
-//! A tensor is recognised by its memory, which its views have, too. That cannot be another's as long as the tensor is kept. What is written
-//! into a tensor in place is not seen: a piece may be part of the memory of its dataset, so nobody may write into one anyway.
+//! A tensor is recognised by its memory, which its views have, too. That cannot be another's as long as the tensor is
+//! kept. What is written into a tensor in place is not seen: a piece may be part of the memory of its dataset, so
+//! nobody may write into one anyway.
 
 use super::to_host;
 use crate::lock::lock;
@@ -11,7 +12,8 @@ use distribute_tensor::without_elements;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, Weak};
 
-/// Of one dataset and replica so many tensors are kept, which have no more bytes together: those of the steps that are made now.
+/// Of one dataset and replica so many tensors are kept, which have no more bytes together: those of the steps that are
+/// made now.
 const MOST: (usize, usize) = (64, 16 << 20);
 
 /// Larger tensors are not kept: bringing them back is not much beside what a step does with so many ids.
@@ -78,7 +80,8 @@ impl HostTwins {
     }
 }
 
-/// The tensor in the memory of the CPU: what input has brought to its device, else what is read there, when the device is done with it.
+/// The tensor in the memory of the CPU: what input has brought to its device, else what is read there, when the device
+/// is done with it.
 ///
 /// # Errors
 /// candle's: the device cannot be read.

@@ -16,18 +16,19 @@ use distribute_tensor::without_elements;
 pub use host_twins::HostTwins;
 pub use host_twins::known_on_host;
 
-/// Of more than so many bytes, CUDA copies from memory of any program when the GPU has done what it was asked for before, and the thread
-/// waits. Of fewer it has a copy of its own.
+/// Of more than so many bytes, CUDA copies from memory of any program when the GPU has done what it was asked for
+/// before, and the thread waits. Of fewer it has a copy of its own.
 const AT_ONCE: usize = 64 << 10;
 
 /// The tensor on this device, by candle's way, and what that leaves out:
 ///
 /// - Of a tensor without elements, CUDA refuses to take nothing.
 /// - Large ones go to a GPU of CUDA by pinned memory, so that nobody waits for what it computes.
-/// - One that is copied from a GPU to another is kept until that is done, whoever drops it before. cudarc (0.19) lets the copy wait for what
-///   writes it, but takes note of it on the source's stream before the copy, and so frees the source too early.
-/// - One that was made on the same GPU by another handle is ordered by nothing with what is done here: candle and cudarc take no note of its
-///   stream. So all that the GPU does is waited for, before and after.
+/// - One that is copied from a GPU to another is kept until that is done, whoever drops it before. cudarc (0.19) lets
+///   the copy wait for what writes it, but takes note of it on the source's stream before the copy, and so frees the
+///   source too early.
+/// - One that was made on the same GPU by another handle is ordered by nothing with what is done here: candle and
+///   cudarc take no note of its stream. So all that the GPU does is waited for, before and after.
 ///
 /// # Errors
 /// candle's: the device has no memory, or no such dtype.
@@ -80,8 +81,8 @@ fn between(tensor: &Tensor, from: &candle_core::CudaDevice, to: &candle_core::Cu
     Ok(there)
 }
 
-/// The tensor, if it is in the memory of the CPU, on a GPU of CUDA, by a copy that waits for nothing the GPU computes. `None` of others, of
-/// those with a gradient, and where there is no pinned memory, which was logged.
+/// The tensor, if it is in the memory of the CPU, on a GPU of CUDA, by a copy that waits for nothing the GPU computes.
+/// `None` of others, of those with a gradient, and where there is no pinned memory, which was logged.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
 pub fn by_pinned_memory(tensor: &Tensor, device: &Device) -> Option<Tensor> {
     #[cfg(feature = "cuda")]

@@ -1,28 +1,34 @@
 //! [`Pinned`]: copies to a GPU of CUDA that wait for nothing it computes, and for which nothing it computes waits but what reads them.
 //!
-//! candle's `to_device` copies from memory of any program, on the one stream on which it computes: a copy is done behind all that was asked for
-//! before, and its thread waits. Here a tensor is written into *pinned* memory, which the GPU reads by itself, and copied on a second stream.
+//! candle's `to_device` copies from memory of any program, on the one stream on which it computes: a copy is done
+//! behind all that was asked for before, and its thread waits. Here a tensor is written into *pinned* memory, which the
+//! GPU reads by itself, and copied on a second stream.
 //!
 //! Why that is right, by CUDA's rules of streams and cudarc's of events (0.19.10):
 //!
-//! - **The GPU reads a tensor when its copy is over.** With more than one stream and its tracking on, cudarc has two events for each memory on a
-//!   GPU: behind its last write and its last read. All that candle does reaches memory by `device_ptr`, `device_ptr_mut` or as an argument of a
-//!   kernel, and each of these lets the stream that it is given wait for the last write first. The event of the last write is recorded here,
-//!   behind the copy, on the stream of copies. Where tracking is off, which takes `unsafe`, nothing is copied here.
-//! - **The memory is said to be candle's stream's.** It is allocated for the stream of copies, since on candle's it would be there only behind
-//!   all that was asked for before. But some of candle's operations (those that look rows up by ids) wait, and take note of reading, on the
-//!   stream that the *memory* names and launch on candle's own: so another owner makes it one of candle's stream, with its events.
-//! - **Memory is given away behind all that uses it.** cudarc frees on the stream that the memory names, candle's, which is made to wait for both
-//!   events before: so behind the copy, also of what nobody has read, and behind all that candle has launched. CUDA lets memory be freed on
-//!   another stream than it was allocated for, if that is behind its allocation, and the copy is. Who gets it next on the stream of copies gets
-//!   it when that is over: what a pool of CUDA gives out on another stream, it orders by itself. Where there are no such pools, cudarc
-//!   waits for the stream, and frees then, as it does for all of candle's tensors.
-//! - **A buffer is written when the copy from it is over.** Each has an event of its own, recorded behind its copy, for which the pool looks or
-//!   waits, and for which a buffer waits before it is freed. If a copy or its event cannot be recorded, the whole stream is waited for.
-//!   This doesn't rest on cudarc's tracking, which doesn't see copies from a part of a buffer.
+//! - **The GPU reads a tensor when its copy is over.** With more than one stream and its tracking on, cudarc has two
+//!   events for each memory on a GPU: behind its last write and its last read. All that candle does reaches memory by
+//!   `device_ptr`, `device_ptr_mut` or as an argument of a kernel, and each of these lets the stream that it is given
+//!   wait for the last write first. The event of the last write is recorded here, behind the copy, on the stream of
+//!   copies. Where tracking is off, which takes `unsafe`, nothing is copied here.
+//! - **The memory is said to be candle's stream's.** It is allocated for the stream of copies, since on candle's it
+//!   would be there only behind all that was asked for before. But some of candle's operations (those that look rows up
+//!   by ids) wait, and take note of reading, on the stream that the *memory* names and launch on candle's own: so
+//!   another owner makes it one of candle's stream, with its events.
+//! - **Memory is given away behind all that uses it.** cudarc frees on the stream that the memory names, candle's,
+//!   which is made to wait for both events before: so behind the copy, also of what nobody has read, and behind all
+//!   that candle has launched. CUDA lets memory be freed on another stream than it was allocated for, if that is behind
+//!   its allocation, and the copy is. Who gets it next on the stream of copies gets it when that is over: what a pool
+//!   of CUDA gives out on another stream, it orders by itself. Where there are no such pools, cudarc waits for the
+//!   stream, and frees then, as it does for all of candle's tensors.
+//! - **A buffer is written when the copy from it is over.** Each has an event of its own, recorded behind its copy, for
+//!   which the pool looks or waits, and for which a buffer waits before it is freed. If a copy or its event cannot be
+//!   recorded, the whole stream is waited for. This doesn't rest on cudarc's tracking, which doesn't see copies from a
+//!   part of a buffer.
 //!
-//! A copy waits for the copies before it, which wait for nothing, or where the GPU's memory is short, for what frees some. So the wait for a
-//! buffer ends, as a wait for candle's own copies does. Making one of the few buffers may wait for the GPU.
+//! A copy waits for the copies before it, which wait for nothing, or where the GPU's memory is short, for what frees
+//! some. So the wait for a buffer ends, as a wait for candle's own copies does. Making one of the few buffers may wait
+//! for the GPU.
 
 use super::pool::{self, Pool};
 use crate::lock::lock;
@@ -74,7 +80,8 @@ impl Pinned {
         Ok(Self { device: device.clone(), copies, pool, has_told })
     }
 
-    /// A tensor that is in the memory of the CPU, on the GPU; `None` where it cannot be brought so, which is logged once, or need not.
+    /// A tensor that is in the memory of the CPU, on the GPU; `None` where it cannot be brought so, which is logged
+    /// once, or need not.
     pub(super) fn carry(&self, tensor: &Tensor) -> Option<Tensor> {
         let (storage, _) = tensor.storage_and_layout();
         // What has a gradient is brought by an operation of candle's, and what has no elements needs no copy.
@@ -123,8 +130,8 @@ impl Pinned {
         let written = self.copy_bytes(bytemuck::cast_slice(numbers)).map_err(|error| error.to_string())?;
         let candle_stream = self.device.cuda_stream();
         let memory = written.leak();
-        // SAFETY: the allocation is nobody else's since `leak`, has as many bytes as the numbers, is aligned for any, and holds theirs when the
-        // copy is over.
+        // SAFETY: the allocation is nobody else's since `leak`, has as many bytes as the numbers, is aligned for any,
+        // and holds theirs when the copy is over.
         let upgraded = catch_unwind(AssertUnwindSafe(|| unsafe {
             candle_stream.upgrade_device_ptr(memory, numbers.len())
         }));

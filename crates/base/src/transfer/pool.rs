@@ -17,7 +17,8 @@ pub(super) trait Buffer {
 /// The least and the greatest size of a buffer. What is larger is copied in parts.
 const SIZES: (usize, usize) = (4 << 10, 8 << 20);
 
-/// Buffers of a number of sizes. There are never more than so many of the greatest size: more that is to be copied waits for the oldest copy.
+/// Buffers of a number of sizes. There are never more than so many of the greatest size: more that is to be copied
+/// waits for the oldest copy.
 pub(super) struct Pool<B> {
     /// The buffers, in the order of their copies.
     buffers: Vec<B>,
@@ -30,9 +31,9 @@ impl<B: Buffer> Pool<B> {
         Self { buffers: Vec::new(), limit: limit.max(1) }
     }
 
-    /// A buffer for a copy of so many bytes, or of a part of them: the smallest of those that are large enough and whose copy is over; or
-    /// another that is made, by its size; or, where there are as many as may be, the one whose copy is over first. Where no other can be
-    /// made, a smaller one.
+    /// A buffer for a copy of so many bytes, or of a part of them: the smallest of those that are large enough and
+    /// whose copy is over; or another that is made, by its size; or, where there are as many as may be, the one whose
+    /// copy is over first. Where no other can be made, a smaller one.
     ///
     /// It is the caller's until [`give`](Self::give), and is counted by nobody meanwhile: one at a time.
     ///

@@ -1,7 +1,7 @@
 //! The format stays what it is: a checkpoint that was written by the first version is read, and is what is written now.
 //!
-//! `version_1` holds it, with every dtype. Python's `safetensors` 0.8.0 (`pip install safetensors numpy`) reads both files
-//! as they are, with `safe_open(path, framework="numpy")`; numpy itself lacks bfloat16.
+//! `version_1` holds it, with every dtype. Python's `safetensors` 0.8.0 (`pip install safetensors numpy`) reads both
+//! files as they are, with `safe_open(path, framework="numpy")`; numpy itself lacks bfloat16.
 
 use distribute_checkpoint::{Reader, Writer};
 use distribute_tensor::{DType, HostTensor};

@@ -19,8 +19,8 @@ pub struct Buffers {
 
 /// Memory of this process that waits to be used again.
 ///
-/// A buffer holds this and not the transport: one that still waits to be sent would keep alive what it waits in, and the end of
-/// a worker, which waits until the others have everything, would not come.
+/// A buffer holds this and not the transport: one that still waits to be sent would keep alive what it waits in, and
+/// the end of a worker, which waits until the others have everything, would not come.
 #[derive(Debug, Default)]
 struct Idle(Mutex<Vec<Vec<u64>>>);
 
@@ -49,8 +49,8 @@ impl Buffers {
         Self { transport, idle: Arc::default() }
     }
 
-    /// Memory for `len` bytes, whose contents are arbitrary: zeros, or what it has held before. Numbers of any type can be
-    /// in it. Workers of this machine read it where it lies, if the transport can do that.
+    /// Memory for `len` bytes, whose contents are arbitrary: zeros, or what it has held before. Numbers of any type can
+    /// be in it. Workers of this machine read it where it lies, if the transport can do that.
     pub fn take(&self, len: usize) -> Buffer {
         if let Some(region) = self.transport.memory(len) {
             return Buffer(Memory::Shared(region));

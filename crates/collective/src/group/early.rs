@@ -1,7 +1,7 @@
 //! Vectors that are sent before the call in which they are used, such as gradients while backward still runs.
 //!
-//! Messages from one worker to another keep their order. So once all workers have agreed on a call, what they have sent before
-//! it has arrived, and needs no round of its own.
+//! Messages from one worker to another keep their order. So once all workers have agreed on a call, what they have sent
+//! before it has arrived, and needs no round of its own.
 
 use super::inbox::Event;
 use super::schedule::GRAIN;
@@ -20,8 +20,8 @@ const WIDEST: usize = 8;
 
 /// A sender of vectors before the next call of a session.
 ///
-/// Two workers send each other complete vectors. If there are more, each gets the [range](early_range) of every vector that it
-/// sums.
+/// Two workers send each other complete vectors. If there are more, each gets the [range](early_range) of every vector
+/// that it sums.
 #[derive(Clone, Debug)]
 pub struct EarlySend {
     group: Group,
@@ -65,8 +65,9 @@ impl EarlySend {
         self.call
     }
 
-    /// Sends a vector to the workers to which sending takes time: those that don't [share memory](distribute_net::Transport::is_near)
-    /// with this one. `part` is its number among this worker's vectors of the call.
+    /// Sends a vector to the workers to which sending takes time: those that don't
+    /// [share memory](distribute_net::Transport::is_near) with this one. `part` is its number among this worker's
+    /// vectors of the call.
     pub fn send_far(&self, part: usize, vector: &Bytes) {
         self.send_far_pieces(part, |worker| self.piece(worker, vector));
     }
@@ -104,7 +105,8 @@ fn beside(session: SessionId) -> SessionId {
 }
 
 impl Received {
-    /// Receives what comes next to this session. What has come next to earlier ones, whose calls have failed, is dropped.
+    /// Receives what comes next to this session. What has come next to earlier ones, whose calls have failed, is
+    /// dropped.
     pub(super) fn new(group: &Group, session: SessionId) -> Self {
         let beside = beside(session);
         Self { session: group.inbox.open_at(beside.name, beside.number), pieces: Mutex::default() }

@@ -1,5 +1,5 @@
-//! Sums in whatever order is fast: by the library under the transport, or by a schedule, in rounds in which all workers tell
-//! each other their call.
+//! Sums in whatever order is fast: by the library under the transport, or by a schedule, in rounds in which all workers
+//! tell each other their call.
 
 use super::buffer::numbers;
 use super::pieces::Pieces;
@@ -11,8 +11,8 @@ use bytes::Bytes;
 use distribute_tensor::kernel::fold_scaled;
 use std::ops::Range;
 
-/// The sum of the vectors of all workers, in pieces. Where numbers are sent as they are, a library under the transport sums, if
-/// there is one. Else the owner of each element computes its sum, so all get the same bits.
+/// The sum of the vectors of all workers, in pieces. Where numbers are sent as they are, a library under the transport
+/// sums, if there is one. Else the owner of each element computes its sum, so all get the same bits.
 pub(super) fn sum<F: Real>(
     calling: &mut GroupCall<'_>,
     vectors: &[Bytes],

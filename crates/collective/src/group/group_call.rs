@@ -50,13 +50,14 @@ impl<'a> GroupCall<'a> {
         self.session.abort(blame)
     }
 
-    /// Aborts the call, which this worker cannot make or continue: the other workers get an error that names its replicas.
+    /// Aborts the call, which this worker cannot make or continue: the other workers get an error that names its
+    /// replicas.
     pub fn abort(self) {
         self.session.abort_call(self.standings, self.timeout);
     }
 
-    /// Returns the outcome of a call. If this worker alone has failed, it aborts the call first: the others may wait for it in
-    /// a further round, or will in their next call.
+    /// Returns the outcome of a call. If this worker alone has failed, it aborts the call first: the others may wait
+    /// for it in a further round, or will in their next call.
     pub(crate) fn abort_on_error<T>(self, outcome: Result<T, Failure>) -> Result<T, Failure> {
         if outcome.as_ref().is_err_and(|failure| !matches!(failure, Failure::Blame(_))) {
             self.abort();

@@ -25,8 +25,9 @@ const TURN: Duration = Duration::from_millis(1);
 /// The frames received from other workers, by session, until they are taken.
 ///
 /// A worker that is ahead may send frames of a session that this one has not opened yet; they are kept. Frames of past
-/// sessions are dropped. A worker is ahead by one round at most, so of each name an inbox holds no more than what the others
-/// send in two rounds. If all frames that wait take more than half of the memory, the worker that has sent most of them is lost.
+/// sessions are dropped. A worker is ahead by one round at most, so of each name an inbox holds no more than what the
+/// others send in two rounds. If all frames that wait take more than half of the memory, the worker that has sent most
+/// of them is lost.
 #[derive(Clone)]
 pub struct Inbox(Arc<Shared>);
 
@@ -154,8 +155,8 @@ impl Inbox {
         self.open_at(name, self.next_number(name))
     }
 
-    /// Opens a session of a name by its number, where there was none of that number or a later one. What came for earlier ones
-    /// is dropped.
+    /// Opens a session of a name by its number, where there was none of that number or a later one. What came for
+    /// earlier ones is dropped.
     pub fn open_at(&self, name: u64, number: u64) -> SessionId {
         // Dropped without the lock: frames may hold large buffers.
         let _earlier: VecDeque<_>;

@@ -22,7 +22,8 @@ pub enum Links {
 
 /// The groups of all workers of a world in this process, by worker.
 ///
-/// A worker is lost to the others when its group [ends](Group::end), and when its group and sessions have all been dropped.
+/// A worker is lost to the others when its group [ends](Group::end), and when its group and sessions have all been
+/// dropped.
 ///
 /// # Errors
 /// [`JoinError`] if the numbers don't make a world, or the system refuses sockets.

@@ -5,8 +5,8 @@ use super::{GroupCall, SumOptions, raw};
 use crate::Failure;
 use bytes::Bytes;
 
-/// The sum of the vectors of all workers, by the library under the transport. `None` where there is none, or one of the workers
-/// cannot use it: all go on by an algorithm of their own then.
+/// The sum of the vectors of all workers, by the library under the transport. `None` where there is none, or one of the
+/// workers cannot use it: all go on by an algorithm of their own then.
 ///
 /// A library that reduces waits for all workers, and does not report which one is missing. So workers agree on the
 /// call before it, and if it has failed they run one more round, which names the workers that time out or are lost.

@@ -21,10 +21,10 @@ pub enum Order {
 
 /// The type of the numbers that are sent. Sums are computed in the type of the vectors, `f32` or `f64`.
 ///
-/// A number is rounded to the nearest half, ties to even; one that is too large becomes infinite (`f16`: from 65,520 on). In
-/// [`Order::Exact`], each vector is rounded once, this worker's own included, and so is the sum: with a unit roundoff `u`, its
-/// error is at most `2 u Σ|w x|`, and underflow. In [`Order::Fast`] partial sums are rounded each time they are
-/// sent: see [`Algorithm::roundings`].
+/// A number is rounded to the nearest half, ties to even; one that is too large becomes infinite (`f16`: from 65,520
+/// on). In [`Order::Exact`], each vector is rounded once, this worker's own included, and so is the sum: with a unit
+/// roundoff `u`, its error is at most `2 u Σ|w x|`, and underflow. In [`Order::Fast`] partial sums are rounded each
+/// time they are sent: see [`Algorithm::roundings`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Wire {
     /// The type of the vectors.
@@ -57,8 +57,9 @@ pub struct SumOptions {
 /// | up to 256 KiB | halving and doubling | halving and doubling |
 /// | more | halving and doubling | ring |
 ///
-/// [`Order::algorithm`] is this table. Where the transport stands on a library that sums by itself, such as MPI, and numbers are
-/// sent [as they are](Wire::Full), that library chooses instead. Rounds, and bytes that the busiest worker sends, of W workers with n bytes each:
+/// [`Order::algorithm`] is this table. Where the transport stands on a library that sums by itself, such as MPI, and
+/// numbers are sent [as they are](Wire::Full), that library chooses instead. Rounds, and bytes that the busiest worker
+/// sends, of W workers with n bytes each:
 ///
 /// | algorithm | rounds | bytes |
 /// |---|---|---|
@@ -69,8 +70,8 @@ pub struct SumOptions {
 pub enum Algorithm {
     /// A binomial tree to worker 0, and back.
     Tree,
-    /// Recursive halving (reduce-scatter) and doubling (all-gather). Workers beyond a power of two give their vectors to others
-    /// first, and get the sum last.
+    /// Recursive halving (reduce-scatter) and doubling (all-gather). Workers beyond a power of two give their vectors
+    /// to others first, and get the sum last.
     HalvingDoubling,
     /// Reduce-scatter and all-gather, in which each worker sends to the next one only.
     Ring,

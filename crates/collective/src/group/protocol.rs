@@ -1,9 +1,9 @@
-//! The part of one worker in a session: its rounds, the calls that it aborts, and the end. Pure: no socket, no thread, no
-//! clock.
+//! The part of one worker in a session: its rounds, the calls that it aborts, and the end. Pure: no socket, no thread,
+//! no clock.
 //!
 //! It is told what the others have said, who is lost and that the time is up, and says what to do next. A
-//! [`Session`](super::Session) does it with a transport and a clock. The crate `distribute-simulation` does it with neither,
-//! for all workers of a world at once.
+//! [`Session`](super::Session) does it with a transport and a clock. The crate `distribute-simulation` does it with
+//! neither, for all workers of a world at once.
 
 use super::round::{Next, Round};
 use super::{Frame, Said, SessionId};
@@ -34,14 +34,15 @@ pub enum Ending {
     Open,
     /// No worker participates: the replicas of all others have left, or cannot be reached any more.
     Closed,
-    /// Some do, in a call that this worker has left out. The round of that call has begun here; it ends with the blame that all get.
+    /// Some do, in a call that this worker has left out. The round of that call has begun here; it ends with the blame
+    /// that all get.
     LeftOut,
 }
 
 /// One worker's part in a session. One round is under way at most.
 ///
-/// Before each [`next_action`](Self::next_action) it has to [`hear`](Self::hear) everything that has come: workers that have given up
-/// waiting sent their call first.
+/// Before each [`next_action`](Self::next_action) it has to [`hear`](Self::hear) everything that has come: workers that
+/// have given up waiting sent their call first.
 #[derive(Debug)]
 pub struct Protocol {
     world: World,
@@ -80,11 +81,11 @@ struct Turn {
 pub enum Action {
     /// Send this to all other workers, then ask again.
     Say(Frame),
-    /// Wait until something comes. With `Some`, so long from now on at most; with `None`, as long as was said before, and at
-    /// first for the timeout of the round. Then [`expire`](Protocol::expire).
+    /// Wait until something comes. With `Some`, so long from now on at most; with `None`, as long as was said before,
+    /// and at first for the timeout of the round. Then [`expire`](Protocol::expire).
     Wait(Option<Duration>),
-    /// The round is over. The data of all workers, by worker; this one's own is empty. Or who is to blame, in which case the
-    /// session may be [over](Protocol::over) as well.
+    /// The round is over. The data of all workers, by worker; this one's own is empty. Or who is to blame, in which
+    /// case the session may be [over](Protocol::over) as well.
     End(Result<Vec<Bytes>, Arc<Blame>>),
 }
 
@@ -150,7 +151,8 @@ impl Protocol {
         Frame { session: self.session, round: self.round, said }
     }
 
-    /// Begins the next round, where the session is not over. `standings` are those of this worker's replicas, and `step` is for errors.
+    /// Begins the next round, where the session is not over. `standings` are those of this worker's replicas, and
+    /// `step` is for errors.
     pub fn begin(&mut self, step: u64, standings: Vec<Standing>, timeout: Duration) {
         if self.over.is_some() {
             return;
@@ -179,8 +181,8 @@ impl Protocol {
         }
     }
 
-    /// The digest of the call that this worker's replicas make in the round under way, if they make one. All others have to be
-    /// told of it, and get the data for them, before anything else.
+    /// The digest of the call that this worker's replicas make in the round under way, if they make one. All others
+    /// have to be told of it, and get the data for them, before anything else.
     pub fn call(&self) -> Option<u64> {
         self.turn.as_ref()?.round.call().map(Fingerprint::digest)
     }
@@ -208,7 +210,8 @@ impl Protocol {
         Some(self.frame(Said::Standings { standings, step, expired: None, late: Vec::new(), lost: None }))
     }
 
-    /// Ends the session for a reason of this worker's own, unless another one has ended it before. What to tell the others.
+    /// Ends the session for a reason of this worker's own, unless another one has ended it before. What to tell the
+    /// others.
     pub fn abort(&mut self, blame: Arc<Blame>) -> Option<Frame> {
         if self.over.is_some() {
             return None;
@@ -274,8 +277,8 @@ impl Protocol {
             (Some(turn), Said::Left { .. }) => turn.round.hear(from, frame.said),
             // Every round that begins is told who has left.
             (None, Said::Left { .. }) => {}
-            // The session is over for those who sent it. Where it is one of a later round, they have this one behind them: all have
-            // agreed in it then, unless it cannot be agreed in here any more.
+            // The session is over for those who sent it. Where it is one of a later round, they have this one behind
+            // them: all have agreed in it then, unless it cannot be agreed in here any more.
             (Some(turn), Said::Verdict(_)) if frame.round <= self.round || turn.grace => {
                 turn.round.hear(from, frame.said);
             }

@@ -24,7 +24,8 @@ impl Recorder {
         }
     }
 
-    /// Records that replicas with these standings begin a call, or go on with the one `of`. `None` if none of them makes one.
+    /// Records that replicas with these standings begin a call, or go on with the one `of`. `None` if none of them
+    /// makes one.
     pub(super) fn begin(&self, step: u64, standings: &[Standing], of: Option<Ticket>) -> Option<Ticket> {
         let (standing, call) = standings.iter().find_map(|standing| Some((standing, standing.call()?)))?;
         let now = self.clock.elapsed();
@@ -68,7 +69,8 @@ impl Recorder {
 
     /// Tells what this worker did before `blame`. To be called without a lock that others need: a logger may be slow.
     ///
-    /// Where a worker was late or lost, the user reads it in any program. Other faults say by themselves which calls differ.
+    /// Where a worker was late or lost, the user reads it in any program. Other faults say by themselves which calls
+    /// differ.
     pub(super) fn tell(&self, worker: usize, blame: &Blame) {
         let calls = &Lines(self);
         match blame.fault {

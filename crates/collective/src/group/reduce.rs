@@ -25,8 +25,9 @@ struct Opening {
 impl GroupCall<'_> {
     /// Reduces each leaf over all replicas of all workers. `local` are the leaves of this worker's replicas.
     ///
-    /// The result depends on values and ids alone: it is bit-equal to that of one process with all the replicas. Large dense
-    /// leaves are reduced by reduce-scatter and all-gather: each worker folds a range of the elements and sends it to all.
+    /// The result depends on values and ids alone: it is bit-equal to that of one process with all the replicas. Large
+    /// dense leaves are reduced by reduce-scatter and all-gather: each worker folds a range of the elements and sends
+    /// it to all.
     ///
     /// # Errors
     /// [`Failure`] on every worker.
@@ -60,8 +61,8 @@ impl GroupCall<'_> {
         Ok(Combined { leaves: reduce_packed(op, &all, packing, folder)?, tracked })
     }
 
-    /// Gathers the leaves of all replicas of all workers, in the order of their ids, and for each leaf whether gradients flow
-    /// through it on some replica.
+    /// Gathers the leaves of all replicas of all workers, in the order of their ids, and for each leaf whether
+    /// gradients flow through it on some replica.
     ///
     /// # Errors
     /// [`Failure`] on every worker.
@@ -81,7 +82,8 @@ impl GroupCall<'_> {
         Ok((self.decode_all(&bodies, local)?, tracked))
     }
 
-    /// Broadcasts the leaves of worker 0, with the kinds and devices of this worker's `mine`. Leaves of other workers are not sent.
+    /// Broadcasts the leaves of worker 0, with the kinds and devices of this worker's `mine`. Leaves of other workers
+    /// are not sent.
     ///
     /// # Errors
     /// [`Failure`] on every worker.
@@ -270,9 +272,9 @@ struct Pack {
     pub dtype: DType,
     /// The elements of all of them.
     pub len: usize,
-    /// Whether each worker sums its replicas' leaves first. Replicas are summed in the order of a balanced binary tree over
-    /// their ids, in which each worker's own are a subtree if their number is a power of two. A sum of integers may wrap,
-    /// so it is of no use for a mean.
+    /// Whether each worker sums its replicas' leaves first. Replicas are summed in the order of a balanced binary tree
+    /// over their ids, in which each worker's own are a subtree if their number is a power of two. A sum of integers
+    /// may wrap, so it is of no use for a mean.
     is_branch: bool,
     /// The dtype of what a worker contributes: of sums that are not complete, the one in which they are computed.
     sent: DType,

@@ -1,9 +1,10 @@
 //! The state of a round: what its workers have sent, and what follows from it. Pure: no socket, no thread, no clock.
 //!
-//! Every worker tells every other which call its replicas make. If all make the same call, the round is done. If a worker
-//! differs, or is gone, lost or late, every worker notices, because all hear the same. Each then sends the standings of its
-//! replicas, and all judge the same standings. Only after a deadline, or where a worker is lost, may workers have heard
-//! different things; then the first worker that is still present judges, and sends the others its verdict.
+//! Every worker tells every other which call its replicas make. If all make the same call, the round is done. If a
+//! worker differs, or is gone, lost or late, every worker notices, because all hear the same. Each then sends the
+//! standings of its replicas, and all judge the same standings. Only after a deadline, or where a worker is lost, may
+//! workers have heard different things; then the first worker that is still present judges, and sends the others its
+//! verdict.
 
 use super::Said;
 use bytes::Bytes;
@@ -27,8 +28,8 @@ pub struct Round {
     expired: Option<Duration>,
     /// The workers of which nothing had been heard by the deadline of some worker.
     late: Vec<usize>,
-    /// The workers that are late by their links, if they are: with the number of bytes of a message that have come here, and of the
-    /// whole message, if a part has come.
+    /// The workers that are late by their links, if they are: with the number of bytes of a message that have come
+    /// here, and of the whole message, if a part has come.
     sending: Vec<(usize, Option<(u64, u64)>)>,
     /// A worker that another one has lost, and how.
     told: Option<(usize, String)>,
@@ -65,8 +66,8 @@ pub enum Next {
     Agreed(Vec<Bytes>),
     /// The call does not complete. The reason is the same on all workers.
     Blamed(Blame),
-    /// The call does not complete, and the session is over, because a late worker would take part in the others' next call
-    /// instead of this one.
+    /// The call does not complete, and the session is over, because a late worker would take part in the others' next
+    /// call instead of this one.
     ///
     /// The reason is for all others, whichever worker has decided: some may not have received it.
     Over(Blame),
@@ -163,7 +164,8 @@ impl Round {
     /// arrive soon.
     pub fn expire(&mut self) {
         self.expired.get_or_insert(self.timeout);
-        // The others are told, also where they know the standings already: else each would count its grace from another time.
+        // The others are told, also where they know the standings already: else each would count its grace from another
+        // time.
         self.explained = false;
         // A worker that is late itself has not waited for the others.
         if self.call().is_some() {
@@ -177,7 +179,8 @@ impl Round {
         self.expired.is_some()
     }
 
-    /// Whether a worker was lost before it made this call, to this worker or another, so that the round cannot complete.
+    /// Whether a worker was lost before it made this call, to this worker or another, so that the round cannot
+    /// complete.
     pub fn has_lost(&self) -> bool {
         self.told.is_some() || self.lost().is_some()
     }
@@ -194,8 +197,8 @@ impl Round {
         lost.min_by_key(|(_, reason)| matches!(reason.as_str(), ENDED | LEFT))
     }
 
-    /// Whether this worker judges where workers may have heard different things: the first that is present, and was before
-    /// the deadline. One that has aborted the call may be past it.
+    /// Whether this worker judges where workers may have heard different things: the first that is present, and was
+    /// before the deadline. One that has aborted the call may be past it.
     pub fn judges(&self) -> bool {
         let takes_part = |standings: &[Standing]| !standings.iter().all(Standing::is_gone);
         let present = |peer: &Peer| match peer {

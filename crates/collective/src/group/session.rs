@@ -15,8 +15,8 @@ use std::time::Duration;
 
 /// The traffic of one step, or of all calls between steps, kept apart from that of all others.
 ///
-/// It is used by one thread at a time: the one that acts for all replicas of its worker. What is done when is decided by a
-/// [`Protocol`].
+/// It is used by one thread at a time: the one that acts for all replicas of its worker. What is done when is decided
+/// by a [`Protocol`].
 #[derive(Debug)]
 pub struct Session {
     group: Group,
@@ -37,8 +37,8 @@ struct State {
 }
 
 impl Group {
-    /// Opens the next session of a name. It is the same session on all workers that have opened this name equally often.
-    /// `step` is for errors.
+    /// Opens the next session of a name. It is the same session on all workers that have opened this name equally
+    /// often. `step` is for errors.
     pub fn open(&self, name: &str, step: u64) -> Session {
         self.open_at(name, self.next_number(name), step)
     }
@@ -76,8 +76,8 @@ impl Session {
         &self.group
     }
 
-    /// Returns a sender of vectors before the call that all replicas of all workers make next. What is sent before a call that
-    /// fails is dropped.
+    /// Returns a sender of vectors before the call that all replicas of all workers make next. What is sent before a
+    /// call that fails is dropped.
     pub fn early_send(&self) -> EarlySend {
         let protocol = &lock(&self.state).protocol;
         EarlySend::new(self.group.clone(), protocol.session(), protocol.rounds())
@@ -92,12 +92,12 @@ impl Session {
         self.step.store(step, Ordering::Relaxed);
     }
 
-    /// Sends every other worker the call of this one's replicas and its data, and returns the data that each sent to this
-    /// worker, if all replicas of all workers make the same call. The entry of this worker itself is empty.
+    /// Sends every other worker the call of this one's replicas and its data, and returns the data that each sent to
+    /// this worker, if all replicas of all workers make the same call. The entry of this worker itself is empty.
     ///
     /// # Errors
-    /// The same [`Blame`] on every worker if they make different calls, or if one is gone, lost, or does not arrive within
-    /// `timeout`. A late or lost worker ends the session: its later rounds fail the same way.
+    /// The same [`Blame`] on every worker if they make different calls, or if one is gone, lost, or does not arrive
+    /// within `timeout`. A late or lost worker ends the session: its later rounds fail the same way.
     pub fn all_to_all(
         &self,
         standings: Vec<Standing>,
@@ -179,11 +179,11 @@ impl Session {
         }
     }
 
-    /// Aborts the next call of the others, because this worker has failed outside a call: they get one [`Blame`] that names its
-    /// replicas, whose `standings` these are, and all can make the call after that.
+    /// Aborts the next call of the others, because this worker has failed outside a call: they get one [`Blame`] that
+    /// names its replicas, whose `standings` these are, and all can make the call after that.
     ///
-    /// The others learn it when they make their call; this worker does not wait for them, unless it has aborted the calls
-    /// before as well: then at most for `timeout`.
+    /// The others learn it when they make their call; this worker does not wait for them, unless it has aborted the
+    /// calls before as well: then at most for `timeout`.
     pub fn abort_call(&self, standings: Vec<Standing>, timeout: Duration) {
         let mut state = lock(&self.state);
         let protocol = &mut state.protocol;
@@ -199,8 +199,8 @@ impl Session {
         lock(&self.state).protocol.aborted_calls()
     }
 
-    /// Ends the session for all workers, for a reason of this one's own. Returns that of another worker if it has ended the
-    /// session before.
+    /// Ends the session for all workers, for a reason of this one's own. Returns that of another worker if it has ended
+    /// the session before.
     pub fn abort(&self, blame: Arc<Blame>) -> Arc<Blame> {
         let mut state = lock(&self.state);
         let protocol = &mut state.protocol;
@@ -228,11 +228,12 @@ impl Session {
         self.say(&left);
     }
 
-    /// Waits until the replicas of all other workers have left, after those of this one have returned and [left](Self::leave).
+    /// Waits until the replicas of all other workers have left, after those of this one have returned and
+    /// [left](Self::leave).
     ///
     /// # Errors
-    /// The same [`Blame`] as on the others, where these wait in a call that the replicas of this worker have left out. A worker that is
-    /// late or lost is no error: this one has done its part, and its next call names the other.
+    /// The same [`Blame`] as on the others, where these wait in a call that the replicas of this worker have left out.
+    /// A worker that is late or lost is no error: this one has done its part, and its next call names the other.
     pub fn await_leave(&self, timeout: Duration) -> Result<(), Arc<Blame>> {
         let mut state = lock(&self.state);
         let protocol = &mut state.protocol;

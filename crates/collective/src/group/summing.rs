@@ -6,7 +6,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Sends by the links, and sums by the library: in the world in which the library was set up, since it knows no other workers.
+/// Sends by the links, and sums by the library: in the world in which the library was set up, since it knows no other
+/// workers.
 pub(super) struct Summing {
     links: Arc<dyn Transport>,
     library: Arc<dyn NativeSum>,

@@ -26,8 +26,8 @@ impl GroupCall<'_> {
         self.with_own(all, mine, expected)
     }
 
-    /// Gathers the bytes of all workers on worker `to`, as [`all_gather_sized`](Self::all_gather_sized) does on all; the others get
-    /// nothing.
+    /// Gathers the bytes of all workers on worker `to`, as [`all_gather_sized`](Self::all_gather_sized) does on all;
+    /// the others get nothing.
     ///
     /// # Errors
     /// Those of [`all_gather_sized`](Self::all_gather_sized).
@@ -58,9 +58,9 @@ impl GroupCall<'_> {
         Ok(all)
     }
 
-    /// Receives what was sent to this worker before the call of this number: for each worker its range of each vector, this
-    /// worker's own included. All have sent the same number of vectors, of the lengths of `mine`. To be called when all have
-    /// agreed on the call that was made after that, or on a later one.
+    /// Receives what was sent to this worker before the call of this number: for each worker its range of each vector,
+    /// this worker's own included. All have sent the same number of vectors, of the lengths of `mine`. To be called
+    /// when all have agreed on the call that was made after that, or on a later one.
     ///
     /// # Errors
     /// [`Failure::Record`] if something is missing or has another length.
@@ -76,8 +76,8 @@ impl GroupCall<'_> {
         Ok(all)
     }
 
-    /// Receives what was sent to this worker before the call of this number: for each other worker pieces of these sizes. For
-    /// this worker there are none.
+    /// Receives what was sent to this worker before the call of this number: for each other worker pieces of these
+    /// sizes. For this worker there are none.
     ///
     /// # Errors
     /// Those of [`receive_early_ranges`](Self::receive_early_ranges).
@@ -112,8 +112,8 @@ impl GroupCall<'_> {
         self.receive_early_ranges(call, mine)
     }
 
-    /// Sends each other worker the pieces `piece(worker, number)`, one for each of `sizes`, in one round. Returns what they have
-    /// sent, of these sizes, as [`receive_early`](Self::receive_early) does.
+    /// Sends each other worker the pieces `piece(worker, number)`, one for each of `sizes`, in one round. Returns what
+    /// they have sent, of these sizes, as [`receive_early`](Self::receive_early) does.
     ///
     /// # Errors
     /// Those of [`all_to_all_ranges`](Self::all_to_all_ranges).
@@ -143,12 +143,13 @@ impl GroupCall<'_> {
         Ok(early.call())
     }
 
-    /// Sums the vectors of all workers, each multiplied by its weight, by options that are the same on all workers. Each worker
-    /// contributes the same number of vectors, all of one length; `weights` are those of all workers' vectors.
+    /// Sums the vectors of all workers, each multiplied by its weight, by options that are the same on all workers.
+    /// Each worker contributes the same number of vectors, all of one length; `weights` are those of all workers'
+    /// vectors.
     ///
-    /// Returns the sum in pieces, one after another. All workers get the same bits, whatever the options. With the default ones,
-    /// which are the one order of sums, it is a reduce-scatter and an all-gather: each worker receives its range of all vectors,
-    /// folds it, and sends the sum to all.
+    /// Returns the sum in pieces, one after another. All workers get the same bits, whatever the options. With the
+    /// default ones, which are the one order of sums, it is a reduce-scatter and an all-gather: each worker receives
+    /// its range of all vectors, folds it, and sends the sum to all.
     ///
     /// ```
     /// # use distribute_cluster::{Fingerprint, Operation, Standing};
@@ -167,8 +168,10 @@ impl GroupCall<'_> {
     /// ```
     ///
     /// # Errors
-    /// - [`Failure`] on every worker; [`Failure::Blame`] if options, or lengths in [`Order::Fast`](super::Order::Fast), differ.
-    /// - [`Failure::Record`] if a worker has sent another number of bytes, or vectors or weights have another number or length.
+    /// - [`Failure`] on every worker; [`Failure::Blame`] if options, or lengths in [`Order::Fast`](super::Order::Fast),
+    ///   differ.
+    /// - [`Failure::Record`] if a worker has sent another number of bytes, or vectors or weights have another number or
+    ///   length.
     pub fn all_reduce_vectors<F: Real>(
         &mut self,
         vectors: &[Bytes],

@@ -60,8 +60,8 @@ impl Real for f64 {
     }
 }
 
-/// Rounded to odd: towards zero, and with the last bit set where that changed the number. Rounded to the nearest `f32`, it
-/// might become a tie between two halves that it was not.
+/// Rounded to odd: towards zero, and with the last bit set where that changed the number. Rounded to the nearest `f32`,
+/// it might become a tie between two halves that it was not.
 #[inline(always)]
 fn to_odd(number: f64) -> f32 {
     let near = number as f32;
@@ -131,8 +131,8 @@ impl<F: Scale + Pod> Coding<F> {
         halves.freeze()
     }
 
-    /// The sum of what has been received, each times its weight, in the one order of sums, as it is sent. Halves are added up
-    /// block by block, so that no memory is taken for all of them as numbers.
+    /// The sum of what has been received, each times its weight, in the one order of sums, as it is sent. Halves are
+    /// added up block by block, so that no memory is taken for all of them as numbers.
     pub(super) fn fold(&self, received: &[Bytes], weights: &[F], buffers: &Buffers) -> Bytes {
         let mut sum = buffers.take(received.first().map_or(0, Bytes::len));
         let Some(half) = self.0 else {

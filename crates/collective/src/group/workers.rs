@@ -42,8 +42,8 @@ impl Whereabouts {
 }
 
 impl Group {
-    /// The processes of `world`, when all of them have joined, or [enough](Rendezvous::quorum): then [`world`](Self::world) is of
-    /// these.
+    /// The processes of `world`, when all of them have joined, or [enough](Rendezvous::quorum): then
+    /// [`world`](Self::world) is of these.
     ///
     /// # Errors
     /// [`JoinError`], which names workers that are missing.
@@ -53,9 +53,10 @@ impl Group {
         Ok(Self { renewable: Some(links.clone()), ..Self::new(world, links, inbox) })
     }
 
-    /// Leaves the world, in which a worker was lost or late, and waits until all workers of the next one have joined: those that
-    /// are left, and others in the places of those that are not. Everything that holds this group goes on with the new links;
-    /// its sessions are over. Where that goes wrong, all others are lost to it; it can be tried again.
+    /// Leaves the world, in which a worker was lost or late, and waits until all workers of the next one have joined:
+    /// those that are left, and others in the places of those that are not. Everything that holds this group goes on
+    /// with the new links; its sessions are over. Where that goes wrong, all others are lost to it; it can be tried
+    /// again.
     ///
     /// # Errors
     /// [`JoinError`], which names workers that are missing.
@@ -83,8 +84,8 @@ impl Group {
         self.renewable.as_ref().map_or(1, |links| links.generation())
     }
 
-    /// Whether what the workers have met for has ended on all of them, so that they don't meet again: who comes in the place of one
-    /// that is lost from here on is told so, and refused.
+    /// Whether what the workers have met for has ended on all of them, so that they don't meet again: who comes in the
+    /// place of one that is lost from here on is told so, and refused.
     pub fn set_over(&self, over: bool) {
         self.renewable.iter().for_each(|links| links.set_over(over));
     }
@@ -138,8 +139,8 @@ impl Group {
         self.renewable.as_ref().map_or(0, |links| links.waiting())
     }
 
-    /// The places in the cluster of those that are expected where the workers meet again: of all of the present world but those that
-    /// are `leaving`, or `present` those of it alone that are not lost; and of those that wait.
+    /// The places in the cluster of those that are expected where the workers meet again: of all of the present world
+    /// but those that are `leaving`, or `present` those of it alone that are not lost; and of those that wait.
     pub fn expected(&self, present: bool, leaving: &[usize]) -> BTreeSet<usize> {
         let Some(links) = &self.renewable else { return BTreeSet::new() };
         let world = links.places();
@@ -150,8 +151,8 @@ impl Group {
         there.map(|(_, place)| place).chain(links.places_waiting()).collect()
     }
 
-    /// Whether one waits that was in another world as late as this one: the leader of this one had just started, and knew nothing of
-    /// that.
+    /// Whether one waits that was in another world as late as this one: the leader of this one had just started, and
+    /// knew nothing of that.
     pub fn is_supplanted(&self) -> bool {
         self.renewable.as_ref().is_some_and(|links| links.is_supplanted())
     }
@@ -177,14 +178,15 @@ impl Group {
 
     /// Returns the last calls of this worker in all sessions, the latest first.
     ///
-    /// With every [`Blame`](distribute_cluster::Blame) they are also given out as an event of [`tracing`]: where a worker was late or lost as a warning,
-    /// which goes to standard error in a program without a subscriber, else at level INFO.
+    /// With every [`Blame`](distribute_cluster::Blame) they are also given out as an event of [`tracing`]: where a
+    /// worker was late or lost as a warning, which goes to standard error in a program without a subscriber, else at
+    /// level INFO.
     pub fn last_calls(&self) -> Vec<RecordedCall> {
         self.recorder.calls()
     }
 
-    /// The call of all workers that is under way on this one, if one is, and the workers of which nothing has been heard in it: for people
-    /// who look. It may be over by the time that this returns.
+    /// The call of all workers that is under way on this one, if one is, and the workers of which nothing has been
+    /// heard in it: for people who look. It may be over by the time that this returns.
     pub fn awaited(&self) -> Option<(RecordedCall, Vec<usize>)> {
         self.recorder.awaited()
     }

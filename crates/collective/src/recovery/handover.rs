@@ -48,8 +48,9 @@ pub enum Next<E> {
     Swap(Round),
     /// Tell this worker's state, as [bytes](Handover::give).
     Give,
-    /// Take over this state of worker `source`, and count on from these numbers, both before anything else: where another is lost
-    /// before all have it, this worker stands where it says. Then tell whether it was [taken](Handover::taken).
+    /// Take over this state of worker `source`, and count on from these numbers, both before anything else: where
+    /// another is lost before all have it, this worker stands where it says. Then tell whether it was
+    /// [taken](Handover::taken).
     Take {
         /// The bytes.
         image: Bytes,

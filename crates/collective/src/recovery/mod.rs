@@ -8,8 +8,8 @@
 //! | [`report`] | what each says of itself, and whose state the others take over |
 //! | [`handover`] | in which rounds they say it, and hand the state over |
 //!
-//! What a state is, those know who drive this: `distribute`'s `Training`, and the crate `distribute-simulation` for all workers of
-//! a world at once.
+//! What a state is, those know who drive this: `distribute`'s `Training`, and the crate `distribute-simulation` for all
+//! workers of a world at once.
 
 pub mod handover;
 pub mod loss;

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 pub struct Report {
     /// Whether it has been part of the training: one that has just started has nothing that others need.
     pub begun: bool,
-    /// The generation in which it has agreed with all others on a state last, or 0: what others have agreed on without it since then
-    /// counts more, however far it has come.
+    /// The generation in which it has agreed with all others on a state last, or 0: what others have agreed on without
+    /// it since then counts more, however far it has come.
     pub agreed: u64,
     /// Its counters.
     pub numbers: Numbers,
@@ -22,7 +22,8 @@ pub struct Report {
 pub enum Decision {
     /// No worker has begun: all continue from what they have built or restored themselves.
     Begin,
-    /// These workers, by number, take over the state of worker `source`; there may be none. All count on from these numbers.
+    /// These workers, by number, take over the state of worker `source`; there may be none. All count on from these
+    /// numbers.
     TakeOver {
         /// The worker whose state is transferred.
         source: usize,

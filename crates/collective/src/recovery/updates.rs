@@ -138,7 +138,8 @@ impl Updates {
     /// Back to where the last update was made. Gives how many steps there were, where some were made since then.
     ///
     /// # Errors
-    /// [`Torn`] if some of the updates that belong together have been made and others have not, however often this is called.
+    /// [`Torn`] if some of the updates that belong together have been made and others have not, however often this is
+    /// called.
     pub fn rewind(&mut self) -> Result<Option<u64>, Torn> {
         let (before, most, in_step) = match self.since {
             None => (self.made, 0, true),

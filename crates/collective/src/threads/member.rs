@@ -43,8 +43,9 @@ impl Member {
         self.session.as_ref()
     }
 
-    /// Makes a call to the other processes for all members of this one; `None` if there are no other processes. To be called
-    /// when the members have agreed on it and wait for this one. `call` returns the fingerprint of each, by rank.
+    /// Makes a call to the other processes for all members of this one; `None` if there are no other processes. To be
+    /// called when the members have agreed on it and wait for this one. `call` returns the fingerprint of each, by
+    /// rank.
     ///
     /// The other members wait past their own timeouts, because `make` has deadlines of its own.
     pub fn with_group<R>(
@@ -72,8 +73,8 @@ impl Member {
         GroupCall::new(session, standings, self.timeout)
     }
 
-    /// Aborts the next call of the other processes because this one has failed outside a call, for all members, which wait for
-    /// this one: see [`Session::abort_call`].
+    /// Aborts the next call of the other processes because this one has failed outside a call, for all members, which
+    /// wait for this one: see [`Session::abort_call`].
     pub fn abort(&self) {
         let Some(session) = &self.session else { return };
         let _in_call = self.team.rendezvous.in_group_call();
@@ -137,8 +138,8 @@ impl Member {
         self.typed(&call, &met.payloads)
     }
 
-    /// Gathers the payloads of the members of this process, and combines them with those of the other processes, if there are
-    /// any: `make` is called on the last member to arrive, and all members get its result.
+    /// Gathers the payloads of the members of this process, and combines them with those of the other processes, if
+    /// there are any: `make` is called on the last member to arrive, and all members get its result.
     ///
     /// # Errors
     /// The same on the members of all processes: those of [`Member::all_gather_local`], and if a process is lost.
@@ -190,11 +191,12 @@ impl Member {
         typed.ok_or_else(|| Arc::new(Blame::other_types(self.step, call, others())))
     }
 
-    /// Gathers the payloads of the members of this process, then runs `lead` on member 0 alone while the others wait, at most
-    /// for the timeout. All members get the same result.
+    /// Gathers the payloads of the members of this process, then runs `lead` on member 0 alone while the others wait,
+    /// at most for the timeout. All members get the same result.
     ///
     /// # Errors
-    /// The errors of [`Member::all_gather_local`]. If `lead` panics, so does member 0, and the others get an error that it failed.
+    /// The errors of [`Member::all_gather_local`]. If `lead` panics, so does member 0, and the others get an error that
+    /// it failed.
     pub fn reduce_on_leader<T: Send + Sync + 'static, R: Send + Sync + 'static>(
         &self,
         call: Fingerprint,
@@ -205,9 +207,9 @@ impl Member {
         self.run_on_leader(&call, "its outcome on replica 0", || lead(payloads))
     }
 
-    /// Runs `make` on member 0 while the others wait, at most for the timeout. All members get the same result. To be called after
-    /// a successful [`Member::all_gather_local`], on all members or none. `part` names what member 0 is doing, in the error of
-    /// members that waited in vain.
+    /// Runs `make` on member 0 while the others wait, at most for the timeout. All members get the same result. To be
+    /// called after a successful [`Member::all_gather_local`], on all members or none. `part` names what member 0 is
+    /// doing, in the error of members that waited in vain.
     ///
     /// # Errors
     /// The errors of [`Member::reduce_on_leader`].
@@ -233,8 +235,9 @@ impl Member {
         made.payloads[0].clone().downcast().map_err(|_| self.other_result(&outcome))
     }
 
-    /// Runs `make` on every member at the same time, after a successful [`Member::all_gather_local`]; each gets all results, in the order of
-    /// ranks. No member waits for the others longer than its timeout. `part` is as in [`Member::run_on_leader`].
+    /// Runs `make` on every member at the same time, after a successful [`Member::all_gather_local`]; each gets all
+    /// results, in the order of ranks. No member waits for the others longer than its timeout. `part` is as in
+    /// [`Member::run_on_leader`].
     ///
     /// # Errors
     /// The errors of [`Member::all_gather_local`].
@@ -247,12 +250,12 @@ impl Member {
         self.all_gather_local(call.part(part), make(self.rank))
     }
 
-    /// Runs `lead` on member 0 while the other members are its helpers: each closure that `lead` broadcasts runs once on
-    /// every member. All members get the same result. To be called after a successful
-    /// [`Member::all_gather_local`], on all members or none.
+    /// Runs `lead` on member 0 while the other members are its helpers: each closure that `lead` broadcasts runs once
+    /// on every member. All members get the same result. To be called after a successful [`Member::all_gather_local`],
+    /// on all members or none.
     ///
-    /// The others wait without a deadline, because `lead` borrows from them. So `lead` and what it broadcasts must end by
-    /// themselves, which is true of this project's own code; user code belongs into [`Member::run_on_leader`] and
+    /// The others wait without a deadline, because `lead` borrows from them. So `lead` and what it broadcasts must end
+    /// by themselves, which is true of this project's own code; user code belongs into [`Member::run_on_leader`] and
     /// [`Member::all_gather_with`]. A `lead` that takes longer than this member's timeout is logged, repeatedly.
     ///
     /// # Errors

@@ -35,8 +35,9 @@ pub type Delegate<'a> =
 /// After a failed round the next one starts clean. Only a missed deadline ends the run, because the late member would
 /// arrive in the others' next round instead of the one they gave up.
 ///
-/// If other processes take part in a call, the last member to arrive is the delegate: it talks to them for all members of
-/// this process, without holding the lock. The others wait for it past their own deadlines, since it has deadlines too.
+/// If other processes take part in a call, the last member to arrive is the delegate: it talks to them for all members
+/// of this process, without holding the lock. The others wait for it past their own deadlines, since it has deadlines
+/// too.
 ///
 /// No payload is dropped under the lock, because dropping it runs user code.
 pub struct Rendezvous {
@@ -146,8 +147,8 @@ impl Rendezvous {
         (state, _unused) = self.settle(state, delegate);
         if state.round == round {
             drop(state);
-            // Once, before it sleeps: while it yields, which lasts milliseconds if other programs keep the cores, the deadline does not
-            // come nearer.
+            // Once, before it sleeps: while it yields, which lasts milliseconds if other programs keep the cores, the
+            // deadline does not come nearer.
             linger(|| self.round.load(Ordering::Acquire) != round);
             state = lock(&self.state);
         }
@@ -204,7 +205,8 @@ impl Rendezvous {
             return (state, Vec::new());
         }
         if state.standings.iter().all(Standing::is_gone) {
-            // Not kept while the team is idle: the others learn that this process has ended when nothing holds it any more.
+            // Not kept while the team is idle: the others learn that this process has ended when nothing holds it any
+            // more.
             if let Some(session) = state.session.take() {
                 let standings = state.standings.clone();
                 drop(state);
@@ -278,9 +280,9 @@ impl Rendezvous {
         (state, outcome)
     }
 
-    /// A call of this process's members alone has failed. Other processes, which made it by themselves and may wait for these
-    /// members in what follows, are told why: the run is over for all of them. Gives the error that it ends with, which is
-    /// another process's if that has failed before.
+    /// A call of this process's members alone has failed. Other processes, which made it by themselves and may wait for
+    /// these members in what follows, are told why: the run is over for all of them. Gives the error that it ends with,
+    /// which is another process's if that has failed before.
     fn tell<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,

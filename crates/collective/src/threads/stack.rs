@@ -13,8 +13,8 @@ thread_local! {
 
 /// Calls `work` on this thread, but on a stack of [`STACK`] bytes. A panic is propagated.
 ///
-/// As with a thread's stack, a guard page follows its end. A program that overflows it ends by SIGSEGV, without the message
-/// that the standard library prints for its own stacks.
+/// As with a thread's stack, a guard page follows its end. A program that overflows it ends by SIGSEGV, without the
+/// message that the standard library prints for its own stacks.
 ///
 /// # Errors
 /// If the system refuses the memory.

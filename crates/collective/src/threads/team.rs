@@ -116,8 +116,8 @@ impl Team {
         self.run_among(step, timeout, None, body);
     }
 
-    /// Like [`Team::run`], together with the processes of `session`, which run the same: calls of [`Member::all_gather_with_group`]
-    /// meet theirs.
+    /// Like [`Team::run`], together with the processes of `session`, which run the same: calls of
+    /// [`Member::all_gather_with_group`] meet theirs.
     ///
     /// # Panics
     /// As [`Team::run`].

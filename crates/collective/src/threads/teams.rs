@@ -31,12 +31,13 @@ impl Teams {
         Self { kind: Kind { threads: threads.max(1), start }, idle: Mutex::new(Vec::new()) }
     }
 
-    /// Borrows an idle team of `size` members for `body`, or makes one. Each run has a team of its own, so runs may nest and
-    /// be concurrent.
+    /// Borrows an idle team of `size` members for `body`, or makes one. Each run has a team of its own, so runs may
+    /// nest and be concurrent.
     ///
-    /// `body`, and member 0 of what it runs, are called on this thread, on a large stack. They are called on a thread of the
-    /// team instead if its members have several threads each, or if this thread serves a rayon pool of the program: such a
-    /// thread would pick up other work of its pool in the middle of `body`, while it waits for a parallel operation.
+    /// `body`, and member 0 of what it runs, are called on this thread, on a large stack. They are called on a thread
+    /// of the team instead if its members have several threads each, or if this thread serves a rayon pool of the
+    /// program: such a thread would pick up other work of its pool in the middle of `body`, while it waits for a
+    /// parallel operation.
     ///
     /// # Errors
     /// If the system refuses a thread or the memory for a stack.

@@ -4,13 +4,13 @@ use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 
-/// The stack size of a replica, on whatever thread it runs. candle's backward pass and the drop of a graph recurse once for
-/// each operation of a chain: 10,000 of them take 11 MiB if candle is compiled without optimisation. Untouched pages cost
-/// nothing.
+/// The stack size of a replica, on whatever thread it runs. candle's backward pass and the drop of a graph recurse once
+/// for each operation of a chain: 10,000 of them take 11 MiB if candle is compiled without optimisation. Untouched
+/// pages cost nothing.
 pub(super) const STACK: usize = 64 << 20;
 
-/// The most threads of a team. Some systems refuse a thread only after it has started, by ending the process, so we refuse
-/// earlier.
+/// The most threads of a team. Some systems refuse a thread only after it has started, by ending the process, so we
+/// refuse earlier.
 pub const MOST_THREADS: usize = 4096;
 
 /// Called on each thread of a replica when it starts, with the replica's rank and the index of the thread within it.
@@ -53,8 +53,8 @@ pub(super) fn alone() -> impl Drop {
     Before(before)
 }
 
-/// Whether this thread serves a foreign rayon pool. While it waits in rayon, it picks up other work of that pool; while it
-/// waits for replicas, that pool is one thread short.
+/// Whether this thread serves a foreign rayon pool. While it waits in rayon, it picks up other work of that pool; while
+/// it waits for replicas, that pool is one thread short.
 #[cfg(not(shuttle))]
 pub(super) fn serves_others() -> bool {
     OWN.get() == 0 && rayon::current_thread_index().is_some()
@@ -67,8 +67,8 @@ pub(super) fn do_spawned() {
     while rayon::yield_local() == Some(rayon::Yield::Executed) {}
 }
 
-/// A thread that runs one closure. candle's parallel operations use the rayon pool of the calling thread. This thread is a
-/// pool of its own, so a replica never waits for a thread of the program.
+/// A thread that runs one closure. candle's parallel operations use the rayon pool of the calling thread. This thread
+/// is a pool of its own, so a replica never waits for a thread of the program.
 #[cfg(not(any(shuttle, miri)))]
 pub(super) struct Worker {
     pool: Option<rayon::ThreadPool>,

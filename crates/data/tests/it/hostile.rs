@@ -1,4 +1,5 @@
-//! Small files that would fill the memory: in each format, read by a process of its own that may have 1 GiB of addresses.
+//! Small files that would fill the memory: in each format, read by a process of its own that may have 1 GiB of
+//! addresses.
 
 use distribute_data::example::{Example, Features, VarLen};
 use distribute_data::numpy::{read_npy, read_npz};

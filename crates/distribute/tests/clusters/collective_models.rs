@@ -1,5 +1,5 @@
-//! Models whose replicas take part in each other's graphs, by collectives in forward, train like one device too; and what
-//! `minimize` does with losses and rules that cannot work.
+//! Models whose replicas take part in each other's graphs, by collectives in forward, train like one device too; and
+//! what `minimize` does with losses and rules that cannot work.
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -15,8 +15,8 @@ fn numbers(n: usize) -> Tensor {
     Tensor::from_vec(values, (n, 3), &Device::Cpu).unwrap()
 }
 
-/// Every example is compared with a mean over the global batch: y = w x, loss = mean of (y - m)^4 + y, where m is the sum
-/// of y over the global batch divided by `global`.
+/// Every example is compared with a mean over the global batch: y = w x, loss = mean of (y - m)^4 + y, where m is the
+/// sum of y over the global batch divided by `global`.
 fn weights(
     strategy: &Strategy,
     examples: usize,

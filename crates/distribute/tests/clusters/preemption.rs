@@ -1,4 +1,5 @@
-//! SIGTERM to a process: a notice as long as something watches for it, and the end of the process before and after that.
+//! SIGTERM to a process: a notice as long as something watches for it, and the end of the process before and after
+//! that.
 
 use distribute::cluster::Stopwatch;
 use distribute::{MirroredStrategy, Preemption};

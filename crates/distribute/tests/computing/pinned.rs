@@ -1,4 +1,5 @@
-//! Replicas that are kept on cores keep nobody else there. In processes of their own: rayon's global threads are started once.
+//! Replicas that are kept on cores keep nobody else there. In processes of their own: rayon's global threads are
+//! started once.
 
 use distribute::prelude::*;
 use distribute_testing::child::alone;

@@ -1,5 +1,6 @@
-//! Models written by others train unchanged, on one replica and on two, to the same weights: layers, recurrent
-//! networks and sequences of boxed layers of candle_nn, a block of candle_transformers, and batch-norm with its running statistics.
+//! Models written by others train unchanged, on one replica and on two, to the same weights: layers, recurrent networks
+//! and sequences of boxed layers of candle_nn, a block of candle_transformers, and batch-norm with its running
+//! statistics.
 
 use crate::support::{assert_close, flat, mirrored, one_device};
 use candle_core::{DType, Device, IndexOp, Module, ModuleT, Tensor};
@@ -23,7 +24,8 @@ fn labels(rows: usize, classes: u32) -> Tensor {
         .unwrap()
 }
 
-/// Trains a model that gives logits of three classes, and gives the loss of the first epoch, that of the last, and the model.
+/// Trains a model that gives logits of three classes, and gives the loss of the first epoch, that of the last, and the
+/// model.
 fn train<M: Send + Sync + 'static>(
     strategy: &Strategy,
     inputs: &Tensor,

@@ -1,5 +1,5 @@
-//! Transformers: what of candle_transformers' llama2_c is trained as it stands, and the same model with its `use` lines changed,
-//! which is the example `language`'s.
+//! Transformers: what of candle_transformers' llama2_c is trained as it stands, and the same model with its `use` lines
+//! changed, which is the example `language`'s.
 
 #[path = "../../../../examples/language/model.rs"]
 mod model;
@@ -179,7 +179,8 @@ fn replicas_train_to_the_weights_of_one_uneven_and_empty_pieces_included() {
 
 #[test]
 fn tokens_with_padding_count_by_themselves() {
-    // Row i has i + 1 tokens; the rest is padding. The loss is the mean over the tokens of this replica, and n their number.
+    // Row i has i + 1 tokens; the rest is padding. The loss is the mean over the tokens of this replica, and n their
+    // number.
     fn train(strategy: &Strategy) -> Replicated<Llama> {
         let model = replicate(strategy, DType::F64);
         let optimizer = Sgd::new(&model.variables, 0.5).unwrap();

@@ -1,4 +1,5 @@
-//! The same trainings on GPUs, where there are some: a build with the feature `cuda`, and CUDA, be it the one in software of `.ci/cuda-build`.
+//! The same trainings on GPUs, where there are some: a build with the feature `cuda`, and CUDA, be it the one in
+//! software of `.ci/cuda-build`.
 
 use super::training::{self, Trained, train};
 use candle_core::{Device, Tensor};
@@ -156,7 +157,8 @@ fn workers_with_a_gpu_each_train_to_the_weights_of_workers_with_a_cpu() {
 
 const HANGS: &str = "gpus::where_nccl_hangs_the_step_ends_with_an_error_and_weights_are_those_before";
 
-/// Trains until a step fails, and says how many were made, whether the error was told to all and weights are those of the last step.
+/// Trains until a step fails, and says how many were made, whether the error was told to all and weights are those of
+/// the last step.
 fn until_nccl_hangs() {
     let builder = MirroredStrategy::builder().devices(["gpu:0", "gpu:1"]).timeout(Duration::from_secs(4));
     let strategy = builder.cross_device_ops(NcclAllReduce::default()).build().unwrap();

@@ -1,5 +1,6 @@
-//! Replicas whose devices have memory of their own compute with copies of the weights and by candle's operations, and train to the weights of
-//! replicas that compute on the CPU. A process with `DISTRIBUTE_GENERIC_DEVICES=1` treats CPUs so.
+//! Replicas whose devices have memory of their own compute with copies of the weights and by candle's operations, and
+//! train to the weights of replicas that compute on the CPU. A process with `DISTRIBUTE_GENERIC_DEVICES=1` treats CPUs
+//! so.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -1,5 +1,5 @@
-//! Steps that a GPU has no memory for, wherever they ask for some: CUDA in software refuses the allocation that it is told to, one after
-//! another. On a GPU none is refused.
+//! Steps that a GPU has no memory for, wherever they ask for some: CUDA in software refuses the allocation that it is
+//! told to, one after another. On a GPU none is refused.
 
 use super::gpus::{alone, on, with_gpus};
 use candle_core::{DType, Device, Module, Tensor};

@@ -29,8 +29,8 @@ impl Model {
         Ok(Self {
             words: nn::embedding(9, 8, vb.pp("words"))?,
             bag: nn::embedding_bag(9, 8, BagMode::Mean, vb.pp("bag"))?,
-            // The last row and column of an image are in no place of the kernel. A bias before the norm has no gradient but what is rounded, by
-            // which Adam would divide.
+            // The last row and column of an image are in no place of the kernel. A bias before the norm has no gradient
+            // but what is rounded, by which Adam would divide.
             image: nn::conv2d_no_bias(
                 1,
                 2,

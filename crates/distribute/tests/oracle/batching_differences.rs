@@ -55,8 +55,8 @@ fn has_ids(value: &Value) -> bool {
     }
 }
 
-/// DIST-4, over workers. TensorFlow's pieces of size 0 may also make a step in which no worker has a row: under its rule ours
-/// do so behind batches, but not of a dataset without any.
+/// DIST-4, over workers. TensorFlow's pieces of size 0 may also make a step in which no worker has a row: under its
+/// rule ours do so behind batches, but not of a dataset without any.
 pub fn workers_cut_evenly(case: &Case, inputs: &Inputs<'_>) -> Found {
     if case.area != "multi_worker" || op(inputs) != "dataset" {
         return Ok(None);
@@ -69,8 +69,8 @@ pub fn workers_cut_evenly(case: &Case, inputs: &Inputs<'_>) -> Found {
         .then(|| if nothing { Difference::outcome("DIST-4", ours) } else { theirs(case, "DIST-4") }))
 }
 
-/// AS-6: TensorFlow deals the pieces of a batch to workers in turn, so that neighbours are on different ones. Ours gives
-/// piece k to global replica k.
+/// AS-6: TensorFlow deals the pieces of a batch to workers in turn, so that neighbours are on different ones. Ours
+/// gives piece k to global replica k.
 pub fn pieces_are_in_the_order_of_replicas(case: &Case, inputs: &Inputs<'_>) -> Found {
     let differs = op(inputs) == "auto_shard" && outcome(case).is_some() && ours(case, inputs)?.is_some();
     Ok((differs && only_the_order_differs(inputs)?).then(|| theirs(case, "AS-6")))

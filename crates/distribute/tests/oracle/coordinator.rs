@@ -254,7 +254,8 @@ impl Remote {
 }
 
 enum Data {
-    /// With whether it is in batches. Elements by themselves are batches of one here, since those are what is distributed.
+    /// With whether it is in batches. Elements by themselves are batches of one here, since those are what is
+    /// distributed.
     Range(PerWorker<Batches<HostTensor>>, bool),
     WithContext(PerWorker<Batches<(HostTensor, HostTensor)>>),
 }

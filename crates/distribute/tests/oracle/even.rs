@@ -15,7 +15,8 @@ type Ids = Vec<i64>;
 /// `[replica]` ids.
 type Step = Vec<Ids>;
 
-/// The outcome of a case, `{"error": class}` where it is refused, or `None` for operations that our rule says nothing of.
+/// The outcome of a case, `{"error": class}` where it is refused, or `None` for operations that our rule says nothing
+/// of.
 pub fn outcome(replicas: usize, inputs: &Inputs<'_>) -> Result<Option<Value>, String> {
     Ok(Some(match inputs.text("op")? {
         "distribute_dataset" => match inputs.get("global_batch")? {

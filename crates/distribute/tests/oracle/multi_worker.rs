@@ -1,8 +1,8 @@
-//! Several workers of one replica each, here threads of one process: every worker makes the same calls, and sees what is
-//! listed for it.
+//! Several workers of one replica each, here threads of one process: every worker makes the same calls, and sees what
+//! is listed for it.
 //!
-//! Datasets run twice, as in `batching.rs`: under our own rule, where they have to give what `even.rs` calculates, and under
-//! TensorFlow's.
+//! Datasets run twice, as in `batching.rs`: under our own rule, where they have to give what `even.rs` calculates, and
+//! under TensorFlow's.
 
 use super::batching::{batched, policy};
 use super::case::{Case, Inputs, Ran, Stop};

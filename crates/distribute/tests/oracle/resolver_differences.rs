@@ -46,9 +46,9 @@ fn is_tf_config(text: &str) -> bool {
         && absent_or(&config, "session_master", Value::is_string)
 }
 
-/// TFC-6: TensorFlow reads TF_CONFIG anew for each property, so that one may fail and another not. Ours reads and checks it
-/// once: there is a resolver of which everything is right, or an error. TFC-2: what TensorFlow makes a number or a text of
-/// (1.5, true, a list for an object) is refused, too.
+/// TFC-6: TensorFlow reads TF_CONFIG anew for each property, so that one may fail and another not. Ours reads and
+/// checks it once: there is a resolver of which everything is right, or an error. TFC-2: what TensorFlow makes a number
+/// or a text of (1.5, true, a list for an object) is refused, too.
 pub fn tf_config_is_checked_as_a_whole(case: &Case, inputs: &Inputs<'_>) -> Found {
     let Some(outcome) = outcome(case) else { return Ok(None) };
     let text = inputs.optional("TF_CONFIG").and_then(Value::as_str);
@@ -179,8 +179,9 @@ impl Step {
     }
 }
 
-/// RES-3: TensorFlow takes the nodes in the order of their names, where Slurm numbers ranks in the order of its list; it
-/// does not know its own task before it was asked for the cluster; and it cannot describe nodes without GPUs. Ours can.
+/// RES-3: TensorFlow takes the nodes in the order of their names, where Slurm numbers ranks in the order of its list;
+/// it does not know its own task before it was asked for the cluster; and it cannot describe nodes without GPUs. Ours
+/// can.
 pub fn slurms_ranks_are_slurms(case: &Case, inputs: &Inputs<'_>) -> Found {
     let (Some(outcome), "slurm") = (outcome(case), op(inputs)) else { return Ok(None) };
     let step = Step::of(inputs)?;

@@ -127,8 +127,8 @@ pub fn copies_are_not_given_values_of_their_own(case: &Case, inputs: &Inputs<'_>
     Ok(program.steps.iter().any(own).then(|| Difference::error("WR-2", "ValueError")))
 }
 
-/// WR-4, ONR-3: where the first replica alone counts, each of TensorFlow's workers takes its own: the copies of an ON_WRITE
-/// variable drift apart, and workers read different values. Ours is worker 0's on all.
+/// WR-4, ONR-3: where the first replica alone counts, each of TensorFlow's workers takes its own: the copies of an
+/// ON_WRITE variable drift apart, and workers read different values. Ours is worker 0's on all.
 pub fn the_first_replica_is_that_of_worker_0(case: &Case, inputs: &Inputs<'_>) -> Found {
     if case.area != "multi_worker" || op(inputs) != "variable" {
         return Ok(None);

@@ -1,5 +1,5 @@
-//! What is printed for Open MPI, carried out by it: `DISTRIBUTE_TEST_MPIRUN=1 cargo test -p distribute-launch --test it mpirun`,
-//! with Debian's openmpi-bin.
+//! What is printed for Open MPI, carried out by it:
+//! `DISTRIBUTE_TEST_MPIRUN=1 cargo test -p distribute-launch --test it mpirun`, with Debian's openmpi-bin.
 
 use distribute_cluster::World;
 use distribute_cluster::resolver::{ClusterResolver, MpiClusterResolver, MpiOptions};

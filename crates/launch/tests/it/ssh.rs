@@ -104,7 +104,8 @@ fn signals_and_ends_cross_the_connection() {
     });
 }
 
-/// Of two workers: signals reach them and what they have started, the one that fails stops the other, and nothing is left.
+/// Of two workers: signals reach them and what they have started, the one that fails stops the other, and nothing is
+/// left.
 fn signals_and_ends(ssh: Vec<String>, hosts: &str) {
     let fifo = Fifo::new();
     let heard = fifo.read();
@@ -184,8 +185,8 @@ fn launcher() {
     std::process::exit(launch.env("PIPE", pipe).run().unwrap().exit_code());
 }
 
-/// Against a real sshd on loopback: `DISTRIBUTE_TEST_SSHD=/usr/sbin/sshd cargo test -p distribute-launch --test it ssh`, from
-/// Debian's openssh-server.
+/// Against a real sshd on loopback:
+/// `DISTRIBUTE_TEST_SSHD=/usr/sbin/sshd cargo test -p distribute-launch --test it ssh`, from Debian's openssh-server.
 #[test]
 fn with_sshd() {
     launcher();

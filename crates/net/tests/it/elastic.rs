@@ -33,7 +33,8 @@ fn join(rendezvous: Rendezvous) -> Joined {
     (rendezvous.join(kept.clone()).unwrap(), kept)
 }
 
-/// All at these places meet, each sends each a message, and the numbers by which they know each other are those of the world.
+/// All at these places meet, each sends each a message, and the numbers by which they know each other are those of the
+/// world.
 fn meet(places: &'static [usize], generation: u64, port: u16) -> Vec<Joined> {
     let joined: Vec<_> = std::thread::scope(|scope: &Scope<'_, '_>| {
         let threads: Vec<_> = places

@@ -35,8 +35,8 @@ fn connect(connector: &Connector, to: &Task, at: &Address) -> Result<(Endpoint, 
     connector.connect(to, at, kept.clone(), Deadline::after(PATIENCE)).map(|endpoint| (endpoint, kept))
 }
 
-/// Lets `callers` do what they want with the port of ps 0, whose side answers each message with its body, until they have done
-/// and all have gone.
+/// Lets `callers` do what they want with the port of ps 0, whose side answers each message with its body, until they
+/// have done and all have gone.
 fn called<T: Send>(identity: &Identity, callers: impl FnOnce(Address) -> T + Send) -> T {
     let mut acceptor =
         Acceptor::bind(ps(), &loopback(), access(identity), PATIENCE).unwrap().settings(patient());

@@ -149,7 +149,8 @@ fn who_does_not_belong_to_the_world_is_told_why_by_name() {
     });
 }
 
-/// The third worker of a job of three, which may be set up in another way, after the second has joined. What all three are told.
+/// The third worker of a job of three, which may be set up in another way, after the second has joined. What all three
+/// are told.
 fn with_a_third(
     identity: &Identity,
     timeout: Duration,

@@ -1,7 +1,7 @@
 //! Frames and words out of any bytes: nothing panics, nothing is allocated beyond what has come.
 //!
-//! `DISTRIBUTE_FUZZ_INPUTS=1000000 cargo test --release -p distribute-net mutated` tries more of them, and of what is said in
-//! shared memory (`src/shm/`).
+//! `DISTRIBUTE_FUZZ_INPUTS=1000000 cargo test --release -p distribute-net mutated` tries more of them, and of what is
+//! said in shared memory (`src/shm/`).
 
 use distribute_cluster::Job;
 use distribute_net::Message;

@@ -28,7 +28,8 @@ static void* take(FILE* file, size_t bytes) {
 }
 "#;
 
-/// The program's arguments: which kernel, with how many elements, by which grid, and the files of what goes in and comes out.
+/// The program's arguments: which kernel, with how many elements, by which grid, and the files of what goes in and
+/// comes out.
 const MAIN: &str = r#"
 int main(int count, char** arguments) {
     if (count != 7) return 2;

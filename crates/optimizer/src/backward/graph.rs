@@ -5,7 +5,8 @@ use candle_core::{DType, Device, Layout, Result, Tensor, TensorId, Var};
 use std::mem::offset_of;
 use std::sync::{Arc, OnceLock};
 
-/// A struct with the fields of candle's `Tensor_`, in their order. The compiler lays out both alike; [`find`] makes sure of that.
+/// A struct with the fields of candle's `Tensor_`, in their order. The compiler lays out both alike; [`find`] makes
+/// sure of that.
 #[expect(dead_code, reason = "only the place of a field counts")]
 struct Fields {
     id: TensorId,
@@ -17,7 +18,8 @@ struct Fields {
     device: Device,
 }
 
-// A struct of one field of its own size has it at its start, so an `Option<Op>` is laid out as the `BackpropOp` that holds it.
+// A struct of one field of its own size has it at its start, so an `Option<Op>` is laid out as the `BackpropOp` that
+// holds it.
 const _: () = assert!(size_of::<BackpropOp>() == size_of::<Option<Op>>());
 
 /// Access to the operations of candle's graph.
@@ -28,7 +30,8 @@ pub(super) struct Graph {
 }
 
 impl Graph {
-    /// Returns the access, or `None` if this build lays out candle's tensors in another way. The first call alone looks.
+    /// Returns the access, or `None` if this build lays out candle's tensors in another way. The first call alone
+    /// looks.
     pub(super) fn get() -> Option<Self> {
         static GRAPH: OnceLock<Option<Graph>> = OnceLock::new();
         *GRAPH.get_or_init(|| find(offset_of!(Fields, op)).ok().flatten())
@@ -38,19 +41,20 @@ impl Graph {
     #[inline]
     pub(super) fn op(self, tensor: &Tensor) -> Option<&Op> {
         let fields = &raw const **tensor;
-        // SAFETY: only `find` makes a `Graph`. It has seen at this offset, which is aligned and within the fields, the operations that
-        // had made tensors of this program, and all tensors are of one type, which has one layout. The pointer is made of a reference
-        // to all fields, which are initialised behind the `Arc` of `tensor`, and candle never writes to them again. The reference that is
-        // returned lives no longer than the one to `tensor`.
+        // SAFETY: only `find` makes a `Graph`. It has seen at this offset, which is aligned and within the fields, the
+        // operations that had made tensors of this program, and all tensors are of one type, which has one layout. The
+        // pointer is made of a reference to all fields, which are initialised behind the `Arc` of `tensor`, and candle
+        // never writes to them again. The reference that is returned lives no longer than the one to `tensor`.
         let op = unsafe { &*fields.cast::<u8>().add(self.offset).cast::<BackpropOp>() };
         (**op).as_ref()
     }
 }
 
-/// Looks for the operations of two tensors at an offset from the start of their fields. Returns the access if they are there.
+/// Looks for the operations of two tensors at an offset from the start of their fields. Returns the access if they are
+/// there.
 ///
-/// Of a result's fields the operation alone holds the address of an argument, at a place that the type [`Op`] fixes. So an address that
-/// is found where it is expected proves the place of the operation.
+/// Of a result's fields the operation alone holds the address of an argument, at a place that the type [`Op`] fixes. So
+/// an address that is found where it is expected proves the place of the operation.
 fn find(offset: usize) -> Result<Option<Graph>> {
     const ALPHA: f64 = 0.8125;
     let (x, other) = (Var::new(&[1f32, -1.], &Device::Cpu)?, Var::new(&[2f32, -2.], &Device::Cpu)?);
@@ -83,16 +87,17 @@ fn find(offset: usize) -> Result<Option<Graph>> {
     Ok(reads.then_some(graph))
 }
 
-/// Whether the fields of a tensor have the bytes of `part`, a part of the operation that made it, where they would be if that
-/// operation is at `offset`, from where an operation fits into the fields.
+/// Whether the fields of a tensor have the bytes of `part`, a part of the operation that made it, where they would be
+/// if that operation is at `offset`, from where an operation fits into the fields.
 fn is_at<T>((tensor, op): &(Tensor, Option<Op>), offset: usize, part: &T) -> bool {
     let inside = std::ptr::from_ref(part).addr() - std::ptr::from_ref(op).addr();
     let fields = (&raw const **tensor).cast::<u8>();
     let part = std::ptr::from_ref(part).cast::<u8>();
     (0..size_of::<T>()).all(|byte| {
-        // SAFETY: both bytes are in bounds: that of the fields because `part` is inside of an operation, and an operation fits there.
-        // `part` is a number or an address, so all its bytes are set. Those of the fields are, too, if the operation is there. If it
-        // is not, padding may be: its bytes are arbitrary, and a volatile read keeps the compiler from concluding anything from that.
+        // SAFETY: both bytes are in bounds: that of the fields because `part` is inside of an operation, and an
+        // operation fits there. `part` is a number or an address, so all its bytes are set. Those of the fields are,
+        // too, if the operation is there. If it is not, padding may be: its bytes are arbitrary, and a volatile read
+        // keeps the compiler from concluding anything from that.
         unsafe { fields.add(offset + inside + byte).read_volatile() == part.add(byte).read() }
     })
 }

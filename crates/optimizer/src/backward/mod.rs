@@ -1,9 +1,9 @@
 //! The backward pass over candle's graph, with the gradients that candle 0.11 has wrong or lacks.
 //!
-//! candle's own `Tensor::backward` gives other gradients than PyTorch and TensorFlow for pooling, upsampling, scattering, convolutions of
-//! sequences and ties of `max`, without an error (docs/from-candle.md has the table). This pass visits the same nodes in the same order, and
-//! adds up in the same order, so for all other operations its numbers are candle's. It computes no gradient of what depends on no
-//! variable, and makes no zeros to add to.
+//! candle's own `Tensor::backward` gives other gradients than PyTorch and TensorFlow for pooling, upsampling,
+//! scattering, convolutions of sequences and ties of `max`, without an error (docs/from-candle.md has the table). This
+//! pass visits the same nodes in the same order, and adds up in the same order, so for all other operations its numbers
+//! are candle's. It computes no gradient of what depends on no variable, and makes no zeros to add to.
 //!
 //! The operation of a node is private in candle; [`graph`] reads it. [`rules`] has the gradients of each operation.
 
@@ -21,7 +21,8 @@ use std::sync::Once;
 
 /// Returns the gradients of a scalar with respect to all variables that it depends on.
 ///
-/// Where this build of candle hides its graph, the gradients are those of candle's own backward, and a warning says so once.
+/// Where this build of candle hides its graph, the gradients are those of candle's own backward, and a warning says so
+/// once.
 ///
 /// # Errors
 /// candle's, and those of operations of users.
@@ -84,8 +85,8 @@ impl Gradients {
             }
             match before {
                 Some(before) => before + gradient,
-                // A user's operation may return memory that it has read, such as a variable's, which is locked while that variable is
-                // updated. The gradient of a variable has memory of its own.
+                // A user's operation may return memory that it has read, such as a variable's, which is locked while
+                // that variable is updated. The gradient of a variable has memory of its own.
                 None if argument.is_variable() && gradient.is_contiguous() => gradient.copy(),
                 None => gradient.contiguous(),
             }

@@ -4,8 +4,8 @@ use super::Gradients;
 use candle_core::op::ReduceOp;
 use candle_core::{Result, Tensor};
 
-/// Adds the gradient of a reduction's argument; `kept` is the shape of the result with the reduced axes kept as axes of size 1.
-/// The gradient of a maximum or minimum is shared by all elements that are equal to it, as in TensorFlow.
+/// Adds the gradient of a reduction's argument; `kept` is the shape of the result with the reduced axes kept as axes of
+/// size 1. The gradient of a maximum or minimum is shared by all elements that are equal to it, as in TensorFlow.
 pub(super) fn reduce(
     op: ReduceOp,
     x: &Tensor,

@@ -4,9 +4,9 @@ use crate::parameters::listed;
 use distribute_core::internal::Evaluated;
 use std::collections::HashSet;
 
-/// Returns the warning after a first step in which the running statistics of some layers stayed as they are, and the variables `trained`
-/// had gradients. `None` if nothing is wrong: layers without gradient took no part or are frozen, and those with statistics of a trained
-/// model may be meant to keep them.
+/// Returns the warning after a first step in which the running statistics of some layers stayed as they are, and the
+/// variables `trained` had gradients. `None` if nothing is wrong: layers without gradient took no part or are frozen,
+/// and those with statistics of a trained model may be meant to keep them.
 pub(crate) fn warning(evaluated: Vec<Evaluated>, trained: &HashSet<&str>) -> Option<String> {
     let has_gradient = |path: &str| {
         let name = |last: &str| if path.is_empty() { last.to_owned() } else { format!("{path}.{last}") };

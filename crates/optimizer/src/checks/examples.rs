@@ -41,8 +41,8 @@ impl Watch {
     /// Returns the warning after a step with these numbers of examples and rows, at most once.
     ///
     /// Tokens differ in number from replica to replica also where rows don't. A number that is the same on pieces of
-    /// different sizes counts neither, unless there are more of it than a batch has rows: then batches are filled up to a
-    /// number of tokens.
+    /// different sizes counts neither, unless there are more of it than a batch has rows: then batches are filled up to
+    /// a number of tokens.
     pub(crate) fn warning(&self, pieces: impl Iterator<Item = (usize, usize)> + Clone) -> Option<String> {
         if self.done.load(Ordering::Relaxed) {
             return None;

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The reaction to a step in which a loss or a gradient is NaN or infinite:
 /// [`on_not_finite`](super::Optimizer::on_not_finite).
 ///
-/// Gradients are those that each replica brings to the reduction, after [`before_reduce`](crate::Optimizer::before_reduce).
-/// To look at them takes one pass over them on each replica.
+/// Gradients are those that each replica brings to the reduction, after
+/// [`before_reduce`](crate::Optimizer::before_reduce). To look at them takes one pass over them on each replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NotFinite {
     /// The step is made, and nothing is said.
@@ -22,8 +22,8 @@ pub enum NotFinite {
     WarnOfLoss,
     /// The step is made, and there is a warning, of losses and gradients.
     Warn,
-    /// The step is left out, on all replicas: variables, slots and finished steps stay as they are, and there is a warning.
-    /// [`skipped_steps`](crate::Optimizer::skipped_steps) counts them.
+    /// The step is left out, on all replicas: variables, slots and finished steps stay as they are, and there is a
+    /// warning. [`skipped_steps`](crate::Optimizer::skipped_steps) counts them.
     Skip,
     /// [`Error::NotFinite`](crate::Error::NotFinite) on every replica; nothing has changed.
     Error,
@@ -79,8 +79,8 @@ pub(crate) struct Report {
     pub(crate) text: String,
 }
 
-/// The report of the first of this process's replicas whose loss, summed over its examples, or gradients on the host are not finite. Reads all
-/// of them, and all variables.
+/// The report of the first of this process's replicas whose loss, summed over its examples, or gradients on the host
+/// are not finite. Reads all of them, and all variables.
 pub(crate) fn report(
     parameters: &Parameters,
     all: &[(f64, &[Option<Gradient>])],

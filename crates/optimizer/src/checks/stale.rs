@@ -1,8 +1,8 @@
-//! A warning of tensors that a model computes of its variables once, and not in each step: training changes the variables, and not what
-//! is computed with.
+//! A warning of tensors that a model computes of its variables once, and not in each step: training changes the
+//! variables, and not what is computed with.
 //!
-//! A node of the graph of one `run` that is a node of a later one was not computed again. This costs a pass over the graphs of the first
-//! two.
+//! A node of the graph of one `run` that is a node of a later one was not computed again. This costs a pass over the
+//! graphs of the first two.
 
 use crate::Parameters;
 use crate::parameters::listed;

@@ -142,8 +142,8 @@ pub(crate) fn parts(transforms: &[Transform]) -> impl Iterator<Item = &[Transfor
     transforms.split_inclusive(|transform| transform.closure().is_some())
 }
 
-/// Resolves transforms by the norms of gradients, if they ask for some. `all` makes the squares of what is here into those of
-/// everything.
+/// Resolves transforms by the norms of gradients, if they ask for some. `all` makes the squares of what is here into
+/// those of everything.
 pub(crate) fn resolve(
     transforms: &[Transform],
     parameters: &Parameters,

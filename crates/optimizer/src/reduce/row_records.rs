@@ -1,7 +1,7 @@
 //! Rows of gradients as they are sent to other workers.
 //!
-//! For each replica and variable the number of rows, or [`NONE`]; then, for each that has some, the numbers of the rows and
-//! their values, each filled up to 8 bytes.
+//! For each replica and variable the number of rows, or [`NONE`]; then, for each that has some, the numbers of the rows
+//! and their values, each filled up to 8 bytes.
 
 use crate::gradients::row_len;
 use bytes::Bytes;

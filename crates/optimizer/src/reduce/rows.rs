@@ -89,8 +89,8 @@ impl<'a, F> RowRange<'a, F> {
 }
 
 impl<F: Number> RowRange<'_, F> {
-    /// The rows of a single replica, counted from the first of the range, and their values: where there is nothing to add
-    /// up.
+    /// The rows of a single replica, counted from the first of the range, and their values: where there is nothing to
+    /// add up.
     pub(crate) fn only(&self, weights: &[F]) -> Option<(Vec<usize>, &[F])> {
         match (self.of_replicas.as_slice(), weights) {
             ([(rows, values)], [weight]) if *weight == F::of(1.) => {

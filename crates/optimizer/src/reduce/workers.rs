@@ -1,9 +1,10 @@
 //! The gradients of a step over the workers of a group: what is sent, and what is added up from what has come.
 //!
-//! Dense gradients are packs of each replica, or of each worker whose replicas' sum changes no bit of the whole. Where layers have
-//! put them there, they have been sent before the workers met; else they are sent now. Two workers have each other's packs whole, and
-//! add them as those of further replicas in the pass that updates the variables; more share the sum out. Where each worker owns
-//! ranges of variables, it gets these of all packs, and adds them up in that pass. Rows go as they are to everybody.
+//! Dense gradients are packs of each replica, or of each worker whose replicas' sum changes no bit of the whole. Where
+//! layers have put them there, they have been sent before the workers met; else they are sent now. Two workers have
+//! each other's packs whole, and add them as those of further replicas in the pass that updates the variables; more
+//! share the sum out. Where each worker owns ranges of variables, it gets these of all packs, and adds them up in that
+//! pass. Rows go as they are to everybody.
 
 use crate::header::{GradientKind, StepHeader};
 use crate::parameters::{Parameters, folds_first};

@@ -1,8 +1,9 @@
-//! Compares the settings of an optimizer between workers. Settings that differ would change weights on some workers only, or add
-//! the gradient of one variable to another's, so no step is made then.
+//! Compares the settings of an optimizer between workers. Settings that differ would change weights on some workers
+//! only, or add the gradient of one variable to another's, so no step is made then.
 //!
-//! The first step after a setting was made has a digest of all settings in its header. Where digests differ, or some workers
-//! have none, since they have compared theirs before, the workers exchange the settings themselves, in the same call.
+//! The first step after a setting was made has a digest of all settings in its header. Where digests differ, or some
+//! workers have none, since they have compared theirs before, the workers exchange the settings themselves, in the same
+//! call.
 
 use crate::Inner;
 use crate::header::StepHeader;
@@ -17,15 +18,16 @@ use distribute_optim::Rule;
 use distribute_tensor::Leaf;
 use std::sync::atomic::Ordering;
 
-/// Returns whether the settings themselves have to be exchanged, by the headers of all replicas: the same on all workers.
+/// Returns whether the settings themselves have to be exchanged, by the headers of all replicas: the same on all
+/// workers.
 fn is_open(headers: &[StepHeader]) -> bool {
     let mut digests = headers.iter().filter_map(|header| header.position.as_ref()).map(|at| at.settings);
     let Some(first) = digests.next() else { return false };
     digests.any(|digest| digest != first)
 }
 
-/// Exchanges settings where the headers don't show that all have the same. Returns what differs, in words that are the same on
-/// all workers.
+/// Exchanges settings where the headers don't show that all have the same. Returns what differs, in words that are the
+/// same on all workers.
 pub(crate) fn differing(
     calling: &mut GroupCall<'_>,
     headers: &[StepHeader],
@@ -61,7 +63,8 @@ impl Inner {
         (!self.agreed.load(Ordering::Relaxed)).then(|| digest(&self.settings()))
     }
 
-    /// Returns all settings that have to be the same on all workers. The learning rate is compared in each step as well.
+    /// Returns all settings that have to be the same on all workers. The learning rate is compared in each step as
+    /// well.
     pub(crate) fn settings(&self) -> Settings {
         let mut all = of_rule(self.groups.rule());
         for (number, (name, variable)) in self.parameters.variables.iter().enumerate() {

@@ -45,8 +45,8 @@ impl Losses {
         }
     }
 
-    /// Adds a mean loss over examples, and its gradients in the form that `weighting` says. One over none has no weight,
-    /// but takes part in the gradients of the others' collectives.
+    /// Adds a mean loss over examples, and its gradients in the form that `weighting` says. One over none has no
+    /// weight, but takes part in the gradients of the others' collectives.
     pub(crate) fn add(
         &mut self,
         optimizer: &Inner,

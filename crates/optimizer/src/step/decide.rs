@@ -236,7 +236,8 @@ impl Inner {
         if gathered.mine.iter().all(|c| c.header.weighting.examples() == Some(0)) {
             return;
         }
-        // All replicas wait here, so their statistics stay as they are. An error of a device comes again where it matters.
+        // All replicas wait here, so their statistics stay as they are. An error of a device comes again where it
+        // matters.
         let evaluated = self.model.evaluated().unwrap_or_default();
         if !evaluated.is_empty() {
             let with = |index: usize| all.iter().any(|c| c.kinds[index] != GradientKind::Nothing);

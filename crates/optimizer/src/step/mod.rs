@@ -1,12 +1,13 @@
 //! One step of training.
 //!
-//! Layers leave their gradients in a bucket while a replica goes backward ([`backward`]). When it is through, its gradients are made
-//! ready on its own thread ([`replica`]), and the replicas of all workers exchange headers ([`gather`]). Replica 0 decides for all
-//! whether the step is made ([`decide`]), exchanges gradients with the other workers ([`workers`]), and the threads of all replicas of
-//! this process reduce and update each its part of the variables ([`Backend`](crate::update::Backend)).
+//! Layers leave their gradients in a bucket while a replica goes backward ([`backward`]). When it is through, its
+//! gradients are made ready on its own thread ([`replica`]), and the replicas of all workers exchange headers
+//! ([`gather`]). Replica 0 decides for all whether the step is made ([`decide`]), exchanges gradients with the other
+//! workers ([`workers`]), and the threads of all replicas of this process reduce and update each its part of the
+//! variables ([`Backend`](crate::update::Backend)).
 //!
-//! Code of users, such as a rule or a closure among the transforms, never runs where others wait without a deadline: the step is cut
-//! into parts before and after it ([`parts`]).
+//! Code of users, such as a rule or a closure among the transforms, never runs where others wait without a deadline:
+//! the step is cut into parts before and after it ([`parts`]).
 
 pub(crate) mod agreement;
 pub(crate) mod backward;

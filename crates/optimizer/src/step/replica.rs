@@ -24,8 +24,9 @@ pub(crate) struct ReplicaGradients {
 }
 
 impl ReplicaGradients {
-    /// Makes them ready on the replica's own thread: transformed, with duplicates of rows added up. Those of variables with a copy in
-    /// `stay` stay on the replica's device, and so does the loss of a lone replica, where there are such variables.
+    /// Makes them ready on the replica's own thread: transformed, with duplicates of rows added up. Those of variables
+    /// with a copy in `stay` stay on the replica's device, and so does the loss of a lone replica, where there are such
+    /// variables.
     pub(crate) fn new(optimizer: &Inner, mine: Losses, stay: &[Option<&Var>]) -> Result<Self> {
         let Losses { gradients, bucket, weighting, losses, dtype, .. } = mine;
         let parameters = &*optimizer.parameters;
@@ -37,8 +38,8 @@ impl ReplicaGradients {
         if !stays || looks || parameters.strategy.world().replicas() > 1 {
             made.read_losses()?;
         }
-        // INV-9: of no examples they have no weight, not even if they are NaN. Added up over none, they are the others':
-        // their losses depend on this replica, through collectives.
+        // INV-9: of no examples they have no weight, not even if they are NaN. Added up over none, they are the
+        // others': their losses depend on this replica, through collectives.
         if weighting == Weighting::MeanOver(0) {
             made.gradients = vec![None; found.len()];
             return Ok(made);

@@ -1,4 +1,5 @@
-//! The update by rules that may do anything: applied to copies, each replica its range, and written when all are through.
+//! The update by rules that may do anything: applied to copies, each replica its range, and written when all are
+//! through.
 //!
 //! So no replica waits for such a rule beyond the deadline, no variable is locked while it runs, and if it fails
 //! nothing has changed.
@@ -21,7 +22,8 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// Applies reduced gradients to copies, by rules that may be the user's: [`Backend::apply`](crate::update::Backend::apply).
+/// Applies reduced gradients to copies, by rules that may be the user's:
+/// [`Backend::apply`](crate::update::Backend::apply).
 pub(crate) fn apply(
     update: &Update<'_>,
     sync: &StepSync<'_>,
@@ -99,7 +101,8 @@ impl Splittable for Span {
     }
 }
 
-/// Applies the rules to copies of the range that the replica with number `rank` of `count` owns. `gradients` are reduced.
+/// Applies the rules to copies of the range that the replica with number `rank` of `count` owns. `gradients` are
+/// reduced.
 fn update_all(
     rules: &Rules<'_>,
     parameters: &Parameters,

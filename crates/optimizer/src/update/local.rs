@@ -26,8 +26,8 @@ use std::sync::Arc;
 /// The number of variables that are locked at a time: candle's calls nest, and each takes stack.
 pub(crate) const LOCKED: usize = 64;
 
-/// Updates variables where they lie, or by copies if a rule may do more than compute: while a replica waits for the others, none of the
-/// code that runs is the user's.
+/// Updates variables where they lie, or by copies if a rule may do more than compute: while a replica waits for the
+/// others, none of the code that runs is the user's.
 #[derive(Debug)]
 pub(crate) struct Local;
 
@@ -68,7 +68,8 @@ impl<'a> InPlace<'a> {
         Self { rules: &update.rules, transforms, parameters: update.parameters() }
     }
 
-    /// Reduces the gradients, transforms them, and applies the rules, to all variables that have a gradient on some replica.
+    /// Reduces the gradients, transforms them, and applies the rules, to all variables that have a gradient on some
+    /// replica.
     pub(crate) fn reduce_and_apply(
         &self,
         change: &Change<'_>,

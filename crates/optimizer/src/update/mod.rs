@@ -34,14 +34,15 @@ use std::sync::Arc;
 
 /// The backend of an optimizer: the place where its variables are updated, and where its slots are.
 pub(crate) trait Backend: fmt::Debug + Send + Sync {
-    /// Returns whether gradients are reduced, transformed and applied in one pass. Else [`apply`](Self::apply) gets them whole.
+    /// Returns whether gradients are reduced, transformed and applied in one pass. Else [`apply`](Self::apply) gets
+    /// them whole.
     fn is_one_pass(&self, optimizer: &Inner) -> bool;
 
     /// Reduces gradients, transforms them and applies the rules, to all variables that have a gradient on some replica.
     fn reduce_and_apply(&self, update: &Update<'_>, pass: &Pass<'_>) -> Result<()>;
 
-    /// Applies gradients that are reduced, and counts the step. A call of all replicas of this process, of which replica 0 has the right
-    /// to `change`. If it fails before anything was written, nothing has changed.
+    /// Applies gradients that are reduced, and counts the step. A call of all replicas of this process, of which
+    /// replica 0 has the right to `change`. If it fails before anything was written, nothing has changed.
     fn apply(
         &self,
         update: &Update<'_>,
@@ -97,7 +98,8 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// Reads the slots of all variables from a checkpoint, which has those of each under its `names`, in the order of the rule.
+    /// Reads the slots of all variables from a checkpoint, which has those of each under its `names`, in the order of
+    /// the rule.
     fn restore<'a>(
         &'a self,
         optimizer: &'a Inner,
@@ -136,7 +138,8 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
 /// The backend of an optimizer's variables.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument) if the strategy has parameter servers, and a variable is not there.
+/// [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument) if the strategy has parameter servers, and a
+/// variable is not there.
 pub(crate) fn backend(parameters: &Parameters) -> Result<Box<dyn Backend>> {
     Ok(if parameters.strategy.session().is_some() {
         Box::new(servers::Servers::new(&parameters.strategy, &parameters.variables)?)

@@ -65,7 +65,8 @@ impl Making {
 }
 
 impl Making {
-    /// For each table of a variable the server that has it, if one does. With `patience`, all of them are waited for that long.
+    /// For each table of a variable the server that has it, if one does. With `patience`, all of them are waited for
+    /// that long.
     pub(crate) fn find(
         &mut self,
         place: &Place,
@@ -99,7 +100,8 @@ impl Making {
 }
 
 impl Making {
-    /// Refuses a variable that was cut into another number of shards before: its rows would be looked for on other servers.
+    /// Refuses a variable that was cut into another number of shards before: its rows would be looked for on other
+    /// servers.
     fn refuse_other_cut(&mut self, variable: &Sharded, is_dynamic: bool) -> Result<()> {
         if self.before.is_none() {
             self.list(&variable.links)?;
@@ -130,8 +132,8 @@ fn other_cut(tables: &[&str], is_dynamic: bool, before: &HashMap<String, usize>)
     };
     let mut found: Vec<&str> = before.keys().map(String::as_str).filter(is_of_it).collect();
     let is_more = found.iter().any(|table| !tables.contains(table));
-    // Some are missing, too, where an attempt to make it was cut off, but then it has no row of an id. Of another kind of variable,
-    // each shard has other rows than before, which the server refuses.
+    // Some are missing, too, where an attempt to make it was cut off, but then it has no row of an id. Of another kind
+    // of variable, each shard has other rows than before, which the server refuses.
     let is_less = is_dynamic
         && tables.iter().any(|table| !before.contains_key(*table))
         && found.iter().any(|table| before.get(*table).is_some_and(|rows| *rows > 0));

@@ -17,7 +17,8 @@ use distribute_tensor::{DType, HostTensor};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A variable on parameter servers: one table, or one for each shard. Reads and writes of all of it are one table's at a time.
+/// A variable on parameter servers: one table, or one for each shard. Reads and writes of all of it are one table's at
+/// a time.
 #[derive(Clone, Debug)]
 pub struct Sharded {
     links: Arc<Links>,

@@ -86,7 +86,8 @@ impl Cluster {
         self.processes.iter().map(Process::resident).sum()
     }
 
-    /// Kills the first server while its tables are there, and asks it at once: their bytes, and the seconds until it has answered.
+    /// Kills the first server while its tables are there, and asks it at once: their bytes, and the seconds until it
+    /// has answered.
     pub fn restart(&mut self, client: &Channels) -> Result<(f64, f64)> {
         drop(self.processes.remove(0));
         let away = Stopwatch::start();

@@ -1,10 +1,11 @@
 //! What parameter servers do over loopback: `cargo run --release -p distribute-ps-server --example servers`.
 //!
-//! Two servers are processes, two clients are threads. Dense variables are pulled and pushed; rows of 32 numbers are looked up and
-//! scattered; a lookup of 1,024 rows is timed while another client pushes. All of it without a log, then with one.
+//! Two servers are processes, two clients are threads. Dense variables are pulled and pushed; rows of 32 numbers are
+//! looked up and scattered; a lookup of 1,024 rows is timed while another client pushes. All of it without a log, then
+//! with one.
 //!
-//! `-- closures` compares pushes with those of closures, which are made once, a round of each in turn; `-- growth` measures rows of tables of
-//! 10⁵ to 10⁷, and on 1 to 8 servers.
+//! `-- closures` compares pushes with those of closures, which are made once, a round of each in turn; `-- growth`
+//! measures rows of tables of 10⁵ to 10⁷, and on 1 to 8 servers.
 
 mod cluster;
 mod work;

@@ -77,7 +77,8 @@ impl Closures {
 
     /// The next one of a client, whose last one has ended.
     pub fn next(&self, client: usize) -> Closure {
-        // Before the number is taken, so that the other one, however long this thread is kept waiting, does not take it for ended.
+        // Before the number is taken, so that the other one, however long this thread is kept waiting, does not take it
+        // for ended.
         self.under_way[client].store(self.next.load(Ordering::SeqCst), Ordering::SeqCst);
         let number = self.next.fetch_add(1, Ordering::SeqCst);
         let floor = self.under_way.iter().map(|least| least.load(Ordering::SeqCst)).min();

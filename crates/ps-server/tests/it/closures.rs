@@ -1,6 +1,7 @@
 //! Closures whose executions are spread over the lives of a server: what each changes is counted once.
 //!
-//! `DISTRIBUTE_TEST_KILLS=100 cargo test -p distribute-ps-server --test it closures -- --nocapture` kills the servers more often.
+//! `DISTRIBUTE_TEST_KILLS=100 cargo test -p distribute-ps-server --test it closures -- --nocapture` kills the servers
+//! more often.
 
 use crate::support::{PATIENCE, count, counters, dynamic, patient, push, rows, until};
 use distribute_cluster::{ClusterSpec, Job, Task};
@@ -68,7 +69,8 @@ struct Known {
 }
 
 impl Known {
-    /// The next closure to be run, by one or by some at once, whether for the last time, and below which all have ended.
+    /// The next closure to be run, by one or by some at once, whether for the last time, and below which all have
+    /// ended.
     fn take(&mut self, random: &mut SplitMix) -> (u64, bool, u64) {
         let again: Vec<u64> = self.open.iter().filter(|(_, left)| **left > 0).map(|(id, _)| *id).collect();
         let closure = match again.first() {
@@ -85,7 +87,8 @@ impl Known {
     }
 }
 
-/// Kills one server or the other so often while workers run closures, many of them twice and thrice, and compares the account.
+/// Kills one server or the other so often while workers run closures, many of them twice and thrice, and compares the
+/// account.
 fn account(kills: u64, seed: u64, kept: Kept) {
     let folder = tempfile::tempdir().unwrap();
     let ports: Vec<Port> = (0..SERVERS).map(|_| Port::reserve()).collect();

@@ -1,7 +1,7 @@
 //! A server whose disk is full: who asks for changes from afar is told why not, and the server goes on.
 //!
-//! `DISTRIBUTE_TEST_TMPFS=1 cargo test -p distribute-ps-server --test it disks`, which takes user namespaces, fills a small file system of the
-//! server's own. Otherwise a limit on the size of files stands for a full disk.
+//! `DISTRIBUTE_TEST_TMPFS=1 cargo test -p distribute-ps-server --test it disks`, which takes user namespaces, fills a
+//! small file system of the server's own. Otherwise a limit on the size of files stands for a full disk.
 
 // Not all of it is needed here.
 #[allow(dead_code)]
@@ -22,7 +22,8 @@ use std::time::Duration;
 
 const TEST: &str = "disks::a_server_without_room_says_so_to_its_callers_and_goes_on_when_there_is_some";
 
-/// Runs as a process of its own: a server that saves its tables when it is told to, and whose disk is full when it is told so.
+/// Runs as a process of its own: a server that saves its tables when it is told to, and whose disk is full when it is
+/// told so.
 fn serve(part: &str) -> ! {
     let (port, folder) = part.split_once(' ').unwrap();
     let disk = Disk::new(0, Some(Path::new(folder)));

@@ -1,7 +1,7 @@
 //! A server that is killed under load comes back with all that it has acknowledged.
 //!
-//! `DISTRIBUTE_TEST_KILLS=100 cargo test -p distribute-ps-server --test it killed -- --nocapture` kills it more often, and says how long it
-//! was away.
+//! `DISTRIBUTE_TEST_KILLS=100 cargo test -p distribute-ps-server --test it killed -- --nocapture` kills it more often,
+//! and says how long it was away.
 
 use crate::support::{PATIENCE, cluster, connection, count, counters, dynamic, push, rows, server, until};
 use distribute_cluster::Stopwatch;

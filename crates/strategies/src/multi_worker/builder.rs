@@ -121,8 +121,8 @@ impl MultiWorkerBuilder {
         self
     }
 
-    /// How the tasks of the job know each other, and protect connections between machines, in place of what was said before: one value for
-    /// all that a task opens. By default by the secret in `DISTRIBUTE_SECRET`, if there is one.
+    /// How the tasks of the job know each other, and protect connections between machines, in place of what was said
+    /// before: one value for all that a task opens. By default by the secret in `DISTRIBUTE_SECRET`, if there is one.
     pub fn credentials(mut self, credentials: impl Into<Credentials>) -> Self {
         self.credentials = credentials.into();
         self

@@ -98,13 +98,13 @@ impl fmt::Debug for MultiWorker {
 }
 
 /// Synchronous training over several workers with equally many replicas: [`MirroredStrategy`](super::MirroredStrategy)
-/// beyond one process. Every worker runs the same program on its part of each batch and has a copy of all variables; after
-/// each step all copies are equal.
+/// beyond one process. Every worker runs the same program on its part of each batch and has a copy of all variables;
+/// after each step all copies are equal.
 ///
-/// Workers are processes, on one machine or several. [`new`](Self::new) finds out from the environment which of them this
-/// process is, and where the others are: `distribute launch --workers 4 -- program` starts it four times on this machine,
-/// schedulers start it on several. For tests, and to try out a program, [`on_threads`](Self::on_threads) makes the workers
-/// threads of one process. [`world`](Strategy::world) tells a program which worker it is.
+/// Workers are processes, on one machine or several. [`new`](Self::new) finds out from the environment which of them
+/// this process is, and where the others are: `distribute launch --workers 4 -- program` starts it four times on this
+/// machine, schedulers start it on several. For tests, and to try out a program, [`on_threads`](Self::on_threads) makes
+/// the workers threads of one process. [`world`](Strategy::world) tells a program which worker it is.
 ///
 /// What takes a `&Strategy` needs no change, and trains to the bits of one process with as many replicas in all:
 ///
@@ -136,26 +136,28 @@ impl fmt::Debug for MultiWorker {
 /// # What workers do together
 ///
 /// Workers meet, in the same order on all, in [`run`](Strategy::run) and in what its closures do together; in
-/// [`reduce`](Strategy::reduce), [`reduce_to`](Strategy::reduce_to) and [`gather`](Strategy::gather); where models and variables
-/// are made, datasets distributed and their steps taken, checkpoints saved and restored. A merge function is that of one
-/// worker, and what it reduces goes over all. Steps go one after another: a second `run` while one lasts is refused.
+/// [`reduce`](Strategy::reduce), [`reduce_to`](Strategy::reduce_to) and [`gather`](Strategy::gather); where models and
+/// variables are made, datasets distributed and their steps taken, checkpoints saved and restored. A merge function is
+/// that of one worker, and what it reduces goes over all. Steps go one after another: a second `run` while one lasts is
+/// refused.
 ///
-/// Of what only one worker may do, such as writing summaries, [`should_save_summary`](Strategy::should_save_summary) tells
-/// which one; checkpoints see to it themselves. Variables that are written outside of `run` are written by each worker: by all
-/// in the same way.
+/// Of what only one worker may do, such as writing summaries, [`should_save_summary`](Strategy::should_save_summary)
+/// tells which one; checkpoints see to it themselves. Variables that are written outside of `run` are written by each
+/// worker: by all in the same way.
 ///
 /// # Errors of workers
 ///
 /// Where a worker makes another call, fails, ends, or is later than the timeout, all workers get one
-/// [`Error::Collective`](distribute_base::Error::Collective), which names its replicas by their global ids; where its data or its part of a checkpoint fails,
-/// [`Error::Worker`](distribute_base::Error::Worker). The next step works, unless the worker has ended.
+/// [`Error::Collective`](distribute_base::Error::Collective), which names its replicas by their global ids; where its
+/// data or its part of a checkpoint fails, [`Error::Worker`](distribute_base::Error::Worker). The next step works,
+/// unless the worker has ended.
 ///
 /// # Variables that drift apart
 ///
-/// Variables are the same on all workers, unless a program writes them on some of them only, or a machine errs. In each step workers
-/// compare the checksum of a part of them, so that all are compared within 100 steps
-/// ([`check_drift_every`](MultiWorkerBuilder::check_drift_every)): where one differs, no step begins any more, and all workers get
-/// [`Error::Drift`](distribute_base::Error::Drift), which names the variable and the workers.
+/// Variables are the same on all workers, unless a program writes them on some of them only, or a machine errs. In each
+/// step workers compare the checksum of a part of them, so that all are compared within 100 steps
+/// ([`check_drift_every`](MultiWorkerBuilder::check_drift_every)): where one differs, no step begins any more, and all
+/// workers get [`Error::Drift`](distribute_base::Error::Drift), which names the variable and the workers.
 #[doc(alias = "tf.distribute.MultiWorkerMirroredStrategy")]
 #[doc(alias = "tf.distribute.experimental.MultiWorkerMirroredStrategy")]
 #[doc(alias = "CollectiveAllReduceStrategy")]

@@ -11,8 +11,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
 impl MultiWorkerMirroredStrategy {
-    /// Starts `workers` workers with `replicas` CPU replicas each, each on a thread of this process, and runs `worker` on
-    /// every one of them with its strategy. Returns their results, by worker.
+    /// Starts `workers` workers with `replicas` CPU replicas each, each on a thread of this process, and runs `worker`
+    /// on every one of them with its strategy. Returns their results, by worker.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -37,7 +37,8 @@ impl MultiWorkerMirroredStrategy {
         Self::on_threads_with(CommunicationOptions::default(), workers, replicas, worker)
     }
 
-    /// [`on_threads`](Self::on_threads) with a timeout, or packs: how long a replica waits for those of all workers in one call.
+    /// [`on_threads`](Self::on_threads) with a timeout, or packs: how long a replica waits for those of all workers in
+    /// one call.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -55,8 +56,8 @@ impl MultiWorkerMirroredStrategy {
     /// ```
     ///
     /// # Errors
-    /// As [`on_threads`](Self::on_threads); and [`Error::InvalidArgument`] for a timeout of zero or an implementation that is
-    /// not there.
+    /// As [`on_threads`](Self::on_threads); and [`Error::InvalidArgument`] for a timeout of zero or an implementation
+    /// that is not there.
     #[track_caller]
     pub fn on_threads_with<R: Send>(
         options: CommunicationOptions,
@@ -67,8 +68,8 @@ impl MultiWorkerMirroredStrategy {
         Self::on_threads_over(Links::Memory, options, workers, replicas, worker)
     }
 
-    /// [`on_threads_with`](Self::on_threads_with), over what workers in processes of their own would be linked by: sockets,
-    /// encrypted or not. No bit of a result depends on it.
+    /// [`on_threads_with`](Self::on_threads_with), over what workers in processes of their own would be linked by:
+    /// sockets, encrypted or not. No bit of a result depends on it.
     ///
     /// ```
     /// # use distribute::prelude::*;

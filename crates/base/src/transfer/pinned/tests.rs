@@ -1,4 +1,5 @@
-//! Numbers that are brought while a GPU has other work, and used at once. Without a GPU of CUDA each test says so, and passes.
+//! Numbers that are brought while a GPU has other work, and used at once. Without a GPU of CUDA each test says so, and
+//! passes.
 
 use super::*;
 use crate::device::DeviceName;
@@ -22,7 +23,8 @@ fn gpu(buffers: usize) -> Option<(Device, Pinned)> {
     }
 }
 
-/// Gives the GPU work for a while, on candle's stream. What is brought has to come before nothing of it, and be right behind it.
+/// Gives the GPU work for a while, on candle's stream. What is brought has to come before nothing of it, and be right
+/// behind it.
 fn busy(device: &Device) -> Tensor {
     let some = Tensor::zeros((1 << 20,), DType::F32, device).unwrap();
     (0..20).fold(some, |some, _| some.affine(0.5, 1.).unwrap())
@@ -147,7 +149,8 @@ fn two_buffers_bring_200_pieces_and_there_are_never_more() {
         let Some((device, pinned)) = gpu(2) else { return };
         let _work = busy(&device);
         let len = |number: usize| [10, 2000, 70_000][number % 3];
-        // Doubled there, behind the work: a buffer that is written too early, or a copy that is not waited for, shows here.
+        // Doubled there, behind the work: a buffer that is written too early, or a copy that is not waited for, shows
+        // here.
         let doubled = |number| (pinned.carry(&piece(number, len(number))).unwrap() * 2.).unwrap();
         let all: Vec<Tensor> = (0..200).map(doubled).collect();
         for (number, there) in all.iter().enumerate() {

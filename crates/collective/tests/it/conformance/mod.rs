@@ -28,7 +28,8 @@ fn several_workers() -> impl Iterator<Item = (usize, usize)> {
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Workers, and replicas of each: worlds of 1 to 8 over the threads of one worker, of 1 to 8 workers over memory, and both.
+/// Workers, and replicas of each: worlds of 1 to 8 over the threads of one worker, of 1 to 8 workers over memory, and
+/// both.
 fn worlds() -> impl Iterator<Item = (usize, usize)> {
     let threads = (1..=8).map(|replicas| (1, replicas));
     threads
@@ -36,7 +37,8 @@ fn worlds() -> impl Iterator<Item = (usize, usize)> {
         .chain([(3, 4)])
 }
 
-/// What links the workers of a world: `DISTRIBUTE_TEST_LINKS` says `memory`, `tcp`, `tls` or `shared` for all; else worlds take turns.
+/// What links the workers of a world: `DISTRIBUTE_TEST_LINKS` says `memory`, `tcp`, `tls` or `shared` for all; else
+/// worlds take turns.
 fn links((workers, replicas): (usize, usize)) -> Links {
     match std::env::var("DISTRIBUTE_TEST_LINKS").as_deref() {
         Ok("memory") => Links::Memory,

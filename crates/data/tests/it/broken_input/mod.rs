@@ -1,8 +1,8 @@
 //! Input that is broken, source by source and operation by operation: how many elements come before the error, and what
 //! the error says. It names the file and the place in it, or the element.
 //!
-//! Each case is read as it is, once more, behind a `prefetch`, and by two workers: with the same end each time. Then the
-//! pass is over, and nothing hangs.
+//! Each case is read as it is, once more, behind a `prefetch`, and by two workers: with the same end each time. Then
+//! the pass is over, and nothing hangs.
 
 mod distribution;
 mod elements;

@@ -1,7 +1,7 @@
 //! Any task is killed, the coordinator as well, which then takes up its job from its last checkpoint.
 //!
-//! `DISTRIBUTE_TEST_KILLS=1000 cargo test -p distribute --test coordinator restarts -- --nocapture` kills more often, and says how long it took
-//! each time until the next round of closures was over.
+//! `DISTRIBUTE_TEST_KILLS=1000 cargo test -p distribute --test coordinator restarts -- --nocapture` kills more often,
+//! and says how long it took each time until the next round of closures was over.
 
 use crate::coordinator::counters::{ROWS, add, count, counters_of, make_counters, patient, read};
 use crate::coordinator::support::{Cluster, MINUTE, is_task_or, kills, strategy};
@@ -33,7 +33,8 @@ fn counts_of(round: u64) -> Vec<i64> {
     counts
 }
 
-/// The chief: rounds of closures, after each of which it saves a checkpoint and says so, until it finds that it is to end.
+/// The chief: rounds of closures, after each of which it saves a checkpoint and says so, until it finds that it is to
+/// end.
 fn coordinate(spec: ClusterSpec, folder: &Path) {
     let strategy = strategy(spec);
     let coordinator = patient(&strategy);

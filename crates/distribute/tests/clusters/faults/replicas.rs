@@ -1,4 +1,5 @@
-//! A replica that panics, fails or returns early: `run` returns its own error, whoever else fails because of it (RUN-7).
+//! A replica that panics, fails or returns early: `run` returns its own error, whoever else fails because of it
+//! (RUN-7).
 
 use crate::faults::support::{Training, fault, fault_on, healthy, says, tensor};
 use distribute::cluster::Fault;

@@ -1,4 +1,5 @@
-//! What replicas of all workers do together inside of `run`: collectives, their gradients, batch-norm, masks of dropout.
+//! What replicas of all workers do together inside of `run`: collectives, their gradients, batch-norm, masks of
+//! dropout.
 
 use crate::multi_worker::support::{LARGE, bits, number, one_text, replicas_as_in_one_process, rows, vector};
 use candle_core::{Device, Tensor, Var};

@@ -1,5 +1,5 @@
-//! Variables that drift apart: found within so many steps, with the first of them and the workers named on all; and what may
-//! differ is not.
+//! Variables that drift apart: found within so many steps, with the first of them and the workers named on all; and
+//! what may differ is not.
 
 use candle_core::{Device, Tensor, Var};
 use candle_nn::{Init, Module, VarBuilder, linear};

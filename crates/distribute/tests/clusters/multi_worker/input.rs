@@ -79,7 +79,8 @@ fn inv_10_workers_together_have_the_pieces_of_one_process_with_as_many_replicas(
     }
 }
 
-/// ITER-4: each policy, rule and end gives what the plan says of all workers side by side, and all come to the end at one step.
+/// ITER-4: each policy, rule and end gives what the plan says of all workers side by side, and all come to the end at
+/// one step.
 #[test]
 fn iter_4_workers_have_what_the_plan_says_and_end_together() {
     let cases = || {

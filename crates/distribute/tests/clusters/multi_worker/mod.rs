@@ -19,7 +19,8 @@ use distribute::strategy::Links;
 use distribute::{CommunicationOptions, Error, MultiWorkerMirroredStrategy, Result, Strategy};
 use distribute_testing::watched;
 
-/// What links the workers of a world: `DISTRIBUTE_TEST_LINKS` says `memory`, `tcp`, `tls` or `shared` for all; else worlds take turns.
+/// What links the workers of a world: `DISTRIBUTE_TEST_LINKS` says `memory`, `tcp`, `tls` or `shared` for all; else
+/// worlds take turns.
 fn links(workers: usize, replicas: usize) -> Links {
     match std::env::var("DISTRIBUTE_TEST_LINKS").as_deref() {
         Ok("memory") => Links::Memory,

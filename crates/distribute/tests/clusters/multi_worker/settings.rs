@@ -1,5 +1,5 @@
-//! Optimizers that the workers have set differently: no step is made, and all get one error that names the setting, its values
-//! and the workers.
+//! Optimizers that the workers have set differently: no step is made, and all get one error that names the setting, its
+//! values and the workers.
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -33,8 +33,8 @@ fn adam(model: &Model, beta1: f64) -> Result<Adam> {
     Adam::with_rule(rules::Adam { beta1, ..Default::default() }, &model.variables, 0.125)
 }
 
-/// The one text of the error that all workers get where worker 1 alone sets its optimizer by `set`. No variable changes then, and
-/// afterwards they train with optimizers that are set alike.
+/// The one text of the error that all workers get where worker 1 alone sets its optimizer by `set`. No variable changes
+/// then, and afterwards they train with optimizers that are set alike.
 fn refused(workers: usize, replicas: usize, set: Set) -> String {
     let mut texts = crate::multi_worker::on_workers(workers, replicas, move |strategy| {
         let (model, other) = (model(strategy)?, strategy.world().worker() == 1);

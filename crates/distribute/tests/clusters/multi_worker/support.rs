@@ -43,7 +43,8 @@ pub(crate) fn replicas_as_in_one_process<T: PartialEq + Debug + Send + 'static>(
     });
 }
 
-/// One error with one text on all of `workers` workers of `replicas` replicas; afterwards a sum of ones comes out right.
+/// One error with one text on all of `workers` workers of `replicas` replicas; afterwards a sum of ones comes out
+/// right.
 pub(crate) fn one_text(
     workers: usize,
     replicas: usize,

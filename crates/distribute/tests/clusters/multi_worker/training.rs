@@ -1,4 +1,5 @@
-//! Whole trainings of W workers with R replicas each: to the bit those of one process with W·R replicas, and so of one device.
+//! Whole trainings of W workers with R replicas each: to the bit those of one process with W·R replicas, and so of one
+//! device.
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, Module, ModuleT, VarBuilder, linear};

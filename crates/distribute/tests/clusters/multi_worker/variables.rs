@@ -1,4 +1,5 @@
-//! Variables of several workers: created, written in replica context, read from outside; running statistics and metrics.
+//! Variables of several workers: created, written in replica context, read from outside; running statistics and
+//! metrics.
 
 use crate::multi_worker::support::{
     LARGE, WORLDS, bits, number, one_text, rows, same_as_one_process, vector,
@@ -211,7 +212,8 @@ fn a_read_that_not_all_workers_make_is_an_error_at_the_deadline() {
     });
 }
 
-/// The text of the error that all workers get for a model that each builds by its number; afterwards they can build one.
+/// The text of the error that all workers get for a model that each builds by its number; afterwards they can build
+/// one.
 fn refused(
     workers: usize,
     replicas: usize,

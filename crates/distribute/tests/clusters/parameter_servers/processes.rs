@@ -239,8 +239,8 @@ fn a_training_is_resumed_by_a_new_chief_where_a_follower_had_what_a_folder_had()
 /// How long it may take until a step is made again.
 const AWAY: Duration = Duration::from_secs(10);
 
-/// Kills one of two servers so often under a training that goes on meanwhile, with its folder gone where another one has what it has.
-/// Gives how long until a step was made that began after each.
+/// Kills one of two servers so often under a training that goes on meanwhile, with its folder gone where another one
+/// has what it has. Gives how long until a step was made that began after each.
 fn under_load(test: &str, kills: usize, seed: u64, replicas: bool) -> Vec<Duration> {
     let folder = tempfile::tempdir().unwrap();
     let mut servers = Servers::start_with(test, 2, folder.path(), replicas);

@@ -1,5 +1,6 @@
-//! Files of parameter servers, read by Python: `DISTRIBUTE_PEER_PYTHON=/path/to/python cargo test -p distribute --test parameter_servers`,
-//! with safetensors and NumPy.
+//! Files of parameter servers, read by Python:
+//! `DISTRIBUTE_PEER_PYTHON=/path/to/python cargo test -p distribute --test parameter_servers`, with safetensors and
+//! NumPy.
 
 use crate::parameter_servers::support::{Net, servers, state, train};
 use distribute::optimizer::rules::{Adagrad, Adam, Step};

@@ -102,7 +102,8 @@ impl Many {
         Ok(Self(large.chain(tiny).collect::<candle_core::Result<_>>()?))
     }
 
-    /// Whose gradients are the same wherever the variables are, so that values which lack updates end as those that don't.
+    /// Whose gradients are the same wherever the variables are, so that values which lack updates end as those that
+    /// don't.
     fn loss(&self, step: usize) -> Result<Tensor> {
         let sums = self.0.iter().map(Tensor::sum_all).collect::<candle_core::Result<Vec<_>>>()?;
         Ok((Tensor::stack(&sums, 0)?.sum_all()? * (step + 1) as f64)?)

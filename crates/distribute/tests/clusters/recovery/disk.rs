@@ -1,5 +1,5 @@
-//! A disk without room, without one: a limit on the size of files, at which a write fails as on a full disk, but with another number
-//! (EFBIG). Where the folder is a small file system of its own, it is really filled (ENOSPC).
+//! A disk without room, without one: a limit on the size of files, at which a write fails as on a full disk, but with
+//! another number (EFBIG). Where the folder is a small file system of its own, it is really filled (ENOSPC).
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::{self, File};

@@ -1,4 +1,5 @@
-//! A worker is lost when the training has ended: nobody waits for it, nor it for the others, beyond what they were told to.
+//! A worker is lost when the training has ended: nobody waits for it, nor it for the others, beyond what they were told
+//! to.
 
 use crate::recovery::disturbed::undisturbed;
 use crate::recovery::job::{Job, WORKERS};
@@ -68,7 +69,8 @@ fn who_comes_when_nobody_is_left_gives_up_after_its_patience() {
     });
 }
 
-/// The last word of worker 2, that it is through, gets lost on its way to worker 1, and so does the news that it has gone.
+/// The last word of worker 2, that it is through, gets lost on its way to worker 1, and so does the news that it has
+/// gone.
 // INV-42
 #[test]
 fn who_has_not_heard_that_all_are_through_is_told_so_when_it_wants_to_meet_them_again() {

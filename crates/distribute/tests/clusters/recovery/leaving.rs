@@ -1,4 +1,5 @@
-//! SIGTERM to workers of a world that may have fewer: they leave, and the others go on at once. Where these cannot, all save and end.
+//! SIGTERM to workers of a world that may have fewer: they leave, and the others go on at once. Where these cannot, all
+//! save and end.
 
 use crate::recovery::disturbed::undisturbed;
 use crate::recovery::job::{Job, WORKERS};
@@ -12,8 +13,8 @@ use std::time::Duration;
 /// What the others have to be done with, beside other tests. They would wait longer for a worker that was lost.
 const SOON: Duration = Duration::from_secs(15);
 
-/// A job of which some workers get the notice while worker 2 is at this place: in a step, say, so that all hear of all of them when the
-/// next one begins. Another is to stop later.
+/// A job of which some workers get the notice while worker 2 is at this place: in a step, say, so that all hear of all
+/// of them when the next one begins. Another is to stop later.
 fn noticed(least: usize, told: &[usize], at: Place, stops: Option<(usize, Place)>) -> Job {
     let mut job = Job::new(WORKER).watching().elastic(least);
     for worker in 0..WORKERS {

@@ -1,9 +1,10 @@
-//! Every fault, of a worker and of the chief, in the middle of everything: who is left names it, in time, and the weights are those
-//! without it.
+//! Every fault, of a worker and of the chief, in the middle of everything: who is left names it, in time, and the
+//! weights are those without it.
 //!
-//! `DISTRIBUTE_TEST_FIGURES=3 cargo test -p distribute --test recovery figures -- --nocapture` has one cell after another happen, three
-//! times each, holds them to their figures, and prints the table of docs/recovery.md, whose numbers are the largest. With `DISTRIBUTE_TEST_TMPFS=1`, which takes user namespaces, full
-//! disks are small file systems that are filled.
+//! `DISTRIBUTE_TEST_FIGURES=3 cargo test -p distribute --test recovery figures -- --nocapture` has one cell after
+//! another happen, three times each, holds them to their figures, and prints the table of docs/recovery.md, whose
+//! numbers are the largest. With `DISTRIBUTE_TEST_TMPFS=1`, which takes user namespaces, full disks are small file
+//! systems that are filled.
 
 use crate::recovery::cell::{Cell, Fault, When};
 use crate::recovery::disturbed::undisturbed;

@@ -75,7 +75,8 @@ pub struct Task {
     pub folder: Option<PathBuf>,
     /// Whether SIGTERM is a notice.
     pub watches: bool,
-    /// With how many workers it goes on, at least, if that is not all of them; nobody is missed before the test has ended.
+    /// With how many workers it goes on, at least, if that is not all of them; nobody is missed before the test has
+    /// ended.
     pub least: Option<usize>,
     /// How long it waits for the others when it starts.
     pub patience: Duration,

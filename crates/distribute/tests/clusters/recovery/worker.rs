@@ -1,5 +1,5 @@
-//! A worker as a process of its own. It says on standard error what it does, a line each, and does what it is told on standard
-//! input.
+//! A worker as a process of its own. It says on standard error what it does, a line each, and does what it is told on
+//! standard input.
 
 use crate::recovery::disk::Disk;
 use crate::recovery::program::{At, Place, Task, program};

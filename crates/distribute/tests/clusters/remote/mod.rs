@@ -1,4 +1,5 @@
-//! Remote functions on their workers, without a coordinator: calls as a worker gets them. Names carry the numbers of the rules.
+//! Remote functions on their workers, without a coordinator: calls as a worker gets them. Names carry the numbers of
+//! the rules.
 
 mod calls;
 mod datasets;

@@ -1,4 +1,5 @@
-//! What the page of the runner's `ParameterServerStrategy` says: how variables are cut, and what is known of the cluster.
+//! What the page of the runner's `ParameterServerStrategy` says: how variables are cut, and what is known of the
+//! cluster.
 
 use crate::contexts::{everywhere, servers};
 use crate::support::log_of;

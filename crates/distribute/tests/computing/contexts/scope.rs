@@ -208,8 +208,8 @@ fn ckpt_1_what_is_saved_in_a_scope_is_loaded_in_anothers() {
     });
 }
 
-/// Nothing waits for a variable: a checkpoint that is open gives later ones their values when they are there, and slots that no
-/// step has made are restored as any.
+/// Nothing waits for a variable: a checkpoint that is open gives later ones their values when they are there, and slots
+/// that no step has made are restored as any.
 #[test]
 fn scope_9_a_checkpoint_gives_values_to_what_is_made_later_when_it_is_there() {
     watched(|| {

@@ -95,7 +95,8 @@ fn rto_4_a_batch_gives_the_bits_of_its_calls_one_by_one() {
     });
 }
 
-/// Tensors of candle, host tensors and numbers: to a variable, to its devices, to all parameter devices, and to each by its name.
+/// Tensors of candle, host tensors and numbers: to a variable, to its devices, to all parameter devices, and to each by
+/// its name.
 #[test]
 fn rto_1_values_of_any_kind_go_to_wherever_variables_are() {
     watched(|| {

@@ -11,9 +11,9 @@ use std::process::Stdio;
 
 const SERVERS: usize = 2;
 
-/// Calls `check` under a strategy of each kind, and returns the name of the strategy and what each of its workers got: without a
-/// strategy, on one device, mirrored, with central storage, with parameter servers in this process and in processes of their own,
-/// whose variables are whole and in shards, and with several workers.
+/// Calls `check` under a strategy of each kind, and returns the name of the strategy and what each of its workers got:
+/// without a strategy, on one device, mirrored, with central storage, with parameter servers in this process and in
+/// processes of their own, whose variables are whole and in shards, and with several workers.
 pub fn everywhere<O: Send + 'static>(check: impl Fn(&Strategy) -> O + Sync) -> Vec<(String, Vec<O>)> {
     let one_process: [(&str, Strategy); 5] = [
         ("the default strategy", get_strategy()),

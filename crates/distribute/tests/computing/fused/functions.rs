@@ -452,7 +452,8 @@ fn every_function_has_a_gradient() {
         let gradient = gradient(f).unwrap_or_else(|| panic!("{name} is cut off"));
         assert!(flat(&gradient).iter().any(|x| *x != 0.), "{name}");
     }
-    // candle's, which the guide and the warning of a first step name. Where one gains a gradient, both are to be changed.
+    // candle's, which the guide and the warning of a first step name. Where one gains a gradient, both are to be
+    // changed.
     let cut: [Of; 3] = [
         ("softmax_last_dim", candle_nn::ops::softmax_last_dim),
         ("rms_norm", |x| candle_nn::ops::rms_norm(x, &Tensor::ones(4, DType::F32, &Device::Cpu)?, 1e-3)),

@@ -44,7 +44,8 @@ fn lying(tensor: &Tensor, lies: Lies) -> (Var, impl Fn(&Var) -> Tensor) {
     (Var::from_tensor(&stored).unwrap(), view)
 }
 
-/// The result of `layer` on these tensors, and the gradients of all, under a loss in which each element counts otherwise.
+/// The result of `layer` on these tensors, and the gradients of all, under a loss in which each element counts
+/// otherwise.
 fn results(inputs: &[(Tensor, Lies)], layer: impl Fn(&[Tensor]) -> Result<Tensor>) -> Result<Vec<Tensor>> {
     let lying: Vec<_> = inputs.iter().map(|(tensor, lies)| lying(tensor, *lies)).collect();
     let seen: Vec<Tensor> = lying.iter().map(|(var, view)| view(var)).collect();

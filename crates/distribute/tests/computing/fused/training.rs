@@ -1,5 +1,5 @@
-//! Models of fast layers train to the weights of models of candle's: plain, tied, scaled and frozen weights, layers used
-//! twice, however the step is made.
+//! Models of fast layers train to the weights of models of candle's: plain, tied, scaled and frozen weights, layers
+//! used twice, however the step is made.
 
 use crate::fused::{assert_same, numbers};
 use candle_core::{D, DType, Device, Module, Result, Tensor};
@@ -123,7 +123,8 @@ enum How {
     Half,
 }
 
-/// Trains for three steps with these rows on each replica, of which a replica without any skips; gives losses and weights.
+/// Trains for three steps with these rows on each replica, of which a replica without any skips; gives losses and
+/// weights.
 fn train<R: Rule>(fast: bool, rows: &'static [usize], how: How, dtype: DType, rule: R) -> Vec<Tensor> {
     let strategy: Strategy = MirroredStrategy::cpus(rows.len()).unwrap().into();
     let build = move |vb: VarBuilder| Net::new(fast, vb.to_dtype(dtype));

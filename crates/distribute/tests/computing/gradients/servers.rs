@@ -1,4 +1,5 @@
-//! Tables of parameter servers train as variables of one process do, to the bit: dense and by row, however they are cut.
+//! Tables of parameter servers train as variables of one process do, to the bit: dense and by row, however they are
+//! cut.
 
 use crate::gradients::rows::{Brought, HEIGHT, WIDTH, train_table};
 use distribute::HostTensor;

@@ -1,5 +1,5 @@
-//! A training that is killed in the middle of an epoch, and goes on from its last checkpoint: every element of the epoch
-//! comes once, and on as many replicas the weights have the bits of a training that ran through.
+//! A training that is killed in the middle of an epoch, and goes on from its last checkpoint: every element of the
+//! epoch comes once, and on as many replicas the weights have the bits of a training that ran through.
 
 use crate::input::mirrored;
 use candle_core::{Device, Tensor};

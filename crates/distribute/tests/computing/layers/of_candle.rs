@@ -1,5 +1,5 @@
-//! Gradients of candle's operations, candle's own and those of this crate's backward, against differences of values and the table of
-//! docs/from-candle.md.
+//! Gradients of candle's operations, candle's own and those of this crate's backward, against differences of values and
+//! the table of docs/from-candle.md.
 
 use super::{by_differences, flat, numbers, var};
 use candle_core::{DType, Device, IndexOp, Result, Tensor, Var};
@@ -199,7 +199,8 @@ fn loss(case: &Case) -> Result<Tensor> {
     (y * weights)?.sum_all()
 }
 
-/// Whether gradients of all variables are those expected, each within `limit`. A variable without a gradient is cut off.
+/// Whether gradients of all variables are those expected, each within `limit`. A variable without a gradient is cut
+/// off.
 fn verdict(
     case: &Case,
     store: std::thread::Result<Option<candle_core::backprop::GradStore>>,

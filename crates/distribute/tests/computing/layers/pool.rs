@@ -1,4 +1,5 @@
-//! Pooling, upsampling and scattering: candle's values, and gradients by differences and by hand, also by candle's own backward.
+//! Pooling, upsampling and scattering: candle's values, and gradients by differences and by hand, also by candle's own
+//! backward.
 
 use super::{assert_close, by_differences, flat, numbers, var};
 use candle_core::{DType, Device, Result, Tensor, Var};

@@ -1,4 +1,5 @@
-//! Recurrent layers: candle's values and gradients, gradients of differences, and training on replicas, empty pieces included.
+//! Recurrent layers: candle's values and gradients, gradients of differences, and training on replicas, empty pieces
+//! included.
 
 use super::{assert_close, by_differences, flat, mirrored, numbers, one_device};
 use candle_core::{DType, Device, Result, Tensor};

@@ -195,7 +195,8 @@ fn a_resnet_of_candle_transformers_has_the_slope_of_differences() {
         let model = candle_transformers::models::resnet::resnet18(5, vb).unwrap();
         let mut named: Vec<_> = map.data().lock().unwrap().clone().into_iter().collect();
         named.sort_by(|(name, _), (other, _)| name.cmp(other));
-        // Biases and running statistics that are not 0 and 1: no element is exactly 0 before a relu, where there is no slope.
+        // Biases and running statistics that are not 0 and 1: no element is exactly 0 before a relu, where there is no
+        // slope.
         for ((name, var), seed) in named.iter().zip(1000..) {
             let fan_in = (var.elem_count() / var.dims()[0]) as f64;
             let random = random(var.shape(), seed);

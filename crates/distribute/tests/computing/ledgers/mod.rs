@@ -45,7 +45,8 @@ fn function(line: &str) -> Option<&str> {
     name.split(['(', '<']).next()
 }
 
-/// The names of the functions in a file that `cargo test` runs: those that are tests, and not ignored, nor left out of every build.
+/// The names of the functions in a file that `cargo test` runs: those that are tests, and not ignored, nor left out of
+/// every build.
 fn tests(source: &str) -> Vec<&str> {
     let (mut is_test, mut is_left_out) = (false, false);
     let mut names = Vec::new();

@@ -105,7 +105,8 @@ fn llama_as_it_stands_is_told_of() {
     });
 }
 
-/// What the log says of the variable `name` after a model's first step on five tokens, and which variables had a gradient.
+/// What the log says of the variable `name` after a model's first step on five tokens, and which variables had a
+/// gradient.
 fn said<M: Send + Sync>(
     load: impl Fn(VarBuilder) -> candle_core::Result<M> + Send + Sync + 'static,
     forward: impl Fn(&M, &Tensor) -> candle_core::Result<Tensor> + Sync,

@@ -1,5 +1,5 @@
-//! What an optimizer says of its steps, which variables it trains how, and users' code inside of a step. A program of its
-//! own: the log is the process's.
+//! What an optimizer says of its steps, which variables it trains how, and users' code inside of a step. A program of
+//! its own: the log is the process's.
 
 mod examples;
 mod finite;

@@ -1,5 +1,5 @@
-//! Part of a checkpoint, or of a file of weights, in another model: what is selected is restored whole or not at all, and
-//! the rest is told.
+//! Part of a checkpoint, or of a file of weights, in another model: what is selected is restored whole or not at all,
+//! and the rest is told.
 
 use super::{Training, folder, mirrored};
 use candle_core::safetensors::save;

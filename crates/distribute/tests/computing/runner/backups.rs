@@ -57,7 +57,8 @@ fn gnn_4_a_training_that_is_interrupted_and_resumed_has_the_same_history() {
             for strategy in [mirrored, servers()] {
                 let through = interrupted(&strategy, &trainer, 7, &folder(), usize::MAX).unwrap();
                 let saved = folder();
-                // Another seed does not matter once there is a backup. Nine steps reach behind one epoch and into the next.
+                // Another seed does not matter once there is a backup. Nine steps reach behind one epoch and into the
+                // next.
                 for (seed, calls) in
                     [(7, 9 * strategy.num_replicas_in_sync()), (8, 9 * strategy.num_replicas_in_sync())]
                 {

@@ -7,8 +7,8 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Duration;
 
-/// Eight steps an epoch, and validations that come to these losses. Returns the losses that were validated, why it ended, the weights, and
-/// how many steps were made.
+/// Eight steps an epoch, and validations that come to these losses. Returns the losses that were validated, why it
+/// ended, the weights, and how many steps were made.
 fn scripted(
     strategy: &Strategy,
     losses: &[f32],

@@ -1,4 +1,5 @@
-//! `runner::evaluate` and `runner::predict` under each strategy, and weights that are saved under one and loaded under another.
+//! `runner::evaluate` and `runner::predict` under each strategy, and weights that are saved under one and loaded under
+//! another.
 
 use super::*;
 use distribute::{Checkpoint, DistributedDataset};

@@ -1,4 +1,5 @@
-//! `runner::run` trains as a loop by hand does, to the bit, under each strategy, also if it is interrupted. Names carry the rules.
+//! `runner::run` trains as a loop by hand does, to the bit, under each strategy, also if it is interrupted. Names carry
+//! the rules.
 
 mod backups;
 mod early;

@@ -1,4 +1,5 @@
-//! Several workers of parameter servers: those that run the program by themselves, and those that wait for a coordinator.
+//! Several workers of parameter servers: those that run the program by themselves, and those that wait for a
+//! coordinator.
 
 use crate::runner::{GLOBAL_BATCH, ROWS, datasets, made, rows};
 use distribute::between_graph::ParameterServerStrategy as Independent;

@@ -15,7 +15,8 @@ use std::time::Duration;
 /// What the launcher's tasks run.
 const SCRIPT: &str = "DISTRIBUTE_TEST_SCRIPT";
 
-/// The launcher, if this process is to be one: two workers run the script. Its options are the grace time and the time of the job.
+/// The launcher, if this process is to be one: two workers run the script. Its options are the grace time and the time
+/// of the job.
 fn launcher() {
     let Some(options) = part() else { return };
     let script = std::env::var(SCRIPT).unwrap();
@@ -185,8 +186,9 @@ fn nothing_is_left_when_the_launcher_is_killed_while_its_tasks_are_suspended() {
     });
 }
 
-/// Waits until every process of a group is suspended: a signal is delivered when its receiver next runs. A shell that has just begun
-/// another program waits in the system for that one, and not for signals; it counts as suspended, since that one is.
+/// Waits until every process of a group is suspended: a signal is delivered when its receiver next runs. A shell that
+/// has just begun another program waits in the system for that one, and not for signals; it counts as suspended, since
+/// that one is.
 fn until_suspended(group: Pid) {
     // What follows the name of a program, which is in parentheses: its state, its parent, its group.
     let of_group = |stat: String| {

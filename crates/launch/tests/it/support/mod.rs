@@ -91,7 +91,8 @@ impl Fifo {
         self.folder.path().join("pipe")
     }
 
-    /// Lets so many scripts go on that read a line of it. What no script has read yet stays in it while the file is open.
+    /// Lets so many scripts go on that read a line of it. What no script has read yet stays in it while the file is
+    /// open.
     pub fn release(&self, scripts: usize) -> File {
         let mut pipe = File::options().write(true).open(self.path()).unwrap();
         pipe.write_all(&vec![b'\n'; scripts]).unwrap();

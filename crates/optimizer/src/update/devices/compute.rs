@@ -1,4 +1,5 @@
-//! The computation on devices: rules applied to the copies of all replicas, by candle's operations or a kernel for each.
+//! The computation on devices: rules applied to the copies of all replicas, by candle's operations or a kernel for
+//! each.
 
 use super::fused;
 use crate::groups::Rules;
@@ -22,7 +23,8 @@ struct OfReplica {
     values: Vec<Tensor>,
 }
 
-/// Updates the copies of all replicas, by rules that do nothing but compute. Each replica has slots of its own: all make the same.
+/// Updates the copies of all replicas, by rules that do nothing but compute. Each replica has slots of its own: all
+/// make the same.
 pub(crate) struct OnDevices<'a> {
     pub(crate) rules: &'a Rules<'a>,
     pub(crate) parameters: &'a Parameters,

@@ -1,5 +1,6 @@
-//! The update of variables on devices with memory of their own: none of what is done waits for a device, but for the trial of a new
-//! kernel. Variables of which some replica has no copy there, such as tables there is no room for, are updated on the host.
+//! The update of variables on devices with memory of their own: none of what is done waits for a device, but for the
+//! trial of a new kernel. Variables of which some replica has no copy there, such as tables there is no room for, are
+//! updated on the host.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -106,7 +107,8 @@ impl Backend for Devices {
         if all.iter().any(Option::is_some) { all } else { Vec::new() }
     }
 
-    /// None where replicas have to meet on the host before. The gradients of several replicas stay where NCCL adds all of them up.
+    /// None where replicas have to meet on the host before. The gradients of several replicas stay where NCCL adds all
+    /// of them up.
     fn staying<'a>(&self, optimizer: &Inner, copies: &Copies<'a>, replica: usize) -> Vec<Option<&'a Var>> {
         let transforms = || optimizer.before_reduce.iter().chain(&optimizer.after_reduce);
         let whole = transforms().any(|transform| transform.closure().is_some());
@@ -172,8 +174,8 @@ fn apply_from_host(
     })
 }
 
-/// Applies gradients on devices, and `on_host` those that are there. What can fail for want of memory comes before anything is
-/// written.
+/// Applies gradients on devices, and `on_host` those that are there. What can fail for want of memory comes before
+/// anything is written.
 fn apply_both(
     update: &Update<'_>,
     gradients: &[Vec<Option<Gradient>>],

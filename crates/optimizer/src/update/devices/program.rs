@@ -13,8 +13,8 @@ enum Value {
     Tensor(Tensor),
 }
 
-/// The variable and its slots after the step, from variable, gradient and slots before it: of one shape, dtype and device, which are
-/// those of the results. None of them shares memory with another.
+/// The variable and its slots after the step, from variable, gradient and slots before it: of one shape, dtype and
+/// device, which are those of the results. None of them shares memory with another.
 ///
 /// What is no more needed is freed at once, so at most a few more than there are results.
 pub(crate) fn run(program: &Program, inputs: &[Tensor]) -> Result<Vec<Tensor>> {

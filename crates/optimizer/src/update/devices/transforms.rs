@@ -7,7 +7,8 @@ use candle_core::{DType, Tensor, Var};
 use distribute_base::Result;
 use distribute_base::internal::{Gradient, choose, to_host};
 
-/// Transforms a replica's gradients that are on its device: `copies` are the variables that it computes with. Closures are left out.
+/// Transforms a replica's gradients that are on its device: `copies` are the variables that it computes with. Closures
+/// are left out.
 pub(crate) fn transform(
     transforms: &[Transform],
     gradients: &mut [Option<Gradient>],

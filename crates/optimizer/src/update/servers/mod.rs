@@ -1,4 +1,5 @@
-//! The update of variables on parameter servers: gradients are sent there, and applied by the same rules where the variables are.
+//! The update of variables on parameter servers: gradients are sent there, and applied by the same rules where the
+//! variables are.
 
 mod slots;
 

@@ -39,9 +39,9 @@ const WIDEST: usize = size_of::<f64>();
 
 /// Updates the elements that this worker owns, and writes what all workers have made of theirs.
 ///
-/// New values are put into memory of their own, and no variable is written before those of all workers are there. Slots are
-/// updated where they lie: a step that ends between the two leaves the state incomplete, which every later call that needs
-/// it tells.
+/// New values are put into memory of their own, and no variable is written before those of all workers are there. Slots
+/// are updated where they lie: a step that ends between the two leaves the state incomplete, which every later call
+/// that needs it tells.
 // INV-40
 #[derive(Debug)]
 pub(crate) struct Sharded {

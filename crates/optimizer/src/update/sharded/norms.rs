@@ -8,8 +8,8 @@ use distribute_collective::group::{GroupCall, numbers};
 use distribute_core::internal::failure;
 use std::vec;
 
-/// The squares of all blocks of all variables, in the order of their elements, so that their sum has the bits that one worker with
-/// all of them gets. `mine` are those of this worker's elements. Of gradients by row, all workers have all.
+/// The squares of all blocks of all variables, in the order of their elements, so that their sum has the bits that one
+/// worker with all of them gets. `mine` are those of this worker's elements. Of gradients by row, all workers have all.
 ///
 /// # Errors
 /// The same on all workers, where one is lost or late.

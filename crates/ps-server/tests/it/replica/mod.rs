@@ -1,7 +1,7 @@
 //! A server that is killed, and whose folder is gone, goes on with what the server that follows it has.
 //!
-//! `DISTRIBUTE_TEST_KILLS=100 cargo test -p distribute-ps-server --test it replica -- --nocapture` kills them more often, and says how long they
-//! were away.
+//! `DISTRIBUTE_TEST_KILLS=100 cargo test -p distribute-ps-server --test it replica -- --nocapture` kills them more
+//! often, and says how long they were away.
 
 mod ring;
 
@@ -65,8 +65,9 @@ fn process(test: &str, number: usize, ports: &str, folder: Option<&Path>) -> Kil
     child
 }
 
-/// Kills one server or the other so often while three clients count on both, and compares the account. What becomes of the folder of
-/// one that is killed, `kept` says: it stays, or is gone; with none, tables are in memory. Gives how long each was away.
+/// Kills one server or the other so often while three clients count on both, and compares the account. What becomes of
+/// the folder of one that is killed, `kept` says: it stays, or is gone; with none, tables are in memory. Gives how long
+/// each was away.
 fn account(kills: u64, seed: u64, kept: impl Fn(&mut SplitMix) -> Option<bool>) -> Vec<Duration> {
     let folder = tempfile::tempdir().unwrap();
     let reserved: Vec<Port> = (0..SERVERS).map(|_| Port::reserve()).collect();

@@ -1,6 +1,8 @@
-//! Three servers in a ring, in memory alone, of which one after the other is killed at a fixed pace while clients count.
+//! Three servers in a ring, in memory alone, of which one after the other is killed at a fixed pace while clients
+//! count.
 //!
-//! `DISTRIBUTE_TEST_KILLS=200 cargo test -p distribute-ps-server --test it replica::ring -- --nocapture` kills them more often.
+//! `DISTRIBUTE_TEST_KILLS=200 cargo test -p distribute-ps-server --test it replica::ring -- --nocapture` kills them
+//! more often.
 
 use crate::replica::{cluster, process, serve};
 use crate::support::{PATIENCE, count, counters, patient, rows, until};
@@ -131,7 +133,8 @@ fn round(kills: usize, gap: Duration, random: &mut SplitMix) -> (usize, bool) {
             until("the pace", || pace.has_passed());
             let victim = random.below(SERVERS);
             let owner = (victim + SERVERS - 1) % SERVERS;
-            // What there is a single copy of is lost with it: of the victim's tables, or of those that it has for another one.
+            // What there is a single copy of is lost with it: of the victim's tables, or of those that it has for
+            // another one.
             let (whole, state) = (are_whole(&first), copies(&first[owner]));
             may_be_lost[victim] |= !whole[victim];
             may_be_lost[owner] |= !state.is_some_and(|(copies, _)| copies != Copies::Starting);

@@ -133,7 +133,8 @@ fn workers_with_other_files_are_refused_before_the_first_step() {
         refused(policy, [file("e/a", "7\n"), file("e/b", "2\n")], &[other, " on worker 1, but of checksum "]);
         refused(policy, [file("d/b", "2\n"), file("d/a", "1\n")], &["file 0 is 'd/b' on worker 1"]);
     }
-    // Copies are in a folder of each worker's own, and where each reads everything for itself, it may have files of its own.
+    // Copies are in a folder of each worker's own, and where each reads everything for itself, it may have files of its
+    // own.
     for (policy, folders) in
         [(AutoShardPolicy::Auto, ["x", "/scratch/y"]), (AutoShardPolicy::Off, ["x/1", "x/2"])]
     {

@@ -1,5 +1,5 @@
-//! Random programs over several workers, each with one planted fault: no hang, one text on all workers that names the one
-//! that is to blame, and afterwards all that live can go on, with the same state.
+//! Random programs over several workers, each with one planted fault: no hang, one text on all workers that names the
+//! one that is to blame, and afterwards all that live can go on, with the same state.
 //!
 //! Another number of seeds than the usual: `DISTRIBUTE_TEST_SEEDS=1000`, or those of a range, `7..8` for one alone.
 

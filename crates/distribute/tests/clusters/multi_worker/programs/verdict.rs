@@ -101,7 +101,8 @@ impl Program {
         // Of two that differ, nobody can say which is wrong.
         let tie = blame.fault == What::Mismatch && of == 2;
         let exact = blame.culprits == expected;
-        // Where the others' deadline passes before that of its own worker, they know of no replica that it has not come.
+        // Where the others' deadline passes before that of its own worker, they know of no replica that it has not
+        // come.
         let late =
             blame.fault == What::Late && blame.culprits.iter().all(|replica| all_of_it.contains(replica));
         let named = expected.iter().all(|replica| blame.culprits.contains(replica));
@@ -115,8 +116,8 @@ impl Program {
         }
     }
 
-    /// Where a call of one worker's replicas, in which it would then call the others, meets another call: the replicas of
-    /// that worker that do the right thing are elsewhere than those of others, which are inside of it already.
+    /// Where a call of one worker's replicas, in which it would then call the others, meets another call: the replicas
+    /// of that worker that do the right thing are elsewhere than those of others, which are inside of it already.
     fn may_name_more(&self, blame: &Blame) -> bool {
         let Kind::Replica(at, wrong) = &self.fault.kind else { return false };
         let super::program::Act::Run(calls) = self.planted() else { return false };

@@ -141,7 +141,8 @@ fn launch<T: CudaDType + DeviceRepr + WithDType>(
     };
     let read = kernel.inputs.iter().map(read).collect::<Result<Vec<_>>>()?;
     let addresses = read.iter().map(|input| address::<T>(device, input)).collect::<Result<Vec<_>>>()?;
-    // SAFETY: any bits are numbers, and all are written before anything reads them: by this launch, which is before that in the queue.
+    // SAFETY: any bits are numbers, and all are written before anything reads them: by this launch, which is before
+    // that in the queue.
     let room = |_| unsafe { device.alloc::<T>(count) };
     let mut results: Vec<CudaSlice<T>> = (0..kernel.outputs).map(room).collect::<Result<_>>()?;
     let constants: Vec<T> = kernel.constants.iter().map(|number| T::from_f64(*number)).collect();
@@ -163,10 +164,11 @@ fn launch<T: CudaDType + DeviceRepr + WithDType>(
         block_dim: (THREADS, 1, 1),
         shared_mem_bytes: 0,
     };
-    // SAFETY: the function was compiled from this kernel's text, whose parameters are these, in this order and of these types; `T` is that of its
-    // elements. It reads below `count` alone, of inputs that `address` has found to have as many elements, of this type, on this device, and
-    // writes below `count` alone, to memory that was made for as many and that nobody else has. Inputs live until the call is in the queue, and
-    // candle frees what they have in the order of its stream, which is that of the call.
+    // SAFETY: the function was compiled from this kernel's text, whose parameters are these, in this order and of these
+    // types; `T` is that of its elements. It reads below `count` alone, of inputs that `address` has found to have as
+    // many elements, of this type, on this device, and writes below `count` alone, to memory that was made for as many
+    // and that nobody else has. Inputs live until the call is in the queue, and candle frees what they have in the
+    // order of its stream, which is that of the call.
     unsafe { call.launch(grid) }.w()?;
     // Asked again, cudarc takes note that the queue, as far as it is now, reads them.
     read.iter().try_for_each(|input| address::<T>(device, input).map(drop))?;

@@ -1,4 +1,5 @@
-//! A rule's program as one kernel of a GPU: of CUDA's, in a build with it. Everywhere else it is made of candle's operations.
+//! A rule's program as one kernel of a GPU: of CUDA's, in a build with it. Everywhere else it is made of candle's
+//! operations.
 //!
 //! | module | what it is |
 //! |---|---|

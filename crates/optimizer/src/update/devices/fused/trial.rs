@@ -12,11 +12,12 @@ const KINDS: usize = 12;
 /// without an element.
 const COUNT: usize = KINDS * KINDS * KINDS + 1025;
 
-/// Whether `launch` makes of a program what the host makes of it, bit for bit, but that any NaN is NaN: for numbers of all kinds, and with constants that
-/// are all different, in place of those of a step, of which a learning rate may be 0.
+/// Whether `launch` makes of a program what the host makes of it, bit for bit, but that any NaN is NaN: for numbers of
+/// all kinds, and with constants that are all different, in place of those of a step, of which a learning rate may be
+/// 0.
 ///
-/// Of powers no standard says the bits. So their exponents are 0 first, of which all powers are 1, and then another, for which
-/// results have to be near.
+/// Of powers no standard says the bits. So their exponents are 0 first, of which all powers are 1, and then another,
+/// for which results have to be near.
 pub(crate) fn check(
     program: &Program,
     precision: Precision,

@@ -42,8 +42,8 @@ impl<C: Compiler> Trusted<C> {
         Self { known: Mutex::new(Vec::new()) }
     }
 
-    /// The kernel of this program, if it can be trusted on this device. When it is first asked for, it is compiled and tried, for which this waits;
-    /// a fault is told then, once.
+    /// The kernel of this program, if it can be trusted on this device. When it is first asked for, it is compiled and
+    /// tried, for which this waits; a fault is told then, once.
     pub(crate) fn get(
         &self,
         compiler: &C,
