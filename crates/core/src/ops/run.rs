@@ -16,7 +16,8 @@ use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
 impl Strategy {
-    /// Calls `body` once for each local replica, all at the same time, each on its own thread, and returns their results.
+    /// Calls `body` once for each local replica, at the same time on separate threads, and returns their
+    /// results.
     ///
     /// Each replica gets its part of `args`: its component of a [`PerReplica`], and its model of a
     /// [`Replicated`](crate::Replicated). Constants are captured. `body` may borrow from the caller.

@@ -25,8 +25,8 @@ pub trait Container: Sized {
     /// Returns the container of this structure; `None` if another container has this structure.
     fn from_nodes<U>(nodes: Tree<U>) -> Option<Self::With<U>>;
 
-    /// Returns the number of local results on `replicas` local replicas: one for each replica, or, for a container that is its item,
-    /// the number that `of` returns for the item.
+    /// Returns the number of local results on `replicas` local replicas: one for each replica. For a container
+    /// that is its item, returns the number that `of` returns for the item.
     fn results(&self, replicas: usize, of: impl Fn(&Self::Item) -> usize) -> usize {
         let _ = of;
         replicas

@@ -18,8 +18,8 @@ pub enum Components {
 /// The structure of a value given to `reduce` or `gather`, with the components of its leaves.
 pub type Parts = Tree<Components>;
 
-/// A value that can be reduced or gathered over replicas, or a nest of such values: a tuple, an array, a `Vec`, an `Option`, a map by
-/// name, a [`Tree`]. A struct with `#[derive(Nest)]` is one that is not distributed.
+/// A value that can be reduced or gathered over replicas, or a nest of such values: a tuple, an array, a `Vec`,
+/// an `Option`, a map by name, a [`Tree`]. A struct with `#[derive(Nest)]` is a value that is not distributed.
 ///
 /// ```
 /// # use distribute::prelude::*;

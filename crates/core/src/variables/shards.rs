@@ -105,11 +105,11 @@ impl Variable {
         first.over(Sharded::joined(&name, dealt, &parts)?, name)
     }
 
-    /// Removes a variable from the parameter servers that it is on, with its slots, for all workers. Code that uses it afterwards gets an
-    /// error, so drop it, and its model and optimizer.
+    /// Removes a variable from its parameter servers, with its slots, for all workers. Code that uses it
+    /// afterwards gets an error, so drop it, and its model and optimizer.
     ///
-    /// Dropping a variable doesn't do this: others may be using it, and this program may continue with it when it is started again. No other
-    /// variable of the same strategy gets its name.
+    /// Dropping a variable doesn't do this: other workers may be using it, and this program may continue with
+    /// it after a restart. No other variable of the same strategy gets its name.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: the variable is not on parameter servers.
