@@ -212,8 +212,8 @@ impl Strategy {
     /// - [`Error::WrongContext`]: called outside this strategy's scope.
     /// - [`Error::InvalidArgument`]: a variable is of another strategy.
     ///
-    /// Inside `body`, `replicate` returns [`Error::InvalidArgument`] if variables are on parameter servers and
-    /// the model would not be.
+    /// Inside `body`, `replicate` returns [`Error::InvalidArgument`] if the strategy keeps variables on
+    /// parameter servers and `with` is another device.
     #[doc(alias = "tf.distribute.StrategyExtended.colocate_vars_with")]
     pub fn colocate_vars_with<T>(
         &self,

@@ -62,8 +62,8 @@ impl Workers {
 }
 
 impl Strategy {
-    /// Returns the workers that train together, the rank of this process, and their replicas: all numbers and
-    /// ids. In an elastic training, a rendezvous may change it.
+    /// Returns the world: the workers that train together, the rank of this process among them, and the ids of
+    /// all replicas. In an elastic training, a rendezvous may change it.
     ///
     /// ```
     /// # use distribute::prelude::*;

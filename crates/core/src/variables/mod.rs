@@ -12,7 +12,7 @@
 //! | `place` | the context of a use, and the copy that belongs to it |
 //! | `read`, `write` | its operations, in any context |
 //! | `shards`, `lookup` | its shards; its rows by their ids, one by one and combined; slices of it |
-//! | `rows`, `cache` | on parameter servers: tables that are only looked up by row; a scope that reads each variable once |
+//! | `rows`, `cache` | on parameter servers: tables that are looked up by row; a scope that reads each variable once |
 //! | `dynamic` | variables whose rows are ids |
 //! | `checksum` | the checksum by which workers compare their variables |
 //! | `state` | a variable as a component of a checkpoint |

@@ -22,10 +22,10 @@ use std::sync::{Arc, Mutex, Weak};
 ///
 /// | | in [`run`](Strategy::run) | in a scope, a merge function or outside | in [`update`](Strategy::update) |
 /// |---|---|---|---|
-/// | ON_WRITE, read | this replica's copy | any copy: they are equal | the copy being updated |
-/// | ON_WRITE, write | all replicas call it: their aggregated value, to all copies | every copy | the copy being updated |
-/// | ON_READ, read | this replica's copy | the aggregate of all copies | the copy being updated |
-/// | ON_READ, write | this replica's copy | every copy; SUM has only `assign`, which divides it | the copy being updated |
+/// | ON_WRITE, read | this replica's copy | any copy: they are equal | the updated copy |
+/// | ON_WRITE, write | all replicas call it: their aggregated value, to all copies | every copy | the updated copy |
+/// | ON_READ, read | this replica's copy | the aggregate of all copies | the updated copy |
+/// | ON_READ, write | this replica's copy | every copy; SUM has only `assign`, which divides it | the updated copy |
 ///
 /// An access that the documents' table refuses returns
 /// [`Error::VariableAccess`](distribute_base::Error::VariableAccess) with advice, and writes nothing. A clone
