@@ -13,8 +13,9 @@ type Build<M> = Box<dyn Fn(VarBuilder<'static>) -> Result<M> + Send + Sync>;
 
 /// A model on every local replica, and the variables that all of them share.
 ///
-/// Passed to [`run`](Strategy::run) as `&model`, each replica gets its `&M`. Passed as `&mut model`, each gets
-/// its `&mut M`, for models whose `forward` takes `&mut self`, and for models that are not `Sync`:
+/// If it is passed to [`run`](Strategy::run) as `&model`, each replica gets its `&M`. If it is passed as `&mut
+/// model`, each gets its `&mut M`, for models whose `forward` takes `&mut self`, and for models that are not
+/// `Sync`:
 ///
 /// ```compile_fail,E0277
 /// # use distribute::prelude::*;

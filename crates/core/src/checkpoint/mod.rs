@@ -204,7 +204,8 @@ impl<'a> Checkpoint<'a> {
         Ok(())
     }
 
-    /// Saves everything as the next checkpoint of a manager's folder, which may remove old ones, and returns its path.
+    /// Saves everything as the next checkpoint of a manager's folder, which may remove old ones. Returns its
+    /// path.
     ///
     /// # Errors
     /// - The errors of [`writer`](Checkpoint::writer).

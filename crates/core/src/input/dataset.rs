@@ -67,7 +67,8 @@ impl Strategy {
     /// of steps.
     ///
     /// Workers that don't wait for each other take steps of complete batches, which are split over their local
-    /// replicas. Each reads separate files or, if there are too few, takes every W-th batch of W workers.
+    /// replicas. Each reads separate files or, if there are too few, takes one of every W batches, with W
+    /// workers.
     ///
     /// # Errors
     /// - [`Error::Data`](distribute_base::Error::Data): the dataset is not batched.

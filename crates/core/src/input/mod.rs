@@ -1,7 +1,7 @@
 //! Datasets distributed over replicas.
 //!
-//! The crate `data` plans the distribution ([`Distribution`](crate::data::Distribution)). This module adds the
-//! strategy's replicas, their devices, and the position of a pass.
+//! The crate `distribute-data` plans the distribution ([`Distribution`](distribute_data::Distribution)). This
+//! module adds the strategy's replicas, their devices, and the position of a pass.
 
 mod agree;
 mod bring;

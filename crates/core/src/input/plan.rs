@@ -20,7 +20,7 @@ impl<T: Nest> Plan<T> {
     /// them.
     ///
     /// # Errors
-    /// - [`Error::Data`](crate::Error::Data): the dataset cannot be distributed over them.
+    /// - [`Error::Data`](distribute_base::Error::Data): the dataset cannot be distributed over them.
     pub(super) fn present(&self, strategy: &Strategy) -> Result<Distribution<T>> {
         let layout = layout(strategy);
         let mut plan = lock(&self.0);
