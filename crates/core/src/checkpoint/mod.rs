@@ -131,7 +131,7 @@ pub type Restore<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 ///
 /// Every worker restores from a folder that all of them see: on a shared file system, or a copy of the chief's.
 /// Before anything is changed, the workers compare that they read the same checkpoint. If each worker has a
-/// separate disk, only the chief has the checkpoint, and a restore is an error on all workers that names the
+/// separate disk, only the chief has the checkpoint. A restore is then an error on all workers, which names the
 /// first one without it.
 #[doc(alias = "tf.train.Checkpoint")]
 #[derive(Clone, Default)]

@@ -19,9 +19,9 @@ use std::panic::Location;
 /// be extended. Clones are handles to the same dataset, and count passes together.
 ///
 /// It remembers the position of its latest pass. Restored as a component of a
-/// [`Checkpoint`](crate::Checkpoint), it continues there, in the middle of an epoch and of its shuffles, on the
-/// same number of replicas or another. No element of the epoch is lost or repeated. In an elastic training, it
-/// is sharded again after each rendezvous.
+/// [`Checkpoint`](crate::Checkpoint), it continues there, in the middle of an epoch and of its shuffles. The
+/// number of replicas may differ. No element of the epoch is lost or repeated. In an elastic training, it is
+/// sharded again after each rendezvous.
 ///
 /// ```
 /// # use distribute::prelude::*;

@@ -10,9 +10,9 @@ pub enum Departure {
 }
 
 impl Departure {
-    /// Decides which workers exit, from the workers that were `told` to and the number of workers. `least` is
-    /// the number of workers that suffices for the others to continue; `None` if all are needed. The first
-    /// worker is needed in any case, because the rendezvous is at its address.
+    /// Decides which workers exit. `told` has the ranks that received a notice, out of this number of workers.
+    /// `least` is the number of workers that suffices for the others to continue; `None` if all are needed. The
+    /// first worker is needed in any case, because the rendezvous is at its address.
     pub(super) fn decide(told: &[usize], workers: usize, least: Option<usize>) -> Self {
         let left = workers.saturating_sub(told.len());
         match least {

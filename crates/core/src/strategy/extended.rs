@@ -103,7 +103,7 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
         None
     }
 
-    /// Leaves the world, in which a worker failed or timed out or which others join, and waits until the
+    /// Leaves the world because a worker failed or timed out, or because others join. Waits until the
     /// [`group`](Self::group) has re-formed with the remaining workers and new processes.
     ///
     /// Workers whose ranks are in `leaving` are not waited for. With `once_more`, this rendezvous repeats one
@@ -222,8 +222,8 @@ impl<'a> Replicas<'a> {
     /// Runs every replica on a separate thread. Returns when all have returned.
     ///
     /// The first replica usually runs on this thread. It gets another thread if each replica has [several
-    /// threads](Threads), or if this thread is a worker of a rayon pool, as in a closure of `rayon::spawn` or
-    /// `par_iter`. There it would run other work of the pool in the middle of the step.
+    /// threads](Threads), or if this thread is a worker of a rayon pool, as in `rayon::spawn` or `par_iter`.
+    /// There it would run other work of the pool in the middle of the step.
     ///
     /// # Errors
     /// - [`Error::Io`]: the system refuses a thread.

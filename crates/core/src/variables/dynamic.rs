@@ -35,8 +35,8 @@ impl Variable {
         self.ids().map(Dynamic::options)
     }
 
-    /// Returns all ids that have a row, ascending, with their values, the slots of the rule that trains them,
-    /// and the step in which each was last pushed to.
+    /// Returns all ids that have a row, ascending, with their values and the slots of the rule that trains
+    /// them. Also returns the step in which each id was last pushed to.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: the variable [is not dynamic](Variable::is_dynamic).

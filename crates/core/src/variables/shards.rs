@@ -113,7 +113,7 @@ impl Variable {
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: the variable is not on parameter servers.
-    /// - [`Error::Server`]: some shards may be gone.
+    /// - [`Error::Server`]: a server failed. Some shards may be removed already.
     pub fn remove_from_servers(&self) -> Result<()> {
         let remote = self.require_remote("remove_from_servers")?;
         self.writing(|| remote.tables().remove())
