@@ -1,18 +1,20 @@
-//! What has to be set before any thread starts: candle's threads.
+//! Settings that must precede the first thread: candle's threads.
 
 use distribute_log::heard;
 use distribute_trace::internal::subscribe;
 use std::sync::Once;
 
-/// Limits candle to one thread for each replica. `#[distribute::main]` calls this first, and so does the first strategy with
-/// several replicas; it is needed only in a program that starts threads before that.
+/// Limits candle to one thread for each replica. `#[distribute::main]` calls this first, and so does the first
+/// strategy with several replicas. Only a program that starts threads before that has to call it.
 ///
-/// candle's element-wise kernels share one pool of threads, on which replicas wait for each other, and each matrix product
-/// uses all cores. Unless the environment says otherwise (`CANDLE_NUM_THREADS`, `RAYON_NUM_THREADS`), both are set to one
-/// thread, for this process and its child processes, since the replicas use the cores.
+/// candle's element-wise kernels share one pool of threads, on which replicas wait for each other, and each
+/// matrix product uses all cores. Replicas already use the cores, so both are set to one thread, for this
+/// process and its child processes. The environment takes precedence (`CANDLE_NUM_THREADS`,
+/// `RAYON_NUM_THREADS`).
 ///
-/// candle reads the first variable only once, and the environment cannot be written while another thread may read it. If
-/// there is already another thread, the environment is left alone, with a warning. Only the first call has an effect.
+/// candle reads the first variable only once, and the environment cannot be written while another thread may
+/// read it. If there is already another thread, the environment is left alone, with a warning. Only the first
+/// call has an effect.
 pub fn init() {
     static ONCE: Once = Once::new();
     ONCE.call_once(tame);
@@ -26,7 +28,7 @@ fn tame() {
     }
     if is_only_thread() {
         for name in missing {
-            // SAFETY: this is the only thread of the process, so nobody reads the environment concurrently.
+            // SAFETY: this is the only thread of the process, so no thread reads the environment concurrently.
             unsafe { std::env::set_var(name, "1") };
         }
         return;
@@ -53,11 +55,11 @@ pub fn prepare(replicas: usize) {
     }
 }
 
-/// Whether the process has no other thread, as far as the system tells.
+/// Whether the process has no other thread, as far as the system reports.
 fn is_only_thread() -> bool {
     #[cfg(target_os = "linux")]
     return std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1);
-    // Windows guards its environment by itself.
+    // Windows locks its environment itself.
     #[cfg(not(target_os = "linux"))]
     return cfg!(windows);
 }

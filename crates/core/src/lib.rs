@@ -2,17 +2,17 @@
 //!
 //! Programs use [`distribute`](https://docs.rs/distribute), which exports the public part of this crate.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | [`strategy`] | the handle, what authors of strategies write, what all workers count alike |
-//! | [`context`] | where a thread is; a replica and its collectives; calls among workers |
-//! | [`values`] | values for each replica, and which can be split and reduced |
-//! | [`checkpoint`] | what is saved, and how a training is restored |
-//! | `variables` | a variable, its memory, those of a model |
+//! | [`strategy`] | the handle, the trait for authors of strategies, and the counters that are equal on all workers |
+//! | [`context`] | the context of a thread; a replica and its collectives; calls among workers |
+//! | [`values`] | values for each replica; splitting and reducing values |
+//! | [`checkpoint`] | saving and restoring a training |
+//! | `variables` | a variable, its memory, the variables of a model |
 //! | `replicated` | a model on every replica |
-//! | `input` | a dataset over the replicas |
+//! | `input` | a dataset that is distributed over the replicas |
 //! | `ops` | the operations of a strategy: `run`, `reduce`, `gather`, `update`, `merge_call` |
-//! | [`summary`], `init` | who writes summaries; the threads of candle |
+//! | [`summary`], `init` | the writer of summaries; the threads of candle |
 
 pub mod checkpoint;
 pub mod context;

@@ -13,8 +13,9 @@ type Build<M> = Box<dyn Fn(VarBuilder<'static>) -> Result<M> + Send + Sync>;
 
 /// A model on every local replica, and the variables that all of them share.
 ///
-/// Given to [`run`](Strategy::run) as `&model`, each replica gets its own `&M`; as `&mut model`, its own `&mut M`, for
-/// models whose `forward` takes `&mut self`, and for those that are not `Sync`:
+/// If it is passed to [`run`](Strategy::run) as `&model`, each replica gets its `&M`. If it is passed as `&mut
+/// model`, each gets its `&mut M`, for models whose `forward` takes `&mut self`, and for models that are not
+/// `Sync`:
 ///
 /// ```compile_fail,E0277
 /// # use distribute::prelude::*;
@@ -35,7 +36,8 @@ type Build<M> = Box<dyn Fn(VarBuilder<'static>) -> Result<M> + Send + Sync>;
 /// # Ok::<(), distribute::Error>(())
 /// ```
 ///
-/// A model that is not `Send` either, such as candle_nn's `Sequential` or one with an `Rc`, can be given in neither way:
+/// A model that is not `Send` either, such as candle_nn's `Sequential` or one with an `Rc`, can be passed in
+/// neither way:
 ///
 /// ```compile_fail,E0277
 /// # use distribute::prelude::*;
@@ -46,8 +48,8 @@ type Build<M> = Box<dyn Fn(VarBuilder<'static>) -> Result<M> + Send + Sync>;
 /// # Ok::<(), distribute::Error>(())
 /// ```
 ///
-/// `nn::seq` makes the same model of layers that can be shared; `nn::per_thread` builds any
-/// model on each thread that uses it:
+/// `nn::seq` builds the same model from layers that can be shared; `nn::per_thread` builds any model on each
+/// thread that uses it:
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -85,7 +87,7 @@ impl<M> Replicated<M> {
         Ok(Self { models: PerReplica::from_values(models), build, variables })
     }
 
-    /// The models, one for each local replica.
+    /// Returns the models, one for each local replica.
     pub fn models(&self) -> &PerReplica<M> {
         &self.models
     }
@@ -94,11 +96,11 @@ impl<M> Replicated<M> {
         &mut self.models
     }
 
-    /// The model as one device would have it, to evaluate or export it: a snapshot of the variables, with running statistics
-    /// averaged over the replicas. If there are running statistics, all workers have to call it.
+    /// Returns the model for evaluation or export on one device, with a snapshot of the variables; running
+    /// statistics are averaged over the replicas. If there are running statistics, all workers have to call it.
     ///
     /// # Errors
-    /// Those of the closure that builds the model, and of reading its variables.
+    /// The errors of the closure that builds the model, and of reading its variables.
     #[track_caller]
     pub fn merged(&self) -> Result<M> {
         (self.build)(self.variables.snapshot_builder()?)
@@ -112,21 +114,26 @@ impl<M> std::fmt::Debug for Replicated<M> {
 }
 
 impl Strategy {
-    /// Builds a model on every local replica. Variables are created once, mirrored: replicas of one memory share them.
+    /// Builds a model on every local replica. Variables are created once, mirrored: replicas of one memory
+    /// share them.
     ///
-    /// `build` is called once for each replica with a candle `VarBuilder`, so any model that takes one can be built. It
-    /// returns candle's `Result` or this crate's; if it ends in a bare `Ok`, use [`distribute::Ok`](distribute_base::Ok) to say which.
-    /// Initial values depend on the seed, here 0, and the variable's name.
+    /// `build` is called once for each replica with a candle `VarBuilder`, so any model that takes one can be
+    /// built. It returns candle's `Result` or this crate's; if it ends in a bare `Ok`, use
+    /// [`distribute::Ok`](distribute_base::Ok) to name the type. Initial values depend on the seed, here 0, and
+    /// the variable's name.
     ///
-    /// Two layers that ask for the same path share its variables, as with candle alone. This ties weights, perhaps by
-    /// mistake; it is logged at level `debug`.
+    /// Two layers that ask for the same path share its variables, as with candle alone. This ties weights,
+    /// perhaps by mistake; it is logged at level `debug`.
     ///
     /// With several workers, all of them make this call, and their models are compared.
     ///
     /// # Errors
-    /// The error of `build`; [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument) if replicas ask for different
-    /// variables, or two layers for the same path with different shapes, or if workers' variables or initial values differ, which
-    /// it names; [`Error::Collective`](distribute_base::Error::Collective) if workers make other calls, or one is lost or late.
+    /// - The error of `build`.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): replicas ask for different
+    ///   variables, two layers ask for the same path with different shapes, or workers' variables or initial
+    ///   values differ. The error names them.
+    /// - [`Error::Collective`](distribute_base::Error::Collective): workers make other calls, disconnect or
+    ///   time out.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -147,7 +154,7 @@ impl Strategy {
         self.replicate_seeded(0, build)
     }
 
-    /// Like [`Strategy::replicate`], with initial values that depend on `seed` and the variable's name.
+    /// Acts like [`Strategy::replicate`], with initial values that depend on `seed` and the variable's name.
     ///
     /// # Errors
     /// The errors of [`Strategy::replicate`].
@@ -165,7 +172,8 @@ impl Strategy {
     }
 }
 
-/// Each replica gets its model by mutable reference, for methods that take `&mut self`, as many of candle_transformers do.
+/// Each replica gets its model by mutable reference, for methods that take `&mut self`, like many of
+/// candle_transformers.
 impl<'a, M: Send> Distributed for &'a mut Replicated<M> {
     type Local = &'a mut M;
     fn split(self, replicas: usize) -> Result<Vec<&'a mut M>> {
@@ -177,7 +185,7 @@ impl<'a, M: Send> Distributed for &'a mut Replicated<M> {
     }
 }
 
-// Makes the compiler say what to do with a model that is not `Sync`.
+// Makes the compiler give advice for a model that is not `Sync`.
 #[diagnostic::do_not_recommend]
 impl<'a, M: Sync> Distributed for &'a Replicated<M> {
     type Local = &'a M;

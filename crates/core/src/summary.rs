@@ -9,11 +9,11 @@ use distribute_base::Result;
 use std::path::Path;
 
 impl Strategy {
-    /// A writer of scalars and histograms for TensorBoard: on the chief into a new file in `folder`, on other workers nowhere. In the
-    /// closure of a `run`, replica 0 alone writes.
+    /// Creates a writer of scalars and histograms for TensorBoard. The chief writes a new file in `folder`;
+    /// other workers write nothing. In the closure of a `run`, only replica 0 writes.
     ///
     /// # Errors
-    /// [`Error::Summary`](distribute_base::Error::Summary) if the chief can't make a file there.
+    /// - [`Error::Summary`](distribute_base::Error::Summary): the chief can't create a file there.
     ///
     /// ```
     /// # use distribute::prelude::*;

@@ -30,7 +30,7 @@ fn cpus(replicas: usize, group: Option<Group>) -> Strategy {
     Strategy::new(Cpus { devices, group }).unwrap()
 }
 
-/// A strategy of one worker.
+/// Creates a strategy of one worker.
 pub(crate) fn mirrored(replicas: usize) -> Strategy {
     cpus(replicas, None)
 }

@@ -1,4 +1,4 @@
-//! Checkpoints of a training: several parts, saved together and restored together.
+//! Checkpoints of a training: several components, saved together and restored together.
 
 mod names;
 mod of_strategy;
@@ -27,27 +27,28 @@ use std::panic::Location;
 use std::path::{Path, PathBuf};
 use workers::Saved;
 
-/// What can be a part of a checkpoint: [`Variables`](crate::Variables), a [`Variable`](crate::Variable), an
-/// `Optimizer`, something of your own.
+/// A component of a checkpoint: [`Variables`](crate::Variables), a [`Variable`](crate::Variable), an
+/// `Optimizer`, or a custom type.
 pub trait Checkpointed {
-    /// Adds everything that is needed to go on, under the name `prefix` or names that begin with it and `/`.
+    /// Adds all state that is needed to resume, under the name `prefix` or names that begin with it and `/`.
     ///
     /// # Errors
-    /// Where something cannot be read or two tensors have one name.
+    /// An error if state cannot be read or two tensors have one name.
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()>;
 
-    /// Reads and checks what [`save`](Checkpointed::save) added, and changes nothing yet: what is given back does that,
-    /// once all parts have been found to fit.
+    /// Reads and checks the state that [`save`](Checkpointed::save) added, without changing anything. The
+    /// returned closure applies the state, once all components have been found to fit.
     ///
     /// # Errors
-    /// Where something is missing or does not fit, named together with the file.
+    /// An error if state is missing or does not fit. It names the state and the file.
     fn restore<'a>(&'a self, prefix: &str, from: &Reader) -> Result<Restore<'a>>;
 
-    /// As [`restore`](Checkpointed::restore), of what `select` takes out of the names beginning with `prefix`; and what
-    /// that is. What is only good as a whole refuses, as is done where this is not written.
+    /// Acts like [`restore`](Checkpointed::restore), for the names beginning with `prefix` that `select`
+    /// selects. Also returns the report of the selection. By default this is an error, for components that can
+    /// only be restored completely.
     ///
     /// # Errors
-    /// Where something selected is missing or does not fit, or nothing can be selected here.
+    /// An error if selected state is missing or does not fit, or if nothing can be selected here.
     fn restore_some<'a>(
         &'a self,
         prefix: &str,
@@ -61,18 +62,18 @@ pub trait Checkpointed {
         ))
     }
 
-    /// Goes back to where the last finished update of the weights has left it, as far as it has gone on since. Called on every
-    /// part of a `Training` when a worker was lost in the middle of a step, which is made again. Nothing, as
-    /// where this is not written, for what changes with the weights alone.
+    /// Rolls back to the state right after the last completed update of the weights. `Training` calls it on
+    /// every component after a worker failed in the middle of a step, which is then repeated. The default does
+    /// nothing, for state that changes only with the weights.
     ///
     /// # Errors
-    /// If that is not possible: the state is taken from another worker then.
+    /// An error if that is not possible. The state is then taken from another worker.
     fn rewind(&self) -> Result<()> {
         Ok(())
     }
 
-    /// The strategy that it belongs to, whose workers save and restore it together. None, as where this is not written: one
-    /// process does that alone, or the checkpoint's other parts tell.
+    /// Returns the strategy that it belongs to, whose workers save and restore it together. With `None` (the
+    /// default), one process does that alone, or the checkpoint's other components decide.
     fn strategy(&self) -> Option<&Strategy> {
         None
     }
@@ -83,16 +84,16 @@ const RESTORE: &str = "Checkpoint::restore";
 /// The name of a partial restore in errors.
 pub(crate) const SOME: &str = "Checkpoint::restore_some";
 
-/// Applies the saved state to a part.
+/// A closure that applies the saved state to a component.
 pub type Restore<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 
-/// A training to be saved and restored: parts by name, and metadata.
+/// The state of a training for saving and restoring: components by name, and metadata.
 ///
-/// Everything is saved atomically, in one folder of safetensors files with an index. A mirrored variable is saved once.
-/// Running statistics are saved as their mean over the replicas, and also for each replica: on the same number of replicas,
-/// a training continues with the same bits; on another number, each replica continues with the mean. Slots of an optimizer
-/// are saved by variable name, `optimizer/m/fc.weight`, with the finished steps and the learning rate. The seed of the
-/// model is in the metadata, for programs that rebuild it.
+/// Everything is saved atomically, in one folder of safetensors files with an index. A mirrored variable is
+/// saved once. Running statistics are saved as their mean over the replicas, and also for each replica. On the
+/// same number of replicas, a training continues bit-identically; on another number, each replica continues
+/// with the mean. Slots of an optimizer are saved by variable name, `optimizer/m/fc.weight`, with the finished
+/// steps and the learning rate. The seed of the model is in the metadata, for programs that rebuild it.
 ///
 /// Save and restore between runs. A single file of weights for other programs is
 /// [`Variables::save`](crate::Variables::save).
@@ -123,14 +124,15 @@ pub type Restore<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 ///
 /// # Several workers
 ///
-/// All workers make the same calls. Each reads its parts, only the chief writes, and all get the chief's result, even if it
-/// is an error. A worker that doesn't arrive is named in the error of the others. They wait while the chief writes, at most
-/// for the strategy's timeout; set a longer one ([`CommunicationOptions::timeout`](crate::CommunicationOptions)) if a save
-/// takes longer.
+/// All workers make the same calls. Each reads its components, only the chief writes, and all get the chief's
+/// result, even if it is an error. If a worker doesn't arrive, the others get an error that names it. They wait
+/// while the chief writes, at most for the strategy's timeout; set a longer one
+/// ([`CommunicationOptions::timeout`](crate::CommunicationOptions)) if a save takes longer.
 ///
-/// Every worker restores from a folder that all of them see: on a shared file system, or a copy of the chief's. Before
-/// anything is changed, the workers compare that they read the same checkpoint. If each worker has a disk of its own, only
-/// the chief has the checkpoint, and a restore is an error on all workers that names the first one without it.
+/// Every worker restores from a folder that all of them see: on a shared file system, or a copy of the chief's.
+/// Before anything is changed, the workers compare that they read the same checkpoint. If each worker has a
+/// separate disk, only the chief has the checkpoint. A restore is then an error on all workers, which names the
+/// first one without it.
 #[doc(alias = "tf.train.Checkpoint")]
 #[derive(Clone, Default)]
 pub struct Checkpoint<'a> {
@@ -139,32 +141,35 @@ pub struct Checkpoint<'a> {
 }
 
 impl<'a> Checkpoint<'a> {
-    /// Without parts.
+    /// Creates a checkpoint without components.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a part, under a name that no other has.
+    /// Adds a component, under a unique name.
     pub fn part(mut self, name: impl Into<String>, part: &'a dyn Checkpointed) -> Self {
         self.parts.push((name.into(), part));
         self
     }
 
-    /// Adds metadata: an epoch, a position, hyper-parameters. It is read with [`Reader::metadata`]; numbers that may be NaN
-    /// or infinite, which JSON doesn't have, with [`Reader::number`].
+    /// Adds metadata: an epoch, a position, hyper-parameters. It is read with [`Reader::metadata`]; numbers
+    /// that may be NaN or infinite, which JSON doesn't have, with [`Reader::number`].
     pub fn metadata(mut self, key: impl Into<String>, value: impl Metadata) -> Self {
         self.metadata.push((key.into(), value.into_value()));
         self
     }
 
-    /// A copy of the current state, to be saved in several files, or later. Training may continue while it is written.
+    /// Returns a copy of the current state, for saving it in several files or later. Training may continue
+    /// while it is written.
     ///
     /// With several workers, all make this call, which collects the state of each, and the chief saves it
-    /// ([`should_checkpoint`](Strategy::should_checkpoint)): the writers of the others may lack what only it needs.
+    /// ([`should_checkpoint`](Strategy::should_checkpoint)). The writers of the others may lack state that only
+    /// the chief needs.
     ///
     /// # Errors
-    /// [`Error::WrongContext`] in a replica context; [`Error::InvalidArgument`] for two parts with the same name; those of
-    /// the parts.
+    /// - [`Error::WrongContext`]: called in a replica context.
+    /// - [`Error::InvalidArgument`]: two components have the same name.
+    /// - The errors of the components.
     pub fn writer(&self) -> Result<Writer> {
         self.require(SAVE)?;
         let mut writer = Writer::new();
@@ -173,11 +178,12 @@ impl<'a> Checkpoint<'a> {
         Ok(writer)
     }
 
-    /// Saves everything atomically as a new folder at `path`, of several workers at that of the chief: a worker that gives another
-    /// path gets a warning, since nothing is there.
+    /// Saves everything atomically as a new folder at `path`. With several workers, only the chief writes, to
+    /// its `path`; a worker that passes another path gets a warning, because nothing is written there.
     ///
     /// # Errors
-    /// Those of [`writer`](Checkpoint::writer); [`Error::Checkpoint`] if something exists at `path` or the system refuses.
+    /// - The errors of [`writer`](Checkpoint::writer).
+    /// - [`Error::Checkpoint`]: something exists at `path` or the system refuses.
     #[doc(alias = "tf.train.Checkpoint.save")]
     #[track_caller]
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
@@ -198,10 +204,12 @@ impl<'a> Checkpoint<'a> {
         Ok(())
     }
 
-    /// Saves everything as the next checkpoint of a manager's folder, which may remove old ones, and returns its path.
+    /// Saves everything as the next checkpoint of a manager's folder, which may remove old ones. Returns its
+    /// path.
     ///
     /// # Errors
-    /// Those of [`writer`](Checkpoint::writer); [`Error::Checkpoint`] as for [`CheckpointManager::save`].
+    /// - The errors of [`writer`](Checkpoint::writer).
+    /// - [`Error::Checkpoint`]: as for [`CheckpointManager::save`].
     #[doc(alias = "tf.train.CheckpointManager.save")]
     #[track_caller]
     pub fn save_to(&self, manager: &CheckpointManager) -> Result<PathBuf> {
@@ -212,11 +220,11 @@ impl<'a> Checkpoint<'a> {
         })
     }
 
-    /// Restores all parts from the folder at `path`, and returns the open checkpoint, for its metadata.
+    /// Restores all components from the folder at `path`, and returns the open checkpoint, for its metadata.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] for a checkpoint that is damaged or does not exist, and those of
-    /// [`restore_from`](Checkpoint::restore_from).
+    /// - [`Error::Checkpoint`]: the checkpoint is damaged or does not exist.
+    /// - The errors of [`restore_from`](Checkpoint::restore_from).
     #[doc(alias = "tf.train.Checkpoint.restore")]
     #[track_caller]
     pub fn restore(&self, path: impl AsRef<Path>) -> Result<Reader> {
@@ -224,11 +232,13 @@ impl<'a> Checkpoint<'a> {
             .map(|(reader, ())| reader)
     }
 
-    /// Restores all parts from the latest checkpoint of a manager's folder that is whole, and returns it; `None` before the first.
-    /// A damaged one that is later is named in a warning. With several workers, the chief decides which one it is.
+    /// Restores all components from the latest complete checkpoint of a manager's folder, and returns it;
+    /// `None` before the first. A later one that is damaged causes a warning. With several workers, the chief
+    /// chooses the checkpoint.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] as for [`CheckpointManager::latest_whole`], and those of [`restore_from`](Checkpoint::restore_from).
+    /// - [`Error::Checkpoint`]: as for [`CheckpointManager::latest_whole`].
+    /// - The errors of [`restore_from`](Checkpoint::restore_from).
     #[doc(alias = "tf.train.CheckpointManager.restore_or_initialize")]
     #[track_caller]
     pub fn restore_latest(&self, manager: &CheckpointManager) -> Result<Option<Reader>> {
@@ -238,22 +248,25 @@ impl<'a> Checkpoint<'a> {
         self.restore_by(RESTORE, at, open, |reader| self.all_of(reader)).map(|(reader, ())| Some(reader))
     }
 
-    /// Restores all parts from an open checkpoint. Other contents of the checkpoint are ignored.
+    /// Restores all components from an open checkpoint. Other contents of the checkpoint are ignored.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if a part lacks something in the checkpoint, or has another shape, dtype or rule there;
-    /// [`Error::Checkpoint`] for damage; [`Error::WrongContext`] in a replica context. Nothing has changed then.
+    /// Nothing has changed after an error.
+    /// - [`Error::InvalidArgument`]: state of a component is missing, or has another shape, dtype or rule in
+    ///   the checkpoint.
+    /// - [`Error::Checkpoint`]: the checkpoint is damaged.
+    /// - [`Error::WrongContext`]: called in a replica context.
     #[track_caller]
     pub fn restore_from(&self, reader: &Reader) -> Result<()> {
         self.restore_by(RESTORE, Location::caller(), || Ok(reader), |reader| self.all_of(reader)).map(drop)
     }
 
-    /// Restores what `select` selects among the names that these parts have in a checkpoint, such as `model/fc.weight`.
-    /// Everything else stays as it is. Returns what was restored, what was not and why, and what of the checkpoint was not
-    /// used.
+    /// Restores the names that `select` selects among those of the components in a checkpoint, such as
+    /// `model/fc.weight`. Everything else is unchanged. Returns the names that were restored, those that were
+    /// not with the reason, and the names of the checkpoint that were not used.
     ///
-    /// This is for a model that starts from another's weights, with a new head or other names. Only variables can be
-    /// restored in part; an optimizer, a dataset or a strategy is left out, and starts over.
+    /// This is for a model that starts from another's weights, with a new head or other names. Only variables
+    /// can be restored in part; leave out an optimizer, a dataset or a strategy, which then start over.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -281,9 +294,11 @@ impl<'a> Checkpoint<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if something selected is missing or does not match, with all of the names; if nothing is
-    /// restored; and for parts that can only be restored as a whole. [`Error::Checkpoint`] for damage;
-    /// [`Error::WrongContext`] in a replica context. Nothing has changed then.
+    /// Nothing has changed after an error.
+    /// - [`Error::InvalidArgument`]: selected names are missing or do not match, with all of the names; nothing
+    ///   would be restored; or a component can only be restored completely.
+    /// - [`Error::Checkpoint`]: the checkpoint is damaged.
+    /// - [`Error::WrongContext`]: called in a replica context.
     #[track_caller]
     pub fn restore_some(&self, path: impl AsRef<Path>, select: &Select<'_>) -> Result<Restored> {
         let some = |reader: &Reader| {
@@ -300,25 +315,25 @@ impl<'a> Checkpoint<'a> {
         self.restore_by(SOME, Location::caller(), open, some).map(|(_, restored)| restored)
     }
 
-    /// Has all parts go back to where the last finished update has left them.
+    /// Rolls all components back to the state after the last completed update.
     ///
     /// # Errors
-    /// Of the first that cannot.
+    /// The error of the first component that cannot be rolled back.
     #[doc(hidden)]
     pub fn rewind(&self) -> Result<()> {
         self.parts.iter().try_for_each(|(_, part)| part.rewind())
     }
 
-    /// Sets all parts to what an image has of them, which this worker alone does.
+    /// Sets all components to their state in an image, on this worker alone.
     ///
     /// # Errors
-    /// As [`restore_from`](Checkpoint::restore_from).
+    /// The errors of [`restore_from`](Checkpoint::restore_from).
     #[doc(hidden)]
     pub fn take_over(&self, reader: &Reader) -> Result<()> {
         self.all_of(reader)?.0.into_iter().try_for_each(|change| change())
     }
 
-    /// Prepares to apply the saved state to all parts.
+    /// Prepares to apply the saved state to all components.
     fn all_of(&self, reader: &Reader) -> Result<(Vec<Restore<'a>>, ())> {
         let ready = self.parts.iter().map(|(name, part)| part.restore(name, reader));
         Ok((ready.collect::<Result<_>>()?, ()))

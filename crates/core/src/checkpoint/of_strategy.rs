@@ -1,11 +1,11 @@
-//! The number of steps that a strategy has made, as a part of checkpoints.
+//! The number of steps that a strategy has made, as a component of checkpoints.
 
 use super::{Checkpointed, Reader, Restore, Value, Writer};
 use crate::strategy::Strategy;
 use distribute_base::{Error, Result};
 
-/// Saves the number of steps as metadata. A resumed training has the same step numbers, and so the same masks of
-/// `Dropout`, as without an interruption.
+/// Saves the number of steps as metadata. A resumed training has the same step numbers, and therefore the same
+/// masks of `Dropout`, as without an interruption.
 impl Checkpointed for Strategy {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         writer.metadata(format!("{prefix}:steps"), self.steps());

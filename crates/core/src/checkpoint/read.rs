@@ -1,4 +1,4 @@
-//! Reads tensors of a checkpoint for its parts, with errors if one is missing or does not match.
+//! Reads tensors of a checkpoint for its components, with errors if one is missing or does not match.
 
 use super::{Reader, SOME};
 use crate::checkpoint::{Restored, Select};
@@ -6,7 +6,7 @@ use distribute_base::{Error, Result};
 use distribute_tensor::{DType, Element, HostTensor};
 use std::ops::Range;
 
-/// Fails with the names among `expected` that a checkpoint lacks.
+/// Returns an error with the names among `expected` that a checkpoint lacks.
 pub fn require_names(reader: &Reader, expected: &[String]) -> Result<()> {
     let missing: Vec<_> = expected.iter().filter(|name| !reader.contains(name)).take(20).collect();
     if missing.is_empty() {
@@ -22,7 +22,7 @@ pub fn require_names(reader: &Reader, expected: &[String]) -> Result<()> {
     ))
 }
 
-/// A tensor of a checkpoint that matches a [`Select`], converted to this dtype.
+/// Returns a tensor of a checkpoint that matches a [`Select`], converted to this dtype.
 pub(crate) fn read_cast(reader: &Reader, name: &str, dtype: DType) -> Result<HostTensor> {
     let value = reader.tensor(name)?;
     Ok(if value.dtype() == dtype { value } else { value.cast(dtype)? })
@@ -42,13 +42,14 @@ pub(crate) fn decide(
     select.decide(SOME, &reader.path().display().to_string(), here, there, names)
 }
 
-/// A tensor of a checkpoint, which must have this dtype and shape.
+/// Returns a tensor of a checkpoint, which must have this dtype and shape.
 pub fn read_as(reader: &Reader, name: &str, dtype: DType, shape: &[usize]) -> Result<HostTensor> {
     require_as(reader, name, dtype, shape)?;
     Ok(reader.tensor(name)?)
 }
 
-/// Some elements of a tensor of a checkpoint, which must have this dtype and shape. No rows are read but those that have some.
+/// Returns some elements of a tensor of a checkpoint, which must have this dtype and shape. Only the rows with
+/// these elements are read.
 pub fn read_elements<F: Element>(
     reader: &Reader,
     name: &str,
@@ -61,7 +62,7 @@ pub fn read_elements<F: Element>(
         return Ok(Vec::new());
     }
     let Some((_, row)) = shape.split_first() else { return Ok(reader.tensor(name)?.into_vec()?) };
-    // There are elements, so rows have some.
+    // There are elements, so rows are not empty.
     let width = row.iter().product::<usize>().max(1);
     let rows = elements.start / width..elements.end.div_ceil(width);
     let first = rows.start * width;

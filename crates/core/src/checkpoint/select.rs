@@ -1,4 +1,4 @@
-//! Selects which tensors are restored, and reports what happened to the others.
+//! Selects the tensors to restore, and reports on the others.
 
 use crate::checkpoint::{in_common, of_replicas};
 use distribute_base::{Error, Result};
@@ -8,7 +8,7 @@ use std::fmt;
 
 type Rename<'a> = Box<dyn Fn(&str) -> Option<String> + Send + Sync + 'a>;
 
-/// Which tensors to restore from a checkpoint or file, and their names there.
+/// The tensors to restore from a checkpoint or file, and their names there.
 ///
 /// Floating-point numbers of another width are converted, as candle's `VarBuilder` does: weights in bfloat16 become a
 /// variable of float32. Shapes have to be the same.
@@ -32,21 +32,21 @@ impl<'a> Select<'a> {
         Self::named(|name| Some(name.to_string()))
     }
 
-    /// Selects tensors by a function from their name here to the name in the checkpoint. Those for which it returns `None`
-    /// stay as they are.
+    /// Selects tensors by a function from their name here to the name in the checkpoint. Tensors for which it
+    /// returns `None` are unchanged.
     pub fn named(there: impl Fn(&str) -> Option<String> + Send + Sync + 'a) -> Self {
         Self { rename: Box::new(there), lenient: false }
     }
 
-    /// Lets tensors that are missing in the checkpoint, or have another shape there, stay as they are, instead of failing.
-    /// It is still an error if nothing at all matches.
+    /// Keeps tensors that are missing in the checkpoint, or have another shape there, instead of failing. It is
+    /// still an error if nothing at all matches.
     pub fn lenient(mut self) -> Self {
         self.lenient = true;
         self
     }
 
-    /// What is set and what is kept, of what is here by name, dtype and shape. `there` knows what is there; of dtypes that
-    /// cannot be read only the shape. `names` are those there, for an error.
+    /// Decides for each tensor, by name, dtype and shape, whether it is set or kept. `there` returns the shape
+    /// in the source, and the dtype if it can be read. `names` returns the names in the source, for an error.
     pub(crate) fn decide(
         &self,
         operation: &'static str,
@@ -99,7 +99,7 @@ impl fmt::Debug for Select<'_> {
     }
 }
 
-/// Whether elements of dtype `from` are taken for a variable of dtype `to`.
+/// Whether elements of dtype `from` can be converted for a variable of dtype `to`.
 fn converts(from: DType, to: DType) -> bool {
     let is_float = |dtype| matches!(dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64);
     from == to || is_float(from) && is_float(to)
@@ -109,15 +109,15 @@ fn converts(from: DType, to: DType) -> bool {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Restored {
-    /// What was restored: for each name here, the name in the checkpoint.
+    /// The restored tensors: for each name here, the name in the checkpoint.
     pub restored: BTreeMap<String, String>,
-    /// What stayed as it was: for each name here, the reason.
+    /// The unchanged tensors: for each name here, the reason.
     pub kept: BTreeMap<String, Kept>,
     /// The names in the checkpoint that were not used.
     pub unused: Vec<String>,
 }
 
-/// Why something stayed as it was.
+/// The reason why a tensor is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kept {
@@ -140,13 +140,13 @@ pub enum Kept {
 }
 
 impl Restored {
-    /// Adds the result of another part.
+    /// Adds the result of another component.
     pub(crate) fn append(&mut self, mut other: Self) {
         self.restored.append(&mut other.restored);
         self.kept.append(&mut other.kept);
     }
 
-    /// Records the names that were not used, or fails if nothing was restored.
+    /// Records the names that were not used. Returns an error if nothing was restored.
     pub(crate) fn finish(
         mut self,
         operation: &'static str,
@@ -154,7 +154,7 @@ impl Restored {
         there: impl IntoIterator<Item = String>,
     ) -> Result<Self> {
         let used: BTreeSet<&str> = self.restored.values().map(String::as_str).collect();
-        // Beside the mean of running statistics is what they are made of.
+        // Next to the mean of running statistics the checkpoint has the values that it is computed from.
         let is_beside = |name: &str| {
             let whole = name.rsplit_once('/').map(|(whole, _)| whole).filter(|whole| used.contains(whole));
             whole.is_some_and(|whole| name == of_replicas(whole) || name == in_common(whole))
@@ -192,13 +192,13 @@ impl fmt::Display for Kept {
     }
 }
 
-/// The names that a file or checkpoint has, for an error.
+/// Returns the names that a file or checkpoint has, for an error.
 pub(crate) fn names_there(mut names: Vec<String>) -> String {
     names.sort();
     if names.is_empty() { "no tensors".into() } else { some(&names, ", ") }
 }
 
-/// The first names of a list.
+/// Returns the first names of a list.
 pub(crate) fn some(names: &[String], between: &str) -> String {
     const SHOWN: usize = 20;
     if names.len() > SHOWN {
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(finished.unused, ["a/other", "b", "z"]);
         let text = "1 of 3 set; kept: b (b is float32[4], but here it is float32[3]), c (there is no c); not used: a/other, b, z";
         assert_eq!(finished.to_string(), text);
-        // Of an integer no float is made, nor the other way round.
+        // Integers are not converted to floats, or floats to integers.
         let renamed = Select::named(|name| (name == "c").then(|| "x.c".to_string()));
         assert!(
             decide(&renamed).unwrap_err().to_string().contains("c: x.c is float32[], but here it is int64[]")

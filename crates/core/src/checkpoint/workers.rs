@@ -1,4 +1,4 @@
-//! How the workers of a strategy save and restore together: the chief writes, all read, and all get the same result.
+//! Saving and restoring by the workers of a strategy: the chief writes, all read, and all get the same result.
 
 use super::{Checkpoint, CheckpointManager, RESTORE, Reader, Restore, SAVE, Writer};
 use crate::context::get_strategy;
@@ -18,11 +18,11 @@ pub(super) enum Saved<T> {
     ByTheChief(Bytes),
 }
 
-/// Opens the checkpoint that the chief has named as the latest.
+/// A closure that opens the checkpoint that the chief has named as the latest.
 type Open<'m> = Box<dyn FnOnce() -> Result<Reader> + 'm>;
 
 impl<'a> Checkpoint<'a> {
-    /// Collects the parts on all workers, and writes them on the chief.
+    /// Collects the components on all workers, and writes them on the chief.
     pub(super) fn save_by<T>(
         &self,
         at: &'static Location<'static>,
@@ -34,7 +34,7 @@ impl<'a> Checkpoint<'a> {
         let strategy = self.together(SAVE)?;
         strategy.require_settled(SAVE)?;
         let call = || self.call(Operation::Save, at);
-        // Nothing is written if a worker cannot read its parts.
+        // Nothing is written if a worker cannot read its components.
         let (writer, _) = strategy.agree(SAVE, call, self.writer(), |_| Bytes::new())?;
         let written = || call().part("written by the chief");
         let (saved, told) = strategy.on_chief(SAVE, written, || write(writer), tell)?;
@@ -63,7 +63,7 @@ impl<'a> Checkpoint<'a> {
         Ok((reader, restored))
     }
 
-    /// Opens the latest checkpoint of a folder, as the chief sees it; `None` before the first.
+    /// Returns a closure that opens the chief's latest checkpoint of a folder; `None` before the first.
     pub(super) fn latest<'m>(
         &self,
         manager: &'m CheckpointManager,
@@ -81,11 +81,12 @@ impl<'a> Checkpoint<'a> {
         })
     }
 
-    /// The strategy whose workers save and restore this together: that of its parts, or else the current one.
+    /// Returns the strategy whose workers save and restore this together: that of its components, or else the
+    /// current one.
     #[doc(hidden)]
     pub fn together(&self, operation: &'static str) -> Result<Strategy> {
         let parts = self.parts.iter().filter_map(|(name, part)| Some((name, part.strategy()?)));
-        // Of several workers, or of one to which others may come.
+        // The strategies with several workers, or with one that others may join.
         let mut among_workers = parts.filter(|(_, strategy)| strategy.extended().group().is_some());
         let Some((name, strategy)) = among_workers.next() else { return Ok(get_strategy()) };
         match among_workers.find(|(_, other)| *other != strategy) {
@@ -101,7 +102,7 @@ impl<'a> Checkpoint<'a> {
     }
 
     // PSV1-11
-    /// Refuses to save where another worker does that for all, which does not wait for this one.
+    /// Returns an error if another worker, which does not wait for this one, saves for all.
     fn require_chief(&self) -> Result<()> {
         let not = |strategy: &&Strategy| strategy.extended().independent().is_some() && !strategy.is_chief();
         match self.parts.iter().filter_map(|(_, part)| part.strategy()).find(not) {
@@ -121,12 +122,12 @@ impl<'a> Checkpoint<'a> {
     }
 }
 
-/// The last part of a path.
+/// Returns the last part of a path.
 pub(super) fn name(path: &Path) -> Bytes {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default().into()
 }
 
-/// The checkpoint of this name among those of a folder.
+/// Returns the checkpoint of this name in a folder.
 fn find(manager: &CheckpointManager, name: &str) -> Result<Reader> {
     let paths = manager.paths()?;
     match paths.into_iter().find(|path| path.file_name().is_some_and(|found| found == name)) {

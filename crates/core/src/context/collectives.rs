@@ -1,4 +1,4 @@
-//! The calls to which every replica contributes a value, and of which every replica gets the result.
+//! The calls to which every replica contributes a value, and which return the result on every replica.
 
 use super::ReplicaContext;
 use super::combine::{by_host, failure};
@@ -14,15 +14,17 @@ use std::sync::Arc;
 impl ReplicaContext {
     /// Reduces `value` over all replicas; every replica gets the result.
     ///
-    /// `value` is a nest of tensors (candle's, [`HostTensor`](distribute_tensor::HostTensor)s, [`IndexedSlices`](distribute_tensor::IndexedSlices)
-    /// or numbers) with the same structure, shapes and dtypes on all replicas. Gradients flow through: those of the results
-    /// are reduced the same way. Every replica contributes, even if all pass the same tensor. A result of more than 64 KiB
-    /// is one tensor shared by all replicas, so do not change it in place. The rows of indexed slices are merged, see
+    /// `value` is a nest of tensors (candle's, [`HostTensor`](distribute_tensor::HostTensor)s,
+    /// [`IndexedSlices`](distribute_tensor::IndexedSlices) or numbers) with the same structure, shapes and
+    /// dtypes on all replicas. Gradients flow through: the gradients of the results are reduced in the same
+    /// way. Every replica contributes, even if all pass the same tensor. A result of more than 64 KiB is one
+    /// tensor shared by all replicas, so do not change it in place. The rows of indexed slices are merged, see
     /// [`IndexedSlices::reduce`](distribute_tensor::IndexedSlices::reduce).
     ///
     /// # Errors
-    /// [`Error::Collective`] on every replica if their calls differ, or one is gone or late. [`Error::Tensor`] if the values
-    /// cannot be reduced.
+    /// - [`Error::Collective`]: the replicas' calls differ, or one has failed or timed out. Every replica gets
+    ///   it.
+    /// - [`Error::Tensor`]: the values cannot be reduced.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -68,12 +70,15 @@ impl ReplicaContext {
 
     /// Concatenates `value` over all replicas along `axis`, in the order of replica ids; every replica gets the result.
     ///
-    /// `value` is a nest of dense tensors of rank 1 or more, with the same structure on all replicas; shapes may differ
-    /// in dimension `axis` only. Gradients flow through: each replica gets its part of the sum of the upstream gradients.
+    /// `value` is a nest of dense tensors of rank 1 or more, with the same structure on all replicas; shapes
+    /// may differ in dimension `axis` only. Gradients flow through: each replica gets its part of the sum of
+    /// the upstream gradients.
     ///
     /// # Errors
-    /// [`Error::Collective`] on every replica if their calls differ, or one is gone or late.
-    /// [`Error::Tensor`] for scalars, an axis outside of the rank, or [`IndexedSlices`](distribute_tensor::IndexedSlices).
+    /// - [`Error::Collective`]: the replicas' calls differ, or one has failed or timed out. Every replica gets
+    ///   it.
+    /// - [`Error::Tensor`]: a value is a scalar or [`IndexedSlices`](distribute_tensor::IndexedSlices), or the
+    ///   axis is outside the rank.
     ///
     /// One tensor:
     ///
@@ -167,7 +172,7 @@ impl ReplicaContext {
         N::from_tree(structure.fill(outputs)?).map_err(Error::tensor("all_gather"))
     }
 
-    /// The reduction in the gradient of a collective.
+    /// Reduces the upstream gradient of a collective.
     #[doc(hidden)]
     pub fn all_reduce_gradient(
         &self,

@@ -1,4 +1,4 @@
-//! How replicas reduce leaves together.
+//! The reduction of leaves by all replicas.
 
 use super::ReplicaContext;
 use crate::strategy::{CrossDeviceOps, Reduction, reduce_by};
@@ -13,8 +13,8 @@ use std::panic::Location;
 use std::sync::Arc;
 
 impl ReplicaContext {
-    /// Reduces leaves over replicas: on all of their threads, or by the strategy's cross-device ops. All reductions inside
-    /// of `run` go through here.
+    /// Reduces leaves over replicas: on all of their threads, or by the strategy's cross-device ops. All
+    /// reductions inside `run` go through here.
     pub(super) fn combine(
         &self,
         operation: &'static str,
@@ -24,8 +24,8 @@ impl ReplicaContext {
         at: &'static Location<'static>,
     ) -> Result<Combined> {
         let (member, extended) = (self.member(), self.strategy().extended());
-        // Cross-device ops combine devices of one process; processes exchange bytes, and a lone replica has nothing to
-        // combine.
+        // Cross-device ops combine devices of one process; processes exchange bytes, and a single replica has
+        // nothing to combine.
         let ops = extended.cross_device_ops().filter(|_| !member.is_alone() && member.session().is_none());
         let stay = ops.is_some_and(|ops| ops.takes_device_tensors(extended.worker_devices()));
         by_host(member, leaves, stay, |leaves| self.combine_by(ops, operation, op, detail, leaves, at))
@@ -41,7 +41,7 @@ impl ReplicaContext {
         at: &'static Location<'static>,
     ) -> Result<Combined> {
         let (member, options) = (self.member(), self.options());
-        // A lone replica is compared with nobody.
+        // A single replica has no other calls to compare with.
         let mut text = if member.is_alone() { String::new() } else { detail(&leaves) };
         if options.bytes_per_pack > 0 {
             text += &format!(", in packs of {} bytes", options.bytes_per_pack);
@@ -74,8 +74,8 @@ impl ReplicaContext {
     }
 }
 
-/// Makes a call of all replicas with leaves in the memory of the CPU, where replicas meet, or, where these `stay`, with leaves on their devices.
-/// Gives each result on the device of the leaf that this replica has brought. A lone replica meets nobody.
+/// Makes a call of all replicas with leaves in CPU memory, or, if these `stay`, with leaves on their devices.
+/// Returns each result on the device of this replica's leaf. A single replica calls directly.
 pub(super) fn by_host(
     member: &Member,
     leaves: Vec<Leaf>,
@@ -101,7 +101,7 @@ pub(super) fn by_host(
         leaves.into_iter().map(|leaf| moved(leaf, &Device::Cpu)).collect::<Result<_>>()?
     };
     let Combined { leaves, tracked } = call(leaves)?;
-    // Also to the CPU, where this replica alone has brought a leaf from there.
+    // This includes the CPU, if only this replica's leaf came from there.
     let back = leaves.into_iter().zip(devices).map(|(leaf, device)| match device {
         Some(device) => moved(leaf, &device),
         None => Ok(leaf),
@@ -109,7 +109,7 @@ pub(super) fn by_host(
     Ok(Combined { leaves: back.collect::<Result<_>>()?, tracked })
 }
 
-/// The error of a call whose values could not be combined.
+/// Returns the conversion to the error of a call whose values could not be combined.
 pub fn failure(operation: &'static str) -> impl Fn(Failure) -> Error {
     move |failure| match failure {
         Failure::Blame(blame) => Error::Collective(blame),

@@ -1,4 +1,5 @@
-//! How fingerprints describe the values of a call: by what has to be equal on all replicas, and no more.
+//! The description of a call's values in fingerprints: only the properties that have to be equal on all
+//! replicas.
 
 use distribute_tensor::{Leaf, Tree};
 
@@ -11,8 +12,8 @@ pub(crate) fn describe(structure: &Tree<()>, leaves: &[Leaf], leaf: impl Fn(&Lea
     structure.fill(texts).map(|tree| tree.describe(&String::clone)).unwrap_or_default()
 }
 
-/// Describes what has to be equal for a sum. For indexed slices that is the dense shape, not the number of rows; another
-/// replica may contribute a dense tensor of that shape.
+/// Describes the properties that have to be equal for a sum. For indexed slices that is the dense shape, not
+/// the number of rows; another replica may contribute a dense tensor of that shape.
 pub(crate) fn describe_for_sum(leaf: &Leaf) -> String {
     match leaf {
         Leaf::Slices(slices) => match &slices.dense_shape {

@@ -1,4 +1,5 @@
-//! Keeps track of results whose gradients are collectives, and lets replicas whose loss has weight 0 take part in them.
+//! Tracks results whose gradients are collectives, and lets replicas whose loss has weight 0 participate in
+//! them.
 
 use super::ReplicaContext;
 use super::combine::failure;
@@ -12,23 +13,24 @@ use std::collections::{HashMap, HashSet};
 use std::panic::Location;
 use std::sync::{Arc, Weak};
 
-/// The number of collectives after which replicas agree on which gradients can no longer be needed.
+/// The number of collectives after which replicas agree on the gradients that are no longer needed.
 const CALLS: u64 = 1024;
 
-/// Identifies a result within a run, equally on all replicas: the number of its call, and its place among the leaves.
+/// The id of a result within a run, equal on all replicas: the number of its call, and its index among the
+/// leaves.
 pub(crate) type Number = (u64, usize);
 
-/// Takes part in the collective of a gradient without contributing to it.
+/// Participates in the collective of a gradient without contributing to it.
 type TakePart = dyn Fn(&ReplicaContext) -> Result<()> + Send + Sync;
 
-/// A result whose gradient is a collective: every replica has to take part in it.
+/// A result whose gradient is a collective in which every replica has to participate.
 struct Expected {
     result: TensorId,
     /// Dangling once no graph on this replica contains the result.
     graph: Weak<()>,
     /// Whether the others' losses depend on variables of this replica through the value it contributed.
     gave: bool,
-    /// The options of the call, which its gradient uses, too, whatever view the others use in backward.
+    /// The options of the call. Its gradient uses them as well, whatever view the others use in backward.
     options: CommunicationOptions,
     with_zeros: Box<TakePart>,
 }
@@ -46,8 +48,8 @@ pub(super) struct Expectations {
 type Order = Option<Vec<Number>>;
 
 impl ReplicaContext {
-    /// Records that all replicas take part in the gradient of `result`. The operation that made `result` holds `graph`;
-    /// `gave` says whether its gradient continues to variables of this replica.
+    /// Records that all replicas participate in the gradient of `result`. The operation that made `result`
+    /// holds `graph`. `gave` is whether its gradient continues to variables of this replica.
     #[doc(hidden)]
     pub fn expect_gradient(
         &self,
@@ -71,14 +73,15 @@ impl ReplicaContext {
         expectations.all.insert(number, Arc::new(expected));
     }
 
-    /// Forgets results that are in no replica's graph any more, because one run may be a whole training. To be called by all
-    /// replicas in each call whose results have gradients.
+    /// Forgets results that are in no replica's graph any more, because one run may be a whole training. All
+    /// replicas have to call it in each call whose results have gradients.
     ///
-    /// A replica without rows has no graph, though others go backward through the same call. So the replicas of all workers
-    /// ask each other from time to time: at the same calls, since calls have the same numbers on all.
+    /// A replica without rows has no graph, although others go backward through the same call. The replicas of
+    /// all workers therefore compare their graphs from time to time, at the same calls, because calls have the
+    /// same numbers on all.
     ///
     /// # Errors
-    /// [`Error::Collective`] if a replica does not arrive.
+    /// - [`Error::Collective`]: a replica does not arrive.
     #[doc(hidden)]
     pub fn forget_gradients(&self, call: u64, at: &'static Location<'static>) -> Result<()> {
         let member = self.member();
@@ -106,16 +109,16 @@ impl ReplicaContext {
         Ok(())
     }
 
-    /// The number of results whose gradient some replica may still need.
+    /// Returns the number of results whose gradient some replica may still need.
     pub(crate) fn gradients_expected(&self) -> usize {
         self.expected().all.len()
     }
 
-    /// To be called by a replica before it goes backward from a loss with a weight, while replicas whose loss has weight 0
-    /// call [`join_gradients`](Self::join_gradients). Returns whether graphs contain collectives.
+    /// Announces that this replica goes backward from a loss with a weight, while replicas whose loss has
+    /// weight 0 call [`join_gradients`](Self::join_gradients). Returns whether graphs contain collectives.
     ///
     /// # Errors
-    /// [`Error::Collective`] on every replica if not all of them make one of these calls.
+    /// - [`Error::Collective`]: not all replicas make one of these calls. Every replica gets it.
     #[doc(hidden)]
     pub fn announce_gradients(&self, loss: &Tensor, at: &'static Location<'static>) -> Result<bool> {
         let order = || {
@@ -127,18 +130,18 @@ impl ReplicaContext {
         Ok(orders.iter().any(|order| order.as_ref().as_ref().is_some_and(|order| !order.is_empty())))
     }
 
-    /// Takes part in the gradients of the others' collectives, for a replica whose own loss, if it has one, has weight 0.
-    /// Returns the tensor to go backward from, if there are any.
+    /// Participates in the gradients of the others' collectives, for a replica without a loss or whose loss has
+    /// weight 0. Returns the tensor to go backward from, if there are any.
     ///
-    /// The others' losses may depend on values that this replica contributed, so its variables may have gradients. They
-    /// can't be computed from its own loss times 0: a mean over nothing is NaN, and so is 0 times NaN. Instead it goes
-    /// backward from the collectives' results, each times 0, in the order of the others' graphs, which may differ from the
-    /// order of the calls. Results without a graph here contribute zeros: candle does not continue beyond tensors without
-    /// elements.
+    /// The others' losses may depend on values that this replica contributed, so its variables may have
+    /// gradients. The gradients can't be computed from its loss times 0: a mean over nothing is NaN, and so is
+    /// 0 times NaN. Instead it goes backward from the collectives' results, each times 0, in the order of the
+    /// others' graphs, which may differ from the order of the calls. Results without a graph here contribute
+    /// zeros, because candle does not continue beyond tensors without elements.
     ///
     /// # Errors
-    /// [`Error::Collective`] on every replica if not all of them make one of these calls; [`Error::InvalidArgument`] if
-    /// `loss` does not depend on what this replica contributed.
+    /// - [`Error::Collective`]: not all replicas make one of these calls. Every replica gets it.
+    /// - [`Error::InvalidArgument`]: `loss` does not depend on the values that this replica contributed.
     #[doc(hidden)]
     pub fn join_gradients(
         &self,
@@ -196,7 +199,7 @@ impl ReplicaContext {
     }
 }
 
-/// An operation whose backward takes part in an expected gradient with zeros.
+/// An operation whose backward participates in an expected gradient with zeros.
 struct Zeros {
     context: ReplicaContext,
     expected: Arc<Expected>,
@@ -228,7 +231,7 @@ mod tests {
     use distribute_tensor::ReduceOp;
     use distribute_testing::watched;
 
-    /// A run may be a whole training. The pieces of replica 1 have no graph, those of replica 0 do.
+    /// A run may be a whole training. The batches of replica 1 have no graph, those of replica 0 do.
     #[test]
     fn what_no_graph_has_is_forgotten_and_what_one_replica_has_is_not() {
         watched(forgets);
@@ -304,7 +307,7 @@ mod tests {
         });
     }
 
-    /// The losses of worker 0 depend on what worker 1 gave, whose own have no weight.
+    /// The losses of worker 0 depend on values of worker 1, whose own losses have no weight.
     #[test]
     fn a_worker_without_a_weight_joins_the_gradients_of_another() {
         for gives in [true, false] {
@@ -333,7 +336,7 @@ mod tests {
             })?;
             Ok(gradients.into_values())
         });
-        // Of two losses, each with 2 x² + 3 x.
+        // For two losses, each with 2 x² + 3 x.
         let gradient = |id: usize| (gives || id < 2).then_some(2. * (4. * (1. + id as f64) + 3.));
         let all: Vec<_> = all.unwrap().into_iter().flatten().collect();
         assert_eq!(all, (0..4).map(gradient).collect::<Vec<_>>());

@@ -11,12 +11,13 @@ use std::panic::Location;
 use std::sync::Arc;
 
 thread_local! {
-    /// The error that a collective raised inside of candle's backward, which can only pass on text.
+    /// The error that a collective raised inside candle's backward, which can only pass on text.
     static RAISED: RefCell<Option<Error>> = const { RefCell::new(None) };
 }
 
-/// The error of a collective that failed inside of backward and came back as an error of candle, even if the closure has
-/// wrapped its text. An earlier error that the closure has handled is not reported again; the text tells them apart.
+/// Returns the error of a collective that failed inside backward and came back as an error of candle, even if
+/// the closure has wrapped its text. An earlier error that the closure has handled is not reported again; the
+/// text distinguishes them.
 pub fn raised(error: Error) -> Error {
     if error.blame().is_some() {
         return error;
@@ -27,7 +28,7 @@ pub fn raised(error: Error) -> Error {
     }
 }
 
-/// Wraps an error of this crate as one of candle, which carries only its text; [`raised`] finds it again.
+/// Wraps an error of this crate as one of candle, which has only its text; [`raised`] finds it again.
 pub fn raise(error: Error) -> candle_core::Error {
     let text = error.to_string();
     RAISED.set(Some(error));
@@ -37,9 +38,10 @@ pub fn raise(error: Error) -> candle_core::Error {
 /// Computes the gradient of one leaf of a call from the upstream gradient.
 pub(super) type Gradient = dyn Fn(usize, &Tensor, &ReplicaContext) -> Result<Tensor> + Send + Sync;
 
-/// Connects results to the graphs of the tensors they were made of.
+/// Connects results to the graphs of the tensors from which they were computed.
 ///
-/// If only other replicas' tensors have a graph, a dummy variable stands in for this replica's: its loss may still depend on
+/// If only other replicas' tensors have a graph, a dummy variable replaces this replica's: its loss may still
+/// depend on the result, and the others wait for it to participate in the gradient.
 /// the result, and the others wait for it to take part in the gradient.
 pub(super) fn attach(
     context: &ReplicaContext,
@@ -53,12 +55,14 @@ pub(super) fn attach(
     }
     let attach = |(leaf, ((input, output), tracked)): (usize, ((Leaf, Leaf), bool))| match (&input, &output) {
         (Leaf::Candle(x), Leaf::Candle(y)) if tracked => {
-            // A sum over no elements has an element itself, but gradients don't pass through tensors without elements.
+            // A sum over no elements has one element, but gradients don't pass through tensors without
+            // elements.
             let gave = x.track_op() && x.sorted_nodes().iter().all(|node| node.elem_count() > 0);
             let x = if x.track_op() { x.clone() } else { Var::from_tensor(x)?.into_inner() };
             let graph = Arc::new(());
             let backward = {
-                // It holds `graph`, which is dropped with the last graph that contains this operation.
+                // The operation holds `graph`, which is dropped with the last graph that contains the
+                // operation.
                 let (context, gradient, graph) = (context.clone(), gradient.clone(), graph.clone());
                 move |_: [&Tensor; 1], _: &Tensor, upstream: &Tensor| {
                     let _held = &graph;

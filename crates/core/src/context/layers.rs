@@ -1,4 +1,4 @@
-//! What layers need to know and record about the replica they run on.
+//! The state of a replica that layers read and record.
 
 use super::ReplicaContext;
 use candle_core::{TensorId, Var};
@@ -7,19 +7,20 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-/// What layers need to know and record about one replica during one run.
+/// The state of one replica during one run that layers read and record.
 #[derive(Default)]
 pub(super) struct LayerState {
     rows: OnceLock<Range<usize>>,
-    /// How often each key has been drawn from.
+    /// The number of draws from each key.
     draws: Mutex<HashMap<u64, u64>>,
-    /// Variables that layers have set correctly even if this replica's piece is empty.
+    /// Variables that layers have set correctly even if this replica's batch is empty.
     kept: Mutex<HashSet<TensorId>>,
 }
 
 impl ReplicaContext {
-    /// Which rows of the global batch are this replica's piece. `None` if [`run`](crate::Strategy::run) was not given pieces
-    /// of a batch, such as those of [`distribute_dataset`](crate::Strategy::distribute_dataset).
+    /// Returns the rows of the global batch that are in this replica's batch. Returns `None` if the arguments
+    /// of [`run`](crate::Strategy::run) have no per-replica batches, such as those of
+    /// [`distribute_dataset`](crate::Strategy::distribute_dataset).
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -40,7 +41,7 @@ impl ReplicaContext {
         let _ = self.layers().rows.set(rows);
     }
 
-    /// How often this replica has drawn from `key` before in this run.
+    /// Returns the number of earlier draws of this replica from `key` in this run.
     #[doc(hidden)]
     pub fn next_draw(&self, key: u64) -> u64 {
         let mut draws = lock(&self.layers().draws);
@@ -49,10 +50,10 @@ impl ReplicaContext {
         *count - 1
     }
 
-    /// Records that the value of `variable` is correct even if this replica's piece has no rows.
+    /// Records that the value of `variable` is correct even if this replica's batch has no rows.
     #[doc(hidden)]
     pub fn keep(&self, variable: &Var) {
-        // The default context lives as long as the process, and no run reads what it keeps.
+        // The default context lives as long as the process, and no run reads its records.
         if !self.is_default() {
             self.kept().insert(variable.id());
         }
@@ -67,8 +68,8 @@ impl ReplicaContext {
     }
 }
 
-/// The rows of consecutive pieces with these sizes, of which the first begins at row `start`. `None` if a size is unknown, or they
-/// are too many to count.
+/// Returns the rows of consecutive batches with these sizes, of which the first begins at row `start`. Returns
+/// `None` if a size is unknown, or their sum overflows.
 pub(crate) fn consecutive(mut start: usize, sizes: &[Option<usize>]) -> Option<Vec<Range<usize>>> {
     let ranges = sizes.iter().map(|size| {
         let range = start..start.checked_add((*size)?)?;

@@ -1,7 +1,7 @@
-//! Where code is running: in replica context, in cross-replica context, or in neither.
+//! The context of running code: replica context, cross-replica context, or neither.
 //!
-//! Each thread has a stack of modes, and queries look at its top. Only guards of this crate push and pop modes, so the stack
-//! always unwinds in order.
+//! Each thread has a stack of modes, and queries look at its top. Only guards of this crate push and pop modes,
+//! so the stack always unwinds in order.
 
 mod collectives;
 mod combine;
@@ -39,13 +39,13 @@ pub fn current_kind() -> ContextKind {
 pub enum Mode {
     /// Cross-replica.
     CrossReplica(Strategy),
-    /// Cross-replica, inside of a merge function; with the context of this process's replica 0.
+    /// Cross-replica, inside a merge function; with the context of this process's replica 0.
     Merge(ReplicaContext),
     /// Cross-replica, with devices for new variables.
     Colocated(Strategy, Vec<DeviceName>),
     /// The update of a copy of a variable.
     Update(UpdateContext),
-    /// A replica's.
+    /// The context of a replica.
     Replica(ReplicaContext),
 }
 
@@ -72,7 +72,7 @@ impl Mode {
         }
     }
 
-    /// Returns the devices for new variables, if they were given.
+    /// Returns the devices for new variables, if they were set.
     pub(crate) fn colocated(&self) -> Option<Vec<DeviceName>> {
         match self {
             Mode::Colocated(_, devices) => Some(devices.clone()),
@@ -94,7 +94,7 @@ pub(crate) fn with_mode<R>(look: impl FnOnce(Option<&Mode>) -> R) -> R {
     })
 }
 
-/// The member whose merge function this thread is in, if it is one of `strategy`.
+/// Returns the member whose merge function this thread is in, if it is one of `strategy`.
 pub(crate) fn merging(strategy: &Strategy) -> Option<Member> {
     STACK.with_borrow(|stack| {
         stack.iter().rev().find_map(|mode| match mode {
@@ -125,8 +125,8 @@ pub fn enter(mode: Mode) -> Entered {
     Entered { pushed: true, _not_send: std::marker::PhantomData }
 }
 
-/// Enters the cross-replica context of `strategy` for an operation that requires it, or returns why that is impossible. If
-/// it is already current, nothing is pushed.
+/// Enters the cross-replica context of `strategy` for an operation that requires it, or returns the reason why
+/// that is impossible. If it is already current, nothing is pushed.
 pub(crate) fn enter_cross_replica(
     strategy: &Strategy,
     operation: &'static str,
@@ -145,7 +145,7 @@ pub(crate) fn enter_cross_replica(
         }),
         Some(_) => Err(mixed(operation, None, strategy)),
     })?;
-    // Above the global scope it is pushed anyway, because that scope may end inside of this one.
+    // Above the global scope it is pushed anyway, because that scope may end inside this one.
     let pushed = STACK.with_borrow(|stack| !stack.is_empty());
     if (current && pushed) || strategy.is_default() {
         return Ok(Entered { pushed: false, _not_send: std::marker::PhantomData });
@@ -153,7 +153,8 @@ pub(crate) fn enter_cross_replica(
     Ok(enter(Mode::CrossReplica(strategy.clone())))
 }
 
-/// Refuses an operation inside of any strategy's `run`. The default strategy's replica context counts as outside.
+/// Returns an error if the thread is inside any strategy's `run`. The default strategy's replica context counts
+/// as outside.
 pub fn require_outside_of_run(operation: &'static str, advice: &'static str) -> Result<()> {
     let inside = with_mode(|mode| match mode {
         Some(Mode::Replica(context)) => !context.strategy().is_default(),
@@ -171,7 +172,7 @@ pub fn require_outside_of_run(operation: &'static str, advice: &'static str) -> 
     }
 }
 
-/// The strategy that is current on this thread; the default strategy if none has been entered.
+/// Returns the strategy that is current on this thread; the default strategy if none has been entered.
 #[doc(alias = "tf.distribute.get_strategy")]
 pub fn get_strategy() -> Strategy {
     with_mode(|mode| {
@@ -179,7 +180,7 @@ pub fn get_strategy() -> Strategy {
     })
 }
 
-/// The strategy of the context that this thread is in, if it is in any.
+/// Returns the strategy of the context that this thread is in, if it is in any.
 pub fn current_strategy() -> Option<Strategy> {
     with_mode(|mode| mode.map(|mode| mode.strategy().clone()))
 }
@@ -190,8 +191,8 @@ pub fn has_strategy() -> bool {
     with_mode(|mode| mode.is_some_and(|mode| !mode.strategy().is_default()))
 }
 
-/// The replica context of this thread: that of the replica inside of `run`, the default one (id 0 of 1) if no strategy has
-/// been entered, and `None` in cross-replica context.
+/// Returns the replica context of this thread: that of the replica inside `run`, the default one (id 0 of 1) if
+/// no strategy has been entered, and `None` in cross-replica context.
 #[doc(alias = "tf.distribute.get_replica_context")]
 pub fn get_replica_context() -> Option<ReplicaContext> {
     with_mode(|mode| match mode {
@@ -207,7 +208,7 @@ pub fn in_cross_replica_context() -> bool {
     with_mode(|mode| mode.is_some_and(Mode::is_cross_replica))
 }
 
-/// The update context of this thread, which tells which copy is being updated, inside of the closure given to
+/// Returns the update context of this thread, which has the updated copy, inside the closure of
 /// [`update`](Strategy::update); `None` elsewhere.
 #[doc(alias = "get_update_replica_id")]
 pub fn get_update_context() -> Option<UpdateContext> {
@@ -217,10 +218,12 @@ pub fn get_update_context() -> Option<UpdateContext> {
     })
 }
 
-/// Makes a strategy current on this thread from here on, as if all following code were in its scope. `None` ends this.
+/// Makes a strategy current on this thread from here on, as if all following code were in its scope. `None`
+/// ends this.
 ///
 /// # Errors
-/// [`Error::MixedStrategies`] inside of a scope, a run or an update; the strategy set before is no longer current then.
+/// - [`Error::MixedStrategies`]: called inside a scope, a run or an update. The strategy set before is no
+///   longer current then.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -252,7 +255,7 @@ pub fn set_strategy(strategy: Option<&Strategy>) -> Result<()> {
 }
 
 // SCOPE-5
-/// The default strategy's scope: it pushes nothing, and does not nest in another strategy's.
+/// Enters the default strategy's scope. It pushes nothing, and does not nest in another strategy's.
 pub(crate) fn enter_default(default: &Strategy) -> Result<Entered> {
     if has_strategy() {
         Err(mixed("scope", None, default))
@@ -261,7 +264,8 @@ pub(crate) fn enter_default(default: &Strategy) -> Result<Entered> {
     }
 }
 
-/// The error of an operation on `what`, which belongs to the strategy `of`; without `what`, of an operation on `of` itself.
+/// Returns the error of an operation on `what`, which belongs to the strategy `of`; without `what`, of an
+/// operation on `of` itself.
 pub fn mixed(operation: &'static str, what: Option<String>, of: &Strategy) -> Error {
     let other = match what {
         None => format!("it was called on {of}"),
@@ -278,7 +282,7 @@ pub fn mixed(operation: &'static str, what: Option<String>, of: &Strategy) -> Er
     Error::MixedStrategies { operation, current: whereabouts(), other, advice }
 }
 
-/// Describes where this thread is.
+/// Describes the context of this thread.
 fn whereabouts() -> String {
     let nested = STACK.with_borrow(|stack| stack.len() > 1);
     with_mode(|mode| match mode {

@@ -10,11 +10,11 @@ use distribute_collective::threads::Member;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-/// One replica's view of a `run`: which replica it is, and the operations in which all replicas take part.
+/// One replica's view of a `run`: its id, and the operations in which all replicas participate.
 ///
-/// All replicas have to call every such operation, the same number of times and in the same order. If they don't, or one
-/// fails, or one does not arrive before the strategy's timeout, all replicas get the same error, which names the replicas,
-/// the calls and their lines. None hangs.
+/// All replicas have to call every such operation, the same number of times and in the same order. If they
+/// don't, or if one fails or does not arrive before the strategy's timeout, all replicas get the same error. It
+/// names the replicas, the calls and their lines. No replica hangs.
 ///
 /// Only `run` creates a context:
 ///
@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 #[derive(Clone)]
 pub struct ReplicaContext(Arc<Inner>, Option<Arc<View>>);
 
-/// How a view differs from its context, see [`ReplicaContext::with_options`].
+/// The settings by which a view differs from its context, see [`ReplicaContext::with_options`].
 struct View {
     options: CommunicationOptions,
     member: Member,
@@ -39,12 +39,12 @@ struct Inner {
     member: Member,
     /// Counts the collectives of this replica in this run, so that gradients can name the call they belong to.
     calls: AtomicU64,
-    /// The results whose gradients are collectives, too.
+    /// The results whose gradients are collectives as well.
     expected: Mutex<Expectations>,
     layers: LayerState,
 }
 
-/// The context of the default strategy's only replica.
+/// Returns the context of the default strategy's only replica.
 pub fn default_context() -> &'static ReplicaContext {
     static CONTEXT: OnceLock<ReplicaContext> = OnceLock::new();
     CONTEXT.get_or_init(|| ReplicaContext::new(Strategy::of_default_context().clone(), Member::alone(0)))
@@ -64,15 +64,16 @@ impl ReplicaContext {
         )
     }
 
-    /// A view of this context whose calls communicate as `options` say. Options left at their defaults keep their previous
-    /// values. A timeout applies to each call, including gradients of collectives, `merge_call` and an optimizer's step.
+    /// Returns a view of this context whose calls communicate by `options`. Options left at their defaults keep
+    /// their previous values. A timeout applies to each call, including gradients of collectives, `merge_call`
+    /// and an optimizer's step.
     ///
-    /// All replicas have to give the same `bytes_per_pack` to the same call. Timeouts may differ; the first to pass ends the
-    /// call for all.
+    /// All replicas have to pass the same `bytes_per_pack` to the same call. Timeouts may differ; the first to
+    /// expire ends the call for all.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a timeout of zero, and for a
-    /// [`CommunicationImplementation`](crate::CommunicationImplementation) other than AUTO.
+    /// - [`Error::InvalidArgument`]: the timeout is zero, or the
+    ///   [`CommunicationImplementation`](crate::CommunicationImplementation) is not AUTO.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -91,7 +92,7 @@ impl ReplicaContext {
         Ok(self.view(options.over(self.options())))
     }
 
-    /// A view of this context whose calls communicate as `options` say, ignoring those of this one.
+    /// Returns a view of this context whose calls communicate by `options`, ignoring those of this one.
     pub(super) fn view(&self, options: CommunicationOptions) -> Self {
         let member = match options.timeout {
             Some(timeout) => self.0.member.with_timeout(timeout),
@@ -100,7 +101,7 @@ impl ReplicaContext {
         Self(self.0.clone(), Some(Arc::new(View { options, member })))
     }
 
-    /// How the calls on this view communicate.
+    /// Returns the options of calls on this view.
     pub(super) fn options(&self) -> CommunicationOptions {
         match &self.1 {
             Some(view) => view.options,
@@ -121,7 +122,7 @@ impl ReplicaContext {
         &self.0.layers
     }
 
-    /// The number of the next collective of this replica in this run, from 0.
+    /// Returns the number of the next collective of this replica in this run, from 0.
     #[doc(hidden)]
     pub fn next_call(&self) -> u64 {
         self.0.calls.fetch_add(1, Ordering::Relaxed)
@@ -135,7 +136,7 @@ impl ReplicaContext {
         }
     }
 
-    /// The id of this replica among all that are in sync: 0 … `num_replicas_in_sync() - 1`.
+    /// Returns the id of this replica among all that are in sync: 0 … `num_replicas_in_sync() - 1`.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -153,43 +154,44 @@ impl ReplicaContext {
         self.0.member.replica()
     }
 
-    /// The id of this replica among this process's, from 0.
+    /// Returns the id of this replica among this process's, from 0.
     #[doc(hidden)]
     pub fn local_replica(&self) -> usize {
         self.0.member.rank()
     }
 
-    /// The number of replicas of all workers together.
+    /// Returns the number of replicas of all workers together.
     #[doc(alias = "tf.distribute.ReplicaContext.num_replicas_in_sync")]
     pub fn num_replicas_in_sync(&self) -> usize {
         self.0.strategy.num_replicas_in_sync()
     }
 
-    /// The strategy that this replica belongs to.
+    /// Returns the strategy that this replica belongs to.
     #[doc(alias = "tf.distribute.ReplicaContext.strategy")]
     pub fn strategy(&self) -> &Strategy {
         &self.0.strategy
     }
 
-    /// The number of this `run` on its strategy, from 1.
+    /// Returns the number of this `run` on its strategy, from 1.
     pub fn step(&self) -> u64 {
         self.0.member.step()
     }
 
-    /// The device that this replica runs on: one full name, such as `/job:localhost/replica:0/task:0/device:CPU:1`.
+    /// Returns the device that this replica runs on: one full name, such as
+    /// `/job:localhost/replica:0/task:0/device:CPU:1`.
     ///
     /// # Errors
-    /// [`Error::StaleContext`] or [`Error::WrongContext`] if this context is not current.
+    /// - [`Error::StaleContext`], [`Error::WrongContext`]: this context is not current.
     #[doc(alias = "tf.distribute.ReplicaContext.devices")]
     pub fn devices(&self) -> Result<Vec<String>> {
         self.require_current("devices")?;
         Ok(vec![self.device()])
     }
 
-    /// candle's device for this replica, on which the closure should create tensors.
+    /// Returns candle's device for this replica, on which the closure should create tensors.
     ///
     /// # Errors
-    /// [`Error::Candle`] if candle cannot open the device.
+    /// - [`Error::Candle`]: candle cannot open the device.
     pub fn device_for_candle(&self) -> Result<candle_core::Device> {
         match self.0.strategy.extended().worker_devices().get(self.0.member.rank()) {
             Some(name) => name.to_candle(),
@@ -202,7 +204,7 @@ impl ReplicaContext {
         devices.get(self.0.member.rank()).map_or_else(|| "the current device".into(), ToString::to_string)
     }
 
-    /// Fails unless this is the context of the closure that is running on this thread.
+    /// Returns an error unless this is the context of the closure that is running on this thread.
     #[doc(hidden)]
     pub fn require_current(&self, operation: &'static str) -> Result<()> {
         with_mode(|mode| {
@@ -222,7 +224,7 @@ impl ReplicaContext {
                 return Ok(());
             }
             let (replica, step) = (self.replica_id_in_sync_group(), self.0.member.step());
-            // If no strategy is entered, none are mixed: the run is over, or this is a thread of the user.
+            // If no strategy is entered, none are mixed: the run is over, or this is a thread of the program.
             if mode.is_none() || current.strategy() == self.strategy() {
                 return Err(Error::StaleContext { operation, replica, step });
             }

@@ -7,12 +7,14 @@ use distribute_base::Result;
 impl Strategy {
     /// Makes this strategy current on this thread while `body` runs, in cross-replica context.
     ///
-    /// `run`, `reduce`, `gather` and `replicate` enter the scope by themselves, so they work the same inside and outside of
-    /// it.
+    /// `run`, `reduce`, `gather` and `replicate` enter the scope automatically, so they work the same inside
+    /// and outside it.
     ///
     /// # Errors
-    /// [`Error::MixedStrategies`](distribute_base::Error::MixedStrategies) inside of another strategy's scope,
-    /// [`Error::WrongContext`](distribute_base::Error::WrongContext) inside of `run`; and the error of `body`.
+    /// - [`Error::MixedStrategies`](distribute_base::Error::MixedStrategies): called inside another strategy's
+    ///   scope.
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called inside `run`.
+    /// - The error of `body`.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -25,8 +27,8 @@ impl Strategy {
     /// # Ok::<(), distribute::Error>(())
     /// ```
     ///
-    /// [`replicate`](Strategy::replicate) makes mirrored variables. A `Var` of candle is an ordinary tensor, even in a
-    /// scope:
+    /// [`replicate`](Strategy::replicate) creates mirrored variables. A `Var` of candle is an ordinary tensor,
+    /// even in a scope:
     ///
     /// ```
     /// # use distribute::prelude::*;

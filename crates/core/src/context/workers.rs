@@ -9,11 +9,11 @@ use distribute_collective::group::{Group, GroupCall, Session};
 use std::sync::Arc;
 
 impl Strategy {
-    /// Makes a call together with the other workers, once for all of this one's replicas; `None` if there is only one
+    /// Makes a call together with the other workers, once for all local replicas; `None` if there is only one
     /// worker. In a merge function, the call belongs to the session of its step.
     ///
     /// # Errors
-    /// The same on all workers, if they make other calls, or one is lost or late.
+    /// An error if workers make other calls, disconnect or time out. It is the same on all workers.
     #[doc(hidden)]
     pub fn among_workers<R>(
         &self,
@@ -28,8 +28,8 @@ impl Strategy {
         self.among_replicas(operation, |_| call.clone(), make)
     }
 
-    /// Like [`among_workers`](Self::among_workers), for calls in which local replicas may differ: `call` gives the
-    /// fingerprint of each.
+    /// Acts like [`among_workers`](Self::among_workers), for calls in which local replicas may differ: `call`
+    /// returns the fingerprint of each.
     ///
     /// # Errors
     /// The errors of [`among_workers`](Self::among_workers).
@@ -54,10 +54,10 @@ impl Strategy {
         made.map(Some).map_err(failure(operation))
     }
 
-    /// If `prepared` is an error of this worker alone, tells the other workers, if there are any, that it does not make their
-    /// next call: they get an error that names it, once, and all go on after that. Returns `prepared`.
+    /// Reports an error of this worker alone to the other workers, which get an error that names it in their
+    /// next call, once. Then all continue. Returns `prepared`.
     pub(crate) fn or_tell_workers<T>(&self, prepared: Result<T>) -> Result<T> {
-        // An error of a call in which all took part is known to all.
+        // All workers already have the error of a call in which all participated.
         if prepared.as_ref().is_err_and(|error| error.blame().is_none())
             && let Some(group) = self.group()
         {
@@ -73,7 +73,8 @@ impl Strategy {
         prepared
     }
 
-    /// The session for calls between steps; a new one if a worker was late or lost in the previous one.
+    /// Returns the session for calls between steps; a new one if a worker failed or timed out in the previous
+    /// one.
     fn between(&self, group: &Group, open: &mut Option<Arc<Session>>) -> Arc<Session> {
         match open {
             Some(session) if !session.is_over() => {

@@ -1,4 +1,4 @@
-//! What workers tell each other about a dataset: how they shard it, and how much they have for the next step.
+//! The agreement of workers on a dataset: how they shard it, and the data of each for the next step.
 
 use crate::strategy::{Strategy, record};
 use distribute_base::{Error, Result};
@@ -7,7 +7,8 @@ use distribute_data::{Distribution, FileList, UnevenEnds};
 use distribute_tensor::Nest;
 use std::panic::Location;
 
-/// The plan of this worker, if all workers have the same one. They may differ if files are visible to some workers only.
+/// Returns the plan of this worker, if all workers have the same one. They may differ if files are visible to
+/// some workers only.
 pub(super) fn same_plan<T: Nest>(
     strategy: &Strategy,
     operation: &'static str,
@@ -25,18 +26,19 @@ pub(super) fn same_plan<T: Nest>(
     Ok(plan)
 }
 
-/// Checks that all workers have the same files, in the same order: each takes some of them, or its pieces of batches of all.
-/// The error of one that has no plan is left to the comparison of plans.
+/// Checks that all workers have the same files, in the same order, because each reads some of them, or a part
+/// of each batch. A worker without a plan reports its error in the comparison of plans.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] on all workers alike, which names the file and what differs.
+/// - [`Error::InvalidArgument`]: the files differ. The error names the file and the difference, and is the same
+///   on all workers.
 fn same_files<T: Nest>(
     strategy: &Strategy,
     operation: &'static str,
     call: &impl Fn() -> Fingerprint,
     plan: Result<Distribution<T>>,
 ) -> Result<Result<Distribution<T>>> {
-    // What failed in a call of all workers is known to all of them.
+    // All workers already have the error of a call in which all participated.
     let is_known = plan.as_ref().is_err_and(|error| error.blame().is_some());
     if strategy.world().workers() == 1 || is_known {
         return Ok(plan);
@@ -46,7 +48,7 @@ fn same_files<T: Nest>(
         let (_, all) = strategy.agree(operation, call, Ok(()), |()| record::encode(lists))?;
         record::decode_all(operation, &all)
     };
-    // Lists may be long, and are the same nearly always.
+    // Lists may be long, and are almost always equal, so digests are compared first.
     let brief = all(&mine.as_ref().map(FileList::brief))?;
     let first = brief.first().and_then(Option::as_ref);
     let differ = |other: &FileList| first.is_some_and(|first| first.difference(other).is_some());
@@ -71,7 +73,7 @@ fn same_files<T: Nest>(
     Ok(plan)
 }
 
-/// Describes what has to be the same on all workers.
+/// Describes the properties that have to be the same on all workers.
 fn describe<T: Nest>(plan: &Distribution<T>, ends: UnevenEnds) -> String {
     let origin = plan.beginning(0).origin;
     let parted = match (plan.decision(), origin.pipeline) {

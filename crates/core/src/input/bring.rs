@@ -1,4 +1,4 @@
-//! Where the tensors of a piece should be: brought to the replica's device, made there, or anywhere.
+//! The devices of the tensors of a per-replica batch: copied to the replica's device, created there, or any.
 
 use super::InputOptions;
 use super::carry::Carrier;
@@ -9,17 +9,17 @@ use distribute_data::Distribution;
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
 
-/// What to do with each replica's piece.
+/// The way in which a per-replica batch gets to its device.
 pub(super) enum Bring {
-    /// Nothing: it may be anywhere, or there is only one device.
+    /// No copy: the batch may be on any device, or there is only one.
     Nowhere,
-    /// Its candle tensors are brought to these devices, as soon as it is made.
+    /// Its candle tensors are copied to these devices when it is created.
     To(Vec<DeviceName>, Arc<Carry>),
     /// It has to be on these devices already.
     IsOn(Vec<DeviceName>),
 }
 
-/// Brings a tensor to the device of a local replica.
+/// Copies a tensor to the device of a local replica.
 pub(super) type Carry = dyn Fn(usize, &Tensor) -> candle_core::Result<Tensor> + Send + Sync;
 
 impl Bring {
@@ -51,8 +51,9 @@ impl Bring {
         Ok(Bring::To(names, Arc::new(carry)))
     }
 
-    /// The plan, by which pieces are brought to their devices when they are made: while replicas compute the step before, if
-    /// steps are prepared ahead. It is worth a thread if a device has memory of its own.
+    /// Returns the plan with a copy of each per-replica batch to its device when it is created. If steps are
+    /// prepared ahead, that is while replicas compute the previous step. It is worth a thread if a device has
+    /// separate memory.
     pub(super) fn with<T: Nest>(&self, plan: Distribution<T>) -> Distribution<T> {
         let Bring::To(names, carry) = self else { return plan };
         let copies = names.iter().any(|name| name.has_own_memory());
@@ -68,7 +69,7 @@ impl Bring {
         })
     }
 
-    /// Checks that the piece of one local replica is where it had to be made.
+    /// Checks that the batch of one local replica is on the device where it had to be created.
     pub(super) fn check(&self, operation: &'static str, replica: usize, piece: &Tree<Leaf>) -> Result<()> {
         let Bring::IsOn(names) = self else { return Ok(()) };
         let Some(device) = names.get(replica) else { return Ok(()) };
@@ -93,7 +94,7 @@ fn require(operation: &'static str, replica: usize, leaf: &Leaf, device: DeviceN
     let place = at.location();
     let is_there = match device.kind {
         DeviceKind::Cpu => at.is_cpu(),
-        // By the handle that this process has of it: what another one makes is not ordered with what is computed by this.
+        // Compared by this process's handle of the device: work of another handle is not ordered with ours.
         DeviceKind::Gpu => !at.is_cpu() && device.to_candle().is_ok_and(|own| own.same_device(at)),
     };
     if is_there {

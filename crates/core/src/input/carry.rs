@@ -1,31 +1,31 @@
-//! [`Carrier`]: how a tensor of a dataset gets to a device.
+//! [`Carrier`]: copies tensors of a dataset to a device.
 
 use candle_core::{CpuStorage, Device, Result, Storage, Tensor};
 use distribute_base::internal::{HostTwins, by_pinned_memory, to_device};
 use std::sync::Arc;
 
-/// What brings tensors of a dataset to one device.
+/// Copies tensors of a dataset to one device.
 pub struct Carrier {
     device: Device,
     twins: Arc<HostTwins>,
 }
 
 impl Carrier {
-    /// Copies to this device.
+    /// Creates a carrier to this device.
     pub fn new(device: Device) -> Self {
         Self { device, twins: HostTwins::new() }
     }
 
-    /// The tensor on the device; itself if it is there.
+    /// Returns the tensor on the device; the tensor itself if it is already there.
     ///
     /// # Errors
-    /// candle's: the device has no memory for it, or no such dtype.
+    /// candle's error: the device has no memory for it, or does not support the dtype.
     pub fn carry(&self, tensor: &Tensor) -> Result<Tensor> {
         if tensor.device().same_device(&self.device) {
             return Ok(tensor.clone());
         }
         let is_kept = HostTwins::takes(tensor);
-        // What is kept must not keep the memory of a whole dataset.
+        // A tensor that is kept must not keep the memory of a complete dataset.
         let here = if is_kept { alone(tensor)? } else { tensor.clone() };
         let there = match by_pinned_memory(&here, &self.device) {
             Some(there) => there,
@@ -38,14 +38,14 @@ impl Carrier {
     }
 }
 
-/// The tensor with memory of its own, if it is a part of a larger one: candle brings all of the memory that a tensor is in, and a piece may
-/// lie in that of the whole dataset.
+/// Returns the tensor with separate memory, if it is a part of a larger one. candle copies the complete memory
+/// that a tensor is in, and a batch may be a part of a dataset in memory.
 fn alone(tensor: &Tensor) -> Result<Tensor> {
     let is_all = {
         let (storage, layout) = tensor.storage_and_layout();
         match &*storage {
             Storage::Cpu(all) => layout.is_contiguous() && len(all) == tensor.elem_count(),
-            // How much it is, is not to be known there.
+            // The size of the memory is unknown there.
             _ => false,
         }
     };
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(alone(&all).unwrap().id(), all.id(), "all of it is copied for nothing");
     }
 
-    /// A GPU of CUDA, with nothing else on it: in a process of its own.
+    /// A CUDA GPU with no other work on it, in a separate process.
     #[cfg(feature = "cuda")]
     fn with_gpu(test: &str, body: impl FnOnce(candle_core::CudaDevice) + Send + 'static) {
         use distribute_testing::{child, skipped, watched};

@@ -13,14 +13,15 @@ use distribute_tensor::Nest;
 use std::fmt;
 use std::panic::Location;
 
-/// A dataset of which each replica gets a piece in each step.
+/// A dataset that yields a per-replica batch for each replica in each step.
 ///
-/// Iterate over a reference: each pass starts the dataset again, as the next epoch. The pipeline can no longer be extended.
-/// Clones are handles to the same dataset, and count passes together.
+/// Iterate over a reference: each pass starts the dataset again, as the next epoch. The pipeline can no longer
+/// be extended. Clones are handles to the same dataset, and count passes together.
 ///
-/// It remembers the position of its latest pass. Restored as a part of a [`Checkpoint`](crate::Checkpoint), it continues
-/// there, in the middle of an epoch and of its shuffles, on the same number of replicas or another. No element of the epoch
-/// is lost or repeated. Where workers come and go, it is parted anew when they have met again.
+/// It remembers the position of its latest pass. Restored as a component of a
+/// [`Checkpoint`](crate::Checkpoint), it continues there, in the middle of an epoch and of its shuffles. The
+/// number of replicas may differ. No element of the epoch is lost or repeated. In an elastic training, it is
+/// sharded again after each rendezvous.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -46,7 +47,7 @@ use std::panic::Location;
 pub struct DistributedDataset<T> {
     pub(super) strategy: Strategy,
     plan: Plan<T>,
-    /// What is parted; `None` where a function makes it.
+    /// The global batches; `None` if a function creates the datasets.
     batches: Option<Dataset<T>>,
     options: InputOptions,
     passes: Passes,
@@ -55,21 +56,26 @@ pub struct DistributedDataset<T> {
 impl Strategy {
     /// Splits the batches of a dataset over the replicas. The dataset is batched by the *global* batch size.
     ///
-    /// Every batch of b elements, including the last, becomes N pieces, one for each replica in the order of ids: the first
-    /// b mod N pieces have b/N rows rounded up, the rest b/N rounded down. A piece may be empty, that is, have 0 rows;
-    /// `minimize` gives it weight 0.
+    /// Every batch of b elements, including the last, is split into N per-replica batches, in the order of
+    /// replica ids: the first b mod N of them have b/N rows rounded up, the rest b/N rounded down. A
+    /// per-replica batch may be empty, that is, have 0 rows; `minimize` gives it weight 0.
     ///
-    /// With several workers, each makes this call and gets the pieces of its own replicas. The workers compare how they
-    /// shard the data and, unless each reads for itself, their files, which have to be the same on all. By default every worker reads files of its own if there are enough,
-    /// and otherwise the whole dataset ([`InputOptions::auto_shard_policy`]). All workers take the same number of steps.
+    /// With several workers, each makes this call and gets the batches of its local replicas. The workers
+    /// compare how they shard the data. They also compare their files, which have to be the same on all, unless
+    /// each worker reads independently. By default every worker reads separate files if there are enough, and
+    /// otherwise the complete dataset ([`InputOptions::auto_shard_policy`]). All workers take the same number
+    /// of steps.
     ///
-    /// Workers that don't wait for each other make steps of whole batches, cut for their own
-    /// replicas: each reads files of its own or, where there are too few, takes one of as many batches as there are workers, in turn.
+    /// Workers that don't wait for each other take steps of complete batches, which are split over their local
+    /// replicas. Each reads separate files or, if there are too few, takes one of every W batches, with W
+    /// workers.
     ///
     /// # Errors
-    /// [`Error::Data`](distribute_base::Error::Data) for a dataset that is not batched, [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument)
-    /// for workers with other files, with the file and what differs. While iterating, those of the pipeline, which name the
-    /// element.
+    /// - [`Error::Data`](distribute_base::Error::Data): the dataset is not batched.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): workers have other files. The
+    ///   error names the file and the difference.
+    ///
+    /// While iterating, the errors of the pipeline, which name the element.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -113,12 +119,13 @@ impl Strategy {
         self.distribute_dataset_with(dataset, InputOptions::default())
     }
 
-    /// Like [`distribute_dataset`](Strategy::distribute_dataset), with options.
+    /// Acts like [`distribute_dataset`](Strategy::distribute_dataset), with options.
     ///
     /// # Errors
-    /// Those of `distribute_dataset`; [`Error::NotSupported`](distribute_base::Error::NotSupported) and
-    /// [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument) for options that the strategy does not support or that
-    /// contradict each other.
+    /// - The errors of `distribute_dataset`.
+    /// - [`Error::NotSupported`](distribute_base::Error::NotSupported),
+    ///   [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the strategy does not support the
+    ///   options, or they contradict each other.
     #[track_caller]
     pub fn distribute_dataset_with<T: Nest>(
         &self,
@@ -138,7 +145,8 @@ impl Strategy {
 
 impl Strategy {
     // PSV1-12
-    /// What of a dataset this worker makes steps of, and how that is given to its replicas, if it doesn't wait for the others.
+    /// Returns the batches that this worker takes and the plan for its replicas, if it doesn't wait for the
+    /// others.
     fn own_part<T: Nest>(
         &self,
         dataset: Dataset<T>,
@@ -155,7 +163,7 @@ impl Strategy {
 }
 
 impl<T: Nest> DistributedDataset<T> {
-    /// A dataset parted by a plan: `batches`, or what a function makes.
+    /// Creates a dataset that is distributed by a plan: `batches`, or the datasets that a function creates.
     pub(super) fn new(
         strategy: &Strategy,
         plan: Distribution<T>,
@@ -166,19 +174,19 @@ impl<T: Nest> DistributedDataset<T> {
         Self { strategy: strategy.clone(), plan: Plan::new(plan), batches, options, passes }
     }
 
-    /// Whether it is parted over the replicas of this strategy.
+    /// Whether it is distributed over the replicas of this strategy.
     #[doc(hidden)]
     pub fn is_of(&self, strategy: &Strategy) -> bool {
         &self.strategy == strategy
     }
 
-    /// A pass over the dataset, which yields a piece for each local replica in each step.
+    /// Starts a pass over the dataset, which yields a batch for each local replica in each step.
     #[track_caller]
     pub fn iter(&self) -> DistributedIterator<T> {
         self.pass(Bring::new(&self.strategy, &self.options))
     }
 
-    /// A pass whose pieces are brought so.
+    /// Starts a pass whose batches get to their devices in this way.
     #[track_caller]
     pub(super) fn pass(&self, bring: Result<Bring>) -> DistributedIterator<T> {
         DistributedIterator::new(&self.strategy, &self.plan, &self.passes, bring, Location::caller())
@@ -187,7 +195,7 @@ impl<T: Nest> DistributedDataset<T> {
     /// Folds `step` over the steps of one pass.
     ///
     /// # Errors
-    /// Those of the dataset and of `step`.
+    /// The errors of the dataset and of `step`.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -203,28 +211,29 @@ impl<T: Nest> DistributedDataset<T> {
         self.iter().try_fold(initial, |state, pieces| step(state, pieces?))
     }
 
-    /// Explains who gets what and why: the pipeline, the sharding policy, what each worker reads, the rows of each replica
-    /// in a full step, and what happens at the end.
+    /// Describes the distribution: the pipeline, the sharding policy, the input of each worker, the rows of
+    /// each replica in a full step, and the behavior at the end.
     pub fn explain(&self) -> String {
         self.plan.present(&self.strategy).unwrap_or_else(|_| self.plan.latest()).explain()
     }
 
-    /// The position of the latest pass, after the last step taken from it. If no pass is in progress, the position at which
-    /// the next one begins.
+    /// Returns the position of the latest pass, after the last step taken from it. If no pass is in progress,
+    /// it is the position at which the next one begins.
     pub fn position(&self) -> Position {
         self.passes.position()
     }
 
-    /// Lets the next pass begin behind the last step that is in the weights.
+    /// Sets the start of the next pass after the last step that is in the weights.
     pub(super) fn rewind_passes(&self) {
         self.passes.rewind(self.strategy.updates());
     }
 
-    /// Lets the next pass continue at a position, which may have been taken on another number of replicas. Later passes are
-    /// the epochs after it.
+    /// Sets the start of the next pass to a position, which may have been taken on another number of replicas.
+    /// Later passes are the epochs after it.
     ///
     /// # Errors
-    /// [`Error::Data`](distribute_base::Error::Data) for a position of another dataset; nothing has changed then.
+    /// - [`Error::Data`](distribute_base::Error::Data): the position is of another dataset. Nothing has changed
+    ///   then.
     pub fn resume(&self, position: Position) -> Result<()> {
         self.check_position(&position)?;
         self.passes.resume(position);
@@ -235,7 +244,7 @@ impl<T: Nest> DistributedDataset<T> {
         Ok(self.plan.present(&self.strategy)?.check_position(position)?)
     }
 
-    /// How many global batches a pass yields, as far as is known.
+    /// Returns the number of global batches of a pass, if it is known.
     #[doc(alias = "tf.distribute.DistributedDataset.cardinality")]
     pub fn cardinality(&self) -> Cardinality {
         if let Some(batches) = &self.batches {
@@ -252,8 +261,8 @@ impl<T: Nest> DistributedDataset<T> {
         known.unwrap_or(Cardinality::Unknown)
     }
 
-    /// Returns the dtypes and shapes of each local replica's pieces, as the dataset's
-    /// [`element_spec`](distribute_data::Dataset::element_spec) tells those of its batches: by types, as declared, or of the first
+    /// Returns the dtypes and shapes of each local replica's batches. They come from the dataset's
+    /// [`element_spec`](distribute_data::Dataset::element_spec): the types, the declaration, or the first
     /// element. The number of rows is known if every batch divides evenly over the replicas.
     #[doc(alias = "tf.distribute.DistributedDataset.element_spec")]
     pub fn element_spec(&self) -> Option<PerReplica<ElementSpec>> {

@@ -1,4 +1,4 @@
-//! Datasets that a function makes, one for each worker or replica.
+//! Datasets that a function creates, one for each worker or replica.
 
 use super::agree::same_plan;
 use super::{DistributedDataset, InputOptions, InputReplicationMode, layout};
@@ -9,14 +9,18 @@ use distribute_tensor::Nest;
 use std::panic::Location;
 
 impl Strategy {
-    /// Distributes the dataset that `dataset_fn` makes for each worker, batched by the size for one replica and sharded
-    /// according to its context. Each replica takes one element in each step, in order; nothing is split.
+    /// Distributes the dataset that `dataset_fn` creates for each worker, batched by the size for one replica
+    /// and sharded according to its context. Each replica takes one element in each step, in order; nothing is
+    /// split.
     ///
-    /// With several workers, each makes this call, and calls `dataset_fn` once, with its own number as `input_pipeline_id`.
-    /// A worker whose data ends before the others' gets empty pieces until all are at the end.
+    /// With several workers, each makes this call, and calls `dataset_fn` once, with its rank as
+    /// `input_pipeline_id`. A worker whose data ends before the others' gets empty batches until all are at the
+    /// end.
     ///
     /// # Errors
-    /// That of `dataset_fn`, as [`Error::Data`](distribute_base::Error::Data). While iterating, those of the pipeline.
+    /// - [`Error::Data`](distribute_base::Error::Data): `dataset_fn` fails.
+    ///
+    /// While iterating, the errors of the pipeline.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -41,14 +45,15 @@ impl Strategy {
         self.distribute_datasets_from_function_with(InputOptions::default(), dataset_fn)
     }
 
-    /// Like [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function), with options. In mode
-    /// [`PerReplica`](InputReplicationMode::PerReplica) `dataset_fn` is called once for each replica, which iterates
-    /// over its own dataset.
+    /// Acts like [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function), with
+    /// options. In mode [`PerReplica`](InputReplicationMode::PerReplica) `dataset_fn` is called once for each
+    /// replica, which iterates over a separate dataset.
     ///
     /// # Errors
-    /// Those of `distribute_datasets_from_function`; [`Error::NotSupported`](distribute_base::Error::NotSupported) and
-    /// [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument) for options that the strategy does not support or that
-    /// contradict each other.
+    /// - The errors of `distribute_datasets_from_function`.
+    /// - [`Error::NotSupported`](distribute_base::Error::NotSupported),
+    ///   [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the strategy does not support the
+    ///   options, or they contradict each other.
     #[track_caller]
     pub fn distribute_datasets_from_function_with<T: Nest>(
         &self,
@@ -71,8 +76,8 @@ impl Strategy {
     }
 }
 
-/// The pipelines of one worker among those of all, where a coordinator calls it or it runs the program by itself: each is a strategy of
-/// its own.
+/// Returns the numbers of this worker's pipelines among those of all workers, if a coordinator calls it or it
+/// runs the program independently. Each such worker has a separate strategy.
 fn among_workers(strategy: &Strategy) -> impl Fn(InputContext) -> InputContext + Send + Sync + 'static {
     let servers = strategy.extended().parameter_servers();
     let called = servers.and_then(|servers| Some((servers.workers(), servers.worker()?)));

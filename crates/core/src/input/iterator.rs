@@ -14,14 +14,15 @@ use distribute_data::{Distribution, Position};
 use distribute_tensor::Nest;
 use std::panic::Location;
 
-/// A pass over a [`DistributedDataset`](super::DistributedDataset), which yields a piece for each local replica in each
-/// step.
+/// A pass over a [`DistributedDataset`](super::DistributedDataset), which yields a batch for each local replica
+/// in each step.
 ///
 /// The pass is over after its end or an error.
 ///
-/// Several workers take each step together, in a call that tells each whether the others have data for it. If a worker's
-/// data fails, the pass ends for all, and each gets [`Error::Worker`], which names that worker and the reason. A worker that
-/// stops taking steps keeps the others waiting until the strategy's timeout: leave a pass early on all workers or on none.
+/// Several workers take each step together, in a call that reports whether the others have data for it. If a
+/// worker's data fails, the pass ends for all, and each gets [`Error::Worker`], which names that worker and the
+/// reason. If a worker stops taking steps, the others wait until the strategy's timeout. Leave a pass early on
+/// all workers or on none.
 #[doc(alias = "tf.distribute.DistributedIterator")]
 pub struct DistributedIterator<T> {
     pass: Pass<T>,
@@ -33,7 +34,7 @@ pub struct DistributedIterator<T> {
     /// The position at which the next epoch begins.
     next: Position,
     bring: Bring,
-    /// The line that began the pass.
+    /// The source line that started the pass.
     begun: &'static Location<'static>,
 }
 
@@ -44,7 +45,7 @@ enum Pass<T> {
 }
 
 impl<T: Nest> DistributedIterator<T> {
-    /// The next pass of the strategy's worker.
+    /// Starts the next pass of the strategy's worker.
     pub(super) fn new(
         strategy: &Strategy,
         plan: &Plan<T>,
@@ -69,11 +70,12 @@ impl<T: Nest> DistributedIterator<T> {
         Self { pass, strategy, passes, number, position, next, bring, begun }
     }
 
-    /// The pieces of the next step.
+    /// Returns the per-replica batches of the next step.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] at the end, [`Error::WrongContext`] inside of `run`, and those of the
-    /// dataset.
+    /// - [`Error::OutOfRange`]: the pass is at its end.
+    /// - [`Error::WrongContext`]: called inside `run`.
+    /// - The errors of the dataset.
     #[doc(alias = "tf.distribute.DistributedIterator.get_next")]
     #[track_caller]
     pub fn get_next(&mut self) -> Result<PerReplica<T>> {
@@ -81,17 +83,18 @@ impl<T: Nest> DistributedIterator<T> {
         self.take(OPERATION)?.ok_or(Error::OutOfRange { operation: OPERATION })
     }
 
-    /// The pieces of the next step; `None` at the end, and again in every later call.
+    /// Returns the per-replica batches of the next step; `None` at the end, and again in every later call.
     ///
     /// # Errors
-    /// [`Error::WrongContext`] inside of `run`, and those of the dataset.
+    /// - [`Error::WrongContext`]: called inside `run`.
+    /// - The errors of the dataset.
     #[doc(alias = "tf.distribute.DistributedIterator.get_next_as_optional")]
     #[track_caller]
     pub fn get_next_as_optional(&mut self) -> Result<Option<PerReplica<T>>> {
         self.take("DistributedIterator::get_next_as_optional")
     }
 
-    /// The position of the pass, after the last step that it yielded.
+    /// Returns the position of the pass, after the last step that it yielded.
     pub fn position(&self) -> Position {
         self.position.clone()
     }
@@ -102,7 +105,7 @@ impl<T: Nest> DistributedIterator<T> {
         self.strategy.require_settled(operation)?;
         let _input = tracing::trace_span!("input").entered();
         self.passes.takes(self.number, &self.position, self.strategy.updates());
-        // Ended unless another step follows, so that the pass's threads end with its last step.
+        // Ended unless another step follows, so that the pass's threads exit with its last step.
         let pass = match std::mem::replace(&mut self.pass, Pass::Ended) {
             Pass::Running(pass) => Ok(pass),
             Pass::Broken(error) => Err(error),
@@ -113,7 +116,7 @@ impl<T: Nest> DistributedIterator<T> {
             Ok((pass, mine))
         });
         let (mut pass, all) = self.agree(operation, prepared)?;
-        // The others have their pieces, and go on.
+        // The others have their batches, and continue.
         let finished = self.finish(operation, &mut pass, all);
         let Some(pieces) = self.strategy.or_tell_workers(finished)? else {
             self.passes.ended(self.number, self.next.clone());
@@ -126,7 +129,7 @@ impl<T: Nest> DistributedIterator<T> {
     }
 
     // ITER-4
-    /// What all workers together have for the next step.
+    /// Returns the data of all workers for the next step.
     #[track_caller]
     fn agree(
         &self,
@@ -153,7 +156,7 @@ impl<T: Nest> DistributedIterator<T> {
         Ok((pass, all))
     }
 
-    /// The pieces that were prepared, if the workers take the step.
+    /// Returns the prepared batches, if the workers take the step.
     fn finish(
         &self,
         operation: &'static str,

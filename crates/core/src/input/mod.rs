@@ -1,7 +1,7 @@
 //! Datasets distributed over replicas.
 //!
-//! The crate `data` plans who gets what ([`Distribution`](crate::data::Distribution)). This module adds the strategy's
-//! replicas, their devices, and the position of a pass.
+//! The crate `distribute-data` plans the distribution ([`Distribution`](distribute_data::Distribution)). This
+//! module adds the strategy's replicas, their devices, and the position of a pass.
 
 mod agree;
 mod bring;
@@ -25,7 +25,7 @@ use crate::strategy::Strategy;
 use distribute_data::Layout;
 
 // DIST-2
-/// Who takes part in a strategy's input.
+/// Returns the workers and replicas of a strategy's input.
 fn layout(strategy: &Strategy) -> Layout {
     let world = strategy.world();
     Layout { workers: world.workers(), replicas: world.replicas() }

@@ -1,10 +1,10 @@
-//! [`InputOptions`]: how a strategy reads a dataset.
+//! [`InputOptions`]: the options of a strategy's input.
 
 use crate::strategy::Strategy;
 use distribute_base::{Error, Result};
 use distribute_data::{AutoShardPolicy, DistributeOptions, SplitRule, UnevenEnds};
 
-/// How a dataset is given to the replicas.
+/// The options for distributing a dataset to the replicas.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -19,28 +19,29 @@ use distribute_data::{AutoShardPolicy, DistributeOptions, SplitRule, UnevenEnds}
 #[doc(alias = "tf.distribute.InputOptions")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InputOptions {
-    /// Whether candle tensors are moved to the device of their replica; `None`, the default, moves them. Host tensors stay
-    /// in host memory.
+    /// Whether candle tensors are moved to the device of their replica. With `None` (the default) they are.
+    /// Host tensors stay in host memory.
     #[doc(alias = "experimental_fetch_to_device")]
     pub fetch_to_device: Option<bool>,
-    /// Whether a function makes a dataset for each worker or for each replica.
+    /// Whether a function creates a dataset for each worker or for each replica.
     #[doc(alias = "experimental_replication_mode")]
     pub replication_mode: InputReplicationMode,
-    /// Whether the function itself makes its tensors on the replica's device, where `input_pipeline_id` is the number of the
-    /// replica. Nothing is copied then, and a tensor on another device is an error. Needs
+    /// Whether the function itself creates its tensors on the replica's device, where `input_pipeline_id` is
+    /// the number of the replica. Nothing is copied then, and a tensor on another device is an error. Needs
     /// [`PerReplica`](InputReplicationMode::PerReplica) and `fetch_to_device: Some(false)`.
     #[doc(alias = "experimental_place_dataset_on_device")]
     pub place_dataset_on_device: bool,
-    /// How many steps are prepared ahead on a thread, if reading is expensive enough for one, or tensors are moved to a device with
-    /// memory of its own. Then the pieces of so many steps more are in that memory. 0 prepares none.
+    /// The number of steps that are prepared ahead on a thread; 0 prepares none. It has an effect if reading is
+    /// expensive enough for a thread, or tensors are copied to a device with separate memory. The batches of
+    /// these steps are then in that memory.
     #[doc(alias = "experimental_per_replica_buffer_size")]
     pub per_replica_buffer_size: usize,
-    /// How elements are sharded over workers.
+    /// The policy for sharding elements over workers.
     #[doc(alias = "tf.data.experimental.DistributeOptions.auto_shard_policy")]
     pub auto_shard_policy: AutoShardPolicy,
-    /// How batches are split over replicas.
+    /// The rule for splitting batches over replicas.
     pub split_rule: SplitRule,
-    /// What happens at the end if some replicas have data for a last step and others don't.
+    /// The reaction if only some replicas have data for a last step.
     pub uneven_ends: UnevenEnds,
 }
 
@@ -59,16 +60,16 @@ impl Default for InputOptions {
     }
 }
 
-/// Whether a function makes a dataset for each worker or for each replica.
+/// Whether a function creates a dataset for each worker or for each replica.
 #[doc(alias = "tf.distribute.InputReplicationMode")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InputReplicationMode {
-    /// One for each worker, whose replicas take elements in turn.
+    /// One dataset for each worker, whose replicas take elements in turn.
     #[default]
     #[doc(alias = "PER_WORKER")]
     PerWorker,
-    /// One for each replica. Only [`Strategy::distribute_datasets_from_function`] of strategies that mirror variables
-    /// in one process.
+    /// One dataset for each replica. Only for [`Strategy::distribute_datasets_from_function`] of strategies
+    /// that mirror variables in one process.
     #[doc(alias = "PER_REPLICA")]
     PerReplica,
 }
@@ -88,8 +89,8 @@ impl InputOptions {
         self.fetch_to_device.unwrap_or(true)
     }
 
-    /// Refuses options that contradict each other or that the strategy does not support. `from_function` says whether a
-    /// function makes the datasets.
+    /// Returns an error if options contradict each other or the strategy does not support them. `from_function`
+    /// is whether a function creates the datasets.
     pub(super) fn check(
         &self,
         operation: &'static str,

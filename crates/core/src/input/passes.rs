@@ -15,11 +15,11 @@ struct State {
     begun: bool,
     /// The number of the latest pass in this process. Earlier ones that are still running are ignored.
     latest: u64,
-    /// Where the latest pass stood when what it gave was not yet in the weights.
+    /// The position of the latest pass at a step that was not yet in the weights.
     anchor: Option<Anchor>,
 }
 
-/// A position, and how many updates had been made when a step was taken there.
+/// A position, and the number of updates when a step was taken there.
 struct Anchor {
     position: Position,
     updates: u64,
@@ -30,7 +30,7 @@ impl Passes {
         Self(Arc::new(Mutex::new(State { position: beginning, begun: false, latest: 0, anchor: None })))
     }
 
-    /// Begins a pass, and returns its number and the position at which it begins. `epoch` gives the beginning of an epoch.
+    /// Begins a pass, and returns its number and start position. `epoch` returns the start of an epoch.
     pub(super) fn begin(&self, epoch: impl FnOnce(u64) -> Position) -> (u64, Position) {
         let mut state = lock(&self.0);
         if state.begun {
@@ -41,7 +41,8 @@ impl Passes {
         (state.latest, state.position.clone())
     }
 
-    /// Records that pass `number` is about to take a step, from this position, after so many updates of all optimizers.
+    /// Records that pass `number` is about to take a step from this position, after this number of updates of
+    /// all optimizers.
     pub(super) fn takes(&self, number: u64, position: &Position, updates: u64) {
         let mut state = lock(&self.0);
         if state.latest != number {
@@ -53,7 +54,8 @@ impl Passes {
         state.anchor = Some(Anchor { position: position.clone(), updates });
     }
 
-    /// Lets the next pass begin behind the last step that is in the weights, after so many updates.
+    /// Sets the start of the next pass after the last step that is in the weights, which have this number of
+    /// updates.
     pub(super) fn rewind(&self, updates: u64) {
         let state = lock(&self.0);
         let position = match &state.anchor {
@@ -84,7 +86,7 @@ impl Passes {
         lock(&self.0).position.clone()
     }
 
-    /// Lets the next pass begin at `position`. Passes in progress are ignored from here on.
+    /// Sets the start of the next pass to `position`. Passes in progress are ignored from here on.
     pub(super) fn resume(&self, position: Position) {
         let mut state = lock(&self.0);
         (state.position, state.begun, state.anchor) = (position, false, None);

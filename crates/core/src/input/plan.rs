@@ -1,4 +1,4 @@
-//! [`Plan`]: how a dataset is parted over those who are there.
+//! [`Plan`]: the distribution of a dataset over the present workers.
 
 use super::layout;
 use crate::strategy::Strategy;
@@ -8,7 +8,7 @@ use distribute_data::{Distribution, Layout};
 use distribute_tensor::Nest;
 use std::sync::{Arc, Mutex};
 
-/// How a dataset is parted over the workers of the present world, shared by all clones of it.
+/// The distribution of a dataset over the workers of the present world, shared by all clones of the dataset.
 pub(super) struct Plan<T>(Arc<Mutex<Distribution<T>>>);
 
 impl<T: Nest> Plan<T> {
@@ -16,10 +16,11 @@ impl<T: Nest> Plan<T> {
         Self(Arc::new(Mutex::new(plan)))
     }
 
-    /// The plan for those who are there: another one when the workers have met again and are more or fewer.
+    /// Returns the plan for the present workers. It is another one after a rendezvous with more or fewer of
+    /// them.
     ///
     /// # Errors
-    /// [`Error::Data`](crate::Error::Data) where the dataset cannot be parted over them.
+    /// - [`Error::Data`](distribute_base::Error::Data): the dataset cannot be distributed over them.
     pub(super) fn present(&self, strategy: &Strategy) -> Result<Distribution<T>> {
         let layout = layout(strategy);
         let mut plan = lock(&self.0);
@@ -29,14 +30,15 @@ impl<T: Nest> Plan<T> {
         Ok(plan.clone())
     }
 
-    /// The latest one, whoever is there.
+    /// Returns the latest plan, even if the workers have changed.
     pub(super) fn latest(&self) -> Distribution<T> {
         lock(&self.0).clone()
     }
 }
 
 impl Strategy {
-    /// Where workers come and go, a dataset that could not be dealt over some number of them is refused now, and not when one comes.
+    /// Returns an error for an elastic training if some allowed number of workers could not share the dataset,
+    /// instead of failing when the number changes.
     pub(super) fn require_any_number<T: Nest>(&self, plan: Distribution<T>) -> Result<Distribution<T>> {
         for workers in self.extended().elastic().into_iter().flatten() {
             plan.over(Layout { workers, ..plan.layout() })?;

@@ -1,10 +1,10 @@
-//! What is known about replicas' pieces before there are any.
+//! The specs and the number of replicas' batches before the first is read.
 
 use crate::values::PerReplica;
 use distribute_data::{Cardinality, ElementSpec, Layout, UnevenEnds};
 
-/// The specs of the pieces of batches. The number of rows is known if all replicas always get equally many: with one
-/// worker, and batches of a known size that is a multiple of the number of replicas.
+/// Returns the specs of per-replica batches. The number of rows is known if all replicas always get equally
+/// many: with one worker, and batches of a known size that is a multiple of the number of replicas.
 pub(super) fn of_pieces(batch: &ElementSpec, layout: Layout) -> PerReplica<ElementSpec> {
     let rows = |rows: Option<usize>| {
         let rows = rows.filter(|rows| layout.workers == 1 && rows.is_multiple_of(layout.total().max(1)))?;
@@ -19,8 +19,8 @@ pub(super) fn of_pieces(batch: &ElementSpec, layout: Layout) -> PerReplica<Eleme
     PerReplica::from_values(vec![piece; layout.replicas])
 }
 
-/// The number of steps of a pass in which each of `replicas` replicas takes one of `elements` elements in each step. Nothing
-/// is known about other workers' elements.
+/// Returns the number of steps of a pass in which each of `replicas` replicas takes one of `elements` elements
+/// in each step. The elements of other workers are unknown.
 pub(super) fn steps_of(
     elements: Cardinality,
     replicas: usize,
@@ -59,7 +59,7 @@ mod tests {
         assert_eq!(text(&exact, 1, 3), "int64 [?]");
         assert_eq!(text(&exact, 2, 2), "int64 [?]");
         assert_eq!(text(&Dataset::range(20).batch(8), 1, 2), "int64 [?]");
-        // Only the rows of the outer batch are dealt.
+        // Only the rows of the outer batch are distributed.
         assert_eq!(text(&exact.batch_exact(2), 1, 2), "int64 [1, 8]");
     }
 

@@ -1,4 +1,4 @@
-//! A distributed dataset as a part of a checkpoint.
+//! A distributed dataset as a component of a checkpoint.
 
 use super::DistributedDataset;
 use crate::checkpoint::{Checkpointed, Reader, Restore, Writer};
@@ -7,8 +7,8 @@ use distribute_base::{Error, Result};
 use distribute_data::Position;
 use distribute_tensor::Nest;
 
-/// Saves the position of the latest pass as metadata. Once restored, the next pass continues there, on the same number of
-/// replicas or another.
+/// Saves the position of the latest pass as metadata. Once restored, the next pass continues there, on the same
+/// number of replicas or another.
 impl<T: Nest> Checkpointed for DistributedDataset<T> {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         let position = serde_json::to_value(self.position());
@@ -28,7 +28,7 @@ impl<T: Nest> Checkpointed for DistributedDataset<T> {
         Ok(Box::new(move || self.resume(position)))
     }
 
-    /// To the position behind the last step that is in the weights.
+    /// Rolls back to the position after the last step that is in the weights.
     fn rewind(&self) -> Result<()> {
         self.rewind_passes();
         Ok(())

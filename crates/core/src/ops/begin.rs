@@ -9,22 +9,25 @@ use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use std::sync::Arc;
 
-/// The sessions of steps.
+/// The name of the sessions of steps.
 const RUN: &str = "run";
 
-/// A step that has begun on all workers. Dropped before its replicas have run, it tells the others so.
+/// A step that has begun on all workers. If it is dropped before its replicas have run, the other workers are
+/// notified.
 pub(super) struct Begun {
     session: Arc<Session>,
     handed_over: bool,
 }
 
 impl Strategy {
-    /// Begins the next step, on all workers if there are several. `rows` is the number of rows of this worker's pieces of a
-    /// batch, if known. Returns its number, and how many rows the workers before this one have.
+    /// Begins the next step, on all workers if there are several. `rows` is the number of rows of this worker's
+    /// per-replica batches, if it is known. Returns the step's number, and the number of rows on the workers
+    /// before this one.
     ///
-    /// That is a call between steps, so that a worker which makes another one is told at once; the step has a session of its
-    /// own from then on. A step that has not begun on all is not counted. Nor does one begin whose workers have variables that
-    /// drifted apart, or to which others have come that wait to take part. Behind it all know whether one of them has been told to end.
+    /// This is a call between steps, so a worker that makes another call fails at once; the step then has a
+    /// separate session. A step that has not begun on all workers is not counted. It does not begin if
+    /// variables have drifted apart between workers, or if new workers wait to join. Afterwards all workers
+    /// know whether one of them received a notice to exit.
     pub(super) fn begin(
         &self,
         rows: Option<usize>,
@@ -48,7 +51,7 @@ impl Strategy {
             self.among_workers("run", call, |mut calling| calling.all_gather_bytes(record::encode(&mine)))?;
         let all: Vec<Start> =
             record::decode_all("run", &said.unwrap_or_default()).map_err(|error| self.located(error))?;
-        // A worker that has missed a step is told once. From then on all count alike.
+        // A worker that has missed a step learns it here. From then on all workers count alike.
         let latest = all.iter().map(|start| start.step).max().unwrap_or(mine.step);
         if all.iter().any(|start| start.step != latest) {
             self.store_steps(latest);
@@ -65,7 +68,7 @@ impl Strategy {
         Ok((step, Some(Begun { session: Arc::new(session), handed_over: false }), before))
     }
 
-    /// Refuses to begin a step while workers wait to take part.
+    /// Returns an error if workers wait to join the training.
     fn require_nobody_waits(&self, waiting: usize) -> Result<()> {
         match waiting {
             0 => Ok(()),
@@ -75,12 +78,12 @@ impl Strategy {
 }
 
 impl Begun {
-    /// The session in which the replicas talk to the others.
+    /// Returns the session in which the replicas communicate with the others.
     pub(super) fn session(&self) -> Arc<Session> {
         self.session.clone()
     }
 
-    /// The replicas have run, and left the session by themselves.
+    /// Completes the step, after the replicas have run and left the session.
     pub(super) fn hand_over(mut self) {
         self.handed_over = true;
     }
@@ -97,17 +100,17 @@ impl Drop for Begun {
 /// The header that a worker sends when a step begins.
 #[derive(Serialize, Deserialize)]
 struct Start {
-    /// The number of the step before.
+    /// The number of the previous step.
     step: u64,
-    /// The number that the step's session has, unless another worker has opened more of them.
+    /// The number of the step's session, unless another worker has opened more sessions.
     session: u64,
     /// The number of its rows, if that is known.
     rows: Option<usize>,
-    /// A part of its variables, where they are compared.
+    /// A digest of some of its variables, if these are compared in this step.
     variables: Option<Digest>,
-    /// Whether it has been told to end.
+    /// Whether it received a notice to exit.
     noticed: bool,
-    /// The number of workers that have come to it, and take part when all meet again.
+    /// The number of workers that have connected to it, and join at the next rendezvous.
     waiting: usize,
 }
 
@@ -120,7 +123,7 @@ fn differ(all: &[Start], latest: u64) -> String {
     )
 }
 
-/// The standings of this worker's replicas when all of them have failed without a call.
+/// Returns the status of this worker's replicas if all of them have failed without a call.
 fn failed(world: World) -> Vec<Standing> {
     let failed = |replica| Standing { presence: Presence::Failed, ..Standing::running(replica) };
     world.local_replicas().map(failed).collect()

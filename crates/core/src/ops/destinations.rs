@@ -1,4 +1,4 @@
-//! Where a reduction puts its result.
+//! The devices that a reduction puts its result on.
 
 use crate::strategy::Strategy;
 use crate::values::{Mirrored, PerReplica};
@@ -7,17 +7,18 @@ use distribute_base::{DeviceName, Error, Result};
 use distribute_cluster::Job;
 use distribute_cluster::resolver::ClusterResolver;
 
-/// Where a reduction puts its result: a copy on each of these devices.
+/// The devices that get a copy of a reduction's result.
 ///
-/// Converted from the name of a device, from a variable, which stands for the devices of its copies, or from a distributed
-/// value, which stands for the devices of the replicas. A reduction whose destination is the value itself is an all-reduce.
+/// It can be converted from the name of a device. A variable converts to the devices of its copies, and a
+/// distributed value to the devices of the replicas. If the destination is the reduced value itself, the
+/// reduction is an all-reduce.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Destinations(Place);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Place {
     Replicas,
-    /// The replicas of a value that has one for each.
+    /// The replicas of a value with one component for each.
     Components(usize),
     Named(String),
     Devices(Vec<DeviceName>),
@@ -26,17 +27,17 @@ enum Place {
 }
 
 impl Destinations {
-    /// The devices of this process's replicas.
+    /// Returns the devices of this process's replicas.
     pub fn replicas() -> Self {
         Self(Place::Replicas)
     }
 
-    /// A list of devices, in the order of the copies.
+    /// Returns a list of devices, in the order of the copies.
     pub fn devices(devices: impl IntoIterator<Item = DeviceName>) -> Self {
         Self(Place::Devices(devices.into_iter().collect()))
     }
 
-    /// The devices, checked to be the strategy's or the host's.
+    /// Returns the devices, each of which must be the strategy's or the host's.
     pub(crate) fn resolve(&self, operation: &'static str, strategy: &Strategy) -> Result<Vec<DeviceName>> {
         let own = strategy.devices();
         let devices = match &self.0 {
@@ -83,7 +84,7 @@ impl Destinations {
 }
 
 // PSV1-6
-/// The device of this name. In a cluster, it may say which task's it is: this one's.
+/// Returns the device of this name. In a cluster, the name may contain a task, which must be this one.
 fn named(operation: &'static str, name: &str, strategy: &Strategy) -> Result<DeviceName> {
     let own = strategy.cluster_resolver().and_then(ClusterResolver::task);
     let parts: Vec<&str> = name.trim_start_matches('/').split('/').collect();

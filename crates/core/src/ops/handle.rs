@@ -1,6 +1,6 @@
 //! The types of the kinds of strategies, which deref to [`Strategy`](crate::Strategy).
 
-/// Implements what the type of a kind of strategy takes: the type has the [`Strategy`](crate::Strategy) as its only field.
+/// Implements a type for a kind of strategy, with the [`Strategy`](crate::Strategy) as its only field.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! handle {

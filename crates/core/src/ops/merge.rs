@@ -12,16 +12,18 @@ use std::sync::{Arc, Mutex};
 impl ReplicaContext {
     /// Pauses all replicas and calls `merge` once, in cross-replica context, with the values of all of them.
     ///
-    /// Replicas get the result of `merge`: each its own part of a [`PerReplica`], and all the same
-    /// [`Mirrored`](crate::Mirrored) or plain value. The closure of replica 0 is the one that is called; it may call
-    /// [`Strategy::run`]. The other replicas wait for it at most for the strategy's timeout.
+    /// Replicas get the result of `merge`: each its part of a [`PerReplica`], and all of them the same
+    /// [`Mirrored`](crate::Mirrored) or plain value. Only the closure of replica 0 is called; it may call
+    /// [`Strategy::run`]. The other replicas wait for it for the strategy's timeout at most.
     ///
-    /// Each of several workers has its own merge function, with the values of its own replicas; `run` is refused there. What it
-    /// reduces goes over all workers.
+    /// With several workers, each calls its merge function with the values of its local replicas; `run` is
+    /// refused there. Reductions in the function include all workers.
     ///
     /// # Errors
-    /// [`Error::Collective`] on every replica if not all of them make the call, or `merge` takes longer than the timeout. If
-    /// `merge` fails, `run` returns its error.
+    /// - [`Error::Collective`]: not all replicas make the call, or `merge` takes longer than the timeout. Every
+    ///   replica gets it.
+    ///
+    /// If `merge` fails, `run` returns its error.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -62,7 +64,7 @@ impl ReplicaContext {
         self.merge(call, "merge_call", value, merge)
     }
 
-    /// The implementation of [`merge_call`](Self::merge_call), used by other operations of this crate, too.
+    /// Implements [`merge_call`](Self::merge_call), which other operations of this crate use as well.
     pub(crate) fn merge<T, R>(
         &self,
         call: Fingerprint,
@@ -102,8 +104,8 @@ impl ReplicaContext {
                 match merge(values) {
                     Ok(parts) => Ok(parts.into_iter().map(|part| Mutex::new(Some(part))).collect::<Vec<_>>()),
                     Err(error) => {
-                        // The other workers may wait for what would have come. They know the error of a call, and of one
-                        // that was aborted.
+                        // The other workers may wait for this one's next call. They already have the error of a
+                        // call and of an aborted one.
                         if error.blame().is_none() && aborted() == before {
                             member.abort();
                         }
@@ -117,7 +119,7 @@ impl ReplicaContext {
                 }
             },
         );
-        // What was written meanwhile, also by one that has failed then.
+        // Refreshes the copies of all variables that `merge` wrote, even if it failed afterwards.
         let refreshed = self.strategy().refresh_copies(self.local_replica());
         // Before the other replicas' error: `merge` may fail after they have stopped waiting for it.
         if let Some(error) = lock(&failed).take() {
@@ -126,7 +128,7 @@ impl ReplicaContext {
         let parts = parts?;
         let part = match &*parts {
             Ok(parts) => parts.get(member.rank()).and_then(|part| lock(part).take()),
-            // What the replicas of all workers are told.
+            // The error that the replicas of all workers get.
             Err(Some(known)) => return Err(Error::Collective(known.clone())),
             Err(None) => None,
         };

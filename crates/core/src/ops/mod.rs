@@ -1,4 +1,4 @@
-//! The operations of a strategy: what programs call outside of a replica, and the call that takes a replica there.
+//! The operations of a strategy: calls outside replicas, and the call that takes a replica there.
 
 mod begin;
 mod destinations;

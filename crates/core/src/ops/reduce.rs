@@ -1,4 +1,4 @@
-//! Combines the replicas' values outside of `run`.
+//! Combines the replicas' values outside `run`.
 
 use super::reduce_to::{Call, Given};
 use crate::context::describe::{describe, describe_without};
@@ -13,21 +13,26 @@ const ADVICE: &str = "use the replica context's all_reduce, or merge_call";
 const GATHER_ADVICE: &str = "use the replica context's all_gather";
 
 impl Strategy {
-    /// Reduces a value over all replicas; if `axis` is given, first over that axis (or axes) within each replica.
+    /// Reduces a value over all replicas; if `axis` is given, first over that axis (or axes) within each
+    /// replica.
     ///
-    /// With `axis`, a MEAN divides by the number of elements along it, added up over all replicas. So partial batches are
-    /// weighted by their size, and an empty piece has no weight.
+    /// With `axis`, a MEAN divides by the number of elements along it, added up over all replicas. Partial
+    /// batches are therefore weighted by their size, and an empty batch has no weight.
     ///
-    /// A value that is not distributed counts once for each replica if an axis is given; without one, MEAN returns it as it
-    /// is. With several replicas the result is on `cpu:0`, with one it is where its value is.
+    /// A value that is not distributed counts once for each replica if an axis is given; without one, MEAN
+    /// returns it unchanged. With several replicas the result is on `cpu:0`; with a single replica it is on the
+    /// device of its value.
     ///
-    /// With several workers, all of them make this call and get the same result. Then, without an axis, a value that is not
-    /// distributed is reduced over the workers, of which each has one.
+    /// With several workers, all of them make this call and get the same result. Without an axis, a value that
+    /// is not distributed is then reduced over the workers, which have one value each.
     ///
     /// # Errors
-    /// [`Error::Tensor`] for different shapes or dtypes, an axis outside of the rank, bool and string;
-    /// [`Error::InvalidArgument`] for a SUM of a value that is not distributed over several replicas of one process;
-    /// [`Error::WrongContext`] inside of `run`; [`Error::Collective`] if workers don't make the same call.
+    /// - [`Error::Tensor`]: shapes or dtypes differ, an axis is outside the rank, or the dtype is bool or
+    ///   string.
+    /// - [`Error::InvalidArgument`]: SUM of a value that is not distributed, over several replicas of one
+    ///   process.
+    /// - [`Error::WrongContext`]: called inside `run`.
+    /// - [`Error::Collective`]: workers don't make the same call.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -58,7 +63,7 @@ impl Strategy {
         let call = Call { operation: "reduce", op, at: Location::caller() };
         let _scope = self.enter(call.operation, ADVICE)?;
         self.require_settled(call.operation)?;
-        // RED-2; the value of one replica stays where it is.
+        // RED-2; the value of a single replica stays on its device.
         let here = match self.devices()[..] {
             [one] => vec![one],
             _ => vec![DeviceName::cpu(0)],
@@ -80,7 +85,7 @@ impl Strategy {
         structure.fill(leaves).and_then(V::Nest::from_tree).map_err(Error::tensor("reduce"))
     }
 
-    /// Reduces over replicas what each has summed for itself.
+    /// Reduces the sums of all replicas.
     fn reduce_sums(&self, call: Call, sums: Vec<Sums>, axes: &[i64], to: &[DeviceName]) -> Result<Vec<Leaf>> {
         let sum = Call { op: ReduceOp::Sum, ..call };
         let what = |local: usize| {
@@ -109,16 +114,17 @@ impl Strategy {
 
     /// Concatenates the replicas' values along `axis`, in the order of replica ids.
     ///
-    /// Shapes may differ in dimension `axis` only. A [`Mirrored`](crate::Mirrored) value counts once for each replica; a
-    /// value that is not distributed is returned as it is.
+    /// Shapes may differ in dimension `axis` only. A [`Mirrored`](crate::Mirrored) value counts once for each
+    /// replica; a value that is not distributed is returned unchanged.
     ///
-    /// With several workers, all of them make this call and get the same result: the parts of the replicas of all workers, or, of a
-    /// value that is not distributed, the value of each worker.
+    /// With several workers, all of them make this call and get the same result: the parts of the replicas of
+    /// all workers. If the value is not distributed, it is the value of each worker.
     ///
     /// # Errors
-    /// [`Error::Tensor`] for scalars, an axis outside of `[0, rank)`, shapes that differ elsewhere, dtypes that differ, and
-    /// [`IndexedSlices`](distribute_tensor::IndexedSlices); [`Error::WrongContext`] inside of `run`; [`Error::Collective`] if workers
-    /// don't make the same call.
+    /// - [`Error::Tensor`]: the value is a scalar or [`IndexedSlices`](distribute_tensor::IndexedSlices), the
+    ///   axis is outside `[0, rank)`, shapes differ in another dimension, or dtypes differ.
+    /// - [`Error::WrongContext`]: called inside `run`.
+    /// - [`Error::Collective`]: workers don't make the same call.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -189,8 +195,8 @@ impl Strategy {
         gathered.and_then(V::Nest::from_tree).map_err(Error::tensor(OPERATION))
     }
 
-    /// Returns for each leaf the parts of all replicas of all workers, given those of this worker's replicas; or one part of each
-    /// worker, given this worker's.
+    /// Returns for each leaf the parts of all replicas of all workers, from those of this worker's replicas; or
+    /// one part of each worker, from this worker's.
     fn parts_of_all(
         &self,
         parts: Tree<Vec<Leaf>>,
@@ -237,7 +243,7 @@ impl Strategy {
     }
 
     // RED-7
-    /// What each local replica sums for itself. A plain value counts once for each replica.
+    /// Returns the sums of each local replica. A plain value counts once for each replica.
     fn sums<V: Reducible>(&self, op: ReduceOp, value: V, axes: &[i64]) -> Result<(Vec<Sums>, Tree<()>)> {
         let replicas = self.world().replicas();
         let parts = parts_of("reduce", value, replicas)?.map(&mut |parts| match parts {
@@ -272,7 +278,7 @@ impl Sums {
     }
 }
 
-/// For each local replica, the number of elements in each of its sums.
+/// Returns the number of elements in each sum, for each local replica.
 fn counts(sums: &[Sums], replicas: usize) -> Vec<Leaf> {
     let of = |local: usize| sums.iter().map(|sums| sums.counts[local] as u64).collect::<Vec<_>>();
     (0..replicas).map(|local| Leaf::Host(HostTensor::vector(of(local)))).collect()

@@ -1,4 +1,4 @@
-//! Combines the replicas' values onto chosen devices, for algorithms that know about replicas.
+//! Combines the replicas' values onto chosen devices, for algorithms that depend on replicas.
 
 use super::Destinations;
 use crate::context::describe::{describe, describe_for_sum};
@@ -13,7 +13,7 @@ const ADVICE: &str = "use the replica context's all_reduce, or merge_call";
 
 /// A leaf of a value to reduce.
 pub(super) enum Contribution {
-    /// It is already the result: the mean of equal values.
+    /// A value that is already the result: the mean of equal values.
     Same(Leaf),
     /// The parts of all local replicas.
     Each(Vec<Leaf>),
@@ -28,7 +28,7 @@ pub(super) struct Given {
     pub(super) to: Vec<DeviceName>,
 }
 
-/// The user's call that reduces.
+/// The caller's reduction.
 #[derive(Clone, Copy)]
 pub(super) struct Call {
     pub(super) operation: &'static str,
@@ -37,7 +37,7 @@ pub(super) struct Call {
 }
 
 impl Given {
-    /// Describes what a local replica contributes, as far as it has to be equal on all.
+    /// Describes the contribution of a local replica, as far as it has to be equal on all.
     fn describe(&self, local: usize) -> String {
         let leaf = |contribution: &Contribution| match contribution {
             Contribution::Same(leaf) | Contribution::OfWorkers(leaf) => leaf.clone(),
@@ -88,7 +88,7 @@ impl Contribution {
 }
 
 impl Call {
-    /// The fingerprint of a reduction of `what`.
+    /// Returns the fingerprint of a reduction of `what`.
     pub(super) fn fingerprint(&self, what: &str) -> Fingerprint {
         let Self { operation, op, at } = *self;
         Fingerprint::new(Operation::Reduce, format!("{operation} {op} {what}"), at)
@@ -98,22 +98,25 @@ impl Call {
 impl Strategy {
     /// Reduces a value over all replicas and puts a copy of the result on each of `destinations`.
     ///
-    /// A [`PerReplica`](crate::PerReplica) has a part for each replica. A [`Mirrored`] value counts once for each replica.
-    /// The MEAN of a value that is not distributed is that value; it has no SUM over several replicas. With the value
-    /// itself as destinations, this is an all-reduce.
+    /// A [`PerReplica`](crate::PerReplica) has a part for each replica. A [`Mirrored`] value counts once for
+    /// each replica. The MEAN of a value that is not distributed is that value; its SUM over several replicas
+    /// is refused. With the value itself as destinations, this is an all-reduce.
     ///
-    /// With several workers, all of them make this call, also from their merge functions, and get the same result. A value
-    /// that is not distributed is then reduced over the workers, of which each has one.
+    /// With several workers, all of them make this call, which merge functions may also do, and get the same
+    /// result. A value that is not distributed is then reduced over the workers, which have one value each.
     ///
-    /// The result has one copy for each destination device. Copies on CPU devices share memory, so don't change them in
-    /// place. A copy for a parameter server is in the memory of this process's CPU until it is written to a variable.
+    /// The result has one copy for each destination device. Copies on CPU devices share memory, so don't change
+    /// them in place. A copy for a parameter server is in the memory of this process's CPU until it is written
+    /// to a variable.
     ///
     /// # Errors
-    /// [`Error::Tensor`] for different shapes or dtypes, bool and string; [`Error::InvalidArgument`] for a SUM of a
-    /// value that is not distributed over several replicas, a value made for another number of replicas, and
-    /// empty destinations; [`Error::Device`] for one that cannot be parsed or is neither the strategy's nor the
-    /// host's `cpu:0`; [`Error::WrongContext`] inside of `run`; [`Error::Collective`] if workers don't make the same
-    /// call.
+    /// - [`Error::Tensor`]: shapes or dtypes differ, or the dtype is bool or string.
+    /// - [`Error::InvalidArgument`]: SUM of a value that is not distributed over several replicas, a value that
+    ///   was made for another number of replicas, or empty destinations.
+    /// - [`Error::Device`]: a destination cannot be parsed, or is neither a device of the strategy nor the
+    ///   host's `cpu:0`.
+    /// - [`Error::WrongContext`]: called inside `run`.
+    /// - [`Error::Collective`]: workers don't make the same call.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -138,12 +141,13 @@ impl Strategy {
         reduced.ok_or_else(|| Error::invalid("reduce_to", "one value gave no result"))
     }
 
-    /// Several calls of [`reduce_to`](Strategy::reduce_to) in one; the results are in the order of the pairs.
+    /// Makes several calls of [`reduce_to`](Strategy::reduce_to) in one. The results are in the order of the
+    /// pairs.
     ///
     /// Destinations may differ from pair to pair, and dense and sparse values may be mixed.
     ///
     /// # Errors
-    /// Those of [`reduce_to`](Strategy::reduce_to), for the first pair that fails.
+    /// The errors of [`reduce_to`](Strategy::reduce_to), for the first pair that fails.
     ///
     /// ```
     /// # use distribute::{prelude::*, Destinations};
@@ -168,7 +172,7 @@ impl Strategy {
     /// Puts a copy of one value on each of `destinations`.
     ///
     /// # Errors
-    /// Those of [`reduce_to`](Strategy::reduce_to) about destinations and contexts.
+    /// The errors of [`reduce_to`](Strategy::reduce_to) about destinations and contexts.
     ///
     /// ```
     /// # use distribute::{prelude::*, Destinations};
@@ -210,13 +214,13 @@ impl Strategy {
         given.iter().zip(reduced).map(finish).collect()
     }
 
-    /// The devices of this process on which the copies for `destinations` are: one for each destination.
+    /// Returns the devices of this process with the copies for `destinations`: one for each destination.
     fn places(&self, destinations: &Destinations, operation: &'static str) -> Result<Vec<DeviceName>> {
         let devices = destinations.resolve(operation, self)?;
         Ok(devices.into_iter().map(DeviceName::in_this_process).collect())
     }
 
-    /// For each value, the copies of each leaf's reduction.
+    /// Returns the copies of each leaf's reduction, for each value.
     pub(super) fn reduce_given(&self, call: Call, given: &[Given]) -> Result<Vec<Vec<Vec<Leaf>>>> {
         let what = |local: usize| {
             let all: Vec<_> = given.iter().map(|given| given.describe(local)).collect();
@@ -254,7 +258,7 @@ impl Strategy {
         given.iter().map(finish).collect()
     }
 
-    /// The leaves of a value to reduce over replicas, and its structure.
+    /// Returns the leaves of a value to reduce over replicas, and its structure.
     pub(super) fn contributions<V: Reducible>(
         &self,
         operation: &'static str,
@@ -279,7 +283,7 @@ impl Strategy {
                      give a PerReplica, such as run returns, or reduce with MEAN"
                 ),
             )),
-            // Refused for one replica, too, so that programs don't break on several.
+            // Refused even for a single replica, so that programs don't break on several.
             Components::Plain(leaf) if op == ReduceOp::Sum => {
                 Leaf::summands(op, std::slice::from_ref(&leaf)).map_err(Error::tensor(operation))?;
                 Ok(Contribution::Same(leaf))
@@ -289,8 +293,8 @@ impl Strategy {
         }
     }
 
-    /// Reduces leaves, each given by its replicas' parts and the devices for the result, over all workers or by the
-    /// strategy's cross-device ops. `what` describes what a local replica contributes.
+    /// Reduces leaves over all workers or by the strategy's cross-device ops. Each leaf is given by its
+    /// replicas' parts and the devices for the result. `what` describes the contribution of a local replica.
     pub(super) fn reduce_parts<'a>(
         &self,
         call: Call,
@@ -310,7 +314,7 @@ impl Strategy {
         reduced.iter().zip(&values).map(|(leaf, value)| self.ops().broadcast(leaf, value.to)).collect()
     }
 
-    /// Reduces values of which each worker has one. The mean of equal values is the value itself, even if its dtype has no
+    /// Reduces one value of each worker. The mean of equal values is the value itself, even if its dtype has no
     /// mean.
     fn reduce_of_workers(
         &self,

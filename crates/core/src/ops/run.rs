@@ -16,17 +16,20 @@ use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
 impl Strategy {
-    /// Calls `body` once for each local replica, all at the same time, each on its own thread, and returns their results.
+    /// Calls `body` once for each local replica, at the same time on separate threads, and returns their
+    /// results.
     ///
     /// Each replica gets its part of `args`: its component of a [`PerReplica`], and its model of a
     /// [`Replicated`](crate::Replicated). Constants are captured. `body` may borrow from the caller.
     ///
     /// # Errors
-    /// [`Error::Parts`] names an argument that was made for another number of replicas. [`Error::Replica`] if `body` fails
-    /// or panics: it names the replica that caused the others to fail, even if `body` has wrapped the error; among several
-    /// causes, the one with the lowest id. It contains [`Error::Collective`] if replicas did not make the same calls, or
-    /// one arrived after the strategy's timeout; then `run` returns when the late closure does. The strategy can be used
-    /// again.
+    /// - [`Error::Parts`]: an argument was made for another number of replicas.
+    /// - [`Error::Replica`]: `body` fails or panics. The error names the replica that caused the others to
+    ///   fail, even if `body` has wrapped the error; among several causes, the one with the lowest id.
+    ///
+    /// The replica's error is [`Error::Collective`] if replicas did not make the same calls, or if one arrived
+    /// after the strategy's timeout. In that case `run` returns when the late closure does. The strategy can be
+    /// used again.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -53,7 +56,7 @@ impl Strategy {
     /// # Ok::<(), distribute::Error>(())
     /// ```
     ///
-    /// A reduction in which all replicas take part:
+    /// A reduction in which all replicas participate:
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -84,14 +87,14 @@ impl Strategy {
         let at = Location::caller();
         let replicas = self.world().replicas();
         let rows: Vec<_> = (0..replicas).map(|replica| args.rows(replica)).collect();
-        // Of most steps no piece is empty, and there are none.
+        // In most steps no batch is empty, so there are no snapshots.
         let empty = rows.iter().enumerate().filter(|(_, rows)| **rows == Some(0));
         let untouched = empty
             .map(|(replica, _)| Ok((replica, Snapshot::of(args.own_variables(replica))?)))
             .collect::<Result<Vec<_>>>();
         let args = args.split(replicas).map_err(|error| error.of_argument("run", "args"));
         let given = args.and_then(|args| Ok((args, untouched?)));
-        // If there are other workers, they have to be told that the step cannot begin.
+        // With several workers, the others need a report that the step cannot begin.
         let given = if self.world().is_multi_worker() { given } else { Ok(given?) };
         let _only = self.one_step_at_a_time()?;
         let fetched =
@@ -141,8 +144,8 @@ impl Strategy {
     }
 }
 
-/// The values of variables before a replica ran on an empty piece, on which stock batch-norm would set its running
-/// statistics to NaN. Layers that handle empty pieces say so.
+/// The values of variables before a replica ran on an empty batch. On such a batch candle's batch-norm sets its
+/// running statistics to NaN. Layers that handle empty batches need no snapshot.
 struct Snapshot(Vec<(Var, Tensor)>);
 
 impl Snapshot {
@@ -188,8 +191,8 @@ fn collect<A, R>(strategy: &Strategy, step: u64, cells: Vec<Mutex<Cell<A, R>>>) 
     }
 }
 
-/// Ends a step in which the replicas of this worker have returned: they may have left out a call in which those of other workers
-/// wait. Then all workers get one blame.
+/// Ends a step in which the replicas of this worker have returned. If they have left out a call in which
+/// replicas of other workers wait, all workers get the same blame.
 fn conclude(strategy: &Strategy, step: u64, session: &Session) -> Result<()> {
     session.await_leave(strategy.extended().timeout()).map_err(|blame| {
         let local = strategy.world().local_replicas();
@@ -204,14 +207,15 @@ fn of_replica(strategy: &Strategy, step: u64, replica: usize, source: Error) -> 
     Error::Replica { replica, device, step, source: Box::new(source) }
 }
 
-/// How much a replica's error says about the cause.
+/// The relation of a replica's error to the cause.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Guilt {
     /// It failed because another replica did.
     Victim,
     /// It reports that others did not make its call.
     Witness,
-    /// It is an error of its own, or reports that this replica did not make the others' call.
+    /// It failed for another reason than the others, or reports that this replica did not make the others'
+    /// call.
     Culprit,
     /// It explains why a culprit had no choice.
     Reason,
@@ -226,11 +230,11 @@ fn guilt(replica: usize, error: &Error) -> Guilt {
     }
 }
 
-/// Adds to a closure's error what only `run` knows.
+/// Adds the information to a closure's error that only `run` has.
 fn explain(error: Error, rows: Option<usize>, context: &ReplicaContext) -> Error {
     let error = raised(error);
     let advice = match &error {
-        // On some of them candle panics.
+        // candle panics on some of them.
         Error::Candle(_) | Error::Panicked { .. }
             if rows == Some(0) && context.device_for_candle().is_ok_and(|device| !device.is_cpu()) =>
         {
@@ -241,7 +245,8 @@ fn explain(error: Error, rows: Option<usize>, context: &ReplicaContext) -> Error
         Error::Candle(_) | Error::Panicked { .. } if rows == Some(0) => {
             "use a loss of distribute::nn::loss, which takes 0 rows, or call optimizer.skip(ctx) when labels.dim(0)? is 0"
         }
-        // candle keeps no graph for tensors without elements, so nothing calls the gradients in which the others wait.
+        // candle keeps no graph for tensors without elements, so the gradients in which the others wait are
+        // never computed.
         Error::Collective(blame)
             if rows == Some(0) && blame.fault == Fault::Mismatch && context.gradients_expected() > 0 =>
         {

@@ -1,4 +1,4 @@
-//! Updates variables outside of `run`, once for each copy.
+//! Updates variables outside `run`, once for each copy.
 
 use super::Destinations;
 use crate::context::{Mode, UpdateContext, current_kind, current_strategy, enter, has_strategy, mixed};
@@ -51,12 +51,12 @@ impl<V: Contained + ?Sized> Contained for &V {
 }
 
 impl Strategy {
-    /// Calls `update` once for each copy of `variable`, in update context. There the variable stands for that copy: reads
-    /// and writes go to it. The same holds for other variables with copies on the same devices. Returns the results, one
-    /// for each copy.
+    /// Calls `update` once for each copy of `variable`, in update context. There the variable refers to that
+    /// copy: reads and writes go to it. The same holds for other variables with copies on the same devices.
+    /// Returns the results, one for each copy.
     ///
-    /// Each call gets its part of `args`: the copy of a [`Mirrored`] for its device, and anything else as it is. The
-    /// standard way to update a variable by values that replicas have computed:
+    /// Each call gets its part of `args`: the copy of a [`Mirrored`] for its device, and anything else
+    /// unchanged. The standard way to update a variable by values that replicas have computed:
     ///
     /// ```
     /// use distribute::{Variable, prelude::*};
@@ -75,9 +75,10 @@ impl Strategy {
     /// ```
     ///
     /// # Errors
-    /// The first error of `update`; later copies have not been updated then. [`Error::InvalidArgument`] for another
-    /// strategy's variable, and for per-replica values, which would let copies drift apart. [`Error::WrongContext`] inside
-    /// of `run`.
+    /// The first error of `update`; later copies are then not updated. Also:
+    /// - [`Error::InvalidArgument`]: the variable is of another strategy, or `args` has per-replica values,
+    ///   which would let copies drift apart.
+    /// - [`Error::WrongContext`]: called inside `run`.
     #[doc(alias = "tf.distribute.StrategyExtended.update")]
     pub fn update<D: Distributed, R>(
         &self,
@@ -97,8 +98,9 @@ impl Strategy {
         Ok(results)
     }
 
-    /// Calls `update` once for each of the devices returned by [`non_slot_devices`](Strategy::non_slot_devices), in update
-    /// context. For variables that are not slots of another variable, such as the number of steps.
+    /// Calls `update` once for each of the devices returned by
+    /// [`non_slot_devices`](Strategy::non_slot_devices), in update context. Use it for variables that are not
+    /// slots of another variable, such as the number of steps.
     ///
     /// ```
     /// use distribute::{Variable, prelude::*};
@@ -111,7 +113,7 @@ impl Strategy {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Strategy::update`]; [`Error::InvalidArgument`] for other devices.
+    /// The errors of [`Strategy::update`]; [`Error::InvalidArgument`] for other devices.
     #[doc(alias = "tf.distribute.StrategyExtended.update_non_slot")]
     pub fn update_non_slot<D: Distributed, R>(
         &self,
@@ -160,11 +162,13 @@ impl Strategy {
         Mirrored::from_copies(results).ok_or_else(|| Error::invalid(operation, "there are no copies"))
     }
 
-    /// The devices for variables that are not slots of another variable: all devices with a copy of `variables`, or, if each
-    /// variable has one copy, those of the variable whose name sorts first.
+    /// Returns the devices for variables that are not slots of another variable. These are all devices with a
+    /// copy of `variables`. If each variable has one copy, they are the devices of the variable whose name
+    /// sorts first.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another strategy's variable, and for an empty list if a variable is needed.
+    /// - [`Error::InvalidArgument`]: a variable is of another strategy, or the list is empty although a
+    ///   variable is needed.
     #[doc(alias = "tf.distribute.StrategyExtended.non_slot_devices")]
     pub fn non_slot_devices(&self, variables: &[&Variable]) -> Result<Vec<DeviceName>> {
         const OPERATION: &str = "non_slot_devices";
@@ -183,10 +187,10 @@ impl Strategy {
         }
     }
 
-    /// While `body` runs, new variables get their copies on the devices of a variable, or on those returned by
-    /// [`non_slot_devices`](Strategy::non_slot_devices). So do the trained variables of a model that
-    /// [`replicate`](Strategy::replicate) builds there; on parameter servers they stay whole. Each replica keeps its own running
-    /// statistics.
+    /// Creates the variables of `body` on the devices of a variable, or on those returned by
+    /// [`non_slot_devices`](Strategy::non_slot_devices). This includes the trained variables of a model that
+    /// [`replicate`](Strategy::replicate) builds there; on parameter servers they are not split into shards.
+    /// Each replica keeps separate running statistics.
     ///
     /// ```
     /// use distribute::{Variable, prelude::*};
@@ -205,9 +209,11 @@ impl Strategy {
     /// ```
     ///
     /// # Errors
-    /// [`Error::WrongContext`] outside of this strategy's scope; [`Error::InvalidArgument`] for another strategy's
-    /// variable. Inside, `replicate` returns [`Error::InvalidArgument`] if variables are on parameter servers and the model would
-    /// not be.
+    /// - [`Error::WrongContext`]: called outside this strategy's scope.
+    /// - [`Error::InvalidArgument`]: a variable is of another strategy.
+    ///
+    /// Inside `body`, `replicate` returns [`Error::InvalidArgument`] if the strategy keeps variables on
+    /// parameter servers and `with` is another device.
     #[doc(alias = "tf.distribute.StrategyExtended.colocate_vars_with")]
     pub fn colocate_vars_with<T>(
         &self,
@@ -234,11 +240,12 @@ impl Strategy {
         body()
     }
 
-    /// Returns the variable that a value belongs to: a candle tensor, such as a layer's weight, to the one that it is a copy
-    /// of, and a [`Variable`], such as [`local_results`](Strategy::local_results) gives for one, to itself. `None` for any other
-    /// tensor, if the variable has been dropped, and for another strategy's.
+    /// Returns the variable that a value belongs to. For a candle tensor, such as a layer's weight, this is the
+    /// variable that it is a copy of; for a [`Variable`], such as [`local_results`](Strategy::local_results)
+    /// returns, it is the variable itself. Returns `None` for any other tensor, if the variable has been
+    /// dropped, and for a variable of another strategy.
     ///
-    /// A variable made of numbers has no tensor; it is given as itself.
+    /// A variable made of numbers has no tensor; pass the variable itself.
     ///
     /// ```
     /// # use distribute::prelude::*;

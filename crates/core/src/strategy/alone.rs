@@ -1,4 +1,4 @@
-//! A process that was started as one of several, and trains alone.
+//! The warning of a process that was started as one of several and trains alone.
 
 use distribute_cluster::Job;
 use distribute_cluster::environment::ProcessEnvironment;
@@ -8,11 +8,11 @@ use distribute_cluster::resolver::{
 use distribute_log::heard;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether nothing is to be said any more.
+/// Whether no warning is needed any more.
 static SETTLED: AtomicBool = AtomicBool::new(false);
 
-/// Says, once in a process, that it trains alone although it was started as one of several. Each of them would train weights
-/// of its own, and nobody would notice.
+/// Warns, once in a process, that it trains alone although it was started as one of several. Each of these
+/// processes would train separate weights unnoticed.
 pub fn warn(kind: &'static str) {
     if SETTLED.swap(true, Ordering::Relaxed) {
         return;
@@ -27,7 +27,8 @@ pub fn warn(kind: &'static str) {
     }
 }
 
-/// Says that nobody has joined a strategy of several workers, since the processes of a Slurm job were not started by `srun`.
+/// Warns that a strategy of several workers has only this one, because `srun` has not started the processes of
+/// the Slurm job.
 pub fn warn_without_srun() {
     if let Some(tasks) = tasks_without_srun(&ProcessEnvironment) {
         heard(|| {
@@ -39,12 +40,12 @@ pub fn warn_without_srun() {
     }
 }
 
-/// This process has joined its cluster: strategies that it makes for something else need no warning.
+/// Records that this process has joined its cluster. Its other strategies then need no warning.
 pub fn joined() {
     SETTLED.store(true, Ordering::Relaxed);
 }
 
-/// Evaluators are to be alone.
+/// Whether the process is an evaluator, which is meant to be alone.
 fn is_evaluator(scheduler: Scheduler) -> bool {
     let task = || TfConfigClusterResolver::from_env().ok()?.task_type();
     scheduler == Scheduler::TfConfig && task() == Some(Job::Evaluator)

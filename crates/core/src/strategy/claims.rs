@@ -1,4 +1,4 @@
-//! Checks what a strategy says about itself, once, when it is made.
+//! The checks of the return values of a [`StrategyExtended`], made once for each strategy.
 
 use super::{CommunicationOptions, StrategyExtended, VariablePlacement};
 use distribute_base::{DeviceName, Error, Result};
@@ -6,7 +6,7 @@ use distribute_cluster::World;
 use distribute_collective::group::Group;
 use std::time::Duration;
 
-/// Refuses a strategy whose methods contradict each other, and names those that do.
+/// Returns an error that names the methods that contradict each other, if any do.
 pub(super) fn check(extended: &dyn StrategyExtended) -> Result<()> {
     let claims = Claims {
         devices: extended.worker_devices(),
@@ -138,7 +138,7 @@ mod tests {
             ),
             (Claims { placement: central, world: of(2, 2), ..two() }, &["one device of each", "Mirrored"]),
             (Claims { timeout: Duration::ZERO, ..two() }, &["timeout of zero"]),
-            // CO-3: as where a MirroredStrategy is asked for it.
+            // CO-3: as if a MirroredStrategy were asked for it.
             (Claims { options: implementation(Ring), ..two() }, &["communication_options", "RING", "AUTO"]),
             (Claims { options: implementation(Nccl), ..two() }, &["CommunicationImplementation NCCL"]),
             (Claims { options: within(0), ..two() }, &["communication_options", "timeout of zero"]),

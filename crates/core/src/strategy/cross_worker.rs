@@ -1,6 +1,6 @@
 //! Combines values of all replicas of all workers, in code that runs once for each worker.
 //!
-//! Each function returns `None` if there is only one worker, which has all values itself.
+//! Each function returns `None` if there is only one worker, which already has all values.
 
 use super::Strategy;
 use distribute_base::Result;
@@ -12,11 +12,12 @@ use distribute_tensor::{Leaf, Packing, ReduceOp};
 pub(crate) type Local<'a> = [&'a [Leaf]];
 
 impl Strategy {
-    /// Reduces each leaf over all replicas of all workers, bit-equal to one process with all of them. `call` describes what
-    /// each local replica contributes.
+    /// Reduces each leaf over all replicas of all workers, bit-identical to one process with all of them.
+    /// `call` describes the contribution of each local replica.
     ///
     /// # Errors
-    /// The same on all workers: those of [`Strategy::among_workers`], and if the values cannot be reduced.
+    /// The same on all workers: the errors of [`Strategy::among_workers`], and one if the values cannot be
+    /// reduced.
     pub(crate) fn reduce_over_workers(
         &self,
         operation: &'static str,
@@ -30,11 +31,11 @@ impl Strategy {
         })
     }
 
-    /// The leaves of all replicas of all workers, in the order of their ids. If `local` has a single entry for the whole
-    /// worker, so has the result for each worker.
+    /// Returns the leaves of all replicas of all workers, in the order of their ids. If `local` has a single
+    /// entry for the whole worker, the result has one for each worker.
     ///
     /// # Errors
-    /// Those of [`Strategy::among_workers`].
+    /// The errors of [`Strategy::among_workers`].
     pub(crate) fn gather_over_workers(
         &self,
         operation: &'static str,
@@ -44,10 +45,10 @@ impl Strategy {
         self.among_replicas(operation, call, |calling| Ok(calling.all_gather(local)?.0))
     }
 
-    /// The leaves of worker 0, on all workers.
+    /// Returns the leaves of worker 0, on all workers.
     ///
     /// # Errors
-    /// Those of [`Strategy::among_workers`].
+    /// The errors of [`Strategy::among_workers`].
     pub(crate) fn of_first_worker(
         &self,
         operation: &'static str,

@@ -22,7 +22,7 @@ impl StrategyExtended for Default {
 }
 
 impl Strategy {
-    /// The one that is current where none has been entered.
+    /// Returns the strategy that is current if none has been entered.
     pub(crate) fn of_default_context() -> &'static Strategy {
         static DEFAULT: OnceLock<Strategy> = OnceLock::new();
         DEFAULT.get_or_init(|| Strategy::unchecked(Default))

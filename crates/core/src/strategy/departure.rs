@@ -1,17 +1,18 @@
-//! Who ends when workers are told to. Pure.
+//! The workers that exit after a notice. Pure.
 
-/// Who ends when workers are told to.
+/// The workers that exit after a notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Departure {
-    /// All workers, behind one checkpoint.
+    /// All workers, after one checkpoint.
     All,
-    /// Those that were told to. The others have all that they have, and go on.
+    /// Only the workers that received the notice. The others have the complete state, and continue.
     Told,
 }
 
 impl Departure {
-    /// Of so many workers, these have been told to end, in order. `least` is with how many workers the others go on; `None` if they
-    /// need all. The first worker is needed in any case: the others meet at its address.
+    /// Decides which workers exit. `told` has the ranks that received a notice, out of this number of workers.
+    /// `least` is the number of workers that suffices for the others to continue; `None` if all are needed. The
+    /// first worker is needed in any case, because the rendezvous is at its address.
     pub(super) fn decide(told: &[usize], workers: usize, least: Option<usize>) -> Self {
         let left = workers.saturating_sub(told.len());
         match least {

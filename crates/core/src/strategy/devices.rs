@@ -3,7 +3,7 @@
 use distribute_base::{DeviceName, Error, Result};
 use distribute_collective::threads::MOST_THREADS;
 
-/// Checks that a process can have so many replicas.
+/// Checks that a process can have this number of replicas.
 pub fn check_count(operation: &'static str, replicas: usize) -> Result<()> {
     if replicas <= MOST_THREADS {
         return Ok(());
@@ -16,7 +16,7 @@ pub fn check_count(operation: &'static str, replicas: usize) -> Result<()> {
     Err(Error::invalid(operation, reason))
 }
 
-/// Parses names of devices, which have to be there and to differ.
+/// Parses names of devices. Each device must exist and be named once.
 pub fn resolve<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Vec<DeviceName>> {
     let mut devices: Vec<DeviceName> = Vec::new();
     for name in names {

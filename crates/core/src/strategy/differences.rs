@@ -1,21 +1,22 @@
-//! Compares what the workers have set, and names each setting that differs with its values and the workers that have them.
+//! Compares the settings of the workers, and names each one that differs with its values and the workers that
+//! have them.
 
 use distribute_cluster::fnv1a;
 use std::collections::{HashMap, HashSet};
 
-/// The settings of a worker, each with a name and a value in words. Names are unique.
+/// The settings of a worker, each with a name and a value as text. Names are unique.
 pub type Settings = Vec<(String, String)>;
 
-/// The most settings that a text lists.
+/// The largest number of settings that a message lists.
 const LISTED: usize = 6;
 
-/// The longest value that a text has as a whole, in characters.
+/// The longest value that a message shows in full, in characters.
 const LONGEST: usize = 200;
 
-/// Returns a digest of settings in their order, by which workers see whether all have the same before they send them.
+/// Returns a digest of settings in their order. Workers compare digests before they send the settings.
 pub fn digest(settings: &Settings) -> u64 {
     let parts = settings.iter().flat_map(|(name, value)| [name, value]);
-    // Each with an end, which no text has.
+    // Each part ends in a byte that no text has.
     fnv1a(parts.flat_map(|part| part.bytes().chain([0xff])))
 }
 

@@ -14,16 +14,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Within how many steps every variable has been compared, unless something else is asked for. While variables come and go, it may be
-/// twice as many.
+/// The default number of steps within which every variable is compared between the workers. While variables are
+/// created and dropped, it may take twice this number.
 pub const CHECK_DRIFT_EVERY: u64 = 100;
 
 /// The part of a strategy that its author writes. Users call [`Strategy`], which builds everything else on it.
 ///
-/// Methods have to return the same in every call; [`Strategy::new`] refuses contradictions.
+/// Methods must return the same in every call; [`Strategy::new`] refuses contradictions.
 ///
-/// Only [`kind`](Self::kind) and [`worker_devices`](Self::worker_devices) are required; they make one replica for each
-/// device, on a thread each, in lock step. A strategy with a shorter timeout that prints how long each run took:
+/// Only [`kind`](Self::kind) and [`worker_devices`](Self::worker_devices) are required; with these, a strategy
+/// has one replica for each device, on a thread each, in lock step. A strategy with a shorter timeout that
+/// prints how long each run took:
 ///
 /// ```
 /// use distribute::{DeviceName, Replicas, StrategyExtended, prelude::*};
@@ -59,14 +60,14 @@ pub const CHECK_DRIFT_EVERY: u64 = 100;
 /// ```
 #[doc(alias = "tf.distribute.StrategyExtended")]
 pub trait StrategyExtended: Debug + Send + Sync + 'static {
-    /// The name of the strategy, for messages: `MirroredStrategy`.
+    /// The name of the strategy, for messages, such as `MirroredStrategy`.
     fn kind(&self) -> &'static str;
 
     /// The devices of this process's replicas, one for each.
     #[doc(alias = "tf.distribute.StrategyExtended.worker_devices")]
     fn worker_devices(&self) -> &[DeviceName];
 
-    /// Where variables are kept; by default there is a copy on each worker device.
+    /// The location of variables. By default each worker device has a copy.
     fn variable_placement(&self) -> VariablePlacement {
         VariablePlacement::Mirrored
     }
@@ -84,77 +85,79 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
         }
     }
 
-    /// The parameter servers, where [variables are kept there](VariablePlacement::Servers).
+    /// The parameter servers, if [variables are on them](VariablePlacement::Servers).
     fn parameter_servers(&self) -> Option<&Arc<ParameterServers>> {
         None
     }
 
-    /// The workers that train together, and how they reach each other; `None` if this process trains alone.
+    /// The workers that train together, and the links between them; `None` if this process trains alone.
     ///
-    /// Each worker has as many replicas as this one has devices.
+    /// Each worker has the same number of replicas as this one has devices.
     fn group(&self) -> Option<&Group> {
         None
     }
 
-    /// How many workers there are, where they come and go: the [`group`](Self::group) has another world when they have met again.
-    /// `None`, as where this is not written, if their number is fixed.
+    /// The allowed number of workers if the job is elastic; `None` (the default) if the number is fixed. After
+    /// a rendezvous the world of [`group`](Self::group) may be another one.
     fn elastic(&self) -> Option<RangeInclusive<usize>> {
         None
     }
 
-    /// Leaves the world, in which a worker was lost or late or to which others have come, and waits until all workers have met again:
-    /// those that are left, and new processes. Nobody waits for the workers that are `leaving`, by their numbers in the world, and, where
-    /// they meet `once_more` since one was lost meanwhile, for that one. The [`group`](Self::group) goes on with them. `None`, as where
-    /// this is not written, if workers can't meet again.
+    /// Leaves the world because a worker failed or timed out, or because others join. Waits until the
+    /// [`group`](Self::group) has re-formed with the remaining workers and new processes.
+    ///
+    /// Workers whose ranks are in `leaving` are not waited for. With `once_more`, this rendezvous repeats one
+    /// in which a worker failed, which is then not waited for. Returns `None` (the default) if the group cannot
+    /// re-form.
     ///
     /// # Errors
-    /// [`Error::Join`] if a worker has not come after `patience`.
+    /// - [`Error::Join`]: a worker has not come within `patience`.
     fn rejoin(&self, patience: Duration, leaving: &[usize], once_more: bool) -> Option<Result<()>> {
         let _ = (patience, leaving, once_more);
         None
     }
 
-    /// Where the cluster that this strategy trains in was found out; `None` for strategies of one process.
+    /// The resolver of the cluster that this strategy trains in; `None` for strategies of one process.
     fn cluster_resolver(&self) -> Option<&dyn ClusterResolver> {
         None
     }
 
-    /// The place of this process among workers that run the whole program each, and do not wait for each other; `None`, as where this is
-    /// not written, for others.
+    /// The position of this process among workers that each run the whole program and do not wait for each
+    /// other; `None` (the default) for other strategies.
     #[doc(alias = "experimental_between_graph")]
     fn independent(&self) -> Option<IndependentWorker> {
         None
     }
 
-    /// Whether each replica of this process can have an input pipeline of its own
+    /// Whether each replica of this process can have a separate input pipeline
     /// ([`InputReplicationMode::PerReplica`](crate::InputReplicationMode::PerReplica)).
     fn per_replica_input(&self) -> bool {
         self.variable_placement() == VariablePlacement::Mirrored && self.group().is_none()
     }
 
-    /// How the replicas' collectives communicate by default.
+    /// The default options of the replicas' collectives.
     fn communication_options(&self) -> CommunicationOptions {
         CommunicationOptions::default()
     }
 
-    /// How long a replica waits for the others in one call.
+    /// The time that a replica waits for the others in one call.
     fn timeout(&self) -> Duration {
         self.communication_options().timeout.unwrap_or(DEFAULT_TIMEOUT)
     }
 
-    /// Within how many steps each variable that is the same on all workers has been compared between them; 0 for never. The same
-    /// on all workers.
+    /// The number of steps within which each variable that is the same on all workers is compared between them;
+    /// 0 for never. It has to be the same on all workers.
     fn check_drift_every(&self) -> u64 {
         CHECK_DRIFT_EVERY
     }
 
-    /// The algorithm that combines values across devices. With `None`, the replicas' threads share the work of collectives,
-    /// and everything else is reduced to one device.
+    /// The algorithm that combines values across devices. With `None`, the replicas' threads divide the work of
+    /// collectives, and everything else is reduced to one device.
     fn cross_device_ops(&self) -> Option<&dyn CrossDeviceOps> {
         None
     }
 
-    /// The threads that replicas compute with. `None` is one thread each, on any core.
+    /// The threads that replicas compute with. `None` means one thread each, on any core.
     fn threads(&self) -> Option<&Threads> {
         None
     }
@@ -168,19 +171,19 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
     /// Runs a step on all local replicas at the same time, and returns when all are done.
     ///
     /// # Errors
-    /// If the system refuses a thread.
+    /// An error if the system refuses a thread.
     #[doc(alias = "tf.distribute.StrategyExtended.call_for_each_replica")]
     fn call_for_each_replica(&self, replicas: &Replicas<'_>) -> Result<()> {
         replicas.on_threads()
     }
 }
 
-/// One of several workers that run the whole program each, and do not wait for each other.
+/// One of several workers that each run the whole program and do not wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndependentWorker {
-    /// How many there are, the chief among them.
+    /// The number of workers, the chief included.
     pub workers: usize,
-    /// Which of them this is. The chief is the first.
+    /// The rank of this worker. The chief has rank 0.
     pub worker: usize,
 }
 
@@ -188,7 +191,7 @@ pub struct IndependentWorker {
 pub struct Replicas<'a> {
     strategy: &'a Strategy,
     step: u64,
-    /// The same step on the other workers, if there are any.
+    /// The session with the other workers in this step, if there are any.
     session: Option<Arc<Session>>,
     body: &'a (dyn Fn(Member) -> bool + Sync),
     /// Whether the replicas have run.
@@ -196,7 +199,7 @@ pub struct Replicas<'a> {
 }
 
 impl<'a> Replicas<'a> {
-    /// `body` returns whether it succeeded.
+    /// Creates the replicas of a step. `body` returns whether it succeeded.
     pub(crate) fn new(
         strategy: &'a Strategy,
         step: u64,
@@ -206,25 +209,25 @@ impl<'a> Replicas<'a> {
         Self { strategy, step, session, body, ran: AtomicBool::new(false) }
     }
 
-    /// The number of this step on its strategy, from 1.
+    /// Returns the number of this step on its strategy, from 1.
     pub fn step(&self) -> u64 {
         self.step
     }
 
-    /// The number of replicas to run.
+    /// Returns the number of replicas to run.
     pub fn count(&self) -> usize {
         self.strategy.world().replicas()
     }
 
-    /// Runs every replica on a thread of its own. Returns when all have returned.
+    /// Runs every replica on a separate thread. Returns when all have returned.
     ///
-    /// The first replica runs on this thread. It gets a thread of its own if replicas have [several threads](Threads) each,
-    /// or if this thread is a worker of a rayon pool, as in a closure of `rayon::spawn` or `par_iter`, where it would pick
-    /// up other work of the pool in the middle of the step.
+    /// The first replica usually runs on this thread. It gets another thread if each replica has [several
+    /// threads](Threads), or if this thread is a worker of a rayon pool, as in `rayon::spawn` or `par_iter`.
+    /// There it would run other work of the pool in the middle of the step.
     ///
     /// # Errors
-    /// [`Error::Io`] if the system refuses a thread; [`Error::InvalidArgument`] if the replicas of this step have already
-    /// run.
+    /// - [`Error::Io`]: the system refuses a thread.
+    /// - [`Error::InvalidArgument`]: the replicas of this step have already run.
     pub fn on_threads(&self) -> Result<()> {
         if self.ran.swap(true, Ordering::Relaxed) {
             let reason = format!(

@@ -1,4 +1,4 @@
-//! The handle that users call, and the strategies behind it.
+//! The handle that users call, and the strategies that it refers to.
 
 pub(crate) mod alone;
 mod claims;
@@ -57,20 +57,20 @@ use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-/// How training steps run: a handle that is cheap to clone and the same type for every strategy.
+/// A handle of a strategy, which runs training steps: cheap to clone, and the same type for every strategy.
 ///
-/// Functions that train take a `&Strategy`; `MirroredStrategy` and the others deref to it. A new kind of strategy
-/// implements only [`StrategyExtended`].
+/// Functions that train take a `&Strategy`; `MirroredStrategy` and the others deref to it. A new kind of
+/// strategy implements only [`StrategyExtended`].
 #[doc(alias = "tf.distribute.Strategy")]
 #[derive(Clone)]
 pub struct Strategy(Arc<Inner>);
 
-/// A strategy that this does not keep.
+/// A handle that does not keep its strategy alive.
 #[derive(Clone, Debug)]
 pub struct WeakStrategy(Weak<Inner>);
 
 impl WeakStrategy {
-    /// The strategy, if something else still keeps it.
+    /// Returns the strategy, if another handle still keeps it alive.
     pub fn upgrade(&self) -> Option<Strategy> {
         self.0.upgrade().map(Strategy)
     }
@@ -78,44 +78,46 @@ impl WeakStrategy {
 
 struct Inner {
     extended: Box<dyn StrategyExtended>,
-    /// The number of the strategy in this process, from 0, which together with where it was made tells it from others of its
-    /// kind.
+    /// The number of the strategy in this process, from 0. With the location where it was created, it
+    /// distinguishes strategies of one kind.
     number: u64,
     made_at: &'static Location<'static>,
     steps: AtomicU64,
-    /// What optimizers' steps came to, for who watches.
+    /// The results of optimizers' steps, for monitoring.
     pulse: Pulse,
     updates: Mutex<Updates>,
     optimizers: AtomicU64,
-    /// How many variables have been created.
+    /// The number of variables that have been created.
     created: AtomicU64,
-    /// This process as a world of its own, for a strategy without a group.
+    /// The world with only this process, for a strategy without a group.
     alone: World,
-    /// Whether it has a group, or parameter servers, which a step of most has not: asking `extended` takes a while.
+    /// Whether it has a group, and whether it has parameter servers. Most steps have neither, and asking
+    /// `extended` takes a while.
     has_group: bool,
     has_servers: bool,
-    /// The copies of variables on devices with memory of their own; `None` where no replica has such a device.
+    /// The copies of variables on devices with separate memory; `None` if no replica has such a device.
     device_copies: Option<Mutex<Vec<Weak<DeviceCopies>>>>,
     workers: Workers,
-    /// Whether the training is to end in order.
+    /// The notice to shut down gracefully.
     notice: Arc<Notice>,
     extensions: Extensions,
 }
 
 impl Strategy {
-    /// The handle of a strategy.
+    /// Creates the handle of a strategy.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument) if its methods contradict each other, for example by
-    /// naming a device twice, or if its [`communication_options`](StrategyExtended::communication_options) or cross-device
-    /// ops (see [`check`](CrossDeviceOps::check)) ask for something that is not supported.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the methods of `extended`
+    ///   contradict each other, for example by naming a device twice; or its
+    ///   [`communication_options`](StrategyExtended::communication_options) or cross-device ops (see
+    ///   [`check`](CrossDeviceOps::check)) ask for something that is not supported.
     #[track_caller]
     pub fn new(extended: impl StrategyExtended) -> Result<Self> {
         claims::check(&extended)?;
         Ok(Self::unchecked(extended))
     }
 
-    /// The handle of a strategy that is known to be consistent.
+    /// Creates the handle of a strategy that is known to be consistent.
     #[track_caller]
     fn unchecked(extended: impl StrategyExtended) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
@@ -149,19 +151,19 @@ impl Strategy {
         strategy
     }
 
-    /// The part that the strategy's author wrote.
+    /// Returns the part that the strategy's author wrote.
     #[doc(alias = "tf.distribute.Strategy.extended")]
     pub fn extended(&self) -> &dyn StrategyExtended {
         &*self.0.extended
     }
 
-    /// The number of replicas over which gradients are aggregated.
+    /// Returns the number of replicas over which gradients are aggregated.
     #[doc(alias = "tf.distribute.Strategy.num_replicas_in_sync")]
     pub fn num_replicas_in_sync(&self) -> usize {
         self.world().num_replicas_in_sync()
     }
 
-    /// Whether the training is to end in order, as far as this process knows.
+    /// Returns the notice to shut down gracefully, with the state that this process knows.
     #[doc(hidden)]
     pub fn notice(&self) -> &Arc<Notice> {
         &self.0.notice
@@ -172,15 +174,17 @@ impl Strategy {
         self == Self::of_default_context()
     }
 
-    /// The number of the next variable, from 1. It is the same on all workers, which create variables in the same order.
+    /// Returns the number of the next variable, from 1. It is the same on all workers, which create variables
+    /// in the same order.
     pub(crate) fn next_variable(&self) -> u64 {
         self.0.created.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Copies of a new variable for the replicas whose devices have memory of their own; `None` where there are none.
+    /// Creates copies of a new variable for the replicas whose devices have separate memory; `None` if there
+    /// are no such devices.
     ///
     /// # Errors
-    /// Where a device cannot be opened.
+    /// candle's error, if a device cannot be opened.
     pub(crate) fn device_copies(&self, of: &candle_core::Var) -> Result<Option<Arc<DeviceCopies>>> {
         let Some(all) = &self.0.device_copies else { return Ok(None) };
         let open = |device: DeviceName| device.has_own_memory().then(|| device.to_candle()).transpose();
@@ -194,14 +198,14 @@ impl Strategy {
         Ok(Some(copies))
     }
 
-    /// Whether some replica's device has memory of its own.
+    /// Whether any replica's device has separate memory.
     #[doc(hidden)]
     pub fn has_device_copies(&self) -> bool {
         self.0.device_copies.is_some()
     }
 
-    /// Whether tables whose rows are looked up are on the devices of replicas: where each replica has a device with memory of its own, and neither
-    /// servers nor other workers have a part in updates.
+    /// Whether tables whose rows are looked up are on the devices of replicas. That is so if each replica's
+    /// device has separate memory, and neither servers nor other workers participate in updates.
     pub(crate) fn keeps_tables_on_devices(&self) -> bool {
         self.has_device_copies()
             && !self.world().is_multi_worker()
@@ -209,10 +213,10 @@ impl Strategy {
             && self.devices().into_iter().all(DeviceName::can_update)
     }
 
-    /// Brings what a local replica computes with up to date, by its own thread.
+    /// Refreshes the copies that a local replica computes with. The replica's thread calls this.
     ///
     /// # Errors
-    /// candle's, of a device.
+    /// candle's error, if a device fails.
     #[doc(hidden)]
     pub fn refresh_copies(&self, replica: usize) -> Result<()> {
         let Some(all) = &self.0.device_copies else { return Ok(()) };
@@ -220,18 +224,18 @@ impl Strategy {
         alive.iter().try_for_each(|copies| copies.refresh(replica))
     }
 
-    /// The device of each local replica.
+    /// Returns the device of each local replica.
     #[doc(hidden)]
     pub fn devices(&self) -> Vec<DeviceName> {
         self.extended().worker_devices().to_vec()
     }
 
-    /// Whether it has a group of workers, be it of one.
+    /// Whether it has a group of workers, even of a single one.
     pub(crate) fn has_group(&self) -> bool {
         self.0.has_group
     }
 
-    /// The session with its parameter servers, if it has any.
+    /// Returns the session with its parameter servers, if it has any.
     #[doc(hidden)]
     pub fn session(&self) -> Option<&Session> {
         let servers = self.0.has_servers.then(|| self.extended().parameter_servers());
@@ -241,13 +245,13 @@ impl Strategy {
     /// Waits until servers have acknowledged all gradients, unless a step is running.
     ///
     /// # Errors
-    /// That of a server which has not.
+    /// The error of a server that has not.
     #[doc(hidden)]
     pub fn await_updates(&self) -> Result<()> {
         self.session().map_or(Ok(()), Session::flush)
     }
 
-    /// The number of the next optimizer, from 1.
+    /// Returns the number of the next optimizer, from 1.
     #[doc(hidden)]
     pub fn next_optimizer(&self) -> u64 {
         self.0.optimizers.fetch_add(1, Ordering::Relaxed) + 1
@@ -258,24 +262,24 @@ impl Strategy {
         WeakStrategy(Arc::downgrade(&self.0))
     }
 
-    /// Its number in this process, which timelines tell.
+    /// Returns its number in this process, which timelines show.
     #[doc(hidden)]
     pub fn number(&self) -> u64 {
         self.0.number
     }
 
-    /// What optimizers' steps came to.
+    /// Returns the results of optimizers' steps.
     #[doc(hidden)]
     pub fn pulse(&self) -> &Pulse {
         &self.0.pulse
     }
 
-    /// The state that a module above the handle keeps with this strategy. It is made when it is first asked for.
+    /// Returns the state that a module above the handle keeps with this strategy. Creates it on the first call.
     pub(crate) fn extension<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
         self.0.extensions.get()
     }
 
-    /// The number of the next step, from 1.
+    /// Returns the number of the next step, from 1.
     pub(crate) fn next_step(&self) -> u64 {
         self.0.steps.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -290,7 +294,7 @@ impl PartialEq for Strategy {
 
 impl Eq for Strategy {}
 
-/// Its kind and number of replicas, and what tells it from others: its number in this process, and where it was made.
+/// Its kind and number of replicas, and its number in this process and the location where it was created.
 impl fmt::Display for Strategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (kind, replicas) = (self.extended().kind(), self.num_replicas_in_sync());

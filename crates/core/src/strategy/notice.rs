@@ -1,34 +1,34 @@
-//! Whether this process has been told to end, and whether all workers know.
+//! The notice to exit that this process or another worker received.
 
 use crate::strategy::departure::Departure;
 use distribute_base::internal::lock;
 use distribute_cluster::Stopwatch;
 use std::sync::Mutex;
 
-/// What a strategy knows of a notice: one that this process got, and one that all workers have heard of.
+/// The state of a notice: whether this process received one, and the decision of all workers.
 #[derive(Debug, Default)]
 pub struct Notice(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// When this process got it.
+    /// The time since this process received it.
     given: Option<Stopwatch>,
     heard: Option<Heard>,
 }
 
-/// A notice that all workers know of.
+/// A notice that all workers have received.
 #[derive(Clone, Debug)]
 pub struct Heard {
-    /// Since when: of workers that got it themselves, since then.
+    /// The time since the notice: for a worker that received it first-hand, since that moment.
     pub since: Stopwatch,
-    /// Those that got it.
+    /// The workers that received it first-hand.
     pub workers: Vec<usize>,
-    /// Who ends because of it.
+    /// The workers that exit because of it.
     pub departure: Departure,
 }
 
 impl Notice {
-    /// This process got one. Returns whether that is the first.
+    /// Records that this process received a notice. Returns whether it is the first.
     pub fn give(&self) -> bool {
         let mut state = lock(&self.0);
         let first = state.given.is_none();
@@ -36,13 +36,13 @@ impl Notice {
         first
     }
 
-    /// Whether this process got one.
+    /// Whether this process received a notice.
     pub fn is_given(&self) -> bool {
         lock(&self.0).given.is_some()
     }
 
-    /// All workers have said whether they got one. That is heard once. `least` is the number of workers with which the others go
-    /// on; `None` if they need all.
+    /// Records, once, which workers received a notice. `least` is the number of workers that suffices for the
+    /// others to continue; `None` if all are needed.
     pub fn hear(&self, given: impl Iterator<Item = bool>, least: Option<usize>) {
         let given: Vec<bool> = given.collect();
         let workers: Vec<usize> =
@@ -56,18 +56,19 @@ impl Notice {
         state.heard = Some(Heard { since, workers, departure });
     }
 
-    /// The workers that end while the others go on, as all have heard.
+    /// Returns the workers that exit while the others continue, by the decision of all.
     pub fn leaving(&self) -> Vec<usize> {
         let heard = self.heard().filter(|heard| heard.departure == Departure::Told);
         heard.map(|heard| heard.workers).unwrap_or_default()
     }
 
-    /// Forgets what all have heard: not all of those are there any more. Who got one says so again.
+    /// Forgets the decision of all workers, because some of them have left. A worker that received a notice
+    /// reports it again.
     pub(crate) fn forget(&self) {
         lock(&self.0).heard = None;
     }
 
-    /// The decision on which the workers have agreed, if a notice was given.
+    /// Returns the decision on which the workers have agreed, if a notice was given.
     pub fn heard(&self) -> Option<Heard> {
         lock(&self.0).heard.clone()
     }

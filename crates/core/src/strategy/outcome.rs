@@ -1,16 +1,16 @@
-//! Shares the outcome of what each worker did by itself: if one has failed, all of them get the same error.
+//! Shares the outcome of work that each worker did alone: if one has failed, all of them get the same error.
 
 use super::Strategy;
 use bytes::Bytes;
 use distribute_base::{Error, Result};
 use distribute_cluster::{Fingerprint, Process, located};
 
-/// What a worker tells the others about what it has done.
+/// The outcome that a worker sends to the others.
 #[derive(Clone, Debug, PartialEq)]
 enum Outcome {
-    /// It has succeeded. The bytes are what the others need to know.
+    /// Success. The bytes are the record for the others.
     Done(Bytes),
-    /// It has failed, with this error text.
+    /// Failure, with this error message.
     Failed(String),
 }
 
@@ -18,12 +18,13 @@ const DONE: u8 = 1;
 const FAILED: u8 = 0;
 
 impl Strategy {
-    /// Tells the other workers whether this one has succeeded, and returns the records of all, by worker; none if there is
-    /// only one worker.
+    /// Reports to the other workers whether this one has succeeded. Returns the records of all, by worker; none
+    /// if there is only one worker.
     ///
     /// # Errors
-    /// If workers have failed, [`Error::Worker`] of the first of them, on all workers; if all have failed alike, that
-    /// error. Also if they make other calls, or one is lost or late.
+    /// - [`Error::Worker`]: workers have failed. The error is that of the first of them, on all workers.
+    /// - This worker's own error, if all have failed alike.
+    /// - The error of the exchange, if workers make other calls, disconnect or time out.
     #[doc(hidden)]
     pub fn agree<T>(
         &self,
@@ -32,7 +33,7 @@ impl Strategy {
         mine: Result<T>,
         record: impl FnOnce(&T) -> Bytes,
     ) -> Result<(T, Vec<Bytes>)> {
-        // All workers already know the error of a call in which all took part, so none of them arrives here.
+        // All workers already have the error of a call in which all participated, so none of them arrives here.
         if mine.as_ref().is_err_and(|error| error.blame().is_some()) {
             return mine.map(|mine| (mine, Vec::new()));
         }
@@ -43,7 +44,7 @@ impl Strategy {
         let all =
             self.among_workers(operation, call, |mut calling| calling.all_gather_bytes(outcome().encode()));
         let (all, mine) = match (all, mine) {
-            // This worker's own error is the cause, even if the others make other calls.
+            // This worker's error is the cause, even if the others make other calls.
             (Err(_) | Ok(None), Err(error)) => return Err(error),
             (Err(error), Ok(_)) => return Err(error),
             (Ok(None), Ok(mine)) => return Ok((mine, Vec::new())),
@@ -53,7 +54,7 @@ impl Strategy {
         settle(mine, all, self.world().worker()).map_err(|error| self.located(error))
     }
 
-    /// The same error. Where it is that of a worker, it tells where that one is, if that is known.
+    /// Adds the location of the worker to an error that names one, if it is known.
     #[doc(hidden)]
     pub fn located(&self, mut error: Error) -> Error {
         if let Error::Worker { worker, process, .. } = &mut error {
@@ -62,7 +63,7 @@ impl Strategy {
         error
     }
 
-    /// `worker 1`, and what it is in the cluster, and where, if that is known.
+    /// Returns `worker 1`, with its task in the cluster and its address, if these are known.
     #[doc(hidden)]
     pub fn named(&self, worker: usize) -> String {
         match self.process(worker) {
@@ -71,7 +72,7 @@ impl Strategy {
         }
     }
 
-    /// What an error adds of these workers, which it names by their numbers.
+    /// Returns the text about these workers that an error appends. The error names them by rank.
     pub(crate) fn whereabouts(&self, workers: &[usize]) -> String {
         let process = |worker: &usize| Some((*worker, self.process(*worker)?));
         located(&workers.iter().filter_map(process).collect::<Vec<_>>())
@@ -81,7 +82,7 @@ impl Strategy {
         self.extended().group()?.process(worker)
     }
 
-    /// Like [`agree`](Self::agree), for records that have to be equal on all workers; `what` names them.
+    /// Acts like [`agree`](Self::agree), for records that have to be equal on all workers; `what` names them.
     pub(crate) fn agree_on<T>(
         &self,
         operation: &'static str,
@@ -105,11 +106,11 @@ impl Strategy {
         }
     }
 
-    /// Runs something on the chief alone, and gives all workers its outcome. A process that builds what the others have built
-    /// already runs it itself.
+    /// Runs a closure on the chief alone, and gives all workers its outcome. A process that is catching up with
+    /// the others has already run it.
     ///
     /// # Errors
-    /// Those of [`agree`](Self::agree).
+    /// The errors of [`agree`](Self::agree).
     pub(crate) fn on_chief<T>(
         &self,
         operation: &'static str,
@@ -143,7 +144,7 @@ impl Outcome {
     }
 }
 
-/// The records of all workers, or the error of the first that failed.
+/// Returns the records of all workers, or the error of the first that failed.
 fn settle<T>(mine: Result<T>, all: Vec<Outcome>, me: usize) -> Result<(T, Vec<Bytes>)> {
     let alike = |error: &Error, all: &[Outcome]| {
         let text = error.to_string();
@@ -162,7 +163,7 @@ fn settle<T>(mine: Result<T>, all: Vec<Outcome>, me: usize) -> Result<(T, Vec<By
             Outcome::Failed(text) => text,
         };
         let source = match mine {
-            // If this worker has failed in the same way, its own typed error is more useful than a text.
+            // If this worker has failed in the same way, its typed error is more useful than a text.
             Err(error) if worker == me || error.to_string() == text => error,
             _ => Error::other(text),
         };

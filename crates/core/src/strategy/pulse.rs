@@ -1,44 +1,45 @@
-//! What the steps of optimizers came to: for who watches a running job.
+//! The results of optimizers' steps, for monitoring a running job.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Examples and the last loss that is known, as bits. It is written by one thread at a time, and a look between two writes is as good as one before.
+/// The number of examples and the last loss that has been read, as bits. One thread at a time writes. A read
+/// between two writes is as good as one before.
 #[derive(Debug, Default)]
 pub struct Pulse {
     examples: AtomicU64,
     loss: AtomicU64,
-    /// Whether one is.
+    /// Whether there is a loss.
     has_loss: AtomicBool,
     steps: AtomicU64,
 }
 
 impl Pulse {
-    /// A step over so many examples had this loss, if nobody has to wait for it.
+    /// Records a step over this number of examples. `loss` is its loss, if reading it needs no wait.
     pub fn beat(&self, examples: f64, loss: Option<f64>) {
         let before = f64::from_bits(self.examples.load(Ordering::Relaxed));
         loss.into_iter().for_each(|loss| self.had(loss));
         self.steps.fetch_add(1, Ordering::Relaxed);
-        // Last: who reads it first knows a loss that is at least as late.
+        // Last, so that a reader of the examples sees a loss that is at least as recent.
         self.examples.store((before + examples).to_bits(), Ordering::Release);
     }
 
-    /// A step had this loss: it may be known after the step.
+    /// Records the loss of a step, which may be read after the step.
     pub fn had(&self, loss: f64) {
         self.loss.store(loss.to_bits(), Ordering::Relaxed);
         self.has_loss.store(true, Ordering::Relaxed);
     }
 
-    /// How many examples there were.
+    /// Returns the number of examples.
     pub fn examples(&self) -> f64 {
         f64::from_bits(self.examples.load(Ordering::Acquire))
     }
 
-    /// The last loss, if there was any.
+    /// Returns the last loss, if there is one.
     pub fn loss(&self) -> Option<f64> {
         self.has_loss.load(Ordering::Relaxed).then(|| f64::from_bits(self.loss.load(Ordering::Relaxed)))
     }
 
-    /// How many steps there were.
+    /// Returns the number of steps.
     pub fn steps(&self) -> u64 {
         self.steps.load(Ordering::Relaxed)
     }

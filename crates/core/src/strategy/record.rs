@@ -1,19 +1,19 @@
-//! Small records that workers tell each other, as bytes.
+//! Small records that workers exchange, as bytes.
 
 use bytes::Bytes;
 use distribute_base::{Error, Result};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// A record as bytes. One that cannot be written is empty: its readers name the worker that sent it.
+/// Encodes a record. If that fails, the result is empty, and its readers name the worker that sent it.
 pub fn encode(record: &impl Serialize) -> Bytes {
     postcard::to_allocvec(record).unwrap_or_default().into()
 }
 
-/// The records of all workers, in their order.
+/// Decodes the records of all workers, in their order.
 ///
 /// # Errors
-/// [`Error::Worker`] of the first whose record cannot be read.
+/// - [`Error::Worker`]: a record cannot be read. The error names the first worker with such a record.
 pub(crate) fn decode_all<T: DeserializeOwned>(operation: &'static str, all: &[Bytes]) -> Result<Vec<T>> {
     let decode = |(worker, bytes): (usize, &Bytes)| {
         postcard::from_bytes(bytes).map_err(|error| {

@@ -5,16 +5,16 @@ use distribute_base::Result;
 use std::sync::atomic::Ordering;
 
 impl Strategy {
-    /// How many times [`run`](Strategy::run) has been called: the number of its last step.
+    /// Returns the number of calls of [`run`](Strategy::run), which is the number of its last step.
     pub fn steps(&self) -> u64 {
         self.0.steps.load(Ordering::Relaxed)
     }
 
-    /// Continues counting after step `steps`. A resumed training then has the same step numbers, in errors and in the masks
-    /// of `Dropout`, as without an interruption.
+    /// Continues counting after step `steps`. A resumed training then has the same step numbers, in errors and
+    /// in the masks of `Dropout`, as without an interruption.
     ///
     /// # Errors
-    /// [`Error::WrongContext`](distribute_base::Error::WrongContext) inside of `run`.
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called inside `run`.
     ///
     /// ```
     /// # use distribute::prelude::*;

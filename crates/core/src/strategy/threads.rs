@@ -1,4 +1,4 @@
-//! How replicas use the cores of the machine: several threads for each, and pinning.
+//! The use of the machine's cores by replicas: several threads for each, and pinning.
 
 use distribute_base::{Error, Result};
 use distribute_collective::threads::worker::Start;
@@ -6,8 +6,7 @@ use distribute_collective::threads::{MOST_THREADS, Teams};
 use std::cell::Cell;
 use std::sync::Arc;
 
-/// The threads that the replicas of one strategy compute with. See
-/// `MirroredBuilder::threads_per_replica` and
+/// The threads that the replicas of one strategy compute with. See `MirroredBuilder::threads_per_replica` and
 /// `pinned`.
 #[derive(Debug)]
 pub struct Threads {
@@ -15,12 +14,13 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// `per_replica` threads for each replica. If `pinned`, each thread is pinned to a core: replica 0 gets the first of the
-    /// cores that this process may use, and so on, starting over if there are more threads than cores.
+    /// Creates `per_replica` threads for each replica. If `pinned`, each thread is pinned to a core: replica 0
+    /// gets the first of the cores that this process may use, and so on, starting over if there are more
+    /// threads than cores.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no thread, for more than a process may have, and for pinning on systems other than
-    /// Linux.
+    /// - [`Error::InvalidArgument`]: `per_replica` is zero, there are more threads than a process may have, or
+    ///   `pinned` is set on a system other than Linux.
     pub fn new(replicas: usize, per_replica: usize, pinned: bool) -> Result<Self> {
         if per_replica == 0 {
             return Err(Error::invalid("threads_per_replica", "a replica has 1 thread at least"));
@@ -31,7 +31,8 @@ impl Threads {
             return Err(Error::invalid("threads_per_replica", reason));
         }
         let start = pinned.then(|| {
-            // This starts rayon's global threads. Started by a replica's thread, they would inherit its core.
+            // This starts rayon's global threads. If a replica's thread started them, they would inherit its
+            // core.
             rayon::current_num_threads();
             let cores = affinity::allowed()?;
             let start: Start = Arc::new(move |replica, thread| {
@@ -43,13 +44,13 @@ impl Threads {
         Ok(Self { teams: Teams::new(per_replica, start.transpose()?) })
     }
 
-    /// The threads themselves.
+    /// Returns the worker threads.
     pub(super) fn teams(&self) -> &Teams {
         &self.teams
     }
 }
 
-/// The core of a thread, given its number among all threads of all replicas.
+/// Returns the core of a thread, from its number among all threads of all replicas.
 fn core_of(cores: &[usize], thread: usize) -> Option<usize> {
     cores.get(thread % cores.len().max(1)).copied()
 }
@@ -59,8 +60,8 @@ thread_local! {
     static FREE: Cell<Option<affinity::Cores>> = const { Cell::new(None) };
 }
 
-/// Unpins a replica's thread until the result is dropped. Threads inherit the cores of the thread that starts them, and
-/// those started for a nested run later serve other strategies.
+/// Unpins a replica's thread until the result is dropped. Threads inherit the cores of the thread that starts
+/// them, and threads started for a nested run later serve other strategies.
 pub(super) fn unpinned() -> Option<Unpinned> {
     let free = FREE.take()?;
     let pinned = affinity::swap(&free)?;
@@ -80,7 +81,7 @@ impl Drop for Unpinned {
     }
 }
 
-/// Which cores a thread may run on.
+/// The cores that a thread may run on.
 #[cfg(target_os = "linux")]
 mod affinity {
     use distribute_base::{Error, Result};
@@ -89,7 +90,7 @@ mod affinity {
 
     pub(super) type Cores = CpuSet;
 
-    /// The cores that this thread may run on.
+    /// Returns the cores that this thread may run on.
     pub(super) fn allowed() -> Result<Vec<usize>> {
         let source = |error| Error::Io {
             operation: "asking for this process's cores".into(),
@@ -99,15 +100,15 @@ mod affinity {
         Ok((0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect())
     }
 
-    /// Pins this thread to `cores`, and returns those it had. `None` if the system refuses, for example because cores have
-    /// been taken away since; the thread then stays as it is.
+    /// Pins this thread to `cores`, and returns its previous ones. Returns `None` and leaves the thread
+    /// unchanged if the system refuses, for example because cores have been taken away since.
     pub(super) fn change(cores: &[usize]) -> Option<Cores> {
         let mut set = CpuSet::new();
         cores.iter().for_each(|core| set.set(*core));
         swap(&set)
     }
 
-    /// Like [`change`].
+    /// Like [`change`], for the cores that it returned.
     pub(super) fn swap(cores: &Cores) -> Option<Cores> {
         let before = sched_getaffinity(None).ok()?;
         match sched_setaffinity(None, cores) {
@@ -120,7 +121,7 @@ mod affinity {
     }
 
     pub(super) fn restore(before: &Cores) {
-        // The thread could run there before; if the system now refuses, it stays as it is.
+        // The thread could run there before. If the system now refuses, the thread stays as it is.
         let _ = sched_setaffinity(None, before);
     }
 }

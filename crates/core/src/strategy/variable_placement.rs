@@ -1,8 +1,8 @@
-//! Where a strategy keeps variables.
+//! The location of a strategy's variables.
 
 use distribute_base::DeviceName;
 
-/// Where a strategy keeps variables.
+/// The location of a strategy's variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VariablePlacement {

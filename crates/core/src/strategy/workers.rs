@@ -1,5 +1,5 @@
-//! A strategy's traffic with the other workers: at the beginning of a step, and in calls that are made once for all local
-//! replicas.
+//! A strategy's traffic with the other workers: at the beginning of a step, and in calls that are made once for
+//! all local replicas.
 
 use super::Strategy;
 use distribute_base::internal::lock;
@@ -17,12 +17,12 @@ pub(super) struct Workers {
     step: Mutex<()>,
     /// The session of calls made between steps.
     between: Mutex<Option<Arc<Session>>>,
-    /// Whether this process takes, or may take, the place of another in a training that goes on, and does not yet make calls
-    /// with the others.
+    /// Whether this process replaces, or may replace, another in a running training, and does not yet make
+    /// calls with the others.
     settling: AtomicBool,
-    /// Whether this process has left a training that the others go on with.
+    /// Whether this process has left a training that the others continue.
     left: AtomicBool,
-    /// Whether the training goes on when a worker is lost.
+    /// Whether the training continues if a worker fails.
     survives: AtomicBool,
 }
 
@@ -31,13 +31,13 @@ impl Workers {
         self.settling.load(Ordering::Relaxed)
     }
 
-    /// No calls are made with the others. The session that there was is over.
+    /// Stops calls with the others. The previous session ends.
     pub(super) fn unsettle(&self) {
         self.settling.store(true, Ordering::Relaxed);
         *lock(&self.between) = None;
     }
 
-    /// Calls are made with the others again.
+    /// Allows calls with the others again.
     pub(super) fn settle(&self) {
         self.settling.store(false, Ordering::Relaxed);
     }
@@ -46,7 +46,7 @@ impl Workers {
         self.left.load(Ordering::Relaxed)
     }
 
-    /// No calls are made with the others any more.
+    /// Stops calls with the others for good.
     pub(super) fn leave(&self) {
         self.left.store(true, Ordering::Relaxed);
         *lock(&self.between) = None;
@@ -62,9 +62,8 @@ impl Workers {
 }
 
 impl Strategy {
-    /// The workers that train together, which of them this process is, and their replicas. It answers every question about
-    /// numbers and ids. Where not all have to be there, it is another one when the
-    /// workers have met again.
+    /// Returns the world: the workers that train together, the rank of this process among them, and the ids of
+    /// all replicas. In an elastic training, a rendezvous may change it.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -77,7 +76,7 @@ impl Strategy {
         if self.0.has_group { self.world_of_group() } else { self.0.alone }
     }
 
-    /// Where the cluster that this strategy trains in was found out, and what this process is in it; `None` for strategies of
+    /// Returns the resolver of the cluster, which also has the task of this process; `None` for strategies of
     /// one process.
     ///
     /// ```
@@ -95,7 +94,8 @@ impl Strategy {
         self.extended().cluster_resolver()
     }
 
-    /// Whether this process does what one of the job does for all: of several workers the chief, or the first where there is no chief.
+    /// Whether this process does the work that one process of the job does for all. With several workers this
+    /// is the chief, or the first worker if there is no chief.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -119,12 +119,12 @@ impl Strategy {
         self.is_chief()
     }
 
-    /// The other workers, if there are some and calls are made with them.
+    /// Returns the group, if there are other workers and calls are made with them.
     pub(crate) fn group(&self) -> Option<&Group> {
         self.all_workers().filter(|_| !self.0.workers.is_settling() && !self.0.workers.has_left())
     }
 
-    /// The other workers, if there are some.
+    /// Returns the group, if there are other workers.
     pub(super) fn all_workers(&self) -> Option<&Group> {
         self.possible_group().filter(|group| group.world().is_multi_worker())
     }
@@ -133,17 +133,17 @@ impl Strategy {
         self.extended().group().map_or(self.0.alone, Group::world)
     }
 
-    /// The other workers, if there are some or may come.
+    /// Returns the group, if there are other workers or some may join.
     pub(crate) fn possible_group(&self) -> Option<&Group> {
         if self.0.has_group { self.extended().group() } else { None }
     }
 
-    /// The session of calls between steps.
+    /// Returns the session of calls between steps.
     pub(crate) fn session_between_steps(&self) -> MutexGuard<'_, Option<Arc<Session>>> {
         lock(&self.0.workers.between)
     }
 
-    /// Refuses a second concurrent step if there are several workers.
+    /// Returns an error for a second concurrent step if there are several workers.
     pub(crate) fn one_step_at_a_time(&self) -> Result<Option<MutexGuard<'_, ()>>> {
         if self.group().is_none() {
             return Ok(None);

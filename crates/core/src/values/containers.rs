@@ -1,4 +1,4 @@
-//! Containers: what is in one is split, reduced and gathered as it is by itself.
+//! Containers: each item is split, reduced and gathered as it is outside the container.
 
 use super::distributed::OPERATION;
 use super::{Distributed, Parts, Reducible};
@@ -10,23 +10,23 @@ use std::convert::Infallible;
 
 /// A container of items of one type, which can hold items of another.
 pub trait Container: Sized {
-    /// An item.
+    /// The type of an item.
     type Item;
 
-    /// The same container of other items.
+    /// The same container of another item type.
     type With<U>;
 
-    /// The structure of the container, with the items at its ends.
+    /// Returns the structure of the container, with the items at its ends.
     fn into_nodes(self) -> Tree<Self::Item>;
 
-    /// The items.
+    /// Returns the items.
     fn items(&self) -> impl Iterator<Item = &Self::Item>;
 
-    /// The container of this structure; `None` for the structure of another one.
+    /// Returns the container of this structure; `None` if another container has this structure.
     fn from_nodes<U>(nodes: Tree<U>) -> Option<Self::With<U>>;
 
-    /// Returns the number of local results on `replicas` local replicas: one for each replica, or, for a container that is its item,
-    /// the number that `of` returns for the item.
+    /// Returns the number of local results on `replicas` local replicas: one for each replica. For a container
+    /// that is its item, returns the number that `of` returns for the item.
     fn results(&self, replicas: usize, of: impl Fn(&Self::Item) -> usize) -> usize {
         let _ = of;
         replicas

@@ -1,4 +1,4 @@
-//! Values of which each replica gets its own part.
+//! Values that are split between replicas.
 
 use super::{Mirrored, PerReplica};
 use crate::strategy::Strategy;
@@ -6,11 +6,11 @@ use candle_core::{Tensor, Var};
 use distribute_base::{Error, Result};
 use distribute_tensor::{HostTensor, IndexedSlices};
 
-/// A value of which each local replica gets its part: its component of a [`PerReplica`]; a [`Mirrored`], a variable, a tensor or a
-/// number as it is.
+/// A value that is split between the local replicas. Each gets its component of a [`PerReplica`], and a
+/// [`Mirrored`], a variable, a tensor or a number unchanged.
 ///
-/// What is nested behaves as its items do: a tuple, an array, a `Vec`, an `Option`, a map by name, a [`Tree`](distribute_tensor::Tree). A struct
-/// with `#[derive(Nest)]` is the same for all replicas.
+/// Nested values behave as their items do: a tuple, an array, a `Vec`, an `Option`, a map by name, a
+/// [`Tree`](distribute_tensor::Tree). A struct with `#[derive(Nest)]` is the same for all replicas.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -35,17 +35,17 @@ use distribute_tensor::{HostTensor, IndexedSlices};
             numbers has `#[derive(Nest)]`"
 )]
 pub trait Distributed: Sized {
-    /// What one replica gets.
+    /// The type of one replica's part.
     type Local: Send;
 
     /// Splits the value into one part for each of `replicas` local replicas.
     ///
     /// # Errors
-    /// [`Error::Parts`] for a value that was made for another number of replicas.
+    /// - [`Error::Parts`]: the value was made for another number of replicas.
     fn split(self, replicas: usize) -> Result<Vec<Self::Local>>;
 
-    /// The number of rows of local replica `replica`'s part, if it is a piece of a batch; the smallest number if it has
-    /// several pieces.
+    /// Returns the number of rows of local replica `replica`'s part, if it is a per-replica batch; the smallest
+    /// number if there are several batches in it.
     fn rows(&self, replica: usize) -> Option<usize> {
         let _ = replica;
         None
@@ -56,15 +56,16 @@ pub trait Distributed: Sized {
         false
     }
 
-    /// The variables that a model writes for local replica `replica` alone while it runs, such as running statistics.
+    /// Returns the variables that a model writes for local replica `replica` alone while it runs, such as
+    /// running statistics.
     #[doc(hidden)]
     fn own_variables(&self, replica: usize) -> Vec<Var> {
         let _ = replica;
         Vec::new()
     }
 
-    /// How many local results this value has on `replicas` local replicas: one if it is a single value that is not
-    /// distributed.
+    /// Returns the number of local results of this value on `replicas` local replicas: one if it is a single
+    /// value that is not distributed.
     fn local_results(&self, replicas: usize) -> usize {
         replicas
     }
@@ -72,7 +73,7 @@ pub trait Distributed: Sized {
 
 pub(super) const OPERATION: &str = "giving each replica its part";
 
-/// The values, if there is one for each replica; otherwise an error that describes them by `what`.
+/// Returns the values if there is one for each replica; otherwise an error that describes them by `what`.
 pub(crate) fn counted<T>(values: Vec<T>, replicas: usize, what: impl FnOnce() -> String) -> Result<Vec<T>> {
     let parts = match values.len() {
         n if n == replicas => return Ok(values),
@@ -95,7 +96,7 @@ pub(crate) fn a_model<M>(strategy: &Strategy) -> String {
     format!("a model {} of {strategy}", short_name::<M>())
 }
 
-/// The name of a type without its modules.
+/// Returns the name of a type without its modules.
 fn short_name<T: ?Sized>() -> String {
     let parts =
         std::any::type_name::<T>().split_inclusive(|c: char| !c.is_alphanumeric() && !"_:".contains(c));
@@ -146,7 +147,7 @@ impl<T: Clone + Send> Distributed for Mirrored<T> {
     type Local = T;
     fn split(self, replicas: usize) -> Result<Vec<T>> {
         let mut copies = self.into_copies();
-        // They are equal, so any of them will do for one replica (UPD-8).
+        // All copies are equal, so one replica can use any of them (UPD-8).
         if replicas == 1 {
             copies.truncate(1);
         }

@@ -1,4 +1,4 @@
-//! Values of a strategy: made for each replica, and taken apart.
+//! Values of a strategy: created for each replica, and taken apart.
 
 use super::{Distributed, PerReplica};
 use crate::strategy::Strategy;
@@ -6,11 +6,11 @@ use distribute_base::Result;
 use std::fmt;
 
 impl Strategy {
-    /// This process's parts of a value: the components of a [`PerReplica`], in order; one structure for each replica for a
-    /// nested structure; and the value itself for anything else.
+    /// Returns this process's parts of a value. For a [`PerReplica`] these are its components, in order; for a
+    /// nested structure, one structure for each replica; for anything else, the value itself.
     ///
     /// # Errors
-    /// [`Error::Parts`](distribute_base::Error::Parts) for a value made for another number of replicas.
+    /// - [`Error::Parts`](distribute_base::Error::Parts): the value was made for another number of replicas.
     #[doc(alias = "tf.distribute.Strategy.experimental_local_results")]
     pub fn local_results<D: Distributed>(&self, value: D) -> Result<Vec<D::Local>> {
         let replicas = self.world().replicas();
@@ -20,7 +20,7 @@ impl Strategy {
         Ok(parts)
     }
 
-    /// Makes a value for each local replica by calling `value` for each, in order, on this thread.
+    /// Creates a value for each local replica by calling `value` for each, in order, on this thread.
     ///
     /// The same value for each; values from an array; values from the number of replicas:
     ///
@@ -56,7 +56,7 @@ impl Strategy {
     }
 }
 
-/// The replica for which a value is made.
+/// The replica that a value is created for.
 #[doc(alias = "tf.distribute.experimental.ValueContext")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ValueContext {
@@ -68,7 +68,7 @@ pub struct ValueContext {
     pub num_replicas_in_sync: usize,
 }
 
-/// One replica of one.
+/// The only replica of a world of one.
 impl Default for ValueContext {
     fn default() -> Self {
         Self { replica_id_in_sync_group: 0, num_replicas_in_sync: 1 }

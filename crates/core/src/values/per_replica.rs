@@ -7,11 +7,11 @@ use std::fmt;
 
 /// One value for each local replica, in the order of replica ids.
 ///
-/// [`run`](crate::Strategy::run) always returns one, even for a single replica, and distributed datasets yield them. Values
-/// are never merged because they happen to be the same object.
+/// [`run`](crate::Strategy::run) always returns one, even for a single replica, and distributed datasets yield
+/// them. Values are never merged because they happen to be the same object.
 ///
-/// Outside of `run` there is no single value to compute with: reduce or gather it first. If all replicas have the same
-/// number, [`to_scalar`](PerReplica::to_scalar) returns it.
+/// Outside `run` there is no single value to compute with: reduce or gather it first. If all replicas have the
+/// same number, [`to_scalar`](PerReplica::to_scalar) returns it.
 ///
 /// ```compile_fail,E0369
 /// # use distribute::prelude::*;
@@ -33,12 +33,12 @@ use std::fmt;
 #[derive(Clone, Debug)]
 pub struct PerReplica<T> {
     values: Vec<T>,
-    /// The number of rows of each value, if the values are pieces of a batch.
+    /// The number of rows of each value, if the values are per-replica batches.
     rows: Option<Vec<usize>>,
 }
 
 impl<T> PerReplica<T> {
-    /// One value for each local replica, in order.
+    /// Creates it from one value for each local replica, in order.
     pub fn from_values(values: Vec<T>) -> Self {
         Self { values, rows: None }
     }
@@ -51,22 +51,22 @@ impl<T> PerReplica<T> {
         self.rows.as_ref()?.get(replica).copied()
     }
 
-    /// The values, in the order of replica ids.
+    /// Returns the values, in the order of replica ids.
     pub fn values(&self) -> &[T] {
         &self.values
     }
 
-    /// The values, in the order of replica ids.
+    /// Returns the values, in the order of replica ids.
     pub fn into_values(self) -> Vec<T> {
         self.values
     }
 
-    /// The value of local replica `replica`.
+    /// Returns the value of local replica `replica`.
     pub fn get(&self, replica: usize) -> Option<&T> {
         self.values.get(replica)
     }
 
-    /// The number of local replicas.
+    /// Returns the number of local replicas.
     pub fn len(&self) -> usize {
         self.values.len()
     }
@@ -76,12 +76,12 @@ impl<T> PerReplica<T> {
         self.values.is_empty()
     }
 
-    /// The values in order.
+    /// Returns an iterator over the values, in order.
     pub fn iter(&self) -> std::slice::Iter<'_, T> {
         self.values.iter()
     }
 
-    /// The values in order, by mutable reference.
+    /// Returns an iterator over mutable references to the values, in order.
     pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, T> {
         self.values.iter_mut()
     }
@@ -91,10 +91,10 @@ impl<T> PerReplica<T> {
         PerReplica::from_values(self.values.into_iter().map(f).collect())
     }
 
-    /// The merged form of nests: one structure whose leaves are per replica.
+    /// Merges the nests of the replicas into one structure whose leaves are per replica.
     ///
     /// # Errors
-    /// [`Error::Tensor`] if replicas have different structures; it names the path and both kinds.
+    /// - [`Error::Tensor`]: replicas have different structures. The error names the path and both kinds.
     pub fn regroup(self) -> Result<Tree<PerReplica<Leaf>>>
     where
         T: Nest,
@@ -106,12 +106,13 @@ impl<T> PerReplica<T> {
 }
 
 impl PerReplica<Tensor> {
-    /// The number that all replicas have, such as the loss returned by `minimize` or a result
-    /// of [`all_reduce`](crate::ReplicaContext::all_reduce).
+    /// Returns the number that all replicas have, such as the loss returned by `minimize` or a result of
+    /// [`all_reduce`](crate::ReplicaContext::all_reduce).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if replicas have different numbers, which it lists; [`reduce`](crate::Strategy::reduce)
-    /// makes one of them. [`Error::Candle`] for tensors that are not scalars or have another dtype.
+    /// - [`Error::InvalidArgument`]: replicas have different numbers, which the error lists.
+    ///   [`reduce`](crate::Strategy::reduce) combines them into one.
+    /// - [`Error::Candle`]: a value is a tensor that is not a scalar, or has another dtype.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -128,8 +129,8 @@ impl PerReplica<Tensor> {
         const OPERATION: &str = "to_scalar";
         let scalars = self.iter().map(|value| Ok(value.to_scalar::<S>()?)).collect::<Result<Vec<_>>>()?;
         let Some(first) = scalars.first() else { return Err(Error::invalid(OPERATION, "there is no value")) };
-        // NaN is equal to nothing, not even itself. Compared in their own type: different large integers may be equal as
-        // f64.
+        // NaN is not equal to itself. Numbers are compared in their own type, because different large integers
+        // may be equal as f64.
         let is_nan = |scalar: &S| scalar.partial_cmp(scalar).is_none();
         if scalars.iter().all(|scalar| scalar == first || is_nan(scalar) && is_nan(first)) {
             return Ok(*first);
@@ -144,7 +145,7 @@ impl PerReplica<Tensor> {
     }
 }
 
-/// Equal if the values are equal, wherever they come from.
+/// Equal if the values are equal, from any source.
 impl<T: PartialEq> PartialEq for PerReplica<T> {
     fn eq(&self, other: &Self) -> bool {
         self.values == other.values
@@ -220,8 +221,8 @@ fn show(leaf: &PerReplica<Leaf>) -> String {
 
 /// One value that is the same on all replicas.
 ///
-/// It can be read without combining replicas, and passed to `run` it reaches each of them. There is one copy for all
-/// replicas, or one on each of several devices.
+/// It can be read without combining replicas, and passed to `run` it reaches each of them. There is one copy
+/// for all replicas, or one on each of several devices.
 #[doc(alias = "tf.distribute.DistributedValues")]
 #[doc(alias = "DistributedValues")]
 #[derive(Clone, Debug, PartialEq)]
@@ -231,34 +232,34 @@ pub struct Mirrored<T> {
 }
 
 impl<T> Mirrored<T> {
-    /// The value that all replicas have.
+    /// Creates it from the value that all replicas have.
     pub fn new(value: T) -> Self {
         Self { first: value, others: Vec::new() }
     }
 
-    /// A copy for each device, in the order of devices; `None` if there are no copies. The caller has to ensure that they
-    /// are equal.
+    /// Creates it from a copy for each device, in the order of devices; `None` if there are no copies. The
+    /// caller has to ensure that they are equal.
     pub fn from_copies(copies: impl IntoIterator<Item = T>) -> Option<Self> {
         let mut copies = copies.into_iter();
         Some(Self { first: copies.next()?, others: copies.collect() })
     }
 
-    /// The value.
+    /// Returns the value.
     pub fn get(&self) -> &T {
         &self.first
     }
 
-    /// The value.
+    /// Returns the value.
     pub fn into_inner(self) -> T {
         self.first
     }
 
-    /// The copies: one for all replicas, or one for each device.
+    /// Returns the copies: one for all replicas, or one for each device.
     pub fn copies(&self) -> Vec<&T> {
         std::iter::once(&self.first).chain(&self.others).collect()
     }
 
-    /// The copies: one for all replicas, or one for each device.
+    /// Returns the copies: one for all replicas, or one for each device.
     pub fn into_copies(self) -> Vec<T> {
         let mut copies = self.others;
         copies.insert(0, self.first);

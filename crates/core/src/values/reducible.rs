@@ -18,8 +18,8 @@ pub enum Components {
 /// The structure of a value given to `reduce` or `gather`, with the components of its leaves.
 pub type Parts = Tree<Components>;
 
-/// A value that can be reduced or gathered over replicas, or a nest of such values: a tuple, an array, a `Vec`, an `Option`, a map by
-/// name, a [`Tree`]. A struct with `#[derive(Nest)]` is one that is not distributed.
+/// A value that can be reduced or gathered over replicas, or a nest of such values: a tuple, an array, a `Vec`,
+/// an `Option`, a map by name, a [`Tree`]. A struct with `#[derive(Nest)]` is a value that is not distributed.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -31,13 +31,14 @@ pub type Parts = Tree<Components>;
 /// # Ok::<(), distribute::Error>(())
 /// ```
 pub trait Reducible {
-    /// The nest that each replica has.
+    /// The type of each replica's nest.
     type Nest: Nest;
 
-    /// The components of each leaf, for an operation on `replicas` local replicas.
+    /// Returns the components of each leaf, for an operation on `replicas` local replicas.
     ///
     /// # Errors
-    /// If a variable cannot be read, or a value has parts for another number of replicas, or of different structures.
+    /// An error if a variable cannot be read, or if a value has parts for another number of replicas or of
+    /// different structures.
     fn into_parts(self, operation: &'static str, replicas: usize) -> Result<Parts>;
 }
 
@@ -72,7 +73,8 @@ impl<N: Nest + Clone> Reducible for &Mirrored<N> {
     }
 }
 
-/// Returns the components of each leaf of a value. A type of a program's own is checked: there is a part for each local replica.
+/// Returns the components of each leaf of a value. For types that other crates define, it checks that there is
+/// a part for each local replica.
 ///
 /// # Errors
 /// The errors of [`Reducible::into_parts`].
@@ -92,7 +94,7 @@ fn require_count(operation: &'static str, parts: usize, replicas: usize) -> Resu
     Err(Error::invalid(operation, format!("the value has {parts} parts for {replicas} replicas")))
 }
 
-/// The components of a value that is not distributed.
+/// Returns the components of a value that is not distributed.
 pub fn plain(value: impl Nest) -> Parts {
     value.into_tree().map(&mut Components::Plain)
 }
@@ -133,7 +135,8 @@ plain!(
     String
 );
 
-/// The axes that `reduce` sums over within each replica, besides the replicas. Negative ones count from the end.
+/// The axes that `reduce` sums over within each replica, in addition to the replicas. Negative ones count from
+/// the end.
 ///
 /// `None`: only over the replicas. `0`: also over the batch. `[0, 1]`: over both.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

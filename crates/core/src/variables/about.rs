@@ -1,8 +1,8 @@
-//! Errors of candle that say which variable they are about.
+//! Errors of candle, with the name of the variable that they are about.
 
 use distribute_base::Error;
 
-/// An error of candle as one that says which variable it is about.
+/// Adds the name of the variable to an error of candle.
 pub(super) fn about(name: &str) -> impl FnOnce(Error) -> Error {
     move |error| match error {
         Error::Candle(source) => {

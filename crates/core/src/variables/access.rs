@@ -1,52 +1,54 @@
-//! What may be done with a variable where, and how: the tables of the documents, as one pure function.
+//! The allowed operations on a variable in each context, and the way to do them: the tables of the documents,
+//! as one pure function.
 
 use distribute_base::{ContextKind, VariableAggregation as Aggregation};
 use distribute_tensor::{ReduceOp, Write};
 
-/// What a strategy makes of the synchronization that was asked for.
+/// The kind of a variable, which the strategy chooses from the requested synchronization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum VariableKind {
     /// One copy, one replica: no rules.
     Ordinary,
     /// Copies that are always equal, or one that all replicas share.
     OnWrite,
-    /// A copy for each replica, which writes it alone.
+    /// A copy for each replica, which only that replica writes.
     OnRead,
 }
 
-/// What is to be done.
+/// An operation on a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Read,
-    /// The whole of it.
+    /// Writes the complete value.
     Write(Write),
-    /// Some of its rows.
+    /// Writes some of its rows.
     Scatter(Write),
 }
 
-/// How it is done.
+/// The way to do an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AccessPlan {
     /// The copy of this replica, or the one that is being updated.
     Own,
-    /// All copies, or any of them.
+    /// All copies for a write, any of them for a read.
     All,
-    /// The copies of all replicas are combined into what is read.
+    /// A read combines the copies of all replicas.
     Combined(Combine),
-    /// All copies, each a part of a value, so that their sum is the value.
+    /// A write gives each copy a part of the value, so that their sum is the value.
     Shares,
-    /// What all replicas write is combined, and written to all copies: all of them have to take part.
+    /// The values that all replicas write are combined, and written to all copies. All replicas have to
+    /// participate.
     Together(Combine),
 }
 
-/// How several values become one.
+/// The way in which several values become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Combine {
     Reduce(ReduceOp),
     First,
 }
 
-/// How to do it, or what to do instead.
+/// Returns the way to do the operation, or advice if it is refused.
 pub(super) fn plan(
     kind: VariableKind,
     aggregation: Aggregation,
@@ -103,7 +105,7 @@ const REPLICA_WRITE: &str = "nothing says how the replicas' values become one: c
 const SCATTER_ON_READ: &str = "rows are written to ON_WRITE variables only: assign the whole value";
 
 // SC-3
-/// What a minimum, a maximum or a replacement of several replicas' rows would be, depends on their order.
+/// The minimum, the maximum and the replacement of several replicas' rows depend on their order.
 fn ordered(how: Write, combine: Option<Combine>) -> Result<(), &'static str> {
     match (how, combine) {
         (Write::Min | Write::Max | Write::Assign, Some(Combine::Reduce(_))) => Err(
@@ -124,7 +126,7 @@ mod tests {
     const AGGREGATIONS: [Aggregation; 4] =
         [Aggregation::None, Aggregation::Sum, Aggregation::Mean, Aggregation::OnlyFirstReplica];
 
-    /// One row of a table: what each aggregation gives; none where it is refused.
+    /// Returns one row of a table: the plan for each aggregation; `None` if it is refused.
     fn row(kind: VariableKind, access: Access, found: ContextKind) -> [Option<AccessPlan>; 4] {
         AGGREGATIONS.map(|aggregation| plan(kind, aggregation, access, found).ok())
     }

@@ -9,15 +9,15 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-/// What was read in a scope, by the tables that it is in.
+/// The values that were read in a scope, by their tables.
 type Read = Arc<Mutex<HashMap<Vec<(usize, String)>, HostTensor>>>;
 
 thread_local! {
-    /// What was read in the scope of this thread.
+    /// The values that were read in the scope of this thread.
     static SCOPE: RefCell<Option<Cached>> = const { RefCell::new(None) };
 }
 
-/// The scope of a thread, to be entered by another.
+/// The scope of a thread, for entering it on another.
 #[derive(Clone)]
 pub(crate) struct Cached {
     strategy: Strategy,
@@ -34,12 +34,12 @@ impl Drop for Entered {
 }
 
 impl Cached {
-    /// The scope of this thread.
+    /// Returns the scope of this thread.
     pub(crate) fn current() -> Option<Self> {
         SCOPE.with_borrow(Clone::clone)
     }
 
-    /// Enters the scope on this thread, too.
+    /// Enters the scope on this thread.
     pub(crate) fn enter(self) -> Entered {
         Entered(SCOPE.replace(Some(self)))
     }
@@ -47,11 +47,13 @@ impl Cached {
 
 // CACHE-1
 impl Strategy {
-    /// While `body` runs, each of this strategy's variables on parameter servers is fetched once when it is read as a whole, on this
-    /// thread and by the replicas of its runs. What is written meanwhile is not seen by such reads; rows are read where they are.
+    /// Reads each of this strategy's variables on parameter servers at most once while `body` runs. This
+    /// applies to complete reads, on this thread and by the replicas of its runs. Such reads do not see writes
+    /// made in the meantime. Rows are always read from the servers.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] inside of another such scope; the error of `body`.
+    /// - [`Error::InvalidArgument`]: called inside another such scope.
+    /// - The error of `body`.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -79,7 +81,7 @@ impl Strategy {
     }
 }
 
-/// All of a variable on servers: from the scope, where it was read there before.
+/// Returns the complete value of a variable on servers, from the scope if it was read there before.
 pub(super) fn read(variable: &Sharded) -> Result<HostTensor> {
     let of_strategy = |scope: &Cached| {
         let servers = scope.strategy.extended().parameter_servers();
@@ -87,7 +89,7 @@ pub(super) fn read(variable: &Sharded) -> Result<HostTensor> {
     };
     let Some(scope) = Cached::current().filter(of_strategy) else { return variable.read() };
     let tables: Vec<_> = variable.shards().iter().map(|shard| (shard.server, shard.table.clone())).collect();
-    // Held while it is fetched, so that each is fetched once by all replicas.
+    // Held during the fetch, so that the replicas fetch each variable once.
     let mut read = lock(&scope.read);
     if let Some(value) = read.get(&tables) {
         return Ok(value.clone());

@@ -1,5 +1,5 @@
-//! The checksum of a variable's elements, by which workers compare theirs: CRC-32C of the bytes in memory, which processors
-//! compute about as fast as they read.
+//! The checksum of a variable's elements, by which workers compare their values. It is CRC-32C of the bytes in
+//! memory, which processors compute about as fast as they read.
 
 use super::about::about;
 use super::variable::Variable;
@@ -12,28 +12,29 @@ use distribute_tensor::dtype::Buffer;
 use std::ops::Range;
 
 impl Variable {
-    /// CRC-32C of some elements, those of one copy after those of another, going on from `sum`.
+    /// Computes CRC-32C of a range of elements, one copy after another, continuing from `sum`.
     ///
     /// # Errors
-    /// candle's, where a copy on another device cannot be read.
+    /// candle's error, if a copy on another device cannot be read.
     pub(crate) fn checksum(&self, elements: Range<usize>, sum: u32) -> Result<u32> {
         let _all = self.all_copies();
         let mut copies = self.0.copies.iter();
         copies.try_fold(sum, |sum, copy| copy.checksum(elements.clone(), sum)).map_err(about(self.name()))
     }
 
-    /// How many elements it has.
+    /// Returns the number of its elements.
     pub(crate) fn elements(&self) -> usize {
         self.dims().iter().product()
     }
 
-    /// How many bytes an element has in memory. Of strings, which differ in length, that is a guess.
+    /// Returns the number of bytes of an element in memory. For strings, which differ in length, this is a
+    /// guess.
     pub(crate) fn element_bytes(&self) -> usize {
         self.dtype().bytes().unwrap_or(size_of::<Vec<u8>>())
     }
 }
 
-/// Of elements of a tensor in row-major order.
+/// Computes the checksum of elements of a tensor in row-major order.
 pub(super) fn of_candle(tensor: &Tensor, elements: Range<usize>, sum: u32) -> candle_core::Result<u32> {
     let (storage, layout) = tensor.storage_and_layout();
     if let (Storage::Cpu(storage), Some((start, end))) = (&*storage, layout.contiguous_offsets()) {
@@ -57,12 +58,12 @@ fn of_cpu(storage: &CpuStorage, elements: Range<usize>, sum: u32) -> candle_core
     Ok(crc32c::crc32c_append(sum, bytes.unwrap_or_default()))
 }
 
-/// Of elements of a tensor on the host.
+/// Computes the checksum of elements of a tensor on the host.
 pub(super) fn of_host(buffer: &Buffer, elements: Range<usize>, sum: u32) -> u32 {
     if let Buffer::String(strings) = buffer {
         let some = strings.get(elements).unwrap_or_default();
         return some.iter().fold(sum, |sum, string| {
-            // Else one could end where the next begins.
+            // Without the length, the end of one string could be the start of the next.
             let sum = crc32c::crc32c_append(sum, &(string.len() as u64).to_le_bytes());
             crc32c::crc32c_append(sum, string)
         });

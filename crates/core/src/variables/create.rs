@@ -28,7 +28,7 @@ pub struct NewVariable {
     synchronization: VariableSynchronization,
     aggregation: VariableAggregation,
     trainable: Option<bool>,
-    /// Whether one of this name that is there is the one.
+    /// Whether an existing variable of this name is returned instead.
     takes_known: bool,
 }
 
@@ -38,33 +38,34 @@ impl NewVariable {
         Self { name, initial, synchronization, aggregation, trainable: None, takes_known: false }
     }
 
-    /// When the copies are made to agree.
+    /// Sets the time at which the copies are made equal.
     pub fn synchronization(mut self, synchronization: VariableSynchronization) -> Self {
         self.synchronization = synchronization;
         self
     }
 
-    /// How what replicas write becomes one value.
+    /// Sets the aggregation of the values that replicas write.
     pub fn aggregation(mut self, aggregation: VariableAggregation) -> Self {
         self.aggregation = aggregation;
         self
     }
 
-    /// Whether optimizers are meant to train it. By default those that are not ON_READ are.
+    /// Sets whether optimizers are meant to train it. By default they train all variables that are not ON_READ.
     pub fn trainable(mut self, trainable: bool) -> Self {
         self.trainable = Some(trainable);
         self
     }
 
-    /// Creates the variable, with the strategy that is current: in its scope, or in its `run`, where all replicas have
-    /// to create the same and get the same variable. Where no strategy has been entered, it is an ordinary one.
+    /// Creates the variable with the current strategy: in its scope, or in its `run`, where all replicas have
+    /// to create the same variable and get the same one. If no strategy has been entered, it is an ordinary
+    /// variable.
     ///
-    /// Over several workers it is a call of all of them, and worker 0's initial value is everybody's.
+    /// With several workers all of them make this call, and all get worker 0's initial value.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an initial value that is not one tensor, synchronization NONE with a strategy
-    /// that has replicas, and aggregation MEAN of what is no float; [`Error::Collective`] where replicas, or workers, don't
-    /// create the same.
+    /// - [`Error::InvalidArgument`]: the initial value is not one tensor, synchronization is NONE with a
+    ///   strategy that has replicas, or aggregation is MEAN and the dtype is no float.
+    /// - [`Error::Collective`]: replicas, or workers, don't create the same variable.
     #[track_caller]
     pub fn create(self) -> Result<Variable> {
         let at = Location::caller();
@@ -73,7 +74,7 @@ impl NewVariable {
             Some(Mode::Replica(context)) => {
                 let Tree::Leaf(initial) = &self.initial else { return Err(self.one_tensor()) };
                 context.merge(self.call(initial, at), CREATE, self, |strategy, replicas| {
-                    // Replica 0's initial value is everybody's (VAR-5).
+                    // All replicas use replica 0's initial value (VAR-5).
                     match replicas.into_iter().next() {
                         Some(first) => first.create_on(strategy, None, at),
                         None => Err(Error::invalid(CREATE, "there is no replica")),
@@ -85,8 +86,9 @@ impl NewVariable {
     }
 
     // PSV1-10
-    /// The variable of this name that the current strategy has, as long as somebody keeps it, or a new one. In `run`, all replicas get the
-    /// same. On parameter servers it is that of its name there, if all workers run the program by themselves.
+    /// Returns the current strategy's variable of this name if any handle still exists, or creates it. In
+    /// `run`, all replicas get the same one. On parameter servers it is the server's variable of this name, if
+    /// each worker runs the program independently.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -99,7 +101,8 @@ impl NewVariable {
     /// ```
     ///
     /// # Errors
-    /// Those of [`create`](Self::create); [`Error::InvalidArgument`] where the variable that is there has another dtype or shape.
+    /// The errors of [`create`](Self::create), and [`Error::InvalidArgument`] if the existing variable has
+    /// another dtype or shape.
     #[doc(alias = "tf.compat.v1.get_variable")]
     #[track_caller]
     pub fn get_or_create(mut self) -> Result<Variable> {
@@ -107,7 +110,7 @@ impl NewVariable {
         self.create()
     }
 
-    /// The variable of this name, if there is one and it is to be taken.
+    /// Returns the existing variable of this name, if the builder asks for it.
     fn known(&self, strategy: &Strategy) -> Result<Option<Variable>> {
         if !self.takes_known {
             return Ok(None);
@@ -127,7 +130,7 @@ impl NewVariable {
         Err(Error::invalid(CREATE, reason))
     }
 
-    /// What has to be equal on all replicas.
+    /// Returns the fingerprint of the properties that have to be equal on all replicas.
     fn call(&self, initial: &Leaf, at: &'static Location<'static>) -> Fingerprint {
         let detail = format!(
             "{}{} {}, {}, {}{}",
@@ -169,7 +172,7 @@ impl NewVariable {
         Variable::placed(strategy, &self.name, first, placement, properties)
     }
 
-    /// Where the variable goes, and its initial value.
+    /// Returns the location of the variable, and its initial value.
     fn placed(&self, strategy: &Strategy, colocated: Option<Vec<DeviceName>>) -> Result<(Placement, &Leaf)> {
         let purpose = Purpose::Own { synchronization: self.synchronization, colocated };
         let placement = place(strategy, &self.name, purpose)?;
@@ -197,7 +200,7 @@ fn place(strategy: &Strategy, name: &str, purpose: Purpose) -> Result<Placement>
     policy.place(purpose).map_err(|reason| Error::invalid(CREATE, format!("{name}: {reason}")))
 }
 
-/// First values of a variable.
+/// The initial value of a variable, or its source.
 enum First<'a> {
     Value(&'a Leaf),
     Drawn(&'a Drawn<'a>),
@@ -218,7 +221,7 @@ impl First<'_> {
         }
     }
 
-    /// A copy on each device.
+    /// Creates a copy on each device.
     fn on_devices(&self, devices: Vec<DeviceName>) -> Result<Vec<Storage>> {
         let all = |leaf: &Leaf| devices.into_iter().map(|device| Storage::new(leaf, device)).collect();
         match self {
@@ -227,7 +230,8 @@ impl First<'_> {
         }
     }
 
-    /// One on servers. Where candle computes with it, it is fetched at once, unless it is looked up by row.
+    /// Creates a copy on servers. If candle computes with it, it is fetched at once, unless it is looked up by
+    /// row.
     fn on_servers(&self, strategy: &Strategy, name: &str, to: Where) -> Result<Storage> {
         let Some(servers) = strategy.extended().parameter_servers() else {
             return Err(Error::invalid(CREATE, format!("{name}: {strategy} has no parameter servers")));
@@ -261,12 +265,12 @@ impl First<'_> {
     }
 }
 
-/// A copy of a variable on servers.
+/// Creates a copy of a variable on servers.
 pub(super) fn on_servers(strategy: &Strategy, name: &str, value: &Leaf, to: Where) -> Result<Storage> {
     First::Value(value).on_servers(strategy, name, to)
 }
 
-/// What a variable was asked to be.
+/// The requested properties of a variable.
 struct Properties {
     synchronization: VariableSynchronization,
     aggregation: VariableAggregation,
@@ -274,10 +278,10 @@ struct Properties {
 }
 
 impl Variable {
-    /// Creates one of a model's weights: one copy, which the replicas of this process share, or copies where
-    /// [`colocate_vars_with`](Strategy::colocate_vars_with) says.
+    /// Creates one of a model's weights: one copy, which the replicas of this process share, or the copies that
+    /// [`colocate_vars_with`](Strategy::colocate_vars_with) asks for.
     pub(super) fn weights(strategy: &Strategy, drawn: &Drawn<'_>) -> Result<Variable> {
-        // Only optimizers write, who know how.
+        // Only optimizers write weights, and they do not need these rules.
         let (synchronization, aggregation) = (VariableSynchronization::OnWrite, VariableAggregation::None);
         let properties = Properties { synchronization, aggregation, trainable: true };
         let colocated = with_mode(|mode| mode.filter(|mode| mode.strategy() == strategy)?.colocated());
@@ -285,7 +289,7 @@ impl Variable {
         Self::placed(strategy, drawn.name, First::Drawn(drawn), placement, properties)
     }
 
-    /// Of a model's running statistics: a copy for each replica.
+    /// Creates one of a model's running statistics, with a copy for each replica.
     pub(super) fn statistics(strategy: &Strategy, name: &str, initial: &Tensor) -> Result<Variable> {
         let (synchronization, aggregation) = (VariableSynchronization::OnRead, VariableAggregation::Mean);
         let properties = Properties { synchronization, aggregation, trainable: false };
@@ -307,7 +311,8 @@ impl Variable {
                 first.on_servers(strategy, name, to).map(|one| vec![one])
             }
         };
-        // Replicas compute with the first copy of a model's weights; of what users make, each has a copy on its device.
+        // All replicas compute with the first copy of a model's weights. A variable of the program has a copy
+        // on each replica's device.
         let is_weight = matches!(first, First::Drawn(_));
         let copies = copies.and_then(|mut copies| {
             if is_weight && !copies.is_empty() {

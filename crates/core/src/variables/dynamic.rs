@@ -7,39 +7,40 @@ use distribute_ps_client::internal::Dynamic;
 use distribute_ps_tables::{DynamicOptions, DynamicState};
 use distribute_tensor::{DType, HostTensor};
 
-/// What ids were saved with.
+/// The saved values of ids.
 pub struct SavedRows {
     pub ids: Vec<i64>,
     pub values: HostTensor,
 }
 
-/// Where the ids are in a checkpoint whose values, or slots, have this name.
+/// Returns the name of the ids in a checkpoint whose values, or slots, have this name.
 fn of_ids(name: &str) -> String {
     format!("{name}/ids")
 }
 
-/// Where it says when each was last pushed to.
+/// Returns the name of the step in which each id was last pushed to.
 fn of_uses(name: &str) -> String {
     format!("{name}/last_used")
 }
 
 impl Variable {
-    /// Whether its rows are ids of 64 bits: a dynamic embedding. [`gather`](Variable::gather) has a row
-    /// for each id; there is no value as a whole.
+    /// Whether its rows are ids of 64 bits: a dynamic embedding. [`gather`](Variable::gather) returns a row for
+    /// each id; there is no complete value.
     pub fn is_dynamic(&self) -> bool {
         self.ids().is_some()
     }
 
-    /// Which ids get rows and lose them, if its rows are ids.
+    /// Returns the options that decide which ids get rows and which are evicted, if its rows are ids.
     pub fn dynamic_options(&self) -> Option<DynamicOptions> {
         self.ids().map(Dynamic::options)
     }
 
-    /// All ids that have a row, ascending, with their values, the slots of the rule that trains them, and the step in which each was last
-    /// pushed to.
+    /// Returns all ids that have a row, ascending, with their values and the slots of the rule that trains
+    /// them. Also returns the step in which each id was last pushed to.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] unless it [is dynamic](Variable::is_dynamic); [`Error::Server`](distribute_base::Error::Server).
+    /// - [`Error::InvalidArgument`]: the variable [is not dynamic](Variable::is_dynamic).
+    /// - [`Error::Server`](distribute_base::Error::Server): a server fails.
     #[doc(alias = "tfra.dynamic_embedding.Variable.export")]
     pub fn dynamic_rows(&self) -> Result<DynamicState> {
         const OPERATION: &str = "dynamic_rows";
@@ -47,7 +48,7 @@ impl Variable {
         self.require_ids(OPERATION)?.rows(OPERATION)
     }
 
-    /// Its rows, if they are ids.
+    /// Returns its rows, if they are ids.
     pub(super) fn ids(&self) -> Option<&Dynamic> {
         self.remote()?.ids()
     }
@@ -68,7 +69,7 @@ impl Variable {
         Ok(())
     }
 
-    /// What puts rows of a checkpoint in place of those there are.
+    /// Returns the change that replaces its rows by those of a checkpoint.
     pub(super) fn restore_ids<'a>(self, prefix: &str, from: &Reader) -> Result<Restore<'a>> {
         const OPERATION: &str = "Checkpoint::restore";
         require_names(from, &[of_uses(prefix)])?;
@@ -86,7 +87,8 @@ impl Variable {
         }))
     }
 
-    /// Rows of this variable in a checkpoint, whose values have a name, and whose ids are beside those of another.
+    /// Returns rows of this variable in a checkpoint. Their values have the name `name`, and their ids are next
+    /// to the values of `beside`.
     #[doc(hidden)]
     pub fn saved_rows(&self, name: &str, beside: &str, from: &Reader) -> Result<SavedRows> {
         let ids = of_ids(beside);
@@ -108,7 +110,7 @@ impl Variable {
         Ok(SavedRows { ids, values })
     }
 
-    /// Adds slots to a checkpoint, by the names that `name` gives them, with the ids beside another name.
+    /// Adds slots to a checkpoint, by the names that `name` returns, with the ids next to the name `beside`.
     #[doc(hidden)]
     pub fn save_slots_of_ids(
         &self,
@@ -121,7 +123,7 @@ impl Variable {
         slots.into_iter().try_for_each(|(slot, value)| Ok(writer.insert(name(&slot), value)?))
     }
 
-    /// Sets what a rule keeps beside the rows of ids.
+    /// Sets the slots of the rows of ids.
     #[doc(hidden)]
     pub fn set_slots_of_ids(
         &self,

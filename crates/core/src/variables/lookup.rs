@@ -8,29 +8,32 @@ use distribute_tensor::{DType, HostTensor};
 /// The way in which the rows of a bag are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BagMode {
-    /// Their sum.
+    /// The sum of the rows.
     Sum,
-    /// Their sum, divided by how many there are.
+    /// The sum, divided by the number of rows.
     Mean,
-    /// Their sum, divided by the square root of their number, which keeps the variance independent of the length.
+    /// The sum, divided by the square root of the number of rows, which keeps the variance independent of that
+    /// number.
     #[doc(alias = "sqrtn")]
     SqrtN,
 }
 
-/// How rows are looked up.
+/// The options of a lookup.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Lookup {
-    /// Rows whose norm is larger are scaled down to it.
+    /// The largest norm of a row. Rows with a larger norm are scaled down to it.
     pub max_norm: Option<f64>,
-    /// How the rows of the variable were dealt out, where the caller counts on it.
+    /// The partition strategy of the variable's rows that the caller relies on.
     pub partition_strategy: Option<PartitionStrategy>,
 }
 
-/// The rows of ids of any shape `[…]`: a tensor `[…, row]`.
+/// Returns the rows of ids of any shape `[…]`: a tensor `[…, row]`.
 ///
 /// # Errors
-/// [`Error::Params`] for an id that is no row; [`Error::InvalidArgument`] for ids that are no integers, a norm of what is no float,
-/// and where rows were dealt out in another way than the caller says: TensorFlow looks up other rows then.
+/// - [`Error::Params`]: an id is no row.
+/// - [`Error::InvalidArgument`]: ids are not integers, `max_norm` is given for a dtype that is no float, or
+///   rows were partitioned in another way than [`Lookup::partition_strategy`]. TensorFlow silently looks up
+///   other rows in that case.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -54,7 +57,7 @@ pub fn embedding_lookup(variable: &Variable, ids: &HostTensor, lookup: Lookup) -
     rows.reshape(shape).map_err(Error::tensor(OPERATION))
 }
 
-/// Ids in bags of different lengths, and how much each of them counts; 1 where there are no weights.
+/// Ids in bags of different lengths, with a weight for each; 1 if there are no weights.
 #[doc(alias = "tf.SparseTensor")]
 #[doc(alias = "SparseTensor")]
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -65,14 +68,15 @@ pub struct Bags {
     pub weights: Option<Vec<Vec<f64>>>,
 }
 
-/// For each bag the rows of its ids, put together: their sum, weighted; divided by the sum of weights ([`BagMode::Mean`]), or by the
-/// root of the sum of their squares ([`BagMode::SqrtN`]). A bag without ids gives zeros.
+/// Combines the rows of each bag's ids. The result is their weighted sum; divided by the sum of weights for
+/// [`BagMode::Mean`], or by the root of the sum of their squares for [`BagMode::SqrtN`]. A bag without ids
+/// gives zeros.
 ///
-/// In a model that trains, it is `EmbeddingBag`.
+/// Models that train use `EmbeddingBag` instead.
 ///
 /// # Errors
-/// As [`embedding_lookup`], and [`Error::InvalidArgument`] for weights that don't fit the ids and for a table that is neither f32
-/// nor f64.
+/// The errors of [`embedding_lookup`], and [`Error::InvalidArgument`] for weights that don't fit the ids and
+/// for a table that is neither f32 nor f64.
 #[doc(alias = "tf.nn.embedding_lookup_sparse")]
 pub fn embedding_lookup_sparse(
     variable: &Variable,
@@ -83,11 +87,11 @@ pub fn embedding_lookup_sparse(
     combined("embedding_lookup_sparse", variable, bags, combiner, lookup)
 }
 
-/// As [`embedding_lookup_sparse`], for data as it comes: ids below 0 are left out, and, unless rows are summed, weights that are not
-/// above 0. A bag of which nothing is left gives the row `default_id`, or zeros.
+/// Acts like [`embedding_lookup_sparse`], for unchecked data. Ids below 0 are left out. Unless rows are summed,
+/// so are ids whose weight is not above 0. A bag that becomes empty gives the row `default_id`, or zeros.
 ///
 /// # Errors
-/// As there.
+/// The errors of [`embedding_lookup_sparse`].
 #[doc(alias = "tf.nn.safe_embedding_lookup_sparse")]
 pub fn safe_embedding_lookup_sparse(
     variable: &Variable,
@@ -176,7 +180,7 @@ fn require_weights(operation: &'static str, bags: &Bags) -> Result<()> {
     Err(Error::invalid(operation, reason))
 }
 
-/// Rows of ids, one after another, none of a larger norm than is asked for.
+/// Returns the rows of ids, one after another, each scaled down to the largest norm.
 fn rows_of(operation: &'static str, variable: &Variable, ids: &[i64], lookup: Lookup) -> Result<HostTensor> {
     // SV-7
     let dealt = variable.remote().and_then(|remote| remote.numbered()?.cut()).map(|cut| cut.strategy());

@@ -1,22 +1,22 @@
-//! Variables: values that replicas share or have copies of, and those of one model.
+//! Variables: values that replicas share or have copies of, and the variables of one model.
 //!
 //! | file | what it is |
 //! |---|---|
 //! | `kinds` | [`VariableSynchronization`], [`VariableAggregation`] |
-//! | `access` | what may be done where, and how: the documents' tables as one pure function |
-//! | `placement` | which storages a new one gets: one pure function |
-//! | `storage` | where one copy is: candle's memory, the host's, or parameter servers |
+//! | `access` | the allowed operations, and the way to do them: the documents' tables as one pure function |
+//! | `placement` | the storages of a new variable: one pure function |
+//! | `storage` | the location of one copy: candle's memory, the host's, or parameter servers |
 //! | `in_candle` | writing into candle's memory |
-//! | `device_copies` | copies for replicas whose devices have memory of their own |
-//! | `variable`, `create` | [`Variable`]: its properties; making one |
-//! | `place` | where it is being used, and which copy is the one of that place |
-//! | `read`, `write` | its operations, in whatever context |
-//! | `shards`, `lookup` | its parts; its rows by their ids, one by one and combined; slices of it |
-//! | `rows`, `cache` | those on parameter servers: which are looked up by row alone; a scope in which each is read once |
-//! | `dynamic` | those whose rows are ids |
-//! | `checksum` | by which workers compare theirs |
-//! | `state` | it as a part of a checkpoint |
-//! | `model` | [`Variables`]: those of one model, made by `replicate` |
+//! | `device_copies` | copies for replicas whose devices have separate memory |
+//! | `variable`, `create` | [`Variable`]: its properties; its creation |
+//! | `place` | the context of a use, and the copy that belongs to it |
+//! | `read`, `write` | its operations, in any context |
+//! | `shards`, `lookup` | its shards; its rows by their ids, one by one and combined; slices of it |
+//! | `rows`, `cache` | on parameter servers: tables that are looked up by row; a scope that reads each variable once |
+//! | `dynamic` | variables whose rows are ids |
+//! | `checksum` | the checksum by which workers compare their variables |
+//! | `state` | a variable as a component of a checkpoint |
+//! | `model` | [`Variables`]: the variables of one model, created by `replicate` |
 
 mod about;
 mod access;

@@ -1,4 +1,4 @@
-//! Where a variable is being used, and which copy is the one of that place.
+//! The context in which a variable is used, and the copy that belongs to it.
 
 use super::access::{Access, AccessPlan, VariableKind};
 use super::storage::Storage;
@@ -6,10 +6,10 @@ use super::variable::Variable;
 use crate::context::{Mode, ReplicaContext, mixed, with_mode};
 use distribute_base::{ContextKind, DeviceName, Error, Result};
 
-/// Where a variable is being used.
+/// The context in which a variable is used.
 pub(super) struct Place {
     pub(super) kind: ContextKind,
-    /// The devices of the replicas, or of the copies that are being updated, and which of them this is.
+    /// The devices of the replicas, or of the copies that are being updated, and the index of the current one.
     among: Vec<DeviceName>,
     index: usize,
     pub(super) replica: Option<ReplicaContext>,
@@ -17,7 +17,8 @@ pub(super) struct Place {
 
 impl Variable {
     // VAR-8
-    /// Where this code is running, as seen from the variable; an error in another strategy's context.
+    /// Returns the context of this code, from the variable's point of view; an error in another strategy's
+    /// context.
     pub(super) fn place(&self, operation: &'static str, writes: bool) -> Result<Place> {
         let ours = self.strategy();
         let other = || mixed(operation, Some(format!("variable {}", self.name())), ours);
@@ -37,9 +38,9 @@ impl Variable {
                 ..outside
             }),
             Some(mode) if mode.strategy() == ours => Ok(Place { kind: mode.kind(), ..outside }),
-            // The default strategy's contexts count as none for all others, as everywhere else.
+            // The default strategy's contexts count as none for all other strategies.
             Some(mode) if mode.strategy().is_default() => Ok(outside),
-            // An ordinary variable is nobody's: a strategy's replicas may read it, as they may read what they capture. In another
+            // Replicas of any strategy may read an ordinary variable, like any captured value. In another
             // strategy's update it would be written once for each copy.
             Some(mode) if self.0.kind == VariableKind::Ordinary => match mode.kind() {
                 ContextKind::Update | ContextKind::Replica if writes => Err(other()),
@@ -71,10 +72,10 @@ impl Variable {
         })
     }
 
-    /// The copy that this replica writes, or the one that is being updated.
+    /// Returns the copy that this replica writes, or the one that is being updated.
     ///
-    /// In an update, an ON_WRITE variable must have a copy for each that is being updated, and no others, or its copies
-    /// would drift apart; one copy must not be written more than once.
+    /// In an update, an ON_WRITE variable must have exactly one copy on each device that is being updated, or
+    /// its copies would drift apart. One copy must not be written more than once.
     pub(super) fn own(&self, operation: &'static str, place: &Place) -> Result<&Storage> {
         let (copies, among) = (self.0.copies.len(), place.among.len());
         let same = self.0.copies.iter().map(|copy| &copy.device).eq(&place.among);
@@ -95,7 +96,8 @@ impl Variable {
         self.nearest(place)
     }
 
-    /// The copy that this replica, or this update, reads: its own, or one on its device, or the one there is.
+    /// Returns the copy that this replica, or this update, reads: its own, or one on its device, or the only
+    /// one.
     pub(super) fn nearest(&self, place: &Place) -> Result<&Storage> {
         let copies = &self.0.copies;
         let device = place.among.get(place.index);
@@ -110,7 +112,7 @@ impl Variable {
         })
     }
 
-    /// The copy that is read here: of several places, any.
+    /// Returns the copy that is read here; if the context has several devices, the first.
     pub(super) fn nearest_or_first(&self, place: &Place) -> Result<&Storage> {
         match place.kind {
             ContextKind::Replica | ContextKind::Update => self.nearest(place),

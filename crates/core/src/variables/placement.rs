@@ -1,4 +1,5 @@
-//! Which storages a new variable gets, and which rules it goes by: one pure decision, for users' variables and models'.
+//! The storages of a new variable, and the rules that apply to it: one pure decision, for programs' variables
+//! and models'.
 
 use super::access::VariableKind;
 use crate::strategy::VariablePlacement;
@@ -11,44 +12,45 @@ pub(super) struct Placement {
     pub(super) kind: VariableKind,
 }
 
-/// Where they are.
+/// The location of the storages.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum At {
     /// One on each: for each replica of this process, or one that they share.
     Devices(Vec<DeviceName>),
-    /// One on parameter servers, which all replicas of all workers share: cut over them or, beside another variable, whole on one.
+    /// One on parameter servers, which all replicas of all workers share. It is partitioned over them or, next
+    /// to another variable, on one server.
     Servers { beside: Option<usize> },
 }
 
-/// What a new variable is for.
+/// The purpose of a new variable.
 #[derive(Clone, Debug)]
 pub(super) enum Purpose {
-    /// Whatever the user does with it.
+    /// Any use by the program.
     Own {
         synchronization: VariableSynchronization,
-        /// The devices of the variable that it is to lie beside.
+        /// The devices of the variable that it is colocated with.
         colocated: Option<Vec<DeviceName>>,
     },
-    /// The weights of a model: only optimizers write them, for all replicas at once.
+    /// The weights of a model. Only optimizers write them, for all replicas at once.
     Weights {
-        /// The devices of the variable that the model is to lie beside.
+        /// The devices of the variable that the model is colocated with.
         colocated: Option<Vec<DeviceName>>,
     },
-    /// The running statistics of a model: each replica writes its own.
+    /// The running statistics of a model. Each replica writes a separate copy.
     Statistics,
 }
 
-/// What a strategy says about the variables that are created with it.
+/// The settings of a strategy for the variables that are created with it.
 pub(super) struct Policy<'a> {
     pub(super) placement: VariablePlacement,
     /// The device of each replica of this process.
     pub(super) replicas: &'a [DeviceName],
-    /// Where parameters go that replicas share.
+    /// The device of parameters that replicas share.
     pub(super) parameters: DeviceName,
 }
 
 impl Policy<'_> {
-    /// Where a variable goes, or why it cannot be.
+    /// Returns the location of a variable, or the reason why it cannot be created.
     pub(super) fn place(&self, purpose: Purpose) -> Result<Placement, String> {
         let each = || self.replicas.to_vec();
         let on_servers = self.placement == VariablePlacement::Servers;
@@ -92,13 +94,14 @@ impl Policy<'_> {
                 VariableKind::OnRead
             }
             (_, VariableSynchronization::OnRead) if for_each && devices.len() > 1 => VariableKind::OnRead,
-            // PSV-3: there is one copy, which is all that a replica could write.
+            // PSV-3: a replica can only write the single copy.
             _ => VariableKind::OnWrite,
         };
         Ok(Placement { at: At::Devices(devices), kind })
     }
 
-    /// Returns the place of a model's weights. Replicas on devices with memory of their own compute with copies of what the CPU's has.
+    /// Returns the location of a model's weights. Replicas on devices with separate memory compute with copies
+    /// of the weights in CPU memory.
     fn place_weights(&self, colocated: Option<Vec<DeviceName>>, on_servers: bool) -> Result<At, String> {
         let on_host = |device: DeviceName| {
             if device.kind == DeviceKind::Cpu { device } else { DeviceName::cpu(0) }

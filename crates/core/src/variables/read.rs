@@ -11,15 +11,18 @@ use std::panic::Location;
 const READ: &str = "read";
 
 impl Variable {
-    /// The value, as a copy that later writes leave as it is. See [`Variable`] for what is read where.
+    /// Returns the value, as a copy that later writes do not change. [`Variable`] has the rules for each
+    /// context.
     ///
-    /// Where the copies of an ON_READ variable are to be one value, that is a call of all workers, which all get the value
-    /// of all replicas.
+    /// If the copies of an ON_READ variable are combined, all workers make this call, and all get the value
+    /// over all replicas.
     ///
     /// # Errors
-    /// [`Error::VariableAccess`] where the copies of an ON_READ variable are to be one value, but it has no
-    /// aggregation; [`Error::Tensor`] where the value is not of type `N`; [`Error::MixedStrategies`] in another
-    /// strategy's context; [`Error::Collective`] where not all workers read.
+    /// - [`Error::VariableAccess`]: the copies of an ON_READ variable would be combined, but it has no
+    ///   aggregation.
+    /// - [`Error::Tensor`]: the value is not of type `N`.
+    /// - [`Error::MixedStrategies`]: called in another strategy's context.
+    /// - [`Error::Collective`]: not all workers read.
     #[doc(alias = "tf.distribute.StrategyExtended.read_var")]
     #[track_caller]
     pub fn read<N: Nest>(&self) -> Result<N> {
@@ -56,7 +59,7 @@ impl Variable {
         }
     }
 
-    /// The copies of the replicas of all workers, in the order of their ids.
+    /// Returns the copies of the replicas of all workers, in the order of their ids.
     pub(super) fn copies_of_all(&self, at: &'static Location<'static>) -> Result<Vec<Leaf>> {
         let copies = self.copies_at_once()?;
         let local: Vec<&[Leaf]> = copies.chunks(1).collect();
@@ -64,41 +67,42 @@ impl Variable {
         Ok(all.map_or(copies, |all| all.into_iter().flatten().collect()))
     }
 
-    /// The copies of this worker's replicas, while nobody writes all of them.
+    /// Returns the copies of this worker's replicas, while no thread writes all of them.
     fn copies_at_once(&self) -> Result<Vec<Leaf>> {
         let _all = self.all_copies();
         self.copies()
     }
 
-    /// All workers read.
+    /// Returns the fingerprint of a read of all workers.
     fn reading(&self, at: &'static Location<'static>) -> Fingerprint {
         let (dtype, dims) = (self.dtype(), self.dims());
         let detail = format!("{} (variable {}), {dtype}{dims:?}", self.name(), self.0.id);
         Fingerprint::new(Operation::ReadVariable, detail, at)
     }
 
-    /// The candle tensor of this replica's copy (in [`update`](crate::Strategy::update) of the copy being updated,
-    /// elsewhere of the first), for a forward pass: gradients flow to it, and later writes change it.
+    /// Returns the candle tensor of this replica's copy for a forward pass: gradients flow to it, and later
+    /// writes change it. In [`update`](crate::Strategy::update) it is the copy being updated, elsewhere the
+    /// first.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a variable that was created from numbers or a host tensor, which is in no graph
-    /// of candle's.
+    /// - [`Error::InvalidArgument`]: the variable was created from numbers or a host tensor, which is in no
+    ///   candle graph.
     pub fn as_tensor(&self) -> Result<Tensor> {
         const OPERATION: &str = "as_tensor";
         let place = self.place(OPERATION, false)?;
         let near = match place.kind {
-            // Gradients are those of the copy that optimizers train.
+            // Gradients belong to the copy that optimizers train.
             ContextKind::Replica if self.has_followers() => self.copy(0)?,
             _ => self.nearest_or_first(&place)?,
         };
         self.load(OPERATION)?;
-        // Who has it reads it without asking.
+        // The caller can read the tensor at any time without going through the variable.
         near.device_copies().map_or(Ok(()), |copies| copies.read_directly())?;
         Ok(self.candle(near)?.as_tensor().clone())
     }
 }
 
-/// A leaf as a value of type `N`.
+/// Converts a leaf to a value of type `N`.
 pub(super) fn typed<N: Nest>(leaf: Leaf) -> Result<N> {
     N::from_tree(Tree::Leaf(leaf)).map_err(Error::tensor("reading a variable"))
 }

@@ -6,8 +6,8 @@ use crate::values::{Components, Parts, PerReplica, Reducible, plain};
 use distribute_base::{ContextKind, Result};
 use distribute_tensor::{Leaf, Tree};
 
-/// In replica and update context, the value that is read there. Elsewhere, the copies of an ON_READ variable, whatever its
-/// own aggregation, and the value of any other variable, whose copies are equal.
+/// The value that a read returns, in replica and update context. Elsewhere it is the copies of an ON_READ
+/// variable, whatever its aggregation, and the value of any other variable, whose copies are equal.
 impl Reducible for &Variable {
     type Nest = Leaf;
     fn into_parts(self, operation: &'static str, replicas: usize) -> Result<Parts> {

@@ -8,10 +8,10 @@ use distribute_base::internal::lock;
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-/// The variables of one strategy that are still there.
+/// The variables of one strategy that have not been dropped.
 #[derive(Default)]
 struct Registry {
-    /// By the candle tensors of their copies.
+    /// The variables by the candle tensors of their copies.
     containers: Mutex<HashMap<TensorId, WeakVariable>>,
     /// The first variable of each name.
     names: Mutex<HashMap<String, WeakVariable>>,
@@ -32,7 +32,7 @@ impl Strategy {
         if names.len() == names.capacity() {
             names.retain(|_, variable| variable.upgrade().is_some());
         }
-        // A copy has the name of the first, which stays the one of that name.
+        // A copy has the name of its original, and the name keeps referring to that.
         if names.get(variable.name()).is_none_or(|known| !known.is_alive()) {
             names.insert(variable.name().to_string(), variable.downgrade());
         }
@@ -42,13 +42,13 @@ impl Strategy {
         }
     }
 
-    /// The variable that a candle tensor is a copy of.
+    /// Returns the variable that a candle tensor is a copy of.
     #[doc(hidden)]
     pub fn container(&self, id: TensorId) -> Option<Variable> {
         lock(&self.extension::<Registry>().containers).get(&id)?.upgrade()
     }
 
-    /// The first variable of this name that somebody keeps.
+    /// Returns the first variable of this name that has not been dropped.
     pub(crate) fn variable_named(&self, name: &str) -> Option<Variable> {
         lock(&self.extension::<Registry>().names).get(name)?.upgrade()
     }

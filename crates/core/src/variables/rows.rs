@@ -1,4 +1,4 @@
-//! Which variables on servers are used by layers that look up rows alone.
+//! The variables on servers that are used only by layers that look up rows.
 
 use super::variable::Variable;
 use candle_core::Tensor;
@@ -9,38 +9,39 @@ use distribute_ps_tables::DynamicOptions;
 use std::cell::RefCell;
 
 thread_local! {
-    /// While a layer that looks up rows asks for its table.
+    /// Set while a layer that looks up rows asks for its table.
     static ASKED: RefCell<Option<Asked>> = const { RefCell::new(None) };
 }
 
-/// What a layer that looks up rows asks for.
+/// The request of a layer that looks up rows.
 #[derive(Default)]
 struct Asked {
-    /// The variables that it has got whose rows, or whose whole, are elsewhere than in its tensor; each with the local replica.
+    /// The variables that it got whose rows, or complete value, are elsewhere than in its tensor; each with the
+    /// local replica.
     variables: Vec<(Variable, usize)>,
-    /// Which ids get rows, if rows are ids.
+    /// The options of the table, if its rows are ids.
     ids: Option<DynamicOptions>,
 }
 
-/// Where a layer gets rows of its table, if not from the tensor: from parameter servers, those of a batch's ids. And all of it, as its
-/// replica computes with it.
+/// The source of a layer's rows, if that is not the layer's tensor: parameter servers return the rows of a
+/// batch's ids. It can also return the complete table, as its replica computes with it.
 #[derive(Clone, Debug)]
 pub struct RowSource(Variable, usize);
 
-/// Runs `build`, in which a layer that looks up rows asks for its table. Gives where its rows come from, if that is elsewhere than in
-/// the tensor that it gets.
+/// Runs `build`, in which a layer that looks up rows asks for its table. Also returns the source of the rows,
+/// if it is not the layer's tensor.
 pub fn for_rows<T>(build: impl FnOnce() -> T) -> (T, Option<RowSource>) {
     asking(None, build)
 }
 
-/// Runs `build`, in which a layer asks for a row that stands for those of all ids. Gives where these come from: `None` where the
-/// strategy has no parameter servers.
+/// Runs `build`, in which a layer asks for one row that represents those of all ids. Also returns the source of
+/// the rows: `None` if the strategy has no parameter servers.
 pub fn for_ids<T>(options: DynamicOptions, build: impl FnOnce() -> T) -> (T, Option<RowSource>) {
     asking(Some(options), build)
 }
 
 fn asking<T>(ids: Option<DynamicOptions>, build: impl FnOnce() -> T) -> (T, Option<RowSource>) {
-    /// The thread goes on as before, also after a panic.
+    /// Restores the thread's previous request, even after a panic.
     struct Back(Option<Asked>);
     impl Drop for Back {
         fn drop(&mut self) {
@@ -54,18 +55,18 @@ fn asking<T>(ids: Option<DynamicOptions>, build: impl FnOnce() -> T) -> (T, Opti
     (built, source)
 }
 
-/// Whether what is asked for now will be looked up by row.
+/// Whether the variable that is requested now will be looked up by row.
 pub(super) fn are_asked_for() -> bool {
     ASKED.with_borrow(Option::is_some)
 }
 
-/// Which ids get rows, where what is asked for now are those of ids.
+/// Returns the options of the table that is requested now, if its rows are ids.
 pub(super) fn ids_are_asked_for() -> Option<DynamicOptions> {
     ASKED.with_borrow(|asked| asked.as_ref()?.ids)
 }
 
-/// Tells of a variable on servers that was asked for, whose rows can be looked up there; any other use takes all of it. Of one that the replica
-/// computes with on its own device, rows are looked up there.
+/// Records that a variable was requested. On servers its rows can be looked up there, but any other use fetches
+/// it completely. If the replica computes with a copy on its own device, rows are looked up in that copy.
 pub(super) fn asked(variable: &Variable, replica: usize, on_device: bool) -> Result<()> {
     let got = || {
         ASKED.with_borrow_mut(|asked| {
@@ -89,7 +90,7 @@ pub(super) fn asked(variable: &Variable, replica: usize, on_device: bool) -> Res
                 kind(options),
                 kind(asked)
             );
-            // Where there are no servers, the layer says so.
+            // Without servers, the layer returns the error.
             if variable.strategy().extended().parameter_servers().is_some() {
                 return Err(Error::invalid("replicate", reason));
             }
@@ -109,7 +110,7 @@ pub(super) fn asked(variable: &Variable, replica: usize, on_device: bool) -> Res
 }
 
 impl RowSource {
-    /// The rows of some ids; `None` where all of the table is in memory.
+    /// Returns the rows of some ids; `None` if the complete table is in memory.
     pub fn fetch(&self, operation: &'static str, ids: &[usize]) -> Result<Option<EachOnce>> {
         let Some(remote) = self.0.remote() else { return Ok(None) };
         if let Some(rows) = remote.ids() {
@@ -123,13 +124,14 @@ impl RowSource {
         remote.tables().read_each(operation, &ids).map(Some)
     }
 
-    /// All of the table, as the replica computes with it: where its device has memory of its own, a copy there.
+    /// Returns the complete table, as the replica computes with it: a copy on its device, if that has separate
+    /// memory.
     pub fn whole<'a>(&'a self, table: &'a Tensor) -> &'a Tensor {
         self.use_whole();
         match self.0.of_replica(self.1) {
             Ok(whole) => whole.as_tensor(),
             Err(error) => {
-                // Who computes with it is told that it is elsewhere.
+                // A layer that computes with the tensor gets a warning that the rows are elsewhere.
                 heard(|| {
                     tracing::error!("variable {} has no copy on its replica's device: {error}", self.0.name())
                 });
@@ -138,8 +140,8 @@ impl RowSource {
         }
     }
 
-    /// From now on all of the table is in memory: something else than rows is asked for. Where it cannot be fetched, the step that is
-    /// being made fails.
+    /// Keeps the complete table in memory from now on, because it is not only looked up by row. If it cannot be
+    /// fetched, the current step fails.
     fn use_whole(&self) {
         let fail = |error| match self.0.strategy().session() {
             Some(session) => session.fail_step(error),

@@ -8,23 +8,24 @@ use distribute_ps_tables::PartitionStrategy;
 use distribute_tensor::{HostTensor, Index, Selection};
 use std::ops::Range;
 
-/// A part of a variable that has shards, or all of one that has none: see [`Variable::shards`].
+/// A shard of a variable, or all of a variable without shards: see [`Variable::shards`].
 #[doc(alias = "ShardedVariable.variables")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
-    /// What it is called: `w/part_0`.
+    /// Its name, such as `w/part_0`.
     pub name: String,
-    /// Which rows of the variable it has. Of one whose rows are dealt out in turn, these are the first and the last; of ids there are none.
+    /// Its rows of the variable. If rows are dealt out in turn, the range is from its first to its last row; if
+    /// rows are ids, the range is empty.
     pub rows: Range<usize>,
     /// Its shape.
     pub dims: Vec<usize>,
-    /// Where it is.
+    /// The device that it is on.
     pub device: DeviceName,
 }
 
 impl Variable {
-    /// The parts that the variable is kept in, each on a device of its own: its shards, if it was cut over parameter servers, and
-    /// else it alone.
+    /// Returns the shards of the variable, each on a separate device. A variable that is not partitioned over
+    /// parameter servers is its only shard.
     pub fn shards(&self) -> Vec<Shard> {
         if let Some(ids) = self.ids() {
             let dims: Vec<usize> =
@@ -53,18 +54,18 @@ impl Variable {
         sharded.ranges().into_iter().enumerate().filter_map(one).collect()
     }
 
-    /// Whether it was cut into shards.
+    /// Whether it is partitioned into shards.
     #[doc(alias = "ShardedVariable")]
     pub fn is_sharded(&self) -> bool {
         self.is_dynamic() || self.remote().is_some_and(|remote| remote.tables().cut().is_some())
     }
 
-    /// One variable of the rows of several on parameter servers, which are its shards from now on, in this order. They stay what they
-    /// are: what is written to one is written to both.
+    /// Combines the rows of several variables on parameter servers into one variable, with these as its shards,
+    /// in this order. The shards remain usable: a write to either is a write to both.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no variable, for variables that are not on parameter servers, have shards themselves or are of
-    /// several strategies, and where dtypes differ, or shapes in more than the number of rows.
+    /// - [`Error::InvalidArgument`]: there is no variable; one is not on parameter servers, has shards itself
+    ///   or belongs to another strategy; or dtypes differ, or shapes in more than the number of rows.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -104,26 +105,27 @@ impl Variable {
         first.over(Sharded::joined(&name, dealt, &parts)?, name)
     }
 
-    /// Removes a variable from the parameter servers that it is on, with its slots, for all workers. Code that uses it afterwards gets an
-    /// error, so drop it, and its model and optimizer.
+    /// Removes a variable from its parameter servers, with its slots, for all workers. Code that uses it
+    /// afterwards gets an error, so drop it, and its model and optimizer.
     ///
-    /// Dropping a variable doesn't do this: others may be using it, and this program may continue with it when it is started again. No other
-    /// variable of the same strategy gets its name.
+    /// Dropping a variable doesn't do this: other workers may be using it, and this program may continue with
+    /// it after a restart. No other variable of the same strategy gets its name.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: the variable is not on parameter servers.
-    /// - [`Error::Server`]: some shards may be gone.
+    /// - [`Error::Server`]: a server failed. Some shards may be removed already.
     pub fn remove_from_servers(&self) -> Result<()> {
         let remote = self.require_remote("remove_from_servers")?;
         self.writing(|| remote.tables().remove())
     }
 
-    /// The rows of some ids, in their order; one may be asked for more than once. Of a variable on parameter servers only these rows
-    /// are fetched, each once.
+    /// Returns the rows of some ids, in their order; an id may occur more than once. If the variable is on
+    /// parameter servers, only these rows are fetched, each once.
     ///
     /// # Errors
-    /// [`Error::Params`] for an id that is no row, which says where it stands; [`Error::InvalidArgument`] of a scalar;
-    /// [`Error::MixedStrategies`] in another strategy's context.
+    /// - [`Error::Params`]: an id is no row. The error has its position.
+    /// - [`Error::InvalidArgument`]: the variable is a scalar.
+    /// - [`Error::MixedStrategies`]: called in another strategy's context.
     #[doc(alias = "sparse_read")]
     #[doc(alias = "tf.gather")]
     pub fn gather(&self, ids: &[i64]) -> Result<HostTensor> {
@@ -133,12 +135,12 @@ impl Variable {
         self.nearest_or_first(&place)?.read_rows(OPERATION, ids).map_err(about(self.name()))
     }
 
-    /// What indices take of the value, by the rules of Python: `v[2:8:3, 0]` is `v.slice(&[Index::slice(Some(2), Some(8), 3),
-    /// Index::At(0)])`. Of a variable on parameter servers only these rows are fetched.
+    /// Returns a slice of the value, by the rules of Python: `v[2:8:3, 0]` is `v.slice(&[Index::slice(Some(2),
+    /// Some(8), 3), Index::At(0)])`. If the variable is on parameter servers, only these rows are fetched.
     ///
     /// # Errors
-    /// [`Error::Tensor`] for an index outside of its axis, more indices than axes and a step of 0; those of
-    /// [`gather`](Variable::gather).
+    /// - [`Error::Tensor`]: an index is outside its axis, there are more indices than axes, or a step is 0.
+    /// - The errors of [`gather`](Variable::gather).
     ///
     /// ```
     /// # use distribute::{prelude::*, Variable, tensor::Index};

@@ -1,4 +1,4 @@
-//! A variable as a part of a checkpoint.
+//! A variable as a component of a checkpoint.
 
 use super::access::{Access, AccessPlan, VariableKind};
 use super::variable::Variable;
@@ -12,9 +12,9 @@ use distribute_ps_client::internal::no_value;
 use distribute_tensor::{HostTensor, Leaf, Write};
 use std::panic::Location;
 
-/// ON_WRITE: the one value. ON_READ: what is read from outside of `run`, so that of NONE cannot be saved; it is
-/// restored by the rules of `assign`, a SUM in equal shares. Beside it each replica's copy, which comes back as it
-/// was where there are as many.
+/// An ON_WRITE variable is saved as one value. An ON_READ variable is saved as the value of a read outside
+/// `run`, so aggregation NONE cannot be saved. It is restored by the rules of `assign`; a SUM is divided
+/// equally. Next to the value each replica's copy is saved, and restored if the number of copies is the same.
 impl Checkpointed for Variable {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         if self.is_dynamic() {
@@ -57,7 +57,8 @@ impl Checkpointed for Variable {
 }
 
 impl Variable {
-    /// What sets it to a value, and its copies to what they were where as many were saved beside it.
+    /// Returns the change that sets it to a value, and its copies to the saved ones if their number is the
+    /// same.
     fn change<'a>(&'a self, value: HostTensor, source: &str, from: &Reader) -> Result<Restore<'a>> {
         const OPERATION: &str = "restore";
         let place = self.place(OPERATION, true)?;
@@ -86,7 +87,7 @@ impl Variable {
         Ok(())
     }
 
-    /// What each copy of an ON_READ variable was, if there were as many on all workers together.
+    /// Returns the saved copies of an ON_READ variable, if their number on all workers together is the same.
     pub(super) fn saved_copies(&self, prefix: &str, from: &Reader) -> Result<Option<Vec<HostTensor>>> {
         let (name, (mine, count)) = (of_replicas(prefix), self.numbers());
         let as_many = || Ok::<_, distribute_base::Error>(from.describe(&name)?.shape.first() == Some(&count));

@@ -1,4 +1,4 @@
-//! Where one copy of a variable is: in a candle variable, in a tensor in host memory, or on parameter servers.
+//! The memory of one copy of a variable: a candle variable, a tensor in host memory, or parameter servers.
 
 use super::{cache, checksum};
 use crate::strategy::Strategy;
@@ -11,26 +11,26 @@ use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Write};
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// Where one copy of a variable is. A [`Variable`](super::Variable) reads and writes its copies through it; layers and optimizers
-/// take the candle variable in it.
+/// The memory of one copy of a variable. A [`Variable`](super::Variable) reads and writes its copies through
+/// it; layers and optimizers use its candle variable.
 pub(super) struct Storage {
     pub(super) device: DeviceName,
     memory: Memory,
-    /// Copies of it for replicas whose devices have memory of their own.
+    /// Its copies for replicas whose devices have separate memory.
     device_copies: Option<Arc<DeviceCopies>>,
 }
 
 enum Memory {
     Candle(Var),
-    /// For the dtypes that candle lacks, and plain numbers.
+    /// A tensor on the host, for the dtypes that candle lacks and for plain numbers.
     Host(RwLock<HostTensor>),
     Servers(Arc<RemoteVariable>),
 }
 
 impl Storage {
-    /// A copy on servers.
+    /// Creates a copy on servers.
     pub(super) fn on_servers(variable: RemoteVariable) -> Self {
-        // Of several shards what is made next to them goes next to the last.
+        // If it has several shards, colocated variables go next to the last.
         let server = variable.tables().shards().last().map_or(0, |shard| shard.server);
         let memory = Memory::Servers(Arc::new(variable));
         Self { device: DeviceName::of_server(server), memory, device_copies: None }
@@ -46,10 +46,10 @@ impl Storage {
         Ok(Self { device, memory, device_copies: None })
     }
 
-    /// The same, of which the strategy's replicas have copies where their devices have memory of their own.
+    /// Adds copies for the strategy's replicas whose devices have separate memory.
     pub(super) fn on_devices_of(self, strategy: &Strategy) -> Result<Self> {
         let device_copies = match self.var() {
-            // Of ids only rows are copied to devices, never the table.
+            // If rows are ids, only rows are copied to devices, never the table.
             Some(var) if self.remote().is_none_or(|remote| remote.ids().is_none()) => {
                 strategy.device_copies(var)?
             }
@@ -61,22 +61,22 @@ impl Storage {
         Ok(Self { device_copies, ..self })
     }
 
-    /// Copies of it for replicas whose devices have memory of their own, where there are such.
+    /// Returns its copies for replicas whose devices have separate memory, if there are any.
     pub(super) fn device_copies(&self) -> Option<&Arc<DeviceCopies>> {
         self.device_copies.as_ref()
     }
 
-    /// Brings it up to date, if its copies on devices were written in its place: before it is read or written.
+    /// Refreshes it from its copies on devices, if these were written. Called before each read or write.
     pub(super) fn bring_back(&self) -> Result<()> {
         self.device_copies.iter().try_for_each(|copies| copies.bring_back())
     }
 
-    /// It was written, perhaps in part.
+    /// Records that it was written, perhaps in part.
     fn written(&self) {
         self.device_copies.iter().for_each(|copies| copies.written());
     }
 
-    /// candle's variable, if it is one.
+    /// Returns its candle variable, if it has one.
     pub(super) fn var(&self) -> Option<&Var> {
         match &self.memory {
             Memory::Candle(var) => Some(var),
@@ -85,7 +85,7 @@ impl Storage {
         }
     }
 
-    /// The variable on servers, if it is there.
+    /// Returns its variable on servers, if it is there.
     pub(super) fn remote(&self) -> Option<&Arc<RemoteVariable>> {
         match &self.memory {
             Memory::Servers(remote) => Some(remote),
@@ -93,12 +93,12 @@ impl Storage {
         }
     }
 
-    /// The value now; later writes leave it as it is.
+    /// Returns the current value; later writes do not change it.
     pub(super) fn read(&self) -> Result<Leaf> {
         self.bring_back()?;
         match &self.memory {
             Memory::Candle(var) => Ok(Leaf::Candle(var.as_detached_tensor().copy()?)),
-            // Whoever writes copies the elements first, if they are still shared.
+            // A writer copies the elements first, if they are still shared.
             Memory::Host(tensor) => {
                 Ok(Leaf::Host(tensor.read().unwrap_or_else(PoisonError::into_inner).clone()))
             }
@@ -113,10 +113,10 @@ impl Storage {
         }
     }
 
-    /// The rows of some ids, in their order.
+    /// Returns the rows of some ids, in their order.
     ///
     /// # Errors
-    /// For an id that is no row, and of a scalar.
+    /// An error for an id that is no row, and for a scalar.
     pub(super) fn read_rows(&self, operation: &'static str, ids: &[i64]) -> Result<HostTensor> {
         if let Memory::Servers(remote) = &self.memory {
             return remote.read_rows(operation, ids);
@@ -129,7 +129,7 @@ impl Storage {
         Ok(whole.take_rows(rows.of(0))?)
     }
 
-    /// CRC-32C of some elements' bytes, going on from `sum`.
+    /// Computes CRC-32C of the bytes of some elements, continuing from `sum`.
     pub(super) fn checksum(&self, elements: Range<usize>, sum: u32) -> Result<u32> {
         self.bring_back()?;
         match &self.memory {
@@ -144,7 +144,8 @@ impl Storage {
         }
     }
 
-    /// Writes a value that fits, and that shares no elements with a variable of candle: two locks would be held at once.
+    /// Writes a value that fits and that shares no elements with a candle variable: two locks would be held at
+    /// once.
     pub(super) fn write(&self, how: Write, value: &HostTensor) -> Result<()> {
         self.bring_back()?;
         let written = match &self.memory {
@@ -158,7 +159,7 @@ impl Storage {
         written
     }
 
-    /// Sets it to a candle tensor that fits. One that shares its elements is refused.
+    /// Sets it to a candle tensor that fits. A tensor that shares its elements is refused.
     pub(super) fn set(&self, value: &Tensor) -> Result<()> {
         self.bring_back()?;
         match &self.memory {

@@ -14,29 +14,32 @@ use distribute_tensor::{DType, Leaf, Nest};
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 
-/// A value that replicas share, or that each has a copy of; read and written by the rules of the documents.
+/// A value that replicas share, or that each has a copy of. Reads and writes follow the rules of TensorFlow's
+/// documents.
 ///
-/// It belongs to the strategy in whose [`scope`](Strategy::scope) it was created, which decides how many copies there
-/// are and where. What an operation does depends on where it is called:
+/// It belongs to the strategy in whose [`scope`](Strategy::scope) it was created, which decides the number of
+/// copies and their devices. The effect of an operation depends on the context of the call:
 ///
 /// | | in [`run`](Strategy::run) | in a scope, a merge function or outside | in [`update`](Strategy::update) |
 /// |---|---|---|---|
-/// | ON_WRITE, read | this replica's copy | any copy: they are equal | the copy being updated |
-/// | ON_WRITE, write | what all replicas write is aggregated and written to all copies: all of them have to call it | every copy | the copy being updated |
-/// | ON_READ, read | this replica's copy | the aggregate of all copies | the copy being updated |
-/// | ON_READ, write | this replica's copy | every copy; of a SUM only `assign`, which gives each its share | the copy being updated |
+/// | ON_WRITE, read | this replica's copy | any copy: they are equal | the updated copy |
+/// | ON_WRITE, write | all replicas call it: their aggregated value, to all copies | every copy | the updated copy |
+/// | ON_READ, read | this replica's copy | the aggregate of all copies | the updated copy |
+/// | ON_READ, write | this replica's copy | every copy; SUM has only `assign`, which divides it | the updated copy |
 ///
-/// What the table of the documents refuses is [`Error::VariableAccess`](distribute_base::Error::VariableAccess), which says what
-/// to do instead; nothing has been written then. A clone is another handle of the same variable.
+/// An access that the documents' table refuses returns
+/// [`Error::VariableAccess`](distribute_base::Error::VariableAccess) with advice, and writes nothing. A clone
+/// is another handle of the same variable.
 ///
-/// Over several workers, replicas are those of all of them. What a worker writes outside of `run` goes to its own copies: give
-/// the same value on all. A combined read is a call that all workers make.
+/// With several workers, the replicas are those of all workers. A write outside `run` goes only to this
+/// worker's copies: write the same value on all. A combined read is a call that all workers make.
 ///
-/// On parameter servers there is one value, in [shards](Variable::shards), for all replicas of all
-/// workers. Each operation is done there, those of several workers as they come; with one replica there is nothing to aggregate, and
-/// every write is allowed.
+/// On parameter servers there is one value, in [shards](Variable::shards), for all replicas of all workers.
+/// Servers execute each operation, in the order in which those of several workers arrive. With a single replica
+/// there is nothing to aggregate, and every write is allowed.
 ///
-/// The value is a candle tensor, a [`HostTensor`](distribute_tensor::HostTensor) of any dtype or a plain number.
+/// The value is a candle tensor, a [`HostTensor`](distribute_tensor::HostTensor) of any dtype or a plain
+/// number.
 ///
 /// ```
 /// use distribute::{Variable, VariableAggregation, VariableSynchronization, prelude::*};
@@ -59,19 +62,20 @@ use std::sync::{Arc, Mutex, Weak};
 pub struct Variable(pub(super) Arc<Inner>);
 
 pub(crate) struct Inner {
-    /// Its number among the strategy's: tells variables of one name apart.
+    /// Its number among the strategy's variables, which distinguishes variables of one name.
     pub(super) id: u64,
     pub(super) name: String,
     pub(super) strategy: Strategy,
     pub(super) synchronization: VariableSynchronization,
     pub(super) aggregation: VariableAggregation,
     pub(super) kind: VariableKind,
-    /// Whether it is a model's weight: replicas compute with the first copy, optimizers write it, and the other copies follow.
+    /// Whether it is a model's weight: replicas compute with the first copy, optimizers write it, and the other
+    /// copies follow.
     pub(super) is_weight: bool,
     pub(super) trainable: bool,
     pub(super) dtype: DType,
     pub(super) dims: Vec<usize>,
-    /// One for each local replica, or one that all share.
+    /// One copy for each local replica, or one that all share.
     pub(super) copies: Vec<Storage>,
     /// Held while all copies are written, or read as one value.
     pub(super) all_copies: Mutex<()>,
@@ -81,44 +85,44 @@ impl Variable {
     /// Creates a variable of synchronization AUTO and aggregation NONE, with the strategy that is current.
     ///
     /// # Errors
-    /// As [`NewVariable::create`].
+    /// The errors of [`NewVariable::create`].
     #[track_caller]
     pub fn new<N: Nest>(name: impl Into<String>, initial: N) -> Result<Self> {
         Self::builder(name, initial).create()
     }
 
-    /// Begins a variable: what it is called and its initial value, the same for all copies.
+    /// Returns a builder for a variable with this name and initial value, which is the same for all copies.
     pub fn builder<N: Nest>(name: impl Into<String>, initial: N) -> NewVariable {
         NewVariable::new(name.into(), initial.into_tree())
     }
 
-    /// The name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// The size of each axis.
+    /// Returns the size of each axis.
     pub fn dims(&self) -> &[usize] {
         &self.0.dims
     }
 
-    /// The type of the elements.
+    /// Returns the type of the elements.
     pub fn dtype(&self) -> DType {
         self.0.dtype
     }
 
-    /// The strategy in whose scope it was created.
+    /// Returns the strategy in whose scope it was created.
     #[doc(alias = "distribute_strategy")]
     pub fn strategy(&self) -> &Strategy {
         &self.0.strategy
     }
 
-    /// When its copies are made to agree, as it was asked for.
+    /// Returns the requested synchronization of its copies.
     pub fn synchronization(&self) -> VariableSynchronization {
         self.0.synchronization
     }
 
-    /// How what replicas write becomes one value.
+    /// Returns the aggregation of the values that replicas write.
     pub fn aggregation(&self) -> VariableAggregation {
         self.0.aggregation
     }
@@ -128,12 +132,13 @@ impl Variable {
         self.0.trainable
     }
 
-    /// The device of each copy. Of a variable in [shards](Variable::shards) it is that of the last.
+    /// Returns the device of each copy. For a variable in [shards](Variable::shards) it is the device of the
+    /// last.
     pub fn devices(&self) -> Vec<DeviceName> {
         self.0.copies.iter().map(|copy| copy.device).collect()
     }
 
-    /// The name of each copy: `w`, `w/replica_1`, …
+    /// Returns the name of each copy: `w`, `w/replica_1`, …
     pub fn copy_names(&self) -> Vec<String> {
         let name = |copy| match copy {
             0 => self.0.name.clone(),
@@ -142,30 +147,30 @@ impl Variable {
         (0..self.0.copies.len()).map(name).collect()
     }
 
-    /// The value of each copy, in the order of replicas; one where all replicas share one.
+    /// Returns the value of each copy, in the order of replicas; a single value if all replicas share one.
     ///
     /// # Errors
-    /// [`Error::Tensor`](distribute_base::Error::Tensor) where the value is not of type `N`.
+    /// - [`Error::Tensor`](distribute_base::Error::Tensor): the value is not of type `N`.
     pub fn copies<N: Nest>(&self) -> Result<Vec<N>> {
         self.0.copies.iter().map(|copy| super::read::typed(copy.read()?)).collect()
     }
 
-    /// Whether all copies have the same bits: always, for ON_WRITE variables. What the others are is for the caller to
-    /// judge.
+    /// Whether all copies are bit-identical. This is always so for ON_WRITE variables; for others it depends on
+    /// the program.
     ///
     /// # Errors
-    /// Those of reading the copies.
+    /// The errors of reading the copies.
     pub fn copies_agree(&self) -> Result<bool> {
         let copies: Vec<Leaf> = self.copies()?;
         let host = copies.iter().map(|copy| Ok(copy.to_host()?)).collect::<Result<Vec<_>>>()?;
         Ok(host.windows(2).all(|pair| pair[0].same_bits(&pair[1])))
     }
 
-    /// A variable of its own with the same values, of the same strategy, cut into shards as this one is.
+    /// Creates an independent variable with the same values, strategy and shards.
     ///
     /// # Errors
-    /// [`Error::WrongContext`] inside of `run`, where each replica would get another; those of candle, where there is no
-    /// memory for it.
+    /// - [`Error::WrongContext`]: called inside `run`, where each replica would get another variable.
+    /// - candle's error, if there is not enough memory.
     #[doc(alias = "__deepcopy__")]
     pub fn deep_copy(&self) -> Result<Variable> {
         if current_kind() == ContextKind::Replica {
@@ -203,7 +208,7 @@ impl Variable {
         variable
     }
 
-    /// The variable on parameter servers, if it is there.
+    /// Returns the variable on parameter servers, if it is there.
     #[doc(hidden)]
     pub fn remote(&self) -> Option<&Arc<RemoteVariable>> {
         self.0.copies.first().and_then(Storage::remote)
@@ -215,7 +220,8 @@ impl Variable {
         self.remote().ok_or_else(nowhere)
     }
 
-    /// Fetches all of it from now on, if it is on parameter servers, and refreshes what candle computes with, unless a step is running.
+    /// Fetches it completely from now on, if it is on parameter servers, and refreshes the copy that candle
+    /// computes with, unless a step is running.
     pub(super) fn load(&self, operation: &'static str) -> Result<()> {
         match (self.strategy().session(), self.remote().and_then(|remote| remote.cache())) {
             (Some(session), Some(cache)) => session.load(operation, cache),
@@ -223,7 +229,7 @@ impl Variable {
         }
     }
 
-    /// A variable of the same strategy and properties over other tables of its servers.
+    /// Creates a variable of the same strategy and properties from other tables of its servers.
     pub(super) fn over(&self, rows: Sharded, name: String) -> Result<Self> {
         let inner = &*self.0;
         let (dims, strategy) = (rows.dims().to_vec(), inner.strategy.clone());
@@ -232,18 +238,18 @@ impl Variable {
         Ok(Self::of(Inner { id, name, strategy, all_copies: Mutex::new(()), copies, dims, ..*inner }))
     }
 
-    /// The candle variables of its copies: of a candle tensor all.
+    /// Returns the candle variables of its copies; all copies have one if it was created from a candle tensor.
     #[doc(hidden)]
     pub fn vars(&self) -> impl Iterator<Item = &Var> {
         self.0.copies.iter().filter_map(Storage::var)
     }
 
-    /// The candle variable of one copy.
+    /// Returns the candle variable of one copy.
     pub(super) fn var(&self, copy: usize) -> Result<&Var> {
         self.candle(self.copy(copy)?)
     }
 
-    /// The candle variable with which a local replica computes, of a model's weights.
+    /// Returns the candle variable with which a local replica computes, for a model's weights.
     pub(super) fn of_replica(&self, replica: usize) -> Result<&Var> {
         match self.device_copies() {
             Some(copies) => copies.of_replica(replica),
@@ -251,7 +257,7 @@ impl Variable {
         }
     }
 
-    /// Its copies for replicas whose devices have memory of their own, where there are such.
+    /// Returns its copies for replicas whose devices have separate memory, if there are any.
     #[doc(hidden)]
     pub fn device_copies(&self) -> Option<&Arc<DeviceCopies>> {
         self.0.copies.first().and_then(Storage::device_copies)
@@ -274,7 +280,7 @@ impl Variable {
     /// Sets all other copies to the first, after an optimizer has written it.
     ///
     /// # Errors
-    /// candle's, of a device.
+    /// candle's error, if a device fails.
     #[doc(hidden)]
     pub fn follow(&self) -> Result<()> {
         let Some((first, others)) = self.0.copies.split_first() else { return Ok(()) };
@@ -288,7 +294,7 @@ impl Variable {
         WeakVariable(Arc::downgrade(&self.0))
     }
 
-    /// Whether each replica writes a copy of its own.
+    /// Whether each replica writes a separate copy.
     pub(crate) fn has_own_copies(&self) -> bool {
         self.0.kind == VariableKind::OnRead
     }
@@ -298,7 +304,7 @@ impl Variable {
         self.0.kind == VariableKind::OnWrite
     }
 
-    /// Its number among the strategy's, in the order of creation.
+    /// Returns its number among the strategy's variables, in the order of creation.
     pub(crate) fn id(&self) -> u64 {
         self.0.id
     }
@@ -308,7 +314,7 @@ impl Variable {
     }
 }
 
-/// A variable that may be gone.
+/// A handle that does not keep its variable alive.
 pub(crate) struct WeakVariable(Weak<Inner>);
 
 impl WeakVariable {
@@ -327,7 +333,7 @@ impl fmt::Debug for WeakVariable {
     }
 }
 
-/// Each replica gets the variable itself: what it reads and writes depends on where it does.
+/// Each replica gets the variable itself. The effect of its reads and writes depends on the context.
 impl<'a> Distributed for &'a Variable {
     type Local = &'a Variable;
     fn split(self, replicas: usize) -> Result<Vec<&'a Variable>> {

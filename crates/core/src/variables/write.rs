@@ -20,10 +20,11 @@ macro_rules! writes {
             #[doc = concat!($what, " See [`Variable`] for which copies are written where.")]
             ///
             /// # Errors
-            /// [`Error::VariableAccess`] where the variable cannot be written here: it says what to do instead.
-            /// [`Error::InvalidArgument`] for another shape or dtype than the variable's, and for a
-            /// [`PerReplica`](crate::PerReplica) value: reduce it first, or write each replica's in `run`.
-            /// [`Error::Collective`] where not all replicas make the call. Nothing has been written then.
+            /// - [`Error::VariableAccess`]: the variable cannot be written in this context. The error has
+            ///   advice.
+            /// - [`Error::InvalidArgument`]: the value has another shape or dtype than the variable, or is a
+            ///   [`PerReplica`](crate::PerReplica): reduce it first, or write each replica's value in `run`.
+            /// - [`Error::Collective`]: not all replicas make the call. Nothing has been written then.
             #[doc(alias = $alias)]
             #[track_caller]
             pub fn $name<V: Reducible>(&self, value: V) -> Result<()> {
@@ -48,8 +49,9 @@ macro_rules! scatters {
             /// number of replicas.
             ///
             /// # Errors
-            /// As [`Variable::assign`], and [`Error::Tensor`] for an index that is no row. ON_READ variables have no
-            /// rows to write; minimum, maximum and update need aggregation NONE or ONLY_FIRST_REPLICA.
+            /// The errors of [`Variable::assign`], and [`Error::Tensor`] for an index that is no row. ON_READ
+            /// variables have no rows to write; minimum, maximum and update need aggregation NONE or
+            /// ONLY_FIRST_REPLICA.
             #[doc(alias = $alias)]
             #[track_caller]
             pub fn $name(&self, rows: IndexedSlices) -> Result<()> {
@@ -69,8 +71,8 @@ scatters! {
 }
 
 impl Variable {
-    /// Runs what writes it: behind all updates that are under way, unless a step is being made. The next step begins with what was
-    /// written.
+    /// Runs `write`, which changes the variable: after all pending updates, unless a step is running. The next
+    /// step starts with the new value.
     #[doc(hidden)]
     pub fn writing<T>(&self, write: impl FnOnce() -> Result<T>) -> Result<T> {
         let written = if self.remote().is_none() {
@@ -78,14 +80,14 @@ impl Variable {
         } else {
             self.strategy().await_updates()?;
             let written = write();
-            // Also what was written in part.
+            // This includes a partial write.
             self.strategy().session().into_iter().for_each(Session::mark_written);
             written
         };
         let written = written?;
         if let Some(copies) = self.device_copies() {
             match with_mode(|mode| mode.cloned()) {
-                // The others may be computing, and make the call as well.
+                // The other replicas may be computing, and make the call as well.
                 Some(Mode::Replica(context)) if context.strategy() == self.strategy() => {
                     copies.refresh(context.local_replica())?;
                 }
@@ -106,7 +108,7 @@ impl Variable {
         let place = self.place(operation, true)?;
         let plan = self.plan(operation, Access::Write(how), place.kind)?;
         self.require_fit(operation, &value)?;
-        // Taken out before anything is locked: the value may be a variable's own tensor.
+        // Converted before any lock is taken, because the value may be a variable's own tensor.
         let value = value.to_host().map_err(Error::tensor(operation))?;
         let written = self.writing(|| match plan {
             AccessPlan::Own => self.own(operation, &place)?.write(how, &value),
@@ -148,7 +150,8 @@ impl Variable {
         written.map_err(|error| self.named(operation, error))
     }
 
-    /// A call of all replicas: `write` gets the values of this worker's, once, and goes on with the other workers.
+    /// Makes a call of all replicas. `write` gets the values of this worker's replicas, once, and continues
+    /// with the other workers.
     fn together<T: Send + 'static>(
         &self,
         operation: &'static str,
@@ -160,7 +163,7 @@ impl Variable {
     ) -> Result<()> {
         let call = Fingerprint::new(
             Operation::WriteVariable,
-            // The number tells variables of one name apart.
+            // The number distinguishes variables of one name.
             format!("{operation} of {} (variable {}), {detail}", self.name(), self.0.id),
             at,
         );
@@ -169,7 +172,7 @@ impl Variable {
         context.merge(call.clone(), operation, value, |_, values| write(values))
     }
 
-    /// What all replicas write, as one value.
+    /// Returns the values that all replicas write, combined into one.
     fn combined(
         &self,
         operation: &'static str,
@@ -194,7 +197,8 @@ impl Variable {
     }
 
     // SC-1, SC-2
-    /// The rows that all replicas write. Not reduced, which would merge them: each is written on its own, one after another.
+    /// Returns the rows that all replicas write. They are not reduced, which would merge them: each is written
+    /// separately, one after another.
     fn joined(
         &self,
         operation: &'static str,
@@ -219,7 +223,7 @@ impl Variable {
         joined.map_err(Error::tensor(operation))
     }
 
-    /// What replica 0 of worker 0 writes.
+    /// Returns the value that replica 0 of worker 0 writes.
     fn first(&self, operation: &'static str, call: &Fingerprint, values: Vec<Leaf>) -> Result<Leaf> {
         let mine = values.get(..1).unwrap_or_default();
         let first = self.strategy().of_first_worker(operation, || call.clone(), mine)?;
@@ -236,32 +240,33 @@ impl Variable {
         Ok(())
     }
 
-    /// Sets each copy to a value of its own.
+    /// Sets each copy to a separate value.
     pub(super) fn set_copies(&self, values: &[HostTensor]) -> Result<()> {
         let _all = self.all_copies();
         let mut each = self.0.copies.iter().zip(values);
         each.try_for_each(|(copy, value)| copy.write(Write::Assign, value))
     }
 
-    /// Keeps others from reading or writing all copies together meanwhile. No code of users' runs under it.
+    /// Locks all copies: no other thread reads or writes all of them while the guard is alive. No code of the
+    /// program runs under it.
     pub(super) fn all_copies(&self) -> MutexGuard<'_, ()> {
         lock(&self.0.all_copies)
     }
 
-    /// A part of a value for each copy, whose sum over all workers is the value: of integers to the bit.
+    /// Returns a part of a value for each copy. Their sum over all workers is the value; for integers, exactly.
     pub(super) fn shares(&self, value: &HostTensor) -> Result<Vec<HostTensor>> {
         let (of_world, all) = self.numbers();
         of_world.map(|copy| Ok(value.share(copy, all)?)).collect()
     }
 
-    /// The numbers of this worker's copies among those of all workers, and how many there are in all.
+    /// Returns the numbers of this worker's copies among those of all workers, and their total number.
     pub(super) fn numbers(&self) -> (Range<usize>, usize) {
         let (copies, world) = (self.copy_count(), self.strategy().world());
         let first = copies * world.worker();
         (first..first + copies, copies * world.workers())
     }
 
-    /// An error that does not know which variable it is about.
+    /// Adds the name of the variable to an error.
     fn named(&self, operation: &'static str, error: Error) -> Error {
         match error {
             Error::Tensor { source, .. } => {
@@ -272,7 +277,8 @@ impl Variable {
         }
     }
 
-    /// The one value that is written here. Replicas' own values cannot be: copies would drift apart.
+    /// Returns the one value that is written here. Separate values of replicas are refused, because copies
+    /// would drift apart.
     fn one_value<V: Reducible>(&self, operation: &'static str, value: V) -> Result<Leaf> {
         let parts = value.into_parts(operation, self.strategy().world().replicas())?;
         let leaf = match parts {

@@ -1,4 +1,4 @@
-//! Pieces on their way to devices that there are not: who brings them when.
+//! Per-replica batches that are copied to devices which do not exist: by which thread, and when.
 
 use super::*;
 use crate::checkpoint::Checkpoint;
@@ -13,10 +13,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-/// A tensor of candle, and ids that stay on the host.
+/// A candle tensor, and ids that stay on the host.
 type Both = (Tensor, HostTensor);
 
-/// Which replica's number was brought, and where.
+/// A copied replica's number, its value, and the thread that copied it.
 type Brought = (usize, u32, ThreadId);
 
 /// `range(20).batch(4)` of both kinds, for two replicas.
@@ -36,7 +36,7 @@ fn to_gpus(carry: impl Fn(usize, &Tensor) -> candle_core::Result<Tensor> + Send 
     Bring::To((0..2).map(DeviceName::gpu).collect(), Arc::new(carry))
 }
 
-/// Says what is brought, and adds 100 to it.
+/// Reports each copy, and adds 100 to the value.
 fn noted(brought: Sender<Brought>) -> Bring {
     to_gpus(move |replica, tensor| {
         let sent = brought.send((replica, first(tensor)?, std::thread::current().id()));
@@ -49,7 +49,7 @@ fn next(brought: &Receiver<Brought>) -> Brought {
     brought.recv_timeout(Duration::from_secs(20)).expect("nothing is brought")
 }
 
-/// The numbers and the ids of each replica in a step.
+/// Returns the numbers and the ids of each replica in a step.
 fn seen(step: &crate::PerReplica<Both>) -> Vec<(Vec<u32>, Vec<i64>)> {
     step.iter().map(|(numbers, ids)| (numbers.to_vec1().unwrap(), ids.to_vec().unwrap())).collect()
 }
@@ -73,7 +73,7 @@ fn the_next_steps_are_brought_before_they_are_asked_for_and_a_pass_goes_on_with_
                 assert_eq!((replica, number), (piece % 2, 2 * piece as u32));
                 assert_ne!(thread, std::thread::current().id());
             }
-            // The step behind is there; the position is still that of the one that was taken.
+            // The next step is already prepared; the position is still that of the taken one.
             assert_eq!((pass.position().steps, data.position().steps), (1, 1));
             Checkpoint::new().part("input", &data).save(&path).unwrap();
             drop(pass);

@@ -1,4 +1,4 @@
-//! Which variable has drifted, and on which workers: a function of the checksums of all of them.
+//! The variable that has drifted, and the workers on which it has: a function of the checksums of all workers.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 /// The checksum of a variable on one worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Sum {
-    /// Its number among the strategy's, in the order of creation.
+    /// Its number among the strategy's variables, in the order of creation.
     pub(super) id: u64,
     pub(super) name: String,
     /// Dtype and shape.
@@ -18,14 +18,15 @@ pub(super) struct Sum {
 #[derive(Debug, PartialEq)]
 pub(super) struct Drifted {
     pub(super) variable: String,
-    /// Those that differ from most; all of them, where no value is that of most.
+    /// The workers whose value differs from that of most; all workers, if no value has a majority.
     pub(super) workers: Vec<usize>,
-    /// All of that in words.
+    /// The finding as a message.
     pub(super) text: String,
 }
 
-/// The first variable, in the order of creation, that is not the same on all workers. Those that some worker does not have, or
-/// has in another shape, are left out. `all` has the sums of each worker, by ids that grow.
+/// Returns the first variable, in the order of creation, that is not the same on all workers. Variables that
+/// some worker does not have, or has in another shape, are left out. `all` has the sums of each worker, by
+/// ascending ids.
 pub(super) fn judge(all: &[Vec<Sum>]) -> Option<Drifted> {
     let (first, others) = all.split_first()?;
     let mut drifted = first.iter().filter_map(|sum| {
@@ -69,7 +70,7 @@ pub(super) fn judge(all: &[Vec<Sum>]) -> Option<Drifted> {
     Some(Drifted { variable: sum.name.clone(), workers, text })
 }
 
-/// `worker 1`, `workers 1, 2 and 5`, and of many the first.
+/// Returns `worker 1`, `workers 1, 2 and 5`, or the first of many.
 fn in_words(workers: &[usize]) -> String {
     const SHOWN: usize = 8;
     let numbers = |some: &[usize]| some.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
@@ -91,7 +92,7 @@ mod tests {
         Sum { id, name: name.into(), value: "float32[2]".into(), sum }
     }
 
-    /// What is judged of one variable with these checksums.
+    /// Decides on one variable with these checksums.
     fn judged(sums: &[u32]) -> Option<(Vec<usize>, String)> {
         let all: Vec<_> = sums.iter().map(|one| vec![sum(1, "w", *one)]).collect();
         judge(&all).map(|drifted| (drifted.workers, drifted.text))

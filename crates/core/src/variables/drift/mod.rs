@@ -1,5 +1,6 @@
-//! Whether variables that are the same on all workers still are: in each step a part of them is compared, by a checksum that
-//! goes with the call by which the step begins. Only where one differs do the workers meet once more, to find out which.
+//! Checks that variables which should be the same on all workers are. In each step some of their elements are
+//! compared, by a checksum in the header of the step. Only if one differs, a second call of the workers finds
+//! the variable.
 
 mod judge;
 mod plan;
@@ -21,27 +22,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[derive(Debug, Default)]
 pub(crate) struct Mirrored {
     variables: Mutex<InOrder>,
-    /// Whether it has been told that workers have different ones.
+    /// Whether it has warned that workers have different variables.
     told: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct InOrder {
-    /// In the order of creation, where there is a plan.
+    /// The variables in the order of creation, if there is a plan.
     variables: Vec<WeakVariable>,
-    /// None since a variable was created.
+    /// The plan; `None` after a variable was created.
     planned: Option<Planned>,
 }
 
-/// How variables are compared, and what has to be the same on all workers for that.
+/// The plan of the comparison, and a checksum of the properties that have to be the same on all workers.
 #[derive(Debug)]
 struct Planned {
     plan: Plan,
-    /// The checksum of names, dtypes, shapes, and of how many steps all are compared in.
+    /// The checksum of names, dtypes, shapes and the number of steps in which all elements are compared.
     variables: u32,
 }
 
-/// What a worker has of the part that is compared in a step.
+/// A worker's digest of the elements that are compared in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Digest {
     variables: u32,
@@ -49,7 +50,7 @@ pub(crate) struct Digest {
 }
 
 impl Mirrored {
-    /// Compares `variable`, too, from now on.
+    /// Includes `variable` in the comparison.
     pub(crate) fn add(&self, variable: &Variable) {
         let mut all = lock(&self.variables);
         // Forgets dropped variables, at an amortized cost.
@@ -60,19 +61,21 @@ impl Mirrored {
         all.planned = None;
     }
 
-    /// Begins anew with those that are alive, for a world in which others don't know of the rest.
+    /// Starts again with the variables that have not been dropped, because new workers don't know of the
+    /// others.
     pub(crate) fn renew(&self) {
         let mut all = lock(&self.variables);
         all.variables.retain(WeakVariable::is_alive);
         all.planned = None;
     }
 
-    /// What this worker has of the part of the step behind `steps` others, where all are compared in `every` steps.
+    /// Returns this worker's digest for the step after `steps` others, if all elements are compared in `every`
+    /// steps.
     fn digest(&self, steps: u64, every: u64) -> Result<Digest> {
         let mut all = lock(&self.variables);
         let InOrder { variables, planned } = &mut *all;
         let number = steps % every;
-        // Those that have been dropped are left out from the next round on, of which all workers have the same.
+        // Dropped variables are left out from the next round on, which starts in the same step on all workers.
         if number == 0 && !variables.iter().all(WeakVariable::is_alive) {
             *planned = None;
         }
@@ -86,7 +89,7 @@ impl Mirrored {
         Ok(Digest { variables: planned.variables, elements })
     }
 
-    /// The checksums of all variables, in the order of creation.
+    /// Returns the checksums of all variables, in the order of creation.
     fn sums(&self) -> Result<Vec<Sum>> {
         let mut all: Vec<Variable> =
             lock(&self.variables).variables.iter().filter_map(WeakVariable::upgrade).collect();
@@ -100,7 +103,7 @@ impl Mirrored {
 }
 
 impl Planned {
-    /// Of those that are still there, in the order of creation.
+    /// Plans the comparison of the variables that have not been dropped, in the order of creation.
     fn new(variables: &mut Vec<WeakVariable>, every: u64) -> Self {
         let mut all: Vec<Variable> = variables.iter().filter_map(WeakVariable::upgrade).collect();
         all.sort_by_key(Variable::id);
@@ -114,14 +117,14 @@ impl Planned {
     }
 }
 
-/// Dtype and shape.
+/// Returns dtype and shape.
 fn value(variable: &Variable) -> String {
     format!("{}{:?}", variable.dtype(), variable.dims())
 }
 
 impl Strategy {
-    /// What this worker tells the others of its variables where its next step begins; none if they are not compared. Nobody
-    /// writes them then: no step is being made.
+    /// Returns the digest that this worker sends when its next step begins; `None` if variables are not
+    /// compared. No step is running, so no thread writes them.
     pub(crate) fn drift_digest(&self) -> Result<Option<Digest>> {
         match self.extended().check_drift_every() {
             0 => Ok(None),
@@ -132,10 +135,11 @@ impl Strategy {
         }
     }
 
-    /// Refuses to begin a step of workers whose variables have drifted apart, by what each has told of its own.
+    /// Returns an error if the variables of workers have drifted apart, by the digests that the workers have
+    /// sent.
     ///
     /// # Errors
-    /// [`Error::Drift`], the same on all workers.
+    /// - [`Error::Drift`]: variables differ. The error is the same on all workers.
     pub(crate) fn require_no_drift(
         &self,
         all: &[Option<Digest>],
@@ -159,7 +163,7 @@ impl Strategy {
             self.among_workers("run", call, |mut calling| calling.all_gather_bytes(record::encode(&sums)))?;
         let all: Vec<Vec<Sum>> =
             record::decode_all("run", &said.unwrap_or_default()).map_err(|error| self.located(error))?;
-        // Where none differs any more, a thread was writing meanwhile.
+        // If none differs any more, a thread was writing during the first comparison.
         let Some(drifted) = judge(&all) else { return Ok(()) };
         let (step, every) = (self.steps() + 1, self.extended().check_drift_every());
         let reason = format!(
@@ -175,7 +179,7 @@ impl Strategy {
     }
 }
 
-/// What is likely where workers have met again, in words.
+/// Returns the likely cause after a rendezvous, as a message.
 fn met_again(generation: u64) -> String {
     if generation < 2 {
         return String::new();

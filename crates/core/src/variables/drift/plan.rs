@@ -1,25 +1,25 @@
-//! Which elements of which variables are compared in a step: a function of their sizes.
+//! The elements of variables that are compared in a step: a function of their sizes.
 
 use std::ops::Range;
 
-/// Variables, one after another, to be cut into parts of about equally many bytes.
+/// Variables, one after another, to be partitioned into parts of about equally many bytes.
 #[derive(Debug)]
 pub(super) struct Plan {
     variables: Vec<Extent>,
     bytes: u64,
 }
 
-/// Where the elements of a variable are among those of all.
+/// The position of a variable's elements among those of all variables.
 #[derive(Debug)]
 struct Extent {
     start: u64,
     elements: u64,
-    /// Of one of them.
+    /// The number of bytes of one element.
     bytes: u64,
 }
 
 impl Plan {
-    /// Of variables with so many elements of so many bytes each.
+    /// Creates a plan from the number of elements of each variable and the number of bytes of each element.
     pub(super) fn new(variables: impl Iterator<Item = (usize, usize)>) -> Self {
         let mut start = 0u64;
         let extent = |(elements, bytes): (usize, usize)| {
@@ -31,7 +31,8 @@ impl Plan {
         Self { variables, bytes: start }
     }
 
-    /// The elements of part `number` of `parts`, and of which variable they are. Each element is in one part.
+    /// Returns the elements of part `number` of `parts`, with the index of their variable. Each element is in
+    /// one part.
     pub(super) fn part(&self, number: u64, parts: u64) -> impl Iterator<Item = (usize, Range<usize>)> {
         let (from, to) = (self.cut(number, parts), self.cut(number + 1, parts));
         let first = self.variables.partition_point(|extent| extent.end() <= from);
@@ -40,7 +41,7 @@ impl Plan {
         elements.map(move |(variable, extent)| (variable, extent.before(from)..extent.before(to)))
     }
 
-    /// Where part `number` begins.
+    /// Returns the start of part `number`.
     fn cut(&self, number: u64, parts: u64) -> u64 {
         let cut = u128::from(self.bytes) * u128::from(number) / u128::from(parts.max(1));
         u64::try_from(cut).unwrap_or(self.bytes).min(self.bytes)
@@ -52,7 +53,7 @@ impl Extent {
         self.start.saturating_add(self.elements.saturating_mul(self.bytes))
     }
 
-    /// How many of the elements begin before a cut.
+    /// Returns the number of elements that start before a cut.
     fn before(&self, cut: u64) -> usize {
         cut.saturating_sub(self.start).div_ceil(self.bytes).min(self.elements) as usize
     }

@@ -1,18 +1,18 @@
-//! A model that is built once more, from variables that are there.
+//! Building a model again from existing variables.
 
 use distribute_base::{Error, Result};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 thread_local! {
-    /// The names that a model has asked for, while it is built again on this thread.
+    /// The names that a model has asked for, while it is rebuilt on this thread.
     static ASKED: RefCell<Option<BTreeSet<String>>> = const { RefCell::new(None) };
 }
 
-/// Runs `build`, in which a model is built again: no variable is made, and builders say of no variable that it is there before
-/// `build` has asked for it, as when the model was first built.
+/// Runs `build`, which builds a model again. No variable is created. For builders a variable does not exist
+/// until `build` has asked for it, as in the first build.
 pub fn again<T>(build: impl FnOnce() -> T) -> T {
-    /// The thread goes on as before, also after a panic.
+    /// Restores the thread's previous state, even after a panic.
     struct Back(Option<BTreeSet<String>>);
     impl Drop for Back {
         fn drop(&mut self) {
@@ -23,15 +23,15 @@ pub fn again<T>(build: impl FnOnce() -> T) -> T {
     build()
 }
 
-/// Whether a model that is built again has asked for a variable; `None` if none is built again.
+/// Whether a model that is being rebuilt has asked for a variable; `None` if no model is being rebuilt.
 pub(super) fn has_asked(name: &str) -> Option<bool> {
     ASKED.with_borrow(|asked| asked.as_ref().map(|asked| asked.contains(name)))
 }
 
-/// Notes that a model asks for a variable, which `exists` or not.
+/// Records that a model asks for a variable, which `exists` or not.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`]: the model is built again, and the variable is not there.
+/// - [`Error::InvalidArgument`]: the model is being rebuilt, and the variable does not exist.
 pub(super) fn asks(name: &str, exists: impl FnOnce() -> bool) -> Result<()> {
     ASKED.with_borrow_mut(|asked| {
         let Some(asked) = asked else { return Ok(()) };

@@ -5,7 +5,7 @@ use crate::context::raise;
 use candle_core::{DType, Device, Error, Result, Shape, Tensor};
 use candle_nn::{Init, var_builder::SimpleBackend};
 
-/// Gives one replica its variables.
+/// The variables of one replica.
 pub(super) struct OfReplica {
     pub(super) variables: Variables,
     pub(super) replica: usize,

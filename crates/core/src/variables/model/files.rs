@@ -1,4 +1,4 @@
-//! Variables in and out of safetensors files, and their checksum.
+//! Saving variables to safetensors files, loading them, and their checksum.
 
 use super::Variables;
 use crate::checkpoint::{Restored, Select, names_there, some};
@@ -20,14 +20,15 @@ use std::path::{Path, PathBuf};
 impl Variables {
     /// Writes all variables to a safetensors file, by name; running statistics as their mean over the replicas.
     ///
-    /// The file appears whole or not at all: it is written beside its place and renamed. What is left where the process is
-    /// killed meanwhile, the next save to the same path removes. A link at `path` is replaced; what it leads to stays.
+    /// The file is replaced atomically: it is written under another name in the same folder and renamed. If the
+    /// process is killed before that, the next save to the same path removes the remains. A link at `path` is
+    /// replaced, but not its target.
     ///
-    /// Of several workers all make the call, the chief alone writes, and all get what that came to.
+    /// With several workers all make this call and only the chief writes. All get its result.
     ///
     /// # Errors
-    /// [`Error::Io`], with the path, where the file cannot be written; [`Error::WrongContext`] inside of
-    /// `run`, other than in `merge_call`.
+    /// - [`Error::Io`]: the file cannot be written. The error has the path.
+    /// - [`Error::WrongContext`]: called inside `run`, other than in `merge_call`.
     #[track_caller]
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         const OPERATION: &str = "Variables::save";
@@ -43,7 +44,7 @@ impl Variables {
             file.into_inner().map_err(|error| io(error.into_error()))?.finish().map_err(io)
         };
         let call = || Fingerprint::new(Operation::Save, OPERATION, at);
-        // None is written where a worker cannot read its variables.
+        // The chief writes nothing if a worker cannot read its variables.
         let (tensors, _) = self.0.strategy.agree(OPERATION, call, self.snapshot(), |_| Bytes::new())?;
         let written = || call().part("written by the chief");
         self.0.strategy.on_chief(OPERATION, written, || write(tensors), |()| Bytes::new())?;
@@ -52,20 +53,22 @@ impl Variables {
 
     /// Sets all variables from a safetensors file, by name. Tensors of other names in the file are ignored.
     ///
-    /// Of several workers all make the call, and each reads a file of the same content: that is compared before anything is
-    /// changed.
+    /// With several workers all make this call, and each reads a file of the same content. The contents are
+    /// compared before anything is changed.
     ///
     /// # Errors
-    /// [`Error::Candle`] with the path for a file that cannot be read; [`Error::InvalidArgument`] where the file is of another kind, lacks a
-    /// variable or has it in another shape or dtype; [`Error::WrongContext`] inside of `run`, other than in `merge_call`. Nothing has
-    /// changed then.
+    /// Nothing has changed after an error.
+    /// - [`Error::Candle`]: the file cannot be read. The error has the path.
+    /// - [`Error::InvalidArgument`]: the file is of another kind, lacks a variable or has it in another shape
+    ///   or dtype.
+    /// - [`Error::WrongContext`]: called inside `run`, other than in `merge_call`.
     #[track_caller]
     pub fn load(&self, path: impl AsRef<Path>) -> Result<()> {
         require_outside_of_run("Variables::load", super::WRITE)?;
         self.set_all("load", Location::caller(), self.read_all(path.as_ref()))
     }
 
-    /// What a file has of all variables, by name.
+    /// Returns the file's tensors for all variables, by name.
     fn read_all(&self, path: &Path) -> Result<BTreeMap<String, Tensor>> {
         let file = open(path)?;
         let names = self.names();
@@ -91,7 +94,7 @@ impl Variables {
         Ok(values)
     }
 
-    /// Sets variables to what was read for them, if it is the same on all workers.
+    /// Sets variables to the tensors that were read, if these are the same on all workers.
     fn set_all(
         &self,
         operation: &'static str,
@@ -110,11 +113,12 @@ impl Variables {
         values.iter().try_for_each(|(name, value)| self.set(name, value))
     }
 
-    /// Sets the variables that `select` takes, from one safetensors file or several, as models are often given out. Says
-    /// what was set, what was not and why, and what of the files was not used.
+    /// Sets the variables that `select` selects, from one or several safetensors files, as large models are
+    /// often published. Returns the variables that were set, those that were not with the reason, and the
+    /// tensors of the files that were not used.
     ///
-    /// For pretrained weights, whose names are mostly others, and for a model with a new head; there is a section about them
-    /// in docs/from-candle.md.
+    /// This is for pretrained weights, most of which have other names, and for a model with a new head;
+    /// docs/from-candle.md has a section about them.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -136,9 +140,10 @@ impl Variables {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where the files lack something selected or have it in another shape, all of it by name;
-    /// where nothing is set; and where two files have one name. [`Error::Candle`] with the path for a file that cannot be
-    /// read. Nothing has changed then.
+    /// Nothing has changed after an error.
+    /// - [`Error::InvalidArgument`]: the files lack selected tensors or have them in another shape, with all of
+    ///   their names; nothing would be set; or two files have the same name.
+    /// - [`Error::Candle`]: a file cannot be read. The error has the path.
     #[doc(alias = "from_mmaped_safetensors")]
     #[track_caller]
     pub fn load_some<P: AsRef<Path>>(
@@ -155,7 +160,7 @@ impl Variables {
         Ok(restored)
     }
 
-    /// What files have of the variables that `select` takes, by name, and what was taken.
+    /// Returns the files' tensors for the variables that `select` selects, by name, and the report.
     fn read_some(
         &self,
         paths: &[PathBuf],
@@ -193,10 +198,11 @@ impl Variables {
         Ok((values, restored))
     }
 
-    /// SHA-256 over names, dtypes, shapes and bytes of all variables: equal for equal bits, in hexadecimal digits.
+    /// Returns SHA-256 over names, dtypes, shapes and bytes of all variables, in hexadecimal digits.
+    /// Bit-identical variables have equal checksums.
     ///
     /// # Errors
-    /// Those of reading the variables.
+    /// The errors of reading the variables.
     #[track_caller]
     pub fn sha256(&self) -> Result<String> {
         sha256(&self.snapshot()?)
@@ -213,17 +219,17 @@ pub(super) fn hex(hasher: Sha256) -> String {
     hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What errors of [`Variables::load_some`] call it.
+/// The name of [`Variables::load_some`] in errors.
 const LOAD_SOME: &str = "load_some";
 
-/// Over names, dtypes, shapes and bytes.
+/// Computes SHA-256 over names, dtypes, shapes and bytes.
 fn sha256(tensors: &BTreeMap<String, Tensor>) -> Result<String> {
     let mut hasher = Sha256::new();
     tensors.iter().try_for_each(|(name, value)| absorb(&mut hasher, name, value))?;
     Ok(hex(hasher))
 }
 
-/// A safetensors file, in memory.
+/// Opens a safetensors file, in memory.
 fn open(path: &Path) -> Result<BufferedSafetensors> {
     let with_path = |error: candle_core::Error| Error::Candle(error.with_path(path));
     let read = || {
@@ -239,7 +245,7 @@ fn open(path: &Path) -> Result<BufferedSafetensors> {
     })
 }
 
-/// The kind of a file that people give in place of a safetensors file, and what to do, by its first bytes.
+/// Returns the kind of a file that is passed instead of a safetensors file, with advice, from its first bytes.
 fn foreign(begins: &[u8]) -> Option<&'static str> {
     const PAGE: &str = "a page of the web, such as a server sends in place of a file; look into it";
     const JSON: &str = "JSON; if it is an index, give load_some the files that it names";
@@ -264,15 +270,15 @@ fn read(file: &BufferedSafetensors, name: &str, path: &Path) -> Result<Tensor> {
     file.load(name, &Device::Cpu).map_err(|error| Error::Candle(error.with_path(path)))
 }
 
-/// Our dtype for candle's, of those that there are in both.
+/// Returns our dtype for candle's, if both exist.
 fn host_dtype(dtype: candle_core::DType) -> Option<DType> {
     Leaf::Candle(Tensor::zeros(0, dtype, &Device::Cpu).ok()?).dtype().ok()
 }
 
-/// Writes a safetensors file. candle's own writer, given a path, puts another file there: one that nobody has locked.
+/// Writes a safetensors file. candle's writer, given a path, replaces the file by one that is not locked.
 fn write(tensors: &BTreeMap<String, Tensor>, to: &mut impl Write) -> io::Result<()> {
     let mut tensors: Vec<_> = tensors.iter().collect();
-    // The widest first: so each begins where its dtype is aligned.
+    // The widest dtype first, so that each tensor starts at an address that is aligned for its dtype.
     tensors.sort_by_key(|(_, value)| std::cmp::Reverse(value.dtype().size_in_bytes()));
     let mut end = 0;
     let info = |(name, value): &(&String, &Tensor)| {

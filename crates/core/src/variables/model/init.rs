@@ -1,4 +1,4 @@
-//! Initial values, drawn from (seed, variable name, position): neither thread nor replica nor shard plays a role.
+//! Initial values, computed from (seed, variable name, position), independent of thread, replica and shard.
 
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::Init;
@@ -9,7 +9,7 @@ use distribute_ps_tables::Initializer;
 use distribute_tensor::Leaf;
 use distribute_tensor::random::Distribution;
 
-/// A variable's first values, as a model asks for them.
+/// The initial values of a variable, as a model requests them.
 pub(crate) struct Drawn<'a> {
     pub(crate) name: &'a str,
     pub(crate) shape: &'a Shape,
@@ -19,7 +19,7 @@ pub(crate) struct Drawn<'a> {
 }
 
 impl Drawn<'_> {
-    /// The values, as a tensor.
+    /// Returns the values, as a tensor.
     pub(crate) fn values(&self) -> Result<Tensor> {
         values(self.init, self.seed, self.name, self.shape, self.candle_dtype)
     }
@@ -28,7 +28,7 @@ impl Drawn<'_> {
         Ok(Leaf::Candle(Tensor::zeros(0, self.candle_dtype, &Device::Cpu)?).dtype()?)
     }
 
-    /// What draws the same values elsewhere.
+    /// Returns the initializer that computes the same values elsewhere.
     pub(crate) fn initializer(&self) -> Result<Initializer> {
         let initializer = Initializer::new(distribution(self.init, self.shape), self.seed, self.name);
         initializer.check(self.dtype()?)?;
@@ -36,7 +36,7 @@ impl Drawn<'_> {
     }
 }
 
-/// The values of an initializer for the variable `name`, in the memory of the CPU.
+/// Returns the values of an initializer for the variable `name`, in CPU memory.
 fn values(init: &Init, seed: u64, name: &str, shape: &Shape, dtype: DType) -> Result<Tensor> {
     let draw = random::draws(seed, name);
     let distribution = match distribution(init, shape) {
@@ -53,13 +53,13 @@ fn values(init: &Init, seed: u64, name: &str, shape: &Shape, dtype: DType) -> Re
     }
     let numbers = (0..shape.elem_count() as u64).map(|position| distribution.draw(draw, position));
     Ok(match dtype {
-        // Of a large table, numbers of twice the size would be most of the memory that a program ever needs.
+        // For a large table, an f64 copy would be most of the memory that a program ever needs.
         DType::F32 => Tensor::from_vec(numbers.map(|x| x as f32).collect(), shape, &Device::Cpu),
         _ => Tensor::from_vec(numbers.collect(), shape, &Device::Cpu)?.to_dtype(dtype),
     }?)
 }
 
-/// What an initializer draws the elements of a variable of this shape from.
+/// Returns the distribution of an initializer for a variable of this shape.
 pub(super) fn distribution(init: &Init, shape: &Shape) -> Distribution {
     let uniform = |lo: f64, up: f64| Distribution::Uniform { lo, up };
     let normal = |mean: f64, stdev: f64| Distribution::Normal { mean, stdev };

@@ -4,10 +4,10 @@
 //! |---|---|
 //! | `running`, `norms` | the running statistics among them, and the layers that don't train theirs |
 //! | `builder`, `init` | candle's `VarBuilder` over them, and their initial values |
-//! | `again` | a model that is built once more |
+//! | `again` | building a model again |
 //! | `files` | safetensors, and the checksum |
-//! | `same` | whether all workers have the same |
-//! | `state` | all of them as a part of a checkpoint |
+//! | `same` | checks that all workers have the same |
+//! | `state` | all of them as a component of a checkpoint |
 
 mod again;
 mod builder;
@@ -37,10 +37,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The variables of one model, by name.
 ///
-/// A variable is mirrored: the replicas of one memory share one copy, and only optimizers write it, all replicas
-/// together; [`variable`](Variables::variable) gives it as a [`Variable`]. The running statistics of batch-norm (variables whose last name is `running_mean` or `running_var`) are
-/// of another kind: each replica writes its own, and whoever reads them from outside gets the mean over replicas
-/// (synchronization ON_READ, aggregation MEAN).
+/// A variable is mirrored: the replicas of one memory share one copy, and only optimizers write it, for all
+/// replicas at once; [`variable`](Variables::variable) returns it as a [`Variable`]. The running statistics of
+/// batch-norm (variables whose last name is `running_mean` or `running_var`) are different: each replica writes
+/// a separate copy, and a read from outside returns the mean over replicas (synchronization ON_READ,
+/// aggregation MEAN).
 ///
 /// A clone is another handle of the same variables.
 #[doc(alias = "tf.Variable")]
@@ -74,32 +75,34 @@ impl Variables {
         Self(Arc::new(Store { strategy: strategy.clone(), seed, entries: Mutex::default() }))
     }
 
-    /// The names of all variables, sorted.
+    /// Returns the names of all variables, sorted.
     pub fn names(&self) -> Vec<String> {
         self.entries().keys().cloned().collect()
     }
 
-    /// How many numbers the variables hold in all. Those of tables of ids, which come and go, are not counted.
+    /// Returns the total number of elements of all variables. Tables of ids, whose rows are created and
+    /// evicted, are not counted.
     pub fn elements(&self) -> usize {
         self.entries().values().map(|entry| entry.kind.elements()).sum()
     }
 
-    /// The value of a variable, as one device would have it: of running statistics the mean over the replicas, for which all
-    /// workers have to ask. It is a copy, which later steps leave as it is.
+    /// Returns a copy of the value of a variable, which later steps do not change. For running statistics it is
+    /// the mean over the replicas, and all workers have to make this call.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an unknown name: it lists those there are. [`Error::Collective`] where not all workers
-    /// ask for the running statistics.
+    /// - [`Error::InvalidArgument`]: the name is unknown. The error lists the known names.
+    /// - [`Error::Collective`]: not all workers make this call for running statistics.
     #[track_caller]
     pub fn get(&self, name: &str) -> Result<Tensor> {
         self.find("get", name)?.read()
     }
 
-    /// Sets a variable, on all replicas of this worker: of several, each sets its own, and has to set the same.
+    /// Sets a variable on all replicas of this worker. With several workers each has to set the same value.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an unknown name, another shape or another dtype; [`Error::WrongContext`] inside of
-    /// `run`, other than in `merge_call`. Nothing has changed then.
+    /// Nothing has changed after an error.
+    /// - [`Error::InvalidArgument`]: the name is unknown, or the value has another shape or dtype.
+    /// - [`Error::WrongContext`]: called inside `run`, other than in `merge_call`.
     pub fn set(&self, name: &str, value: &Tensor) -> Result<()> {
         require_outside_of_run("Variables::set", WRITE)?;
         let kind = self.find("set", name)?;
@@ -116,13 +119,13 @@ impl Variables {
         Ok(())
     }
 
-    /// A variable, to be read and written by the rules of [`Variable`]: in an update function, say.
+    /// Returns a variable for reads and writes by the rules of [`Variable`], for example in an update function.
     ///
-    /// Running statistics read in this way are the mean over all replicas, also over those that have seen no rows;
-    /// [`get`](Variables::get) leaves these out.
+    /// Running statistics that are read in this way are the mean over all replicas. It includes replicas that
+    /// have seen no rows; [`get`](Variables::get) leaves these out.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an unknown name: it lists those there are.
+    /// - [`Error::InvalidArgument`]: the name is unknown. The error lists the known names.
     pub fn variable(&self, name: &str) -> Result<Variable> {
         Ok(match self.find("variable", name)? {
             Kind::Mirrored(variable) => variable,
@@ -130,17 +133,18 @@ impl Variables {
         })
     }
 
-    /// The variables that optimizers train, by name: all but running statistics. They are candle's own, which all replicas
-    /// of one memory share.
+    /// Returns the variables that optimizers train, by name: all but running statistics. They are candle's,
+    /// which all replicas of one memory share.
     ///
-    /// Whoever writes one writes it for all replicas, and nothing here can see that: candle's own optimizers step outside
-    /// of `run` only. Made outside and stepped inside, one would go by the gradients of a single replica, and once for each
-    /// replica; use an `Optimizer` there.
+    /// A write changes the value for all replicas without any check. Candle's optimizers must therefore step
+    /// outside `run`. Inside, one would use the gradients of a single replica, and step once for each replica;
+    /// use an `Optimizer` there.
     ///
     /// # Errors
-    /// [`Error::WrongContext`] inside of `run`, other than in `merge_call`; [`Error::NotSupported`] for variables on parameter servers,
-    /// of which candle's are copies that the next step fetches anew, and for a model that was made inside of
-    /// [`colocate_vars_with`](Strategy::colocate_vars_with) with copies on several devices.
+    /// - [`Error::WrongContext`]: called inside `run`, other than in `merge_call`.
+    /// - [`Error::NotSupported`]: variables are on parameter servers, where candle's are copies that the next
+    ///   step fetches again; or the model was created inside
+    ///   [`colocate_vars_with`](Strategy::colocate_vars_with) with copies on several devices.
     pub fn trainable(&self) -> Result<Vec<(String, Var)>> {
         const OPERATION: &str = "Variables::trainable";
         if self.0.strategy.extended().parameter_servers().is_some() {
@@ -165,14 +169,14 @@ impl Variables {
                     advice: "train them by one of distribute's optimizers, and write them with set",
                 });
             }
-            // What is read and written there is not seen here.
+            // Reads and writes through the candle variable are not tracked.
             variable.device_copies().into_iter().try_for_each(|copies| copies.unwatched())?;
             Ok((name, variable.var(0)?.clone()))
         };
         self.trained().into_iter().map(of).collect()
     }
 
-    /// The variables that optimizers train, by name.
+    /// Returns the variables that optimizers train, by name.
     #[doc(hidden)]
     pub fn trained(&self) -> Vec<(String, Variable)> {
         let entries = self.entries();
@@ -183,7 +187,7 @@ impl Variables {
         mirrored.collect()
     }
 
-    /// The variables that local replica `replica` writes on its own: its running statistics.
+    /// Returns the variables that only local replica `replica` writes: its running statistics.
     pub(crate) fn own_variables(&self, replica: usize) -> Vec<Var> {
         let of_replica = |entry: &Entry| match &entry.kind {
             Kind::Mirrored(_) => None,
@@ -192,7 +196,7 @@ impl Variables {
         self.entries().values().filter_map(of_replica).collect()
     }
 
-    /// The strategy whose replicas share the variables.
+    /// Returns the strategy whose replicas share the variables.
     pub fn strategy(&self) -> &Strategy {
         &self.0.strategy
     }
@@ -212,7 +216,7 @@ impl Variables {
         Ok(VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu))
     }
 
-    /// Copies of all variables, by name.
+    /// Returns copies of all variables, by name.
     #[track_caller]
     pub(crate) fn snapshot(&self) -> Result<BTreeMap<String, Tensor>> {
         let kinds: Vec<_> =
@@ -225,7 +229,7 @@ impl Variables {
     }
 
     // RUN-9, RUN-10
-    /// Later replicas find what replica 0 created, and must not ask for more or less.
+    /// Returns an error if a later replica asked for more or fewer variables than replica 0 created.
     pub(crate) fn require_same_names(&self, replica: usize) -> Result<()> {
         let entries = self.entries();
         let not_asked_by = |replica: usize| -> Vec<String> {
@@ -243,7 +247,7 @@ impl Variables {
         }
     }
 
-    /// The variable for one replica, created if nobody has asked for it before.
+    /// Returns the variable for one replica. Creates it on the first request.
     fn get_or_create(
         &self,
         replica: usize,
@@ -294,7 +298,7 @@ impl Variables {
                 computed_with =
                     weights.of_replica(replica).map_err(|error| self.not_copied(weights, replica, &error))?;
             } else if let Some(copies) = weights.device_copies() {
-                // Rows are looked up in the memory of the CPU, and only they are brought to a device.
+                // Rows are looked up in CPU memory, and only these rows are copied to a device.
                 copies.read_directly()?;
             }
         }
@@ -304,7 +308,7 @@ impl Variables {
         Ok(computed_with.as_tensor().clone())
     }
 
-    /// A replica's device has no copy of a variable.
+    /// Returns the error that a replica's device has no copy of a variable.
     fn not_copied(&self, variable: &Variable, replica: usize, error: &Error) -> Error {
         let device = self.0.strategy.devices().get(replica).map(ToString::to_string).unwrap_or_default();
         let error = error.to_string();
@@ -320,11 +324,11 @@ impl Variables {
         }
     }
 
-    /// The copy of a table on a replica's device, where what looks up rows asks for it and they are looked up there: where no process but this one
-    /// needs the table, no replica the memory of the CPU, and the device has memory for it.
+    /// Returns the copy of a table on a replica's device, if rows are looked up there. That is so if no other
+    /// process needs the table, no replica computes in CPU memory, and the device has memory for it.
     fn table_on_device<'v>(&self, weights: &'v Variable, replica: usize) -> Option<&'v Var> {
         let is_table = rows::are_asked_for() && rows::ids_are_asked_for().is_none();
-        // candle's kernels look rows up by 32 bits.
+        // candle's kernels look rows up by 32-bit indices.
         let is_small = weights.dims().iter().product::<usize>() <= u32::MAX as usize;
         if !is_table
             || !self.0.strategy.keeps_tables_on_devices()
@@ -347,8 +351,8 @@ impl Variables {
         }
     }
 
-    /// Whether a replica has asked for a variable: later replicas take the same way through their model's code as the
-    /// first, which finds no variable yet.
+    /// Whether a replica has asked for a variable. Later replicas take the same path through their model's code
+    /// as the first, which finds no variable yet.
     fn has_asked(&self, replica: usize, name: &str) -> bool {
         self.entries().get(name).is_some_and(|entry| entry.asked.contains(&replica))
     }
@@ -364,7 +368,7 @@ impl Variables {
 }
 
 impl Kind {
-    /// Whether a value fits: shape and dtype of all components are the same.
+    /// Checks that a value fits: shape and dtype of all components are the same.
     fn require_fit(&self, operation: &'static str, name: &str, value: &Tensor, from: &str) -> Result<()> {
         let variable = self.any()?;
         if variable.shape() == value.shape() && variable.dtype() == value.dtype() {
@@ -389,7 +393,7 @@ impl Kind {
         }
     }
 
-    /// Shape and dtype are those of any copy.
+    /// Returns any copy, for shape and dtype.
     fn any(&self) -> Result<&Var> {
         match self {
             Kind::Mirrored(variable) => variable.var(0),
@@ -397,7 +401,7 @@ impl Kind {
         }
     }
 
-    /// A copy: optimizers write variables in place.
+    /// Returns a copy, because optimizers write variables in place.
     #[track_caller]
     fn read(&self) -> Result<Tensor> {
         match self {
@@ -415,22 +419,23 @@ impl Kind {
 
 impl std::fmt::Debug for Variables {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // One after the other: both take the lock.
+        // One after the other, because both take the lock.
         let (count, elements) = (self.names().len(), self.elements());
         write!(f, "Variables({count} variables, {elements} elements)")
     }
 }
 
-/// What to do in place of a write inside of `run`.
+/// The advice for a write inside `run`.
 const WRITE: &str =
     "replicas share the variables: write them between runs, or once for all of them in ctx.merge_call";
 
-/// What stock batch-norm calls its running statistics: it sets them in forward, on each replica.
+/// Whether a variable has the name of running statistics of candle's batch-norm, which sets them in forward, on
+/// each replica.
 fn is_running_statistic(name: &str) -> bool {
     matches!(name.rsplit('.').next(), Some("running_mean" | "running_var"))
 }
 
-/// Tells which replica asked for other variables than replica 0.
+/// Returns the error that a replica asked for other variables than replica 0.
 fn other_variables(replica: usize, missing: &[String], extra: &[String]) -> Error {
     Error::invalid(
         "replicate",

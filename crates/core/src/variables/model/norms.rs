@@ -4,7 +4,7 @@ use super::{Kind, Variables};
 use distribute_base::Result;
 use std::collections::BTreeMap;
 
-/// A layer with running statistics that have stayed as they are on all replicas of this process.
+/// A layer whose running statistics have not changed on any replica of this process.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Evaluated {
     /// The names of its variables without their last parts: empty for a model that is one layer.
@@ -14,11 +14,11 @@ pub struct Evaluated {
 }
 
 impl Variables {
-    /// Returns the layers whose running statistics have not moved on any replica of this process since they were last set. They are none
-    /// for variables on parameter servers.
+    /// Returns the layers whose running statistics have not changed on any replica of this process since they
+    /// were last set. Returns none if variables are on parameter servers.
     ///
     /// # Errors
-    /// candle's, of a device.
+    /// candle's error, if a device fails.
     #[doc(hidden)]
     pub fn evaluated(&self) -> Result<Vec<Evaluated>> {
         if self.strategy().extended().parameter_servers().is_some() {

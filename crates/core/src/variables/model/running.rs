@@ -1,4 +1,4 @@
-//! Running statistics: one copy for each replica, which writes it alone; read from outside as their mean.
+//! Running statistics: each replica writes a separate copy; a read from outside returns their mean.
 
 use crate::strategy::Strategy;
 use crate::variables::Variable;
@@ -9,12 +9,13 @@ use distribute_tensor::{Leaf, ReduceOp};
 use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// A variable of synchronization ON_READ and aggregation MEAN, which leaves out replicas that have seen nothing.
+/// A variable of synchronization ON_READ and aggregation MEAN, which leaves out replicas that have seen no
+/// rows.
 #[derive(Clone)]
 pub(super) struct Running {
     variable: Variable,
-    /// What all copies were when they were last set together. A replica that still has it has seen no rows since,
-    /// so the mean leaves it out.
+    /// The value of all copies when they were last set together. A replica that still has it has seen no rows
+    /// since, so the mean leaves it out.
     common: Arc<Mutex<Tensor>>,
 }
 
@@ -24,7 +25,7 @@ impl Running {
         Ok(Self { variable, common: Arc::new(Mutex::new(initial.copy()?)) })
     }
 
-    /// A copy for each replica.
+    /// Returns the variable, with a copy for each replica.
     pub(super) fn variable(&self) -> &Variable {
         &self.variable
     }
@@ -36,8 +37,8 @@ impl Running {
         Ok(())
     }
 
-    /// The mean over the replicas, of all workers, that have seen rows; what all have in common, if none has. Of equal copies
-    /// it is that value, to the bit: their sum may have been rounded.
+    /// Returns the mean over the replicas of all workers that have seen rows, or the common value if none has.
+    /// If the copies are equal it is bit-identical to them, without the rounding of a sum.
     #[track_caller]
     pub(super) fn mean(&self) -> Result<Tensor> {
         let copies = self.variable.copies_of_all(Location::caller())?;
@@ -64,7 +65,7 @@ impl Running {
         }
     }
 
-    /// Whether any copy of this process differs from what all had in common.
+    /// Whether any copy of this process differs from the common value.
     pub(super) fn has_moved(&self) -> Result<bool> {
         let before = elements(&self.common())?;
         for copy in self.variable.vars() {
@@ -75,23 +76,23 @@ impl Running {
         Ok(false)
     }
 
-    /// Whether all elements that the copies had in common are `value`.
+    /// Whether all elements of the common value are `value`.
     pub(super) fn began_with(&self, value: f64) -> Result<bool> {
         Ok(elements(&self.common())?.iter().all(|bits| *bits == value.to_bits()))
     }
 
-    /// Says what the copies, which have been set one by one, last had in common.
+    /// Sets the common value of the copies, which have been set one by one.
     pub(super) fn set_common(&self, common: Tensor) {
         *self.common() = common;
     }
 
-    /// See [`set_common`](Running::set_common).
+    /// Returns the common value; see [`set_common`](Running::set_common).
     pub(super) fn common(&self) -> MutexGuard<'_, Tensor> {
         lock(&self.common)
     }
 }
 
-/// Bits, so that NaN equals itself.
+/// Returns the elements as bits, so that NaN equals itself.
 fn elements(tensor: &Tensor) -> Result<Vec<u64>> {
     let elements = tensor.flatten_all()?.to_dtype(candle_core::DType::F64)?.to_vec1::<f64>()?;
     Ok(elements.into_iter().map(f64::to_bits).collect())
@@ -109,14 +110,14 @@ mod tests {
         let tensor = |values: &[f32]| Tensor::new(values, &Device::Cpu).unwrap();
         let values: Vec<f32> = (1..100).map(|i| (i as f32 * 0.37).sin() / 3.).collect();
         let running = Running::new(&strategy, "bn.running_mean", &tensor(&[0.; 99])).unwrap();
-        // Without a piece of the batch, a copy counts for nothing.
+        // A copy that has seen no rows is not counted.
         for equal in 1..=8 {
             for copy in running.variable().vars().take(equal) {
                 copy.set(&tensor(&values)).unwrap();
             }
             assert_eq!(running.mean().unwrap().to_vec1::<f32>().unwrap(), values, "{equal} copies");
         }
-        // Of others it is their mean.
+        // Other copies give their mean.
         let other: Vec<f32> = values.iter().map(|x| 9. * x).collect();
         running.variable().vars().next().unwrap().set(&tensor(&other)).unwrap();
         let mean = running.mean().unwrap().to_vec1::<f32>().unwrap();

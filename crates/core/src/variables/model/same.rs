@@ -12,8 +12,9 @@ use std::panic::Location;
 const OPERATION: &str = "replicate";
 
 impl Variables {
-    /// Refuses models that are not the same on all workers: they would never be again. The workers exchange a digest, and if these
-    /// differ what they have, so that the error names the variables.
+    /// Returns an error if the models of workers differ, because they would never become equal. The workers
+    /// exchange a digest. If the digests differ, they exchange checksums, so that the error names the
+    /// variables.
     pub(crate) fn require_same_on_workers(&self, at: &'static Location<'static>) -> Result<()> {
         let strategy = self.strategy();
         if !strategy.world().is_multi_worker() {

@@ -1,4 +1,4 @@
-//! A model's variables as a part of a checkpoint.
+//! A model's variables as a component of a checkpoint.
 
 use super::{Kind, Variables};
 use crate::checkpoint::{
@@ -12,7 +12,7 @@ use distribute_tensor::{DType, HostTensor};
 use serde_json::json;
 
 impl Variables {
-    /// The seed from which initial values are drawn.
+    /// Returns the seed of the initial values.
     pub fn seed(&self) -> u64 {
         self.0.seed
     }
@@ -22,8 +22,8 @@ impl Variables {
     }
 }
 
-/// Each variable by its name, as a [`Variable`](crate::Variable) is; running statistics as the mean over the replicas that
-/// have seen rows, and what all last had in common.
+/// Each variable is saved by its name, like a [`Variable`](crate::Variable). Running statistics are saved as
+/// the mean over the replicas that have seen rows, with their last common value.
 impl Checkpointed for Variables {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         let kinds = self.kinds();
@@ -85,7 +85,7 @@ impl Checkpointed for Variables {
 }
 
 impl Variables {
-    /// Name, dtype and shape of each that has one value.
+    /// Returns name, dtype and shape of each variable that has a single value.
     pub(super) fn described(&self) -> Result<Vec<(String, DType, Vec<usize>)>> {
         let describe = |name: String| match self.variable(&name) {
             Ok(variable) if variable.is_dynamic() => None,
@@ -95,7 +95,8 @@ impl Variables {
         self.names().into_iter().filter_map(describe).collect()
     }
 
-    /// What sets a variable to a value, and its copies to what they were where as many were saved beside it.
+    /// Returns the change that sets a variable to a value, and its copies to the saved ones if their number is
+    /// the same.
     fn change<'a>(
         &'a self,
         name: String,
@@ -108,8 +109,8 @@ impl Variables {
         let (dtype, dims) = (variable.dtype(), variable.dims());
         let same_dtype = from.describe(source)?.dtype == dtype;
         let copies = match kind {
-            // What a `Variable` saved has copies, but not what they had in common: which of them have seen rows is not
-            // known, and all begin at the value.
+            // A saved `Variable` has copies but no common value. It is unknown which of them have seen rows, so
+            // all start with the value.
             Kind::Running(running) if same_dtype && from.contains(&in_common(source)) => {
                 variable.saved_copies(source, from)?.map(|copies| (running.clone(), copies))
             }
@@ -132,7 +133,7 @@ impl Variables {
     }
 }
 
-/// Refuses to save running statistics where another variable has a name under which part of them is saved.
+/// Returns an error if another variable has a name under which running statistics are saved.
 fn require_free(kinds: &[(String, Kind)], name: &str) -> Result<()> {
     let beside = [in_common(name), of_replicas(name)];
     match kinds.iter().find(|(other, _)| beside.contains(other)) {
