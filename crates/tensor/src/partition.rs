@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(ranges(even, 5 * 64, 3, 64), [0..64, 64..192, 192..320]);
         for partition in [chunk as Partition, even] {
             assert_eq!(ranges(partition, 0, 2, 64), [0..0, 0..0]);
-            assert_eq!(ranges(partition, 7, 1, 64), [0..7]);
+            assert_eq!(ranges(partition, 7, 1, 64), std::slice::from_ref(&(0..7)));
             assert_eq!(partition(7, 0, 0, 0), 0..7, "no parts and no grain count as one");
         }
         // Fewer elements than parts.
