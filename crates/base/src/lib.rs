@@ -36,7 +36,9 @@ pub use variable_kinds::{VariableAggregation, VariableSynchronization};
 #[doc(hidden)]
 pub mod internal {
     pub use crate::coherent::Coherent;
-    pub use crate::deposit::{Bucket, Dense, Filling, Flat, Gradient, Layout, Pack, Pool, RowValues, Rows};
+    pub use crate::deposit::{
+        Bucket, Dense, Filling, Flat, Layout, Pack, Pool, ReplicaGradient, RowValues, Rows,
+    };
     pub use crate::device::{DeviceCopies, Writing, is_native, put};
     pub use crate::error::panicked;
     pub use crate::known::{Known, attach};

@@ -4,7 +4,7 @@ use crate::Optimizer;
 use crate::parameters::Parameters;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
-use distribute_base::internal::{Dense, Gradient as Reduced, Number, Rows, to_device, to_host};
+use distribute_base::internal::{Any, Dense, Number, ReplicaGradient, RowValues, Rows, to_device, to_host};
 use distribute_base::{Error, Result};
 use distribute_core::internal::raised;
 use distribute_optim::merge_rows;
@@ -229,7 +229,7 @@ impl Gradient {
     }
 
     /// Converts it to the form of the reduction, on the host. Rows that occur several times are summed.
-    pub(crate) fn on_host(self, variable: &Var) -> Result<Reduced> {
+    pub(crate) fn on_host(self, variable: &Var) -> Result<ReplicaGradient> {
         fn merged<F: Number>(slices: &IndexedSlices, row_len: usize) -> Result<Rows> {
             let values = slices.values.as_slice::<F>().unwrap_or_default();
             let (rows, values) = merge_rows(slices.indices.as_slice().unwrap_or_default(), values, row_len)?;
@@ -237,32 +237,41 @@ impl Gradient {
         }
         let row_len = row_len(variable);
         Ok(match (self, variable.dtype()) {
-            (Gradient::Dense(tensor), _) => Reduced::Dense(Dense::Host(to_host(&tensor)?)),
-            (Gradient::Rows(slices), DType::F32) => Reduced::Rows(merged::<f32>(&slices, row_len)?),
-            (Gradient::Rows(slices), _) => Reduced::Rows(merged::<f64>(&slices, row_len)?),
+            (Gradient::Dense(tensor), _) => ReplicaGradient::Dense(Dense::Host(to_host(&tensor)?)),
+            (Gradient::Rows(slices), DType::F32) => ReplicaGradient::Rows(merged::<f32>(&slices, row_len)?),
+            (Gradient::Rows(slices), _) => ReplicaGradient::Rows(merged::<f64>(&slices, row_len)?),
         })
     }
 
     /// Converts it to the form of the update on devices, on the device of `copy`. Rows that occur several times are
     /// summed.
-    pub(crate) fn on_device(self, copy: &Var) -> Result<Reduced> {
+    pub(crate) fn on_device(self, copy: &Var) -> Result<ReplicaGradient> {
         match self {
-            Gradient::Dense(tensor) => Ok(Reduced::Dense(Dense::Device(to_device(&tensor, copy.device())?))),
+            Gradient::Dense(tensor) => {
+                Ok(ReplicaGradient::Dense(Dense::Device(to_device(&tensor, copy.device())?)))
+            }
             rows => Ok(rows.on_host(copy)?.into_device(copy)?),
         }
     }
 
     /// Converts a gradient on the host to the public form.
-    pub(crate) fn from_reduced(gradient: Reduced, variable: &Var) -> Result<Self> {
+    pub(crate) fn from_reduced(gradient: ReplicaGradient, variable: &Var) -> Result<Self> {
         let rows = match gradient {
-            Reduced::Dense(dense) => return Ok(Self::Dense(dense.tensor(variable)?)),
-            Reduced::Rows(rows) => rows,
+            ReplicaGradient::Dense(dense) => return Ok(Self::Dense(dense.tensor(variable)?)),
+            ReplicaGradient::Rows(rows) => rows,
         };
-        let dims = variable.dims();
-        let all: Vec<usize> = (0..rows.rows.len()).collect();
-        let values = rows.take(&all, dims.get(1..).unwrap_or_default())?;
+        let whole = variable.dims().to_vec();
+        let mut shape = whole.clone();
+        shape[0] = rows.rows.len();
+        let values = match rows.values {
+            RowValues::Host(Any::F32(values)) => HostTensor::new(values, shape)?,
+            RowValues::Host(Any::F64(values)) => HostTensor::new(values, shape)?,
+            RowValues::Device(_) => {
+                return Err(Error::invalid("optimizer step", "rows of a gradient are on a device"));
+            }
+        };
         let indices = HostTensor::vector(rows.rows.into_iter().map(|row| row as i64).collect());
-        Ok(Self::Rows(IndexedSlices::new(values, indices, Some(dims.to_vec()))?))
+        Ok(Self::Rows(IndexedSlices::new(values, indices, Some(whole))?))
     }
 }
 

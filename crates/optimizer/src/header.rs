@@ -3,7 +3,7 @@
 use crate::Weighting;
 use candle_core::DType;
 use distribute_base::Error;
-use distribute_base::internal::Gradient;
+use distribute_base::internal::ReplicaGradient;
 use distribute_tensor::Error as Unreadable;
 use distribute_tensor::ReduceOp;
 use serde::{Deserialize, Serialize};
@@ -108,11 +108,11 @@ pub(crate) enum GradientKind {
 }
 
 impl GradientKind {
-    pub(crate) fn of(gradient: &Option<Gradient>) -> Self {
+    pub(crate) fn of(gradient: &Option<ReplicaGradient>) -> Self {
         match gradient {
             None => GradientKind::Nothing,
-            Some(Gradient::Dense(_)) => GradientKind::Dense,
-            Some(Gradient::Rows(_)) => GradientKind::Rows,
+            Some(ReplicaGradient::Dense(_)) => GradientKind::Dense,
+            Some(ReplicaGradient::Rows(_)) => GradientKind::Rows,
         }
     }
 

@@ -18,10 +18,10 @@ impl<R: Rule> Optimizer<R> {
     /// long as the strategy's timeout.
     ///
     /// # Errors
-    /// - [`Error::Hyperparameter`](crate::Error::Hyperparameter): the schedule is out of range.
+    /// - [`Error::Hyperparameter`]: the schedule is out of range.
     ///
     /// A rate that is not finite or negative is an error of the step that would use it, and a panic is
-    /// [`Error::Panicked`](crate::Error::Panicked) there, on every replica.
+    /// [`Error::Panicked`] there, on every replica.
     ///
     /// ```
     /// # use distribute::{optimizer::schedules::{CosineDecay, Warmup}, prelude::*};
@@ -53,7 +53,7 @@ impl<R: Rule> Optimizer<R> {
     /// reduced: [`after_reduce`](Optimizer::after_reduce).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for numbers out of range.
+    /// [`Error::InvalidArgument`] for numbers out of range.
     pub fn before_reduce(mut self, transform: Transform) -> Result<Self> {
         transform.validate("before_reduce")?;
         self.inner.require_transform("before_reduce", When::BeforeReduce, &transform)?;
@@ -66,9 +66,9 @@ impl<R: Rule> Optimizer<R> {
     /// applied. After what was asked for earlier.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`](crate::Error::InvalidArgument): a number is out of range, or the transform is
+    /// - [`Error::InvalidArgument`]: a number is out of range, or the transform is
     ///   [`Transform::each`] and [state is sharded](Optimizer::sharded_state).
-    /// - [`Error::NotSupported`](crate::Error::NotSupported): clipping by the global norm with variables on parameter
+    /// - [`Error::NotSupported`]: clipping by the global norm with variables on parameter
     ///   servers, or weight decay of a table there of which only rows are fetched.
     pub fn after_reduce(mut self, transform: Transform) -> Result<Self> {
         transform.validate("after_reduce")?;

@@ -11,13 +11,13 @@ use std::sync::Arc;
 pub(crate) struct StepSync<'a> {
     pub(crate) member: &'a Member,
     /// The call in which they have met.
-    pub(crate) call: &'a Fingerprint,
+    pub(crate) fingerprint: &'a Fingerprint,
 }
 
 impl StepSync<'_> {
     /// A further part of the call with the other workers, where there are any: by replica 0, where it leads.
     pub(crate) fn calling(&self, part: &str) -> Option<GroupCall<'_>> {
-        self.member.group_call(|| self.call.part(part))
+        self.member.group_call(|| self.fingerprint.part(part))
     }
 
     /// Replica 0 leads, and the others lend it their cores. They wait without a deadline: code of users has no place
@@ -26,7 +26,7 @@ impl StepSync<'_> {
         &self,
         lead: impl FnOnce(&Threads<'_>) -> Result<R>,
     ) -> Result<R> {
-        let made = self.member.run_on_leader_with_helpers(self.call, |helpers| {
+        let made = self.member.run_on_leader_with_helpers(self.fingerprint, |helpers| {
             let broadcast = |work: &Work<'_>| helpers.broadcast(work);
             lead(&Threads { count: helpers.size(), broadcast: &broadcast }).map_err(Arc::new)
         })?;
@@ -39,7 +39,7 @@ impl StepSync<'_> {
         part: &str,
         make: impl FnOnce() -> Result<R>,
     ) -> Result<R> {
-        given(&*self.member.run_on_leader(self.call, part, || make().map_err(Arc::new))?)
+        given(&*self.member.run_on_leader(self.fingerprint, part, || make().map_err(Arc::new))?)
     }
 
     /// Each replica does its part of what calls code of users, `make((which, of how many))`. Everybody gets
@@ -50,7 +50,7 @@ impl StepSync<'_> {
         make: impl FnOnce((usize, usize)) -> Result<T>,
     ) -> Result<Vec<Arc<T>>> {
         let count = self.member.size();
-        let all = self.member.all_gather_with(self.call, part, |rank| match make((rank, count)) {
+        let all = self.member.all_gather_with(self.fingerprint, part, |rank| match make((rank, count)) {
             Ok(made) => Ok(Arc::new(made)),
             Err(error) => Err(Arc::new(error)),
         })?;

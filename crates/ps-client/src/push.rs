@@ -114,7 +114,7 @@ impl Session {
         let pushed = self.send(operation, gradients, made);
         if pushed.as_ref().is_err_and(Error::is_of_a_rule) {
             // A server does not know them any more: they are sent again before the next step.
-            variables.into_iter().for_each(|variable| *lock(&variable.rule) = None);
+            variables.into_iter().for_each(RemoteVariable::forget_rule);
         }
         pushed
     }

@@ -2,6 +2,7 @@
 
 use super::{Dynamic, HostCache, Sharded};
 use candle_core::Var;
+use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use distribute_optim::RuleSpec;
 use distribute_tensor::HostTensor;
@@ -55,6 +56,11 @@ impl RemoteVariable {
     /// A variable whose rows are ids, with rows of the shape of `row`, which is one.
     pub fn of_ids(tables: Dynamic, row: Var) -> Self {
         Self { kind: Kind::Ids(tables, row), rule: Mutex::default() }
+    }
+
+    /// Forgets the rule that this process has set, so that it is sent again before it is needed.
+    pub fn forget_rule(&self) {
+        *lock(&self.rule) = None;
     }
 
     /// The tables in which servers have it.

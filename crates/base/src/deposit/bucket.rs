@@ -2,7 +2,7 @@
 
 use super::deposits::Deposits;
 use super::overlap::OverlapSender;
-use super::{Dense, Filling, Flat, Gradient, Layout, Ranges, Rows};
+use super::{Dense, Filling, Flat, Layout, Ranges, ReplicaGradient, Rows};
 use crate::lock::lock;
 use crate::number::{Elements, Number, with_elements};
 use candle_core::{DType, Result, Tensor, TensorId, Var};
@@ -280,30 +280,33 @@ impl Bucket {
     ///
     /// # Errors
     /// candle's.
-    pub fn into_gradients(mut self, found: Vec<Option<Gradient>>) -> Result<Vec<Option<Gradient>>> {
+    pub fn into_gradients(
+        mut self,
+        found: Vec<Option<ReplicaGradient>>,
+    ) -> Result<Vec<Option<ReplicaGradient>>> {
         let (mut all, mut dense, mut joined) = (found, Vec::new(), Vec::new());
         for (number, gradient) in all.iter_mut().enumerate() {
             if gradient.is_some() {
                 joined.push(number);
             }
-            let joins = self.is_in_packs(number) && matches!(gradient, Some(Gradient::Dense(_)));
+            let joins = self.is_in_packs(number) && matches!(gradient, Some(ReplicaGradient::Dense(_)));
             if joins || self.has(number) {
                 match gradient.take() {
-                    Some(Gradient::Dense(Dense::Host(tensor))) => self.add(number, &tensor)?,
-                    Some(Gradient::Rows(rows)) => self.add_rows(number, rows),
-                    Some(Gradient::Dense(_)) | None => {}
+                    Some(ReplicaGradient::Dense(Dense::Host(tensor))) => self.add(number, &tensor)?,
+                    Some(ReplicaGradient::Rows(rows)) => self.add_rows(number, rows),
+                    Some(ReplicaGradient::Dense(_)) | None => {}
                 }
             }
             match std::mem::take(&mut self.loose.filled[number]) {
                 Slot::Empty => {}
-                Slot::Rows(rows) => *gradient = Some(Gradient::Rows(rows)),
+                Slot::Rows(rows) => *gradient = Some(ReplicaGradient::Rows(rows)),
                 Slot::Dense => dense.push(number),
             }
         }
         let packs = self.take_packs(&dense, joined);
         let bucket = Arc::new(self);
         for number in dense {
-            all[number] = Some(Gradient::Dense(match &packs {
+            all[number] = Some(ReplicaGradient::Dense(match &packs {
                 Some(packs) if packs.layout().has(number) => {
                     Dense::Packed { packs: packs.clone(), number, range: None }
                 }
@@ -415,7 +418,7 @@ mod tests {
         let all = [variable((1, 2), DType::F64), variable((3, 2), DType::F64), variable((2, 2), DType::F64)];
         let buffers = local::groups(Default::default(), 1, 1).unwrap()[0].buffers().clone();
         let pool = Pool::new(all.iter(), [].into_iter(), [].into_iter(), Some(buffers), None);
-        let found = || vec![None, Some(Gradient::Dense(Dense::Host(dense(&[5.; 6])))), None];
+        let found = || vec![None, Some(ReplicaGradient::Dense(Dense::Host(dense(&[5.; 6])))), None];
         let step = |pool: &Arc<Pool>| {
             let mut bucket = pool.take(0, 1, None);
             bucket.place::<f64>(0).unwrap().0.copy_from_slice(&[1., 2.]);
@@ -423,16 +426,18 @@ mod tests {
         };
         // Nobody knows yet which those are.
         let first = step(&pool);
-        assert!(matches!(&first[0], Some(Gradient::Dense(Dense::Bucket(_, 0)))), "{first:?}");
-        assert!(matches!(&first[1..], [Some(Gradient::Dense(Dense::Host(_))), None]), "{first:?}");
+        assert!(matches!(&first[0], Some(ReplicaGradient::Dense(Dense::Bucket(_, 0)))), "{first:?}");
+        assert!(matches!(&first[1..], [Some(ReplicaGradient::Dense(Dense::Host(_))), None]), "{first:?}");
         let layout = pool.layout(&[true, true, true], None);
         for _ in 0..2 {
             let gradients = step(&pool);
-            let [Some(Gradient::Dense(one)), Some(Gradient::Dense(other)), None] = &gradients[..] else {
+            let [Some(ReplicaGradient::Dense(one)), Some(ReplicaGradient::Dense(other)), None] =
+                &gradients[..]
+            else {
                 panic!("{gradients:?}");
             };
             assert_eq!((one.placed().unwrap(), other.placed().unwrap()), (&[1., 2.][..], &[5.; 6][..]));
-            let packs = |at: usize| gradients[at].as_ref().and_then(Gradient::packs).unwrap();
+            let packs = |at: usize| gradients[at].as_ref().and_then(ReplicaGradient::packs).unwrap();
             assert!(Arc::ptr_eq(packs(0), packs(1)) && Arc::ptr_eq(packs(0).layout(), &layout));
             assert_eq!(packs(0).dense::<f64>(2).unwrap(), [0.; 4]);
         }

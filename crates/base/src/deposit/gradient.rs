@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// A replica's gradient of one variable, wherever its elements are.
 #[derive(Clone, Debug)]
-pub enum Gradient {
+pub enum ReplicaGradient {
     /// A number for each element of the variable.
     Dense(Dense),
     /// Some rows of a table.
@@ -36,7 +36,7 @@ pub enum Dense {
     },
 }
 
-impl Gradient {
+impl ReplicaGradient {
     /// Returns the gradient of a replica without one: no rows.
     pub fn none(variable: &Var) -> Self {
         Self::Rows(Rows::new(Vec::new(), Elements::none(variable.dtype())))

@@ -18,7 +18,7 @@ mod rows;
 
 pub use bucket::{Bucket, Pool};
 pub use flat::{Filling, Flat};
-pub use gradient::{Dense, Gradient};
+pub use gradient::{Dense, ReplicaGradient};
 pub(crate) use layout::Ranges;
 pub use layout::{Layout, Pack};
 pub(crate) use part::Part;

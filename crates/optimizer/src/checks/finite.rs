@@ -3,10 +3,10 @@
 use crate::Parameters;
 use candle_core::{DType, Tensor, Var};
 use distribute_base::Result;
-use distribute_base::internal::{Gradient, Number, with_elements};
+use distribute_base::internal::{Number, ReplicaGradient, with_elements};
 
 /// Returns whether all gradients of a replica that are on the host are finite.
-pub(crate) fn all_finite(parameters: &Parameters, gradients: &[Option<Gradient>]) -> Result<bool> {
+pub(crate) fn all_finite(parameters: &Parameters, gradients: &[Option<ReplicaGradient>]) -> Result<bool> {
     for ((_, variable), gradient) in parameters.variables.iter().zip(gradients) {
         if let Some(gradient) = gradient
             && !gradient.is_on_device()
@@ -19,11 +19,11 @@ pub(crate) fn all_finite(parameters: &Parameters, gradients: &[Option<Gradient>]
 }
 
 /// The first element of a gradient on the host that is not finite.
-pub(crate) fn first_of(gradient: &Gradient, variable: &Var) -> Result<Option<(usize, f64)>> {
+pub(crate) fn first_of(gradient: &ReplicaGradient, variable: &Var) -> Result<Option<(usize, f64)>> {
     Ok(match (gradient, variable.dtype()) {
-        (Gradient::Dense(dense), DType::F32) => dense.with_elements(first::<f32>)?,
-        (Gradient::Dense(dense), _) => dense.with_elements(first::<f64>)?,
-        (Gradient::Rows(rows), dtype) => {
+        (ReplicaGradient::Dense(dense), DType::F32) => dense.with_elements(first::<f32>)?,
+        (ReplicaGradient::Dense(dense), _) => dense.with_elements(first::<f64>)?,
+        (ReplicaGradient::Rows(rows), dtype) => {
             let found = match dtype {
                 DType::F32 => rows.elements().and_then(first::<f32>),
                 _ => rows.elements().and_then(first::<f64>),

@@ -3,7 +3,7 @@
 use crate::Parameters;
 use crate::checks::finite::{first_in, first_of};
 use distribute_base::Result;
-use distribute_base::internal::Gradient;
+use distribute_base::internal::ReplicaGradient;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -83,7 +83,7 @@ pub(crate) struct Report {
 /// are not finite. Reads all of them, and all variables.
 pub(crate) fn report(
     parameters: &Parameters,
-    all: &[(f64, &[Option<Gradient>])],
+    all: &[(f64, &[Option<ReplicaGradient>])],
     step: u64,
     number: u64,
 ) -> Result<Option<Report>> {

@@ -14,19 +14,19 @@ pub(crate) mod rows;
 pub(crate) mod split;
 pub(crate) mod workers;
 
-use crate::gradients::Gradient as Found;
+use crate::gradients::Gradient;
 use crate::parameters::Parameters;
 use crate::reduce::operands::{Operands, Values, Variable, Whole};
 use crate::reduce::split::WorkSplit;
 use crate::sync::Threads;
 use crate::transform::{Each, ResolvedTransforms, Transform};
 use candle_core::Tensor;
-use distribute_base::internal::{Any, Dense, Elements, Gradient, Rows, panicked};
+use distribute_base::internal::{Any, Dense, Elements, ReplicaGradient, Rows, panicked};
 use distribute_base::{Error, Result};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The gradients of one replica, one for each variable, and their weight.
-pub(crate) type Weighted<'r> = (f64, &'r [Option<Gradient>]);
+pub(crate) type Weighted<'r> = (f64, &'r [Option<ReplicaGradient>]);
 
 /// The gradients, reduced and transformed, as tensors of their own. Closures are left out.
 pub(crate) fn reduced(
@@ -34,7 +34,7 @@ pub(crate) fn reduced(
     parameters: &Parameters,
     all: &Operands<'_>,
     threads: &Threads<'_>,
-) -> Result<Vec<Option<Gradient>>> {
+) -> Result<Vec<Option<ReplicaGradient>>> {
     if transforms.iter().any(Transform::reads_values) {
         parameters.bring_back(&Vec::new())?;
     }
@@ -49,7 +49,7 @@ fn collect(
     variables: &[Variable<'_>],
     resolved: &ResolvedTransforms,
     threads: &Threads<'_>,
-) -> Result<Vec<Option<Gradient>>> {
+) -> Result<Vec<Option<ReplicaGradient>>> {
     let values = Values::open(variables, resolved);
     let parts = WorkSplit::partition(threads.count, values.ranges(variables)?).each(threads, |ranges| {
         let of = |range: &Whole<'_>| match range {
@@ -89,12 +89,12 @@ fn collect(
         let Some((rows, values)) = whole else { return Ok(None) };
         let (shape, device) = (variable.shape(), variable.device());
         Ok(Some(match (rows, values) {
-            (Some(rows), values) => Gradient::Rows(Rows::new(rows, values)),
+            (Some(rows), values) => ReplicaGradient::Rows(Rows::new(rows, values)),
             (None, Any::F32(values)) => {
-                Gradient::Dense(Dense::Host(Tensor::from_vec(values, shape, device)?))
+                ReplicaGradient::Dense(Dense::Host(Tensor::from_vec(values, shape, device)?))
             }
             (None, Any::F64(values)) => {
-                Gradient::Dense(Dense::Host(Tensor::from_vec(values, shape, device)?))
+                ReplicaGradient::Dense(Dense::Host(Tensor::from_vec(values, shape, device)?))
             }
         }))
     };
@@ -105,11 +105,11 @@ fn collect(
 pub(crate) fn changed(
     closure: &Each,
     parameters: &Parameters,
-    mut gradients: Vec<Option<Gradient>>,
-) -> Result<Vec<Option<Gradient>>> {
+    mut gradients: Vec<Option<ReplicaGradient>>,
+) -> Result<Vec<Option<ReplicaGradient>>> {
     for (index, (name, variable)) in parameters.variables.iter().enumerate() {
         let Some(gradient) = gradients[index].take() else { continue };
-        let gradient = Found::from_reduced(gradient, variable)?;
+        let gradient = Gradient::from_reduced(gradient, variable)?;
         // On the thread that does this for all, a panic would be told of replica 0 only.
         let changed = catch_unwind(AssertUnwindSafe(|| closure(name, gradient)))
             .unwrap_or_else(|panic| Err(panicked(&*panic)))?;
@@ -123,9 +123,9 @@ pub(crate) fn transformed(
     transforms: &[Transform],
     parameters: &Parameters,
     weight: f64,
-    gradients: &[Option<Gradient>],
-) -> Result<Vec<Option<Gradient>>> {
-    let mut made: Option<Vec<Option<Gradient>>> = None;
+    gradients: &[Option<ReplicaGradient>],
+) -> Result<Vec<Option<ReplicaGradient>>> {
+    let mut made: Option<Vec<Option<ReplicaGradient>>> = None;
     for part in parts(transforms) {
         let all = made.as_deref().map_or((weight, gradients), |made| (1., made));
         let mut now = reduced(part, parameters, &Operands::new(parameters, &[all], 1)?, &Threads::alone())?;

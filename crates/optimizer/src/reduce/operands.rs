@@ -8,13 +8,13 @@ use crate::reduce::range::{GradientRange, Summands};
 use crate::reduce::rows::RowRange;
 use crate::transform::ResolvedTransforms;
 use candle_core::{DType, Layout, Storage, StorageRef, Var};
-use distribute_base::internal::{Any, Dense, Gradient, Number, Rows, operand};
+use distribute_base::internal::{Any, Dense, Number, ReplicaGradient, Rows, operand};
 use distribute_base::{Error, Result};
 use std::borrow::Cow;
 use std::ops::Range;
 
 /// The gradients that are added up for a variable, with their weights; `None` for a replica without one.
-pub(crate) type Summed<'r> = Vec<(f64, Option<Cow<'r, Gradient>>)>;
+pub(crate) type Summed<'r> = Vec<(f64, Option<Cow<'r, ReplicaGradient>>)>;
 
 /// All of a variable's gradients.
 pub(crate) type Whole<'a> = Any<GradientRange<'a, f32>, GradientRange<'a, f64>>;
@@ -25,7 +25,7 @@ pub(crate) struct Operands<'r> {
     parameters: &'r Parameters,
     /// The elements that dense ones have, if they are not all: those that this worker updates.
     partition: Option<&'r Partition>,
-    of_variables: Vec<Vec<(f64, Cow<'r, Gradient>)>>,
+    of_variables: Vec<Vec<(f64, Cow<'r, ReplicaGradient>)>>,
 }
 
 impl<'r> Operands<'r> {
@@ -49,13 +49,14 @@ impl<'r> Operands<'r> {
     ) -> Result<Self> {
         let of = |(all, (_, variable)): (Summed<'r>, &(String, Var))| {
             let any = all.iter().any(|(_, gradient)| gradient.is_some());
-            let one = |(weight, gradient): (f64, Option<Cow<'r, Gradient>>)| match gradient {
+            let one = |(weight, gradient): (f64, Option<Cow<'r, ReplicaGradient>>)| match gradient {
                 Some(gradient) => Some((weight, gradient)),
                 // Of two, one alone is the sum. Of more, each keeps its place in the tree of sums (INV-7).
-                None => (any && replicas > 2).then(|| (weight, Cow::Owned(Gradient::none(variable)))),
+                None => (any && replicas > 2).then(|| (weight, Cow::Owned(ReplicaGradient::none(variable)))),
             };
             let mut all: Vec<_> = all.into_iter().filter_map(one).collect();
-            let rows = all.iter().filter(|(_, gradient)| matches!(**gradient, Gradient::Rows(_))).count();
+            let rows =
+                all.iter().filter(|(_, gradient)| matches!(**gradient, ReplicaGradient::Rows(_))).count();
             if (1..all.len()).contains(&rows) {
                 for (_, gradient) in &mut all {
                     *gradient = Cow::Owned(gradient.to_dense(variable)?);
@@ -104,14 +105,14 @@ enum Opened<'r> {
 }
 
 impl<'r> Opened<'r> {
-    fn new(gradient: &'r Gradient) -> Self {
+    fn new(gradient: &'r ReplicaGradient) -> Self {
         match gradient {
-            Gradient::Dense(Dense::Host(tensor) | Dense::Device(tensor)) => {
+            ReplicaGradient::Dense(Dense::Host(tensor) | Dense::Device(tensor)) => {
                 let (storage, layout) = tensor.storage_and_layout();
                 Opened::Tensor(storage, layout)
             }
-            Gradient::Dense(dense) => Opened::Placed(dense),
-            Gradient::Rows(rows) => Opened::Rows(rows),
+            ReplicaGradient::Dense(dense) => Opened::Placed(dense),
+            ReplicaGradient::Rows(rows) => Opened::Rows(rows),
         }
     }
 }

@@ -6,7 +6,7 @@
 use crate::gradients::row_len;
 use bytes::Bytes;
 use candle_core::{DType, Var};
-use distribute_base::internal::{Any, Gradient, RowValues, Rows};
+use distribute_base::internal::{Any, ReplicaGradient, RowValues, Rows};
 use distribute_collective::group::{Buffers, numbers};
 use distribute_tensor::Error;
 
@@ -16,7 +16,11 @@ const NONE: u64 = u64::MAX;
 const WORD: usize = size_of::<u64>();
 
 /// The rows that replicas have of some variables, which have rows or nothing on all replicas.
-pub(crate) fn encode(gradients: &[&[Option<Gradient>]], variables: &[usize], buffers: &Buffers) -> Bytes {
+pub(crate) fn encode(
+    gradients: &[&[Option<ReplicaGradient>]],
+    variables: &[usize],
+    buffers: &Buffers,
+) -> Bytes {
     let all =
         || gradients.iter().flat_map(|of_replica| variables.iter().map(|number| rows(&of_replica[*number])));
     let size: usize = all()
@@ -66,9 +70,9 @@ pub(crate) fn decode(
 }
 
 /// The rows of a gradient, if it has some.
-fn rows(gradient: &Option<Gradient>) -> Option<&Rows> {
+fn rows(gradient: &Option<ReplicaGradient>) -> Option<&Rows> {
     match gradient {
-        Some(Gradient::Rows(rows)) => Some(rows),
+        Some(ReplicaGradient::Rows(rows)) => Some(rows),
         _ => None,
     }
 }
@@ -135,8 +139,8 @@ mod tests {
         [of((5, 3), DType::F32), of((4, 2), DType::F64), of((9, 1), DType::F32)]
     }
 
-    fn gradients() -> Vec<Vec<Option<Gradient>>> {
-        let rows = |rows: &[usize], values| Some(Gradient::Rows(Rows::new(rows.to_vec(), values)));
+    fn gradients() -> Vec<Vec<Option<ReplicaGradient>>> {
+        let rows = |rows: &[usize], values| Some(ReplicaGradient::Rows(Rows::new(rows.to_vec(), values)));
         let first = vec![rows(&[0, 4], Any::F32((0..6).map(|i| i as f32).collect())), None, None];
         let second = vec![
             rows(&[], Any::F32(Vec::new())),

@@ -13,7 +13,7 @@ use crate::reduce::{self, Weighted, row_records};
 use crate::sync::Threads;
 use bytes::Bytes;
 use candle_core::DType;
-use distribute_base::internal::{Dense, Filling, Flat, Gradient, Layout, Number, Pack};
+use distribute_base::internal::{Dense, Filling, Flat, Layout, Number, Pack, ReplicaGradient};
 use distribute_base::{Error, Result};
 use distribute_cluster::World;
 use distribute_collective::Failure;
@@ -91,7 +91,7 @@ impl<'b> Exchange<'_, 'b> {
                 let is_there = is_there || partition.is_some() && headers.len() > 2;
                 let gradient = || {
                     let range = whole.map(|partition| partition.mine(number));
-                    Cow::Owned(Gradient::Dense(Dense::Packed { packs: packs.clone(), number, range }))
+                    Cow::Owned(ReplicaGradient::Dense(Dense::Packed { packs: packs.clone(), number, range }))
                 };
                 summed[number].push((weight, is_there.then(gradient)));
             }
@@ -256,7 +256,7 @@ impl<'b> Exchange<'_, 'b> {
                 .map_err(|source| Error::Tensor { operation: "minimize", source })?;
             for (rows, weight) in theirs.into_iter().zip(&mut weights) {
                 for (number, rows) in variables.iter().zip(rows) {
-                    summed[*number].push((*weight, rows.map(|rows| Cow::Owned(Gradient::Rows(rows)))));
+                    summed[*number].push((*weight, rows.map(|rows| Cow::Owned(ReplicaGradient::Rows(rows)))));
                 }
             }
         }
@@ -275,12 +275,13 @@ fn fold<F: Number>(all: &[&Bytes], weights: &[f64], into: &mut [u8]) {
 /// The dense gradients of one replica in packs: those in which layers have put them, or copies.
 fn packed(
     layout: &Arc<Layout>,
-    gradients: &[Option<Gradient>],
+    gradients: &[Option<ReplicaGradient>],
     parameters: &Parameters,
     buffers: &Buffers,
 ) -> Result<Arc<Flat>> {
-    let of_layout =
-        |gradient: &Gradient| gradient.packs().filter(|packs| Arc::ptr_eq(packs.layout(), layout)).cloned();
+    let of_layout = |gradient: &ReplicaGradient| {
+        gradient.packs().filter(|packs| Arc::ptr_eq(packs.layout(), layout)).cloned()
+    };
     let mut with_place =
         (0..gradients.len()).filter(|number| layout.has(*number)).filter_map(|n| gradients[n].as_ref());
     if let Some(first) = with_place.next().and_then(of_layout)
@@ -300,11 +301,11 @@ fn packed(
 }
 
 /// Copies a gradient to its place, if it has one.
-fn copy<T: Number>(gradient: &Gradient, number: usize, packs: &mut Filling) -> Result<()> {
+fn copy<T: Number>(gradient: &ReplicaGradient, number: usize, packs: &mut Filling) -> Result<()> {
     let Some(place) = packs.place::<T>(number) else { return Ok(()) };
     match gradient {
-        Gradient::Dense(dense) => dense.with_elements(|all: &[T]| place.copy_from_slice(all))?,
-        Gradient::Rows(rows) => {
+        ReplicaGradient::Dense(dense) => dense.with_elements(|all: &[T]| place.copy_from_slice(all))?,
+        ReplicaGradient::Rows(rows) => {
             place.fill(T::of(0.));
             rows.add_to(place);
         }

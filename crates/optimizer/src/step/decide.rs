@@ -45,7 +45,7 @@ impl StepDecision {
 }
 
 /// A replica's call that makes a step.
-pub(crate) struct Call {
+pub(crate) struct StepLog {
     pub(crate) operation: &'static str,
     /// The number of the `run`.
     pub(crate) step: u64,
@@ -53,7 +53,7 @@ pub(crate) struct Call {
     warnings: Vec<String>,
 }
 
-impl Call {
+impl StepLog {
     pub(crate) fn new(ctx: &ReplicaContext, operation: &'static str, warning: Option<String>) -> Self {
         Self { operation, step: ctx.step(), warnings: warning.into_iter().collect() }
     }
@@ -78,12 +78,12 @@ impl Inner {
     /// Those for which no replica makes the step.
     pub(crate) fn decide(
         &self,
-        call: &mut Call,
+        log: &mut StepLog,
         step: &Step<'_>,
         all: &[&StepHeader],
     ) -> Result<StepDecision> {
         let Step { sync, gathered, .. } = step;
-        let operation = call.operation;
+        let operation = log.operation;
         if let Some(differences) = gathered.differences() {
             return Err(agreement::refused(operation, differences));
         }
@@ -108,11 +108,11 @@ impl Inner {
         let (finished, learning_rate) = self.rate_of(operation, all)?;
         self.groups.require_rates(operation, &self.parameters, learning_rate)?;
         if !self.seen.gradients.load(Ordering::Relaxed) {
-            self.look_for_gradients(call, all)?;
-            self.look_at_batch_norm(call, gathered, all);
+            self.look_for_gradients(log, all)?;
+            self.look_at_batch_norm(log, gathered, all);
         }
         let pieces = all.iter().filter_map(|c| Some((c.weighting.examples()?, c.rows?)));
-        call.warnings.extend(self.seen.examples.warning(pieces));
+        log.warnings.extend(self.seen.examples.warning(pieces));
         let is_read = !gathered.is_unread();
         let verdict = if all.iter().all(|c| c.finite) {
             if is_read {
@@ -120,8 +120,8 @@ impl Inner {
             }
             Verdict::Apply
         } else {
-            let (step, number) = (call.step, finished + 1);
-            self.decide_not_finite(call, || self.report_not_finite(sync, gathered, step, number))?
+            let (step, number) = (log.step, finished + 1);
+            self.decide_not_finite(log, || self.report_not_finite(sync, gathered, step, number))?
         };
         let loss = all.iter().map(|c| c.loss).sum::<f64>() / examples;
         self.parameters.strategy.pulse().beat(examples, is_read.then_some(loss));
@@ -132,15 +132,15 @@ impl Inner {
     ///
     /// # Errors
     /// candle's, of the device: the step was made.
-    pub(crate) fn record_pending_loss(&self, call: &mut Call, number: u64, loss: Tensor) -> Result<()> {
-        let step = call.step;
+    pub(crate) fn record_pending_loss(&self, log: &mut StepLog, number: u64, loss: Tensor) -> Result<()> {
+        let step = log.step;
         for Loss { step, number, loss } in self.seen.unread.push(Loss { step, number, loss })? {
             self.parameters.strategy.pulse().had(loss);
             let count = &self.seen.not_finite;
             if loss.is_finite() || self.not_finite == NotFinite::Ignore {
                 count.end();
             } else if count.one() {
-                call.warnings.push(format!(
+                log.warnings.push(format!(
                     "in step {step} (number {number} of this optimizer), the loss was {loss}; the step was made, number {} in a row. \
                      Losses on a device are looked at later, many at once: with on_not_finite each step is, and waits for the device",
                     count.in_a_row()
@@ -212,7 +212,7 @@ impl Inner {
     }
 
     /// Reports, in the first step, variables that have no gradient on any replica.
-    fn look_for_gradients(&self, call: &mut Call, all: &[&StepHeader]) -> Result<()> {
+    fn look_for_gradients(&self, log: &mut StepLog, all: &[&StepHeader]) -> Result<()> {
         if self.missing_gradients != MissingGradients::Quiet {
             let names = self.variable_names().enumerate();
             let with: Vec<_> = names
@@ -221,10 +221,10 @@ impl Inner {
             match (missing::report(&with), self.missing_gradients) {
                 (None, _) => {}
                 (Some(missing::Report { missing, text }), MissingGradients::Error) => {
-                    let operation = call.operation;
+                    let operation = log.operation;
                     return Err(Error::MissingGradients { operation, variables: missing, reason: text });
                 }
-                (Some(report), _) => call.warnings.push(report.text),
+                (Some(report), _) => log.warnings.push(report.text),
             }
         }
         self.seen.gradients.store(true, Ordering::Relaxed);
@@ -232,7 +232,7 @@ impl Inner {
     }
 
     /// Reports, in the first step, batch-norm layers that are trained but normalise as in evaluation.
-    fn look_at_batch_norm(&self, call: &mut Call, gathered: &GatheredStep, all: &[&StepHeader]) {
+    fn look_at_batch_norm(&self, log: &mut StepLog, gathered: &GatheredStep, all: &[&StepHeader]) {
         if gathered.mine.iter().all(|c| c.header.weighting.examples() == Some(0)) {
             return;
         }
@@ -242,17 +242,17 @@ impl Inner {
         if !evaluated.is_empty() {
             let with = |index: usize| all.iter().any(|c| c.kinds[index] != GradientKind::Nothing);
             let parameters = self.variable_names().enumerate().filter(|(index, _)| with(*index));
-            call.warn(batch_norm::warning(evaluated, &parameters.map(|(_, name)| name).collect()));
+            log.warn(batch_norm::warning(evaluated, &parameters.map(|(_, name)| name).collect()));
         }
     }
 
     /// Decides about a step that is not finite.
     fn decide_not_finite(
         &self,
-        call: &mut Call,
+        log: &mut StepLog,
         report: impl FnOnce() -> Result<Option<not_finite::Report>>,
     ) -> Result<Verdict> {
-        let (operation, step) = (call.operation, call.step);
+        let (operation, step) = (log.operation, log.step);
         if self.not_finite == NotFinite::Ignore {
             return Ok(Verdict::Apply);
         }
@@ -269,7 +269,7 @@ impl Inner {
             && let Some(report) = report()?
         {
             let what = if skips { "the step is left out" } else { "the step is made" };
-            call.warnings.push(format!("{}; {what}, number {} in a row", report.text, count.in_a_row()));
+            log.warnings.push(format!("{}; {what}, number {} in a row", report.text, count.in_a_row()));
         }
         if !skips {
             return Ok(Verdict::Apply);

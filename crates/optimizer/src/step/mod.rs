@@ -22,7 +22,7 @@ use crate::progress::Change;
 use crate::reduce::operands::Operands;
 use crate::reduce::{Weighted, workers};
 use crate::step::backward::Losses;
-use crate::step::decide::{Call, StepDecision, Verdict};
+use crate::step::decide::{StepDecision, StepLog, Verdict};
 use crate::step::gather::GatheredStep;
 use crate::step::replica::ReplicaGradients;
 use crate::sync::{StepSync, Threads, abort_on};
@@ -64,21 +64,21 @@ impl Inner {
     ) -> Result<Tensor> {
         let _update = tracing::trace_span!("update").entered();
         let (member, copies) = (ctx.member(), self.backend.copies(self));
-        let mut call = Call::new(ctx, operation, mine.stale.take());
-        let print = Fingerprint::new(Operation::Minimize, self.detail(mine.weighting), at);
+        let mut log = StepLog::new(ctx, operation, mine.stale.take());
+        let fingerprint = Fingerprint::new(Operation::Minimize, self.detail(mine.weighting), at);
 
         let mine = self.contribute(ctx, operation, mine, &copies)?;
         let unread = mine.unread_loss()?;
-        let gathered = self.gather(member, &print, mine).map_err(failure(operation))?;
-        let sync = &StepSync { member, call: &print };
-        let mut made = self.apply(&mut call, Step { sync, gathered, copies: &copies });
+        let gathered = self.gather(member, &fingerprint, mine).map_err(failure(operation))?;
+        let sync = &StepSync { member, fingerprint: &fingerprint };
+        let mut made = self.decide_and_apply(&mut log, Step { sync, gathered, copies: &copies });
 
         if let (Ok(decision), Some(loss)) = (&made, &unread)
-            && let Err(error) = self.record_pending_loss(&mut call, decision.finished + 1, loss.clone())
+            && let Err(error) = self.record_pending_loss(&mut log, decision.finished + 1, loss.clone())
         {
             made = Err(after(operation, Verdict::Apply, "losses of steps cannot be read", &error));
         }
-        call.tell();
+        log.tell();
         self.finish(ctx, operation, made?, unread)
     }
 
@@ -105,19 +105,19 @@ impl Inner {
     }
 
     /// Decides, exchanges gradients, reduces and updates, once all headers are known.
-    fn apply(&self, call: &mut Call, step: Step<'_>) -> Result<StepDecision> {
+    fn decide_and_apply(&self, log: &mut StepLog, step: Step<'_>) -> Result<StepDecision> {
         if self.needs_whole_gradients() {
-            return self.apply_in_parts(call, step);
+            return self.apply_in_parts(log, step);
         }
         let Step { sync, copies, .. } = step;
         sync.run_on_leader(move |threads| {
             let headers = step.gathered.headers();
-            let decision = self.decide(call, &step, &headers)?;
+            let decision = self.decide(log, &step, &headers)?;
             if decision.verdict == Verdict::Apply {
                 let weights = decision.weights(&headers);
                 let replicas = &step.weighted(&weights);
-                let (change, operands) = self.exchange(call, &step, &headers, &weights, replicas, threads)?;
-                let update = self.update(call, copies, &decision, &self.after_reduce);
+                let (change, operands) = self.exchange(log, &step, &headers, &weights, replicas, threads)?;
+                let update = self.update(log, copies, &decision, &self.after_reduce);
                 let pass = Pass { change: &change, operands: &operands, replicas, sync, threads };
                 self.backend.reduce_and_apply(&update, &pass)?;
                 self.parameters.commit(&change)?;
@@ -129,7 +129,7 @@ impl Inner {
     /// Takes the right to make the step, and exchanges gradients with the other workers.
     fn exchange<'a: 'b, 'b>(
         &'a self,
-        call: &Call,
+        log: &StepLog,
         step: &Step<'_>,
         headers: &[&StepHeader],
         weights: &[f64],
@@ -137,7 +137,7 @@ impl Inner {
         threads: &Threads<'_>,
     ) -> Result<(Change<'a>, Operands<'b>)> {
         let mut calling = step.sync.calling("its gradients");
-        let exchanged = self.progress.change(call.operation).and_then(|change| {
+        let exchanged = self.progress.change(log.operation).and_then(|change| {
             self.parameters.bring_back_with_slots(&change, step.copies)?;
             let operands = match &mut calling {
                 Some(calling) => {
@@ -179,13 +179,13 @@ impl Inner {
 
     fn update<'a>(
         &'a self,
-        call: &Call,
+        log: &StepLog,
         copies: &'a Copies<'a>,
         decision: &StepDecision,
         transforms: &'a [Transform],
     ) -> Update<'a> {
         let rules = self.groups.rules_of_step(decision.finished, decision.learning_rate);
-        Update { optimizer: self, operation: call.operation, rules, transforms, copies }
+        Update { optimizer: self, operation: log.operation, rules, transforms, copies }
     }
 
     /// The part of a step's fingerprint that all replicas must have in common.

@@ -1,12 +1,12 @@
 //! A step that calls code of users, in parts: no replica waits for such code beyond the deadline.
 
 use super::Step;
-use super::decide::{Call, StepDecision, Verdict};
+use super::decide::{StepDecision, StepLog, Verdict};
 use crate::progress::Change;
 use crate::reduce::operands::Operands;
 use crate::sync::StepSync;
 use crate::{Inner, Transform, reduce};
-use distribute_base::internal::Gradient;
+use distribute_base::internal::ReplicaGradient;
 use distribute_base::{Error, Result};
 use distribute_core::internal::{Mode, enter};
 use std::sync::Arc;
@@ -17,20 +17,20 @@ impl Inner {
         !self.backend.is_one_pass(self) || self.closures() > 0
     }
 
-    /// Decides, exchanges gradients, reduces and updates, as [`apply`](Self::apply) does, if whole gradients are
+    /// Decides, exchanges gradients, reduces and updates, as [`decide_and_apply`](Self::decide_and_apply) does, if whole gradients are
     /// needed. Parts end at closures; a one-pass backend applies the transforms after the last closure by itself.
-    pub(super) fn apply_in_parts(&self, call: &mut Call, step: Step<'_>) -> Result<StepDecision> {
+    pub(super) fn apply_in_parts(&self, log: &mut StepLog, step: Step<'_>) -> Result<StepDecision> {
         let (closures, rest) = self.after_reduce.split_at(self.closures());
         let mut parts: Vec<&[Transform]> = reduce::parts(closures).collect();
         if !self.backend.is_one_pass(self) && (parts.is_empty() || !rest.is_empty()) {
             parts.push(rest);
         }
         let Some((first, others)) = parts.split_first() else {
-            return Err(Error::invalid(call.operation, "there is nothing that needs whole gradients"));
+            return Err(Error::invalid(log.operation, "there is nothing that needs whole gradients"));
         };
         // Replica 0's right to make the step, from the first part to the last.
         let mut change = None;
-        let (right, caller) = (&mut change, &mut *call);
+        let (right, caller) = (&mut change, &mut *log);
         let Step { sync, copies, .. } = step;
         let (decision, mut gradients) = sync.run_on_leader(move |threads| {
             let headers = step.gathered.headers();
@@ -58,7 +58,7 @@ impl Inner {
             })?;
             gradients = self.call_closure(sync, part, gradients, change.as_ref())?;
         }
-        let update = self.update(call, copies, &decision, rest);
+        let update = self.update(log, copies, &decision, rest);
         self.backend.apply(&update, sync, &gradients, change.as_ref())?;
         Ok(decision)
     }
@@ -68,9 +68,9 @@ impl Inner {
         &self,
         sync: &StepSync<'_>,
         part: &[Transform],
-        gradients: Arc<Vec<Option<Gradient>>>,
+        gradients: Arc<Vec<Option<ReplicaGradient>>>,
         change: Option<&Change<'_>>,
-    ) -> Result<Arc<Vec<Option<Gradient>>>> {
+    ) -> Result<Arc<Vec<Option<ReplicaGradient>>>> {
         let Some(closure) = part.last().and_then(Transform::closure) else { return Ok(gradients) };
         sync.call_on_leader("a closure of after_reduce on replica 0", || {
             // Slots that are looked at here would be those of half a step.

@@ -1,7 +1,7 @@
 //! The gradients of one replica: ready to be reduced, with their header.
 
 use crate::checks::finite::all_finite;
-use crate::gradients::Gradient as Found;
+use crate::gradients::Gradient;
 use crate::header::{GradientKind, SentAhead, StepHeader};
 use crate::parameters::Parameters;
 use crate::step::backward::{self, Losses};
@@ -9,7 +9,7 @@ use crate::update::devices;
 use crate::{Inner, Weighting, reduce};
 use candle_core::{Tensor, Var};
 use distribute_base::Result;
-use distribute_base::internal::{Bucket, Gradient};
+use distribute_base::internal::{Bucket, ReplicaGradient};
 use std::sync::Arc;
 
 /// The gradients of one replica in a step.
@@ -18,7 +18,7 @@ pub(crate) struct ReplicaGradients {
     pub(crate) header: StepHeader,
     /// The gradient of each variable, on the host or on the replica's device; `None` if the loss does not depend on
     /// it.
-    pub(crate) gradients: Vec<Option<Gradient>>,
+    pub(crate) gradients: Vec<Option<ReplicaGradient>>,
     /// Mean losses on a device, each with its examples, until they are read into the header.
     unread: Option<Vec<(Tensor, usize)>>,
 }
@@ -68,7 +68,7 @@ impl ReplicaGradients {
 
     /// The same, with everything on the host. Waits for the device.
     pub(crate) fn to_host(&self, parameters: &Parameters) -> Result<Self> {
-        let host = |(gradient, (_, variable)): (&Option<Gradient>, &(String, Var))| {
+        let host = |(gradient, (_, variable)): (&Option<ReplicaGradient>, &(String, Var))| {
             gradient.as_ref().map(|gradient| gradient.to_host(variable)).transpose()
         };
         let gradients = self.gradients.iter().zip(&parameters.variables).map(host).collect::<Result<_>>()?;
@@ -110,12 +110,12 @@ impl ReplicaGradients {
 /// The gradients that candle has `found` and those that layers have put into the bucket, where the replica needs them.
 fn collected(
     parameters: &Parameters,
-    found: Vec<Option<Found>>,
+    found: Vec<Option<Gradient>>,
     mut bucket: Option<Bucket>,
     stay: &[Option<&Var>],
-) -> Result<Vec<Option<Gradient>>> {
+) -> Result<Vec<Option<ReplicaGradient>>> {
     let copy = |number: usize| stay.get(number).copied().flatten();
-    let mut there: Vec<(usize, &Var, Gradient)> = Vec::new();
+    let mut there: Vec<(usize, &Var, ReplicaGradient)> = Vec::new();
     let mut on_host = Vec::with_capacity(found.len());
     for (number, (gradient, (_, variable))) in found.into_iter().zip(&parameters.variables).enumerate() {
         on_host.push(match (gradient, copy(number)) {
@@ -129,7 +129,7 @@ fn collected(
     if let Some(bucket) = &mut bucket {
         for (number, rows) in bucket.take_device_rows() {
             match copy(number) {
-                Some(copy) => there.push((number, copy, Gradient::Rows(rows))),
+                Some(copy) => there.push((number, copy, ReplicaGradient::Rows(rows))),
                 None => bucket.add_rows(number, rows.to_host(parameters.variables[number].1.dtype())?),
             }
         }
@@ -149,10 +149,10 @@ fn collected(
 
 /// Returns the early send of the dense gradients, if it had all of them. It lacks a gradient that is in no pack, and
 /// one by row of a variable that has a place.
-fn sent_ahead(gradients: &[Option<Gradient>]) -> Option<SentAhead> {
-    let all = gradients.iter().flatten().find_map(Gradient::packs)?;
-    let is_sent = |(number, gradient): (usize, &Option<Gradient>)| match gradient {
-        Some(Gradient::Rows(_)) => !all.layout().has(number),
+fn sent_ahead(gradients: &[Option<ReplicaGradient>]) -> Option<SentAhead> {
+    let all = gradients.iter().flatten().find_map(ReplicaGradient::packs)?;
+    let is_sent = |(number, gradient): (usize, &Option<ReplicaGradient>)| match gradient {
+        Some(ReplicaGradient::Rows(_)) => !all.layout().has(number),
         Some(dense) => dense.packs().is_some_and(|packs| Arc::ptr_eq(packs, all)),
         None => true,
     };

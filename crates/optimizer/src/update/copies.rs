@@ -14,7 +14,7 @@ use crate::sync::StepSync;
 use crate::update::Update;
 use crate::update::locked::{Locked, with_locked};
 use candle_core::{DType, Var};
-use distribute_base::internal::{Any, Elements, Gradient, Number, panicked, with_elements};
+use distribute_base::internal::{Any, Elements, Number, ReplicaGradient, panicked, with_elements};
 use distribute_base::{Error, Result};
 use distribute_core::internal::{Mode, enter};
 use distribute_optim::{Rule, RuleExt, Step};
@@ -27,7 +27,7 @@ use std::sync::Arc;
 pub(crate) fn apply(
     update: &Update<'_>,
     sync: &StepSync<'_>,
-    gradients: &Arc<Vec<Option<Gradient>>>,
+    gradients: &Arc<Vec<Option<ReplicaGradient>>>,
     change: Option<&Change<'_>>,
 ) -> Result<()> {
     let parameters = update.parameters();
@@ -107,18 +107,18 @@ fn update_all(
     rules: &Rules<'_>,
     parameters: &Parameters,
     progress: &Progress,
-    gradients: &[Option<Gradient>],
+    gradients: &[Option<ReplicaGradient>],
     (rank, count): (usize, usize),
 ) -> Result<Vec<Updated>> {
     let mut spans = Vec::new();
     for (index, ((_, variable), ready)) in parameters.variables.iter().zip(gradients).enumerate() {
         let Some(ready) = ready else { continue };
         let (units, width) = match ready {
-            Gradient::Rows(_) if rules.of(index).0.moves_absent_rows() => {
+            ReplicaGradient::Rows(_) if rules.of(index).0.moves_absent_rows() => {
                 (variable.dims().first().copied().unwrap_or(0), row_len(variable))
             }
-            Gradient::Rows(rows) => (rows.rows.len(), row_len(variable)),
-            Gradient::Dense(_) => (variable.elem_count(), 1),
+            ReplicaGradient::Rows(rows) => (rows.rows.len(), row_len(variable)),
+            ReplicaGradient::Dense(_) => (variable.elem_count(), 1),
         };
         spans.push(Span { variable: index, units: 0..units, width });
     }
@@ -140,12 +140,12 @@ fn update<F: Number>(
     span: Span,
     name: &str,
     variable: &Var,
-    ready: &Gradient,
+    ready: &ReplicaGradient,
 ) -> Result<Updated> {
     let Span { variable: index, units, width } = span;
     let every_row = rule.moves_absent_rows();
     let place = match ready {
-        Gradient::Rows(rows) if !every_row => Place::Rows(rows.rows[units.clone()].to_vec(), width),
+        ReplicaGradient::Rows(rows) if !every_row => Place::Rows(rows.rows[units.clone()].to_vec(), width),
         _ => Place::Elements(units.start * width..units.end * width),
     };
     let mut values = with_elements(variable.as_tensor(), |all: &[F]| place.take(all))?;
@@ -156,10 +156,10 @@ fn update<F: Number>(
     };
     let mut of_slots: Vec<&mut [F]> = slots.iter_mut().map(Vec::as_mut_slice).collect();
     let made = catch_unwind(AssertUnwindSafe(|| match ready {
-        Gradient::Dense(dense) => dense.with_elements(|all: &[F]| {
+        ReplicaGradient::Dense(dense) => dense.with_elements(|all: &[F]| {
             rule.update(step, &mut values, &all[units.clone()], &mut of_slots).map_err(Error::from)
         })?,
-        Gradient::Rows(rows) => {
+        ReplicaGradient::Rows(rows) => {
             let all = rows.elements::<F>().ok_or_else(|| changed(name))?;
             let (present, of): (Vec<usize>, _) = if every_row {
                 let at = |row: usize| rows.rows.partition_point(|present| *present < row);

@@ -16,7 +16,7 @@ use crate::transform::{ResolvedTransforms, Transform};
 use crate::update::locked::{Locked, with_locked};
 use crate::update::{Backend, Pass, Update, apply_in_one_pass, copies};
 use candle_core::Var;
-use distribute_base::internal::{Any, Gradient, Number};
+use distribute_base::internal::{Any, Number, ReplicaGradient};
 use distribute_base::{Error, Result};
 use distribute_optim::{Rule, RuleExt, Step, UpdateError};
 use distribute_tensor::kernel::fold_scaled;
@@ -44,7 +44,7 @@ impl Backend for Local {
         &self,
         update: &Update<'_>,
         sync: &StepSync<'_>,
-        gradients: &Arc<Vec<Option<Gradient>>>,
+        gradients: &Arc<Vec<Option<ReplicaGradient>>>,
         change: Option<&Change<'_>>,
     ) -> Result<()> {
         if self.is_one_pass(update.optimizer) {

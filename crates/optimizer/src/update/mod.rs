@@ -24,7 +24,7 @@ use crate::sync::{StepSync, Threads};
 use crate::{Inner, Transform};
 use candle_core::{Tensor, Var};
 use distribute_base::Result;
-use distribute_base::internal::Gradient;
+use distribute_base::internal::ReplicaGradient;
 use distribute_checkpoint::{Reader, Writer};
 use distribute_optim::{Rule, SlotSpec};
 use distribute_tensor::HostTensor;
@@ -47,7 +47,7 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
         &self,
         update: &Update<'_>,
         sync: &StepSync<'_>,
-        gradients: &Arc<Vec<Option<Gradient>>>,
+        gradients: &Arc<Vec<Option<ReplicaGradient>>>,
         change: Option<&Change<'_>>,
     ) -> Result<()>;
 
@@ -157,7 +157,7 @@ fn apply_in_one_pass(
     backend: &dyn Backend,
     update: &Update<'_>,
     sync: &StepSync<'_>,
-    gradients: &[Option<Gradient>],
+    gradients: &[Option<ReplicaGradient>],
     change: Option<&Change<'_>>,
 ) -> Result<()> {
     sync.run_on_leader(|threads| {

@@ -6,7 +6,7 @@ use crate::groups::Rules;
 use crate::parameters::{Copies, Parameters};
 use crate::slots::Slots;
 use candle_core::Tensor;
-use distribute_base::internal::Gradient;
+use distribute_base::internal::ReplicaGradient;
 use distribute_base::{Error, Result};
 
 /// The result for one variable, before it is written.
@@ -36,7 +36,11 @@ impl OnDevices<'_> {
     ///
     /// # Errors
     /// candle's, for example if the device is out of memory.
-    pub(crate) fn make(&self, gradients: &[Vec<Option<Gradient>>], slots: &mut [Slots]) -> Result<Vec<Made>> {
+    pub(crate) fn make(
+        &self,
+        gradients: &[Vec<Option<ReplicaGradient>>],
+        slots: &mut [Slots],
+    ) -> Result<Vec<Made>> {
         let (mut all, mut programs) = (Vec::new(), fused::Programs::default());
         for (variable, (copies, slots)) in self.copies.iter().zip(slots).enumerate() {
             let Some(copies) = copies else { continue };

@@ -28,7 +28,7 @@ use crate::update::{Backend, Pass, Update, apply_in_one_pass};
 use crate::{Inner, Transform};
 use candle_core::Var;
 use compute::OnDevices;
-use distribute_base::internal::Gradient;
+use distribute_base::internal::ReplicaGradient;
 use distribute_base::{DeviceName, Result};
 use distribute_cross_device::internal::{sum_on_gpus, uses_nccl};
 use std::sync::Arc;
@@ -45,22 +45,25 @@ impl Backend for Devices {
 
     fn reduce_and_apply(&self, update: &Update<'_>, pass: &Pass<'_>) -> Result<()> {
         let Pass { change, operands, replicas, threads, .. } = *pass;
-        if update.copies.is_empty() {
-            return InPlace::new(update, update.transforms).reduce_and_apply(change, operands, threads);
-        }
         let on_device =
-            |(_, gradients): &Weighted<'_>| gradients.iter().flatten().any(Gradient::is_on_device);
-        if !replicas.iter().any(on_device) {
-            return apply_from_host(update, operands, change, threads);
+            |(_, gradients): &Weighted<'_>| gradients.iter().flatten().any(ReplicaGradient::is_on_device);
+        let on_device = replicas.iter().any(on_device);
+        if update.copies.is_empty() && !on_device {
+            return InPlace::new(update, update.transforms).reduce_and_apply(change, operands, threads);
         }
         let parameters = update.parameters();
         let (devices, timeout) = (parameters.strategy.devices(), parameters.strategy.extended().timeout());
         let gradients = match weighed(replicas, update.copies)? {
-            Some(there) => summed(there, update.copies, |parts| sum_on_gpus(&devices, parts, timeout))?,
-            None => None,
+            Some(there) if !replicas.is_empty() && !update.copies.is_empty() => {
+                summed(there, update.copies, |parts| sum_on_gpus(&devices, parts, timeout))?
+            }
+            _ => None,
         };
         let Some(mut gradients) = gradients else {
-            // Rows are added up on the host.
+            if !on_device {
+                return apply_from_host(update, operands, change, threads);
+            }
+            // Rows are added up on the host, as is what only some replicas have on their device.
             let on_host = replicas.iter().map(|(_, gradients)| on_host(update, gradients));
             let on_host = on_host.collect::<Result<Vec<_>>>()?;
             let weights = replicas.iter().map(|(weight, _)| *weight);
@@ -82,7 +85,7 @@ impl Backend for Devices {
         &self,
         update: &Update<'_>,
         sync: &StepSync<'_>,
-        gradients: &Arc<Vec<Option<Gradient>>>,
+        gradients: &Arc<Vec<Option<ReplicaGradient>>>,
         change: Option<&Change<'_>>,
     ) -> Result<()> {
         if self.is_one_pass(update.optimizer) {
@@ -128,9 +131,18 @@ impl Backend for Devices {
 
 /// Returns the gradients on each replica's device, times its weight; `None` if one is of a variable that is updated
 /// on the host.
-fn weighed(replicas: &[Weighted<'_>], copies: &Copies<'_>) -> Result<Option<Vec<Vec<Option<Gradient>>>>> {
+fn weighed(
+    replicas: &[Weighted<'_>],
+    copies: &Copies<'_>,
+) -> Result<Option<Vec<Vec<Option<ReplicaGradient>>>>> {
     let of = |(weight, gradients): &Weighted<'_>| {
-        let there = |gradient: &&Gradient| gradient.is_on_device();
+        let on_host = |(gradient, copies): (&Option<ReplicaGradient>, &Option<_>)| {
+            copies.is_some() && gradient.as_ref().is_some_and(|gradient| !gradient.is_on_device())
+        };
+        if gradients.iter().zip(copies).any(on_host) {
+            return None;
+        }
+        let there = |gradient: &&ReplicaGradient| gradient.is_on_device();
         let mut there: Vec<_> = gradients.iter().map(|of| of.as_ref().filter(there).cloned()).collect();
         let is_updated =
             |(gradient, copies): (&Option<_>, &Option<_>)| gradient.is_none() || copies.is_some();
@@ -143,8 +155,11 @@ fn weighed(replicas: &[Weighted<'_>], copies: &Copies<'_>) -> Result<Option<Vec<
 }
 
 /// The gradients of a replica on the host. Waits for its device.
-fn on_host(update: &Update<'_>, gradients: &[Option<Gradient>]) -> Result<Vec<Option<Gradient>>> {
-    let host = |(gradient, (_, variable)): (&Option<Gradient>, &(String, Var))| {
+fn on_host(
+    update: &Update<'_>,
+    gradients: &[Option<ReplicaGradient>],
+) -> Result<Vec<Option<ReplicaGradient>>> {
+    let host = |(gradient, (_, variable)): (&Option<ReplicaGradient>, &(String, Var))| {
         gradient.as_ref().map(|gradient| gradient.to_host(variable)).transpose()
     };
     gradients.iter().zip(&update.parameters().variables).map(host).collect()
@@ -159,7 +174,7 @@ fn apply_from_host(
 ) -> Result<()> {
     let parameters = update.parameters();
     let mut on_host = reduce::reduced(update.transforms, parameters, all, threads)?;
-    let mut there: Vec<Vec<Option<Gradient>>> =
+    let mut there: Vec<Vec<Option<ReplicaGradient>>> =
         vec![vec![None; on_host.len()]; parameters.strategy.world().replicas()];
     for (number, (gradient, copies)) in on_host.iter_mut().zip(update.copies).enumerate() {
         let Some(copies) = copies else { continue };
@@ -178,7 +193,7 @@ fn apply_from_host(
 /// anything is written.
 fn apply_both(
     update: &Update<'_>,
-    gradients: &[Vec<Option<Gradient>>],
+    gradients: &[Vec<Option<ReplicaGradient>>],
     change: &Change<'_>,
     on_host: impl FnOnce() -> Result<()>,
 ) -> Result<()> {

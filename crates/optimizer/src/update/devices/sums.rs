@@ -3,25 +3,25 @@
 use crate::parameters::Copies;
 use candle_core::Tensor;
 use distribute_base::Result;
-use distribute_base::internal::{Dense, Gradient};
+use distribute_base::internal::{Dense, ReplicaGradient};
 
 /// Returns the sums over all replicas on each replica's device, by `sum` of `parts[replica][number]`. A single
 /// replica's gradients are their own sums. `None` if one is by row: rows of replicas differ.
 pub(crate) fn summed(
-    gradients: Vec<Vec<Option<Gradient>>>,
+    gradients: Vec<Vec<Option<ReplicaGradient>>>,
     copies: &Copies<'_>,
     sum: impl FnOnce(&[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>>,
-) -> Result<Option<Vec<Vec<Option<Gradient>>>>> {
+) -> Result<Option<Vec<Vec<Option<ReplicaGradient>>>>> {
     if gradients.len() < 2 {
         return Ok(Some(gradients));
     }
-    if gradients.iter().flatten().flatten().any(|gradient| matches!(gradient, Gradient::Rows(_))) {
+    if gradients.iter().flatten().flatten().any(|gradient| matches!(gradient, ReplicaGradient::Rows(_))) {
         return Ok(None);
     }
     let variables = 0..copies.len();
     let has = |variable: &usize| gradients.iter().any(|of| of.get(*variable).is_some_and(Option::is_some));
     let summands: Vec<usize> = variables.filter(has).collect();
-    let values = |gradient: &Option<Gradient>| gradient.as_ref()?.on_device().cloned();
+    let values = |gradient: &Option<ReplicaGradient>| gradient.as_ref()?.on_device().cloned();
     let part = |replica: usize, variable: usize| match values(&gradients[replica][variable]) {
         Some(values) => Ok(values),
         // A replica without one counts as zero.
@@ -37,7 +37,7 @@ pub(crate) fn summed(
     let spread = |sums: Vec<Tensor>| {
         let mut all = vec![None; copies.len()];
         for (variable, sum) in summands.iter().zip(sums) {
-            all[*variable] = Some(Gradient::Dense(Dense::Device(sum)));
+            all[*variable] = Some(ReplicaGradient::Dense(Dense::Device(sum)));
         }
         all
     };
@@ -50,8 +50,8 @@ mod tests {
     use candle_core::{Device, Var};
     use distribute_base::internal::{Any, Rows};
 
-    fn dense(value: f32) -> Option<Gradient> {
-        Some(Gradient::Dense(Dense::Device(Tensor::new(&[value], &Device::Cpu).unwrap())))
+    fn dense(value: f32) -> Option<ReplicaGradient> {
+        Some(ReplicaGradient::Dense(Dense::Device(Tensor::new(&[value], &Device::Cpu).unwrap())))
     }
 
     #[test]
@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn rows_of_several_replicas_are_for_the_host_and_a_lone_replica_sums_nothing() {
         let var = Var::new(&[[9f32], [8.]], &Device::Cpu).unwrap();
-        let rows = Gradient::Rows(Rows::new(vec![1], Any::F32(vec![1.])));
+        let rows = ReplicaGradient::Rows(Rows::new(vec![1], Any::F32(vec![1.])));
         let rows = Some(rows.into_device(&var).unwrap());
         let never = |_: &[Vec<Tensor>]| -> Result<Vec<Vec<Tensor>>> { panic!("nothing is to be summed") };
         let copies: Copies<'_> = vec![Some(vec![&var, &var])];

@@ -5,13 +5,13 @@ use super::program::full;
 use crate::transform::{Kind, Transform};
 use candle_core::{DType, Tensor, Var};
 use distribute_base::Result;
-use distribute_base::internal::{Gradient, choose, to_host};
+use distribute_base::internal::{ReplicaGradient, choose, to_host};
 
 /// Transforms a replica's gradients that are on its device: `copies` are the variables that it computes with. Closures
 /// are left out.
 pub(crate) fn transform(
     transforms: &[Transform],
-    gradients: &mut [Option<Gradient>],
+    gradients: &mut [Option<ReplicaGradient>],
     copies: &[Option<&Var>],
 ) -> Result<()> {
     for transform in transforms {
@@ -36,7 +36,7 @@ pub(crate) fn transform(
                 change(gradients, |values| scaled(values, &factor(&square(values)?, max)?))?
             }
             Kind::ClipByGlobalNorm(max) => {
-                let all = gradients.iter().flatten().filter_map(Gradient::on_device);
+                let all = gradients.iter().flatten().filter_map(ReplicaGradient::on_device);
                 let squares = all.map(square).collect::<Result<Vec<_>>>()?;
                 if !squares.is_empty() {
                     let factor = factor(&Tensor::stack(&squares, 0)?.sum_all()?, max)?;
@@ -50,12 +50,15 @@ pub(crate) fn transform(
     Ok(())
 }
 
-fn change(gradients: &mut [Option<Gradient>], change: impl Fn(&Tensor) -> Result<Tensor>) -> Result<()> {
+fn change(
+    gradients: &mut [Option<ReplicaGradient>],
+    change: impl Fn(&Tensor) -> Result<Tensor>,
+) -> Result<()> {
     gradients.iter_mut().flatten().try_for_each(|gradient| gradient.change_on_device(&change))
 }
 
 /// Multiplies a replica's gradients that are on its device by a number.
-pub(crate) fn weigh(gradients: &mut [Option<Gradient>], weight: f64) -> Result<()> {
+pub(crate) fn weigh(gradients: &mut [Option<ReplicaGradient>], weight: f64) -> Result<()> {
     if weight == 1. {
         return Ok(());
     }
@@ -94,8 +97,8 @@ fn scaled(values: &Tensor, factor: &Tensor) -> Result<Tensor> {
 }
 
 /// Returns whether all gradients on the device are finite: one number is read, for which this waits.
-pub(crate) fn are_finite(gradients: &[Option<Gradient>]) -> Result<bool> {
-    let tensors = gradients.iter().flatten().filter_map(Gradient::on_device);
+pub(crate) fn are_finite(gradients: &[Option<ReplicaGradient>]) -> Result<bool> {
+    let tensors = gradients.iter().flatten().filter_map(ReplicaGradient::on_device);
     // A finite number times 0 is 0, all others are NaN.
     let zeros = tensors.map(|tensor| total(tensor.to_dtype(DType::F64)?.affine(0., 0.)?));
     let zeros = zeros.collect::<Result<Vec<_>>>()?;

@@ -9,7 +9,7 @@ use crate::sync::StepSync;
 use crate::update::{Backend, Pass, Saved, Update, When};
 use crate::{Inner, Transform};
 use candle_core::{Device, Tensor, Var};
-use distribute_base::internal::Gradient;
+use distribute_base::internal::ReplicaGradient;
 use distribute_base::{Error, Result};
 use distribute_checkpoint::{Reader, Writer};
 use distribute_core::{Strategy, Variable};
@@ -42,7 +42,7 @@ impl Backend for Servers {
         &self,
         update: &Update<'_>,
         sync: &StepSync<'_>,
-        gradients: &Arc<Vec<Option<Gradient>>>,
+        gradients: &Arc<Vec<Option<ReplicaGradient>>>,
         change: Option<&Change<'_>>,
     ) -> Result<()> {
         // Nobody leads twice before all have seen what came of the first time.
@@ -152,7 +152,11 @@ impl Servers {
     }
 
     /// The requests by which servers apply the gradients.
-    fn requests(&self, update: &Update<'_>, gradients: &[Option<Gradient>]) -> Result<Vec<PushRequests<'_>>> {
+    fn requests(
+        &self,
+        update: &Update<'_>,
+        gradients: &[Option<ReplicaGradient>],
+    ) -> Result<Vec<PushRequests<'_>>> {
         if let Some((variable, _)) = self.variables.iter().find(|(_, remote)| !remote.is_ready()) {
             let reason = format!(
                 "variable {} has been used as a whole before its values were fetched, which has failed; look at the servers, and make \
@@ -161,15 +165,15 @@ impl Servers {
             );
             return Err(Error::invalid(OPERATION, reason));
         }
-        let one = |(number, gradient): (usize, &Gradient)| {
+        let one = |(number, gradient): (usize, &ReplicaGradient)| {
             let ((rule, step), (_, var)) = (update.rules.of(number), &update.parameters().variables[number]);
             let (push, (_, remote)) = (Push::at(step).counted(), &self.variables[number]);
             let spec = spec(OPERATION, rule)?;
             match gradient {
-                Gradient::Dense(dense) => {
+                ReplicaGradient::Dense(dense) => {
                     PushRequests::dense(remote, spec, push, &Leaf::Candle(dense.tensor(var)?).to_host()?)
                 }
-                Gradient::Rows(rows) => {
+                ReplicaGradient::Rows(rows) => {
                     let gradient =
                         |positions: &[usize]| rows.take(positions, var.dims().get(1..).unwrap_or_default());
                     PushRequests::rows(remote, spec, push, &rows.rows, gradient, rule.moves_absent_rows())

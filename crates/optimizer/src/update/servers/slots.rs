@@ -107,6 +107,8 @@ impl Servers {
     fn set_rules(&self, optimizer: &Inner) -> Result<()> {
         let Some(session) = optimizer.parameters.strategy.session() else { return Ok(()) };
         session.flush()?;
+        // A server that came back without them is asked for slots before the next push.
+        self.variables.iter().for_each(|(_, remote)| remote.forget_rule());
         let (rules, variables) = (optimizer.groups.rules_of_step(0, 0.), self.variables.iter().enumerate());
         let rules =
             variables.filter_map(|(number, (_, remote))| Some((&**remote, rules.of(number).0.spec()?)));

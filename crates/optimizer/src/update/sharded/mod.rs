@@ -22,7 +22,7 @@ use crate::update::locked::{Locked, with_locked};
 use crate::update::{Backend, Pass, Update, When, apply_in_one_pass};
 use bytes::Bytes;
 use candle_core::{Storage, Tensor, Var};
-use distribute_base::internal::{Any, Gradient, Number, operand};
+use distribute_base::internal::{Any, Number, ReplicaGradient, operand};
 use distribute_base::{Error, Result};
 use distribute_checkpoint::Writer;
 use distribute_collective::group::GroupCall;
@@ -74,7 +74,7 @@ impl Backend for Sharded {
         &self,
         update: &Update<'_>,
         sync: &StepSync<'_>,
-        gradients: &Arc<Vec<Option<Gradient>>>,
+        gradients: &Arc<Vec<Option<ReplicaGradient>>>,
         change: Option<&Change<'_>>,
     ) -> Result<()> {
         apply_in_one_pass(self, update, sync, gradients, change)
