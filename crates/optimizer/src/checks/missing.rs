@@ -6,7 +6,7 @@ use crate::parameters::listed;
 use std::collections::BTreeSet;
 
 /// The reaction to variables that have no gradient on any replica in an optimizer's first step:
-/// [`on_missing_gradients`](super::Optimizer::on_missing_gradients).
+/// [`on_missing_gradients`](crate::Optimizer::on_missing_gradients).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MissingGradients {
     /// A warning in the log.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The reaction to a step in which a loss or a gradient is NaN or infinite:
-/// [`on_not_finite`](super::Optimizer::on_not_finite).
+/// [`on_not_finite`](crate::Optimizer::on_not_finite).
 ///
 /// Gradients are those that each replica brings to the reduction, after
 /// [`before_reduce`](crate::Optimizer::before_reduce). To look at them takes one pass over them on each replica.
