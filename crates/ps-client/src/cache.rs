@@ -1,5 +1,4 @@
-//! The values of a variable on servers that are in the memory of this process, for candle to compute with, and the
-//! requests that refresh them.
+//! The cached values of a variable on servers, which candle computes with, and the requests that refresh them.
 
 use super::links::{Ask, unexpected};
 use super::{Sharded, Underway};
@@ -11,27 +10,28 @@ use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-/// A candle variable that stands for one on servers. It has that one's values as they were when they were last fetched;
-/// or, where only layers that look up rows use it, none, and takes no memory but addresses.
+/// A candle variable that stands for one on servers. It holds the values that were fetched last. If only layers that
+/// look up rows use it, it holds none and reserves addresses but no memory.
 pub struct HostCache {
     tables: Sharded,
     var: Var,
-    /// The version of each shard that it has.
+    /// The cached version of each shard.
     shards: Coherent<Version>,
     /// A [`Fetched`].
     fetched: AtomicU8,
-    /// Held while all of it is fetched for the first time, because something else than rows is asked for.
+    /// A lock, held while all values are fetched for the first time, because an operation other than a lookup of rows
+    /// needs them.
     loading: Mutex<()>,
-    /// Copies of it for replicas whose devices have memory of their own.
+    /// The copies for replicas whose devices have memory of their own.
     copies: OnceLock<Arc<DeviceCopies>>,
 }
 
-/// What is fetched. Each is more than the one before.
+/// The values that are fetched. Each variant includes those before it.
 #[repr(u8)]
 enum Fetched {
-    /// The rows of each batch alone, which are not kept.
+    /// The rows of each batch, which are not cached.
     Rows,
-    /// All of it, and it is not here yet.
+    /// All values, which have not arrived yet.
     Loading,
     All,
 }
@@ -40,11 +40,12 @@ impl HostCache {
     /// Creates a candle variable for a cache.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: this process has no addresses for so many elements.
+    /// - [`Error::InvalidArgument`]: this process has no address space for this number of elements.
     pub fn zeros(shape: &Shape, dtype: DType) -> Result<Var> {
         let bytes =
             shape.dims().iter().try_fold(dtype.size_in_bytes(), |bytes, size| bytes.checked_mul(*size));
-        // candle would end the process. Memory is taken when it is written, and tables of rows never are.
+        // candle would abort the process. Memory is committed on the first write, and caches of rows are never
+        // written.
         if bytes.is_none_or(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_err()) {
             let reason = format!("there is no memory for {dtype:?}{:?}", shape.dims());
             return Err(Error::invalid("creating a variable", reason));
@@ -52,41 +53,43 @@ impl HostCache {
         Ok(Var::zeros(shape, dtype, &Device::Cpu)?)
     }
 
-    /// Caches a variable, which is fetched as a whole, unless `by_row`.
+    /// Creates a cache of a variable. It is fetched completely unless `by_row` is set.
     pub fn new(tables: Sharded, var: Var, by_row: bool) -> Self {
         let fetched = if by_row { Fetched::Rows } else { Fetched::Loading };
         let (fetched, shards) = (AtomicU8::new(fetched as u8), Coherent::new(tables.shards().len()));
         Self { tables, var, shards, fetched, loading: Mutex::default(), copies: OnceLock::new() }
     }
 
-    /// The variable of candle.
+    /// Returns the candle variable.
     pub fn var(&self) -> &Var {
         &self.var
     }
 
-    /// Sets the copies of it on devices, which follow what is fetched.
+    /// Sets the copies on devices. They are marked stale when values are fetched.
     pub fn set_device_copies(&self, copies: Arc<DeviceCopies>) {
-        // A variable is made once, and gets them then.
+        // A variable is created once, and only then gets its copies.
         let _ = self.copies.set(copies);
     }
 
-    /// Whether all of it is fetched at the beginning of a step.
+    /// Whether all values are fetched at the beginning of a step.
     pub fn is_whole(&self) -> bool {
         self.fetched.load(Ordering::Relaxed) != Fetched::Rows as u8
     }
 
-    /// Fetches what has changed, if all of it is fetched. No thread may be computing with it.
+    /// Fetches the shards that have changed, if all values are fetched. No thread may be computing with them.
     ///
     /// # Errors
-    /// [`Error::Server`].
+    /// - [`Error::Server`]: a server did not answer.
     pub fn refresh(self: &Arc<Self>, operation: &'static str) -> Result<()> {
         fetch_all(operation, std::slice::from_ref(self))
     }
 
-    /// Fetches all of it from now on, at once if it is not here yet. Other threads that load it wait.
+    /// Fetches all values from now on, and at once if they have not been fetched yet. Other threads that load them
+    /// wait.
     ///
     /// # Errors
-    /// [`Error::Server`]. The next step fetches it then, and no thread can compute with it before.
+    /// - [`Error::Server`]: a server did not answer. The next step then fetches the values. No thread can compute with
+    ///   them before.
     pub fn load(self: &Arc<Self>, operation: &'static str) -> Result<()> {
         let _first = lock(&self.loading);
         if self.is_here() {
@@ -96,26 +99,27 @@ impl HostCache {
         self.refresh(operation)
     }
 
-    /// Whether all of it is here.
+    /// Whether all values have been fetched.
     pub fn is_here(&self) -> bool {
         self.fetched.load(Ordering::Acquire) == Fetched::All as u8
     }
 
-    /// Whether it can be computed with: as a whole, if it is used so.
+    /// Whether candle can compute with it: all values are there, if any operation needs all of them.
     pub fn is_ready(&self) -> bool {
         self.fetched.load(Ordering::Acquire) != Fetched::Loading as u8
     }
 }
 
-/// Requests for what has changed of caches, in flight.
+/// The requests that refresh some caches, in flight.
 pub(crate) struct Fetch {
-    /// The caches that are fetched, with the number of shards of each. None is kept alive.
+    /// The caches that are refreshed, with the number of shards of each. They are not kept alive.
     caches: Vec<(Weak<HostCache>, usize)>,
     answers: Underway,
 }
 
 impl Fetch {
-    /// Asks for what has changed of those that are fetched as a whole. `None` if there is none.
+    /// Requests the changed shards of the caches that are fetched completely. Returns `None` if there is no such
+    /// cache.
     pub(crate) fn start(caches: &[Arc<HostCache>]) -> Option<Self> {
         let whole: Vec<_> = caches.iter().filter(|cache| cache.is_whole()).collect();
         let reads = |cache: &&Arc<HostCache>| cache.tables.reads(&cache.shards.versions());
@@ -125,10 +129,11 @@ impl Fetch {
         Some(Self { caches: caches.collect(), answers })
     }
 
-    /// Writes what has come. No thread may be computing with it.
+    /// Writes the values that have arrived. No thread may be computing with them.
     ///
     /// # Errors
-    /// That of a server which has not answered. No value has changed then, unless it is memory that fails.
+    /// Returns the error of the first server that did not answer. No value has changed then, unless copying into
+    /// memory fails.
     pub(crate) fn finish(self, operation: &'static str) -> Result<()> {
         let mut answers = self.answers.wait(operation)?.into_iter();
         let (mut changes, mut fetched) = (Vec::new(), Vec::new());
@@ -162,10 +167,10 @@ impl Fetch {
     }
 }
 
-/// Fetches what has changed of some caches. No thread may be computing with them.
+/// Fetches the changed shards of some caches. No thread may be computing with them.
 ///
 /// # Errors
-/// Those of [`Fetch::finish`].
+/// Returns the errors of [`Fetch::finish`].
 pub(crate) fn fetch_all(operation: &'static str, caches: &[Arc<HostCache>]) -> Result<()> {
     Fetch::start(caches).map_or(Ok(()), |fetch| fetch.finish(operation))
 }

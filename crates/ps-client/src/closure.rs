@@ -1,4 +1,5 @@
-//! The changes of closures, which are run again where a worker was lost, and are made once.
+//! The changes that closures make on servers. A closure runs again if its worker fails, but each change is applied
+//! once.
 
 use super::ParameterServers;
 use super::links::{Ask, unexpected};
@@ -10,12 +11,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The closure that is being run, and the number of what it does next to servers.
+/// The closure that is running, and the number of its next change on servers.
 #[derive(Debug)]
 pub(super) struct Numbering {
     origin: Origin,
     next: u64,
-    /// What has counted steps of the closure, and how many.
+    /// The counters that have counted steps of the closure, each with the number of these steps.
     steps: Vec<(Arc<AtomicU64>, u64)>,
 }
 
@@ -24,7 +25,7 @@ impl Numbering {
         Self { origin, next: 0, steps: Vec::new() }
     }
 
-    /// A step was made, which `finished` has counted.
+    /// Records that `finished` has counted a step.
     pub fn made_step(&mut self, finished: &Arc<AtomicU64>) {
         match self.steps.iter_mut().find(|(counted, _)| Arc::ptr_eq(counted, finished)) {
             Some((_, steps)) => *steps += 1,
@@ -32,17 +33,17 @@ impl Numbering {
         }
     }
 
-    /// The closure has ended well: nothing takes its steps back.
+    /// Keeps the counted steps when the closure has succeeded.
     pub fn keep_steps(&mut self) {
         self.steps.clear();
     }
 
-    /// Has servers make changes once.
+    /// Numbers the changes, so that servers apply each of them once.
     ///
-    /// They are numbered by operations, and not for each table: another execution of the closure may have other rows,
-    /// and not reach a table that this one has reached, but goes through the same operations.
+    /// Operations are numbered, not the changes of each table. Another execution of the closure may have other rows
+    /// and skip a table that this one has reached, but it performs the same operations.
     pub fn mark(&mut self, asks: &mut [Ask]) {
-        // Mostly each table is changed once in an operation.
+        // Usually an operation changes each table once.
         let mut before: HashMap<(usize, String), u64> = HashMap::new();
         let mut numbers = 0;
         for Ask { server, request, .. } in asks.iter_mut().filter(|ask| ask.request.can_be_once()) {
@@ -59,31 +60,32 @@ impl Numbering {
 }
 
 impl Drop for Numbering {
-    /// A closure that has not ended well is run again, here or elsewhere, and makes its steps then: counted twice they
-    /// would be later ones than servers have applied, of which rules such as Adam's know the number.
+    /// Takes back the steps of a closure that has not succeeded. It runs again and makes them then. If they were
+    /// counted twice, the step number would be ahead of the updates on servers, and rules such as Adam use that
+    /// number.
     fn drop(&mut self) {
         for (finished, steps) in self.steps.drain(..) {
-            // One may have been restored meanwhile that has made fewer.
+            // A checkpoint with fewer steps may have been restored in between.
             let _ = finished.fetch_update(Relaxed, Relaxed, |finished| Some(finished.saturating_sub(steps)));
         }
     }
 }
 
-/// While this is there, what its strategy changes on parameter servers are changes of a closure: see
+/// A guard: while it exists, the changes that its strategy makes on parameter servers belong to a closure. See
 /// [`ParameterServers::run_closure`].
 ///
-/// If it is dropped, and has not [ended](Self::end), the steps that optimizers have made meanwhile count no more in
-/// their `finished_steps`: the closure is to be run again.
+/// If it is dropped before [`end`](Self::end), the optimizers' `finished_steps` no longer count the steps of the
+/// closure, because the closure will run again.
 #[derive(Debug)]
 #[must_use = "changes are those of the closure until this is dropped"]
 pub struct RunningClosure<'a>(&'a ParameterServers);
 
 impl RunningClosure<'_> {
-    /// Waits until servers have acknowledged all that the closure has changed, also where values may be stale: it has
-    /// ended well then, and nothing of it can be lost any more.
+    /// Waits until servers have acknowledged all changes of the closure, even if values may be stale. The closure has
+    /// then succeeded, and none of its changes can be lost.
     ///
     /// # Errors
-    /// That of an update which was not.
+    /// Returns the error of the first update that was not acknowledged.
     pub fn end(self) -> Result<()> {
         self.0.session().flush()?;
         self.0.links().keep_steps();
@@ -98,17 +100,19 @@ impl Drop for RunningClosure<'_> {
 }
 
 impl ParameterServers {
-    /// Until what is given is dropped, all that the strategy changes on servers are changes of a closure: gradients,
-    /// and what is written to variables. When the closure is run again, by this worker or another one, each of them
-    /// that was made before is acknowledged, and not made. They are told from each other by the order in which the
-    /// strategy starts them; so a closure has to do the same each time, with whatever values and examples. Of an update
-    /// that is still under way at the end, the closure stays the one that has started it.
+    /// Assigns all changes that the strategy makes on servers to a closure until the returned guard is dropped:
+    /// gradients and writes to variables.
     ///
-    /// A server refuses them when the closure has ended, as what another worker has told it says, or another job has
-    /// begun: see [`Error::is_stale`].
+    /// If the closure runs again, on this worker or another one, servers acknowledge the changes that were already
+    /// made but do not apply them again. Changes are identified by the order in which the strategy starts them. A
+    /// closure must therefore perform the same operations each time. Values and examples may differ. An update that is
+    /// still in flight when the guard is dropped remains a change of this closure.
+    ///
+    /// A server refuses the changes if the closure has already ended on another worker, or if another job has begun:
+    /// see [`Error::is_stale`].
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the strategy runs a closure already.
+    /// - [`Error::InvalidArgument`]: the strategy is already running a closure.
     pub fn run_closure(&self, origin: Origin) -> Result<RunningClosure<'_>> {
         if self.links().run(Some(Numbering::new(origin))) {
             return Ok(RunningClosure(self));
@@ -117,16 +121,18 @@ impl ParameterServers {
         Err(Error::invalid("run_closure", reason))
     }
 
-    /// Begins a job, whose number is greater than all that servers know, and gives it: for the [`Origin`] of its
-    /// closures. When it returns, nothing is changed any more by closures of jobs before, wherever they still run.
+    /// Begins a job and returns its number, which is greater than that of every job that servers know. Use it for the
+    /// [`Origin`] of its closures. After this returns, closures of earlier jobs can no longer change anything, even if
+    /// they are still running.
     ///
     /// # Errors
-    /// [`Error::Server`]; [`Error::InvalidArgument`] if another coordinator has begun one at the same time. Then some
-    /// servers may have the new job, and it can be begun again.
+    /// - [`Error::Server`]: a server did not answer. It can be tried again.
+    /// - [`Error::InvalidArgument`]: another coordinator has begun a job at the same time. Some servers may have the
+    ///   new job. It can be tried again.
     pub fn begin_job(&self) -> Result<u64> {
         const OPERATION: &str = "begin_job";
         let newest = self.ask_for_job(0)?;
-        // Another one that begins now takes another number.
+        // A random number: another coordinator that begins a job at the same time gets another one.
         let job = Tables::job_after(newest, RandomState::new().hash_one(newest));
         let found = self.ask_for_job(job)?;
         if found != job {
@@ -138,7 +144,7 @@ impl ParameterServers {
         Ok(job)
     }
 
-    /// Begins a job on all servers, and gives the greatest that one of them knows.
+    /// Begins a job on all servers, and returns the greatest number that any of them knows.
     fn ask_for_job(&self, job: u64) -> Result<u64> {
         const OPERATION: &str = "begin_job";
         let ask = |server| Ask { server, request: Request::BeginJob { job }, bytes: 0 };
@@ -181,7 +187,7 @@ mod tests {
         };
         assert_eq!(numbers(vec![write(0, "a"), write(1, "a"), write(0, "b")]), [Some(0); 3]);
         assert_eq!(numbers(vec![write(1, "b")]), [Some(1)]);
-        // What only asks, and what may be done again, has no number: an execution may do without.
+        // Reads, and requests that may be repeated, get no number: another execution may skip them.
         let create = Request::Create(TableSpec::values("a", HostTensor::scalar(0f32)));
         let others = [Request::List, create, Request::Remove { table: "a".into() }];
         let others: Vec<Ask> = others.map(|request| Ask { server: 0, request, bytes: 0 }).into();

@@ -12,24 +12,24 @@ use distribute_ps_tables::{
 use distribute_tensor::{DType, HostTensor};
 use std::cmp::Reverse;
 
-/// Values and slots are sent in pieces of about so many bytes.
+/// The approximate number of bytes of values and slots that one message sends.
 const PIECE: usize = 8 << 20;
 
-/// So many ids go in a message that says which rows stay.
+/// The largest number of ids in a message that lists the rows to keep.
 const IDS: usize = 1 << 20;
 
-/// A table of ids on each server. Which of them has an id is a function of the id and of how many there are.
+/// A table of ids on each server. A hash of the id and the number of servers decide which server holds an id.
 #[derive(Clone, Debug)]
 pub struct Dynamic {
-    /// A table on each, that counts as one row: its name, where it is, and how it is asked.
+    /// The tables, as the shards of one variable in which each table counts as one row.
     tables: Sharded,
     partition: HashPartition,
     options: DynamicOptions,
 }
 
 impl Dynamic {
-    /// Creates a variable, or finds one that another process has made in the same way: a table on each server, or one
-    /// beside another variable.
+    /// Creates a variable, or finds one that another process has created in the same way. It has a table on each
+    /// server, or one table next to another variable.
     pub fn create(
         servers: &ParameterServers,
         (name, row, dtype): (&str, &[usize], DType),
@@ -49,17 +49,17 @@ impl Dynamic {
         Ok(Self { tables, partition: HashPartition::new(count), options })
     }
 
-    /// The tables on the servers.
+    /// Returns the tables on the servers.
     pub fn tables(&self) -> &Sharded {
         &self.tables
     }
 
-    /// The options that the table was made with.
+    /// Returns the options of the table.
     pub fn options(&self) -> DynamicOptions {
         self.options
     }
 
-    /// Rows, each once.
+    /// Reads the rows of these ids, each once.
     pub fn read_each(&self, operation: &'static str, ids: &[i64]) -> Result<EachOnce> {
         let unique = UniqueIds::new(ids);
         let split = self.partition.split(unique.ids());
@@ -88,7 +88,8 @@ impl Dynamic {
         Ok(EachOnce { rows: sharded::joined(parts, none)?, places: unique.spread(&places, 1) })
     }
 
-    /// What applies a gradient of ids, each of which occurs once; `gradient` gives that of those at some positions.
+    /// Returns the requests that apply a gradient of ids, each of which occurs once. `gradient` returns the gradient
+    /// of the ids at some positions.
     pub fn push(
         &self,
         push: Push,
@@ -105,7 +106,7 @@ impl Dynamic {
         Ok(asks)
     }
 
-    /// All ids that have a row, ascending, with values and slots.
+    /// Reads all ids that have a row, in ascending order, with values and slots.
     pub fn rows(&self, operation: &'static str) -> Result<DynamicState> {
         let mut parts = vec![DynamicState {
             ids: Vec::new(),
@@ -125,7 +126,7 @@ impl Dynamic {
         joined(parts)
     }
 
-    /// What each server says of its table.
+    /// Returns the description of the table on each server.
     fn infos(&self, operation: &'static str) -> Result<Vec<TableInfo>> {
         let shards = self.tables.shards();
         let asks = shards.iter().map(|shard| Ask { server: shard.server, request: Request::List, bytes: 0 });
@@ -143,8 +144,8 @@ impl Dynamic {
         answers.into_iter().enumerate().map(info).collect()
     }
 
-    /// Has these ids and no others have rows, of these values. Slots of those that have rows stay as they are, and
-    /// others begin anew.
+    /// Sets the values of these ids, and removes all other rows. Rows that exist keep their slots. New rows get new
+    /// slots.
     pub fn set_values(
         &self,
         operation: &'static str,
@@ -156,7 +157,7 @@ impl Dynamic {
         let mut left_out = 0;
         for shard in 0..split.shards() {
             self.keep(operation, shard, split.of(shard).to_vec())?;
-            // The last that were used come first, so that they are there if not all fit.
+            // The most recently used ids come first, so that they are there if not all of them fit.
             let mut positions = split.positions(shard).to_vec();
             positions.sort_unstable_by_key(|at| (Reverse(used[*at]), Reverse(ids[*at])));
             for some in positions.chunks(self.piece(1)) {
@@ -169,7 +170,7 @@ impl Dynamic {
         Ok(())
     }
 
-    /// Sets what the rule keeps beside the values of some ids, which get a row if they have none.
+    /// Sets the slots of some ids. Ids without a row get one.
     pub fn set_slots(
         &self,
         operation: &'static str,
@@ -201,7 +202,7 @@ impl Dynamic {
         }
     }
 
-    /// Removes the rows of a server that are not those of some ids.
+    /// Removes all rows of a server except those of some ids.
     fn keep(&self, operation: &'static str, shard: usize, mut ids: Vec<i64>) -> Result<()> {
         ids.sort_unstable();
         let mut first = i64::MIN;
@@ -225,13 +226,13 @@ impl Dynamic {
         }
     }
 
-    /// What asks a server for so many rows, or sends them.
+    /// Returns a request to a server that sends or reads this number of rows.
     fn ask(&self, shard: usize, rows: usize, request: impl FnOnce(String) -> Request) -> Ask {
         let shard = &self.tables.shards()[shard];
         Ask { server: shard.server, request: request(shard.table.clone()), bytes: self.tables.bytes(rows) }
     }
 
-    /// How many rows, of so many tensors, go in one message.
+    /// Returns the number of rows per message if each row has this number of tensors.
     fn piece(&self, tensors: usize) -> usize {
         (PIECE / self.tables.bytes(tensors.max(1)).max(1)).max(1)
     }
@@ -264,9 +265,9 @@ impl Dynamic {
     }
 }
 
-/// Parts of a table as one, by ascending ids.
+/// Merges parts of a table in the order of their ids.
 fn joined(parts: Vec<DynamicState>) -> Result<DynamicState> {
-    // Those without rows may be of a time before there were slots.
+    // Parts without rows may have been read before there were slots.
     let names: Vec<String> = parts
         .iter()
         .find(|part| !part.slots.is_empty())

@@ -1,17 +1,17 @@
-//! Variables on parameter servers, as those see it who use them.
+//! The client side of variables on parameter servers.
 //!
-//! | file | what it is |
+//! | file | content |
 //! |---|---|
-//! | `links` | the servers: requests to several of them at once |
-//! | `closure` | closures that are run again, whose changes are made once |
-//! | `sharded` | one variable on them, in shards: read and written |
-//! | `dynamic` | one whose rows are ids |
-//! | `variable` | either, as one process uses it |
-//! | `cache` | its values in the memory of this process, for candle to compute with, and what refreshes them |
-//! | `session` | when: between steps, never under a running graph |
-//! | `push` | gradients sent, with values fetched after them, also to servers that came back without what they had |
+//! | `links` | requests to several servers at once |
+//! | `closure` | closures that run again, and whose changes are applied once |
+//! | `sharded` | one variable in shards: reads and writes |
+//! | `dynamic` | a variable whose rows are ids |
+//! | `variable` | either kind, as one process uses it |
+//! | `cache` | the values that candle computes with, and the requests that refresh them |
+//! | `session` | the times at which values are fetched: between steps, never under a running graph |
+//! | `push` | gradients that are sent, and values that are fetched after them, also if a server has lost its tables |
 //!
-//! What a server does with it is in `distribute_ps_tables`; how it is reached, a `Channel` of that crate knows.
+//! The server side is in `distribute_ps_tables`. A `Channel` of that crate connects both.
 
 mod cache;
 mod closure;
@@ -45,61 +45,60 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-/// The parameter servers of a strategy: how they are reached, how variables are cut, and which server has which.
+/// The parameter servers of a strategy: the connections to them, the partitioner, and the placement of variables.
 ///
-/// One who writes a strategy gets it from another; see
-/// `StrategyExtended::parameter_servers`.
+/// The author of a strategy gets it from another strategy: see `StrategyExtended::parameter_servers`.
 pub struct ParameterServers {
     session: Session,
     partitioner: Option<Arc<dyn Partitioner>>,
     placed: Mutex<Placed>,
-    /// Locked while a variable is made.
+    /// A lock, held while a variable is created.
     making: Mutex<Making>,
-    /// How long to wait for variables that another process makes.
+    /// The time to wait for variables that another process creates.
     patience: Duration,
     workers: usize,
     makes: Mutex<Makes>,
-    /// The number of the worker that uses them in calls of a coordinator, if one does.
+    /// The number of the worker that uses these servers in calls of a coordinator, if there is one.
     worker: OnceLock<usize>,
-    /// Whether a variable is that of its name, whoever makes it: those of a coordinator and its workers.
+    /// Whether the coordinator and all its workers share variables by name.
     is_shared: AtomicBool,
 }
 
-/// Which variables are made, of those that are not there yet.
+/// The variables that this process creates if they do not exist yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Makes {
-    /// All.
+    /// All variables.
     Missing,
-    /// None: another process makes them, and they are waited for.
+    /// No variables. This process waits for another one to create them.
     None,
-    /// None: it is a mistake to ask for one that is not there.
+    /// No variables. It is an error to ask for one that does not exist.
     Present,
-    /// None, and it is a mistake to ask for one, whether it is there or not.
+    /// No variables. It is an error to ask for one, even if it exists.
     Refused,
 }
 
-/// What has been placed so far.
+/// The variables that have been placed so far.
 struct Placed {
     placement: Placement,
-    /// What variables and shards are called on servers.
+    /// The names of variables and shards on servers.
     tables: HashSet<String>,
 }
 
-/// Where a new variable is to go.
+/// The location that is requested for a new variable.
 #[derive(Clone, Copy, Debug)]
 pub enum Where {
-    /// Over the servers whose turn it is, as the partitioner cuts it.
+    /// The next servers in turn, in the shards that the partitioner chooses.
     Anywhere,
-    /// On this server, whole.
+    /// This server, in one piece.
     Beside(usize),
-    /// Over the servers whose turn it is, cut as another is.
+    /// The next servers in turn, in the shards of another variable.
     CutAs(RowPartition),
 }
 
-/// Where a new variable goes.
+/// The location of a new variable.
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// What it is called on servers, where names are unique.
+    /// The name on servers, which is unique there.
     pub(crate) name: String,
     pub(crate) cut: Option<RowPartition>,
     /// The server of each shard.
@@ -107,7 +106,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// What a shard is called on its server.
+    /// Returns the name of a shard on its server.
     pub(crate) fn shard(&self, shard: usize) -> String {
         match self.cut {
             Some(_) => shard_name(&self.name, shard),
@@ -115,7 +114,7 @@ impl Place {
         }
     }
 
-    /// What all of them are.
+    /// Returns the names of all shards.
     fn tables(&self) -> impl Iterator<Item = String> + '_ {
         (0..self.cut.map_or(1, |cut| cut.shards())).map(|shard| self.shard(shard))
     }
@@ -138,21 +137,21 @@ impl ParameterServers {
         Ok(Self { session, partitioner, placed, making, patience, workers, makes, worker, is_shared })
     }
 
-    /// Which server has which variable or shard.
+    /// Returns the server of each variable or shard.
     pub fn placement(&self) -> Placement {
         lock(&self.placed).placement.clone()
     }
 
-    /// How many servers there are.
+    /// Returns the number of servers.
     pub fn count(&self) -> usize {
         self.links().count()
     }
 
-    /// What each server has, and how many rows were read from it and pushed to it since it started, by all workers
-    /// together.
+    /// Returns the contents of each server, and the number of rows that all workers together have read from it and
+    /// pushed to it since it started.
     ///
     /// # Errors
-    /// [`Error::Server`] for one that does not answer within the strategy's timeout.
+    /// - [`Error::Server`]: a server did not answer within the strategy's timeout.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -179,7 +178,7 @@ impl ParameterServers {
         answers.map(usage).collect()
     }
 
-    /// The same of those that answer within so long.
+    /// Returns the usage of each server, or `None` for those that do not answer within this timeout.
     #[doc(hidden)]
     pub fn usage_within(&self, timeout: Duration) -> Vec<Option<Usage>> {
         let usage = |answer| match answer {
@@ -189,7 +188,7 @@ impl ParameterServers {
         self.links().ask_each(&Request::Usage, timeout).into_iter().map(usage).collect()
     }
 
-    /// How many workers the cluster has.
+    /// Returns the number of workers of the cluster.
     #[doc(hidden)]
     pub fn workers(&self) -> usize {
         self.workers
@@ -205,32 +204,32 @@ impl ParameterServers {
         &self.session.links
     }
 
-    /// Which variables are made.
+    /// Returns the variables that this process creates.
     pub(crate) fn makes(&self) -> Makes {
         *lock(&self.makes)
     }
 
-    /// Lets others be made until this is dropped.
+    /// Changes which variables this process creates, until the returned guard is dropped.
     #[doc(hidden)]
     pub fn made_as(&self, makes: Makes) -> MakesFor<'_> {
         let before = std::mem::replace(&mut *lock(&self.makes), makes);
         MakesFor { servers: self, before }
     }
 
-    /// These are used by a worker, in calls of a coordinator.
+    /// Marks these servers as used by a worker in calls of a coordinator.
     #[doc(hidden)]
     pub fn is_of_worker(&self, worker: usize) {
         self.worker.get_or_init(|| worker);
         self.share();
     }
 
-    /// A coordinator's workers use them, too: a variable is that of its name, whoever makes it.
+    /// Shares variables by name with the workers of a coordinator.
     #[doc(hidden)]
     pub fn share(&self) {
         self.is_shared.store(true, Ordering::Release);
     }
 
-    /// The number of the worker that uses them in calls of a coordinator.
+    /// Returns the number of the worker that uses these servers in calls of a coordinator.
     #[doc(hidden)]
     pub fn worker(&self) -> Option<usize> {
         self.worker.get().copied()
@@ -241,14 +240,14 @@ impl ParameterServers {
         &self.session
     }
 
-    /// How long to wait for what another process makes.
+    /// Returns the time to wait for variables that another process creates.
     pub(crate) fn patience(&self) -> Duration {
         self.patience
     }
 
     // SHARD-1, PLACE-1
-    /// Decides where a new variable goes. `make` makes it there, one variable after another; if it fails, nothing has
-    /// been placed.
+    /// Chooses a location for a new variable. `make` then creates it there. Variables are created one after another.
+    /// If `make` fails, nothing has been placed.
     fn place<T>(
         &self,
         variable: (&str, &[usize], DType),
@@ -276,7 +275,7 @@ impl ParameterServers {
         }
     }
 
-    /// Where a variable of this process is, of those that are shared.
+    /// Returns the location of a shared variable that this process has already placed.
     fn known(&self, (name, dims, _): (&str, &[usize], DType), to: Where) -> Option<Place> {
         if !self.is_shared.load(Ordering::Acquire) {
             return None;
@@ -291,7 +290,7 @@ impl ParameterServers {
         Some(Place { name: name.to_owned(), cut, servers })
     }
 
-    /// Where a variable is that another process has made, all of it or some shards, of those that are shared.
+    /// Returns the location of a shared variable that another process has created, completely or in part.
     fn elsewhere(
         &self,
         place: Place,
@@ -323,7 +322,7 @@ impl ParameterServers {
         };
         let mut placed = lock(&self.placed);
         let Placed { placement, tables } = &mut *placed;
-        // Of a strategy's variables several may have one name, and one may be called as another's shard.
+        // Several variables of a strategy may have the same name, and a name may be that of another variable's shard.
         let names = (0..).map(|count| if count == 0 { name.to_string() } else { format!("{name}_{count}") });
         let is_free = |place: &Place| {
             placement.of(&place.name).is_none() && place.tables().all(|table| !tables.contains(&table))
@@ -339,7 +338,7 @@ impl ParameterServers {
     }
 }
 
-/// Puts back which variables are made.
+/// A guard that restores which variables are created.
 pub struct MakesFor<'a> {
     servers: &'a ParameterServers,
     before: Makes,

@@ -1,4 +1,4 @@
-//! The parameter servers, asked several things at once.
+//! Requests to several parameter servers at once.
 
 use super::closure::Numbering;
 use distribute_base::internal::lock;
@@ -11,28 +11,28 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Requests go together in one message up to so many bytes, theirs or those of their answers.
+/// The largest number of bytes of requests, or of their answers, that share a message.
 const TOGETHER: usize = 1 << 20;
 
-/// And so many of them.
+/// The largest number of requests in one message.
 const MOST_TOGETHER: usize = 1024;
 
-/// The ways to all servers, by their numbers.
+/// The connections to all servers, by index.
 pub struct Links {
     channels: Vec<Arc<dyn Channel>>,
     timeout: Duration,
-    /// Of the closure whose changes are started.
+    /// The closure that changes belong to.
     closure: Mutex<Option<Numbering>>,
 }
 
-/// What one server is asked.
+/// A request to one server.
 #[derive(Clone, Debug)]
 pub struct Ask {
     /// The index of the server.
     pub server: usize,
     /// The request.
     pub request: Request,
-    /// About how many bytes it or its answer has.
+    /// The approximate number of bytes of the request or of its answer.
     pub bytes: usize,
 }
 
@@ -41,8 +41,8 @@ impl Links {
         Self { channels, timeout, closure: Mutex::new(None) }
     }
 
-    /// From now on changes are those of a closure, or of none. Says whether they are: one that is run ends before
-    /// another.
+    /// Assigns changes to a closure, or to none, from now on. Returns whether that was possible: closures run one
+    /// after another.
     pub(super) fn run(&self, closure: Option<Numbering>) -> bool {
         let mut running = lock(&self.closure);
         let can = running.is_none() || closure.is_none();
@@ -52,12 +52,12 @@ impl Links {
         can
     }
 
-    /// A step was made, which `finished` has counted.
+    /// Records that `finished` has counted a step.
     pub(super) fn made_step(&self, finished: &Arc<AtomicU64>) {
         lock(&self.closure).iter_mut().for_each(|closure| closure.made_step(finished));
     }
 
-    /// The closure has ended well: its steps are made.
+    /// Keeps the steps of the closure, which has succeeded.
     pub(super) fn keep_steps(&self) {
         lock(&self.closure).iter_mut().for_each(Numbering::keep_steps);
     }
@@ -66,13 +66,13 @@ impl Links {
         self.channels.len()
     }
 
-    /// Asks all servers the same, and gives for each what it says, within so long.
+    /// Sends the same request to all servers, and returns each answer or the error of its server after this timeout.
     pub(crate) fn ask_each(
         &self,
         request: &Request,
         timeout: Duration,
     ) -> Vec<std::result::Result<Response, ChannelError>> {
-        // All at once: each waits while the others answer.
+        // All at once: the others answer while one is awaited.
         let started: Vec<_> =
             self.channels.iter().map(|channel| channel.start(request.clone(), timeout)).collect();
         started.into_iter().map(|started| started.and_then(Started::wait)).collect()
@@ -82,30 +82,31 @@ impl Links {
         self.timeout
     }
 
-    /// Asks all servers at once, and waits for all answers. What is asked of one table is asked in this order.
+    /// Sends requests to all servers at once, and waits for all answers. Requests for the same table keep their order.
     ///
     /// # Errors
-    /// Those of [`Underway::wait`].
+    /// Returns the errors of [`Underway::wait`].
     pub fn ask(&self, operation: &'static str, asks: Vec<Ask>) -> Result<Vec<Response>> {
         self.start(asks).wait(operation)
     }
 
-    /// Asks all servers at once, and leaves it to the caller when to wait. What is asked of one table is asked in this
+    /// Sends requests to all servers at once, without waiting for the answers. Requests for the same table keep their
     /// order.
     ///
-    /// All have one deadline. A server that could not be sent something is sent nothing more.
+    /// All requests have one deadline. After a request cannot be sent to a server, nothing more is sent to that
+    /// server.
     pub(crate) fn start(&self, mut asks: Vec<Ask>) -> Underway {
         self.mark(&mut asks);
         self.start_marked(asks)
     }
 
     // INV-59
-    /// Where a closure is run, its changes are numbered, once each however often they are sent.
+    /// Numbers the changes of the running closure, if there is one. Each gets one number, even if it is sent again.
     pub(super) fn mark(&self, asks: &mut [Ask]) {
         lock(&self.closure).iter_mut().for_each(|closure| closure.mark(asks));
     }
 
-    /// As [`start`](Self::start), for what has been marked.
+    /// Sends requests like [`start`](Self::start), after their changes have been numbered.
     pub(super) fn start_marked(&self, asks: Vec<Ask>) -> Underway {
         let (count, mut sent) = (asks.len(), Vec::new());
         let deadline = Deadline::after(self.timeout);
@@ -115,7 +116,7 @@ impl Links {
             .zip(self.messages(asks))
             .map(|(channel, messages)| (channel, messages.into_iter(), None::<ChannelError>))
             .collect();
-        // In turn, so that no server waits until another one has room for all that it is sent.
+        // In turn, so that no server waits until another one has room for all its messages.
         loop {
             let before = sent.len();
             for (channel, messages, failed) in &mut servers {
@@ -133,7 +134,7 @@ impl Links {
         }
     }
 
-    /// For each server its messages.
+    /// Returns the messages for each server.
     fn messages(&self, asks: Vec<Ask>) -> Vec<Vec<Message>> {
         let mut of_servers: Vec<Messages> = self.channels.iter().map(|_| Messages::default()).collect();
         for (position, Ask { server, request, bytes }) in asks.into_iter().enumerate() {
@@ -145,22 +146,22 @@ impl Links {
     }
 }
 
-/// What one server is asked, in messages.
+/// The messages to one server.
 #[derive(Default)]
 struct Messages {
     all: Vec<Message>,
-    /// The one that small questions join.
+    /// The index of the message that small requests join.
     open: usize,
-    /// In which message each table was asked for last.
+    /// The index of the last message with a request for each table.
     last: HashMap<String, usize>,
-    /// From which message on the order counts for all tables.
+    /// The index of the first message that later requests may join, whatever their table.
     barrier: usize,
 }
 
 impl Messages {
     fn add(&mut self, position: usize, request: Request, bytes: usize) {
         let table = request.table().map(str::to_owned);
-        // Large ones of other tables may have been asked meanwhile, but none of this table.
+        // Large requests for other tables may come in between, but none for this table.
         let earliest = match &table {
             Some(table) => self.last.get(table).copied().unwrap_or_default().max(self.barrier),
             None => self.all.len().saturating_sub(1),
@@ -193,13 +194,13 @@ impl Messages {
     }
 }
 
-/// Questions whose answers are still to come.
+/// Requests whose answers have not arrived yet.
 pub(crate) struct Underway {
     count: usize,
     messages: Vec<Sent>,
 }
 
-/// A message that a server was sent, with where its answers belong.
+/// A message that was sent, with the positions of its answers.
 struct Sent {
     channel: Arc<dyn Channel>,
     positions: Vec<usize>,
@@ -207,16 +208,17 @@ struct Sent {
 }
 
 impl Underway {
-    /// Waits for all answers, which come in the order of the questions.
+    /// Waits for all answers, and returns them in the order of the requests.
     ///
     /// # Errors
-    /// The first in that order, when all have answered: what others were asked to change has been changed.
+    /// Returns the first error in that order, after all servers have answered. The other servers have made their
+    /// changes.
     pub(crate) fn wait(self, operation: &'static str) -> Result<Vec<Response>> {
         let answers = self.wait_each().into_iter();
         answers.map(|answer| answer.map_err(|source| failed(operation, source))).collect()
     }
 
-    /// Waits for all answers, which come in the order of the questions, also where some have failed.
+    /// Waits for all answers, and returns them in the order of the requests. Some of them may be errors.
     pub(super) fn wait_each(self) -> Vec<Result<Response, ChannelError>> {
         let mut answers: Vec<Option<Result<Response, ChannelError>>> =
             (0..self.count).map(|_| None).collect();
@@ -235,12 +237,12 @@ impl Underway {
     }
 }
 
-/// The error of an operation for which a server has not done what it was asked.
+/// Returns the error of an operation whose request a server has not fulfilled.
 pub(super) fn failed(operation: &'static str, source: ChannelError) -> Error {
     Error::Server { operation, source: Box::new(explained(source)) }
 }
 
-/// Adds to a refusal what to do if a server has forgotten a table that a variable is in.
+/// Adds advice to a refusal if a server has lost the table of a variable.
 fn explained(error: ChannelError) -> ChannelError {
     match error {
         ChannelError::Refused { server, refusal } if refusal.kind == RefusalKind::NoSuchTable => {
@@ -255,7 +257,7 @@ fn explained(error: ChannelError) -> ChannelError {
     }
 }
 
-/// What one server is asked at once, and where the answers belong.
+/// A message to one server, with the positions of its answers.
 struct Message {
     positions: Vec<usize>,
     requests: Vec<Request>,
@@ -272,7 +274,7 @@ fn together(mut requests: Vec<Request>) -> Request {
     }
 }
 
-/// The answers to so many requests that went together.
+/// Splits the answer to this number of requests in one message.
 fn apart(
     channel: &dyn Channel,
     answer: Result<Response, ChannelError>,
@@ -291,13 +293,13 @@ fn apart(
             let request = format!("batch of {count}");
             vec![Err(ChannelError::Answer { server: server(), request, found }); count]
         }
-        // The error is that of each of them.
+        // Each request gets the error.
         Err(error) => vec![Err(error); count],
         Ok(only) => vec![Ok(only)],
     }
 }
 
-/// An answer that is none to the question.
+/// Returns the error of an answer that does not match its request.
 pub fn unexpected(operation: &'static str, server: usize, found: &Response) -> Error {
     let (server, request, found) = (format!("ps {server}"), operation.to_string(), found.name().to_string());
     Error::Server { operation, source: Box::new(ChannelError::Answer { server, request, found }) }
@@ -342,8 +344,8 @@ mod tests {
         };
         assert_eq!(positions(&messages[0]), [vec![0, 2], vec![3], vec![4], vec![5]]);
         assert_eq!(positions(&messages[1]), [vec![1]]);
-        // A small one goes with those before a large one, unless that is of its table; what is of no table keeps its
-        // place.
+        // A small request joins those before a large one, unless that is for the same table. A request without a table
+        // keeps its position.
         let asks = vec![
             create(0, "a", 10),
             create(0, "b", 2 * TOGETHER),
@@ -364,7 +366,7 @@ mod tests {
         );
     }
 
-    /// A server that nothing can be sent to, and how much time each attempt had.
+    /// A server that is unreachable, and the timeout of each attempt.
     #[derive(Debug, Default)]
     struct Away(std::sync::Mutex<Vec<Duration>>);
 

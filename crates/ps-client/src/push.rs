@@ -1,5 +1,5 @@
-//! Pushing gradients to servers, which apply them by the rules that they were given, also one that came back without
-//! what it had.
+//! Gradients that are pushed to servers, which apply them by their rules. A server that has lost its rules gets them
+//! again.
 
 use super::cache::{Fetch, fetch_all};
 use super::links::{Ask, Links, Underway, failed};
@@ -13,7 +13,7 @@ use distribute_ps_tables::{ChannelError, Push, RefusalKind, Request};
 use distribute_tensor::HostTensor;
 use std::sync::{Arc, Weak};
 
-/// The requests by which servers apply a gradient of one variable.
+/// The requests for servers to apply a gradient of one variable.
 pub struct PushRequests<'a> {
     variable: &'a RemoteVariable,
     rule: RuleSpec,
@@ -21,10 +21,10 @@ pub struct PushRequests<'a> {
 }
 
 impl<'a> PushRequests<'a> {
-    /// A gradient of all elements, which servers apply by `rule`.
+    /// Creates the requests for a gradient of all elements, which servers apply by `rule`.
     ///
     /// # Errors
-    /// [`Error::NotSupported`]: rows are ids.
+    /// - [`Error::NotSupported`]: the rows are ids.
     pub fn dense(
         variable: &'a RemoteVariable,
         rule: RuleSpec,
@@ -41,11 +41,13 @@ impl<'a> PushRequests<'a> {
         Ok(Self { variable, rule, requests })
     }
 
-    /// A gradient of rows, of which `gradient` gives those at some positions. It is sent to the shards that have them
-    /// or, `at_all`, to all, because the rule moves rows without a gradient.
+    /// Creates the requests for a gradient of rows. `gradient` returns the gradient of the rows at some positions. It
+    /// is sent to the shards that have these rows. With `at_all` it is sent to all shards, because the rule also
+    /// changes rows without a gradient.
     ///
     /// # Errors
-    /// [`Error::Params`]: a number is none of a row; the error of `gradient`.
+    /// - [`Error::Params`]: a row is out of range.
+    /// - The error of `gradient`.
     pub fn rows(
         variable: &'a RemoteVariable,
         rule: RuleSpec,
@@ -76,11 +78,11 @@ impl<'a> PushRequests<'a> {
 }
 
 impl Session {
-    /// Sets the rules by which servers update variables, which make their slots. A rule that this process has set is
-    /// not sent again.
+    /// Sets the rules by which servers update variables. Servers create the slots of these rules. A rule that this
+    /// process has already set is not sent again.
     ///
     /// # Errors
-    /// [`Error::Server`], also if a table has another rule.
+    /// - [`Error::Server`]: a server did not answer, or a table has another rule.
     pub fn set_rules<'a>(
         &self,
         operation: &'static str,
@@ -96,13 +98,15 @@ impl Session {
         Ok(())
     }
 
-    /// Pushes gradients to servers, and fetches what has changed after them. `made` is called when servers have applied
-    /// them or, if values may lack them for some steps, when they are under way. No thread may be computing with the
-    /// values.
+    /// Pushes gradients to servers, and then fetches the values that have changed. `made` is called when servers have
+    /// applied the gradients, or as soon as they are in flight if values may be stale. No thread may be computing with
+    /// the values.
     ///
     /// # Errors
-    /// [`Error::Server`], for these gradients or earlier ones that were under way. If values cannot be fetched after
-    /// them, the next step does, and what is pushed before it in the same step is refused.
+    /// - [`Error::Server`]: a server did not apply these gradients, or earlier ones that were in flight.
+    ///
+    /// If the values cannot be fetched afterwards, the next step fetches them. Until then, pushes in the same step are
+    /// refused.
     pub fn push(
         &self,
         operation: &'static str,
@@ -113,7 +117,7 @@ impl Session {
         let variables: Vec<_> = gradients.iter().map(|gradient| gradient.variable).collect();
         let pushed = self.send(operation, gradients, made);
         if pushed.as_ref().is_err_and(Error::is_of_a_rule) {
-            // A server does not know them any more: they are sent again before the next step.
+            // A server has lost the rules: they are sent again before the next step.
             variables.into_iter().for_each(RemoteVariable::forget_rule);
         }
         pushed
@@ -127,7 +131,7 @@ impl Session {
     ) -> Result<()> {
         let _servers = tracing::trace_span!("servers").entered();
         self.require_fetched()?;
-        // What is asked for after gradients is sent with them: a server answers in the order in which it is asked.
+        // The reads are sent together with the gradients: a server answers requests in their order.
         let pushed = InFlight::start(&self.links, gradients);
         let caches = self.caches();
         let fetch = Fetch::start(&caches);
@@ -156,11 +160,11 @@ fn set_rule(server: usize, table: String, rule: RuleSpec) -> Ask {
     Ask { server, request: Request::SetRule { table, rule }, bytes: 64 }
 }
 
-/// Gradients that are in flight, with what is sent again to a server that has forgotten by which rule it applies them.
+/// Gradients that are in flight. They are kept for servers that have lost their rules.
 struct InFlight {
     links: Arc<Links>,
     underway: Underway,
-    /// Each request again, with its rule.
+    /// A copy of each request, with its rule.
     again: Vec<(Ask, RuleSpec)>,
 }
 
@@ -176,13 +180,13 @@ impl InFlight {
         Self { links: links.clone(), underway: links.start_marked(requests), again }
     }
 
-    /// Waits until all have been applied. Returns whether that was at once, so that what was asked for after them has
-    /// them all.
+    /// Waits until all gradients have been applied. Returns whether that took one attempt, so that reads that were
+    /// sent with them include all gradients.
     ///
-    /// A table that has no rule has refused its gradient, and is as it was: it gets the rule, and the gradient again.
+    /// A table without a rule refuses its gradient and does not change. It then gets the rule and the gradient again.
     ///
     /// # Errors
-    /// That of the first which was not applied: others may have been.
+    /// Returns the error of the first gradient that was not applied. Other gradients may have been applied.
     fn wait(self, operation: &'static str) -> Result<bool> {
         let mut forgotten = Vec::new();
         for (answer, again) in self.underway.wait_each().into_iter().zip(self.again) {
@@ -196,7 +200,8 @@ impl InFlight {
         if forgotten.is_empty() {
             return Ok(true);
         }
-        // Of one table both go in this order. One that has another rule refuses this one, and says which it has.
+        // The two requests for a table keep this order. A table that has another rule refuses this one, and its error
+        // names both.
         let both = forgotten.into_iter().flat_map(|(gradient, rule)| {
             let table = gradient.request.table().unwrap_or_default().to_owned();
             [set_rule(gradient.server, table, rule), gradient]

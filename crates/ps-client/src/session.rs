@@ -10,61 +10,62 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-/// The end of an update that is under way: its gradients are acknowledged, and the values after it have been fetched.
+/// The second half of an update in flight: waits for the acknowledgement of its gradients, and fetches the values
+/// after it.
 pub(crate) type Finish = Box<dyn FnOnce() -> Result<Fetched> + Send>;
 
-/// Whether values could be fetched after gradients that were acknowledged. Their step counts in any case.
+/// Whether values were fetched after gradients that were acknowledged. The step counts in any case.
 pub(crate) type Fetched = Result<()>;
 
-/// The session of this process with parameter servers: the variables that candle computes with, the steps that are
-/// running, and the updates that are still under way.
+/// The session of this process with parameter servers: the variables that candle computes with, the running steps, and
+/// the updates in flight.
 pub struct Session {
     pub(crate) links: Arc<Links>,
     /// The values that candle computes with, in the order of creation.
     caches: Mutex<Vec<Weak<HostCache>>>,
-    /// The number of updates of this process that values may lack.
+    /// The largest number of updates of this process that values may lack.
     pub(crate) staleness: usize,
-    /// How long to wait for another thread that writes values.
+    /// The time to wait for another thread that writes values.
     patience: Duration,
     state: Mutex<State>,
-    /// Values are not being written any more.
+    /// Signals that no thread is writing values any more.
     written: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    /// One, and those inside of its merge functions.
+    /// The number of running steps: one, and those inside its merge functions.
     running: usize,
-    /// Whether a thread is writing values. The lock is not held meanwhile.
+    /// Whether a thread is writing values. The lock is not held in the meantime.
     writing: bool,
-    /// From the first one on.
+    /// The updates in flight, oldest first.
     underway: VecDeque<Finish>,
-    /// Whether the last of these fetches all that was written, and something was sent since the last step began.
+    /// Whether the last update fetches all that was written, and something was sent since the last step began.
     fresh: bool,
-    /// Why values could not be fetched behind the gradients of the step that is being made.
+    /// The error for which values could not be fetched after the gradients of the running step.
     behind: Option<Error>,
-    /// Why values were not there that this step has computed with.
+    /// The error for which values that the running step has used could not be fetched.
     lost: Option<Error>,
 }
 
-/// A step that is being made.
+/// A running step.
 #[must_use = "it is over when this is dropped"]
 pub struct Step<'a>(&'a Session);
 
-/// Nobody else writes values until this is dropped.
+/// A guard: no other thread writes values until it is dropped.
 struct Writing<'a>(&'a Session);
 
 impl Session {
-    /// No thread waits longer than the timeout of `links` for a server to acknowledge one update.
+    /// Creates a session. A thread waits at most the timeout of `links` for a server to acknowledge one update.
     pub(crate) fn new(links: Links, staleness: usize) -> Self {
-        // All updates, the one that is being added, and what is fetched after them.
+        // All updates in flight, the one that is being added, and the fetch after them.
         let most = u32::try_from(staleness).unwrap_or(u32::MAX).saturating_add(2);
         let patience = links.timeout().saturating_mul(most);
         let (caches, state, written) = (Mutex::default(), Mutex::default(), Condvar::new());
         Self { links: Arc::new(links), caches, staleness, patience, state, written }
     }
 
-    /// Registers a cache: steps begin with its values. The session does not keep it alive.
+    /// Registers a cache. Its values are fetched when a step begins. The session does not keep it alive.
     pub fn register(&self, cache: HostCache) -> Arc<HostCache> {
         let cache = Arc::new(cache);
         let mut caches = lock(&self.caches);
@@ -75,17 +76,17 @@ impl Session {
         cache
     }
 
-    /// The caches that still exist, in the order of creation.
+    /// Returns the caches that still exist, in the order of creation.
     pub(crate) fn caches(&self) -> Vec<Arc<HostCache>> {
         lock(&self.caches).iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Begins a step. The first of those that run at once fetches the values of all caches, unless an update is under
-    /// way that will; a step `inside` another continues with its values.
+    /// Begins a step. The first running step fetches the values of all caches, unless an update in flight does. A step
+    /// `inside` another one keeps its values.
     ///
     /// # Errors
-    /// [`Error::Server`], also of an update under way after which something was written; [`Error::InvalidArgument`]:
-    /// another step is running that this one is not inside of.
+    /// - [`Error::Server`]: values could not be fetched, or an update in flight failed.
+    /// - [`Error::InvalidArgument`]: another step is running, and this one is not inside it.
     pub fn begin_step(&self, inside: bool) -> Result<Step<'_>> {
         let _servers = tracing::trace_span!("servers").entered();
         self.begin(inside, || fetch_all("run", &self.caches()))
@@ -104,7 +105,7 @@ impl Session {
                 return Ok(Step(self));
             }
         }
-        // From now on other runs are refused, and nobody begins to write but this thread.
+        // From now on other runs are refused, and no other thread begins to write.
         let step = Step(self);
         let _writing = self.write("run")?;
         let on_the_way = {
@@ -119,11 +120,11 @@ impl Session {
         Ok(step)
     }
 
-    /// Adds an update that is under way. Waits until no more are than values may lack. No thread may be computing with
-    /// these.
+    /// Adds an update in flight. Waits until no more updates are in flight than values may lack. No thread may be
+    /// computing with the values.
     ///
     /// # Errors
-    /// That of the first update which has failed.
+    /// Returns the error of the first update that failed.
     pub(crate) fn add(&self, finish: Finish) -> Result<()> {
         {
             let mut state = lock(&self.state);
@@ -134,20 +135,21 @@ impl Session {
         self.finish(self.staleness)
     }
 
-    /// Waits until servers have acknowledged all updates, unless a step is running: it continues with its values.
+    /// Waits until servers have acknowledged all updates. Returns at once if a step is running: the step keeps its
+    /// values.
     ///
     /// # Errors
-    /// That of the first update which has failed.
+    /// Returns the error of the first update that failed.
     pub fn flush(&self) -> Result<()> {
         self.between("waiting for updates", || self.finish(0)).map(drop)
     }
 
     // INV-55
-    /// Fetches all of a variable from now on. What candle computes with is refreshed now, unless a step is running that
-    /// has it: its values stay until the step is over.
+    /// Fetches all values of a variable from now on. Refreshes them now, unless a running step already computes with
+    /// them: such values stay until the step is over.
     ///
     /// # Errors
-    /// [`Error::Server`].
+    /// - [`Error::Server`]: a server did not answer.
     pub fn load(&self, operation: &'static str, cache: &Arc<HostCache>) -> Result<()> {
         let between = || if cache.is_here() { cache.refresh(operation) } else { cache.load(operation) };
         match self.between(operation, between)? {
@@ -156,29 +158,28 @@ impl Session {
         }
     }
 
-    /// Runs `body`, which may write values, unless a step is running that computes with them. None begins before it is
-    /// over.
+    /// Runs `body`, which may write values, unless a running step computes with them. No step begins before `body`
+    /// returns.
     ///
     /// # Errors
-    /// Those of `body`.
+    /// Returns the errors of `body`.
     fn between<T>(&self, operation: &'static str, body: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
         let _writing = self.write(operation)?;
-        // A step that is beginning waits, and counts as one that is being made.
+        // A step that is beginning waits, and counts as running.
         if lock(&self.state).running > 0 { Ok(None) } else { body().map(Some) }
     }
 
-    /// Marks variables as written on servers: the next step fetches them.
+    /// Marks variables as written on servers, so that the next step fetches them.
     pub fn mark_written(&self) {
         lock(&self.state).fresh = false;
     }
 
-    /// Counts a step of an optimizer, which `finished` has counted, as one of the closure that is running, if one is.
+    /// Adds a step that `finished` has counted to the running closure, if there is one.
     pub fn count_step(&self, finished: &Arc<AtomicU64>) {
         self.links.made_step(finished);
     }
 
-    /// Takes the result of fetching values after gradients that were acknowledged. If it is an error, the next step
-    /// fetches them.
+    /// Records whether values were fetched after acknowledged gradients. If not, the next step fetches them.
     pub(crate) fn fetched(&self, fetched: Fetched) {
         if let Err(error) = fetched {
             tracing::debug!("values are left to the next step: {error}");
@@ -190,15 +191,15 @@ impl Session {
         }
     }
 
-    /// Refuses gradients of values that should have been fetched before in the same step.
+    /// Refuses to push gradients if the values after earlier gradients of the same step could not be fetched.
     ///
     /// # Errors
-    /// The one for which they could not be.
+    /// Returns the error for which they could not be fetched.
     pub(crate) fn require_fetched(&self) -> Result<()> {
         lock(&self.state).behind.take().map_or(Ok(()), Err)
     }
 
-    /// Fails the step that is running, because values could not be fetched where no error can be returned. Returns the
+    /// Fails the running step because values could not be fetched in a place that cannot return an error. Returns the
     /// error if no step is running.
     pub fn fail_step(&self, error: Error) -> Option<Error> {
         let mut state = lock(&self.state);
@@ -209,7 +210,7 @@ impl Session {
         None
     }
 
-    /// Waits until nobody writes values, and keeps others from it.
+    /// Waits until no other thread writes values, and then prevents others from doing so.
     fn write(&self, operation: &'static str) -> Result<Writing<'_>> {
         let busy = |state: &mut State| state.writing;
         let waited = self.written.wait_timeout_while(lock(&self.state), self.patience, busy);
@@ -226,13 +227,13 @@ impl Session {
         Ok(Writing(self))
     }
 
-    /// Ends updates until so many are under way. Called by one who [writes](Session::write).
+    /// Finishes updates until this number is in flight. The caller must be [writing](Session::write).
     fn finish(&self, most: usize) -> Result<()> {
         let next = || {
             let underway = &mut lock(&self.state).underway;
             if underway.len() > most { underway.pop_front() } else { None }
         };
-        // The lock is not held meanwhile.
+        // The lock is not held during an update.
         while let Some(finish) = next() {
             let fetched = finish().inspect_err(|_| self.mark_written())?;
             self.fetched(fetched);
@@ -242,10 +243,10 @@ impl Session {
 }
 
 impl Step<'_> {
-    /// Whether all values were there that it has computed with.
+    /// Checks that all values that the step has used could be fetched.
     ///
     /// # Errors
-    /// Why they could not be fetched.
+    /// Returns the error for which they could not be fetched.
     pub fn require_values(&self) -> Result<()> {
         lock(&self.0.state).lost.take().map_or(Ok(()), Err)
     }

@@ -8,7 +8,7 @@ use distribute_optim::RuleSpec;
 use distribute_tensor::HostTensor;
 use std::sync::{Arc, Mutex};
 
-/// A variable on parameter servers, with what candle computes with in this process.
+/// A variable on parameter servers, with the candle variable that stands for it in this process.
 #[derive(Debug)]
 pub struct RemoteVariable {
     kind: Kind,
@@ -18,21 +18,21 @@ pub struct RemoteVariable {
 
 #[derive(Debug)]
 enum Kind {
-    /// Rows have numbers. There is a cache if the variable was made of a candle tensor.
+    /// Rows with numbers. There is a cache if the variable was created from a candle tensor.
     Numbered(Sharded, Option<Arc<HostCache>>),
-    /// Rows are ids. One row stands for all of them in candle's graph, and is never read.
+    /// Rows with ids. One row stands for all of them in candle's graph, and is never read.
     Ids(Dynamic, Var),
 }
 
-/// The sign bit, which of row numbers is the largest and of ids marks those below 0.
+/// The sign bit. It is the largest bit of a row number, and marks negative ids.
 const SIGN: u64 = 1 << 63;
 
-/// Returns the number by which gradients know the row of an id: in the order of ids.
+/// Returns the row number that stands for an id in gradients. Row numbers have the order of ids.
 pub fn row_of_id(id: i64) -> usize {
     (id.cast_unsigned() ^ SIGN) as usize
 }
 
-/// Returns the id of such a number.
+/// Returns the id of a row number from [`row_of_id`].
 pub fn id_of_row(row: usize) -> i64 {
     (row as u64 ^ SIGN).cast_signed()
 }
@@ -48,12 +48,12 @@ pub fn no_value(operation: &'static str) -> Error {
 }
 
 impl RemoteVariable {
-    /// A variable whose rows have numbers.
+    /// Creates a variable whose rows have numbers.
     pub fn new(tables: Sharded, cache: Option<Arc<HostCache>>) -> Self {
         Self { kind: Kind::Numbered(tables, cache), rule: Mutex::default() }
     }
 
-    /// A variable whose rows are ids, with rows of the shape of `row`, which is one.
+    /// Creates a variable whose rows are ids. `row` is a single row, which gives the shape of all rows.
     pub fn of_ids(tables: Dynamic, row: Var) -> Self {
         Self { kind: Kind::Ids(tables, row), rule: Mutex::default() }
     }
@@ -63,7 +63,7 @@ impl RemoteVariable {
         *lock(&self.rule) = None;
     }
 
-    /// The tables in which servers have it.
+    /// Returns the tables on servers.
     pub fn tables(&self) -> &Sharded {
         match &self.kind {
             Kind::Numbered(tables, _) => tables,
@@ -71,7 +71,7 @@ impl RemoteVariable {
         }
     }
 
-    /// The tables, if rows have numbers.
+    /// Returns the tables, if rows have numbers.
     pub fn numbered(&self) -> Option<&Sharded> {
         match &self.kind {
             Kind::Numbered(tables, _) => Some(tables),
@@ -79,15 +79,15 @@ impl RemoteVariable {
         }
     }
 
-    /// The tables, of which all rows are one value.
+    /// Returns the tables, if all rows together are one value.
     ///
     /// # Errors
-    /// [`Error::NotSupported`]: rows are ids.
+    /// - [`Error::NotSupported`]: the rows are ids.
     pub fn value(&self, operation: &'static str) -> Result<&Sharded> {
         self.numbered().ok_or_else(|| no_value(operation))
     }
 
-    /// The tables, if rows are ids.
+    /// Returns the tables, if rows are ids.
     pub fn ids(&self) -> Option<&Dynamic> {
         match &self.kind {
             Kind::Numbered(..) => None,
@@ -95,7 +95,7 @@ impl RemoteVariable {
         }
     }
 
-    /// The cache that candle computes with, if it was made of a candle tensor.
+    /// Returns the cache that candle computes with, if the variable was created from a candle tensor.
     pub fn cache(&self) -> Option<&Arc<HostCache>> {
         match &self.kind {
             Kind::Numbered(_, cache) => cache.as_ref(),
@@ -103,7 +103,7 @@ impl RemoteVariable {
         }
     }
 
-    /// The candle variable that stands for it in a graph.
+    /// Returns the candle variable that stands for it in a graph.
     pub fn var(&self) -> Option<&Var> {
         match &self.kind {
             Kind::Numbered(_, cache) => cache.as_ref().map(|cache| cache.var()),
@@ -111,7 +111,7 @@ impl RemoteVariable {
         }
     }
 
-    /// Whether candle has nothing of it but the rows of each batch.
+    /// Whether candle has only the rows of each batch.
     pub fn is_fetched_by_row(&self) -> bool {
         self.ids().is_some() || self.cache().is_some_and(|cache| !cache.is_whole())
     }
@@ -124,7 +124,9 @@ impl RemoteVariable {
     /// Reads the rows of some ids, in their order.
     ///
     /// # Errors
-    /// [`Error::Params`]: an id is no row; [`Error::InvalidArgument`]: the variable is a scalar; [`Error::Server`].
+    /// - [`Error::Params`]: an id is out of range.
+    /// - [`Error::InvalidArgument`]: the variable is a scalar.
+    /// - [`Error::Server`]: a server did not answer.
     pub fn read_rows(&self, operation: &'static str, ids: &[i64]) -> Result<HostTensor> {
         match &self.kind {
             Kind::Numbered(tables, _) => tables.read_rows(operation, ids),

@@ -12,7 +12,7 @@ fn session(staleness: usize, timeout: Duration) -> Session {
     Session::new(Links::new(Vec::new(), timeout), staleness)
 }
 
-/// Updates that count when they are there.
+/// An update that counts when it has arrived.
 fn update(there: &Arc<AtomicUsize>) -> Finish {
     let there = there.clone();
     Box::new(move || {
@@ -51,7 +51,7 @@ fn no_more_updates_are_under_way_than_values_may_lack() {
             assert_eq!(staleness, 0, "the values of an update are on their way");
             Ok(())
         });
-        // Its graph is computing with what is there.
+        // The graph of the step computes with the current values.
         steps.flush().unwrap();
         assert_eq!(there.load(Ordering::Relaxed), 5 - staleness);
         drop(step.unwrap());
@@ -87,7 +87,7 @@ fn nobody_computes_and_nobody_reads_while_values_are_written() {
         std::thread::scope(|scope| {
             let flushes = scope.spawn(|| steps.flush());
             is_in.recv_timeout(PATIENCE).unwrap();
-            // The update is not under way any more, and not there yet.
+            // The update is no longer in flight, and has not arrived yet.
             let begins = scope.spawn(|| {
                 let step = steps.begin(false, || Ok(()));
                 (step.map(drop), there.load(Ordering::Relaxed))
@@ -95,7 +95,7 @@ fn nobody_computes_and_nobody_reads_while_values_are_written() {
             while lock(&steps.state).running == 0 {
                 std::thread::yield_now();
             }
-            // One that begins meanwhile is refused at once.
+            // A step that begins in the meantime is refused at once.
             assert!(steps.begin(false, || Ok(())).is_err());
             let waits = scope.spawn(|| (steps.flush(), there.load(Ordering::Relaxed)));
             let fetches = scope.spawn(|| steps.between("as_tensor", || Ok(there.load(Ordering::Relaxed))));
@@ -105,7 +105,7 @@ fn nobody_computes_and_nobody_reads_while_values_are_written() {
             assert!(begun.is_ok() && found == 1, "{begun:?}, {found}");
             let (settled, found) = waits.join().unwrap();
             assert!(settled.is_ok() && found == 1, "{settled:?}, {found}");
-            // Where the step was over before.
+            // `Some` if the step was already over.
             assert!(matches!(fetches.join().unwrap(), Ok(None | Some(1))));
         });
     });
@@ -113,7 +113,7 @@ fn nobody_computes_and_nobody_reads_while_values_are_written() {
 
 #[test]
 fn who_waits_for_a_thread_that_writes_gives_up_in_time() {
-    // One with all the time there is has no deadline that is past.
+    // A session without a time limit has no deadline that is past.
     let patient = session(usize::MAX, Duration::MAX);
     drop(patient.begin(false, || Ok(())).unwrap());
     patient.flush().unwrap();

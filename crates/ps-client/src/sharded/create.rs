@@ -1,4 +1,4 @@
-//! Making a variable on servers, or finding one there.
+//! Variables on servers: creation, and search for one that exists.
 
 use super::super::links::{Ask, unexpected};
 use super::super::{Links, Makes, ParameterServers, Place, Where};
@@ -13,42 +13,42 @@ use std::time::Duration;
 
 const OPERATION: &str = "creating a variable";
 
-/// How long one who waits for a table lets go by before it asks again: at first, and at most.
+/// The pauses between two requests while waiting for a table: the first and the longest.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(500)];
 
-/// How many tables a warning names.
+/// The largest number of tables that a warning names.
 const NAMED: usize = 10;
 
-/// What is known of tables while variables are made, one after another.
+/// The tables that are known while variables are created one after another.
 #[derive(Debug, Default)]
 pub(crate) struct Making {
-    /// What servers had when they were last asked for all of it.
+    /// The tables of each server, when all of them were last listed.
     listed: Vec<HashMap<String, TableInfo>>,
-    /// What this process has asked for, answered or not.
+    /// The tables that this process has requested, answered or not.
     asked: HashSet<String>,
-    /// Whether it was told that tables were there before.
+    /// Whether a warning about existing tables was logged.
     told: bool,
-    /// The tables that were there when this process made its first variable, with the number of their rows.
+    /// The tables that existed when this process created its first variable, with their numbers of rows.
     before: Option<HashMap<String, usize>>,
-    /// Whether others make the same variables.
+    /// Whether other processes create the same variables.
     pub(crate) is_shared: bool,
-    /// Whether the wait for the current variable has ended without it.
+    /// Whether the wait for the current variable has timed out.
     has_waited: bool,
 }
 
 /// The wait for a variable that another process makes.
 #[derive(Clone, Copy)]
 enum Wait {
-    /// None: no process makes it.
+    /// No wait: no process creates it.
     No,
-    /// A wait of this length at most.
+    /// A wait of at most this time.
     For(Duration),
-    /// No further one: a wait of this length is over.
+    /// No further wait: this time is over.
     Over(Duration),
 }
 
 impl Making {
-    /// Asks all servers which tables they have.
+    /// Requests the list of tables of all servers.
     fn list(&mut self, links: &Links) -> Result<()> {
         let servers = 0..links.count();
         let asks = servers.map(|server| Ask { server, request: Request::List, bytes: 0 }).collect();
@@ -65,8 +65,8 @@ impl Making {
 }
 
 impl Making {
-    /// For each table of a variable the server that has it, if one does. With `patience`, all of them are waited for
-    /// that long.
+    /// Returns the server that has each table of a variable, if there is one. With `patience`, waits up to that time
+    /// for all of them.
     pub(crate) fn find(
         &mut self,
         place: &Place,
@@ -100,8 +100,8 @@ impl Making {
 }
 
 impl Making {
-    /// Refuses a variable that was cut into another number of shards before: its rows would be looked for on other
-    /// servers.
+    /// Refuses a variable that was partitioned into another number of shards before: its rows would be searched on
+    /// other servers.
     fn refuse_other_cut(&mut self, variable: &Sharded, is_dynamic: bool) -> Result<()> {
         if self.before.is_none() {
             self.list(&variable.links)?;
@@ -122,7 +122,8 @@ impl Making {
     }
 }
 
-/// The tables that a variable has on servers, if it was cut in another way before. `before` has the rows of all tables.
+/// Returns the names of the tables of a variable if it was partitioned in another way before. `before` has the rows of
+/// all tables.
 fn other_cut(tables: &[&str], is_dynamic: bool, before: &HashMap<String, usize>) -> Option<String> {
     let first = tables.first()?;
     let name = first.strip_suffix("/part_0").unwrap_or(first);
@@ -132,8 +133,8 @@ fn other_cut(tables: &[&str], is_dynamic: bool, before: &HashMap<String, usize>)
     };
     let mut found: Vec<&str> = before.keys().map(String::as_str).filter(is_of_it).collect();
     let is_more = found.iter().any(|table| !tables.contains(table));
-    // Some are missing, too, where an attempt to make it was cut off, but then it has no row of an id. Of another kind
-    // of variable, each shard has other rows than before, which the server refuses.
+    // Tables are also missing if an attempt to create them was interrupted, but then none has a row of an id. For a
+    // dense variable, each shard has other rows than before, which the server refuses.
     let is_less = is_dynamic
         && tables.iter().any(|table| !before.contains_key(*table))
         && found.iter().any(|table| before.get(*table).is_some_and(|rows| *rows > 0));
@@ -142,7 +143,7 @@ fn other_cut(tables: &[&str], is_dynamic: bool, before: &HashMap<String, usize>)
 }
 
 impl Sharded {
-    /// A new variable, or one that is there already, made in the same way by another process.
+    /// Creates a variable, or finds one that another process has created in the same way.
     pub fn create(
         servers: &ParameterServers,
         (name, dims, dtype): (&str, &[usize], DType),
@@ -161,7 +162,7 @@ impl Sharded {
                     let wait = match makes {
                         // CC-3
                         Makes::Present => Wait::No,
-                        // The wait was before its place was chosen.
+                        // The wait took place when the location was chosen.
                         _ if std::mem::take(&mut making.has_waited) => Wait::Over(servers.patience()),
                         _ => Wait::For(servers.patience()),
                     };
@@ -204,7 +205,7 @@ impl Sharded {
         };
         let asks = self.shards.iter().enumerate().map(create).collect::<Result<_>>()?;
         making.refuse_other_cut(self, matches!(initial, Initial::Ids(..)))?;
-        // Of an attempt that has failed some may be there.
+        // A failed attempt may have created some of them.
         let first: Vec<bool> =
             self.shards.iter().map(|shard| making.asked.insert(shard.table.clone())).collect();
         let answers = self.links.ask(OPERATION, asks)?;
@@ -219,9 +220,9 @@ impl Sharded {
         self.tell(&found, &new, making)
     }
 
-    /// Says what was there before.
+    /// Logs a warning about tables that existed before.
     fn tell(&self, found: &[&str], new: &[&str], making: &mut Making) -> Result<()> {
-        // Where others make them, too, that is as it should be.
+        // If other processes create the same variables, existing tables are expected.
         if found.is_empty() || making.is_shared {
             return Ok(());
         }
@@ -257,10 +258,10 @@ impl Sharded {
     }
 
     // C8: servers are asked again for what was not there.
-    /// Waits until another process has made it.
+    /// Waits until another process has created it.
     ///
     /// # Errors
-    /// Where it is not there in time, or another one.
+    /// - [`Error::InvalidArgument`]: it was not created in time, or has another shape, dtype or kind.
     fn await_made(&self, making: &mut Making, kind: TableKind, wait: Wait) -> Result<()> {
         let deadline = Deadline::after(match wait {
             Wait::For(patience) => patience,
@@ -283,10 +284,10 @@ impl Sharded {
         }
     }
 
-    /// Whether servers had all of its tables when they were last asked.
+    /// Whether servers had all its tables when they were last listed.
     ///
     /// # Errors
-    /// Where one is of another shape or dtype.
+    /// - [`Error::InvalidArgument`]: a table has another shape, dtype or kind.
     fn is_listed(&self, making: &Making, kind: TableKind) -> Result<bool> {
         for shard in &self.shards {
             let tables = making.listed.get(shard.server);
@@ -338,7 +339,7 @@ impl Sharded {
     fn dims_of(&self, shard: &Shard, kind: TableKind) -> Vec<usize> {
         let mut dims = self.dims.clone();
         if kind == TableKind::Dynamic {
-            // Of ids, it is the shape of a row.
+            // The shape of a table of ids is that of a row.
             return dims.split_off(dims.len().min(1));
         }
         dims.first_mut().into_iter().for_each(|rows| *rows = shard.rows);
@@ -353,7 +354,7 @@ fn described(kind: TableKind, dtype: DType, dims: &[usize]) -> String {
     }
 }
 
-/// The first of some names, and how many there are more.
+/// Returns the first of some names, and the number of the others.
 fn some(names: &[&str]) -> String {
     match names.len().checked_sub(NAMED) {
         None | Some(0) => names.join(", "),
@@ -386,7 +387,7 @@ mod tests {
         assert_eq!(other_cut(&three, true, &ids), Some("ids/part_0, ids/part_1".to_owned()));
         assert_eq!(other_cut(&three, false, &ids), None);
         assert_eq!(other_cut(&two, true, &before(&[("ids", 0)])), Some("ids".to_owned()));
-        // Made by half.
+        // An interrupted creation.
         assert_eq!(other_cut(&two, true, &before(&[("ids/part_0", 0)])), None);
     }
 }

@@ -17,17 +17,17 @@ use distribute_tensor::{DType, HostTensor};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A variable on parameter servers: one table, or one for each shard. Reads and writes of all of it are one table's at
-/// a time.
+/// A variable on parameter servers: one table, or one for each shard. Reads and writes of the complete variable take
+/// one table at a time.
 #[derive(Clone, Debug)]
 pub struct Sharded {
     links: Arc<Links>,
     name: String,
     dims: Vec<usize>,
     dtype: DType,
-    /// Which shard has which row.
+    /// The partition of the rows.
     pub(super) cut: RowPartition,
-    /// Whether it has shards, be it one.
+    /// Whether it has shards, possibly a single one.
     is_cut: bool,
     shards: Vec<Shard>,
 }
@@ -43,21 +43,21 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// How many rows it has; 1 of a scalar.
+    /// Returns the number of rows, which is 1 for a scalar.
     #[doc(hidden)]
     pub fn rows(&self) -> usize {
         self.rows
     }
 }
 
-/// First values.
+/// The initial values.
 #[derive(Debug)]
 pub enum Initial {
-    /// A value that this process has.
+    /// A value of this process.
     Value(HostTensor),
-    /// Where the rows are. They have the values that they have in one piece.
+    /// Values that each server initializes for its rows. They do not depend on the partition.
     Drawn(Initializer),
-    /// Of a table of ids in place of each row, drawn when they get their row.
+    /// Values of a table of ids, which are initialized when an id gets its row.
     Ids(Initializer, DynamicOptions),
 }
 
@@ -74,10 +74,11 @@ impl Sharded {
         Self { links, name: name.to_string(), dims, dtype, cut, is_cut: place.cut.is_some(), shards }
     }
 
-    /// One variable of the rows of several, which have to be those of its shards.
+    /// Joins several variables, which become the shards of one.
     ///
     /// # Errors
-    /// Where they don't fit together, or their rows are not dealt out in this way.
+    /// - [`Error::InvalidArgument`]: there is no part, a part is sharded itself, or their shapes, dtypes or strategies
+    ///   differ.
     pub fn joined(name: &str, strategy: PartitionStrategy, parts: &[&Sharded]) -> Result<Self> {
         const OPERATION: &str = "Variable::of_shards";
         let wrong = |reason: String| Err(Error::invalid(OPERATION, format!("{name}: {reason}")));
@@ -116,22 +117,22 @@ impl Sharded {
         self.dtype
     }
 
-    /// The shape of the whole variable.
+    /// Returns the shape of the complete variable.
     pub fn dims(&self) -> &[usize] {
         &self.dims
     }
 
-    /// The shards, in the order of their rows.
+    /// Returns the shards, in the order of their rows.
     pub fn shards(&self) -> &[Shard] {
         &self.shards
     }
 
-    /// Which rows each shard has, if it has shards.
+    /// Returns the partition, if the variable is sharded.
     pub fn cut(&self) -> Option<RowPartition> {
         self.is_cut.then_some(self.cut)
     }
 
-    /// The first row of each shard and the one after its last, as they are if it is [cut](RowPartition) by itself.
+    /// Returns the range of rows of each shard. See [`RowPartition::ranges`].
     pub fn ranges(&self) -> Vec<Range<usize>> {
         if self.is_regular() {
             return self.cut.ranges().collect();
@@ -143,30 +144,31 @@ impl Sharded {
         self.shards.iter().scan(0, range).collect()
     }
 
-    /// The connections to the servers.
+    /// Returns the connections to the servers.
     pub fn links(&self) -> &Arc<Links> {
         &self.links
     }
 
-    /// Whether each shard has as many rows as it would have been given.
+    /// Whether each shard has the number of rows that the partition gives it.
     fn is_regular(&self) -> bool {
         self.shards.iter().enumerate().all(|(number, shard)| shard.rows == self.cut.len(number))
             && self.shards.len() == self.cut.shards()
     }
 
-    /// How many elements a shard has.
+    /// Returns the number of elements of a shard.
     pub(super) fn elements_of(&self, shard: usize) -> usize {
         let row: usize = self.dims.get(1..).unwrap_or_default().iter().product();
         self.shards.get(shard).map_or(0, |shard| shard.rows * row)
     }
 
-    /// How many bytes so many rows have.
+    /// Returns the number of bytes of this number of rows.
     pub(super) fn bytes(&self, rows: usize) -> usize {
         let row: usize = self.dims.get(1..).unwrap_or_default().iter().product();
         row.saturating_mul(rows).saturating_mul(self.dtype.bytes().unwrap_or(16))
     }
 
-    /// Returns the requests for each shard, unless it still is of a version that is known.
+    /// Returns a read request for each shard. A server answers without values if the shard still has its known
+    /// version.
     pub(crate) fn reads(&self, known: &[Option<Version>]) -> Vec<Ask> {
         let read = |(number, shard): (usize, &Shard)| Ask {
             server: shard.server,
@@ -179,7 +181,7 @@ impl Sharded {
         self.shards.iter().enumerate().map(read).collect()
     }
 
-    /// Returns what a server sent as a shard, if it has its shape and dtype.
+    /// Returns the value that a server sent for a shard, if it has the shard's shape and dtype.
     pub(crate) fn fits(
         &self,
         operation: &'static str,
@@ -204,7 +206,7 @@ impl Sharded {
         Err(Error::invalid(operation, reason))
     }
 
-    /// What of a value belongs to a shard.
+    /// Returns the rows of a value that belong to a shard.
     pub(super) fn part(&self, value: &HostTensor, shard: usize) -> Result<HostTensor> {
         if self.shards.len() == 1 {
             return Ok(value.clone());
@@ -221,7 +223,7 @@ impl Sharded {
         })
     }
 
-    /// All of it, of its parts.
+    /// Joins the values of all shards.
     fn whole(&self, parts: &[HostTensor]) -> Result<HostTensor> {
         let [only] = parts else {
             let all = HostTensor::concat(&parts.iter().collect::<Vec<_>>(), 0)?;

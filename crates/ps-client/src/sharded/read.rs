@@ -1,4 +1,4 @@
-//! Reading a variable on servers: all of it, or rows.
+//! Reads of a variable on servers: all of it, or some rows.
 
 use super::super::links::{Ask, unexpected};
 use super::{Shard, Sharded, as_ids};
@@ -6,23 +6,23 @@ use distribute_base::{Error, Result};
 use distribute_ps_tables::{Request, Response, RowPartition, UniqueIds};
 use distribute_tensor::HostTensor;
 
-/// Rows that were asked for, each once, and maybe others.
+/// The rows that were requested, each once, possibly with others.
 #[derive(Debug)]
 pub struct EachOnce {
     /// The rows.
     pub rows: HostTensor,
-    /// For each id that was asked for, where its row stands.
+    /// The position in `rows` of each requested id.
     pub places: Vec<usize>,
 }
 
 impl EachOnce {
-    /// The row of each id.
+    /// Returns the row of each id, in the order of the ids.
     pub fn in_order(&self) -> Result<HostTensor> {
         Ok(self.rows.take_rows(&self.places)?)
     }
 }
 
-/// The rows of several shards one after another; one shard's are not copied.
+/// Joins the rows of several shards. The rows of a single shard are not copied.
 pub(crate) fn joined(
     mut parts: Vec<HostTensor>,
     none: impl FnOnce() -> Result<HostTensor>,
@@ -38,7 +38,7 @@ pub(crate) fn joined(
 }
 
 impl Sharded {
-    /// All of it.
+    /// Reads the complete variable.
     pub fn read(&self) -> Result<HostTensor> {
         const OPERATION: &str = "read";
         let answers = self.links.ask(OPERATION, self.reads(&[]))?;
@@ -50,12 +50,12 @@ impl Sharded {
         self.whole(&parts)
     }
 
-    /// Rows, in the order of their ids. An id that occurs twice is asked for once.
+    /// Reads rows, in the order of their ids. An id that occurs twice is requested once.
     pub fn read_rows(&self, operation: &'static str, ids: &[i64]) -> Result<HostTensor> {
         self.read_each(operation, ids)?.in_order()
     }
 
-    /// Rows, each once.
+    /// Reads rows, each once.
     pub fn read_each(&self, operation: &'static str, ids: &[i64]) -> Result<EachOnce> {
         if self.dims.is_empty() {
             return Err(Error::invalid(
@@ -64,7 +64,7 @@ impl Sharded {
             ));
         }
         if !self.is_regular() {
-            // Nobody can say in which of them a row is but by counting.
+            // Only counting tells which shard has a row.
             let places = self.ids_are_rows(operation, ids)?;
             return Ok(EachOnce { rows: self.read()?, places });
         }
@@ -106,7 +106,7 @@ impl Sharded {
     }
 
     fn ids_are_rows(&self, operation: &'static str, ids: &[i64]) -> Result<Vec<usize>> {
-        // One partition of one shard knows which ids are rows.
+        // A partition into one shard checks which ids are rows.
         Ok(RowPartition::div(self.cut.rows(), 1).split(operation, ids)?.of(0).to_vec())
     }
 }

@@ -1,4 +1,4 @@
-//! What the rule of a variable on servers keeps beside its values, read and set.
+//! Reads and writes of the slots of a variable on servers.
 
 use super::super::links::{Ask, unexpected};
 use super::{Shard, Sharded};
@@ -7,11 +7,11 @@ use distribute_ps_tables::{Request, Response, State};
 use distribute_tensor::HostTensor;
 use std::ops::Range;
 
-/// Values and slots are asked for in stretches of about so many bytes.
+/// The approximate number of bytes of values and slots that one request reads or writes.
 const STRETCH: usize = 8 << 20;
 
 impl Sharded {
-    /// What the rule keeps beside the values, of `count` slots, by name.
+    /// Reads the slots of the rule, `count` in number, by name.
     pub fn slots(&self, operation: &'static str, count: usize) -> Result<Vec<(String, HostTensor)>> {
         let mut of_slots: Vec<(String, Vec<HostTensor>)> = Vec::new();
         for shard in &self.shards {
@@ -33,7 +33,7 @@ impl Sharded {
         of_slots.into_iter().map(|(name, parts)| Ok((name, self.whole(&parts)?))).collect()
     }
 
-    /// Sets what the rule keeps beside the values, which stay as they are, also where others push meanwhile.
+    /// Sets the slots of the rule. The values do not change, even if other workers push at the same time.
     pub fn set_slots(&self, operation: &'static str, slots: &[(String, HostTensor)]) -> Result<()> {
         for (number, shard) in self.shards.iter().enumerate() {
             let of_shard = slots.iter().map(|(name, slot)| Ok((name.clone(), self.part(slot, number)?)));
@@ -71,7 +71,7 @@ impl Sharded {
         }
     }
 
-    /// The rows of a shard, in stretches that can be sent with their slots. One at least.
+    /// Returns ranges of rows of a shard that can be sent with their slots. There is at least one.
     fn stretches(&self, shard: &Shard, slots: usize) -> Vec<Range<usize>> {
         let row = self.bytes(1).saturating_mul(1 + slots).max(1);
         let rows = (STRETCH / row).max(1);

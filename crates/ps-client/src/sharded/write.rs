@@ -1,4 +1,4 @@
-//! Writing a variable on servers: all of it, or rows.
+//! Writes of a variable on servers: all of it, or some rows.
 
 use super::super::links::Ask;
 use super::{Shard, Sharded, as_ids};
@@ -7,7 +7,7 @@ use distribute_ps_tables::Request;
 use distribute_tensor::{HostTensor, IndexedSlices, Write};
 
 impl Sharded {
-    /// Writes a value that fits.
+    /// Writes a value of the variable's shape and dtype.
     pub fn write(&self, how: Write, value: &HostTensor) -> Result<()> {
         let write = |(number, shard): (usize, &Shard)| {
             let (table, value) = (shard.table.clone(), self.part(value, number)?);
@@ -18,10 +18,11 @@ impl Sharded {
         self.links.ask(how.name(), asks).map(drop)
     }
 
-    /// Writes rows that fit, those of one shard one after another.
+    /// Writes rows of the variable's row shape and dtype. The rows of each shard are written one after another.
     ///
     /// # Errors
-    /// For an index that is no row, and an integer that would be divided by 0. Nothing has been written then.
+    /// Returns an error if an index is not a row, or if an integer would be divided by 0. Nothing has been written
+    /// then.
     pub fn write_rows(&self, how: Write, rows: &IndexedSlices) -> Result<()> {
         let operation = how.name();
         if !self.is_regular() {
@@ -36,7 +37,7 @@ impl Sharded {
             rows.to_rows().map_err(Error::tensor(operation))?.into_iter().map(|row| row as i64).collect();
         let split = self.cut.split(operation, &ids)?;
         if how == Write::Div {
-            // What no server would do with its rows, none may do.
+            // If one server would refuse its rows, no server may write any.
             let mut tried = HostTensor::zeros(rows.values.dtype(), rows.values.dims())?;
             tried.write(how, &rows.values).map_err(Error::tensor(operation))?;
         }
