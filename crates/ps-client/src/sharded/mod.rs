@@ -77,8 +77,8 @@ impl Sharded {
     /// Joins several variables, which become the shards of one.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: there is no part, a part is sharded itself, or their shapes, dtypes or strategies
-    ///   differ.
+    /// - [`Error::InvalidArgument`]: there is no part, a part is sharded itself, their row shapes or dtypes differ, or
+    ///   they are on the servers of different strategies.
     pub fn joined(name: &str, strategy: PartitionStrategy, parts: &[&Sharded]) -> Result<Self> {
         const OPERATION: &str = "Variable::of_shards";
         let wrong = |reason: String| Err(Error::invalid(OPERATION, format!("{name}: {reason}")));
