@@ -1,4 +1,4 @@
-//! Resolvers against a server on this machine that plays the API.
+//! Resolvers against a mock of the API on this machine.
 
 #![cfg(all(feature = "gce", feature = "kubernetes"))]
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -41,7 +41,7 @@ fn read(stream: &TcpStream) -> Asked {
     Asked { line: lines.remove(0), headers: lines, body: String::from_utf8(body).unwrap() }
 }
 
-/// A server that gives these answers in turn, each on a connection of its own, and then what it was asked.
+/// Starts a server that gives these answers in turn, each on its own connection. The thread returns the requests.
 fn serve(answers: Vec<(u16, String)>) -> (SocketAddr, JoinHandle<Vec<Asked>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

@@ -1,5 +1,5 @@
-//! What Miri can run in reasonable time, without a clock: every path of the team's `unsafe` in small.
-//! `cargo miri test -p distribute-collective --test miri`.
+//! Small tests without a clock that cover every path of the team's `unsafe` code under Miri: `cargo miri test -p
+//! distribute-collective --test miri`.
 #![cfg(not(shuttle))]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

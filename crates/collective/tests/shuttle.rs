@@ -1,7 +1,7 @@
-//! The engine under shuttle, which runs its threads in many orders and reports deadlocks:
-//! `RUSTFLAGS="--cfg shuttle" cargo test -p distribute-collective --test shuttle`.
+//! Tests of the engine under shuttle, which runs its threads in many orders and reports deadlocks: `RUSTFLAGS="--cfg
+//! shuttle" cargo test -p distribute-collective --test shuttle`.
 //!
-//! shuttle's waits never time out by themselves: a deadline that has passed before it begins stands for a missed one.
+//! Waits never time out under shuttle. A deadline that has already passed simulates a missed one.
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -20,12 +20,12 @@ use std::time::Duration;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// How many schedules of each kind; `SHUTTLE_ITERATIONS` asks for more.
+/// Returns the number of schedules of each kind. `SHUTTLE_ITERATIONS` sets it.
 fn iterations() -> usize {
     std::env::var("SHUTTLE_ITERATIONS").ok().and_then(|n| n.parse().ok()).unwrap_or(10_000)
 }
 
-/// Random schedules, and ones that change priorities at few points, which finds other bugs.
+/// Runs random schedules, and schedules that change priorities at few points, which find other bugs.
 fn explore(scenario: impl Fn() + Send + Sync + Copy + 'static) {
     shuttle::check_random(scenario, iterations());
     shuttle::check_pct(scenario, iterations(), 3);
@@ -126,7 +126,7 @@ fn merge_leads_once_and_all_get_its_result() {
     });
 }
 
-/// Data on loan to the members: it records whether somebody uses it after its owner has taken it back.
+/// Data that members borrow. It records accesses after its owner has taken it back.
 struct Loan {
     over: AtomicUsize,
     uses: Mutex<usize>,
@@ -267,8 +267,8 @@ fn a_missed_deadline_ends_the_session_for_all_with_one_text() {
     });
 }
 
-/// Runs `body` on each replica of two workers with `replicas` each, which are threads of one process; twice, in a step
-/// each.
+/// Runs `body` on each replica of two workers with `replicas` each, as threads of one process. It runs twice, in two
+/// steps.
 fn two_workers(replicas: usize, body: impl Fn(&Member) -> bool + Send + Sync + Copy + 'static) {
     let groups = local::groups(Links::Memory, 2, replicas).unwrap();
     let worker = move |group: Group| {
@@ -285,7 +285,7 @@ fn two_workers(replicas: usize, body: impl Fn(&Member) -> bool + Send + Sync + C
     }
 }
 
-/// What all replicas of both workers have brought, as the delegates made it.
+/// Returns the details of all replicas of both workers, in the form that the delegates have built.
 fn told(member: &Member, detail: &'static str) -> Result<Vec<u8>, Failure> {
     let (_, made) =
         member.all_gather_with_group(call(detail), member.replica() as u8, |mine, mut calling| {
@@ -295,7 +295,7 @@ fn told(member: &Member, detail: &'static str) -> Result<Vec<u8>, Failure> {
     Ok(made.unwrap().to_vec())
 }
 
-/// Fewer schedules: each is of four threads and many operations.
+/// Runs fewer schedules, because each has four threads and many operations.
 fn explore_workers(scenario: impl Fn() + Send + Sync + Copy + 'static) {
     shuttle::check_random(scenario, iterations() / 5);
     shuttle::check_pct(scenario, iterations() / 5, 3);

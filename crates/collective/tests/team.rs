@@ -238,7 +238,7 @@ fn a_deadline_passes_in_time_also_where_members_yield_to_other_programs() {
     });
 }
 
-/// Ends the threads that keep the cores, also where the test fails.
+/// A guard that stops the threads that occupy the cores, even if the test fails.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {

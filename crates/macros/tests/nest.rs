@@ -1,4 +1,4 @@
-//! `#[derive(Nest)]` as users write it.
+//! `#[derive(Nest)]` in typical use.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

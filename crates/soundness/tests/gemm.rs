@@ -1,4 +1,4 @@
-//! `gemm.rs` of the crate `nn` and its tests, as they are, without candle.
+//! The file `gemm.rs` of the crate `nn` and its tests, unchanged and without candle.
 
 #![allow(dead_code, reason = "what only layers use")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -8,21 +8,21 @@ extern crate self as candle_core;
 // The trait of elements is in `internal` below.
 extern crate self as distribute_base;
 
-/// Stands in for `candle_core::utils`.
+/// A substitute for `candle_core::utils`.
 pub mod utils {
-    /// Products are made on this thread and, in tests that say so, on others.
+    /// Returns 1: products are computed on this thread, and in some tests also on others.
     pub fn get_num_threads() -> usize {
         1
     }
 }
 
-/// Stands in for `distribute_base::internal`.
+/// A substitute for `distribute_base::internal`.
 pub mod internal {
-    /// What products and their tests need of an element.
+    /// The operations on elements that products and their tests need.
     pub trait Number: Copy + PartialEq + Send + Sync + 'static {
-        /// The nearest value.
+        /// Returns the nearest value.
         fn of(value: f64) -> Self;
-        /// The sum.
+        /// Returns the sum.
         fn plus(self, other: Self) -> Self;
     }
 

@@ -1,4 +1,4 @@
-//! Each collective over MPI, against workers that are threads of the same process: the same bits.
+//! Checks that each collective over MPI is bit-identical to one between workers that are threads of the same process.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -24,7 +24,7 @@ use support::{mpirun, started};
 
 const PATIENCE: Duration = Duration::from_secs(40);
 
-/// What a replica has got of a call, by the call's name.
+/// The results of a replica, each with the name of its call.
 type Got = Vec<(String, Vec<u8>)>;
 
 fn call(operation: Operation, detail: &str) -> Fingerprint {
@@ -37,7 +37,7 @@ fn bytes(leaves: &[Leaf]) -> Vec<u8> {
 
 const LENGTHS: [usize; 3] = [0, 65, 1001];
 
-/// Calls that each replica makes.
+/// Makes the calls of each replica.
 fn of_replicas(member: &Member) -> Got {
     let mut got = Got::new();
     for len in LENGTHS {
@@ -60,13 +60,13 @@ fn of_replicas(member: &Member) -> Got {
     got
 }
 
-/// The numbers of a replica's vector, whose sum depends on the order in which they are added.
+/// Returns the numbers of a replica's vector, whose sum depends on the order in which they are added.
 fn vector(replica: usize, len: usize) -> Vec<f32> {
     let exponent = |at: usize| (replica + at) as i32 % 7 - 4;
     (0..len).map(|at| ((replica * 7 + at * 13) % 97) as f32 * 10f32.powi(exponent(at))).collect()
 }
 
-/// All ways to sum.
+/// Returns all options of sums.
 fn ways() -> impl Iterator<Item = SumOptions> {
     [Order::Exact, Order::Fast].into_iter().flat_map(|order| {
         [Wire::Full, Wire::F16, Wire::Bf16].into_iter().flat_map(move |wire| {
@@ -75,7 +75,7 @@ fn ways() -> impl Iterator<Item = SumOptions> {
     })
 }
 
-/// Calls that are made once for all replicas of a worker.
+/// Makes the calls that are made once for all replicas of a worker.
 fn of_workers(member: &Member) -> Got {
     let make = |name: &str, make: &dyn Fn(GroupCall<'_>, &[usize]) -> Vec<u8>| {
         let said = |_| call(Operation::Reduce, name);
@@ -136,14 +136,14 @@ fn of_workers(member: &Member) -> Got {
     got
 }
 
-/// In front of the names of sums that MPI makes by itself, in an order of its own.
+/// The prefix of the names of sums that MPI computes itself, in its own order.
 const NATIVE: &str = "natively ";
 
 fn native(options: &SumOptions) -> &'static str {
     if options.order == Order::Fast && options.wire == Wire::Full { NATIVE } else { "" }
 }
 
-/// What each replica of this worker gets.
+/// Returns the results of each replica of this worker.
 fn on_replicas(group: &Group) -> Vec<Got> {
     let replicas = group.world().replicas();
     let results: Vec<_> = (0..replicas).map(|_| Mutex::new(None)).collect();
@@ -156,7 +156,7 @@ fn on_replicas(group: &Group) -> Vec<Got> {
     results.into_iter().map(|result| result.into_inner().unwrap().unwrap()).collect()
 }
 
-/// What the replicas of a worker get where all workers are threads of this process.
+/// Returns the results of this worker's replicas if all workers are threads of this process.
 fn on_threads(group: &Group) -> Vec<Got> {
     let world = group.world();
     let groups = local::groups(Links::Memory, world.workers(), world.replicas()).unwrap();

@@ -1,4 +1,4 @@
-//! What happens when a process fails, is late, stopped or killed, or was started wrongly.
+//! Processes that fail, time out, are suspended or killed, or were started with wrong options.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -49,7 +49,7 @@ fn run(body: impl FnOnce(Group)) {
     ran.unwrap();
 }
 
-/// Whether a process is there, and none that only waits for its parent to hear of its end.
+/// Whether a process is running. A zombie does not count.
 fn lives(pid: &str) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
@@ -83,7 +83,7 @@ fn a_worker_that_ends_or_is_late_is_named_on_all_others() {
     });
 }
 
-/// MPI does not notice, the others do, and end without `MPI_Finalize`; then `mpirun` kills it.
+/// MPI does not notice it. The others do, and exit without `MPI_Finalize`. Then `mpirun` kills it.
 #[test]
 fn a_process_that_is_stopped_is_lost_and_ended_with_the_job() {
     const TEST: &str = "a_process_that_is_stopped_is_lost_and_ended_with_the_job";

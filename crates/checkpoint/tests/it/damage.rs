@@ -1,4 +1,4 @@
-//! Files that were torn, altered, lost or made up: a typed error that says where, never a panic.
+//! Checks that torn, altered, lost or forged files give a typed error that names the location, and never a panic.
 
 use crate::index::{index, set_index};
 use crate::tensors::of;
@@ -40,7 +40,7 @@ fn saved() -> (tempfile::TempDir, PathBuf) {
     saved_in(2)
 }
 
-/// All that reading gives.
+/// Reads everything in a checkpoint.
 fn read(path: &Path) -> Result<(), Error> {
     let checkpoint = Reader::open(path)?;
     checkpoint.names().try_for_each(|name| checkpoint.tensor(name).map(drop))?;
@@ -201,7 +201,7 @@ fn overlapping_slices_are_refused() {
     assert!(error.contains("entry \"t\": rows 0..1 of uint8[3] are there twice"), "{error}");
 }
 
-/// A file of ours with other bytes, under checksums that fit.
+/// Replaces a shard of a checkpoint with other bytes, and updates its checksums.
 fn set_shard(path: &Path, bytes: &[u8]) {
     fs::write(path.join("one"), bytes).unwrap();
     let crc32: Vec<_> = bytes.chunks(1 << 20).map(crc32fast::hash).collect();
@@ -253,7 +253,7 @@ fn a_header_that_promises_more_than_the_file_holds_is_refused() {
     );
 }
 
-/// Any value of JSON that could stand in an index.
+/// Any JSON value that could be in an index.
 fn any_value() -> impl proptest::strategy::Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -275,7 +275,7 @@ fn any_value() -> impl proptest::strategy::Strategy<Value = Value> {
     })
 }
 
-/// The places within a value.
+/// Collects the JSON pointers to all values within a value.
 fn pointers(value: &Value, at: String, all: &mut Vec<String>) {
     match value {
         Value::Array(items) => {

@@ -1,7 +1,8 @@
-//! The format stays what it is: a checkpoint that was written by the first version is read, and is what is written now.
+//! Checks that the format does not change: a checkpoint of the first version can be read, and the same bytes are
+//! written now.
 //!
-//! `version_1` holds it, with every dtype. Python's `safetensors` 0.8.0 (`pip install safetensors numpy`) reads both
-//! files as they are, with `safe_open(path, framework="numpy")`; numpy itself lacks bfloat16.
+//! The checkpoint is in `version_1` and has every dtype. Python's `safetensors` 0.8.0 (`pip install safetensors
+//! numpy`) reads both files with `safe_open(path, framework="numpy")`, except bfloat16, which numpy lacks.
 
 use distribute_checkpoint::{Reader, Writer};
 use distribute_tensor::{DType, HostTensor};

@@ -1,4 +1,4 @@
-//! Checkpoints: what was saved comes back, what is torn is told, and what lies beside is left alone.
+//! Checkpoints: what was saved is restored, torn files are reported, and other files are left alone.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -1,4 +1,4 @@
-//! What is in a manager's folder besides checkpoints neither ends saving nor is touched, and is told.
+//! Checks that other files in a manager's folder do not fail a save, are not touched, and are reported.
 
 use distribute_checkpoint::{CheckpointManager, Error, Writer};
 use distribute_tensor::HostTensor;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, span};
 
-/// What is warned of.
+/// The warnings that were logged.
 #[derive(Clone, Default)]
 struct Warnings(Arc<Mutex<Vec<String>>>);
 
@@ -117,7 +117,7 @@ fn what_is_not_ours_is_stepped_over_and_told_once() {
     assert!(told.iter().any(|text| text.contains(".ckpt-000001.distribute-0.part")), "{told:?}");
 }
 
-/// Set in a process that has no subscriber. It says in which folder to save.
+/// An environment variable for a process without a subscriber: the folder to save in.
 const UNHEARD: &str = "DISTRIBUTE_TEST_UNHEARD";
 
 #[test]

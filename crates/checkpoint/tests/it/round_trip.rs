@@ -1,4 +1,4 @@
-//! What was saved comes back, in any cut. Names carry the numbers of the rules.
+//! Checks that saved values are restored, with any partition. Test names contain the numbers of the rules.
 
 use crate::tensors::of;
 use distribute_checkpoint::{CheckpointManager, Error, Reader, Writer};
@@ -64,7 +64,7 @@ fn bits_come_back_not_just_values() {
     assert_eq!(checkpoint.tensor("s").unwrap().to_vec::<Vec<u8>>().unwrap(), strings);
 }
 
-/// The first row of part `i` of `parts`.
+/// Returns the first row of part `i` of `parts`.
 fn cut(rows: usize, parts: usize, i: usize) -> usize {
     rows * i / parts
 }

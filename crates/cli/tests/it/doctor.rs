@@ -1,10 +1,10 @@
-//! `distribute doctor` as users start it.
+//! Runs `distribute doctor` as users do.
 
 use distribute_testing::{Port, child};
 use std::process::Command;
 use std::time::Duration;
 
-/// What it prints where `CANDLE_NUM_THREADS` is so. It is killed after five minutes.
+/// Returns the output with `CANDLE_NUM_THREADS` set to `threads`. The command is killed after five minutes.
 fn doctor(threads: Option<&str>) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_distribute"));
     command.arg("doctor").env_remove("CANDLE_NUM_THREADS").env_remove("RAYON_NUM_THREADS");
@@ -32,7 +32,7 @@ fn it_says_what_the_machine_is_like_and_what_to_change() {
     assert!(text.contains("warning: CANDLE_NUM_THREADS=8: ") && text.contains("Unset it"), "{text}");
 }
 
-/// Of a cluster at these ports.
+/// Returns the command for a cluster at these ports.
 fn of_cluster(ports: &[Port; 2], arguments: &[&str]) -> Command {
     let [one, two] = ports.each_ref().map(Port::address);
     let task = r#"{"type": "worker", "index": 0}"#;

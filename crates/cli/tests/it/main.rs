@@ -1,4 +1,4 @@
-//! The command, as a process.
+//! Runs the command as a process.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -1,4 +1,4 @@
-//! `distribute status` as users start it.
+//! Runs `distribute status` as users do.
 
 use distribute::monitor::Monitor;
 use distribute::prelude::*;

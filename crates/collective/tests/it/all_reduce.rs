@@ -1,4 +1,4 @@
-//! all_reduce against the reduction of one thread, to the bit.
+//! Checks that all_reduce is bit-identical to a reduction on one thread.
 
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_collective::{all_reduce, threads::Team};
@@ -9,7 +9,7 @@ use std::panic::Location;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What each member of a team gets for its leaves.
+/// Returns the result of each member of a team for its leaves.
 fn reduced(op: ReduceOp, packing: Packing, leaves: Vec<Vec<Leaf>>) -> Vec<Result<Vec<Leaf>, String>> {
     watched(move || {
         let team = Arc::new(Team::new(leaves.len()).unwrap());
@@ -28,7 +28,7 @@ fn reduced(op: ReduceOp, packing: Packing, leaves: Vec<Vec<Leaf>>) -> Vec<Result
     })
 }
 
-/// The bits of the values, and of slices the indices too.
+/// Returns the bits of the values, and for slices also the indices.
 fn bits(leaf: &Leaf) -> Vec<u64> {
     if let Leaf::Slices(slices) = leaf {
         let indices = slices.indices.to_vec::<i64>().unwrap().into_iter().map(|i| i as u64);
@@ -44,7 +44,7 @@ fn bits(leaf: &Leaf) -> Vec<u64> {
     host.as_slice::<f64>().unwrap().iter().map(|x| x.to_bits()).collect()
 }
 
-/// Numbers whose sum depends on the order.
+/// Returns numbers whose sum depends on the order.
 fn numbers(rank: usize, len: usize, seed: u64) -> Vec<f64> {
     let mut state = (seed ^ (rank as u64) << 32) | 1;
     let mut next = || {
@@ -93,7 +93,7 @@ proptest! {
     }
 }
 
-/// Rows of a table of which some come several times.
+/// Returns rows of a table. Some rows occur several times.
 fn rows(dtype: usize, rank: usize, count: usize, table: usize, width: usize, seed: u64) -> Leaf {
     let Leaf::Host(values) = leaf(dtype, &numbers(rank, count * width, seed)) else { panic!("not dense") };
     let indices: Vec<i64> =

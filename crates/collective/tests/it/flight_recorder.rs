@@ -1,4 +1,4 @@
-//! What a worker did last: recorded for each group, and told with every blame.
+//! Checks that the last calls of a worker are recorded for each group and reported with every blame.
 
 use bytes::Bytes;
 use distribute_cluster::{Deadline, Fault, Fingerprint, Operation, Progress, Standing};
@@ -16,7 +16,7 @@ use tracing::{Event, Metadata, Subscriber};
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// Keeps the level and the text of each event.
+/// A subscriber that stores the level and the text of each event.
 #[derive(Clone, Default)]
 struct Kept(Arc<Mutex<Vec<(tracing::Level, String)>>>);
 
@@ -49,7 +49,7 @@ impl Subscriber for Kept {
     fn exit(&self, _: &Id) {}
 }
 
-/// Runs `body` for both workers of a world, and gives what worker 0 returns and which events it has emitted.
+/// Runs `body` for both workers of a world, and returns the result of worker 0 and the events that it emitted.
 fn both<T: Send + 'static>(
     body: impl Fn(Group) -> T + Send + Sync + 'static,
 ) -> (T, Vec<(tracing::Level, String)>) {

@@ -1,4 +1,4 @@
-//! Sessions of several workers in one process: agreement, data, faults.
+//! Sessions of several workers in one process: agreement, data, failures.
 
 use bytes::Bytes;
 use distribute_cluster::{Blame, Fault, Fingerprint, Operation, Presence, Standing};
@@ -31,7 +31,7 @@ fn call(detail: &str) -> Fingerprint {
     Fingerprint::new(Operation::AllReduce, detail, Location::caller())
 }
 
-/// All replicas of a worker wait in a call.
+/// Waits in a call, with all replicas of a worker.
 fn wait_in(session: &Session, detail: &str) -> Vec<Standing> {
     session.world().local_replicas().map(|replica| Standing::waiting(replica, call(detail))).collect()
 }
@@ -46,7 +46,7 @@ fn swap(session: &Session, detail: &str, timeout: Duration) -> Result<Vec<Bytes>
     session.all_to_all(wait_in(session, detail), |to| format!("{detail} {me} to {to}").into(), timeout)
 }
 
-/// The one text that all have; empty where it succeeded.
+/// Returns the error texts, and checks that all are the same. A success gives an empty text.
 fn texts<T>(results: &[Result<T, Arc<Blame>>]) -> Vec<String> {
     let mut texts: Vec<_> =
         results.iter().map(|r| r.as_ref().err().map(ToString::to_string).unwrap_or_default()).collect();
@@ -251,7 +251,7 @@ fn who_has_declined_and_ended_has_failed_and_is_not_lost() {
     assert_eq!(results[0].as_ref().unwrap_err().fault, Fault::Failed);
 }
 
-/// Whoever declines is past the call, and judges nothing.
+/// A worker that declines has left the call, and decides nothing.
 #[test]
 fn one_declines_and_another_is_late() {
     for (declines, late) in [(0, 3), (1, 0), (3, 2)] {
@@ -278,7 +278,7 @@ fn one_declines_and_another_is_late() {
     }
 }
 
-/// As where one of them has missed a step.
+/// One of the workers has missed a step.
 #[test]
 fn workers_that_count_other_steps_have_one_text() {
     let results = workers(3, 1, |group| {
@@ -311,7 +311,7 @@ fn sessions_of_other_names_do_not_meet() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
-    /// Programs of random length, in which one worker does something else at a random place.
+    /// Programs of random length, in which one worker makes another call at a random position.
     #[test]
     fn a_planted_fault_has_one_text_on_all_workers(
         n in 2usize..5, replicas in 1usize..4, calls in 1usize..6, at in 0usize..6, who in 0usize..4, fault in 0usize..5,

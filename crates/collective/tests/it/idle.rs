@@ -1,18 +1,18 @@
-//! Threads of teams that nobody uses. In a process of its own, whose threads are counted.
+//! Idle threads of teams, counted in their own process.
 
 use distribute_collective::threads::Teams;
 use distribute_testing::child::alone;
 use std::sync::Barrier;
 use std::time::Duration;
 
-/// How many threads of replicas this process has.
+/// Returns the number of threads of replicas in this process.
 fn replicas() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm"));
     tasks.filter_map(|task| name(task.unwrap()).ok()).filter(|name| name.starts_with("replica")).count()
 }
 
-/// So many runs of eight at once.
+/// Starts this number of runs of eight replicas at once.
 fn at_once(runs: usize) {
     let all = Barrier::new(runs);
     std::thread::scope(|scope| {

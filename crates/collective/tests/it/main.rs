@@ -1,4 +1,4 @@
-//! Collectives of threads and of several workers, against one thread; agreement and faults.
+//! Collectives of threads and of several workers, checked against one thread; agreement and failures.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -1,4 +1,4 @@
-//! A process that is stopped for longer than its members wait for each other goes on.
+//! Checks that a process resumes after it was suspended for longer than its members wait for each other.
 
 use distribute_cluster::{Fingerprint, Operation, Presence};
 use distribute_collective::threads::{Member, Team};
@@ -8,18 +8,19 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-/// Set in the process that is stopped.
+/// An environment variable that is set in the process that is suspended.
 const STOPPED: &str = "DISTRIBUTE_TEST_STOPPED";
 const TIMEOUT: Duration = Duration::from_secs(2);
 const ROUNDS: usize = 2;
 
-/// Waits for nothing. No test sleeps.
+/// Lets time pass. Tests do not sleep.
 fn pass(time: Duration) {
     let (_keep, never) = mpsc::channel::<()>();
     never.recv_timeout(time).unwrap_err();
 }
 
-/// Replica 0 waits in a call, and replica 1 comes after the process was stopped, as it is told on standard input.
+/// Runs in the suspended process. Replica 0 waits in a call. Replica 1 joins when standard input tells it to, after
+/// the suspension.
 fn stopped() {
     let team = Arc::new(Team::new(2).unwrap());
     for step in 0..ROUNDS as u64 {

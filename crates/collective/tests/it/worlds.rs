@@ -1,4 +1,4 @@
-//! Teams of several workers in one process: replicas of all of them meet in one call.
+//! Teams of several workers in one process: all their replicas join one call.
 
 use bytes::Bytes;
 use distribute_cluster::{Blame, Fault, Fingerprint, Operation};
@@ -15,14 +15,14 @@ use std::time::Duration;
 const LONG: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(100);
 
-/// One process with a team of its own.
+/// A process with its own team.
 struct Worker {
     group: Group,
     team: Arc<Team>,
 }
 
 impl Worker {
-    /// Runs `body` on each replica of this worker, with those of the other workers, and gives what they returned.
+    /// Runs `body` on each replica of this worker, together with those of the other workers, and returns the results.
     fn run<T: Send>(
         &self,
         step: u64,
@@ -67,7 +67,7 @@ fn sum(member: &Member, detail: &str, value: f64) -> Result<f64, Arc<Blame>> {
     }
 }
 
-/// The one text of all replicas that failed.
+/// Returns the error text, which all failed replicas share.
 fn one_text<T>(all: &[Vec<Result<T, Arc<Blame>>>]) -> String {
     let mut texts: Vec<_> =
         all.iter().flatten().filter_map(|r| r.as_ref().err()).map(ToString::to_string).collect();
@@ -166,7 +166,7 @@ fn a_replica_that_differs_is_named_by_its_global_id_on_all() {
     assert!(text.contains("replicas 0, 1, 2, 4 and 5 called") && text.contains("replica 3 called"), "{text}");
 }
 
-/// What cannot be sent where `fails`.
+/// A payload that cannot be sent if `fails` is set.
 struct Payload {
     fails: bool,
 }
@@ -238,7 +238,7 @@ fn a_merge_function_that_fails_before_its_call_is_named_to_all() {
     assert!(text.contains("replicas 2 and 3 failed"), "{text}");
 }
 
-/// An idle team is lent to other runs, and kept beyond the group of its last one.
+/// An idle team is acquired by other runs, and outlives the group of its last run.
 #[test]
 fn a_worker_that_has_ended_is_lost_to_the_others_while_its_team_is_idle() {
     let idle = Arc::new(Mutex::new(Vec::new()));
@@ -295,7 +295,7 @@ enum Planted {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
-    /// Programs of random length over W × R, in which one replica does something else at a random place.
+    /// Programs of random length over W × R replicas, in which one replica makes another call at a random position.
     // INV-2
     #[test]
     fn a_planted_fault_has_one_text_on_all_replicas(

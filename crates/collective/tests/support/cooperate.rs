@@ -1,4 +1,4 @@
-//! An exchange, and what member 0 leads after it.
+//! An exchange, followed by a call that member 0 leads.
 
 use distribute_cluster::{Blame, Fingerprint};
 use distribute_collective::threads::{Helpers, Member};

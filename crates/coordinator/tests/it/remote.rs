@@ -1,4 +1,4 @@
-//! A coordinator and workers that are reached over connections.
+//! A coordinator and workers that are connected over sockets.
 
 use crate::support::{Functions, MINUTE, World, call, fetched, functions, of};
 use bytes::Bytes;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Servers of workers, which can be ended and started again.
+/// Servers of workers, which can be stopped and restarted.
 struct Cluster {
     spec: ClusterSpec,
     world: Arc<World>,
@@ -295,7 +295,8 @@ fn no_other_task_begins_a_job_and_no_job_takes_all_numbers() {
     });
 }
 
-/// The bytes of a hello: the version, the kind, the job, the worker, the number of workers, no functions, no settings.
+/// Returns the bytes of a hello: the version, the kind, the job, the worker, the number of workers, no functions, no
+/// settings.
 fn hello(job: u8) -> Vec<u8> {
     vec![1, 0, job, 0, 1, 0, 0]
 }

@@ -1,10 +1,10 @@
-//! What the compiler says of typical mistakes.
+//! Compiler messages for typical mistakes.
 
 use distribute_testing::watched;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// This crate as it was built for the tests, the newest first: there may be one for each set of features.
+/// Returns the builds of this crate for the tests, newest first. There may be one for each set of features.
 fn libraries() -> Vec<PathBuf> {
     let folder = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
     let mut found: Vec<PathBuf> = std::fs::read_dir(folder)
@@ -19,7 +19,7 @@ fn libraries() -> Vec<PathBuf> {
     found
 }
 
-/// What the compiler says of the body of a function.
+/// Returns the compiler's message for the body of a function.
 fn said(body: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("mistake.rs");

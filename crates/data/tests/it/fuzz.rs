@@ -1,7 +1,7 @@
-//! Readers of files against bytes of all kinds: never a panic, never data that are not there.
+//! Fuzz tests of file readers with arbitrary bytes: no panics, and no data that the file does not have.
 //!
-//! `DISTRIBUTE_FUZZ_INPUTS=1000000 cargo test --release -p distribute-data --test it fuzz` tries as many inputs on each
-//! reader, `DISTRIBUTE_FUZZ_SEED=7` other ones.
+//! `DISTRIBUTE_FUZZ_INPUTS=1000000 cargo test --release -p distribute-data --test it fuzz` tries this number of inputs
+//! on each reader. `DISTRIBUTE_FUZZ_SEED=7` selects other inputs.
 
 use distribute_data::TfRecordReader;
 use distribute_data::example::{Example, Feature, Features, VarLen};
@@ -24,7 +24,7 @@ impl Choice {
         bytes
     }
 
-    /// One of the valid inputs with a few changes; at times, random bytes.
+    /// Returns one of the valid inputs with a few changes, or sometimes random bytes.
     fn input(&mut self, valid: &[Vec<u8>]) -> Vec<u8> {
         if self.below(16) == 0 {
             return self.bytes(64);
@@ -50,7 +50,7 @@ impl Choice {
     }
 }
 
-/// Tries inputs; says which one failed, so that it can be had again.
+/// Tries inputs, and prints the failed input's seed so that it can be reproduced.
 fn fuzz(reader: &str, mut input: impl FnMut(&mut Choice) -> Vec<u8>, check: impl Fn(&[u8]) -> bool) {
     let number = |name, default| match std::env::var(name) {
         Ok(text) => text.parse().unwrap(),
@@ -97,7 +97,7 @@ fn framed(length: u64, data: &[u8]) -> Vec<u8> {
     [&length[..], &masked(&length), data, &masked(data)].concat()
 }
 
-/// What is read, `most` records at once, and the error at the end.
+/// Returns the records, read at most `most` at once, and the error at the end.
 fn read(bytes: &[u8], most: usize) -> (Vec<Vec<u8>>, Option<String>) {
     let mut reader = TfRecordReader::new("f", bytes);
     let mut all = Vec::new();
@@ -197,7 +197,7 @@ fn encoded(name: &str, feature: Feature) -> Vec<u8> {
     Example::from([(name, feature)]).encode()
 }
 
-/// Cut at every byte or with any bit flipped, an example gives an error or values, both ways the same.
+/// An example that is cut at any byte or has any bit flipped gives an error or values, the same in both readers.
 #[test]
 fn damaged_examples() {
     let features = Features::new().with("ids", VarLen::ints()).unwrap();

@@ -1,5 +1,5 @@
-//! Small files that would fill the memory: in each format, read by a process of its own that may have 1 GiB of
-//! addresses.
+//! Small files that would fill the memory, in each format. Each is read by its own process with 1 GiB of address
+//! space.
 
 use distribute_data::example::{Example, Features, VarLen};
 use distribute_data::numpy::{read_npy, read_npz};
@@ -11,19 +11,20 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-/// What makes this test's program the child that reads a file: which case, and the limit for an element.
+/// An environment variable that makes this test's program the child that reads a file: the case, and the limit for an
+/// element.
 const CASE: &str = "DISTRIBUTE_HOSTILE_CASE";
 const LIMIT: &str = "DISTRIBUTE_HOSTILE_LIMIT";
 
-/// What the limit is where it is set, and what the files would take: forty times as much.
+/// The limit in the cases that set one. The files would expand to forty times as much.
 const SMALL: u64 = 2 << 20;
 
-/// What the files of the default limit would take: no more than it takes to see it.
+/// The expanded size of the files for the default limit: just enough to exceed it.
 const LARGE: u64 = 300 << 20;
 
 type Case = (&'static str, fn(u64, Option<u64>) -> Error);
 
-/// Each makes a file that would take so many bytes, and reads it.
+/// The cases. Each creates a file that would expand to this number of bytes, and reads it.
 const CASES: &[Case] = &[
     ("a line without an end", |size, limit| {
         failure(text_lines(limited(gzip(|out| run(out, b"x", size)), limit)))
@@ -130,7 +131,7 @@ fn failure<T: Nest>(data: Dataset<T>) -> Error {
     data.iter().find_map(Result::err).unwrap()
 }
 
-/// Rows of one column, of which the last is hostile.
+/// Writes rows of one column, the last of which is hostile, and reads them.
 fn csv(rows: impl FnOnce(&mut dyn Write), limit: Option<u64>) -> Error {
     let file = gzip(|out| {
         out.write_all(b"x\n1\n").unwrap();
@@ -152,7 +153,7 @@ fn gzip(write: impl FnOnce(&mut dyn Write)) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// So many bytes of one kind.
+/// Writes this number of bytes of one pattern.
 fn run(out: &mut dyn Write, of: &[u8], size: u64) {
     let block = of.repeat((1 << 16) / of.len());
     for _ in 0..size.div_ceil(block.len() as u64) {
@@ -160,7 +161,7 @@ fn run(out: &mut dyn Write, of: &[u8], size: u64) {
     }
 }
 
-/// TFRecord's checksum.
+/// Returns TFRecord's checksum.
 fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -170,7 +171,7 @@ fn npy_header(bytes: u64) -> Vec<u8> {
     [&b"\x93NUMPY\x01\x00"[..], &(text.len() as u16).to_le_bytes(), text.as_bytes()].concat()
 }
 
-/// A zip file with one array, which its directory names many times.
+/// Returns a zip file with one array, which its directory lists many times.
 fn overlapping(size: u64, times: u16) -> Vec<u8> {
     let mut array = npy_header(size);
     array.resize(array.len() + size as usize, 0);
@@ -217,7 +218,7 @@ fn tar_header(name: &str, size: u64) -> Vec<u8> {
     header.as_bytes().to_vec()
 }
 
-/// The child: makes and reads the file of one case, with 1 GiB of addresses, and prints the error.
+/// Runs in the child: creates and reads the file of one case with 1 GiB of address space, and prints the error.
 #[test]
 fn child() {
     let Ok(case) = std::env::var(CASE) else { return };
@@ -229,7 +230,7 @@ fn child() {
     println!("error: {}", run(size, limit));
 }
 
-/// What the child says of a case.
+/// Returns the error that the child prints for a case.
 fn read(case: &str, limit: Option<u64>) -> String {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child

@@ -1,4 +1,4 @@
-//! Input: files of other software, broken and hostile ones, and parameters at their extremes.
+//! Input: files of other software, broken and hostile files, and parameters at their extremes.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -1,4 +1,4 @@
-//! Files that numpy has made (`numpy/make.py`), and what is left of them after damage.
+//! Files that numpy has created (`numpy/make.py`), intact and damaged.
 
 use distribute_data::numpy::{read_npy, read_npz, read_npz_arrays, write_npy};
 use distribute_data::{Error, Location};
@@ -10,7 +10,7 @@ fn file(name: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/numpy")).join(name)
 }
 
-/// What `make.py` has put into the arrays of a dtype.
+/// Returns the values that `make.py` has written into the arrays of a dtype.
 fn expected(dtype: DType) -> HostTensor {
     let element = |x: i32| match dtype {
         DType::Bool => f64::from(x % 2),

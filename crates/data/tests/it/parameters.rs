@@ -1,4 +1,4 @@
-//! Every parameter of every operation at its extremes: an element or an error, and never the end of the process.
+//! Every parameter of every operation at its extremes gives an element or an error, and never aborts the process.
 
 use distribute_data::example::{Features, FixedLen, VarLen};
 use distribute_data::{
@@ -14,7 +14,7 @@ const EXTREMES: [usize; 4] = [0, 1, HALF, usize::MAX];
 type Any = Dataset<Tree<Leaf>>;
 type Operation = (&'static str, fn(&Dataset<i64>, usize) -> Any);
 
-/// Every operation with a parameter.
+/// All operations with a parameter.
 const OPERATIONS: &[Operation] = &[
     ("take", |data, n| data.take(n).typed()),
     ("skip", |data, n| data.skip(n).typed()),

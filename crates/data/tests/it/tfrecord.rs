@@ -1,4 +1,4 @@
-//! Files that TensorFlow wrote (`tfrecord/make.py`), and files that it is to read.
+//! Files that TensorFlow has written (`tfrecord/make.py`), and files that TensorFlow reads.
 
 use distribute_data::example::{Example, Feature, Features, FixedLen, VarLen};
 use distribute_data::{Compression, Location, TfRecordReader, TfRecordWriter};
@@ -118,7 +118,7 @@ fn what_other_libraries_write_means_what_tensorflow_says() {
     }
 }
 
-/// What TensorFlow finds in files of ours: first the records, then their features in the order of names.
+/// A program that prints the contents of our files as TensorFlow reads them: the records, then their features by name.
 const READ: &str = r#"
 import sys
 import tensorflow as tf

@@ -1,4 +1,4 @@
-//! Which types batches have, and which types cross threads.
+//! The types of batches, and the types that can be sent between threads.
 
 use distribute_data::{Dataset, Error, Iter};
 use distribute_tensor::HostTensor;

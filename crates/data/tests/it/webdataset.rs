@@ -1,4 +1,4 @@
-//! Tar files as WebDataset lays them out, whole and damaged.
+//! Tar files in WebDataset's layout, intact and damaged.
 
 use distribute_data::webdataset::{Sample, Samples, samples};
 use distribute_data::{Error, Files, Location, Result};
@@ -104,7 +104,7 @@ fn wherever_it_is_cut_it_is_an_error_after_the_samples_before_it() {
     assert_eq!(read(bytes[..whole].to_vec()).unwrap(), expected());
 }
 
-/// Some writers leave the empty blocks out, and a cut file may have lost some samples.
+/// Some writers omit the empty blocks at the end, and a truncated file may have lost samples.
 #[test]
 fn a_file_without_an_end_has_its_samples_and_is_warned_of() {
     let bytes = archive(&FILES);

@@ -1,4 +1,4 @@
-//! The manifest of `--print k8s`, read by the types of Kubernetes' API.
+//! The manifest of `--print k8s`, parsed with the types of Kubernetes' API.
 
 use distribute_cluster::resolver::{ClusterResolver, TfConfigClusterResolver};
 use distribute_launch::Layout;
@@ -6,14 +6,15 @@ use distribute_launch::print::{Job, Target};
 use k8s_openapi::api::core::v1::{Container, PodTemplateSpec};
 use serde_json::{Value, json};
 
-/// The manifest of a job of these tasks.
+/// Returns the manifest of a job of these tasks.
 fn manifest(layout: &Layout) -> Value {
     let command = ["/bin/train", "--note=\"a: b\"", "--rate", "0.1"].map(str::to_owned);
     let job = Job { layout, command: &command, timeout: None, max_restarts: 3, image: Some("me/train:1") };
     serde_saphyr::from_str(&job.print(Target::Kubernetes).unwrap()).unwrap()
 }
 
-/// The only container of a kind of tasks. What the types don't know, a misspelt field say, is lost on the way back.
+/// Returns the only container of a kind of task. Fields that the types do not have, such as misspelt ones, are lost in
+/// the round trip.
 fn container(template: &Value) -> Container {
     let typed: PodTemplateSpec = serde_json::from_value(template.clone()).unwrap();
     assert_eq!(serde_json::to_value(&typed).unwrap(), *template);

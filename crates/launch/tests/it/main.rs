@@ -1,4 +1,4 @@
-//! The launcher: processes here, on other hosts, and how they end.
+//! The launcher: processes on this host and on others, and their exits.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

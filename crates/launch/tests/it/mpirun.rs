@@ -1,5 +1,5 @@
-//! What is printed for Open MPI, carried out by it:
-//! `DISTRIBUTE_TEST_MPIRUN=1 cargo test -p distribute-launch --test it mpirun`, with Debian's openmpi-bin.
+//! The printed commands for Open MPI, run by Debian's openmpi-bin: `DISTRIBUTE_TEST_MPIRUN=1 cargo test -p
+//! distribute-launch --test it mpirun`.
 
 use distribute_cluster::World;
 use distribute_cluster::resolver::{ClusterResolver, MpiClusterResolver, MpiOptions};
@@ -12,13 +12,13 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Set for the ranks: whether they are to join their world.
+/// An environment variable for the ranks: whether they join their world.
 const JOINS: &str = "DISTRIBUTE_TEST_JOINS";
 
-/// Set by the script that plays ssh: to which host it leads.
+/// An environment variable that the mock of ssh sets: the host.
 const WHERE: &str = "DISTRIBUTE_TEST_WHERE";
 
-/// As ssh would, but to this machine.
+/// A mock of ssh that runs the command on this machine.
 const FAKE: &str = "#!/bin/sh\n[ \"$1\" = -x ] && shift\nDISTRIBUTE_TEST_WHERE=$1\nexport DISTRIBUTE_TEST_WHERE\nshift\nexec sh -c \"$*\"\n";
 
 struct Nobody;
@@ -28,7 +28,7 @@ impl Receiver for Nobody {
     fn lose(&self, _from: usize, _reason: String) {}
 }
 
-/// What each rank does: it says which worker it is, and where, and joins the others.
+/// Runs in each rank: prints its worker number and its host, and joins the others.
 fn rank(joins: &str) {
     let resolver = MpiClusterResolver::from_env(MpiOptions::default()).unwrap();
     let (spec, rank) = (resolver.cluster_spec().unwrap(), resolver.task_id().unwrap());
@@ -43,7 +43,7 @@ fn rank(joins: &str) {
     }
 }
 
-/// The lines of all ranks of what is printed for this layout, sorted.
+/// Returns the sorted lines of all ranks that the printed commands start for this layout.
 fn carried_out(layout: &Layout, joins: &str) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();
     let ssh = folder.path().join("ssh");

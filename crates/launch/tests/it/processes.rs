@@ -1,4 +1,4 @@
-//! Real processes: what they are told, what is heard of them, how they end.
+//! Real processes: their environment, their output, their exits.
 
 use crate::support::{Fifo, PATIENCE, Said, ended, script};
 use distribute_cluster::TfConfig;
@@ -403,7 +403,7 @@ fn a_command_has_no_child_that_it_does_not_know_of() {
     });
 }
 
-/// A chief, two workers that it drives and a parameter server. Worker 1 is killed or suspended, and the chief ends.
+/// A chief, two workers that it drives and a parameter server. Worker 1 is killed or suspended, and the chief exits.
 #[test]
 fn a_worker_that_is_lost_or_suspended_as_the_chief_ends_does_not_hold_up_the_end() {
     watched(|| {
@@ -437,7 +437,7 @@ fn a_worker_that_is_lost_or_suspended_as_the_chief_ends_does_not_hold_up_the_end
     });
 }
 
-/// A task's child writes for ever, in the task's group or out of it, there slowly or more than is read.
+/// The child of a task writes forever, in the task's process group or outside it, slowly or faster than it is read.
 #[test]
 fn a_process_that_writes_on_does_not_hold_up_the_end() {
     watched(|| {

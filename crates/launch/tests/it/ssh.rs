@@ -1,4 +1,4 @@
-//! Tasks on other hosts: by a script that plays ssh, and by Debian's sshd.
+//! Tasks on other hosts, with a mock of ssh and with Debian's sshd.
 
 use crate::support::{self, Fifo, Said, ended};
 use distribute_cluster::TfConfig;
@@ -13,8 +13,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// As sshd does it: another session, an environment of its own, the command for the login shell. The connection is the
-/// pipe.
+/// A mock of ssh. Like sshd it uses another session, a separate environment, and the login shell for the command. The
+/// connection is the pipe.
 const FAKE: &str = r#"#!/bin/sh
 printf '%s\n' "$@" >>"$0.log"
 for last; do :; done
@@ -33,7 +33,7 @@ fn fake() -> (TempDir, PathBuf) {
     (folder, ssh)
 }
 
-/// A launch of a script by a way to reach hosts, in a folder whose name needs quotes.
+/// Creates a launch of a script with a command that reaches hosts, in a folder whose name needs quotes.
 fn launch(ssh: Vec<String>, hosts: &str, workers: usize, script: &str) -> (Launch, Said, TempDir, String) {
     let folder = tempfile::Builder::new().prefix("it's a folder ").tempdir().unwrap();
     let plan = Plan::new(&Layout::new(workers).hosts(parse_hosts(hosts).unwrap())).unwrap();
@@ -104,7 +104,7 @@ fn signals_and_ends_cross_the_connection() {
     });
 }
 
-/// Of two workers: signals reach them and what they have started, the one that fails stops the other, and nothing is
+/// Runs two workers. Signals reach them and their children, the one that fails stops the other, and no process is
 /// left.
 fn signals_and_ends(ssh: Vec<String>, hosts: &str) {
     let fifo = Fifo::new();
@@ -133,7 +133,7 @@ fn nothing_is_left_when_a_connection_ends() {
     });
 }
 
-/// ssh is killed: what it has started on the other host ends, too.
+/// Kills ssh, and checks that the processes on the other host exit.
 fn connection_ends(ssh: Vec<String>, hosts: &str) {
     let fifo = Fifo::new();
     let heard = fifo.read();
@@ -162,7 +162,7 @@ fn a_single_loopback_host_gets_free_ports() {
     });
 }
 
-/// More than a pipe holds has to go through the connection before a task starts.
+/// The environment is larger than a pipe. It is sent over the connection before the task starts.
 #[test]
 fn a_large_environment_crosses_the_connection() {
     watched(|| {
@@ -175,7 +175,7 @@ fn a_large_environment_crosses_the_connection() {
     });
 }
 
-/// The launcher of [`with_sshd`] that is killed.
+/// Runs the launcher of [`with_sshd`] that is killed.
 fn launcher() {
     let Some(ssh) = part() else { return };
     let text =
@@ -185,8 +185,8 @@ fn launcher() {
     std::process::exit(launch.env("PIPE", pipe).run().unwrap().exit_code());
 }
 
-/// Against a real sshd on loopback:
-/// `DISTRIBUTE_TEST_SSHD=/usr/sbin/sshd cargo test -p distribute-launch --test it ssh`, from Debian's openssh-server.
+/// Runs against a real sshd on loopback, from Debian's openssh-server: `DISTRIBUTE_TEST_SSHD=/usr/sbin/sshd cargo test
+/// -p distribute-launch --test it ssh`.
 #[test]
 fn with_sshd() {
     launcher();

@@ -1,4 +1,4 @@
-//! What every transport has to do, whatever it sends by.
+//! The requirements on every transport.
 
 use crate::support::{Come, KINDS, Kind, world};
 use distribute_net::{ENDED, Message, Transport};

@@ -1,4 +1,4 @@
-//! Worlds of those that are there, of clusters in which not all have to be.
+//! Worlds of the workers that are there, in clusters that do not need all of them.
 
 use crate::support::{Kept, addresses, patient};
 use distribute_cluster::World;
@@ -10,7 +10,8 @@ use std::time::Duration;
 
 const PLACES: usize = 4;
 
-/// A worker by its place in a cluster of four, which has been in this many worlds. The leader waits for `expected`.
+/// Returns a worker by its position in a cluster of four. It has been in this many worlds. The leader waits for
+/// `expected`.
 fn at(place: usize, generation: u64, expected: &[usize], port: u16) -> Rendezvous {
     let quorum = Quorum { grace: Duration::from_secs(40), ..soon(expected) };
     Rendezvous::new(World::new(PLACES, place, 1).unwrap(), addresses(PLACES, "127.0.0.1", port))
@@ -20,7 +21,7 @@ fn at(place: usize, generation: u64, expected: &[usize], port: u16) -> Rendezvou
         .quorum(quorum)
 }
 
-/// With one worker, if need be, where the others don't come soon.
+/// Returns a quorum of one worker. The others are waited for only briefly.
 fn soon(expected: &[usize]) -> Quorum {
     let expected = expected.iter().copied().collect();
     Quorum { least: 1, expected, grace: Duration::from_millis(300) }
@@ -33,7 +34,7 @@ fn join(rendezvous: Rendezvous) -> Joined {
     (rendezvous.join(kept.clone()).unwrap(), kept)
 }
 
-/// All at these places meet, each sends each a message, and the numbers by which they know each other are those of the
+/// Joins the workers at these positions. Each sends a message to each, and knows the others by their ranks in the
 /// world.
 fn meet(places: &'static [usize], generation: u64, port: u16) -> Vec<Joined> {
     let joined: Vec<_> = std::thread::scope(|scope: &Scope<'_, '_>| {

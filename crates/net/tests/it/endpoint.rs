@@ -1,4 +1,4 @@
-//! Connections for calls: who gets one, who doesn't, and what garbage does to them.
+//! Connections for calls: accepted callers, refused callers, and garbage.
 
 use crate::support::{Kept, PATIENCE, addresses, certificates, patient};
 use distribute_cluster::{Address, Deadline, Job, Task, World};
@@ -35,8 +35,8 @@ fn connect(connector: &Connector, to: &Task, at: &Address) -> Result<(Endpoint, 
     connector.connect(to, at, kept.clone(), Deadline::after(PATIENCE)).map(|endpoint| (endpoint, kept))
 }
 
-/// Lets `callers` do what they want with the port of ps 0, whose side answers each message with its body, until they
-/// have done and all have gone.
+/// Runs `callers` with the port of ps 0, which answers each message with its body, until all callers have
+/// disconnected.
 fn called<T: Send>(identity: &Identity, callers: impl FnOnce(Address) -> T + Send) -> T {
     let mut acceptor =
         Acceptor::bind(ps(), &loopback(), access(identity), PATIENCE).unwrap().settings(patient());
@@ -241,7 +241,7 @@ fn hello(from: Task, to: Task) -> Vec<u8> {
 }
 
 proptest! {
-    /// Tasks of any name and number, and the same bytes cut off, longer or with one of them changed.
+    /// Tasks with any name and number, and the same bytes truncated, extended or with one byte changed.
     #[test]
     fn words_of_calls_come_back_and_what_is_changed_is_words_or_an_error(
         from in "[a-z]{1,12}|\\PC{1,80}",
@@ -276,7 +276,7 @@ fn names_that_a_terminal_would_obey_are_refused() {
     }
 }
 
-/// Runs something as another user, on a thread that has become that user's and ends with it.
+/// Runs a closure as another user, on a thread that changes its user and exits afterwards.
 #[cfg(target_os = "linux")]
 fn as_user<T: Send>(number: u32, run: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {

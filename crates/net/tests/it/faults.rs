@@ -1,4 +1,4 @@
-//! Workers that die, stop or fall silent: processes of their own.
+//! Workers that exit, stop or become silent, in their own processes.
 
 use crate::support::{Kept, addresses, patient};
 use distribute_cluster::{Stopwatch, World};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// What the links are made of: sockets alone, and sockets beside shared memory.
+/// The two kinds of links: sockets only, and sockets with shared memory.
 const BOTH: [SharedMemory; 2] = [SharedMemory::Never, SharedMemory::Auto];
 
 fn join(
@@ -33,7 +33,7 @@ fn join(
     (mesh, kept)
 }
 
-/// The second worker, if this process is one: it says that it is there, and does what is asked of it.
+/// Runs as the second worker if this process is one: it reports that it is there, and follows instructions.
 fn second() -> bool {
     let Some(part) = child::part() else { return false };
     let [port, what, memory] = part.split(' ').collect::<Vec<_>>()[..] else { panic!("{part}") };
@@ -49,7 +49,7 @@ fn second() -> bool {
     true
 }
 
-/// A world of this process and a second one, from which one message has come.
+/// Creates a world of this process and a second one, which has already sent a message.
 fn two(test: &str, what: &str, settings: Settings, shared_memory: SharedMemory) -> (Mesh, Arc<Kept>, Killed) {
     let listener = Listener::bind("127.0.0.1:0").unwrap();
     let port = listener.address().unwrap().port();

@@ -1,4 +1,4 @@
-//! The handshake, both sides in one thread.
+//! Tests of the handshake, with both sides in one thread.
 
 use distribute_cluster::Job;
 use distribute_net::handshake::{
@@ -15,7 +15,7 @@ fn key(secret: &[u8]) -> Option<hmac::Key> {
     Some(hmac::Key::new(hmac::HMAC_SHA256, secret))
 }
 
-/// The words in these bytes, of which the preamble may be the first.
+/// Returns the messages in these bytes, which may begin with the preamble.
 fn words(hearing: &mut Hearing, bytes: &[u8]) -> Result<Vec<Words>, Refusal> {
     let (mut all, mut rest) = (Vec::new(), bytes);
     while !rest.is_empty() {
@@ -28,7 +28,8 @@ fn words(hearing: &mut Hearing, bytes: &[u8]) -> Result<Vec<Words>, Refusal> {
     Ok(all)
 }
 
-/// Lets both sides talk. What the host knows of the caller, or the refusal and whose it is.
+/// Runs the handshake. Returns the caller's hello as the host has received it, or the refusal and the side that
+/// refused.
 fn talk(caller: &mut Caller, host: &mut Host) -> Result<Hello, (&'static str, Refusal)> {
     let (mut of_caller, mut of_host) = (Hearing::default(), Hearing::default());
     let mut said = caller.first();
@@ -130,7 +131,7 @@ fn memory_is_taken_only_by_a_host_that_has_said_it_would_share() {
     }
 }
 
-/// Who has no secret learns nothing about the job, and can't use what it has heard on another connection.
+/// A caller without the secret learns nothing about the job, and cannot replay messages of another connection.
 #[test]
 fn a_proof_is_good_for_one_connection_and_one_side() {
     let hear = |host: &mut Host, bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! Transports and how tasks find each other: what each has to do, who is refused, and what is noticed of the dead.
+//! Transports and rendezvous: requirements, refusals, and detection of failed tasks.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -1,4 +1,4 @@
-//! Those who may not join: each is told why, and disturbs nobody.
+//! Checks that workers that may not join receive the reason and disturb no other worker.
 
 use crate::support::{Kept, addresses, certificates, patient};
 use distribute_cluster::{Deadline, Stopwatch, World};
@@ -16,7 +16,7 @@ fn secret(digit: &str) -> Identity {
     Identity::Secret(Secret::from_hex(&digit.repeat(64), "a test").unwrap())
 }
 
-/// A worker of a job of two that is like all others, but for what `setup` changes.
+/// Returns a worker of a job of two. It is like all others unless the test changes it.
 fn rendezvous(worker: usize, port: u16) -> Rendezvous {
     Rendezvous::new(World::new(2, worker, 1).unwrap(), addresses(2, "127.0.0.1", port))
         .job("digits")
@@ -27,12 +27,12 @@ fn rendezvous(worker: usize, port: u16) -> Rendezvous {
         .timeout(Duration::from_secs(40))
 }
 
-/// Starts the leader, lets `others` do what they want with its port while it waits, then joins the second worker.
+/// Starts the leader, runs `others` with its port while it waits, and then joins the second worker.
 fn disturbed(others: impl FnOnce(u16)) -> [(Mesh, Arc<Kept>); 2] {
     disturbed_as(&secret("a"), others)
 }
 
-/// The same, of workers of this identity.
+/// Does the same with workers of this identity.
 fn disturbed_as(identity: &Identity, others: impl FnOnce(u16)) -> [(Mesh, Arc<Kept>); 2] {
     let listener = Listener::bind("127.0.0.1:0").unwrap();
     let port = listener.address().unwrap().port();
@@ -56,7 +56,7 @@ fn disturbed_as(identity: &Identity, others: impl FnOnce(u16)) -> [(Mesh, Arc<Ke
     })
 }
 
-/// Both workers reach each other.
+/// Checks that both workers reach each other.
 fn works([(first, first_kept), (second, second_kept)]: &[(Mesh, Arc<Kept>); 2]) {
     first.send(1, Message::new("ping", vec![1; 100_000]));
     second_kept.count(Some(second), 1);
@@ -79,7 +79,7 @@ fn refused(rendezvous: Rendezvous) -> (Reason, String) {
     }
 }
 
-/// What a raw connection is told, until its end.
+/// Returns the bytes that a raw connection receives until it ends.
 fn told(port: u16, bytes: &[u8], half_closed: bool) -> Vec<u8> {
     let mut socket = TcpStream::connect(("127.0.0.1", port)).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
@@ -149,8 +149,8 @@ fn who_does_not_belong_to_the_world_is_told_why_by_name() {
     });
 }
 
-/// The third worker of a job of three, which may be set up in another way, after the second has joined. What all three
-/// are told.
+/// Joins the third worker of a job of three after the second one. It may be configured in another way. Returns the
+/// results of all three.
 fn with_a_third(
     identity: &Identity,
     timeout: Duration,
@@ -175,7 +175,7 @@ fn with_a_third(
     })
 }
 
-/// A worker of a job of three.
+/// Returns a worker of a job of three.
 fn of_three(replicas: usize, worker: usize, port: u16) -> Rendezvous {
     Rendezvous::new(World::new(3, worker, replicas).unwrap(), addresses(3, "127.0.0.1", port))
         .job("digits")
@@ -234,7 +234,8 @@ fn a_worker_of_the_job_that_disagrees_ends_the_rendezvous_of_all_at_once() {
     });
 }
 
-/// All wait until the deadline, at which the connection of the third worker is named with this reason.
+/// Checks that all wait until the deadline, and that the error then names the third worker's connection with this
+/// reason.
 fn named_at_the_deadline(identity: &Identity, third: impl FnOnce(u16) -> Rendezvous, reason: &str) {
     let timeout = Duration::from_secs(4);
     let waited = Stopwatch::start();
@@ -385,7 +386,7 @@ fn of_another_secret_not_even_tls_is_made() {
     });
 }
 
-/// Whether a connection has not been ended by the other side.
+/// Whether the other side has not closed a connection.
 fn is_open(mut socket: &TcpStream) -> bool {
     socket.set_nonblocking(true).unwrap();
     loop {

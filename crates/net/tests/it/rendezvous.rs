@@ -1,4 +1,4 @@
-//! How workers find each other, and what they are told where they don't.
+//! Rendezvous of workers, and the errors when it fails.
 
 use crate::support::{Kept, addresses, meshes, patient};
 use distribute_cluster::{Job, World};

@@ -1,4 +1,4 @@
-//! Bodies that workers of one machine read where they are, and what is left of them.
+//! Message bodies in shared memory that workers of one machine read in place, and their release.
 
 use crate::support::{self, KINDS, Kept, Kind, Worker, addresses, meshes, patient, world};
 use bytes::Bytes;
@@ -8,7 +8,7 @@ use distribute_testing::child::{self, Killed};
 use distribute_testing::{SplitMix, watched};
 use std::sync::Arc;
 
-/// A region with such a pattern.
+/// Returns a region with the pattern.
 fn filled(transport: &dyn Transport, length: usize, first: u8) -> Bytes {
     let mut region = transport.memory(length).unwrap();
     assert_eq!((region.len(), region.as_ptr().addr() % 64), (length, 0));
@@ -16,7 +16,7 @@ fn filled(transport: &dyn Transport, length: usize, first: u8) -> Bytes {
     region.freeze()
 }
 
-/// Each one more than that before.
+/// Returns bytes that each are one more than the byte before.
 fn pattern(length: usize, first: u8) -> Vec<u8> {
     let period: Vec<_> = (0..=255_u8).map(|at| at.wrapping_add(first)).collect();
     let mut bytes = period.repeat(length.div_ceil(256));
@@ -187,7 +187,7 @@ fn join(worker: usize, port: u16, listener: Option<Listener>) -> (Mesh, Arc<Kept
     (rendezvous.settings(patient()).join(kept.clone()).unwrap(), kept)
 }
 
-/// The memory of workers that this process has open or mapped, and its file descriptors.
+/// Returns the numbers of regions that this process has open and mapped, and of its file descriptors.
 fn held() -> (usize, usize, usize) {
     let descriptors: Vec<_> =
         std::fs::read_dir("/proc/self/fd").unwrap().map(|fd| fd.unwrap().path()).collect();
@@ -198,7 +198,7 @@ fn held() -> (usize, usize, usize) {
     (open, maps.lines().filter(|line| of_workers(line)).count(), descriptors.len())
 }
 
-/// The second process: it sends a body, keeps what it gets, and waits to be killed.
+/// Runs in the second process: sends a body, keeps the bodies that it receives, and waits to be killed.
 fn keeps_and_stays(port: u16) {
     let (mesh, kept) = join(1, port, None);
     mesh.send(0, Message::new("", filled(&mesh, 4 << 20, 3)));
@@ -249,7 +249,7 @@ fn a_killed_worker_leaves_nothing_but_what_it_has_sent() {
     });
 }
 
-/// What of this process's memory is in RAM, in bytes.
+/// Returns the resident memory of this process in bytes.
 fn resident() -> usize {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
     pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096

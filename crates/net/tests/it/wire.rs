@@ -1,7 +1,7 @@
-//! Frames and words out of any bytes: nothing panics, nothing is allocated beyond what has come.
+//! Frames and messages from arbitrary bytes: no panics, and no allocation beyond what has arrived.
 //!
-//! `DISTRIBUTE_FUZZ_INPUTS=1000000 cargo test --release -p distribute-net mutated` tries more of them, and of what is
-//! said in shared memory (`src/shm/`).
+//! `DISTRIBUTE_FUZZ_INPUTS=1000000 cargo test --release -p distribute-net mutated` tries more of them, and of the
+//! messages in shared memory (`src/shm/`).
 
 use distribute_cluster::Job;
 use distribute_net::Message;
@@ -13,10 +13,10 @@ use distribute_testing::{SplitMix, fuzz_inputs};
 use proptest::prelude::*;
 use std::io::IoSlice;
 
-/// What is allocated before anything has come, for the bytes of several frames and for the first of each part.
+/// The bytes that are allocated before anything has arrived, for several frames and for the first bytes of each part.
 const CONSTANT: usize = (16 << 10) + 2 * (64 << 10);
 
-/// The bytes of frames, written in pieces of such sizes.
+/// Returns the bytes of frames, written in pieces of these sizes.
 fn bytes(frames: &[Frame], mut piece: impl FnMut() -> usize) -> Vec<u8> {
     let (mut queue, mut bytes) = (Queue::default(), Vec::new());
     frames.iter().cloned().for_each(|frame| queue.push(frame));
@@ -35,7 +35,7 @@ fn bytes(frames: &[Frame], mut piece: impl FnMut() -> usize) -> Vec<u8> {
     bytes
 }
 
-/// Feeds a decoder with pieces of such sizes, and looks at its memory.
+/// Feeds a decoder with pieces of these sizes, and checks its memory.
 fn decode(
     limits: Limits,
     mut bytes: &[u8],
@@ -194,13 +194,13 @@ fn hello(random: &mut SplitMix) -> Hello {
     Hello { job, generation: random.bits() % 3, rank, workers: 4, replicas: 1, digest, purpose }
 }
 
-/// What the workers of one job say.
+/// Returns the hello of a worker of one job.
 fn mine(rank: usize) -> Hello {
     let (job, purpose) = ("a".to_owned(), Purpose::Link);
     Hello { job, generation: 1, rank, workers: 4, replicas: 1, digest: [1; 32], purpose }
 }
 
-/// What a task says that answers calls, or calls that one.
+/// Returns the hello of a task that answers calls, or of one that makes them.
 fn calling(from: Job) -> Hello {
     let purpose = Purpose::Call { from: from.task(0), to: Job::Ps.task(0) };
     Hello { generation: 0, rank: 0, workers: 0, replicas: 0, digest: [0; 32], purpose, ..mine(0) }

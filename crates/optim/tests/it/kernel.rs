@@ -1,4 +1,5 @@
-//! Texts of kernels, compiled by a C compiler and run thread after thread: they have the bits of rules on slices.
+//! Checks that generated kernels, compiled by a C compiler and run thread after thread, are bit-identical to rules on
+//! slices.
 
 // clippy's allow-unwrap-in-tests doesn't see helpers outside of #[test] functions.
 
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// What a GPU has and C doesn't, and the reading of files.
+/// The functions that a GPU has and C does not, and the reading of files.
 const PRELUDE: &str = r#"
 #include <math.h>
 #include <stdio.h>
@@ -28,8 +29,7 @@ static void* take(FILE* file, size_t bytes) {
 }
 "#;
 
-/// The program's arguments: which kernel, with how many elements, by which grid, and the files of what goes in and
-/// comes out.
+/// The main function. Its arguments are the kernel, the number of elements, the grid, and the input and output files.
 const MAIN: &str = r#"
 int main(int count, char** arguments) {
     if (count != 7) return 2;
@@ -62,7 +62,7 @@ macro_rules! bits {
             fn read(bytes: &[u8]) -> Vec<Self> {
                 bytes.chunks(size_of::<Self>()).map(|bytes| Self::from_ne_bytes(bytes.try_into().unwrap())).collect()
             }
-            /// Which NaN a result is, no standard says.
+            /// No standard says which NaN a result is.
             fn same(self, other: Self) -> bool {
                 self.to_bits() == other.to_bits() || self.is_nan() && other.is_nan()
             }
@@ -71,7 +71,7 @@ macro_rules! bits {
 }
 bits! { f32 F32, f64 F64, }
 
-/// Does with elements what the rules of this crate don't.
+/// A rule with the operations that the rules of this crate do not use.
 #[derive(Debug)]
 struct Rest;
 
@@ -115,7 +115,7 @@ fn kernel(rule: &dyn Rule, at: Step, precision: Precision) -> Kernel {
     Kernel::new(&rule.program(at).unwrap().unwrap(), precision).unwrap()
 }
 
-/// All kernels as one program; `None` without a compiler, which CI has.
+/// Compiles all kernels into one program. Returns `None` without a compiler. CI has one.
 fn compiled(folder: &Path, kernels: &[Kernel]) -> Option<PathBuf> {
     let (mut text, mut dispatch) = (PRELUDE.to_owned(), String::new());
     for (number, kernel) in kernels.iter().enumerate() {
@@ -167,7 +167,7 @@ fn compiled(folder: &Path, kernels: &[Kernel]) -> Option<PathBuf> {
     Some(program)
 }
 
-/// Numbers of all kinds, and some of everyday.
+/// Returns numbers of all kinds, and some everyday ones.
 fn numbers<F: Float>(random: &mut SplitMix, precision: Precision, count: usize) -> Vec<F> {
     let (least, most) = match precision {
         Precision::F32 => (f64::from(f32::from_bits(1)), f64::from(f32::MAX)),

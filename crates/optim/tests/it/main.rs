@@ -1,4 +1,4 @@
-//! Rules: what holds for all, and their kernels.
+//! Rules: properties of all of them, and their kernels.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

@@ -1,4 +1,4 @@
-//! What holds for every rule, whatever the numbers.
+//! Properties of every rule, for any numbers.
 
 // clippy's allow-unwrap-in-tests doesn't see helpers outside of #[test] functions.
 
@@ -36,7 +36,7 @@ impl<F: Float> State<F> {
         State { var: cast(var), slots: rule.slots().iter().map(|spec| slot(spec.initial)).collect() }
     }
 
-    /// Updates `range` of everything.
+    /// Updates the elements of `range`.
     fn update(&mut self, rule: &dyn Rule, at: Step, range: std::ops::Range<usize>, grad: &[F]) {
         let mut slots: Vec<&mut [F]> = self.slots.iter_mut().map(|slot| &mut slot[range.clone()]).collect();
         rule.update(at, &mut self.var[range.clone()], &grad[range], &mut slots).unwrap();
@@ -62,7 +62,7 @@ fn trajectory(len: usize) -> impl Strategy<Value = (Vec<f64>, Vec<Vec<f64>>)> {
     (values(), prop::collection::vec(values(), 3))
 }
 
-/// The same for tables: row length, table, and for each step indices, with duplicates, and their values.
+/// The same for tables: row length, table, and for each step the indices, with duplicates, and their values.
 type Table = (usize, Vec<f64>, Vec<(Vec<i64>, Vec<f64>)>);
 
 fn table() -> impl Strategy<Value = Table> {
@@ -75,7 +75,7 @@ fn table() -> impl Strategy<Value = Table> {
     })
 }
 
-/// `rows` of gradients among zeros.
+/// Returns a gradient with these rows, and zeros elsewhere.
 fn scatter<F: Float>(len: usize, row_len: usize, rows: &[usize], grads: &[F]) -> Vec<F> {
     let mut dense = vec![F::ZERO; len];
     for (&row, grad) in rows.iter().zip(grads.chunks(row_len)) {
@@ -85,7 +85,7 @@ fn scatter<F: Float>(len: usize, row_len: usize, rows: &[usize], grads: &[F]) ->
 }
 
 proptest! {
-    /// Any owner of any range computes the same bits: what makes updates by range owners right.
+    /// Any assignee of any range computes the same bits. Updates that are partitioned by ranges rely on this.
     // INV-11
     #[test]
     fn ranges_give_the_same_bits_as_the_whole(
@@ -108,7 +108,7 @@ proptest! {
         }
     }
 
-    /// By row is the dense rule on the rows present, and the others stay or see a gradient of 0.
+    /// The update by row is the dense rule on the rows that are present. The other rows stay, or get a gradient of 0.
     #[test]
     fn rows_give_the_same_bits_as_the_dense_rule((row_len, table, steps) in table()) {
         for rule in rules() {
@@ -131,7 +131,7 @@ proptest! {
         }
     }
 
-    /// A shard that gets its own rows only, possibly none, ends with the same bits as that part of the table.
+    /// A shard that gets only its own rows, possibly none, is bit-identical to that part of the table.
     // INV-11
     #[test]
     fn shards_give_the_same_bits_as_the_table((row_len, table, steps) in table(), cut in 0..9usize) {
@@ -157,7 +157,7 @@ proptest! {
         }
     }
 
-    /// f32 follows f64, as far as f32 can tell.
+    /// f32 follows f64, within the precision of f32.
     #[test]
     fn f32_follows_f64((var, grads) in trajectory(16)) {
         // Numbers that f32 holds exactly, and gradients away from 0, where Adam's ratio jumps.

@@ -1,4 +1,4 @@
-//! Closures whose executions are spread over the lives of a server: what each changes is counted once.
+//! Checks that each change of a closure is counted once, even if the closure runs several times while servers restart.
 //!
 //! `DISTRIBUTE_TEST_KILLS=100 cargo test -p distribute-ps-server --test it closures -- --nocapture` kills the servers
 //! more often.
@@ -21,15 +21,15 @@ const TEST: &str = "closures::changes_of_closures_are_made_once_over_the_lives_o
 const SERVERS: usize = 2;
 const WORKERS: usize = 3;
 
-/// So many changes a closure makes: on each server one of a counter, and one of an id.
+/// The number of changes that a closure makes on each server: one of a counter, and one of an id.
 const CHANGES: u64 = 2;
 
-/// How a server keeps what it has.
+/// The way in which a server keeps its tables.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kept {
-    /// In its folder.
+    /// A folder.
     Folder,
-    /// By the server that follows it: its folder is emptied.
+    /// A replica on the next server. The server's own folder is emptied.
     Replica,
 }
 
@@ -39,7 +39,7 @@ fn cluster(ports: &[Port]) -> ClusterSpec {
     ClusterSpec::from_lists([("ps", ports.iter().map(at).collect()), ("worker", workers)]).unwrap()
 }
 
-/// Runs as a process of its own: a server that saves its tables all the time.
+/// Runs in its own process: a server that constantly saves its tables.
 fn serve(part: &str) -> ! {
     let [number, cluster, folder, kept] = part.split('\n').collect::<Vec<_>>().try_into().unwrap();
     let (number, cluster): (usize, ClusterSpec) = (number.parse().unwrap(), cluster.parse().unwrap());
@@ -58,19 +58,19 @@ fn serve(part: &str) -> ! {
     unreachable!("nobody ends it");
 }
 
-/// What of closures is known to all that run them.
+/// The state of closures, shared by all threads that run them.
 #[derive(Debug, Default)]
 struct Known {
-    /// Closures that some execution has not ended, and how often they are still to be run.
+    /// Closures that no execution has finished, with the number of their remaining runs.
     open: BTreeMap<u64, usize>,
     next: u64,
-    /// By closure and number, what was acknowledged.
+    /// The acknowledged changes on each server, by closure and number.
     made: [BTreeSet<(u64, u64)>; SERVERS],
 }
 
 impl Known {
-    /// The next closure to be run, by one or by some at once, whether for the last time, and below which all have
-    /// ended.
+    /// Returns the next closure, whether this is its last run, and the number below which all closures have ended.
+    /// Several threads may run one closure at the same time.
     fn take(&mut self, random: &mut SplitMix) -> (u64, bool, u64) {
         let again: Vec<u64> = self.open.iter().filter(|(_, left)| **left > 0).map(|(id, _)| *id).collect();
         let closure = match again.first() {
@@ -87,8 +87,8 @@ impl Known {
     }
 }
 
-/// Kills one server or the other so often while workers run closures, many of them twice and thrice, and compares the
-/// account.
+/// Kills one of the servers this number of times while workers run closures, many of them two or three times. Then
+/// compares the counts.
 fn account(kills: u64, seed: u64, kept: Kept) {
     let folder = tempfile::tempdir().unwrap();
     let ports: Vec<Port> = (0..SERVERS).map(|_| Port::reserve()).collect();

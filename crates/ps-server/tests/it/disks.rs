@@ -1,7 +1,7 @@
-//! A server whose disk is full: who asks for changes from afar is told why not, and the server goes on.
+//! A server whose disk is full refuses changes with the reason, and continues to run.
 //!
-//! `DISTRIBUTE_TEST_TMPFS=1 cargo test -p distribute-ps-server --test it disks`, which takes user namespaces, fills a
-//! small file system of the server's own. Otherwise a limit on the size of files stands for a full disk.
+//! `DISTRIBUTE_TEST_TMPFS=1 cargo test -p distribute-ps-server --test it disks` fills a small file system of the
+//! server. It needs user namespaces. Otherwise a limit on the size of files simulates a full disk.
 
 // Not all of it is needed here.
 #[allow(dead_code)]
@@ -22,8 +22,7 @@ use std::time::Duration;
 
 const TEST: &str = "disks::a_server_without_room_says_so_to_its_callers_and_goes_on_when_there_is_some";
 
-/// Runs as a process of its own: a server that saves its tables when it is told to, and whose disk is full when it is
-/// told so.
+/// Runs in its own process: a server that saves its tables on request, and whose disk becomes full on request.
 fn serve(part: &str) -> ! {
     let (port, folder) = part.split_once(' ').unwrap();
     let disk = Disk::new(0, Some(Path::new(folder)));
@@ -49,7 +48,7 @@ fn serve(part: &str) -> ! {
     std::process::exit(0);
 }
 
-/// A process that is such a server.
+/// A process that runs this server.
 struct Process {
     child: Killed,
     output: Lines<BufReader<ChildStdout>>,
@@ -65,7 +64,7 @@ impl Process {
         process
     }
 
-    /// The watchdog of the test ends a process that says nothing.
+    /// Returns the answer of the process. The watchdog of the test kills a process that prints nothing.
     fn answer(&mut self) -> String {
         let mut lines = self.output.by_ref().map_while(Result::ok);
         let answer = lines.find_map(|line| Some(line.split_once("answer: ")?.1.to_owned()));
@@ -78,7 +77,7 @@ impl Process {
     }
 }
 
-/// Counts until that is refused, and gives the refusal. What was acknowledged is in `counted`.
+/// Counts until a change is refused, and returns the refusal. The acknowledged changes are in `counted`.
 fn until_refused(ps: &Connection, counted: &mut i64) -> String {
     // There is room for so many at most behind the beginning of a log.
     for _ in 0..8192 {

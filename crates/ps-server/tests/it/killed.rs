@@ -1,7 +1,7 @@
-//! A server that is killed under load comes back with all that it has acknowledged.
+//! A server that is killed under load restarts with all acknowledged changes.
 //!
 //! `DISTRIBUTE_TEST_KILLS=100 cargo test -p distribute-ps-server --test it killed -- --nocapture` kills it more often,
-//! and says how long it was away.
+//! and prints how long it was unavailable.
 
 use crate::support::{PATIENCE, cluster, connection, count, counters, dynamic, push, rows, server, until};
 use distribute_cluster::Stopwatch;
@@ -17,10 +17,10 @@ use std::time::Duration;
 
 const TEST: &str = "killed::a_killed_server_comes_back_with_all_that_it_has_acknowledged";
 
-/// How long it may take until a change is acknowledged again.
+/// The longest time until a change is acknowledged again.
 const AWAY: Duration = Duration::from_secs(10);
 
-/// Runs as a process of its own: a server that saves its tables all the time.
+/// Runs in its own process: a server that constantly saves its tables.
 fn serve(part: &str) -> ! {
     let (port, folder) = part.split_once(' ').unwrap();
     let options = ServerOptions::new(folder).snapshot_every(Duration::from_millis(10));
@@ -31,7 +31,7 @@ fn serve(part: &str) -> ! {
     unreachable!("nobody ends it");
 }
 
-/// A process that is such a server, when it answers.
+/// Starts this server in a process, and waits until it answers.
 fn process(port: u16, folder: &Path) -> Killed {
     let mut child = Killed(command(TEST, &format!("{port} {}", folder.display())).spawn().unwrap());
     // The watchdog of the test ends a process that says nothing.
@@ -40,7 +40,8 @@ fn process(port: u16, folder: &Path) -> Killed {
     child
 }
 
-/// Kills a server so often while three clients count, and compares the account. Gives how long it was away each time.
+/// Kills a server this number of times while three clients count, and compares the counts. Returns how long it was
+/// unavailable each time.
 fn account(kills: u64, seed: u64) -> Vec<Duration> {
     let folder = tempfile::tempdir().unwrap();
     let reserved = Port::reserve();

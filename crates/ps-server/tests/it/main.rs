@@ -1,4 +1,4 @@
-//! Parameter servers behind ports: killed, without room, moved, replicated.
+//! Parameter servers behind ports: killed, with full disks, restored elsewhere, replicated.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

@@ -1,4 +1,4 @@
-//! Variables that are saved on some servers and loaded on fewer or more: slots and dynamic rows included.
+//! Variables that are saved on some servers and loaded on fewer or more, with slots and dynamic rows.
 
 use distribute_checkpoint::{Reader, Writer};
 use distribute_optim::{Adam, Momentum, RuleSpec, Step};
@@ -17,7 +17,7 @@ const ROWS: usize = 13;
 const WIDTH: usize = 2;
 const COUNTS: [usize; 5] = [1, 2, 3, 5, 8];
 
-/// Servers with a dense variable `w` and a dynamic one `ids`, cut over all of them.
+/// Servers with a dense variable `w` and a dynamic one `ids`, sharded over all of them.
 struct Servers(Vec<LocalChannel>);
 
 impl Servers {
@@ -55,7 +55,7 @@ impl Servers {
         self.0[shard].call(request, Duration::from_secs(10)).unwrap()
     }
 
-    /// Which rows of `w` each server has.
+    /// Returns the rows of `w` on each server.
     fn ranges(&self) -> Vec<Range<usize>> {
         RowPartition::div(ROWS, self.0.len()).ranges().collect()
     }
@@ -139,7 +139,7 @@ impl Servers {
         }
     }
 
-    /// All values, as one variable has them.
+    /// Returns all values, as one variable has them.
     fn values(&self) -> Vec<u32> {
         let mut all = Vec::new();
         let mut put = |rows: Response| match rows {

@@ -1,4 +1,4 @@
-//! A server behind a port does what its tables do, and what is asked of it is done once.
+//! A server behind a port does the same as its tables, and executes each request once.
 
 use crate::support::{
     self, PATIENCE, clients, cluster, connection, count, counters, dynamic, matrix, patient, ps, push, rows,
@@ -52,7 +52,7 @@ fn requests() -> Vec<Request> {
     ]
 }
 
-/// An answer in words, without which server it is, and which table of a name.
+/// Returns an answer as text, without the server and without names of tables.
 fn words(answer: Result<Response, ChannelError>) -> String {
     match answer {
         Ok(Response::Value(read)) => format!("{:?} {}", read.value, read.version.writes),
@@ -274,7 +274,7 @@ fn what_cannot_be_done_is_said_before_it_is_sent() {
     });
 }
 
-/// Keeps everybody waiting.
+/// A server that answers no call.
 #[derive(Default)]
 struct Silent(Mutex<Vec<Reply>>);
 

@@ -1,4 +1,4 @@
-//! Tables: what they refuse, what is put back, and many threads at one.
+//! Tables: refusals, restored state, and many threads on one table.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

@@ -1,4 +1,4 @@
-//! What tables refuse: the error says what it was, and nothing has changed.
+//! Refusals of tables: the error names the cause, and nothing has changed.
 
 use distribute_optim::{Adam, Momentum, Sgd, Step};
 use distribute_ps_tables::{DynamicOptions, DynamicTable, Error, Initializer, Push, RowPartition, Table};

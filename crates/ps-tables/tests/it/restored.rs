@@ -1,4 +1,4 @@
-//! Parts of a table put back: its slots, or rows of ids, beside what others push meanwhile.
+//! Restored parts of a table: its slots, or rows of ids, while other workers push.
 
 use distribute_optim::{Momentum, RuleSpec, Step};
 use distribute_ps_tables::{
@@ -12,7 +12,7 @@ fn matrix(values: &[f32]) -> HostTensor {
     HostTensor::new(values.to_vec(), [values.len() / 2, 2]).unwrap()
 }
 
-/// A table of two rows, and one of ids; both are trained with momentum.
+/// Creates a table of two rows, and one of ids. Both are trained with momentum.
 fn tables() -> Tables {
     let tables = Tables::new();
     let initializer = Initializer::new(Distribution::Constant(1.), 7, "ids");
@@ -43,7 +43,7 @@ fn dense(tables: &Tables) -> (HostTensor, HostTensor) {
     }
 }
 
-/// All rows of ids, each with its slot and when it was used.
+/// Returns all rows of ids, each with its slot and the time of its last use.
 fn ids(tables: &Tables) -> Vec<(i64, u64, f32, f32)> {
     let mut all = Vec::new();
     for part in 0..64 {

@@ -1,4 +1,4 @@
-//! Many threads at one table.
+//! Many threads on one table.
 
 use distribute_optim::{Sgd, Step};
 use distribute_ps_tables::{DynamicOptions, DynamicTable, Initializer, Push, Table};

@@ -63,7 +63,7 @@ fn large_bodies_of_many_threads_go_over_one_connection() {
     });
 }
 
-/// Keeps the replies of calls until the test answers them.
+/// Returns a handler that stores the replies of calls until the test answers them.
 fn kept() -> (impl Fn(Call, Reply) + Send + Sync, mpsc::Receiver<(Call, Reply)>) {
     let (keep, kept) = mpsc::channel();
     let keep = Mutex::new(keep);

@@ -1,4 +1,4 @@
-//! The links between tasks, some of which are not there or not let in.
+//! The links between tasks. Some tasks are not there or not admitted.
 
 use crate::support::{PATIENCE, patient};
 use distribute_cluster::{ClusterSpec, Job, Task, World};
@@ -17,7 +17,7 @@ fn secret(digit: &str) -> Identity {
     Identity::Secret(Secret::from_hex(&digit.repeat(64), "a test").unwrap())
 }
 
-/// A cluster at these ports, which nobody else gets.
+/// Returns a cluster at ports that are reserved for it.
 fn cluster(workers: usize, ps: usize) -> (ClusterSpec, Vec<Port>) {
     let ports: Vec<_> = (0..workers + ps).map(|_| Port::reserve()).collect();
     let all: Vec<_> = ports.iter().map(|port| port.address().to_string()).collect();

@@ -1,4 +1,4 @@
-//! Servers that are killed, stopped or sent garbage; each caller learns of it by name.
+//! Servers that are killed, suspended or sent garbage. Each caller gets an error that names the server.
 
 use crate::support::{self, PATIENCE, client, patient, ps, server};
 use distribute_cluster::{ClusterSpec, Job, Stopwatch};
@@ -11,7 +11,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Runs as a process of its own: a server that is never ended.
+/// Runs in its own process: a server that never exits.
 fn serve_for_ever() -> ! {
     let never = |_call, reply| std::mem::forget::<distribute_rpc::Reply>(reply);
     let server = server(|builder| builder.service("never", never));
@@ -20,7 +20,7 @@ fn serve_for_ever() -> ! {
     unreachable!("nobody ends it");
 }
 
-/// A process that is such a server, and a client of it.
+/// Starts this server in a process, with a client of it.
 fn process(test: &str, settings: Settings) -> (Killed, Client) {
     let mut child = Killed(command(test, "serve").spawn().unwrap());
     let out = BufReader::new(child.0.stdout.take().unwrap());
@@ -79,7 +79,7 @@ fn a_stopped_server_is_lost_after_its_silence() {
     });
 }
 
-/// A connection that has shown that it belongs to the job, by hand.
+/// Returns a connection that was authenticated by hand.
 fn authenticated(server: &Server) -> TcpStream {
     let mut socket = TcpStream::connect(server.address().to_string()).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -101,7 +101,7 @@ fn authenticated(server: &Server) -> TcpStream {
     }
 }
 
-/// The header of a frame, and what follows.
+/// Returns the header of a frame, and the bytes after it.
 fn frame(kind: u8, head: u32, body: u64, rest: &[u8]) -> Vec<u8> {
     [&[kind, 0, 0, 0][..], &head.to_le_bytes(), &body.to_le_bytes(), rest].concat()
 }

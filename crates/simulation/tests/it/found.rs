@@ -1,5 +1,4 @@
-//! Seeds that broke a rule before the bug that they had found was fixed. If the bug is among the planted
-//! ones, it is found again.
+//! Seeds that broke a rule before a bug was fixed. If the bug is among the planted ones, they find it again.
 
 use distribute_simulation::{Planted, Scenario};
 use distribute_testing::watched;

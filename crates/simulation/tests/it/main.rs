@@ -1,4 +1,4 @@
-//! The simulated cluster: bugs that it finds, and rules that nothing breaks.
+//! The simulated cluster: bugs that it finds, and rules that must hold.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

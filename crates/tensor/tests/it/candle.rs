@@ -1,4 +1,4 @@
-//! Candle leaves stay candle leaves, and give what host tensors give.
+//! Checks that candle leaves stay candle leaves, with the same results as host tensors.
 
 use candle_core::{CpuStorage, DType as CandleDType, Device, Storage, Tensor, Var};
 use distribute_tensor::{DType, Error, HostTensor, IndexedSlices, Leaf, ReduceOp};

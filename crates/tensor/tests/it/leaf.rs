@@ -12,7 +12,7 @@ fn host(leaf: Leaf) -> HostTensor {
     leaf.to_host().unwrap()
 }
 
-/// A tensor of any dtype, whose elements differ.
+/// Returns a tensor of any dtype, whose elements differ.
 fn of(dtype: DType, shape: &[usize], from: usize) -> HostTensor {
     let len: usize = shape.iter().product();
     if dtype == DType::String {
@@ -370,7 +370,7 @@ fn host_tensors_convert() {
     assert_ne!(t, t.cast(DType::I32).unwrap());
 }
 
-/// An axis without elements hides no others: what multiplies them would wrap.
+/// An empty axis must not hide the others: multiplying them would wrap.
 #[test]
 fn shapes_beyond_all_numbers_are_refused_in_whatever_order() {
     const MOST: usize = usize::MAX;
@@ -394,7 +394,7 @@ fn shapes_beyond_all_numbers_are_refused_in_whatever_order() {
     assert!(matches!(HostTensor::zeros(DType::F32, [1 << 58]), Err(Error::TooLarge { .. })));
 }
 
-/// The bits of a replica's rows: duplicates, and numbers whose sum depends on the order.
+/// Returns a replica's random rows, with duplicates, and with numbers whose sum depends on the order.
 fn random_slices(count: usize, seed: u64) -> IndexedSlices {
     let mut state = seed.wrapping_mul(6364136223846793005) | 1;
     let mut next = || {

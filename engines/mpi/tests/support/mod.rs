@@ -1,4 +1,4 @@
-//! Tests whose processes are started by `mpirun`: each starts itself again.
+//! Tests whose processes are started by `mpirun`: each test starts itself again.
 
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
@@ -9,10 +9,10 @@ use std::time::Duration;
 
 pub const PATIENCE: Duration = Duration::from_secs(110);
 
-/// There are two cores: one `mpirun` at a time.
+/// A lock for one `mpirun` at a time, because there are two cores.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// This test again, as so many processes; `part` is for them.
+/// Returns the command that starts this test again as this number of processes, with `part` for them.
 pub fn mpirun(test: &str, ranks: usize, part: &str) -> Command {
     let own = child::command(test, part);
     let mut mpirun = Command::new("mpirun");
@@ -28,7 +28,7 @@ pub fn mpirun(test: &str, ranks: usize, part: &str) -> Command {
     mpirun
 }
 
-/// Calls `body` in processes of `mpirun`, of which each of these numbers is started once; all have to end well.
+/// Calls `body` in the processes of one `mpirun` for each of these numbers of processes. All have to succeed.
 pub fn on_ranks(test: &str, ranks: &[usize], body: impl FnOnce()) {
     if child::part().is_some() {
         return body();
@@ -38,7 +38,7 @@ pub fn on_ranks(test: &str, ranks: &[usize], body: impl FnOnce()) {
     }
 }
 
-/// What a program has written, on both outputs, when it has ended: well, or not.
+/// Runs a program and returns both outputs. Checks that it succeeds, or that it fails.
 pub fn started(command: Command, well: bool) -> String {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let (out, err) = if well { child::output(command, PATIENCE) } else { child::refused(command, PATIENCE) };

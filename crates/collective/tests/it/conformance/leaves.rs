@@ -1,11 +1,11 @@
-//! What replicas bring: every dtype, odd lengths, nothing, rows.
+//! The contributions of replicas: every dtype, odd lengths, empty tensors, rows.
 
 use distribute_tensor::{DType, HostTensor, IndexedSlices, Leaf};
 
-/// Rows of the table that slices are of.
+/// The number of rows of the table that slices belong to.
 pub const TABLE: usize = 4;
 
-/// Numbers whose sum depends on the order in which they are added.
+/// Returns numbers whose sum depends on the order in which they are added.
 fn numbers(replica: usize, len: usize) -> HostTensor {
     let mut state = (replica as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut next = || {
@@ -15,7 +15,7 @@ fn numbers(replica: usize, len: usize) -> HostTensor {
     HostTensor::vector((0..len).map(|_| next()).collect())
 }
 
-/// None, one or two rows of `len`, which may be the same one.
+/// Returns no row, one row or two rows of length `len`. The two rows may have the same index.
 fn rows(replica: usize, len: usize, dtype: DType, dense_shape: bool) -> Leaf {
     let count = replica % 3;
     let values = numbers(replica, count * len).cast(dtype).unwrap().reshape([count, len]).unwrap();
@@ -23,7 +23,7 @@ fn rows(replica: usize, len: usize, dtype: DType, dense_shape: bool) -> Leaf {
     IndexedSlices::new(values, indices, dense_shape.then(|| vec![TABLE, len])).unwrap().into()
 }
 
-/// Every dtype that has sums; rows of them; and rows on some replicas only.
+/// Returns leaves of every dtype that has sums, rows of these dtypes, and rows on only some replicas.
 pub fn summed(replica: usize, len: usize) -> Vec<Leaf> {
     let dtypes = || DType::ALL.into_iter().filter(|dtype| dtype.mean().is_some());
     let mut all: Vec<Leaf> =
@@ -37,7 +37,8 @@ pub fn summed(replica: usize, len: usize) -> Vec<Leaf> {
     all
 }
 
-/// Every dtype there is, `len` elements and as many more as the id says: what is gathered may differ in size.
+/// Returns leaves of every dtype. The length is `len` plus the replica's id, because gathered leaves may differ in
+/// size.
 pub fn joined(replica: usize, len: usize) -> Vec<Leaf> {
     let len = len + replica % 3;
     let of = |dtype| match dtype {

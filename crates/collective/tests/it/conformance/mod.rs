@@ -1,5 +1,5 @@
-//! Each collective, over every transport and on worlds of every size, against one thread that has the values of all
-//! replicas.
+//! Checks each collective, over every transport and on worlds of every size, against one thread that has the values of
+//! all replicas.
 
 mod leaves;
 mod orders;
@@ -21,15 +21,15 @@ use std::panic::Location;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Where calls are made once for all replicas of a worker.
+/// Returns the worlds for calls that are made once for all replicas of a worker.
 fn several_workers() -> impl Iterator<Item = (usize, usize)> {
     worlds().filter(|(workers, replicas)| *workers > 1 && (*replicas == 1 || *workers < 4))
 }
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Workers, and replicas of each: worlds of 1 to 8 over the threads of one worker, of 1 to 8 workers over memory, and
-/// both.
+/// Returns worlds as numbers of workers and of replicas per worker: 1 to 8 replicas on the threads of one worker, 1 to
+/// 8 workers over memory, and both.
 fn worlds() -> impl Iterator<Item = (usize, usize)> {
     let threads = (1..=8).map(|replicas| (1, replicas));
     threads
@@ -37,8 +37,8 @@ fn worlds() -> impl Iterator<Item = (usize, usize)> {
         .chain([(3, 4)])
 }
 
-/// What links the workers of a world: `DISTRIBUTE_TEST_LINKS` says `memory`, `tcp`, `tls` or `shared` for all; else
-/// worlds take turns.
+/// Returns the transport of a world. `DISTRIBUTE_TEST_LINKS` sets `memory`, `tcp`, `tls` or `shared` for all worlds.
+/// Otherwise worlds take turns.
 fn links((workers, replicas): (usize, usize)) -> Links {
     match std::env::var("DISTRIBUTE_TEST_LINKS").as_deref() {
         Ok("memory") => Links::Memory,
@@ -53,7 +53,7 @@ fn call(operation: Operation, detail: String) -> Fingerprint {
     Fingerprint::new(operation, detail, Location::caller())
 }
 
-/// Runs `body` on each replica of a world, of which each worker is a team, and gives what they return, by id.
+/// Runs `body` on each replica of a world in which each worker is a team, and returns the results by id.
 fn on_replicas<T: Send + 'static>(
     (workers, replicas): (usize, usize),
     body: impl Fn(&Member) -> T + Send + Sync + 'static,
@@ -77,7 +77,7 @@ fn on_replicas<T: Send + 'static>(
     })
 }
 
-/// Runs `body` once on each worker, as calls between steps are made, and gives what they return, by worker.
+/// Runs `body` once on each worker, like calls between steps, and returns the results by worker.
 fn on_workers<T: Send + 'static>(
     (workers, replicas): (usize, usize),
     body: impl Fn(GroupCall<'_>, std::ops::Range<usize>) -> T + Send + Sync + 'static,
@@ -103,7 +103,7 @@ fn bytes_of(tensor: HostTensor) -> Vec<u8> {
     bytes(&[tensor.into()])
 }
 
-/// What each replica has got is the fold of what all have brought, to the bit.
+/// Checks that the result of each replica is bit-identical to the fold of all contributions.
 fn check_sum(world: (usize, usize), op: ReduceOp, len: usize, got: &[Leaf]) {
     let brought: Vec<_> = (0..world.0 * world.1).map(|replica| summed(replica, len)).collect();
     assert_eq!(got.len(), brought[0].len());
@@ -124,7 +124,7 @@ fn reductions() -> impl Iterator<Item = (ReduceOp, Packing)> {
     [ReduceOp::Sum, ReduceOp::Mean].into_iter().flat_map(move |op| packings.map(|packing| (op, packing)))
 }
 
-/// All reductions of leaves of these lengths, on each replica.
+/// Checks all reductions of leaves of these lengths, on each replica.
 fn check_all_reduce(world: (usize, usize), lens: &'static [usize]) {
     let all = on_replicas(world, move |member| {
         let of = |len: usize, (op, packing)| {
@@ -302,7 +302,7 @@ fn everybody_gets_the_leaves_and_the_records_of_worker_0() {
     }
 }
 
-/// The numbers of a replica's vector, whose sum depends on the order in which they are added.
+/// Returns the numbers of a replica's vector, whose sum depends on the order in which they are added.
 fn vector(replica: usize, len: usize) -> Vec<f32> {
     (0..len)
         .map(|at| ((replica * 7 + at * 13) % 97) as f32 * 10f32.powi((replica + at) as i32 % 7 - 3))
@@ -355,7 +355,7 @@ fn vectors_of_another_length_are_refused_by_name() {
     assert!(errors[1].contains("4 bytes of worker 0, where 8 were expected"), "{errors:?}");
 }
 
-/// A vector as it is sent.
+/// Returns the bytes of a vector on the wire.
 fn as_bytes(vector: Vec<f32>) -> Bytes {
     vector.into_iter().flat_map(f32::to_ne_bytes).collect()
 }
@@ -425,7 +425,7 @@ fn what_is_missing_or_of_another_length_among_what_is_sent_ahead_is_refused_by_n
     assert!(errors[1].contains("396 bytes of worker 0, where 400 were expected"), "{errors:?}");
 }
 
-/// A piece of one worker for another.
+/// Returns the bytes that one worker sends to another.
 fn piece(from: usize, to: usize, part: usize) -> Bytes {
     Bytes::from(vec![(100 * from + 10 * to + part) as u8; 3000 * part + to])
 }

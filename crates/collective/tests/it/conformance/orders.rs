@@ -1,4 +1,4 @@
-//! Sums in all orders and on all wires.
+//! Sums in all orders and wire formats.
 
 use crate::conformance::{on_workers, several_workers, vector};
 use bytes::Bytes;
@@ -7,7 +7,7 @@ use distribute_tensor::kernel::fold_scaled;
 use half::{bf16, f16};
 use std::collections::HashSet;
 
-/// All ways to sum.
+/// Returns all options of sums.
 fn ways() -> impl Iterator<Item = SumOptions> {
     [Order::Exact, Order::Fast].into_iter().flat_map(|order| {
         [Wire::Full, Wire::F16, Wire::Bf16].into_iter().flat_map(move |wire| {
@@ -16,7 +16,7 @@ fn ways() -> impl Iterator<Item = SumOptions> {
     })
 }
 
-/// As it is received.
+/// Returns a value as it is received.
 fn sent(wire: Wire, x: f32) -> f32 {
     match wire {
         Wire::Full => x,
@@ -25,7 +25,7 @@ fn sent(wire: Wire, x: f32) -> f32 {
     }
 }
 
-/// How far a sum may be from the exact one: rounded when it is added up, and when it is sent.
+/// Returns the largest difference from the exact sum: sums are rounded when they are added and when they are sent.
 fn tolerance(options: &SumOptions, bytes: usize, (workers, replicas): (usize, usize), sizes: f64) -> f64 {
     let (unit, least) = match options.wire {
         Wire::Full => (0., 0.),
@@ -38,7 +38,7 @@ fn tolerance(options: &SumOptions, bytes: usize, (workers, replicas): (usize, us
     1.05 * (roundings * unit + added) * sizes + (workers * replicas) as f64 * (roundings + 1.) * least
 }
 
-/// What all workers get of vectors that are summed in all ways.
+/// Returns the result of each worker for vectors that are summed with all options.
 fn summed_in_all_ways<F: Real>(world: (usize, usize), all: Vec<Vec<F>>, weights: Vec<F>) -> Vec<Vec<Vec<F>>> {
     on_workers(world, move |mut calling, replicas| {
         let mine = replicas.map(|replica| {
@@ -136,7 +136,7 @@ fn numbers_of_64_bits_are_summed_in_all_ways() {
     }
 }
 
-/// Larger than what sockets hold.
+/// Sums vectors that are larger than the buffers of sockets.
 #[test]
 fn large_vectors_go_both_ways_at_once() {
     for world in [(2, 1), (3, 1), (4, 1)] {

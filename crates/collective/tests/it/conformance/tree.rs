@@ -1,9 +1,9 @@
-//! What a reduction has to give, from first principles: two neighbours at a time, of which no order can be wrong.
+//! A reference reduction that combines two neighbours at a time.
 
 use super::leaves::TABLE;
 use distribute_tensor::{HostTensor, IndexedSlices, Leaf, ReduceOp};
 
-/// The reduction of one leaf of each replica, as a balanced binary tree over their ids, of dense values.
+/// Returns the reduction of one leaf of each replica, as a balanced binary tree over their ids. The result is dense.
 pub fn fold(op: ReduceOp, leaves: &[Leaf]) -> HostTensor {
     let dtype = leaves[0].dtype().unwrap();
     let summands = Leaf::summands(op, leaves).unwrap();
@@ -21,7 +21,7 @@ fn sum(pair: &[Leaf]) -> Leaf {
     }
 }
 
-/// Rows where they belong in the table, those of one index added up in their order.
+/// Returns the table of some rows. Rows with the same index are added in their order.
 pub fn dense(leaf: &Leaf) -> HostTensor {
     let Leaf::Slices(slices) = leaf else { return leaf.to_host().unwrap() };
     let width = slices.values.dims()[1];
@@ -35,7 +35,7 @@ pub fn dense(leaf: &Leaf) -> HostTensor {
     Leaf::stack(&table).unwrap().to_host().unwrap()
 }
 
-/// The indices that merged rows have: those of some replica, once each, in ascending order.
+/// Returns the indices of merged rows, each once, in ascending order.
 pub fn indices(leaves: &[Leaf]) -> Option<Vec<usize>> {
     let rows = |leaf: &Leaf| match leaf {
         Leaf::Slices(slices) => Some(IndexedSlices::to_rows(slices).unwrap()),

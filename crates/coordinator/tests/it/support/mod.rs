@@ -15,16 +15,16 @@ use std::time::Duration;
 
 pub const MINUTE: Duration = Duration::from_secs(60);
 
-/// What the functions of all workers of a test share.
+/// The state that the functions of all workers of a test share.
 #[derive(Default)]
 pub struct World {
     pub opened: Mutex<Vec<u64>>,
     pub changed: Condvar,
-    /// The gates that are being waited for.
+    /// The gates that functions are waiting for.
     pub started: Mutex<Vec<u64>>,
-    /// How often each function ran.
+    /// The number of runs of each function.
     pub ran: Mutex<BTreeMap<String, u64>>,
-    /// Which worker made a resource, from where on, and whether it could make variables.
+    /// The worker that created each resource, its start position, and whether it could create variables.
     pub made: Mutex<Vec<(usize, Option<u64>, bool)>>,
 }
 
@@ -54,7 +54,7 @@ impl World {
     }
 }
 
-/// The program.
+/// The program with these functions.
 pub struct Functions(pub Arc<World>);
 
 pub const NAMES: [&str; 10] =
@@ -78,7 +78,7 @@ impl Program for Functions {
     }
 }
 
-/// Numbers that count up: where each was last asked about, and where it is.
+/// A counter for each worker: the position of the last request, and the current position.
 struct OfWorker {
     world: Arc<World>,
     worker: usize,

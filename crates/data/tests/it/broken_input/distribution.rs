@@ -1,4 +1,4 @@
-//! What cannot be parted over workers and replicas.
+//! Inputs that cannot be partitioned over workers and replicas.
 
 use super::{broken, end, file, refused};
 use distribute_data::{

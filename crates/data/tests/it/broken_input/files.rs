@@ -11,7 +11,7 @@ use distribute_testing::watched;
 use flate2::write::{GzEncoder, ZlibEncoder};
 use std::io::Write;
 
-/// The bytes of a TFRecord file of records of 4 bytes, each of which takes 20.
+/// Returns the bytes of a TFRecord file of 4-byte records, each of which occupies 20 bytes.
 fn records(count: u8) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("records");
@@ -129,7 +129,7 @@ fn bad_gzip_and_zlib() {
     });
 }
 
-/// What comes out of a damaged stream is no row, record or header: the checksum at the end says why.
+/// The output of a damaged stream is not a row, record or header. The checksum at its end gives the reason.
 #[test]
 fn a_damaged_stream_is_named_before_what_came_out_of_it() {
     distribute_testing::watched(|| {

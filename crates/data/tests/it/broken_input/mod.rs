@@ -1,7 +1,7 @@
-//! Input that is broken, source by source and operation by operation: how many elements come before the error, and what
-//! the error says. It names the file and the place in it, or the element.
+//! Broken input, by source and operation: the number of elements before the error, and its text. The error names the
+//! file and the position in it, or the element.
 //!
-//! Each case is read as it is, once more, behind a `prefetch`, and by two workers: with the same end each time. Then
+//! Each case is read directly, again, after a `prefetch`, and by two workers, and ends in the same way each time. Then
 //! the pass is over, and nothing hangs.
 
 mod distribution;
@@ -12,7 +12,7 @@ mod skipped;
 use distribute_data::{AutoShardPolicy, Dataset, DistributeOptions, Distribution, Layout, Location, Result};
 use distribute_tensor::Nest;
 
-/// How many elements come, and what ends the pass.
+/// Returns the number of elements and the error that ends the pass.
 fn end<T>(mut pass: impl Iterator<Item = Result<T>>) -> (usize, String) {
     let mut elements = 0;
     for element in pass.by_ref() {
@@ -27,7 +27,7 @@ fn end<T>(mut pass: impl Iterator<Item = Result<T>>) -> (usize, String) {
     (elements, "no error".into())
 }
 
-/// The pass ends after so many elements, with this error.
+/// Checks that the pass ends with this error after this number of elements.
 #[track_caller]
 fn broken<T: Nest + 'static>(data: Dataset<T>, elements: usize, error: &str) {
     let expected = (elements, error.to_string());

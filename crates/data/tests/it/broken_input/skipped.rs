@@ -9,7 +9,8 @@ use distribute_data::{
 use distribute_tensor::{HostTensor, Nest};
 use distribute_testing::watched;
 
-/// The elements of two passes of a dataset that skips `records` in each, of which the first is this.
+/// Returns the elements of two passes of a dataset that skips `records` records in each pass. `first` is the first
+/// one.
 fn kept<T: Nest>(data: &Dataset<T>, skipped: &SkippedRecords, records: u64, first: &str) -> Vec<T> {
     let before = skipped.count();
     let elements: Vec<T> = data.iter().map(Result::unwrap).collect();
@@ -74,7 +75,7 @@ fn rows_of_csv() {
     });
 }
 
-/// A file of the examples 0 to 9, of which some have no `x`.
+/// Returns a file of the examples 0 to 9, some without `x`.
 fn examples(without: &[i64]) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("records");

@@ -1,4 +1,4 @@
-//! Parquet files as arrow's writer makes them, whole and damaged.
+//! Parquet files of arrow's writer, intact and damaged.
 
 mod other_software;
 
@@ -19,7 +19,7 @@ use parquet::file::properties::WriterProperties;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A file of row groups of 4 rows.
+/// Returns a file with row groups of 4 rows.
 fn file(columns: Vec<(&str, ArrayRef)>, compression: Compression) -> Vec<u8> {
     let batch = RecordBatch::try_from_iter(columns).unwrap();
     let properties =
@@ -186,7 +186,7 @@ fn large_rows(sizes: impl IntoIterator<Item = usize>) -> Vec<u8> {
     writer.into_inner().unwrap()
 }
 
-/// 1024 rows of 1 MB came at once.
+/// 1024 rows of 1 MB were once read together.
 #[test]
 fn rows_are_read_as_many_at_a_time_as_their_size_allows() {
     const KB: usize = 1 << 10;
@@ -240,7 +240,7 @@ fn a_row_that_takes_more_than_an_element_may_is_an_error_that_names_it() {
     assert_eq!(read(&Parquet::file(limited(bytes, 900_000)).bytes(1)).unwrap().len(), 4);
 }
 
-/// One long text that every row repeats: a few bytes in the file, and gigabytes of rows.
+/// A long text that every row repeats: a few bytes in the file, and gigabytes of rows.
 #[test]
 fn rows_that_repeat_a_long_text_are_read_a_few_at_a_time() {
     const LONG: usize = 1 << 20;

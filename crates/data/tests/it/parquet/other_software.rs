@@ -1,4 +1,4 @@
-//! Parquet files that pyarrow, polars and duckdb have written: `parquet/make.py`.
+//! Parquet files of pyarrow, polars and duckdb, from `parquet/make.py`.
 
 use super::{Columns, read};
 use distribute_data::parquet::Parquet;
@@ -11,7 +11,7 @@ fn file(name: &str) -> Parquet {
     Parquet::file(Location::bytes(name, std::fs::read(path).unwrap()))
 }
 
-/// The only batch of a file.
+/// Returns the only batch of a file.
 fn columns(parquet: &Parquet) -> Columns {
     let mut batches = read(parquet).unwrap();
     assert_eq!(batches.len(), 1);
@@ -221,7 +221,7 @@ fn pages_of_brotli_are_read_or_name_their_feature() {
     }
 }
 
-/// The library makes its tree of columns by recursion: the process ended.
+/// The library builds its tree of columns recursively, which once aborted the process.
 #[test]
 fn columns_nested_20_000_deep_are_refused() {
     let mut description = vec![0x15, 2, 0x19, 0xfc, 0xa1, 0x9c, 1];

@@ -1,4 +1,4 @@
-//! The launcher as a process of its own: signals to it, SIGKILL, and what is left behind: nothing.
+//! The launcher in its own process: signals, SIGKILL, and checks that no process is left.
 
 mod unread;
 
@@ -12,11 +12,11 @@ use std::process::{Child, Command};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// What the launcher's tasks run.
+/// An environment variable with the script that the launcher's tasks run.
 const SCRIPT: &str = "DISTRIBUTE_TEST_SCRIPT";
 
-/// The launcher, if this process is to be one: two workers run the script. Its options are the grace time and the time
-/// of the job.
+/// Runs as the launcher if this process is one. Two workers run the script. Its options are the grace time and the
+/// time limit of the job.
 fn launcher() {
     let Some(options) = part() else { return };
     let script = std::env::var(SCRIPT).unwrap();
@@ -27,7 +27,7 @@ fn launcher() {
     std::process::exit(outcome.exit_code());
 }
 
-/// Started by `test`, with what its tasks hold open.
+/// A launcher that `test` has started, with the pipe that its tasks hold open.
 struct Started {
     launcher: Killed,
     heard: Heard,
@@ -60,7 +60,8 @@ impl Started {
         Pid::from_child(&self.launcher.0)
     }
 
-    /// Waits for the launcher, once all its tasks are gone: its exit code and what it has written.
+    /// Waits until the launcher and all its tasks have exited. Returns the lines of the pipe, the exit code and both
+    /// outputs.
     fn ended(&mut self) -> (Vec<String>, Option<i32>, String, String) {
         let lines = self.heard.end();
         let (out, err) = (text(self.launcher.0.stdout.take()), text(self.launcher.0.stderr.take()));
@@ -79,11 +80,11 @@ fn text(pipe: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
     wait
 }
 
-/// Tasks that end when asked, each with a child that doesn't.
+/// Tasks that exit on request, each with a child that does not.
 const WILLING: &str = r#"trap 'echo asked >&9; echo last words; exit 1' TERM INT
     (trap '' TERM INT; echo child >&9; sleep 1000) & echo ready >&9; while :; do sleep 1000 & wait $!; done"#;
 
-/// Tasks that don't.
+/// Tasks that do not exit on request.
 const STUBBORN: &str = r#"trap '' TERM INT HUP; sleep 1000 & echo ready >&9; while :; do sleep 1000; done"#;
 
 #[test]
@@ -129,7 +130,7 @@ fn ctrl_c_twice_kills_who_does_not_end() {
     });
 }
 
-/// Whether this process and those that it starts ignore SIGHUP.
+/// Whether this process and its children ignore SIGHUP.
 fn ignores_hup() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -186,9 +187,9 @@ fn nothing_is_left_when_the_launcher_is_killed_while_its_tasks_are_suspended() {
     });
 }
 
-/// Waits until every process of a group is suspended: a signal is delivered when its receiver next runs. A shell that
-/// has just begun another program waits in the system for that one, and not for signals; it counts as suspended, since
-/// that one is.
+/// Waits until every process of a group is suspended. A process receives a signal when it next runs. A shell that has
+/// just started another program waits for it in the system and receives no signals. It counts as suspended, because
+/// its child is.
 fn until_suspended(group: Pid) {
     // What follows the name of a program, which is in parentheses: its state, its parent, its group.
     let of_group = |stat: String| {
@@ -229,7 +230,7 @@ fn lines_have_the_name_of_their_task_and_no_colour_in_a_pipe() {
     });
 }
 
-/// Nobody reads what the tasks write, and they go on.
+/// Tasks continue if their output has no reader.
 #[test]
 fn a_closed_output_does_not_end_the_job() {
     launcher();

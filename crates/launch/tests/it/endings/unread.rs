@@ -1,4 +1,4 @@
-//! The launcher ends though nobody reads what it writes, and says what it has dropped if it can say anything.
+//! Checks that the launcher exits even if its output has no reader, and reports what it has dropped if it can.
 
 use super::*;
 use rustix::fs::{Mode, OFlags};
@@ -7,7 +7,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::process::{ChildStderr, ChildStdout, Stdio};
 
-/// The outputs of the launcher that nobody reads.
+/// The outputs of the launcher that have no reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unread {
     Out,
@@ -15,7 +15,7 @@ enum Unread {
     Both,
 }
 
-/// A launcher whose tasks wait for `go`, and whose outputs were full before.
+/// A launcher whose tasks wait for `go`, and whose outputs are already full.
 struct Blocked {
     started: Started,
     go: (Fifo, Option<File>),
@@ -23,7 +23,7 @@ struct Blocked {
     err: Option<ChildStderr>,
 }
 
-/// Fills a pipe to its last byte.
+/// Fills a pipe completely.
 fn fill(pipe: &impl std::os::fd::AsRawFd) {
     // Opened once more: flags of the pipe that the launcher has stay as they are.
     let path = format!("/proc/self/fd/{}", pipe.as_raw_fd());
@@ -54,24 +54,24 @@ impl Blocked {
         self.go.1 = Some(self.go.0.release(2));
     }
 
-    /// The exit code, without a look at the outputs.
+    /// Returns the exit code, without reading the outputs.
     fn code(&mut self) -> Option<i32> {
         self.started.heard.end();
         self.started.launcher.0.wait().unwrap().code()
     }
 
-    /// Returns what it writes from now on.
+    /// Returns the output from now on.
     fn read(&mut self) -> (String, String) {
         let (out, err) = (text(self.out.take()), text(self.err.take()));
         (out.recv_timeout(PATIENCE).unwrap(), err.recv_timeout(PATIENCE).unwrap())
     }
 }
 
-/// More than launcher and pipes hold, of tasks that don't end when asked.
+/// A script that writes more than launcher and pipes hold. Its tasks do not exit on request.
 const FLOOD: &str = "trap 'echo asked >&9' TERM INT; yes \"$(printf %1000s x)\" & yes errors >&2 & echo says >&9; \
     while :; do wait; done";
 
-/// Lines, and then no end.
+/// A script that writes lines and does not exit.
 const LINES: &str = "i=0; while [ $i -lt 50 ]; do echo line; echo error >&2; i=$((i+1)); done; \
     trap 'echo asked >&9' TERM INT; echo says >&9; while :; do sleep 1000 & wait $!; done";
 

@@ -1,4 +1,4 @@
-//! Launches of small shell scripts, and what is seen of them.
+//! Launches of small shell scripts, and their output.
 
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -12,18 +12,18 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Longer than any test takes, and less than the watchdog.
+/// A timeout that is longer than any test takes, and shorter than the watchdog's.
 pub const PATIENCE: Duration = Duration::from_secs(50);
 
-/// Who has said something: a task, on one of its streams, or the launcher itself.
+/// The source of a line: a task and its stream, or the launcher itself.
 type Speaker = Option<(Task, Stream)>;
 
-/// What a job has said.
+/// The output of a job.
 #[derive(Clone, Default)]
 pub struct Said(Arc<Mutex<Vec<(Speaker, String)>>>);
 
 impl Said {
-    /// Keeps what a launch says.
+    /// Collects the output of a launch.
     pub fn keep(&self, launch: Launch) -> Launch {
         let said = self.0.clone();
         launch.output(move |output| {
@@ -36,33 +36,33 @@ impl Said {
         })
     }
 
-    /// The lines of one task, of both streams.
+    /// Returns the lines of one task, from both streams.
     pub fn of(&self, task: &Task) -> Vec<String> {
         let said = self.0.lock().unwrap();
         let own = said.iter().filter(|(from, _)| from.as_ref().is_some_and(|(from, _)| from == task));
         own.map(|(_, text)| text.clone()).collect()
     }
 
-    /// The lines of one stream.
+    /// Returns the lines of one stream.
     pub fn on(&self, wanted: Stream) -> Vec<String> {
         let said = self.0.lock().unwrap();
         let own = said.iter().filter(|(from, _)| from.as_ref().is_some_and(|(_, stream)| *stream == wanted));
         own.map(|(_, text)| text.clone()).collect()
     }
 
-    /// What the launcher itself has said.
+    /// Returns the messages of the launcher itself.
     pub fn notices(&self) -> Vec<String> {
         let said = self.0.lock().unwrap();
         said.iter().filter(|(from, _)| from.is_none()).map(|(_, text)| text.clone()).collect()
     }
 
-    /// All of it.
+    /// Returns all output.
     pub fn all(&self) -> String {
         self.0.lock().unwrap().iter().map(|(_, text)| format!("{text}\n")).collect()
     }
 }
 
-/// A launch of a script on each task, whose output is kept.
+/// Creates a launch of a script on each task, and collects its output.
 pub fn script(layout: &Layout, script: &str) -> (Launch, Said) {
     let said = Said::default();
     let plan = Plan::new(layout).unwrap();
@@ -74,7 +74,7 @@ pub fn ended(mut running: Running) -> Outcome {
     running.wait(Deadline::after(PATIENCE)).unwrap()
 }
 
-/// A pipe with a name. Whatever runs in a script holds it open by `exec 9>"$PIPE"`, so that its end is seen.
+/// A named pipe. Processes of a script hold it open with `exec 9>"$PIPE"`, so that their exit is noticed.
 pub struct Fifo {
     folder: TempDir,
 }
@@ -91,15 +91,15 @@ impl Fifo {
         self.folder.path().join("pipe")
     }
 
-    /// Lets so many scripts go on that read a line of it. What no script has read yet stays in it while the file is
-    /// open.
+    /// Releases this number of scripts, each of which reads a line of the pipe. Unread lines stay in the pipe while
+    /// the file is open.
     pub fn release(&self, scripts: usize) -> File {
         let mut pipe = File::options().write(true).open(self.path()).unwrap();
         pipe.write_all(&vec![b'\n'; scripts]).unwrap();
         pipe
     }
 
-    /// Reads it on a thread.
+    /// Reads the pipe on a thread.
     pub fn read(&self) -> Heard {
         let (line, lines) = channel();
         let path = self.path();
@@ -112,23 +112,23 @@ impl Fifo {
     }
 }
 
-/// What is written into a pipe.
+/// The lines that are written into a pipe.
 pub struct Heard(Receiver<String>);
 
 impl Heard {
-    /// The next line.
+    /// Returns the next line.
     pub fn line(&self) -> String {
         self.0.recv_timeout(PATIENCE).expect("nobody writes into the pipe")
     }
 
-    /// The next lines, sorted.
+    /// Returns the next lines, sorted.
     pub fn lines(&self, count: usize) -> Vec<String> {
         let mut lines: Vec<_> = (0..count).map(|_| self.line()).collect();
         lines.sort();
         lines
     }
 
-    /// Waits until every process that held the pipe is gone; the lines until then.
+    /// Waits until every process that holds the pipe has exited. Returns the lines until then.
     pub fn end(&self) -> Vec<String> {
         let mut lines = Vec::new();
         loop {

@@ -1,4 +1,4 @@
-//! Worlds of several workers in one process, and receivers that keep what comes.
+//! Worlds of several workers in one process, and receivers that store messages.
 
 #![allow(dead_code)]
 
@@ -13,17 +13,17 @@ use std::time::Duration;
 
 pub const PATIENCE: Duration = Duration::from_secs(50);
 
-/// What has come.
+/// The messages that have arrived.
 #[derive(Debug, Default)]
 pub struct Come {
-    /// In order, from each worker.
+    /// The messages of each worker, in order.
     pub messages: Vec<(usize, Message)>,
     pub lost: Vec<(usize, String)>,
-    /// How many messages had come when a worker was lost.
+    /// The number of messages that had arrived when a worker was lost.
     pub before: Vec<usize>,
 }
 
-/// Keeps what comes.
+/// A receiver that stores messages.
 #[derive(Debug, Default)]
 pub struct Kept {
     come: Mutex<Come>,
@@ -50,7 +50,7 @@ impl Kept {
         Arc::default()
     }
 
-    /// Waits until something is true of what has come, driving the transport if there is one.
+    /// Waits until a condition on the messages is true. Polls the transport if there is one.
     pub fn until<T>(
         &self,
         transport: Option<&dyn Transport>,
@@ -94,20 +94,20 @@ impl Kept {
     }
 }
 
-/// The transports that have to behave alike.
+/// The transports that behave alike.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
     Memory,
     Tcp,
-    /// With a secret that both sides prove to know.
+    /// TCP with a secret that both sides prove to know.
     Proof,
-    /// With certificates made from a secret.
+    /// TLS with certificates derived from a secret.
     TlsBySecret,
-    /// With certificates from files.
+    /// TLS with certificates from files.
     TlsByCertificates,
-    /// Memory that they share as processes would.
+    /// Shared memory, as between processes.
     Shared,
-    /// The same, agreed on over TLS.
+    /// Shared memory, negotiated over TLS.
     SharedByTls,
 }
 
@@ -132,7 +132,7 @@ impl Worker {
     }
 }
 
-/// A world of workers in this process.
+/// Creates a world of workers in this process.
 pub fn world(kind: Kind, workers: usize) -> Vec<Worker> {
     if kind == Kind::Memory {
         let kept: Vec<_> = (0..workers).map(|_| Kept::new()).collect();
@@ -160,7 +160,7 @@ pub fn world(kind: Kind, workers: usize) -> Vec<Worker> {
     meshes.into_iter().map(|(mesh, kept)| Worker { transport: Arc::new(mesh), kept }).collect()
 }
 
-/// Settings with which a busy machine is not taken for a dead one.
+/// Returns settings with which a busy machine is not taken for a failed one.
 pub fn patient() -> Settings {
     Settings { silence: Duration::from_secs(30), ..Settings::default() }
 }
@@ -194,12 +194,12 @@ pub fn meshes(
     })
 }
 
-/// The leader at this port, the others at ports that the system chooses.
+/// Returns addresses: the leader at this port, the others at ports that the system chooses.
 pub fn addresses(workers: usize, host: &str, port: u16) -> Vec<String> {
     (0..workers).map(|worker| format!("{host}:{}", if worker == 0 { port } else { 0 })).collect()
 }
 
-/// A CA and a certificate that it has signed, as files.
+/// Creates files with a CA and a certificate that it has signed.
 pub fn certificates(folder: &Path, name: &str) -> Certificates {
     let [ca, certificate, key] = distribute_testing::certificates(folder, name);
     Certificates { ca, certificate, key }

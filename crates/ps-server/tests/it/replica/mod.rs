@@ -1,7 +1,7 @@
-//! A server that is killed, and whose folder is gone, goes on with what the server that follows it has.
+//! A server that is killed and whose folder is gone continues with the copy on the next server.
 //!
 //! `DISTRIBUTE_TEST_KILLS=100 cargo test -p distribute-ps-server --test it replica -- --nocapture` kills them more
-//! often, and says how long they were away.
+//! often, and prints how long they were unavailable.
 
 mod ring;
 
@@ -20,7 +20,7 @@ use std::time::Duration;
 
 const TEST: &str = "replica::a_server_whose_folder_is_gone_has_all_that_it_has_acknowledged";
 
-/// How long it may take until changes are acknowledged again.
+/// The longest time until changes are acknowledged again.
 const AWAY: Duration = Duration::from_secs(10);
 
 const SERVERS: usize = 2;
@@ -31,7 +31,7 @@ fn cluster(ports: &[u16]) -> ClusterSpec {
     ClusterSpec::from_lists([("ps", ports.iter().map(at).collect()), ("worker", workers)]).unwrap()
 }
 
-/// Runs as a process of its own: a server that the next one follows. Without a folder, it has its tables in memory.
+/// Runs in its own process: a server that the next one replicates. Without a folder, its tables are in memory.
 fn serve(part: &str) -> ! {
     let mut parts = part.split(' ');
     let number: usize = parts.next().unwrap().parse().unwrap();
@@ -56,7 +56,7 @@ fn serve(part: &str) -> ! {
     unreachable!("nobody ends it");
 }
 
-/// A process that is such a server, when it listens.
+/// Starts this server in a process, and waits until it listens.
 fn process(test: &str, number: usize, ports: &str, folder: Option<&Path>) -> Killed {
     let folder = folder.map(|folder| folder.display().to_string()).unwrap_or_default();
     let mut child = Killed(command(test, &format!("{number} {ports} {folder}")).spawn().unwrap());
@@ -65,9 +65,9 @@ fn process(test: &str, number: usize, ports: &str, folder: Option<&Path>) -> Kil
     child
 }
 
-/// Kills one server or the other so often while three clients count on both, and compares the account. What becomes of
-/// the folder of one that is killed, `kept` says: it stays, or is gone; with none, tables are in memory. Gives how long
-/// each was away.
+/// Kills one of the servers this number of times while three clients count on both, and compares the counts. `kept`
+/// returns whether the folder of a killed server stays, or `None` if tables are in memory. Returns how long each was
+/// unavailable.
 fn account(kills: u64, seed: u64, kept: impl Fn(&mut SplitMix) -> Option<bool>) -> Vec<Duration> {
     let folder = tempfile::tempdir().unwrap();
     let reserved: Vec<Port> = (0..SERVERS).map(|_| Port::reserve()).collect();

@@ -1,5 +1,4 @@
-//! Three servers in a ring, in memory alone, of which one after the other is killed at a fixed pace while clients
-//! count.
+//! Three servers in a ring, in memory. One after the other is killed at a fixed pace while clients count.
 //!
 //! `DISTRIBUTE_TEST_KILLS=200 cargo test -p distribute-ps-server --test it replica::ring -- --nocapture` kills them
 //! more often.
@@ -20,17 +19,17 @@ use std::time::Duration;
 const SERVERS: usize = 3;
 const CLIENTS: usize = 3;
 
-/// Rows of a table that takes a while to be copied.
+/// The number of rows of a table that takes a while to copy.
 const LARGE: usize = 256 << 10;
 
-/// How long a server may take to say how many copies there are.
+/// The longest time in which a server reports the number of copies.
 const SOON: Duration = Duration::from_millis(100);
 
 /// The test of this module that starts servers.
 const TEST: &str =
     "replica::ring::servers_of_a_ring_that_are_killed_one_at_a_time_lose_nothing_that_is_on_two";
 
-/// The processes of a ring, and the ways to them.
+/// The processes of a ring, and the connections to them.
 struct Ring {
     numbers: Vec<u16>,
     ports: String,
@@ -61,7 +60,8 @@ impl Ring {
     }
 }
 
-/// How many copies there are of a server's tables, and whether it has one of the server before it, if it says so soon.
+/// Returns the state of the copies of a server's tables, and whether it has a copy of the previous server's, if it
+/// answers soon.
 fn copies(server: &Connection) -> Option<(Copies, bool)> {
     match server.call(Request::Usage, SOON) {
         Ok(Response::Usage(usage)) => Some((usage.copies, usage.follows == 1)),
@@ -69,7 +69,7 @@ fn copies(server: &Connection) -> Option<(Copies, bool)> {
     }
 }
 
-/// Whether there are two copies of the tables of each server: both it and the one that follows it say so.
+/// Whether there are two copies of each server's tables. Both the server and the next one must confirm it.
 fn are_whole(all: &[Connection]) -> Vec<bool> {
     let found: Vec<_> = all.iter().map(copies).collect();
     let has = |number: usize| found[number].is_some_and(|(copies, _)| copies == Copies::Two);
@@ -77,7 +77,7 @@ fn are_whole(all: &[Connection]) -> Vec<bool> {
     (0..SERVERS).map(|number| has(number) && follows((number + 1) % SERVERS)).collect()
 }
 
-/// Counts on all servers, until it is to stop.
+/// Counts on all servers until it is told to stop.
 fn counts(ring: &Ring, worker: usize, lost: &[AtomicBool], stop: &AtomicBool) -> Vec<i64> {
     let all: Vec<Connection> = (0..SERVERS).map(|number| ring.connection(worker, number)).collect();
     let mut counted = vec![0i64; SERVERS];
@@ -111,7 +111,7 @@ fn assert_is_lost(error: &ChannelError) {
     assert!(refusal.text.contains("from a checkpoint"), "{error}");
 }
 
-/// Kills servers until `kills` are over or tables are lost: gives how many it has killed, and whether tables were lost.
+/// Kills servers until `kills` are over or tables are lost. Returns the number of kills and whether tables were lost.
 fn round(kills: usize, gap: Duration, random: &mut SplitMix) -> (usize, bool) {
     let ring = Ring::start();
     let first: Vec<Connection> = (0..SERVERS).map(|number| ring.connection(0, number)).collect();

@@ -21,13 +21,13 @@ pub fn ps() -> Task {
     Job::Ps.task(0)
 }
 
-/// A cluster with one server, at this port.
+/// Returns a cluster with one server, at this port.
 pub fn cluster(port: u16) -> ClusterSpec {
     let (at, worker) = (format!("127.0.0.1:{port}"), || "127.0.0.1:0".to_owned());
     ClusterSpec::from_lists([("ps", vec![at]), ("worker", vec![worker(), worker(), worker()])]).unwrap()
 }
 
-/// Settings with which a busy machine is not taken for a dead one.
+/// Returns settings with which a busy machine is not taken for a failed one.
 pub fn patient() -> Settings {
     Settings { silence: Duration::from_secs(30), ..Settings::default() }
 }
@@ -49,7 +49,7 @@ pub fn matrix(values: &[f32], width: usize) -> HostTensor {
     HostTensor::new(values.to_vec(), [values.len() / width, width]).unwrap()
 }
 
-/// A dynamic table of rows of one number, which begin with 0 and are changed by plain descent.
+/// Creates a dynamic table of rows of one number. Rows start at 0 and are updated by plain gradient descent.
 pub fn dynamic(name: &str) -> Request {
     let initializer = Initializer::new(Distribution::Constant(0.), 7, name);
     let contents = Contents::Dynamic {
@@ -61,7 +61,7 @@ pub fn dynamic(name: &str) -> Request {
     Request::Create(TableSpec { name: name.to_owned(), contents, rule: Some(RuleSpec::Sgd(Sgd)) })
 }
 
-/// A table of counters.
+/// Creates a table of counters.
 pub fn counters(name: &str, rows: usize) -> Request {
     Request::Create(TableSpec::values(name, HostTensor::zeros(DType::I64, [rows, 1]).unwrap()))
 }
@@ -79,7 +79,7 @@ pub fn push(table: &str, id: i64) -> Request {
     Request::PushRows { table: table.to_owned(), push, rows: vec![id], gradient }
 }
 
-/// What is in some rows.
+/// Returns the values of some rows.
 pub fn rows(channel: &dyn Channel, table: &str, rows: Vec<i64>) -> HostTensor {
     match channel.call(Request::ReadRows { table: table.to_owned(), rows }, PATIENCE).unwrap() {
         Response::Rows(rows) => rows,
@@ -87,7 +87,7 @@ pub fn rows(channel: &dyn Channel, table: &str, rows: Vec<i64>) -> HostTensor {
     }
 }
 
-/// Waits until something is true.
+/// Waits until a condition is true.
 pub fn until(what: &str, is: impl Fn() -> bool) {
     let (_keep, never) = mpsc::channel::<()>();
     let deadline = Deadline::after(PATIENCE);

@@ -25,7 +25,7 @@ pub fn cluster() -> ClusterSpec {
     .unwrap()
 }
 
-/// Settings with which a busy machine is not taken for a dead one.
+/// Returns settings with which a busy machine is not taken for a failed one.
 pub fn patient() -> Settings {
     Settings { silence: Duration::from_secs(30), ..Settings::default() }
 }
@@ -47,7 +47,7 @@ pub fn echo(call: Call, reply: Reply) {
     reply.answer(call.message.head, call.message.body);
 }
 
-/// Waits until something is true.
+/// Waits until a condition is true.
 pub fn until(what: &str, is: impl Fn() -> bool) {
     let (_keep, never) = mpsc::channel::<()>();
     let deadline = Deadline::after(PATIENCE);
@@ -57,7 +57,7 @@ pub fn until(what: &str, is: impl Fn() -> bool) {
     }
 }
 
-/// A CA and a certificate that it has signed, as files.
+/// Creates files with a CA and a certificate that it has signed.
 pub fn certificates(folder: &Path, name: &str) -> Certificates {
     let [ca, certificate, key] = distribute_testing::certificates(folder, name);
     Certificates { ca, certificate, key }
