@@ -1,5 +1,5 @@
-//! Models whose replicas take part in each other's graphs, by collectives in forward, train like one device too; and
-//! what `minimize` does with losses and rules that cannot work.
+//! Checks that models whose replicas share a graph, by collectives in forward, train like one device. Also checks how
+//! `minimize` handles losses and rules that cannot work.
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -15,8 +15,8 @@ fn numbers(n: usize) -> Tensor {
     Tensor::from_vec(values, (n, 3), &Device::Cpu).unwrap()
 }
 
-/// Every example is compared with a mean over the global batch: y = w x, loss = mean of (y - m)^4 + y, where m is the
-/// sum of y over the global batch divided by `global`.
+/// Returns the weights after training. Each example is compared with a mean over the global batch: y = w x, loss =
+/// mean of (y - m)^4 + y, where m is the sum of y over the global batch divided by `global`.
 fn weights(
     strategy: &Strategy,
     examples: usize,
@@ -116,7 +116,7 @@ fn an_empty_piece_takes_part_as_the_forward_call_communicated() {
     });
 }
 
-/// One step on a loss in half precision whose gradient is 1: in parts, or not; beside another collective, or not.
+/// Makes one step on a half-precision loss whose gradient is 1: in parts or not, with another collective or without.
 fn half(
     n: usize,
     dtype: DType,
@@ -183,7 +183,7 @@ fn models_variables_and_optimizers_can_be_printed() {
     });
 }
 
-/// A user's rule that panics in its first update.
+/// A custom rule that panics in its first update.
 #[derive(Debug)]
 struct Panics;
 

@@ -1,6 +1,6 @@
-//! Tests of clusters, whose tasks are threads or processes: workers, parameter servers and coordinators.
+//! Tests of clusters whose tasks are threads or processes: workers, parameter servers and coordinators.
 //!
-//! Names carry the numbers of the rules.
+//! Test names contain the numbers of the rules.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

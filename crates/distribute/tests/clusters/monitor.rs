@@ -1,4 +1,4 @@
-//! What a running job says of itself.
+//! The reports of a running job.
 
 use candle_core::{Device, Tensor};
 use candle_nn::Init;
@@ -14,14 +14,14 @@ use std::net::TcpStream;
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
-/// Less than that of the watchdog, so that it is said what there was instead.
+/// A timeout that is shorter than the watchdog's, so that the failure prints the actual report.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn monitor(strategy: &Strategy) -> Monitor {
     Monitor::builder(strategy).address("127.0.0.1:0").start().unwrap()
 }
 
-/// The report, once it is so.
+/// Returns the report as soon as the condition is true.
 fn until(monitor: &Monitor, is_so: impl Fn(&Report) -> bool) -> Report {
     let deadline = Deadline::after(PATIENCE);
     loop {
@@ -143,7 +143,7 @@ fn a_worker_that_others_wait_for_is_named_and_the_chief_alone_shows_it() {
     });
 }
 
-/// What holds closures back.
+/// The channel that holds closures back.
 static HELD: Mutex<Option<mpsc::Receiver<()>>> = Mutex::new(None);
 
 #[distribute::remote]

@@ -1,5 +1,4 @@
-//! SIGTERM to a process: a notice as long as something watches for it, and the end of the process before and after
-//! that.
+//! SIGTERM to a process is a notice as long as a watcher exists. Before and after that it ends the process.
 
 use distribute::cluster::Stopwatch;
 use distribute::{MirroredStrategy, Preemption};
@@ -12,14 +11,14 @@ use std::process::{Command, Stdio};
 const TEST: &str = "preemption::sigterm_is_a_notice_while_it_is_watched_for_and_ends_the_process_behind_that";
 const PATIENCE: f64 = 30.;
 
-/// Tells the parent, and waits until it answers or kills.
+/// Sends a line to the parent, and waits until it answers or kills this process.
 fn tell(what: &str) {
     println!("\n{what}");
     std::io::stdout().flush().unwrap();
     let _ = std::io::stdin().lock().read_line(&mut String::new());
 }
 
-/// What the process does that gets SIGTERM.
+/// Runs in the process that gets SIGTERM.
 fn child() {
     let strategy = MirroredStrategy::cpus(1).unwrap();
     let first = Preemption::watch(&strategy).unwrap();

@@ -1,4 +1,4 @@
-//! Bad input: a typed error that says what is wrong and what to do, and nothing has changed.
+//! Bad input: a typed error gives the cause and the fix, and nothing has changed.
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, linear};
@@ -230,7 +230,7 @@ fn a_value_read_before_a_step_does_not_change_with_it() {
     });
 }
 
-/// A directory of this test's own, removed at its end.
+/// A temporary directory of this test, removed at its end.
 struct Scratch(PathBuf);
 
 impl Scratch {

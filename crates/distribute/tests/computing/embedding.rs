@@ -1,4 +1,4 @@
-//! Embeddings and bags of them: the numbers of candle_nn's layer, in and out of `minimize`, on any number of replicas.
+//! Embeddings and bags of them: equal to candle_nn's layer, inside and outside `minimize`, on any number of replicas.
 
 use crate::support::{assert_close, flat, mirrored};
 use candle_core::{D, DType, Device, Module, Result, Tensor, Var};
@@ -12,7 +12,7 @@ use distribute_testing::watched;
 const HEIGHT: usize = 40;
 const WIDTH: usize = 5;
 
-/// Ids with many duplicates, always the same.
+/// Returns ids with many duplicates, always the same.
 fn ids(shape: &[usize], below: usize) -> Tensor {
     let count: usize = shape.iter().product();
     let ids: Vec<u32> = (0..count).map(|i| ((i * i * 31 + 7 * i + 3) % below) as u32).collect();
@@ -29,7 +29,7 @@ fn bits(tensor: &Tensor) -> Vec<u64> {
     flat(tensor).into_iter().map(f64::to_bits).collect()
 }
 
-/// The result of a layer, and the gradient of its table.
+/// Returns the result of a layer, and the gradient of its table.
 fn both(table: &Var, forward: impl Fn(Tensor) -> Result<Tensor>) -> (Tensor, Tensor) {
     let out = forward(table.as_tensor().clone()).unwrap();
     let weights = numbers(out.dims(), out.dtype());
@@ -182,7 +182,7 @@ fn padding_counts_for_nothing() {
     }
 }
 
-/// Which layer a model is made of.
+/// The layer of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Layer {
     Ours,

@@ -1,4 +1,4 @@
-//! What each worker reads.
+//! The data that each worker reads.
 
 use crate::between_graph::support::worker;
 use crate::support::log_of;
@@ -10,7 +10,7 @@ use distribute_testing::watched;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The ids that each replica of a strategy gets, step by step.
+/// Returns the ids of each replica of a strategy, step by step.
 fn steps(batches: &distribute::DistributedDataset<HostTensor>) -> Vec<Vec<Vec<i64>>> {
     let ids = |piece: &HostTensor| piece.to_vec::<i64>().unwrap();
     batches.iter().map(|step| step.unwrap().iter().map(ids).collect()).collect()

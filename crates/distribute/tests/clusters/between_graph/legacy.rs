@@ -1,4 +1,4 @@
-//! The older surface, meaning what the page of 1.15 says.
+//! The legacy API, with the meaning that the page of TensorFlow 1.15 describes.
 
 use crate::between_graph::input::two;
 use crate::between_graph::support::worker;
@@ -8,7 +8,7 @@ use distribute::prelude::*;
 use distribute::{CentralStorageStrategy, Error, InputReplicationMode, LocalCluster};
 use distribute_testing::watched;
 
-/// The ids of each replica, step by step, until the end.
+/// Returns the ids of each replica, step by step, until the end.
 fn all(
     strategy: &Strategy,
     inputs: &mut distribute::legacy::InputIterator<HostTensor>,

@@ -1,4 +1,4 @@
-//! Without a cluster.
+//! A strategy without a cluster.
 
 use distribute::between_graph::ParameterServerStrategy;
 use distribute::cluster::resolver::SimpleClusterResolver;

@@ -1,5 +1,5 @@
-//! Workers that each run the whole program, on clusters whose tasks are all in this process. Names carry the numbers of
-//! the rules.
+//! Workers that each run the complete program, on clusters whose tasks are all in this process. Test names contain the
+//! numbers of the rules.
 
 mod input;
 mod legacy;

@@ -1,4 +1,4 @@
-//! Tasks that are processes, and find their cluster in `TF_CONFIG`.
+//! Tasks that are processes, and that find their cluster in `TF_CONFIG`.
 
 use crate::between_graph::support::PATIENCE;
 use distribute::between_graph::{self, ParameterServerStrategy};
@@ -7,7 +7,7 @@ use distribute_testing::{Port, child, watched};
 
 const STEPS: i64 = 30;
 
-/// One task, whichever it is.
+/// Runs one task, of any kind.
 fn program() -> distribute::Result<()> {
     if between_graph::serve(&TfConfigClusterResolver::from_env()?)? {
         return Ok(());

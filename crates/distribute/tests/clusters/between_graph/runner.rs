@@ -1,4 +1,4 @@
-//! `runner::run` by several workers.
+//! Several workers that call `runner::run`.
 
 use crate::between_graph::support::all;
 use candle_core::{Device, Tensor};

@@ -6,20 +6,20 @@ use std::time::Duration;
 
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The settings of one worker of a cluster.
+/// Returns the settings of one worker of a cluster.
 pub fn settings(cluster: &LocalCluster, worker: usize) -> ParameterServerBuilder {
     let settings = distribute::ParameterServerStrategy::builder().join_timeout(PATIENCE);
     settings.cluster_resolver(cluster.resolver_of(Job::Worker.task(worker)))
 }
 
-/// One worker of a cluster, with so many replicas.
+/// Creates one worker of a cluster, with this number of replicas.
 pub fn worker(cluster: &LocalCluster, worker: usize, replicas: usize) -> ParameterServerStrategy {
     let devices: Vec<_> = (0..replicas).map(|device| format!("cpu:{device}")).collect();
     let settings = settings(cluster, worker).devices(devices.iter().map(String::as_str));
     ParameterServerStrategy::of(settings).unwrap()
 }
 
-/// Runs the same program on all workers at once, each on a thread, and gives what each has returned.
+/// Runs the same program on all workers at once, each on a thread, and returns the results.
 pub fn all<T: Send>(
     workers: usize,
     servers: usize,

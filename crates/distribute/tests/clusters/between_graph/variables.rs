@@ -1,4 +1,4 @@
-//! Variables that all workers share: made by the chief, found by their names.
+//! Variables that all workers share: created by the chief, found by name.
 
 use crate::between_graph::support::{PATIENCE, all, settings, worker};
 use candle_core::{Device, Tensor};

@@ -1,4 +1,4 @@
-//! What a worker is, what its constructor refuses, and the end of a job.
+//! The properties of a worker, the refusals of its constructor, and the end of a job.
 
 use crate::between_graph::support::{PATIENCE, all, settings, worker};
 use distribute::between_graph::ParameterServerStrategy;

@@ -1,11 +1,11 @@
-//! What is counted on servers by closures.
+//! Counters on servers that closures increment.
 
 use distribute::remote::WorkerContext;
 use distribute::{ClusterCoordinator, HostTensor, IndexedSlices, ParameterServerStrategy, Result, Variable};
 
 pub const ROWS: usize = 10;
 
-/// Counters, over all servers.
+/// Creates counters, sharded over all servers.
 #[distribute::remote]
 pub fn make_counters(worker: &WorkerContext) -> Result<Variable> {
     counters_of(worker.strategy())
@@ -15,7 +15,7 @@ pub fn counters_of(strategy: &ParameterServerStrategy) -> Result<Variable> {
     strategy.scope(|| Variable::new("counters", HostTensor::new(vec![0i64; ROWS], [ROWS, 1])?))
 }
 
-/// Counts in two rows, which are on different servers, by different operations.
+/// Increments two rows on different servers by different operations.
 #[distribute::remote]
 pub fn count(_worker: &WorkerContext, counters: &Variable, row: i64) -> Result<i64> {
     for row in [row, ROWS as i64 - 1 - row] {
@@ -25,18 +25,18 @@ pub fn count(_worker: &WorkerContext, counters: &Variable, row: i64) -> Result<i
     Ok(row)
 }
 
-/// What has been counted.
+/// Returns the values of the counters.
 pub fn read(counters: &Variable) -> Vec<i64> {
     counters.read::<HostTensor>().unwrap().to_vec::<i64>().unwrap()
 }
 
-/// What a closure counts.
+/// Adds the increments of a closure.
 pub fn add(row: usize, to: &mut [i64]) {
     to[row] += 1;
     to[ROWS - 1 - row] += 1;
 }
 
-/// A coordinator that goes on however often tasks are lost.
+/// Creates a coordinator that retries closures without limit.
 pub fn patient(strategy: &ParameterServerStrategy) -> ClusterCoordinator {
     ClusterCoordinator::builder(strategy).worker_losses(1000).server_failures(1000).build().unwrap()
 }

@@ -6,7 +6,7 @@ use distribute::{ClusterCoordinator, Job};
 use distribute_testing::{SplitMix, watched};
 use std::time::Duration;
 
-/// Kills a task of this process's workers and servers from time to time, while closures count.
+/// Kills workers and servers of this process from time to time, while closures count.
 fn count_under_kills(cluster: &mut Cluster, kills: usize, closures_each: i64) {
     let strategy = cluster.strategy();
     let coordinator = patient(&strategy);

@@ -1,4 +1,5 @@
-//! A coordinator with workers and parameter servers that are processes, which are killed, and so is it.
+//! A coordinator whose workers and parameter servers are processes. Any of them may be killed, including the
+//! coordinator.
 
 mod counters;
 mod datasets;

@@ -1,7 +1,7 @@
-//! Any task is killed, the coordinator as well, which then takes up its job from its last checkpoint.
+//! Any task is killed, even the coordinator, which then resumes its job from its last checkpoint.
 //!
 //! `DISTRIBUTE_TEST_KILLS=1000 cargo test -p distribute --test coordinator restarts -- --nocapture` kills more often,
-//! and says how long it took each time until the next round of closures was over.
+//! and prints the time after each kill until the next round of closures was over.
 
 use crate::coordinator::counters::{ROWS, add, count, counters_of, make_counters, patient, read};
 use crate::coordinator::support::{Cluster, MINUTE, is_task_or, kills, strategy};
@@ -13,28 +13,28 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-/// Closures of a round.
+/// The number of closures of a round.
 const CLOSURES: usize = 100;
-/// What a round ends with.
+/// The beginning of the line that ends a round.
 const ROUND: &str = "round ";
-/// What it says when it has counted them all.
+/// The beginning of the chief's last line, after it has counted all rounds.
 const ENDED: &str = "closures that ended, each counted once: ";
 
-/// Which rows a round counts.
+/// Returns the rows that a round counts.
 fn rows_of(round: u64) -> Vec<usize> {
     let mut random = SplitMix(round);
     (0..CLOSURES).map(|_| random.below(ROWS)).collect()
 }
 
-/// What it adds to each.
+/// Returns the numbers that a round adds to each row.
 fn counts_of(round: u64) -> Vec<i64> {
     let mut counts = vec![0; ROWS];
     rows_of(round).into_iter().for_each(|row| add(row, &mut counts));
     counts
 }
 
-/// The chief: rounds of closures, after each of which it saves a checkpoint and says so, until it finds that it is to
-/// end.
+/// Runs as the chief: rounds of closures. After each round it saves a checkpoint and prints a line, until it finds the
+/// request to stop.
 fn coordinate(spec: ClusterSpec, folder: &Path) {
     let strategy = strategy(spec);
     let coordinator = patient(&strategy);

@@ -1,4 +1,4 @@
-//! A cluster of processes, each of which may be killed and started again.
+//! A cluster of processes, each of which may be killed and restarted.
 
 use distribute::params::FixedShardsPartitioner;
 use distribute::{
@@ -15,10 +15,10 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 pub const MINUTE: Duration = Duration::from_secs(60);
-/// What chiefs write as errors.
+/// The name of the file with the error output of chiefs.
 const ERRORS: &str = "errors";
 
-/// How often tasks are killed: `DISTRIBUTE_TEST_KILLS`.
+/// Returns the number of kills: `DISTRIBUTE_TEST_KILLS`, or the default.
 pub fn kills(default: usize) -> usize {
     std::env::var("DISTRIBUTE_TEST_KILLS").map_or(default, |kills| kills.parse().unwrap())
 }
@@ -28,18 +28,18 @@ pub struct Cluster {
     test: &'static str,
     folder: tempfile::TempDir,
     tasks: Vec<(Task, Option<Killed>)>,
-    /// The lines that the chief writes, where it is a process.
+    /// The lines that the chief prints, if it is a process.
     said: Option<mpsc::Receiver<String>>,
     _ports: Vec<Port>,
 }
 
 impl Cluster {
-    /// Workers and servers. The chief is the test.
+    /// Starts workers and servers. The chief is the test.
     pub fn start(test: &'static str, workers: usize, servers: usize) -> Self {
         Self::start_with(test, workers, servers, &[])
     }
 
-    /// The same with a chief that is a process, too, or with an evaluator that the cluster has, and that never comes.
+    /// Starts a cluster whose chief is also a process, or that has an evaluator that never joins.
     pub fn start_with(test: &'static str, workers: usize, servers: usize, others: &[Job]) -> Self {
         let ports: Vec<_> = (0..workers + servers + 1).map(|_| Port::reserve()).collect();
         let addresses: Vec<_> = ports.iter().map(|port| port.address().to_string()).collect();
@@ -78,26 +78,26 @@ impl Cluster {
         }
     }
 
-    /// All tasks that are processes.
+    /// Returns all tasks that are processes.
     pub fn tasks(&self) -> impl Iterator<Item = &Task> {
         self.tasks.iter().map(|(task, _)| task)
     }
 
-    /// Kills a task, and starts it again.
+    /// Kills a task and restarts it.
     pub fn kill(&mut self, at: usize) {
         self.tasks[at].1 = None;
         self.begin(at);
     }
 
-    /// Kills a task for good.
+    /// Kills a task without a restart.
     pub fn end(&mut self, at: usize) {
         self.tasks[at].1 = None;
     }
 
-    /// The next line of the chief that begins with this, or none within that time.
+    /// Returns the next line of the chief that begins with `start`, or `None` after that time.
     ///
     /// # Panics
-    /// If it has ended instead.
+    /// Panics if the chief has exited instead.
     pub fn hears(&self, start: &str, within: Duration) -> Option<String> {
         let (said, mut deadline) = (self.said.as_ref().unwrap(), Deadline::after(within));
         loop {
@@ -112,12 +112,12 @@ impl Cluster {
         }
     }
 
-    /// What the chief wrote as errors.
+    /// Returns the error output of the chief.
     fn errors(&self) -> String {
         std::fs::read_to_string(self.folder.path().join(ERRORS)).unwrap_or_default()
     }
 
-    /// Where tasks keep what lasts.
+    /// Returns the folder for files that outlive tasks.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -126,12 +126,12 @@ impl Cluster {
         strategy(self.spec.clone())
     }
 
-    /// The settings of the chief's strategy.
+    /// Returns the settings of the chief's strategy.
     pub fn settings(&self) -> ParameterServerBuilder {
         settings(self.spec.clone())
     }
 
-    /// Waits until all processes have ended, each with exit code 0.
+    /// Waits until all processes have exited with code 0.
     pub fn has_ended(mut self) {
         let errors = self.errors();
         for (task, process) in &mut self.tasks {
@@ -149,7 +149,7 @@ impl Cluster {
     }
 }
 
-/// In a process that was started by a test: its task. The chief does what is given.
+/// Runs the task if a test started this process for one. The chief runs `chief`.
 pub fn is_task_or(chief: impl FnOnce(ClusterSpec, &Path)) -> bool {
     let Some(part) = part() else { return false };
     let (job, index) = part.split_once(' ').unwrap();
@@ -165,7 +165,7 @@ pub fn is_task_or(chief: impl FnOnce(ClusterSpec, &Path)) -> bool {
     true
 }
 
-/// The same where the chief is the test.
+/// Does the same if the chief is the test.
 pub fn is_task() -> bool {
     is_task_or(|_, _| ())
 }

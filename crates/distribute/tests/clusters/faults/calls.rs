@@ -1,4 +1,4 @@
-//! Replicas that don't make the same calls (MC-4, AR-1, GA-8; collectives T7).
+//! Replicas that do not make the same calls (MC-4, AR-1, GA-8; collectives T7).
 
 use crate::faults::support::{Training, fault, fault_on, healthy, says};
 use distribute::cluster::Fault;
@@ -9,7 +9,7 @@ use std::sync::Mutex;
 
 type Call = fn(&ReplicaContext) -> Result<()>;
 
-/// Where a call stands that is given by name, as errors write it.
+/// Returns the source location of a named call, as error texts contain it.
 fn line_of(call: &str) -> String {
     let source = include_str!("calls.rs");
     let line = source.lines().position(|line| line.contains(call) && line.contains("fn ")).unwrap();
@@ -48,7 +48,7 @@ fn matrix() -> HostTensor {
     HostTensor::new(vec![1f32; 4], [2, 2]).unwrap()
 }
 
-/// Each pair of calls that differ, with the names of both and what the text has to tell apart.
+/// Pairs of different calls, with the names of both and the texts that distinguish them.
 const PAIRS: &[(&str, Call, &str, Call, [&str; 2])] = &[
     ("sum_2", sum_2, "sum_3", sum_3, ["all_reduce (SUM float32[2])", "all_reduce (SUM float32[3])"]),
     ("sum_2", sum_2, "mean_2", mean_2, ["SUM", "MEAN"]),

@@ -1,4 +1,4 @@
-//! Calls in a context that they don't belong to (ERR-1, ERR-2, RUN-11, MC-6, SCOPE-4).
+//! Calls in a wrong context (ERR-1, ERR-2, RUN-11, MC-6, SCOPE-4).
 
 use crate::faults::support::{fault_on, healthy, says, tensor};
 use candle_core::{Tensor, Var};
@@ -7,7 +7,7 @@ use distribute::{ContextKind, Error};
 use distribute_testing::watched;
 use std::sync::Mutex;
 
-/// A replica context, and a loss whose graph goes through an all_reduce, kept from a run that is over.
+/// Returns a replica context, and a loss whose graph contains an all_reduce, from a run that is over.
 fn kept(strategy: &Strategy) -> (ReplicaContext, Tensor) {
     let results = strategy.run((), |ctx, ()| {
         let x = Var::from_tensor(&tensor(&[1., 2.]))?;

@@ -1,4 +1,4 @@
-//! A replica that does not come before the deadline.
+//! A replica that misses the deadline.
 
 use crate::faults::support::{healthy, says};
 use distribute::cluster::Fault;
@@ -15,7 +15,7 @@ fn impatient(replicas: usize) -> MirroredStrategy {
     MirroredStrategy::with_timeout(names.iter().map(String::as_str), Duration::from_millis(50)).unwrap()
 }
 
-/// Holds the late replica until all others have given up.
+/// A gate that holds the straggler until all others have timed out.
 struct Gate(Mutex<mpsc::Sender<()>>, Mutex<mpsc::Receiver<()>>);
 
 impl Gate {

@@ -1,5 +1,5 @@
-//! Nothing hangs, every error names the culprit, and the next run works: every fault that one process can have,
-//! through the public API.
+//! Tests of every failure within one process through the public API: no test hangs, every error names the culprit, and
+//! the next run works.
 
 mod calls;
 mod contexts;

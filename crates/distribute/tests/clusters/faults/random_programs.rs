@@ -1,5 +1,5 @@
-//! Random programs of collectives, each with one planted fault: an error that names the planted replica, no hang, and
-//! a strategy that works afterwards. And programs without a fault, whose results are those of a serial model.
+//! Random programs of collectives with one planted fault: the error names the planted replica, nothing hangs, and the
+//! strategy works afterwards. Programs without a fault are compared with a serial model.
 
 use crate::faults::support::{Training, healthy};
 use candle_nn::Module;
@@ -7,7 +7,7 @@ use distribute::prelude::*;
 use distribute::{Error, Leaf, Result, Tree};
 use distribute_testing::{SplitMix, watched};
 
-/// A nest of int64 vectors: `false` a leaf of that many elements.
+/// A nest of int64 vectors. `false` is a leaf with this number of elements.
 #[derive(Clone, Debug, PartialEq)]
 enum Shape {
     Leaf(usize),
@@ -27,7 +27,7 @@ impl Shape {
         }
     }
 
-    /// The values of one replica: no two leaves, elements, calls or replicas have the same.
+    /// Returns the values of one replica. All leaves, elements, calls and replicas have different values.
     fn fill(&self, replica: i64, next: &mut i64) -> Tree<Leaf> {
         match self {
             Shape::Leaf(n) => {
@@ -61,14 +61,14 @@ impl Call {
         }
     }
 
-    /// Whether members could take the one for the other.
+    /// Whether members could confuse the two calls.
     fn is_like(&self, other: &Call) -> bool {
         let gathers = |call: &Call| matches!(call, Call::Gather(_));
         self == other || (gathers(self) && gathers(other))
     }
 
-    /// Makes the call. Where `check`, compares its result with that of one thread that knows all replicas' values: a
-    /// missing call before an equal one shows at the end of the program only.
+    /// Makes the call. With `check`, compares its result with that of one thread that has all replicas' values. A
+    /// missing call before an equal one is only noticed at the end of the program.
     fn make(&self, ctx: &ReplicaContext, number: usize, training: &Training, check: bool) -> Result<()> {
         let (id, n) = (ctx.replica_id_in_sync_group() as i64, ctx.num_replicas_in_sync() as i64);
         let number = number as i64 * 1000;
@@ -130,7 +130,7 @@ const FAULTS: [Fault; 7] = [
     Fault::Other,
 ];
 
-/// A strategy with a model for each number of replicas.
+/// Creates a strategy with a model for each number of replicas.
 fn bench() -> Vec<(MirroredStrategy, Training)> {
     let make = |n| {
         let strategy = MirroredStrategy::cpus(n).unwrap();
@@ -144,7 +144,7 @@ fn run(strategy: &Strategy, body: impl Fn(&ReplicaContext) -> Result<()> + Sync)
     strategy.run((), |ctx, ()| body(ctx)).map(drop)
 }
 
-/// What the planted replica does: the calls before the fault, and how it goes on.
+/// Returns the calls of the planted replica: those before the fault, and those after it.
 fn with_fault(calls: &[Call], fault: Fault, at: usize, random: &mut SplitMix) -> Vec<Call> {
     let mut calls = calls.to_vec();
     let mut unlike = |call: &Call| loop {

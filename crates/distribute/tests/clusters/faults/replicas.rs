@@ -1,4 +1,4 @@
-//! A replica that panics, fails or returns early: `run` returns its own error, whoever else fails because of it
+//! A replica that panics, fails or returns early: `run` returns its own error, even if others fail because of it
 //! (RUN-7).
 
 use crate::faults::support::{Training, fault, fault_on, healthy, says, tensor};

@@ -1,4 +1,4 @@
-//! What the fault tests share: a small model, and the checks that every fault gets.
+//! Shared code of the tests of failures: a small model, and the checks after every failure.
 
 pub use crate::support::tensor;
 use candle_core::Tensor;
@@ -6,13 +6,14 @@ use candle_nn::{Linear, Module, VarBuilder, linear};
 use distribute::prelude::*;
 use distribute::{Error, Result};
 
-/// The error of a run in which replica `culprit` does something else, after a healthy run; then another healthy run.
+/// Returns the error of a run in which replica `culprit` makes another call. A healthy run precedes it and another one
+/// follows.
 pub fn fault<R: Send>(replicas: usize, body: impl Fn(&ReplicaContext) -> Result<R> + Sync) -> Error {
     let strategy = MirroredStrategy::cpus(replicas).unwrap();
     fault_on(&strategy, body)
 }
 
-/// As [`fault`], on a strategy that the caller has made. The faulty run is its second.
+/// Does the same as [`fault`] on an existing strategy. The faulty run is its second.
 pub fn fault_on<R: Send>(strategy: &Strategy, body: impl Fn(&ReplicaContext) -> Result<R> + Sync) -> Error {
     healthy(strategy);
     let error = strategy.run((), |ctx, ()| body(ctx)).map(|_| ()).expect_err("the fault is an error");
@@ -21,7 +22,7 @@ pub fn fault_on<R: Send>(strategy: &Strategy, body: impl Fn(&ReplicaContext) -> 
     error
 }
 
-/// A run of every kind of call, whose results are right.
+/// Makes every kind of call in a run, and checks the results.
 pub fn healthy(strategy: &Strategy) {
     let n = strategy.num_replicas_in_sync();
     let sums = strategy.run((), |ctx, ()| {
@@ -37,7 +38,7 @@ pub fn healthy(strategy: &Strategy) {
     }
 }
 
-/// The text has every part.
+/// Checks that the text contains every part.
 #[track_caller]
 pub fn says(error: &Error, parts: &[&str]) {
     let text = error.to_string();
@@ -46,7 +47,7 @@ pub fn says(error: &Error, parts: &[&str]) {
     }
 }
 
-/// A linear model and its optimizer, with all that a step needs.
+/// A linear model and its optimizer, with everything that a step needs.
 pub struct Training {
     pub model: Replicated<Linear>,
     pub optimizer: Sgd,

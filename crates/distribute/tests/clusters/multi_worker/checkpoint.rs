@@ -1,4 +1,4 @@
-//! Checkpoints of several workers: the chief writes, all read, and what comes of it is the same on all.
+//! Checkpoints of several workers: the chief writes, all read, and the outcome is the same on all.
 
 mod positions;
 
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use tempfile::TempDir;
 
-/// A model of one variable.
+/// Creates a model of one variable.
 fn model(strategy: &Strategy, value: f64) -> Result<Replicated<candle_core::Tensor>> {
     let model = strategy.replicate(|vb: VarBuilder| vb.get_with_hints(3, "w", Init::Const(0.)))?;
     let value = candle_core::Tensor::full(value as f32, 3, &candle_core::Device::Cpu)?;
@@ -25,14 +25,14 @@ fn value(model: &Replicated<candle_core::Tensor>) -> Result<f32> {
     Ok(model.variables.get("w")?.to_vec1::<f32>()?[0])
 }
 
-/// A folder, and the path of something in it.
+/// Returns a folder, and a path in it.
 fn place() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("saved");
     (folder, path)
 }
 
-/// Returns what `body` logs from `warn` up.
+/// Returns the messages that `body` logs, from `warn` up.
 fn warnings(body: impl FnOnce() -> Result<()>) -> Result<String> {
     let file = tempfile::NamedTempFile::new().unwrap();
     let log = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_ansi(false);
@@ -100,7 +100,7 @@ fn an_error_of_the_chief_is_that_of_all_workers() {
     drop(folder);
 }
 
-/// A part that cannot be read on one worker.
+/// A component that cannot be read on one worker.
 struct Broken<'a>(&'a Strategy);
 
 impl Checkpointed for Broken<'_> {
@@ -122,7 +122,7 @@ impl Broken<'_> {
     }
 }
 
-/// INV-23, over workers: nothing is written, and nothing changed, where one worker cannot take its part.
+/// INV-23, over workers: nothing is written or changed if one worker cannot access its component.
 #[test]
 fn inv_23_a_worker_that_cannot_read_its_parts_keeps_all_from_saving_and_restoring() {
     let (folder, path) = place();
@@ -188,7 +188,7 @@ fn a_manager_keeps_the_last_ones_and_all_workers_restore_the_chiefs_latest() {
     assert!(paths[0][2].ends_with("ckpt-000003"));
 }
 
-/// Each worker has a folder of its own, in which numbers 1 to `counts[worker]` are.
+/// Returns the results of workers with separate folders, which contain the numbers 1 to `counts[worker]`.
 fn apart(counts: [u64; 2], same: bool) -> Vec<Result<(String, f32), String>> {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     for (worker, folder) in folders.iter().enumerate() {
@@ -218,7 +218,7 @@ fn apart(counts: [u64; 2], same: bool) -> Vec<Result<(String, f32), String>> {
     })
 }
 
-/// A worker that sees more, or less, than the chief, as where the folder changes in between or is another one.
+/// A worker sees more or fewer checkpoints than the chief, because the folder changes in between or is another one.
 #[test]
 fn all_workers_restore_the_checkpoint_that_the_chief_calls_the_latest() {
     let restored = |name: &str, value| vec![Ok((name.to_string(), value)); 2];
@@ -271,7 +271,7 @@ fn weights_alone_are_written_by_the_chief_and_compared_by_all() {
     assert!(some.starts_with("load_some: what was read of worker 1"), "{some}");
 }
 
-/// Each replica's copy of an ON_READ variable, of all workers, in the order of ids.
+/// The copies of an ON_READ variable on the replicas of all workers, in the order of ids.
 #[test]
 fn copies_of_all_workers_are_saved_and_come_back_where_there_are_as_many() {
     let (folder, path) = place();

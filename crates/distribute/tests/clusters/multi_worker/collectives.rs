@@ -1,5 +1,4 @@
-//! What replicas of all workers do together inside of `run`: collectives, their gradients, batch-norm, masks of
-//! dropout.
+//! Calls of replicas of all workers inside `run`: collectives, their gradients, batch-norm, masks of dropout.
 
 use crate::multi_worker::support::{LARGE, bits, number, one_text, replicas_as_in_one_process, rows, vector};
 use candle_core::{Device, Tensor, Var};
@@ -58,7 +57,7 @@ fn gradients_go_back_to_the_replicas_of_all_workers() {
     });
 }
 
-/// Only some replicas give what has a graph: the others take part in the gradient all the same.
+/// Only some replicas contribute values with a graph. The others participate in the gradient all the same.
 #[test]
 fn replicas_without_a_graph_take_part_in_the_gradients_of_other_workers() {
     for with_graph in [0, 1] {
@@ -96,7 +95,7 @@ fn batch_norm_normalises_by_the_moments_of_all_workers() {
     });
 }
 
-/// The rows of the global batch count, those of other workers before this one's too.
+/// The rows of the global batch count, including those of the workers before this one.
 #[test]
 fn masks_of_dropout_are_those_of_one_process() {
     use distribute::data::Dataset;

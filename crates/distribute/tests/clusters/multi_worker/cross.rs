@@ -1,4 +1,4 @@
-//! What code that runs once for all replicas makes of their values: `reduce`, `gather`, `reduce_to`, `batch_reduce_to`.
+//! Operations that run once for the values of all replicas: `reduce`, `gather`, `reduce_to`, `batch_reduce_to`.
 
 use crate::multi_worker::support::{
     LARGE, WORLDS, bits, number, one_text, rows, same_as_one_process, vector,
@@ -12,7 +12,7 @@ use distribute_testing::watched;
 
 const OPS: [ReduceOp; 2] = [ReduceOp::Sum, ReduceOp::Mean];
 
-/// One leaf of each replica, from its global id.
+/// Returns one leaf of each replica, computed from its global id.
 fn each(strategy: &Strategy, value: impl Fn(usize) -> Leaf) -> Result<PerReplica<Leaf>> {
     strategy.distribute_values_from_function(|ctx| Ok(value(ctx.replica_id_in_sync_group)))
 }

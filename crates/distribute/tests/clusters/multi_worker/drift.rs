@@ -1,5 +1,5 @@
-//! Variables that drift apart: found within so many steps, with the first of them and the workers named on all; and
-//! what may differ is not.
+//! Variables that drift apart are found within a number of steps, and all workers get an error that names the first of
+//! them and the workers. Permitted differences are not reported.
 
 use candle_core::{Device, Tensor, Var};
 use candle_nn::{Init, Module, VarBuilder, linear};
@@ -14,7 +14,7 @@ use distribute_collective::group::local;
 use distribute_testing::watched;
 use std::thread;
 
-/// What each worker returns, where worker `w` compares all variables within `every(w)` steps.
+/// Returns the result of each worker. Worker `w` compares all variables within `every(w)` steps.
 fn on_workers_checking<R: Send + 'static>(
     every: impl Fn(usize) -> u64 + Send + Sync + 'static,
     workers: usize,
@@ -37,14 +37,14 @@ fn on_workers_checking<R: Send + 'static>(
     })
 }
 
-/// Turns over one bit of an element of a variable.
+/// Flips one bit of an element of a variable.
 fn flip(variable: &Var, element: usize, bit: u32) -> Result<()> {
     let mut elements = variable.flatten_all()?.to_vec1::<f32>()?;
     elements[element] = f32::from_bits(elements[element].to_bits() ^ 1 << bit);
     Ok(variable.set(&Tensor::from_vec(elements, variable.dims(), &Device::Cpu)?)?)
 }
 
-/// Steps, and more of them, until one does not begin: how many it took, and why not.
+/// Makes steps until one is refused. Returns the number of steps and the error.
 fn until_refused(step: impl Fn() -> Result<()>) -> (u64, Error) {
     (1..).find_map(|number| Some((number, step().err()?))).unwrap()
 }
@@ -53,7 +53,7 @@ fn nothing(strategy: &Strategy) -> Result<()> {
     strategy.run((), |_, ()| Ok(())).map(drop)
 }
 
-/// What an error of drift names, by the one text that all workers have.
+/// Returns the names in an error of drift. All workers have the same text.
 fn drift(errors: &[Error]) -> (String, Vec<usize>, String) {
     let text = super::one_text(errors, &["run: before step ", "restore a checkpoint"]);
     let Error::Drift { variable, workers, .. } = &errors[0] else { panic!("{text}") };
@@ -63,7 +63,7 @@ fn drift(errors: &[Error]) -> (String, Vec<usize>, String) {
 type Forward = Box<dyn Fn(&Tensor) -> candle_core::Result<Tensor> + Send + Sync>;
 type Model = Replicated<Forward>;
 
-/// Two layers of which the second is created first, by names that sort the other way round.
+/// Creates two layers. The second one is created first, and the names sort the other way round.
 fn model(strategy: &Strategy) -> Result<Model> {
     strategy.replicate(|vb: VarBuilder| -> candle_core::Result<Forward> {
         let out = linear(40, 3, vb.pp("z"))?;
@@ -72,7 +72,7 @@ fn model(strategy: &Strategy) -> Result<Model> {
     })
 }
 
-/// What trains it, a step in each call.
+/// Returns a function that trains the model by one step per call.
 fn trained<'a>(strategy: &'a Strategy, model: &'a Model) -> Result<impl Fn() -> Result<()> + 'a> {
     let optimizer = Adam::new(&model.variables, 1e-2)?;
     let x = Tensor::arange(0f32, 84., &Device::Cpu)?.sin()?.reshape((12, 7))?;

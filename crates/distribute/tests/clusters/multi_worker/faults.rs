@@ -1,4 +1,4 @@
-//! What a worker does wrong: told on all workers, with one text, and what can go on goes on.
+//! Errors of one worker: all workers get the same text, and can continue if that is possible.
 
 use distribute::cluster::{Blame, Fault};
 use distribute::{CommunicationOptions, Error, PerReplica, ReduceOp, ReplicaContext, Result, Sgd};
@@ -7,7 +7,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What one replica does instead of what all others do.
+/// The wrong call of one replica.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Wrong {
     OtherCall,
@@ -185,7 +185,7 @@ fn a_worker_that_has_ended_is_lost_to_the_others_at_once() {
     });
 }
 
-/// Whatever it has made and done, and also where it panics.
+/// The same holds after any calls, and also if the worker panics.
 #[test]
 fn a_worker_that_has_ended_after_a_training_is_lost_to_the_others_at_once() {
     use distribute::data::Dataset;

@@ -1,4 +1,4 @@
-//! Datasets parted over workers: who gets what, and when all are at the end.
+//! Datasets that are sharded over workers: the elements of each worker, and the end for all.
 
 mod faults;
 
@@ -24,12 +24,12 @@ fn ids(step: Result<PerReplica<HostTensor>>) -> Result<Vec<Ids>> {
     step?.into_iter().map(|piece| Ok(piece.to_vec()?)).collect()
 }
 
-/// `[step][replica]` ids of this worker.
+/// Returns the `[step][replica]` ids of this worker.
 fn steps(data: &DistributedDataset<HostTensor>) -> Result<Vec<Vec<Ids>>> {
     data.iter().map(ids).collect()
 }
 
-/// `[step][replica]` ids of all replicas, of what each worker has.
+/// Returns the `[step][replica]` ids of all replicas, from those of each worker.
 fn together(workers: &[Vec<Vec<Ids>>]) -> Vec<Vec<Ids>> {
     let count = workers[0].len();
     assert!(workers.iter().all(|steps| steps.len() == count), "{workers:?}");
@@ -41,7 +41,7 @@ fn sorted(mut ids: Ids) -> Ids {
     ids
 }
 
-/// The ids 0..n in files of these sizes.
+/// Returns the ids 0..n in files of these sizes.
 fn files(sizes: &[usize]) -> Dataset<i64> {
     let mut next = 0..;
     let file = |(number, size): (usize, &usize)| {
@@ -52,7 +52,7 @@ fn files(sizes: &[usize]) -> Dataset<i64> {
     text_lines(files).try_map(|line: String| line.parse::<i64>())
 }
 
-/// INV-10: whatever the remainder of the last batch, and also where a worker gets nothing of it.
+/// INV-10: for any remainder of the last batch, even if a worker gets nothing of it.
 #[test]
 fn inv_10_workers_together_have_the_pieces_of_one_process_with_as_many_replicas() {
     for workers in 1..=3 {
@@ -79,8 +79,8 @@ fn inv_10_workers_together_have_the_pieces_of_one_process_with_as_many_replicas(
     }
 }
 
-/// ITER-4: each policy, rule and end gives what the plan says of all workers side by side, and all come to the end at
-/// one step.
+/// ITER-4: under each policy, rule and end, the workers get what the plan says, and all reach the end at the same
+/// step.
 #[test]
 fn iter_4_workers_have_what_the_plan_says_and_end_together() {
     let cases = || {
@@ -169,7 +169,7 @@ fn as_8_auto_parts_by_files_where_there_are_enough() {
     assert!(few.contains("worker 1 reads everything, of each batch its pieces"), "{few}");
 }
 
-/// AS-5: TensorFlow fails on some workers, and gives others an empty dataset.
+/// AS-5: TensorFlow fails on some workers, and returns an empty dataset on others.
 #[test]
 fn as_5_too_few_files_are_one_error_on_all_workers_before_the_first_step() {
     let errors = errors(3, 1, |strategy| {
@@ -180,7 +180,7 @@ fn as_5_too_few_files_are_one_error_on_all_workers_before_the_first_step() {
     assert!(errors.iter().all(|error| matches!(error.root_cause(), Error::Data(_))), "{errors:?}");
 }
 
-/// DIST-13: TensorFlow's random steps have a state of their own on each worker, so that rows come twice or not at all.
+/// DIST-13: TensorFlow's random steps have separate states on each worker, so that rows are repeated or missing.
 #[test]
 fn dist_13_a_shuffle_has_the_same_order_on_every_worker_and_another_in_every_epoch() {
     let data = || Dataset::range(40).shuffle(16, 7).repeat(2).batch(8);
@@ -224,7 +224,7 @@ fn iter_4_workers_of_a_function_take_the_same_number_of_steps() {
     assert_eq!(seen, [[vec![0, 1], vec![2], vec![]], [vec![0, 1], vec![2, 3], vec![4]]]);
 }
 
-/// FN-1, ITER-2: candle's elements, of which one worker has none at all.
+/// FN-1, ITER-2: elements are candle tensors, and one worker has none at all.
 #[test]
 fn a_worker_without_any_element_has_empty_pieces_of_candle_tensors() {
     let seen = on_workers(2, 2, |strategy| {
@@ -246,7 +246,8 @@ fn a_worker_without_any_element_has_empty_pieces_of_candle_tensors() {
     assert_eq!(seen, [[[piece(2), piece(1)]], [[piece(0), piece(0)]]]);
 }
 
-/// Of datasets of any sizes, and of none: all pieces but those that an end leaves out, on all workers as many steps.
+/// Datasets of any sizes, some empty: all per-replica batches arrive except those that an end leaves out, and all
+/// workers make the same number of steps.
 #[test]
 fn datasets_of_a_function_end_together_under_each_end() {
     let sizes: [[i64; 3]; 4] = [[0, 0, 0], [0, 5, 2], [7, 1, 0], [4, 4, 4]];

@@ -1,4 +1,4 @@
-//! Several workers, which are threads of this process. Names carry the numbers of the rules.
+//! Several workers, which are threads of this process. Test names contain the numbers of the rules.
 
 mod checkpoint;
 mod collectives;
@@ -19,8 +19,8 @@ use distribute::strategy::Links;
 use distribute::{CommunicationOptions, Error, MultiWorkerMirroredStrategy, Result, Strategy};
 use distribute_testing::watched;
 
-/// What links the workers of a world: `DISTRIBUTE_TEST_LINKS` says `memory`, `tcp`, `tls` or `shared` for all; else
-/// worlds take turns.
+/// Returns the transport of a world. `DISTRIBUTE_TEST_LINKS` sets `memory`, `tcp`, `tls` or `shared` for all worlds.
+/// Otherwise worlds take turns.
 fn links(workers: usize, replicas: usize) -> Links {
     match std::env::var("DISTRIBUTE_TEST_LINKS").as_deref() {
         Ok("memory") => Links::Memory,
@@ -49,7 +49,7 @@ fn on_threads_with<R: Send>(
     MultiWorkerMirroredStrategy::on_threads_over(links, options, workers, replicas, worker)
 }
 
-/// What each worker returns, under a watchdog.
+/// Returns the result of each worker, under a watchdog.
 fn on_workers<R: Send + 'static>(
     workers: usize,
     replicas: usize,
@@ -58,7 +58,7 @@ fn on_workers<R: Send + 'static>(
     watched(move || on_threads(workers, replicas, |strategy| worker(strategy)).unwrap())
 }
 
-/// The error of each worker, all of which fail.
+/// Returns the error of each worker. All have to fail.
 fn errors<T: 'static>(
     workers: usize,
     replicas: usize,
@@ -67,7 +67,7 @@ fn errors<T: 'static>(
     on_workers(workers, replicas, move |strategy| Ok(worker(strategy).err().expect("an error")))
 }
 
-/// The one text that all errors have, with all of these in it.
+/// Returns the text that all errors share, and checks that it contains these parts.
 fn one_text(errors: &[Error], parts: &[&str]) -> String {
     let text = errors[0].to_string();
     assert!(errors.iter().all(|error| error.to_string() == text), "{errors:#?}");

@@ -1,5 +1,5 @@
-//! A notice to one worker: all hear of it in one step, save one checkpoint, and a training that is started again goes
-//! on from there.
+//! A notice to one worker: all receive it in the same step and save one checkpoint. A restarted training continues
+//! from there.
 
 use candle_core::{Device, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -7,8 +7,8 @@ use distribute::{Adam, Checkpoint, CheckpointManager, Error, Preemption, Result,
 use std::path::Path;
 use std::time::Duration;
 
-/// Until the notice, or so many steps are made; worker 1 gets it after step `noticed`. Gives the steps made, and the
-/// weights.
+/// Trains until the notice or for this number of steps. Worker 1 gets the notice after step `noticed`. Returns the
+/// number of steps and the weights.
 fn train(
     strategy: &Strategy,
     folder: &Path,

@@ -1,5 +1,5 @@
-//! Optimizers that the workers have set differently: no step is made, and all get one error that names the setting, its
-//! values and the workers.
+//! Optimizers with different settings on the workers: no step is made, and all get one error that names the setting,
+//! its values and the workers.
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -10,7 +10,7 @@ use distribute::{Error, Replicated, Result, nn};
 type Model = Replicated<(Tensor, Tensor)>;
 type Set = fn(Adam) -> Result<Adam>;
 
-/// Two variables of one shape, so that the gradient of one fits the other.
+/// Creates two variables of one shape, so that the gradient of one fits the other.
 fn model(strategy: &Strategy) -> Result<Model> {
     strategy.replicate(|vb: VarBuilder| -> candle_core::Result<_> {
         let get = |name| vb.get_with_hints(2, name, Init::Const(1.));
@@ -18,7 +18,7 @@ fn model(strategy: &Strategy) -> Result<Model> {
     })
 }
 
-/// A step whose gradient of `a` is 1, and that of `b` 10.
+/// Makes a step in which the gradient of `a` is 1, and that of `b` is 10.
 fn step(strategy: &Strategy, model: &Model, optimizer: &Adam) -> Result<()> {
     let run = strategy
         .run(model, |ctx, (a, b)| optimizer.minimize(ctx, (a.sum_all()? + (b.sum_all()? * 10.)?)?, 1));
@@ -33,8 +33,8 @@ fn adam(model: &Model, beta1: f64) -> Result<Adam> {
     Adam::with_rule(rules::Adam { beta1, ..Default::default() }, &model.variables, 0.125)
 }
 
-/// The one text of the error that all workers get where worker 1 alone sets its optimizer by `set`. No variable changes
-/// then, and afterwards they train with optimizers that are set alike.
+/// Returns the text of the error that all workers get if only worker 1 applies `set` to its optimizer. Checks that no
+/// variable changes, and that they train afterwards with equal settings.
 fn refused(workers: usize, replicas: usize, set: Set) -> String {
     let mut texts = crate::multi_worker::on_workers(workers, replicas, move |strategy| {
         let (model, other) = (model(strategy)?, strategy.world().worker() == 1);
@@ -136,7 +136,7 @@ fn a_hyper_parameter_that_differs_is_named() {
 }
 
 // INV-25
-/// Each worker's gradient of the one variable that it trains had been added to the other's.
+/// Each worker trains one variable, and its gradient was once added to the other's.
 #[test]
 fn workers_that_freeze_different_variables_do_not_mix_their_gradients() {
     let mut texts = crate::multi_worker::on_workers(2, 2, |strategy| {
@@ -158,7 +158,7 @@ fn workers_that_freeze_different_variables_do_not_mix_their_gradients() {
     );
 }
 
-/// Layers send gradients ahead of a step, by what the workers have told in the one before.
+/// Layers send gradients before a step. They use what the workers have sent in the previous one.
 #[test]
 fn a_setting_that_changes_between_steps_is_compared_again() {
     let texts = crate::multi_worker::on_workers(2, 1, |strategy| {

@@ -1,4 +1,4 @@
-//! Optimizers whose state the workers share: the bits of one that has all of it, in a part of the memory.
+//! Optimizers whose state is sharded over workers: bit-identical to one with the complete state, with less memory.
 
 use crate::multi_worker::on_workers;
 use crate::multi_worker::training::{ALL, Micro, Parts, Plan, alike};
@@ -14,10 +14,11 @@ use distribute::{Adagrad, Checkpoint, Checkpointed, Error, IndexedSlices, Replic
 use distribute_testing::watched;
 use std::path::Path;
 
-/// Workers and replicas of each.
+/// Numbers of workers, and of replicas per worker.
 const WORLDS: [(usize, usize); 8] = [(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (3, 2), (4, 2)];
 
-/// Variables of several blocks, which have several owners; those of the table meet within a row.
+/// Returns a plan with variables of several blocks, which have several assignees. The ranges of the table meet within
+/// a row.
 fn large() -> Plan {
     let parts = Parts { table: true, ..Parts::default() };
     Plan { parts, width: 2500, words: 3300, sharded: true, ..Plan::new(11, 8) }
@@ -53,7 +54,7 @@ fn doubles_micro_batches_and_every_part_of_a_model_give_the_same_bits() {
     all_alike(Plan { parts: ALL, sharded: true, ..Plan::new(13, 9) }, rules::Adam::default());
 }
 
-/// Norms are those of whole gradients, whoever has which elements.
+/// Norms are those of complete gradients, independent of the partition.
 #[test]
 fn clipping_by_norms_and_decay_give_the_same_bits() {
     for dtype in [DType::F32, DType::F64] {
@@ -63,7 +64,7 @@ fn clipping_by_norms_and_decay_give_the_same_bits() {
     all_alike(Plan { clip: true, decay: true, parts: ALL, ..large() }, rules::Ftrl::default());
 }
 
-/// Workers without rows, and in the last batch replicas without.
+/// Some workers have no rows, and in the last batch some replicas have none.
 #[test]
 fn workers_that_get_nothing_change_nothing() {
     for rows in [1, 2, 9, 10] {
@@ -74,7 +75,7 @@ fn workers_that_get_nothing_change_nothing() {
     }
 }
 
-/// A table, of which rows come, and a layer.
+/// A table of which some rows get gradients, and a layer.
 struct Model {
     table: Embedding,
     out: Linear,
@@ -99,7 +100,7 @@ fn model(strategy: &Strategy) -> Result<Replicated<Model>> {
     strategy.replicate_seeded(3, |vb: VarBuilder| Model::new(vb))
 }
 
-/// Steps of these numbers.
+/// Trains steps with these numbers.
 fn train<R: Rule>(
     strategy: &Strategy,
     model: &Replicated<Model>,
@@ -123,7 +124,7 @@ fn weights(model: &Replicated<Model>) -> Result<Vec<Vec<u32>>> {
     model.variables.names().iter().map(|name| bits(&model.variables.get(name)?)).collect()
 }
 
-/// Weights and slots.
+/// Returns weights and slots.
 fn state<R: Rule>(model: &Replicated<Model>, optimizer: &Optimizer<R>) -> Result<Vec<Vec<u32>>> {
     let mut all = weights(model)?;
     for name in optimizer.variable_names() {
@@ -160,7 +161,7 @@ fn checkpoint<'a, R: Rule>(model: &'a Replicated<Model>, optimizer: &'a Optimize
     Checkpoint::new().part("model", &model.variables).part("optimizer", optimizer)
 }
 
-/// All tensors and metadata of a checkpoint, as text.
+/// Returns all tensors and metadata of a checkpoint as text.
 fn contents(path: &Path) -> String {
     let reader = Reader::open(path).unwrap();
     let names: Vec<_> = reader.names().map(String::from).collect();
@@ -235,14 +236,14 @@ fn slots_that_do_not_fit_are_refused_on_all_workers_and_nothing_has_changed() {
     });
 }
 
-/// Momentum, whose update fails in one step, on the worker that has this one.
+/// A momentum rule whose update fails in one step, on the worker with this number.
 #[derive(Clone)]
 struct Fails {
     in_step: Option<u64>,
     only_computes: bool,
 }
 
-/// The same on all workers, which compare it.
+/// The text is the same on all workers, which compare it.
 impl std::fmt::Debug for Fails {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Fails")
@@ -384,7 +385,7 @@ fn what_cannot_be_shared_out_is_refused() {
     });
 }
 
-/// So that a training in which a worker was lost is not gone on with, but started anew from a checkpoint.
+/// A training that has lost a worker does not continue, but restarts from a checkpoint.
 #[test]
 fn no_worker_has_a_whole_state_for_one_that_is_lost() {
     on_workers(2, 1, |strategy| {
@@ -432,7 +433,7 @@ fn frozen_variables_and_groups_are_as_with_a_whole_state() {
     assert!(trained[0] == trained[1]);
 }
 
-/// Gradients by row and dense ones of one variable, in turn; and those of users' own, without packs.
+/// Gradients by row and dense ones of one variable, in turn, and custom gradients without buckets.
 #[test]
 fn a_table_may_have_rows_in_one_step_and_all_elements_in_another() {
     let trained = |sharded: bool, workers: usize| {

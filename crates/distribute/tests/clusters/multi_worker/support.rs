@@ -1,4 +1,4 @@
-//! What the comparisons with one process share.
+//! Shared code of the comparisons with one process.
 
 use distribute::prelude::*;
 use distribute::tensor::DType;
@@ -7,14 +7,14 @@ use distribute_testing::watched;
 use std::fmt::Debug;
 use std::time::Duration;
 
-/// Workers, and replicas of each.
+/// Numbers of workers, and of replicas per worker.
 pub(crate) const WORLDS: [(usize, usize); 9] =
     [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (3, 3)];
 
-/// Elements of which each worker folds a range; fewer go to every worker.
+/// A number of elements of which each worker folds a range. Fewer elements are sent to every worker.
 pub(crate) const LARGE: usize = 16_411;
 
-/// What `body` gives on every worker is what it gives in one process with as many replicas.
+/// Checks that `body` returns the same on every worker as in one process with the same number of replicas.
 pub(crate) fn same_as_one_process<T: PartialEq + Debug + Send + 'static>(
     body: impl Fn(&Strategy) -> Result<T> + Send + Sync + 'static,
 ) {
@@ -29,7 +29,8 @@ pub(crate) fn same_as_one_process<T: PartialEq + Debug + Send + 'static>(
     });
 }
 
-/// What `body` gives for each local replica is, for those of all workers, what it gives in one process with as many.
+/// Checks that `body` returns the same for the replicas of all workers as in one process with the same number of
+/// replicas.
 pub(crate) fn replicas_as_in_one_process<T: PartialEq + Debug + Send + 'static>(
     body: impl Fn(&Strategy) -> Result<Vec<T>> + Send + Sync + 'static,
 ) {
@@ -43,8 +44,8 @@ pub(crate) fn replicas_as_in_one_process<T: PartialEq + Debug + Send + 'static>(
     });
 }
 
-/// One error with one text on all of `workers` workers of `replicas` replicas; afterwards a sum of ones comes out
-/// right.
+/// Checks that all `workers` workers of `replicas` replicas get one error with the same text, and that a sum of ones
+/// is correct afterwards.
 pub(crate) fn one_text(
     workers: usize,
     replicas: usize,
@@ -68,12 +69,12 @@ pub(crate) fn one_text(
     })
 }
 
-/// Numbers whose sum depends on its order.
+/// Returns numbers whose sum depends on the order.
 pub(crate) fn number(id: usize, i: usize) -> f64 {
     ((id * 31 + i * 7 + 1) as f64).sin() * 10f64.powi((id % 5) as i32 - 2)
 }
 
-/// A tensor of `len` such numbers; of integers their thousands.
+/// Returns a tensor of `len` such numbers. For integers they are multiplied by 1000.
 pub(crate) fn vector(dtype: DType, id: usize, len: usize) -> HostTensor {
     let numbers = (0..len).map(|i| number(id, i));
     match dtype {
@@ -84,7 +85,7 @@ pub(crate) fn vector(dtype: DType, id: usize, len: usize) -> HostTensor {
     }
 }
 
-/// Kind, dtype, shape and elements, to the bit.
+/// Returns kind, dtype, shape and bits of the elements.
 pub(crate) fn bits(leaf: impl Into<Leaf>) -> (String, Vec<u64>) {
     let leaf = leaf.into();
     let bits = |tensor: &HostTensor| {
@@ -97,7 +98,7 @@ pub(crate) fn bits(leaf: impl Into<Leaf>) -> (String, Vec<u64>) {
     }
 }
 
-/// Rows of a table of 5 rows of 2: as many as the id says, some of them twice.
+/// Returns rows of a table of 5 rows of 2. Their number grows with the id, and some are duplicates.
 pub(crate) fn rows(id: usize) -> IndexedSlices {
     let count = id % 3 + 1;
     let values = (0..2 * count).map(|i| number(id, i) as f32).collect::<Vec<_>>();

@@ -1,5 +1,5 @@
-//! Whole trainings of W workers with R replicas each: to the bit those of one process with W·R replicas, and so of one
-//! device.
+//! Checks that trainings of W workers with R replicas each are bit-identical to one process with W·R replicas, and so
+//! equal to one device.
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, Module, ModuleT, VarBuilder, linear};
@@ -11,7 +11,7 @@ use distribute::{MirroredStrategy, OneDeviceStrategy, Optimizer, Result, Strateg
 use distribute_testing::watched;
 use std::collections::BTreeMap;
 
-/// What the model has besides two layers.
+/// The parts of the model in addition to two layers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Parts {
     pub(crate) table: bool,
@@ -20,7 +20,7 @@ pub(crate) struct Parts {
     pub(crate) collective: bool,
 }
 
-/// How one training is done.
+/// The options of one training.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) dtype: DType,
@@ -28,28 +28,28 @@ pub(crate) struct Plan {
     pub(crate) batch: usize,
     pub(crate) parts: Parts,
     pub(crate) clip: bool,
-    /// Weights decay, and each gradient has a norm of its own.
+    /// Whether weights decay and the norm of each gradient is clipped.
     pub(crate) decay: bool,
     pub(crate) micro: Micro,
-    /// Elements of the layer in the middle.
+    /// The number of elements of the middle layer.
     pub(crate) width: usize,
-    /// Rows of the table.
+    /// The number of rows of the table.
     pub(crate) words: usize,
-    /// Whether workers share the optimizer's state.
+    /// Whether workers shard the optimizer's state.
     pub(crate) sharded: bool,
 }
 
-/// How a replica cuts its piece into micro-batches.
+/// The way in which a replica splits its batch into micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Micro {
     Whole,
-    /// Two, of which one may be empty.
+    /// Two micro-batches, one of which may be empty.
     Halves,
-    /// Another number on each replica; one without rows skips the step.
+    /// A different number on each replica. A replica without rows skips the step.
     Uneven,
 }
 
-/// Workers and replicas of each.
+/// Returns numbers of workers, and of replicas per worker.
 fn worlds() -> impl Iterator<Item = (usize, usize)> {
     (1..=5).flat_map(|workers| (1..=3).map(move |replicas| (workers, replicas)))
 }
@@ -110,7 +110,7 @@ impl Model {
     }
 }
 
-/// `rows` examples, the same for all strategies.
+/// Returns `rows` examples, the same for all strategies.
 fn examples(Plan { rows, dtype, words, .. }: Plan) -> (Tensor, Tensor, Tensor) {
     let x: Vec<f64> = (0..rows * 3).map(|i| ((i * 37 + 11) % 41) as f64 / 20. - 1.).collect();
     let words: Vec<u32> = (0..rows).map(|i| ((i * 5 + i / 3) % 11 * (words / 11)) as u32).collect();
@@ -120,7 +120,7 @@ fn examples(Plan { rows, dtype, words, .. }: Plan) -> (Tensor, Tensor, Tensor) {
     (x, vector(words), vector(y))
 }
 
-/// Losses, and all weights as they are.
+/// The losses, and the bits of all weights.
 type Outcome = (Vec<u64>, Vec<(String, Vec<u64>)>);
 
 fn train<R: Rule + Clone + 'static>(strategy: &Strategy, plan: Plan, rule: &R) -> Result<Outcome> {
@@ -192,19 +192,20 @@ fn largest_difference(a: &Outcome, b: &Outcome) -> f64 {
     numbers(a).iter().zip(numbers(b)).map(|(a, b)| (a - b).abs()).fold(0., f64::max)
 }
 
-/// The weights of one device, to rounding.
+/// Checks that the weights are those of one device, up to rounding.
 fn as_one_device(one: &Outcome, other: &Outcome, plan: Plan) {
     let tolerance = if plan.dtype == DType::F64 { 1e-12 } else { 1e-5 };
     let difference = largest_difference(one, other);
     assert!(difference <= tolerance, "{difference} beside one device: {plan:?}");
 }
 
-/// Every world trains to the bits of one process with as many replicas, and to the weights of one device.
+/// Checks that every world is bit-identical to one process with the same number of replicas, and close to one device.
 fn all_alike<R: Rule + Clone + 'static>(plan: Plan, rule: R) {
     alike(plan, rule, worlds(), true);
 }
 
-/// As [`all_alike`], for some worlds. What depends on how a batch is cut is not that of one device.
+/// Does the same as [`all_alike`] for some worlds. Results that depend on how a batch is split are not compared with
+/// one device.
 pub(crate) fn alike<R: Rule + Clone + 'static>(
     plan: Plan,
     rule: R,
@@ -231,7 +232,7 @@ pub(crate) fn alike<R: Rule + Clone + 'static>(
 
 pub(crate) const ALL: Parts = Parts { table: true, norm: true, dropout: true, collective: true };
 
-/// Of 16 rows over up to 15 replicas: workers that have two rows, one and none.
+/// The last batch has 16 rows for up to 15 replicas: workers have two rows, one or none.
 // INV-27
 #[test]
 fn every_remainder_of_the_last_batch_gives_the_same_bits() {
@@ -308,7 +309,7 @@ fn doubles_give_the_same_bits_and_the_weights_of_one_device_to_twelve_places() {
     });
 }
 
-/// Gradients of more than 64 KiB, of which each worker sums a range.
+/// Each worker sums a range of gradients of more than 64 KiB.
 #[test]
 fn large_gradients_give_the_same_bits() {
     watched(|| {
@@ -319,7 +320,7 @@ fn large_gradients_give_the_same_bits() {
     });
 }
 
-/// Weights without elements: a table of no rows, rows of no columns, a vector of nothing.
+/// Weights without elements: a table without rows, rows without columns, an empty vector.
 #[test]
 fn weights_without_elements_are_trained_and_shared_like_others() {
     watched(|| {

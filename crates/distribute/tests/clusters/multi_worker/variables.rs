@@ -18,7 +18,8 @@ use std::time::Duration;
 
 const AGGREGATIONS: [Aggregation; 3] = [Aggregation::Sum, Aggregation::Mean, Aggregation::OnlyFirstReplica];
 
-/// A large one with one of the aggregations: what each of them does with it is the same.
+/// Returns the lengths to test. A large one is tested with one aggregation, because all of them handle it in the same
+/// way.
 fn lens(aggregation: Aggregation) -> Vec<usize> {
     if aggregation == Aggregation::Mean { vec![2, LARGE] } else { vec![2] }
 }
@@ -212,8 +213,8 @@ fn a_read_that_not_all_workers_make_is_an_error_at_the_deadline() {
     });
 }
 
-/// The text of the error that all workers get for a model that each builds by its number; afterwards they can build
-/// one.
+/// Returns the text of the error that all workers get for a model that depends on the worker. Checks that they can
+/// build a model afterwards.
 fn refused(
     workers: usize,
     replicas: usize,
@@ -273,7 +274,7 @@ fn models_that_differ_are_refused_by_all_workers_and_named() {
     assert!(!text.contains("same:") && !text.contains("seed:"), "{text}");
 }
 
-/// A batch-norm of candle's, which sets the running statistics of its replica alone. Of some replicas nothing is seen.
+/// Candle's batch-norm sets the running statistics of its own replica only. Some replicas see no examples.
 #[test]
 fn running_statistics_are_the_mean_over_the_replicas_of_all_workers() {
     same_as_one_process(|strategy| {
@@ -358,7 +359,7 @@ fn a_variable_without_aggregation_is_refused_without_asking_other_workers() {
     });
 }
 
-/// Each worker writes for itself here, so that what it writes can be looked at.
+/// Each worker writes separate files here, so that the test can check them.
 #[test]
 fn the_copies_of_all_workers_are_saved_and_come_back_where_there_are_as_many() {
     same_as_one_process(|strategy| {

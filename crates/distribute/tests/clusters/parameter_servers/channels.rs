@@ -1,23 +1,23 @@
-//! Channels that tests look into.
+//! Channels that record messages for tests.
 
 use distribute::params::{Channel, ChannelError, LocalChannel, Request, Response, Started, Tables, Waiting};
 use distribute::{LocalCluster, ParameterServerStrategy};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What was asked of servers, and answered.
+/// The requests to servers, and their answers.
 #[derive(Debug, Default)]
 pub struct Log {
     pub asked: Mutex<Vec<(String, Request)>>,
     pub answered: Mutex<Vec<Response>>,
-    /// The server that does not answer any more.
+    /// The server that no longer answers.
     pub down: Mutex<Option<String>>,
-    /// What no server answers any more.
+    /// The request that no server answers any more.
     pub lost: Mutex<Option<&'static str>>,
 }
 
 impl Log {
-    /// What was asked since the last time, one by one.
+    /// Returns the requests since the last call, one by one.
     pub fn take(&self) -> Vec<(String, Request)> {
         let mut all = Vec::new();
         for (server, request) in std::mem::take(&mut *self.asked.lock().unwrap()) {
@@ -29,7 +29,7 @@ impl Log {
         all
     }
 
-    /// What was answered since the last time, one by one.
+    /// Returns the answers since the last call, one by one.
     pub fn answers(&self) -> Vec<Response> {
         let mut all = Vec::new();
         for response in std::mem::take(&mut *self.answered.lock().unwrap()) {
@@ -80,7 +80,7 @@ impl Waiting for Answered {
     }
 }
 
-/// The ways to servers whose log can be read.
+/// Returns channels to servers whose log can be read.
 pub fn channels(servers: usize) -> (Vec<Arc<dyn Channel>>, Arc<Log>) {
     let log: Arc<Log> = Arc::default();
     let channel = |server| {
@@ -90,7 +90,7 @@ pub fn channels(servers: usize) -> (Vec<Arc<dyn Channel>>, Arc<Log>) {
     ((0..servers).map(channel).collect(), log)
 }
 
-/// A strategy over servers whose log can be read, without a partitioner.
+/// Returns a strategy over servers whose log can be read, without a partitioner.
 pub fn logged(servers: usize) -> (distribute::ParameterServerBuilder, Arc<Log>) {
     let (channels, log) = channels(servers);
     let cluster = LocalCluster::new(1, servers).unwrap();

@@ -1,4 +1,4 @@
-//! Closures that are run again, on another worker: what they change on servers is changed once.
+//! Closures that run again on another worker: each change on servers is made once.
 
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -12,7 +12,8 @@ use distribute::{
 use distribute_testing::{SplitMix, watched};
 use std::collections::BTreeMap;
 
-/// Its gradients don't depend on its values: so weights and slots depend on how often each step was made alone.
+/// A model whose gradients do not depend on its values. Weights and slots then depend only on how often each step was
+/// made.
 struct Linear {
     words: nn::Embedding,
     bags: nn::EmbeddingBag,
@@ -37,7 +38,7 @@ impl Linear {
     }
 }
 
-/// What one worker, or one device, trains with.
+/// The objects with which one worker, or one device, trains.
 struct Worker<R: Rule> {
     strategy: Strategy,
     model: Replicated<Linear>,
@@ -45,7 +46,7 @@ struct Worker<R: Rule> {
     counted: Variable,
 }
 
-/// So many operations a closure has: of each two one counts, and one is a step.
+/// The number of operations of a closure. Of each two, one counts and one is a step.
 const OPERATIONS: u64 = 6;
 
 impl<R: Rule> Worker<R> {
@@ -57,7 +58,7 @@ impl<R: Rule> Worker<R> {
         Self { strategy: strategy.clone(), model, optimizer, counted }
     }
 
-    /// The first operations of a closure.
+    /// Performs the first operations of a closure.
     fn work(&self, closure: u64, operations: u64) -> Result<()> {
         for operation in 0..operations {
             if operation % 2 == 0 {
@@ -94,7 +95,8 @@ fn origin(job: u64, closure: u64) -> Origin {
     Origin { job, closure, floor: closure.saturating_sub(1) }
 }
 
-/// Closures one after another, each of which is run by some workers up to some operation and then by one to its end.
+/// Runs closures one after another. Some workers run each of them up to some operation, and then one worker runs it to
+/// its end.
 fn trained<R: Rule + Copy>(rule: R, staleness: usize, seed: u64) {
     const CLOSURES: u64 = 12;
     let cluster = LocalCluster::new(3, 2).unwrap();

@@ -1,4 +1,4 @@
-//! Variables that are made, found, waited for, or not made.
+//! Variables that are created, found, waited for, or refused.
 
 use crate::parameter_servers::channels::{channels, logged};
 use crate::parameter_servers::support::servers;
@@ -13,7 +13,7 @@ fn numbers(count: i64) -> HostTensor {
     HostTensor::vector((0..count).collect::<Vec<_>>())
 }
 
-/// One task of a cluster, whose servers are reached by these channels, with variables in two shards.
+/// Creates one task of a cluster with channels to its servers, and with variables in two shards.
 fn task(task: distribute::Task, channels: &[Arc<dyn Channel>]) -> ParameterServerStrategy {
     let cluster = LocalCluster::new(1, channels.len()).unwrap();
     ParameterServerStrategy::builder()

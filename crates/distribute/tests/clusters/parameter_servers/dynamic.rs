@@ -1,4 +1,4 @@
-//! Tables of ids: looked up and trained as tables of rows are, saved on some servers and restored on others.
+//! Tables of ids: looked up and trained like tables of rows, saved on some servers and restored on others.
 
 use crate::parameter_servers::support::servers;
 use candle_core::{DType, Device, Module, Tensor};
@@ -14,10 +14,10 @@ use distribute::{
 use distribute_testing::watched;
 use std::path::Path;
 
-/// The ids of the model, in place of which a table of rows has their positions.
+/// The ids of the model. A table of rows uses their positions instead.
 const IDS: [i64; 9] = [-1, i64::MIN, 0, 7, i64::MAX - 1, -5_000_000_000, 1 << 40, 3, -3];
 
-/// Words looked up by something, and a layer above.
+/// A lookup of words in an embedding, and a layer after it.
 struct Net<E> {
     words: E,
     out: nn::Linear,
@@ -62,7 +62,7 @@ fn rows(model: &Replicated<Net<DynamicEmbedding>>) -> DynamicState {
     model.variables.variable("words.weight").unwrap().dynamic_rows().unwrap()
 }
 
-/// Values and slots of the ids, in the order in which a table of rows has them.
+/// Returns values and slots of the ids, in the order of a table of rows.
 fn of_ids(model: &Replicated<Net<DynamicEmbedding>>) -> Vec<Vec<f32>> {
     let state = rows(model);
     let at: Vec<usize> = (0..7).map(|i| state.ids.binary_search(&IDS[i]).unwrap()).collect();

@@ -1,4 +1,4 @@
-//! What a step computes with, and when it is fetched.
+//! The values of a step, and the time when they are fetched.
 
 use crate::parameter_servers::channels::logged;
 use crate::parameter_servers::support::servers;
@@ -56,7 +56,7 @@ fn a_step_fails_that_has_computed_with_a_table_that_could_not_be_fetched() {
     });
 }
 
-/// A weight, and an optimizer that subtracts its gradient.
+/// Returns a weight, and an optimizer that subtracts its gradient.
 fn weight(
     strategy: &ParameterServerStrategy,
 ) -> (Replicated<Tensor>, distribute::Optimizer<distribute::optimizer::rules::Sgd>) {

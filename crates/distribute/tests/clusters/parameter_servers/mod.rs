@@ -1,5 +1,5 @@
-//! Training against parameter servers, on clusters whose tasks are all in this process. Names carry the numbers of the
-//! rules.
+//! Training with parameter servers, on clusters whose tasks are all in this process. Test names contain the numbers of
+//! the rules.
 
 pub mod channels;
 mod checkpoint;

@@ -1,4 +1,4 @@
-//! Parameter servers that are processes of their own, one of which is killed.
+//! Parameter servers in separate processes, one of which is killed.
 
 use crate::parameter_servers::support::{Net, state, train};
 use distribute::cluster::Stopwatch;
@@ -19,13 +19,14 @@ use std::time::Duration;
 
 const STEPS: usize = 6;
 
-/// A cluster of a worker and servers at these ports. The coordinator is none of them.
+/// Returns a cluster of a worker and servers at these ports, without the coordinator.
 fn cluster(ports: &[Port]) -> String {
     let ports: Vec<_> = ports.iter().map(|port| port.address().to_string()).collect();
     format!("{{\"worker\": [{:?}], \"ps\": {:?}}}", ports[0], &ports[1..])
 }
 
-/// A task's process: `job number cluster folder`, a line each, and whether another server follows each.
+/// Runs the process of a task. `part` has the lines job, number, cluster and folder, and whether servers replicate
+/// each other.
 fn serve(part: &str) {
     let mut words = part.split('\n');
     let job = Job::from(words.next().unwrap());
@@ -39,7 +40,7 @@ fn serve(part: &str) {
 struct Servers<'a> {
     test: &'a str,
     cluster: String,
-    /// Nobody else gets them while one is killed.
+    /// The ports, which no other process gets while a server is killed.
     _ports: Vec<Port>,
     folder: &'a Path,
     replicas: bool,
@@ -81,7 +82,7 @@ impl<'a> Servers<'a> {
         self.all[number] = child::Killed(self.process(("ps", number)));
     }
 
-    /// They end by themselves, and well, because the chief says so.
+    /// Waits until all exit successfully, which they do when the chief tells them to.
     fn end(mut self, strategy: &ParameterServerStrategy) {
         strategy.end_servers().unwrap();
         for server in &mut self.all {
@@ -92,7 +93,7 @@ impl<'a> Servers<'a> {
 
 type Trained = (Vec<f32>, Vec<(String, Vec<u32>)>);
 
-/// `between` is called after half of the steps.
+/// Trains. `between` is called after half of the steps.
 fn trained<R: Rule>(strategy: &Strategy, rule: R, between: impl FnOnce()) -> Trained {
     let model = strategy.replicate_seeded(7, Net::new).unwrap();
     let optimizer = Optimizer::with_rule(rule, &model.variables, 0.05).unwrap();
@@ -236,11 +237,11 @@ fn a_training_is_resumed_by_a_new_chief_where_a_follower_had_what_a_folder_had()
     });
 }
 
-/// How long it may take until a step is made again.
+/// The longest time until a step is made again.
 const AWAY: Duration = Duration::from_secs(10);
 
-/// Kills one of two servers so often under a training that goes on meanwhile, with its folder gone where another one
-/// has what it has. Gives how long until a step was made that began after each.
+/// Kills one of two servers this number of times during a training. With `replicas`, the folder of the killed server
+/// is deleted and its copy is used. Returns the time after each kill until a later step was made.
 fn under_load(test: &str, kills: usize, seed: u64, replicas: bool) -> Vec<Duration> {
     let folder = tempfile::tempdir().unwrap();
     let mut servers = Servers::start_with(test, 2, folder.path(), replicas);
@@ -307,7 +308,7 @@ fn under_load(test: &str, kills: usize, seed: u64, replicas: bool) -> Vec<Durati
 }
 
 // INV-53, INV-56, INV-57
-/// `DISTRIBUTE_TEST_KILLS=100` kills them more often, and `--nocapture` says how long the training stood still.
+/// `DISTRIBUTE_TEST_KILLS=100` kills servers more often, and `--nocapture` prints how long the training stopped.
 #[test]
 fn a_training_whose_servers_are_killed_is_that_of_one_device() {
     const TEST: &str =

@@ -1,6 +1,5 @@
-//! Files of parameter servers, read by Python:
-//! `DISTRIBUTE_PEER_PYTHON=/path/to/python cargo test -p distribute --test parameter_servers`, with safetensors and
-//! NumPy.
+//! Files of parameter servers, read by Python with safetensors and NumPy: `DISTRIBUTE_PEER_PYTHON=/path/to/python
+//! cargo test -p distribute --test parameter_servers`.
 
 use crate::parameter_servers::support::{Net, servers, state, train};
 use distribute::optimizer::rules::{Adagrad, Adam, Step};
@@ -17,7 +16,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// Of each file in a folder and in those inside of it all tensors: name, dtype, elements, and the sum of their bytes.
+/// A program that prints all tensors of each file in a folder and its subfolders: name, dtype, number of elements, and
+/// sum of bytes.
 const READ: &str = r#"
 import pathlib, sys
 from safetensors.numpy import load_file
@@ -26,7 +26,7 @@ for path in sorted(pathlib.Path(sys.argv[1]).rglob("*.safetensors")):
         print(name, tensor.dtype, tensor.size, sum(tensor.tobytes()))
 "#;
 
-/// What it prints. Tables of a server have the same names in them.
+/// Returns the output of the program. Tables of a server have the same names in it.
 fn read(python: &OsStr, folder: &Path) -> Vec<(String, (String, usize, u64))> {
     let mut command = Command::new(python);
     command.args(["-c", READ]).arg(folder);
@@ -39,7 +39,7 @@ fn read(python: &OsStr, folder: &Path) -> Vec<(String, (String, usize, u64))> {
     text.lines().map(line).collect()
 }
 
-/// As it prints a tensor of `float32` of these bits.
+/// Returns the line that the program prints for a `float32` tensor of these bits.
 fn expected(bits: &[u32]) -> (String, usize, u64) {
     let sum = bits.iter().flat_map(|bits| bits.to_le_bytes()).map(u64::from).sum();
     ("float32".to_owned(), bits.len(), sum)

@@ -1,4 +1,4 @@
-//! Random programs on a variable give on servers what they give in one process, whatever is refused.
+//! Checks that random programs on a variable give the same on servers as in one process, with the same refusals.
 
 use crate::parameter_servers::support::servers;
 use distribute::tensor::{DType, Index};
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 const ROWS: usize = 7;
 const WIDTH: usize = 2;
 
-/// What is done with a variable.
+/// An operation on a variable.
 #[derive(Clone, Debug)]
 enum Op {
     Write(usize, i64),
@@ -38,7 +38,7 @@ fn ops() -> BoxedStrategy<Op> {
     .boxed()
 }
 
-/// What comes out, and how the variable is then; an error only says that it is one.
+/// Returns the result and the value of the variable afterwards. `None` is an error.
 fn run(op: &Op, variable: &Variable, dtype: DType) -> (Option<HostTensor>, HostTensor) {
     let numbers = |rows: usize, from: i64| {
         let values = (0..(rows * WIDTH) as i64).map(|i| from + i).collect::<Vec<_>>();

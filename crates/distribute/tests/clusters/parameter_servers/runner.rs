@@ -1,10 +1,10 @@
-//! The strategy that is made from the environment alone. `TF_CONFIG` is set for a process, so this is one.
+//! The strategy that is configured by the environment. `TF_CONFIG` is set for a process, so this test is one.
 
 use distribute::{Error, HostTensor, LocalCluster, Variable, runner};
 use distribute_testing::{child, watched};
 use std::time::Duration;
 
-/// How many shards a variable of 1 MB has by default, and of at least so many bytes.
+/// Prints the number of shards of a variable of 1 MB by default, and with this least number of bytes.
 fn in_the_process(part: &str) {
     // The first of its process, to which the addresses belong.
     let _cluster = LocalCluster::new(2, 3).unwrap();

@@ -1,4 +1,4 @@
-//! The same over sockets: servers behind ports of this machine.
+//! The same over sockets, with servers at ports of this machine.
 
 use crate::parameter_servers::support::{Net, state, train};
 use candle_core::Tensor;
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 const SERVERS: usize = 2;
 
-/// Servers, which end when they are dropped, and the cluster as its coordinator is told of it.
+/// Starts servers, which stop when they are dropped. Returns them with the cluster as its coordinator sees it.
 fn started(count: usize) -> (Vec<Server>, SimpleClusterResolver) {
     let at = |count| vec!["127.0.0.1:0".to_string(); count];
     let cluster = |ps| ClusterSpec::from_lists([("chief", at(1)), ("worker", at(1)), ("ps", ps)]).unwrap();
@@ -92,7 +92,7 @@ fn values_that_lack_updates_are_the_same_over_sockets() {
     });
 }
 
-/// Variables of 1.1 MiB, each a message for itself, and tiny ones.
+/// Variables of 1.1 MiB, which are sent in separate messages, and tiny ones.
 struct Many(Vec<Tensor>);
 
 impl Many {
@@ -102,15 +102,15 @@ impl Many {
         Ok(Self(large.chain(tiny).collect::<candle_core::Result<_>>()?))
     }
 
-    /// Whose gradients are the same wherever the variables are, so that values which lack updates end as those that
-    /// don't.
+    /// Returns a loss whose gradients are the same for all values of the variables, so that stale values end up the
+    /// same.
     fn loss(&self, step: usize) -> Result<Tensor> {
         let sums = self.0.iter().map(Tensor::sum_all).collect::<candle_core::Result<Vec<_>>>()?;
         Ok((Tensor::stack(&sums, 0)?.sum_all()? * (step + 1) as f64)?)
     }
 }
 
-/// What all bits come to after some steps.
+/// Returns a digest of all bits after some steps.
 fn many(strategy: &Strategy, large: usize, tiny: usize) -> String {
     let model = strategy.replicate_seeded(7, move |vb| Many::new(large, tiny, vb)).unwrap();
     let optimizer = Optimizer::with_rule(Sgd, &model.variables, 0.05).unwrap();

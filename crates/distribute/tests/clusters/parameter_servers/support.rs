@@ -7,13 +7,14 @@ use distribute::optimizer::rules::Rule;
 use distribute::params::FixedShardsPartitioner;
 use distribute::{LocalCluster, Optimizer, ParameterServerStrategy, Replicated, Result, Strategy};
 
-/// One worker of a cluster of so many servers, with variables in so many shards.
+/// Creates the one worker of a cluster of `count` servers, with variables in `shards` shards.
 pub fn servers(count: usize, shards: usize) -> ParameterServerStrategy {
     let cluster = LocalCluster::new(1, count).unwrap();
     ParameterServerStrategy::new(cluster.resolver(), FixedShardsPartitioner::new(shards).unwrap()).unwrap()
 }
 
-/// Tables of which layers fetch rows, one that candle reads as a whole, and layers of candle's and this crate's.
+/// A model with tables whose rows layers fetch, one table that candle reads completely, and layers of candle and of
+/// this crate.
 pub struct Net {
     words: nn::Embedding,
     bags: nn::EmbeddingBag,
@@ -37,7 +38,7 @@ impl Net {
         })
     }
 
-    /// The loss of so many examples of a step.
+    /// Returns the loss of this number of examples of a step.
     pub fn loss(&self, examples: usize, step: usize) -> Result<Tensor> {
         let ids = |height: usize, each: usize, turn: usize| {
             let ids = (0..examples * each).map(|i| ((i * i * 3 + i * turn + step * 5) % height) as u32);
@@ -53,7 +54,7 @@ impl Net {
     }
 }
 
-/// Trains some steps, one of them with two in one run, and gives the losses.
+/// Trains some steps, two of them in one run, and returns the losses.
 pub fn train<R: Rule>(
     strategy: &Strategy,
     model: &Replicated<Net>,
@@ -75,7 +76,7 @@ pub fn train<R: Rule>(
     losses
 }
 
-/// All variables and slots, as bits.
+/// Returns the bits of all variables and slots.
 pub fn state<M, R: Rule>(model: &Replicated<M>, optimizer: &Optimizer<R>) -> Vec<(String, Vec<u32>)> {
     let bits = |tensor: Tensor| {
         let values = tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();

@@ -1,4 +1,4 @@
-//! One worker trains against servers as one device does, to the bit; and unchanged models do.
+//! Checks that one worker with servers, and an unchanged model, train bit-identically to one device.
 
 use crate::parameter_servers::support::{Net, WORDS, servers, state, train};
 use candle_core::{DType, Device, Module, Tensor};
@@ -233,7 +233,7 @@ fn workers_use_what_the_coordinator_has_made() {
     assert!(missing.contains("the chief makes variables"), "{missing}");
 }
 
-/// Two replicas of a worker against two servers.
+/// Creates a strategy of two replicas of a worker with two servers.
 fn two_replicas() -> Strategy {
     let builder = ParameterServerStrategy::builder()
         .cluster_resolver(LocalCluster::new(1, 2).unwrap().resolver())

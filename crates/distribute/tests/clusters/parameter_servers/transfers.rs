@@ -1,4 +1,4 @@
-//! What is sent to servers, and what is not.
+//! Messages to servers, and messages that are avoided.
 
 use crate::parameter_servers::channels::{Log, logged};
 use crate::parameter_servers::support::{Net, train};
@@ -131,7 +131,7 @@ fn values_that_have_not_changed_are_not_sent_again() {
     });
 }
 
-/// The gradient of `w²/2` is `w`: with rate 0.5, each update halves what the step began with.
+/// The gradient of `w²/2` is `w`. With rate 0.5, each update halves the value at the beginning of the step.
 #[test]
 fn a_step_computes_with_values_that_lack_so_many_updates_and_no_more() {
     watched(|| {

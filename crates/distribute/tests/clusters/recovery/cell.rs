@@ -1,4 +1,4 @@
-//! One cell of the matrix: a fault of one worker at one place, what has to be said of it, and how long it may take.
+//! One cell of the matrix: a fault of one worker at one location, the expected errors, and the time limit.
 
 use crate::recovery::disturbed::Disturbed;
 use crate::recovery::figures::Figures;
@@ -6,26 +6,26 @@ use crate::recovery::job::WORKERS;
 use crate::recovery::program::Place;
 use distribute_testing::watched;
 
-/// What happens to a worker.
+/// The kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// SIGKILL, after which it is started again.
+    /// SIGKILL, followed by a restart.
     Killed,
     /// SIGSTOP for ten seconds.
     Stopped,
-    /// SIGTERM where it is a notice, after which all are started again.
+    /// SIGTERM as a notice, followed by a restart of all.
     Noticed,
-    /// SIGTERM where it is none, after which the worker is started again.
+    /// SIGTERM without a watcher, followed by a restart of the worker.
     Terminated,
-    /// Its link to another one is closed.
+    /// A closed link to another worker.
     LinkClosed,
-    /// What it and another one send each other gets lost.
+    /// A link to another worker that loses all messages.
     LinkSilent,
-    /// It has no room for a checkpoint.
+    /// A full disk when a checkpoint is written.
     DiskFull,
 }
 
-/// In the middle of what.
+/// The operation that the fault interrupts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
     BeforeFirstStep,
@@ -35,9 +35,9 @@ pub enum When {
     Saving,
     PassEnds,
     ClosureEnds,
-    /// Worker 1 was killed, and another has joined in its place, for whose model the others wait.
+    /// The recovery after worker 1 was killed and replaced. The others wait for the model of its replacement.
     Recovering,
-    /// The same, and it takes over the state.
+    /// The same recovery, while the replacement receives the state.
     TakingOver,
 }
 
@@ -45,7 +45,7 @@ pub enum When {
 pub struct Cell {
     pub fault: Fault,
     pub when: When,
-    /// Whose fault it is. Of a link between two, the one that is not the last worker.
+    /// The worker with the fault. For a link, it is the end that is not the last worker.
     pub worker: usize,
 }
 
@@ -60,19 +60,19 @@ impl Fault {
         Self::DiskFull,
     ];
 
-    /// Whether it is that of a link.
+    /// Whether the fault is that of a link.
     pub fn is_of_link(self) -> bool {
         matches!(self, Fault::LinkClosed | Fault::LinkSilent)
     }
 
-    /// Whether the system tells nobody, so that it takes a heartbeat to notice it.
+    /// Whether the system reports nothing, so that only a heartbeat notices the fault.
     pub fn is_silent(self) -> bool {
         matches!(self, Fault::Stopped | Fault::LinkSilent)
     }
 }
 
 impl Cell {
-    /// The worker that stops at a place, so that the fault is there.
+    /// Returns the worker and the location at which it stops, so that the fault happens there.
     pub fn stop_at(&self) -> (usize, Place) {
         match self.when {
             When::BeforeFirstStep => (self.stopped(), Place::First),
@@ -88,20 +88,20 @@ impl Cell {
         }
     }
 
-    /// The link that breaks is that of the last worker.
+    /// Returns the worker that stops. If a link breaks, it is the last worker.
     fn stopped(&self) -> usize {
         if self.fault.is_of_link() { WORKERS - 1 } else { self.worker }
     }
 
-    /// Who may be named, by all others: of a link, whichever end one of them has noticed to be gone.
+    /// Returns the workers that the errors of others may name. For a link, it is either end.
     pub fn culprits(&self) -> Vec<usize> {
         if self.fault.is_of_link() { vec![self.worker, WORKERS - 1] } else { vec![self.worker] }
     }
 
-    /// Has the fault happen to three processes. Their weights have to be those without it.
+    /// Runs three processes with the fault. Their weights have to be those of a training without it.
     ///
     /// # Panics
-    /// If anything is not as it has to be.
+    /// Panics if any result differs from the expected one.
     pub fn run(self, test: &'static str) -> Figures {
         watched(move || {
             let mut disturbed = Disturbed::start(self, test);

@@ -1,5 +1,5 @@
-//! A disk without room, without one: a limit on the size of files, at which a write fails as on a full disk, but with
-//! another number (EFBIG). Where the folder is a small file system of its own, it is really filled (ENOSPC).
+//! A full disk, simulated by a limit on the size of files. Writes then fail as on a full disk, but with another error
+//! number (EFBIG). If the folder is a small separate file system, it is really filled (ENOSPC).
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::{self, File};
@@ -9,21 +9,21 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Set where folders are small file systems, which takes user namespaces.
+/// An environment variable for folders in small file systems, which needs user namespaces.
 pub const TMPFS: &str = "DISTRIBUTE_TEST_TMPFS";
 
-/// Room for some checkpoints of the small model, and for nothing in which a file begins.
+/// The size of the file system: enough for some checkpoints of the small model.
 const SIZE: &str = "256k";
 const LIMIT: u64 = 100;
 
-/// The disk that a process writes checkpoints to.
+/// The disk to which a process writes checkpoints.
 pub struct Disk {
     folder: Option<PathBuf>,
     filled: bool,
 }
 
 impl Disk {
-    /// That of this worker. The chief's is a small one where that is asked for.
+    /// Creates the disk of this worker. The chief's is a small file system on request.
     pub fn new(worker: usize, folder: Option<&Path>) -> Self {
         // A process that does not handle this signal is killed by it, as by `kill -9`.
         signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::new(AtomicBool::new(false))).unwrap();
@@ -35,7 +35,7 @@ impl Disk {
         self.folder.as_ref().unwrap().join("filler")
     }
 
-    /// From now on there is no room.
+    /// Makes the disk full.
     pub fn fill(&self) {
         if !self.filled {
             return limit(Some(LIMIT));
@@ -45,7 +45,7 @@ impl Disk {
         assert_eq!(full.unwrap().kind(), std::io::ErrorKind::StorageFull);
     }
 
-    /// There is room again.
+    /// Makes space again.
     pub fn free(&self) {
         if self.filled {
             let _ = fs::remove_file(self.filler());
@@ -54,7 +54,7 @@ impl Disk {
         }
     }
 
-    /// The names of what is there, but for the lock.
+    /// Returns the names of the files, except the lock.
     pub fn files(&self) -> String {
         let all = fs::read_dir(self.folder.as_ref().unwrap()).unwrap();
         let mut names: Vec<_> = all.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -69,7 +69,7 @@ fn limit(bytes: Option<u64>) {
     setrlimit(Resource::Fsize, Rlimit { current: bytes.or(maximum), maximum }).unwrap();
 }
 
-/// Has the command see a small file system of its own in `folder`, where that is asked for.
+/// Mounts a small file system on `folder` for the command, on request.
 pub fn small(command: Command, folder: &Path) -> Command {
     if std::env::var_os(TMPFS).is_none() {
         return command;

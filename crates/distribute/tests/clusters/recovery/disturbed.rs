@@ -1,4 +1,4 @@
-//! Three processes that train, and what a cell of the matrix does to them.
+//! Three processes that train, and the fault of a cell of the matrix.
 
 use crate::recovery::cell::{Cell, Fault, When};
 use crate::recovery::disk::TMPFS;
@@ -12,10 +12,10 @@ use rustix::process::Signal;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// How long a worker is stopped.
+/// The time for which a worker is suspended.
 const STOPPED: Duration = Duration::from_secs(10);
 
-/// A cell under way.
+/// A running cell.
 pub struct Disturbed {
     cell: Cell,
     job: Job,
@@ -23,7 +23,7 @@ pub struct Disturbed {
 }
 
 impl Disturbed {
-    /// Starts all, and waits until they are where the fault is to happen.
+    /// Starts all workers, and waits until they reach the location of the fault.
     pub fn start(cell: Cell, test: &'static str) -> Self {
         let mut job = Job::new(test);
         if cell.fault == Fault::Noticed {
@@ -58,7 +58,7 @@ impl Disturbed {
         }
     }
 
-    /// Lets the worker that is at a place go on, if it still is there.
+    /// Lets the worker at a location continue, if it is still there.
     fn go_on(&mut self) {
         let (stopped, _) = self.cell.stop_at();
         self.job.tell(stopped, GO);
@@ -113,7 +113,7 @@ impl Disturbed {
         Figures { noticed: Some(noticed), next_step: Some(next_step), ..Figures::default() }
     }
 
-    /// SIGTERM to one: all save, end, and are started again.
+    /// Sends SIGTERM to one worker: all save, exit, and are restarted.
     fn notice(&mut self) -> Figures {
         let worker = self.cell.worker;
         let fault = self.job.now();
@@ -129,7 +129,7 @@ impl Disturbed {
         Figures { saved: Some(saved.at - fault), ..Figures::default() }
     }
 
-    /// The save fails, and nothing else does.
+    /// Makes a save fail. Nothing else fails.
     fn fill(&mut self) -> Figures {
         let worker = self.cell.worker;
         let fault = self.job.now();
@@ -157,7 +157,7 @@ impl Disturbed {
         Figures::default()
     }
 
-    /// Waits until all others have named the culprit. Gives how long that took.
+    /// Waits until all others have named the culprit. Returns the time that it took.
     fn noticed(&mut self, fault: Duration) -> Duration {
         let (cell, mut last) = (self.cell, fault);
         let lost = (!cell.fault.is_of_link()).then_some(cell.worker);
@@ -171,7 +171,7 @@ impl Disturbed {
         last - fault
     }
 
-    /// Waits until all have made a step, or go on to the end, where all steps have been made. Gives when that was.
+    /// Waits until all have made a step, or continue to the end if all steps have been made. Returns the time.
     fn next_step(&mut self, since: Duration) -> Duration {
         let ending = self.cell.when == When::ClosureEnds;
         let text = if ending { "the training goes on after step " } else { STEP };
@@ -180,7 +180,7 @@ impl Disturbed {
         making.map(|worker| self.job.hear(worker, text, since).at).max().unwrap()
     }
 
-    /// Waits for the end: the weights are those without the fault, and so are checkpoints.
+    /// Waits for the end. The weights and checkpoints have to be those of a training without the fault.
     pub fn end(&mut self) {
         let cell = self.cell;
         let undisturbed = undisturbed(self.job.test());
@@ -201,7 +201,7 @@ impl Disturbed {
     }
 }
 
-/// The weights of a training that nothing happens to.
+/// Returns the weights of a training without a fault.
 pub fn undisturbed(test: &'static str) -> String {
     static SHA256: OnceLock<String> = OnceLock::new();
     let train = || {

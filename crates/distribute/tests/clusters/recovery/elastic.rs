@@ -1,4 +1,4 @@
-//! Workers come and go: one, two, four, three of them, in one training.
+//! Workers join and leave during one training: one, two, four and three of them.
 
 use candle_core::{Device, Tensor};
 use candle_nn::{Module, linear};
@@ -18,27 +18,27 @@ const ROWS: i64 = 60;
 /// A multiple of all numbers of workers, which a function of datasets needs.
 const BATCH: usize = 12;
 
-/// How the input is made.
+/// The kind of input.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Input {
     Dataset,
     Function,
 }
 
-/// How a worker goes.
+/// The way in which a worker leaves.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
     Fails,
-    /// It is told to end.
+    /// A request to leave.
     Leaves,
 }
 
-/// After how many steps workers come or go, in the middle of epochs, and at the end of one.
+/// The steps after which workers join or leave, in the middle of epochs and at the end of one.
 const TWO: u64 = 7;
 const FOUR: u64 = 10;
 const THREE: u64 = 16;
 
-/// The ids of each step, those that were made again as they were made last, and of how many workers.
+/// The ids of each step, and the number of workers. Repeated steps have their last ids.
 type Steps = BTreeMap<u64, (Vec<i64>, usize)>;
 
 struct Program<'a> {
@@ -47,9 +47,9 @@ struct Program<'a> {
     port: u16,
     input: Input,
     steps: &'a Mutex<Steps>,
-    /// How worker 1 goes.
+    /// The way in which worker 1 leaves.
     end: End,
-    /// Starts these workers.
+    /// A channel that starts these workers.
     start: Sender<Vec<usize>>,
 }
 
@@ -140,7 +140,7 @@ impl Program<'_> {
         Ok(weights)
     }
 
-    /// Worker 2 of the three that are left is task 3 of the cluster, and errors say so.
+    /// Checks that errors name worker 2 of the remaining three as task 3 of the cluster.
     fn is_found_by_its_task(&self, strategy: &Strategy) {
         let step = strategy.run((), |ctx, ()| match self.place {
             3 => Ok(0.),
@@ -152,7 +152,7 @@ impl Program<'_> {
         assert!(error.contains("; worker 2 is task worker 3 at 127.0.0.1:"), "{error}");
     }
 
-    /// Starts workers, and waits until they are there.
+    /// Starts workers, and waits until they have joined.
     fn come(&self, strategy: &Strategy, places: &[usize]) -> Result<()> {
         self.start.send(places.to_vec()).unwrap();
         let until = Deadline::after(Duration::from_secs(50));
@@ -165,7 +165,7 @@ impl Program<'_> {
     }
 }
 
-/// Trains with workers that come and go. Gives the ids of each step and how many workers it had, and the weights.
+/// Trains with workers that join and leave. Returns the ids of each step with its number of workers, and the weights.
 fn elastic(replicas: usize, input: Input, end: End) -> (Steps, Vec<f32>) {
     let reserved = Port::reserve();
     let port = reserved.number();
@@ -191,7 +191,7 @@ fn elastic(replicas: usize, input: Input, end: End) -> (Steps, Vec<f32>) {
     (steps.into_inner().unwrap(), weights[0].clone())
 }
 
-/// The weights of a training on as many replicas as one worker has.
+/// Returns the weights of a training on the number of replicas of one worker.
 fn alone(replicas: usize, input: Input) -> Vec<f32> {
     let strategy = MirroredStrategy::cpus(replicas).unwrap();
     let model = strategy.replicate(|vb| linear(3, 2, vb.pp("fc"))).unwrap();

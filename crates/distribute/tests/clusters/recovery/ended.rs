@@ -1,5 +1,4 @@
-//! A worker is lost when the training has ended: nobody waits for it, nor it for the others, beyond what they were told
-//! to.
+//! A worker that is lost after the training has ended: no worker waits for another longer than configured.
 
 use crate::recovery::disturbed::undisturbed;
 use crate::recovery::job::{Job, WORKERS};
@@ -10,7 +9,7 @@ use distribute_testing::watched;
 use rustix::process::Signal;
 use std::time::Duration;
 
-/// A job whose workers have come to the end of their training, all of which wait behind it.
+/// Returns a job whose workers have all finished their training and wait after it.
 fn ended() -> Job {
     let mut job = Job::new(WORKER);
     (0..WORKERS).for_each(|worker| job.start(worker, Some(Place::Ended)));
@@ -23,7 +22,7 @@ fn killed(job: &mut Job, worker: usize) {
     job.wait_until_dead(worker);
 }
 
-/// Lets a worker go on to its end.
+/// Lets a worker run to its end.
 fn end(job: &mut Job, worker: usize) {
     job.tell(worker, GO);
     let said = job.hear(worker, "trained ", Duration::ZERO).line;
@@ -69,8 +68,7 @@ fn who_comes_when_nobody_is_left_gives_up_after_its_patience() {
     });
 }
 
-/// The last word of worker 2, that it is through, gets lost on its way to worker 1, and so does the news that it has
-/// gone.
+/// Worker 2 reports that it has finished. Worker 1 gets neither this message nor the news that worker 2 has exited.
 // INV-42
 #[test]
 fn who_has_not_heard_that_all_are_through_is_told_so_when_it_wants_to_meet_them_again() {

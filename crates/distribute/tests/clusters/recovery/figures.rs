@@ -1,31 +1,32 @@
-//! How long it takes until a fault is noticed, and until the training goes on: what was measured, and what is promised.
+//! The measured and the promised times until a fault is noticed and until the training continues.
 
 use crate::recovery::cell::Fault;
 use std::fmt;
 use std::time::Duration;
 
-/// Until a fault is noticed that the system tells of.
+/// The time until a fault is noticed that the system reports.
 const RESET: Duration = Duration::from_millis(200);
-/// Until one is that only heartbeats tell of.
+/// The time until a fault is noticed by missing heartbeats.
 const SILENCE: Duration = Duration::from_secs(3);
-/// Until the next step after that, without the start of a process.
+/// The time after that until the next step, without the start of a process.
 const NEXT_STEP: Duration = Duration::from_secs(5);
 
-/// How long what took.
+/// The measured times.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Figures {
-    /// From the fault to the error on the last of the others.
+    /// The time from the fault to the error on the last of the others.
     pub noticed: Option<Duration>,
-    /// From the fault, or its end where it ends by itself, to the next step of all, without the start of a process.
+    /// The time from the fault, or from its end if it is temporary, to the next step of all, without the start of a
+    /// process.
     pub next_step: Option<Duration>,
-    /// How long a process takes until it runs.
+    /// The time that a process takes to start.
     pub start: Option<Duration>,
-    /// From the notice to the checkpoint.
+    /// The time from the notice to the checkpoint.
     pub saved: Option<Duration>,
 }
 
 impl Figures {
-    /// Whether they are no longer than is promised, and `slack`.
+    /// Whether the times are at most the promised ones plus `slack`.
     pub fn are_kept(&self, fault: Fault, slack: Duration) -> bool {
         let within =
             |took: Option<Duration>, promised: Duration| took.is_none_or(|took| took <= promised + slack);
@@ -34,7 +35,7 @@ impl Figures {
         within(self.noticed, noticed) && within(self.next_step, next_step)
     }
 
-    /// The larger of each.
+    /// Returns the larger of each pair of times.
     pub fn larger(self, other: Self) -> Self {
         Self {
             noticed: self.noticed.max(other.noticed),
@@ -46,7 +47,7 @@ impl Figures {
 }
 
 impl fmt::Display for Figures {
-    /// In milliseconds: until it is noticed, and until the next step.
+    /// Writes in milliseconds the times until the fault is noticed, and until the next step.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = |took: Duration| took.as_secs_f64() * 1e3;
         match *self {

@@ -1,4 +1,4 @@
-//! The workers of a training as processes: started, disturbed, and heard line by line.
+//! The workers of a training as processes: started, disturbed, and read line by line.
 
 use crate::recovery::disk;
 use crate::recovery::program::{Place, Task};
@@ -16,13 +16,13 @@ use tempfile::TempDir;
 
 pub const WORKERS: usize = 3;
 
-/// How long to wait for what has to come.
+/// The timeout for an expected line.
 const PATIENCE: Duration = Duration::from_secs(50);
 
 /// A line of a worker.
 #[derive(Clone, Debug)]
 pub struct Said {
-    /// When it was heard, since the job was started.
+    /// The time at which it was read, since the start of the job.
     pub at: Duration,
     pub worker: usize,
     pub line: String,
@@ -36,22 +36,22 @@ struct Process {
 
 /// The processes of a job, killed when dropped.
 pub struct Job {
-    /// The test that is a worker in its own process.
+    /// The test that runs a worker in its own process.
     test: &'static str,
     tasks: Vec<Task>,
     processes: Vec<Option<Process>>,
     clock: Stopwatch,
     say: Sender<Said>,
     said: Receiver<Said>,
-    /// All that was said so far.
+    /// All lines so far.
     heard: Vec<Said>,
     folder: TempDir,
-    /// Where workers listen.
+    /// The ports on which workers listen.
     ports: Vec<Port>,
 }
 
 impl Job {
-    /// A job of which nobody has been started yet. Checkpoints are in a folder of its own.
+    /// Creates a job without processes. It has its own folder for checkpoints.
     pub fn new(test: &'static str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let port = Port::reserve();
@@ -71,19 +71,19 @@ impl Job {
         }
     }
 
-    /// SIGTERM is a notice to its workers.
+    /// Makes SIGTERM a notice to its workers.
     pub fn watching(mut self) -> Self {
         self.tasks.iter_mut().for_each(|task| task.watches = true);
         self
     }
 
-    /// Workers may come and go, but for so many.
+    /// Lets workers join and leave, down to this number.
     pub fn elastic(mut self, least: usize) -> Self {
         self.tasks.iter_mut().for_each(|task| task.least = Some(least));
         self
     }
 
-    /// Lets what the last worker and this one send each other go through a relay.
+    /// Routes the messages between the last worker and this one through a relay.
     pub fn relay(&mut self, worker: usize) -> Relay {
         self.tasks.iter_mut().for_each(|task| task.sockets = true);
         if worker == 0 {
@@ -111,12 +111,12 @@ impl Job {
         self.clock.elapsed()
     }
 
-    /// How long a worker waits for the others when it starts.
+    /// Sets the time that a worker waits for the others when it starts.
     pub fn patience(&mut self, worker: usize, patience: Duration) {
         self.tasks[worker].patience = patience;
     }
 
-    /// Starts all.
+    /// Starts all workers.
     pub fn start_all(&mut self, stop_at: Option<(usize, Place)>) {
         for worker in 0..WORKERS {
             let place = stop_at.filter(|(stopped, _)| *stopped == worker).map(|(_, place)| place);
@@ -124,7 +124,7 @@ impl Job {
         }
     }
 
-    /// Starts a worker, which stops at this place.
+    /// Starts a worker, which stops at this location.
     pub fn start(&mut self, worker: usize, stop_at: Option<Place>) {
         let life = Life { task: self.tasks[worker].clone(), stop_at };
         let command = child::command(self.test, &serde_json::to_string(&life).unwrap());
@@ -144,7 +144,7 @@ impl Job {
         self.processes[worker].as_mut().unwrap()
     }
 
-    /// Tells a worker something.
+    /// Sends a line to a worker.
     pub fn tell(&mut self, worker: usize, what: &str) {
         self.process(worker).stdin.write_all(format!("{what}\n").as_bytes()).unwrap();
     }
@@ -154,19 +154,19 @@ impl Job {
         kill_process(pid, signal).unwrap();
     }
 
-    /// Waits until a worker has been ended by a signal, or an error.
+    /// Waits until a worker has been ended by a signal or an error.
     pub fn wait_until_dead(&mut self, worker: usize) {
         let status = self.process(worker).child.0.wait().unwrap();
         assert!(!status.success(), "worker {worker}: {status}\n{}", self.story());
     }
 
-    /// Waits until a worker has ended well.
+    /// Waits until a worker has exited successfully.
     pub fn wait_until_ended(&mut self, worker: usize) {
         let status = self.process(worker).child.0.wait().unwrap();
         assert!(status.success(), "worker {worker}: {status}\n{}", self.story());
     }
 
-    /// The first line with this text that a worker has said since, once it has.
+    /// Waits for the first line with this text from a worker since then, and returns it.
     pub fn hear(&mut self, worker: usize, text: &str, since: Duration) -> Said {
         let until = Deadline::after(PATIENCE);
         let mut next = 0;
@@ -183,7 +183,7 @@ impl Job {
         }
     }
 
-    /// Listens until then, whatever is said.
+    /// Reads lines until then.
     pub fn listen_until(&mut self, then: Duration) {
         let until = Deadline::after(then.saturating_sub(self.now()));
         while let Ok(said) = self.said.recv_timeout(until.remaining()) {
@@ -191,7 +191,7 @@ impl Job {
         }
     }
 
-    /// All that was said, but for the calls that workers have made.
+    /// Returns all lines, except those about calls.
     pub fn story(&mut self) -> String {
         self.heard.extend(self.said.try_iter());
         let line =

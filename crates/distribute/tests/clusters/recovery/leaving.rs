@@ -1,5 +1,5 @@
-//! SIGTERM to workers of a world that may have fewer: they leave, and the others go on at once. Where these cannot, all
-//! save and end.
+//! SIGTERM to workers of a world that may shrink: they leave, and the others continue at once. If the others cannot
+//! continue, all save and exit.
 
 use crate::recovery::disturbed::undisturbed;
 use crate::recovery::job::{Job, WORKERS};
@@ -10,11 +10,11 @@ use distribute_testing::watched;
 use rustix::process::Signal;
 use std::time::Duration;
 
-/// What the others have to be done with, beside other tests. They would wait longer for a worker that was lost.
+/// The time in which the others have to finish, while other tests run. They would wait longer for a lost worker.
 const SOON: Duration = Duration::from_secs(15);
 
-/// A job of which some workers get the notice while worker 2 is at this place: in a step, say, so that all hear of all
-/// of them when the next one begins. Another is to stop later.
+/// Returns a job of which some workers get the notice while worker 2 is at this location. In a step, for example, all
+/// learn of all notices when the next step begins. Another worker may stop later.
 fn noticed(least: usize, told: &[usize], at: Place, stops: Option<(usize, Place)>) -> Job {
     let mut job = Job::new(WORKER).watching().elastic(least);
     for worker in 0..WORKERS {
@@ -65,7 +65,7 @@ fn who_is_told_to_end_leaves_alone_and_may_come_again() {
     });
 }
 
-/// All save one checkpoint and end, and go on from it when they are started again.
+/// Checks that all save one checkpoint and exit, and resume from it when they are restarted.
 fn all_end(least: usize, told: &'static [usize]) {
     watched(move || {
         let mut job = noticed(least, told, Place::InStep, None);

@@ -1,10 +1,10 @@
-//! Every fault, of a worker and of the chief, in the middle of everything: who is left names it, in time, and the
-//! weights are those without it.
+//! Every fault, of a worker and of the chief, during every operation. The remaining workers name the culprit in time,
+//! and the weights are those of a training without the fault.
 //!
-//! `DISTRIBUTE_TEST_FIGURES=3 cargo test -p distribute --test recovery figures -- --nocapture` has one cell after
-//! another happen, three times each, holds them to their figures, and prints the table of docs/recovery.md, whose
-//! numbers are the largest. With `DISTRIBUTE_TEST_TMPFS=1`, which takes user namespaces, full disks are small file
-//! systems that are filled.
+//! `DISTRIBUTE_TEST_FIGURES=3 cargo test -p distribute --test recovery figures -- --nocapture` runs one cell after
+//! another, three times each. It checks their times, and prints the table of docs/recovery.md, which has the largest
+//! ones. With `DISTRIBUTE_TEST_TMPFS=1`, which needs user namespaces, full disks are small file systems that are
+//! filled.
 
 use crate::recovery::cell::{Cell, Fault, When};
 use crate::recovery::disturbed::undisturbed;
@@ -15,7 +15,7 @@ use distribute_testing::{child, watched};
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// How much longer than its figure something may take while cells happen side by side, beside other tests.
+/// The tolerance of times while cells and other tests run in parallel.
 const SLACK: Duration = Duration::from_secs(10);
 
 pub const WORKER: &str = "recovery::matrix::a_worker_in_a_process_of_its_own";
@@ -24,7 +24,7 @@ pub const WORKER: &str = "recovery::matrix::a_worker_in_a_process_of_its_own";
 const TABLE: [When; 5] =
     [When::BeforeFirstStep, When::InAllReduce, When::BetweenSteps, When::Saving, When::Recovering];
 
-/// Not a test of its own: what the others run in processes.
+/// A helper, not a test: the other tests run it in processes.
 #[test]
 fn a_worker_in_a_process_of_its_own() {
     if let Some(part) = child::part() {
@@ -32,12 +32,12 @@ fn a_worker_in_a_process_of_its_own() {
     }
 }
 
-/// This fault of the chief and of another worker.
+/// Returns the cells of this fault, of the chief and of another worker.
 fn of_each(fault: Fault, all: &[When]) -> Vec<Cell> {
     all.iter().flat_map(|when| [0, 2].map(|worker| Cell { fault, when: *when, worker })).collect()
 }
 
-/// Cells whose fault is of the chief alone, or of a worker.
+/// Returns the cells whose fault is of the chief only, or of a worker.
 fn cells(fault: Fault) -> Vec<Cell> {
     match fault {
         // Only the chief writes.
@@ -54,7 +54,7 @@ fn cells(fault: Fault) -> Vec<Cell> {
     }
 }
 
-/// Several at a time.
+/// Runs several cells at a time.
 fn side_by_side(cells: Vec<Cell>, at_once: usize) {
     if child::part().is_some() {
         return;
@@ -124,7 +124,7 @@ fn no_room_for_a_checkpoint() {
     side_by_side(cells(Fault::DiskFull), 3);
 }
 
-/// Asked for, since it takes minutes, and the machine for itself.
+/// Runs on request only, because it takes minutes and needs the machine for itself.
 #[test]
 fn figures() {
     let Some(often) = std::env::var("DISTRIBUTE_TEST_FIGURES").ok().filter(|_| child::part().is_none())

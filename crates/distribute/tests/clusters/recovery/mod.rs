@@ -1,4 +1,4 @@
-//! A worker is lost and another takes its place: the weights become those of a training without interruption (INV-42).
+//! A worker fails and another replaces it: the weights are those of a training without interruption (INV-42).
 
 mod cell;
 mod disk;

@@ -1,4 +1,4 @@
-//! Programs that keep their state in other ways: they update weights without an optimizer, or forget a part.
+//! Programs with other state: they update weights without an optimizer, or forget a component.
 
 use crate::recovery::program::{At, EPOCHS, Place, Task};
 use crate::recovery::threads::train;
@@ -6,10 +6,10 @@ use distribute::prelude::*;
 use distribute::{Checkpoint, Error, Result, Strategy, Training, Variable};
 use distribute_testing::watched;
 
-/// How a program updates its weights.
+/// The way in which a program updates its weights.
 type Update = fn(&Strategy, &[Variable; 2], PerReplica<HostTensor>, &At, bool) -> Result<()>;
 
-/// In the step, in a merge function, for one variable after the other.
+/// Updates in the step, in a merge function, one variable after the other.
 fn in_the_step(
     strategy: &Strategy,
     weights: &[Variable; 2],
@@ -35,7 +35,7 @@ fn in_the_step(
     Ok(())
 }
 
-/// Between steps, by what their replicas give.
+/// Updates between steps, from the results of the replicas.
 fn between_steps(
     strategy: &Strategy,
     weights: &[Variable; 2],
@@ -58,7 +58,7 @@ fn between_steps(
     Ok(())
 }
 
-/// Other ones, if it is applied twice.
+/// Returns a gradient that changes if it is applied twice.
 fn gradient(weight: &Variable, ids: &HostTensor) -> Result<f32> {
     let ids: f32 = ids.to_vec::<i64>()?.iter().map(|id| (*id as f32).sin()).sum();
     Ok(0.1 * ids * weight.read::<f32>()?)
@@ -122,7 +122,7 @@ fn updates_by_the_programs_own_hand_between_steps_are_made_once() {
     watched(|| same_weights(|task, at| without_optimizer(task, at, between_steps)));
 }
 
-/// Forgets that a variable is a part. Gives what is said of that.
+/// Runs a program that does not save a variable. Returns the warning about it.
 fn forgetful(task: &Task, at: &At) -> Result<String> {
     let strategy = task.builder()?.check_drift_every(1).build()?;
     let make = |name| strategy.scope(|| Variable::new(name, 1f32));

@@ -1,4 +1,4 @@
-//! What each worker does, and where one of them is lost.
+//! The program of each worker, and the locations at which one of them fails.
 
 use candle_core::{Device, Tensor};
 use candle_nn::{Module, linear};
@@ -20,15 +20,15 @@ use tracing::{Event, Metadata, Subscriber};
 pub const EPOCHS: u64 = 3;
 const STEPS: u64 = 4;
 
-/// Steps from one checkpoint to the next, where there are checkpoints.
+/// The number of steps from one checkpoint to the next, if there are checkpoints.
 const SAVE_EVERY: u64 = 3;
 
-/// Where in the training a worker is.
+/// A location in the training of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Place {
-    /// When it has joined and made its model, and the others wait for it.
+    /// After it has joined and built its model, while the others wait for it.
     Setup,
-    /// When it takes over the state of another.
+    /// While it receives the state of another worker.
     TakingOver,
     /// Before the first step of all.
     First,
@@ -38,17 +38,17 @@ pub enum Place {
     InStep,
     /// After the update, while the others wait in the next call of the same step.
     AfterUpdate,
-    /// Behind a step.
+    /// After a step.
     Made,
-    /// On the chief, in the middle of the second checkpoint: its tensors are written, its index is not.
+    /// On the chief, in the second checkpoint: its tensors are written, its index is not.
     Saving,
-    /// Behind a checkpoint that could not be saved.
+    /// After a checkpoint that could not be saved.
     NotSaved,
-    /// When the last but one pass has ended.
+    /// At the end of the last but one pass.
     AtEnd,
-    /// In the closure's last line.
+    /// In the last line of the closure.
     Ending,
-    /// Behind the training.
+    /// After the training.
     Ended,
 }
 
@@ -57,35 +57,35 @@ impl Place {
         [Self::First, Self::Between, Self::InStep, Self::AfterUpdate, Self::AtEnd, Self::Ending];
 }
 
-/// Asked at each place. It may fail, or not return.
+/// A callback at each location. It may fail, or not return.
 pub type At = Arc<dyn Fn(Place) -> Result<()> + Send + Sync>;
 
-/// A worker, and where the others are.
+/// A worker, and the addresses of the others.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Task {
     pub worker: usize,
     pub replicas: usize,
-    /// Where each worker is.
+    /// The address of each worker.
     pub addresses: Vec<String>,
-    /// Where this one listens, if that is not its address.
+    /// The address on which this worker listens, if it is not its address.
     pub listen: Option<String>,
-    /// Whether messages go through sockets alone.
+    /// Whether messages use sockets only.
     pub sockets: bool,
-    /// Where checkpoints are, if some are saved.
+    /// The folder of checkpoints, if some are saved.
     pub folder: Option<PathBuf>,
     /// Whether SIGTERM is a notice.
     pub watches: bool,
-    /// With how many workers it goes on, at least, if that is not all of them; nobody is missed before the test has
-    /// ended.
+    /// The least number of workers with which it continues, if not all are needed. In that case no worker is missed
+    /// before the test has ended.
     pub least: Option<usize>,
-    /// How long it waits for the others when it starts.
+    /// The time that it waits for the others when it starts.
     pub patience: Duration,
-    /// The name of its job, if that is not by its program.
+    /// The name of its job, if it is not derived from the program.
     pub job: Option<String>,
 }
 
 impl Task {
-    /// One of so many workers, of which the first is at this port.
+    /// Returns one of this number of workers. The first is at this port.
     pub fn new(worker: usize, workers: usize, port: u16) -> Self {
         let address = |rank: usize| format!("127.0.0.1:{}", if rank == 0 { port } else { 0 });
         Self {
@@ -124,18 +124,18 @@ impl Task {
     }
 }
 
-/// What a worker's training has come to.
+/// The result of a worker's training.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trained {
-    /// The sum of the weights.
+    /// The checksum of the weights.
     pub sha256: String,
-    /// How often the workers have met.
+    /// The number of rendezvous of the workers.
     pub generation: u64,
-    /// Whether it has ended before its end, with a checkpoint, because a worker was told to.
+    /// Whether it was preempted, with a checkpoint, because a worker received a notice.
     pub preempted: bool,
 }
 
-/// A worker's program, from its start to its end.
+/// Runs a worker's program, from its start to its end.
 pub fn program(task: &Task, at: &At) -> Result<Trained> {
     let strategy = task.builder()?.build()?;
     let preemption = task.watches.then(|| Preemption::watch(&strategy)).transpose()?;
@@ -216,7 +216,7 @@ pub fn program(task: &Task, at: &At) -> Result<Trained> {
     Ok(Trained { sha256: model.variables.sha256()?, generation: training.generation(), preempted })
 }
 
-/// Saves, and goes on where that is not possible on some worker, of which all have been told.
+/// Saves a checkpoint. Continues if some worker cannot save, in which case all get an error.
 fn save(
     parts: &Checkpoint<'_>,
     manager: &CheckpointManager,
@@ -239,7 +239,7 @@ fn save(
     }
 }
 
-/// Is at a place when its state is taken over from another worker.
+/// A component whose location is reached when another worker takes over its state.
 struct Taken {
     at: At,
     from_others: AtomicBool,
@@ -257,7 +257,7 @@ impl Checkpointed for Taken {
     }
 }
 
-/// Is at a place in the middle of a save, whose steps are spans.
+/// A layer that reaches a location during a save, whose steps are spans.
 struct Writing(At);
 
 impl Subscriber for Writing {

@@ -1,11 +1,11 @@
-//! A link between two workers that can break: what they send each other goes through here.
+//! A link between two workers that can break: their messages pass through this relay.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Passes on what comes to its address, and what is answered.
+/// A relay that forwards messages to its address, and the answers.
 pub struct Relay {
     pub address: SocketAddr,
     open: Arc<Mutex<Vec<Pair>>>,
@@ -14,12 +14,12 @@ pub struct Relay {
 /// Both sides of a connection.
 struct Pair {
     sides: [TcpStream; 2],
-    /// Whether what comes from this side gets lost.
+    /// Whether messages from this side are dropped.
     silent: [Arc<AtomicBool>; 2],
 }
 
 impl Relay {
-    /// To this address. Connections that come while nobody listens there are closed.
+    /// Creates a relay to this address. It closes connections while no process listens there.
     pub fn to(address: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let relay = Self { address: listener.local_addr().unwrap(), open: Arc::default() };
@@ -35,17 +35,17 @@ impl Relay {
         relay
     }
 
-    /// Closes what is connected. What connects from here on is passed on.
+    /// Closes all connections. New connections are forwarded.
     pub fn close(&self) {
         self.open.lock().unwrap().drain(..).for_each(|pair| pair.close());
     }
 
-    /// Passes on nothing more of what is connected, and tells nobody. What connects from here on is passed on.
+    /// Drops all further messages of existing connections without closing them. New connections are forwarded.
     pub fn fall_silent(&self) {
         self.lose(&[0, 1]);
     }
 
-    /// Passes on nothing more of what those send who have connected to it.
+    /// Drops all further messages from the side that has connected to the relay.
     pub fn fall_silent_one_way(&self) {
         self.lose(&[0]);
     }

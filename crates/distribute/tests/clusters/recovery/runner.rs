@@ -1,4 +1,4 @@
-//! `runner::run` where a worker is lost: the history is that of a training that nothing happens to, bit for bit.
+//! Checks that `runner::run` with a lost worker has the same history as a training without a failure, bit for bit.
 
 use crate::recovery::job::{Job, WORKERS};
 use crate::recovery::program::{At, Place, Task};
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 const WORKER: &str = "recovery::runner::a_worker_in_a_process_of_its_own";
 
-/// Not a test of its own: what the other runs in processes.
+/// A helper, not a test: the other test runs it in processes.
 #[test]
 fn a_worker_in_a_process_of_its_own() {
     if let Some(part) = child::part() {
@@ -27,7 +27,7 @@ fn said(outcome: &Outcome) -> String {
     format!("trained {outcome:?}")
 }
 
-/// Steps and the bits of both losses of each epoch, and the weights.
+/// The steps and the bits of both losses of each epoch, and the weights.
 type Outcome = (Vec<(usize, u64, Option<u64>)>, String);
 
 fn points(count: usize) -> Dataset<Tensor> {
@@ -35,7 +35,7 @@ fn points(count: usize) -> Dataset<Tensor> {
     Dataset::from_slices(points.reshape((count, 2)).unwrap()).unwrap()
 }
 
-/// Three epochs of four steps, with validations.
+/// Runs three epochs of four steps, with validations.
 fn program(task: &Task, at: &At) -> Result<Outcome> {
     let strategy = task.builder()?.build()?;
     let model = strategy.replicate(|vb| linear(2, 1, vb.pp("fc")))?;

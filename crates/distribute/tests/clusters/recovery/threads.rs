@@ -1,4 +1,4 @@
-//! The workers are threads, linked by sockets as processes are; one that is lost ends with an error, and begins anew.
+//! Workers that are threads, linked by sockets like processes. A lost worker ends with an error and starts again.
 
 use crate::recovery::program::{At, Place, Task, Trained, program};
 use distribute::Error;
@@ -6,7 +6,7 @@ use distribute_testing::{Port, watched};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What `program` comes to on each worker, of which one is lost at a place, once, and begins anew.
+/// Returns the result of `program` on each worker. One worker is lost at a location, once, and starts again.
 pub fn train<T: Send + 'static>(
     workers: usize,
     replicas: usize,
@@ -16,7 +16,7 @@ pub fn train<T: Send + 'static>(
     train_while(workers, replicas, fault, program, |_| ())
 }
 
-/// The same. Before the worker that was lost begins anew, this is done.
+/// Does the same, and runs `body` before the lost worker starts again.
 fn train_while<T: Send + 'static>(
     workers: usize,
     replicas: usize,

@@ -1,4 +1,4 @@
-//! A worker as a process of its own. It says on standard error what it does, a line each, and does what it is told on
+//! A worker in its own process. It reports its actions on standard error, one per line, and follows instructions from
 //! standard input.
 
 use crate::recovery::disk::Disk;
@@ -11,23 +11,23 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What a process is to do.
+/// The instructions for a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Life {
     pub task: Task,
-    /// Where it says so, and waits until it is told to go on.
+    /// The location at which it reports and waits until it may continue.
     pub stop_at: Option<Place>,
 }
 
-/// What a worker is told: to go on.
+/// The instruction to continue.
 pub const GO: &str = "go";
-/// That there is no room left on the disk, until a checkpoint could not be saved.
+/// The instruction that the disk is full, until a checkpoint could not be saved.
 pub const FULL: &str = "full";
 
-/// What it says behind each step.
+/// The report after each step.
 pub const STEP: &str = "made a step";
 
-/// The process. It runs a program, and says at its end what has come of it.
+/// Runs the process with a program, and reports its result.
 pub fn live(part: &str, program: impl FnOnce(&Task, &At) -> Result<String>) {
     eprintln!("started");
     let Life { task, stop_at } = serde_json::from_str(part).unwrap();
@@ -54,7 +54,7 @@ pub fn live(part: &str, program: impl FnOnce(&Task, &At) -> Result<String>) {
     eprintln!("{}", program(&task, &at).unwrap_or_else(|error| panic!("{error}")));
 }
 
-/// What has come of the program that most tests run.
+/// Returns the result of the program that most tests run.
 pub fn trained(task: &Task, at: &At) -> Result<String> {
     let trained = program(task, at)?;
     Ok(if trained.preempted {
@@ -64,12 +64,12 @@ pub fn trained(task: &Task, at: &At) -> Result<String> {
     })
 }
 
-/// Until the test says so, whose watchdog is faster.
+/// Waits until the test says so. The test's watchdog is faster.
 fn wait(gone: &Receiver<()>) {
     gone.recv_timeout(Duration::from_secs(100)).unwrap();
 }
 
-/// Does what it is told, on a thread.
+/// Follows instructions on a thread.
 fn listen(go: Sender<()>, disk: Arc<Disk>) {
     std::thread::spawn(move || {
         for line in stdin().lock().lines().map_while(std::result::Result::ok) {

@@ -1,4 +1,4 @@
-//! Datasets of workers, and where they go on.
+//! Datasets of workers, and the positions at which they continue.
 
 use crate::remote::support::{
     Worker, call_of, context, making, resource, value, worker, worker_with, workers_of,
@@ -12,13 +12,13 @@ use distribute::{
 use distribute_coordinator::{Call, Failure, FailureKind, ResourceId};
 use distribute_testing::watched;
 
-/// Batches of two of so many numbers, in an order that each pass draws anew.
+/// Returns batches of two of this count of numbers, in an order that each pass shuffles again.
 #[distribute::remote]
 fn numbers(_worker: &WorkerContext, count: i64) -> Result<Dataset<HostTensor>> {
     Ok(Dataset::range(count).shuffle(10, 42).batch(2))
 }
 
-/// Of each worker every n-th number.
+/// Returns every n-th number for each worker.
 #[distribute::remote]
 fn part(worker: &WorkerContext) -> Result<DistributedDataset<HostTensor>> {
     let input = worker.input_context();
@@ -62,7 +62,7 @@ fn all(worker: &Worker) -> Vec<Vec<Vec<i64>>> {
     .collect()
 }
 
-/// Where the dataset of a worker stands, if it has moved.
+/// Returns the position of a worker's dataset, if it has moved.
 fn moved(worker: &Worker) -> Option<Bytes> {
     let positions = worker.0.positions();
     assert!(positions.iter().all(|(id, _)| *id == ResourceId(1)) && positions.len() <= 1);
@@ -202,7 +202,7 @@ fn a_batch_is_cut_for_the_replicas_of_the_worker() {
     });
 }
 
-/// Its fourth batch fails at first.
+/// Returns a dataset whose fourth batch fails the first time.
 #[distribute::remote]
 fn fails_once(_worker: &WorkerContext) -> Result<Dataset<HostTensor>> {
     let failed = std::sync::atomic::AtomicBool::new(false);
@@ -273,7 +273,7 @@ fn cc_11_what_is_no_dataset_for_a_worker_is_refused() {
     });
 }
 
-/// A dataset that calls read as a whole.
+/// Sums a dataset that calls read completely.
 #[distribute::remote]
 fn total(worker: &WorkerContext, data: &Dataset<HostTensor>) -> Result<i64> {
     let mut sum = 0;
@@ -298,7 +298,7 @@ fn a_dataset_can_be_kept_as_a_value() {
     });
 }
 
-/// The batches that a caller takes by hand end as those of calls do.
+/// Batches that a caller takes one by one end in the same way as those of calls.
 #[test]
 fn the_end_is_an_error_or_none() {
     #[distribute::remote]

@@ -1,4 +1,4 @@
-//! What comes of functions that fail.
+//! The results of functions that fail.
 
 use crate::parameter_servers::channels::logged;
 use crate::remote::support::{
@@ -43,7 +43,7 @@ fn unsent(_worker: &WorkerContext) -> Result<Unsent> {
     Ok(Unsent)
 }
 
-/// Its code panics when it is sent, and when it comes.
+/// A value whose codec panics when it is sent, and when it arrives.
 struct Unsent;
 
 impl serde::Serialize for Unsent {
@@ -149,7 +149,7 @@ fn lock_cancellation(cancellation: Option<Cancellation>) {
     *WITHIN.lock().unwrap() = cancellation;
 }
 
-/// As if the coordinator cancelled it meanwhile.
+/// Fails as if the coordinator had cancelled the call in the meantime.
 #[distribute::remote]
 fn cancelled_within(worker: &WorkerContext) -> Result<()> {
     WITHIN.lock().unwrap().take().unwrap().cancel();
@@ -212,7 +212,7 @@ fn a_scheduled_function_that_would_make_a_variable_is_told_at_once_where_to_make
     });
 }
 
-/// It was waited for once to find it, and once again to find that it is the right one.
+/// It was once waited for twice: to find it, and to check that it is the right one.
 #[test]
 fn a_variable_that_nobody_makes_is_waited_for_as_long_as_is_said() {
     watched(|| {

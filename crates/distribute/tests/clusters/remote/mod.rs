@@ -1,5 +1,5 @@
-//! Remote functions on their workers, without a coordinator: calls as a worker gets them. Names carry the numbers of
-//! the rules.
+//! Remote functions on their workers, without a coordinator: calls as a worker receives them. Test names contain the
+//! numbers of the rules.
 
 mod calls;
 mod datasets;

@@ -1,4 +1,4 @@
-//! Models that workers keep: whose variables they are, and what a step sends.
+//! Models that workers keep: the process that their variables belong to, and the messages of a step.
 
 use crate::parameter_servers::channels::logged;
 use crate::remote::support::{call_of, context, making, resource, value, worker_with, workers_of};
@@ -15,7 +15,7 @@ use distribute_coordinator::{CallContext, Cancellation, ClosureId, FailureKind, 
 use distribute_testing::watched;
 use std::time::Duration;
 
-/// One weight, and what trains it.
+/// One weight and its optimizer.
 struct Model {
     net: Replicated<Tensor>,
     optimizer: Optimizer<rules::Sgd>,
@@ -32,7 +32,7 @@ fn build(worker: &WorkerContext) -> Result<Model> {
     Ok(Model { net, optimizer })
 }
 
-/// Of a batch of numbers, of which each replica has a part.
+/// Returns the loss of a batch of numbers, of which each replica has a part.
 fn loss(w: &Tensor, rows: &[f32]) -> Result<Tensor> {
     let rows = Tensor::new(rows, &Device::Cpu)?.reshape((rows.len(), 1))?;
     Ok(rows.broadcast_mul(&w.sqr()?.reshape((1, 3))?)?.sum(1)?.mean_all()?)

@@ -1,4 +1,4 @@
-//! Workers, and calls as they get them.
+//! Workers, and calls as they receive them.
 
 use crate::support::on_cluster;
 use bytes::Bytes;
@@ -11,19 +11,19 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
 
-/// All workers of a coordinator's strategy.
+/// Returns all workers of a coordinator's strategy.
 pub fn workers_of(strategy: &ParameterServerStrategy) -> Vec<Worker> {
     let program = RemoteProgram::of_local_cluster(strategy).unwrap().unwrap();
     let start = |worker| Worker(program.start(worker, strategy.workers(), &Bytes::new()).unwrap());
     (0..strategy.workers()).map(start).collect()
 }
 
-/// The only worker of a cluster, with a replica.
+/// Returns the only worker of a cluster, with one replica.
 pub fn worker() -> Worker {
     workers_of(&on_cluster(1, 2)).remove(0)
 }
 
-/// The only worker of a cluster, of these settings.
+/// Returns the only worker of a cluster with these settings.
 pub fn worker_with(builder: ParameterServerBuilder) -> Worker {
     let cluster = LocalCluster::new(1, 2).unwrap();
     let builder = builder.cluster_resolver(cluster.resolver_of(Job::Worker.task(0)));
@@ -32,12 +32,12 @@ pub fn worker_with(builder: ParameterServerBuilder) -> Worker {
 
 pub struct Worker(pub Arc<dyn Executor>);
 
-/// A call for which nothing was said.
+/// Returns the context of a call without options.
 pub fn context() -> CallContext {
     CallContext::new(None, false, Cancellation::default())
 }
 
-/// One that may make variables.
+/// Returns the context of a call that may create variables.
 pub fn making() -> CallContext {
     CallContext::new(None, true, Cancellation::default())
 }
@@ -74,7 +74,7 @@ impl Worker {
         self.try_call(function, arguments).unwrap_or_else(|failure| panic!("{failure}"))
     }
 
-    /// Makes a resource, and the variables that it needs.
+    /// Creates a resource, and the variables that it needs.
     pub fn make<F: RemoteFunction>(&self, id: u64, function: F, arguments: impl Into<Vec<Argument>>) {
         let made = self.0.make(&making(), ResourceId(id), &call_of(function, arguments), None);
         made.unwrap_or_else(|failure| panic!("{failure}"));

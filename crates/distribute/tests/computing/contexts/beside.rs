@@ -1,4 +1,4 @@
-//! Models that are made inside of `colocate_vars_with`, which the page of StrategyExtended says of variables.
+//! Models that are created inside `colocate_vars_with`, which the page of StrategyExtended describes for variables.
 
 use crate::contexts::{bits, everywhere, mirrored, on_one, tensor};
 use candle_core::{Device, Module, ModuleT, Tensor};
@@ -12,7 +12,7 @@ use distribute::{
 use distribute_testing::watched;
 
 // INV-20
-/// COLO-2, COLO-4: a model goes where the given variable is, whole, as a variable does, and trains as any.
+/// COLO-2, COLO-4: a model is placed with the given variable, unsharded like a variable, and trains like any other.
 #[test]
 fn colo_2_a_model_made_beside_a_variable_has_its_devices_and_is_whole() {
     let check = |strategy: &Strategy| {
@@ -66,8 +66,8 @@ fn colo_2_a_model_made_beside_a_variable_has_its_devices_and_is_whole() {
     watched(move || drop(everywhere(check)));
 }
 
-/// Of 3 servers and variables in 5 shards, a model is on the server of the other variable: its layers, and a table of
-/// ids.
+/// With 3 servers and variables in 5 shards, a model is on the server of the other variable: its layers, and a table
+/// of ids.
 #[test]
 fn colo_4_a_model_made_beside_a_variable_on_servers_is_on_its_server() {
     watched(|| {

@@ -1,10 +1,10 @@
-//! Strategies of one's own that contradict themselves: refused where they are made, or where they are first used.
+//! Custom strategies that contradict themselves: refused when they are created, or when they are first used.
 
 use distribute::{DeviceName, Error, ReduceOp, Replicas, Result, Strategy, StrategyExtended};
 use distribute_collective::group::{Group, Links, local};
 use distribute_testing::watched;
 
-/// What an author may get wrong.
+/// A mistake that an author may make.
 #[derive(Clone, Copy, Debug)]
 enum Wrong {
     Nothing,

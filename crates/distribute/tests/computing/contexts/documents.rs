@@ -1,4 +1,5 @@
-//! What the page of Strategy says of `run`, `reduce`, `gather` and of values: what no other test asserts as strongly.
+//! Statements of the page of Strategy about `run`, `reduce`, `gather` and values that no other test checks as
+//! strictly.
 
 use crate::contexts::{everywhere, mirrored, per_replica, tensor};
 use candle_core::{Device, Tensor};
@@ -131,7 +132,7 @@ fn run_3_a_tensor_of_several_parts_reaches_its_replica_as_one() {
     });
 }
 
-/// ITER-11: TensorFlow cuts ragged batches by rows.
+/// ITER-11: TensorFlow splits ragged batches by rows.
 #[test]
 fn iter_11_a_batch_whose_parts_have_other_numbers_of_rows_is_refused_where_it_is_cut() {
     let batches = Dataset::from_items([Ragged::new(&[&[1], &[], &[2, 3]])]);
@@ -172,7 +173,7 @@ fn local_3_each_of_several_workers_has_the_results_of_its_own_replicas() {
     });
 }
 
-/// LOCAL-1: TensorFlow gives a variable's components, here each replica's view of it.
+/// LOCAL-1: TensorFlow returns a variable's components, here each replica's view of it.
 #[test]
 fn local_1_of_a_variable_each_result_is_the_variable_whose_copies_are_its_parts() {
     watched(|| {
@@ -246,7 +247,7 @@ fn red_3_and_red_4_the_documents_batch_of_eight_over_two_replicas() {
     });
 }
 
-/// The mean of six examples, of which one replica has four and the other two.
+/// The mean of six examples. One replica has four of them and the other has two.
 #[test]
 fn red_5_means_of_replicas_weigh_examples_differently_and_an_axis_does_not() {
     watched(|| {

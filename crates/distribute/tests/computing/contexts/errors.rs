@@ -1,4 +1,4 @@
-//! Which error an operation gives in the wrong context.
+//! The errors of operations in the wrong context.
 
 use crate::contexts::{floats, is_mixed, is_wrong_context, mirrored, per_replica, tensor};
 use candle_nn::{VarBuilder, linear};

@@ -1,4 +1,4 @@
-//! How the results of replicas become one distributed value.
+//! Merging of the results of replicas into one distributed value.
 
 use crate::contexts::{floats, mirrored, one_device, tensor};
 use distribute::tensor::DType as HostDType;
@@ -124,7 +124,7 @@ fn local_1_a_structure_has_one_result_for_each_replica() {
     assert_eq!(strategy.local_results(None::<PerReplica<i32>>).unwrap(), [None]);
 }
 
-/// A value of a program's own that has one part, however many replicas there are.
+/// A custom value that has one part for any number of replicas.
 struct OnePart;
 
 impl Reducible for OnePart {

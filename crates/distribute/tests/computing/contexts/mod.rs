@@ -1,6 +1,7 @@
-//! The rules of contexts, `run`, merging, distributed values and collectives, one test for each, named by the rule.
+//! The rules of contexts, `run`, merging, distributed values and collectives. Each has a test with the rule in its
+//! name.
 //!
-//! Where a rule describes a trap of TensorFlow, the test asserts what is done here instead.
+//! If a rule describes a trap of TensorFlow, the test checks the behaviour of this crate instead.
 
 mod all_reduce;
 mod beside;
@@ -34,17 +35,17 @@ fn host<T: distribute::tensor::Element>(values: Vec<T>, shape: impl Into<Vec<usi
     HostTensor::new(values, shape).unwrap()
 }
 
-/// Two replicas, and the variables on the second's device.
+/// Creates a strategy of two replicas with variables on the device of the second one.
 fn central() -> Strategy {
     CentralStorageStrategy::new(["cpu:0", "cpu:1"], "cpu:1").unwrap().into()
 }
 
-/// The strategy of a worker with `count` parameter servers, which keep variables whole.
+/// Creates the strategy of a worker with `count` parameter servers and unsharded variables.
 fn servers(count: usize) -> Strategy {
     on_cluster(1, count).into()
 }
 
-/// A variable with one copy, on this device.
+/// Creates a variable with one copy, on this device.
 fn on_one(strategy: &Strategy, device: &str, name: &str) -> Result<Variable> {
     strategy.scope(|| strategy.colocate_vars_with(device, || Variable::new(name, 10f32)))
 }
@@ -53,7 +54,7 @@ fn bits(tensor: &Tensor) -> Vec<u32> {
     tensor.to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
 }
 
-/// Of two replicas.
+/// Returns the id of one of two replicas.
 fn id() -> usize {
     get_replica_context().unwrap().replica_id_in_sync_group()
 }
@@ -66,7 +67,7 @@ fn is_mixed<T: std::fmt::Debug>(result: Result<T>) -> bool {
     matches!(result.unwrap_err().root_cause(), Error::MixedStrategies { .. })
 }
 
-/// The gradient at x of `loss(ctx, x)` on each replica, for `x[r]`.
+/// Returns the gradient at x of `loss(ctx, x)` on each replica, for `x[r]`.
 fn gradients(
     x: &[&[f32]],
     loss: impl Fn(&distribute::ReplicaContext, &Tensor) -> Result<Tensor> + Sync,

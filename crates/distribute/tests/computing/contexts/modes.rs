@@ -227,7 +227,7 @@ fn scope_9_operations_enter_the_scope_themselves() {
     });
 }
 
-/// What `Model.fit`, `evaluate` and `predict` do is written down as loops, and needs no scope.
+/// The loops of `Model.fit`, `evaluate` and `predict` are written out, and need no scope.
 #[test]
 fn scope_9_fit_evaluate_and_predict_give_the_same_in_a_scope_and_without() {
     watched(|| {

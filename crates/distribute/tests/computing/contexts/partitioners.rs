@@ -1,5 +1,5 @@
-//! What the page of the runner's `ParameterServerStrategy` says: how variables are cut, and what is known of the
-//! cluster.
+//! Statements of the page of the runner's `ParameterServerStrategy`: the partition of variables, and the properties of
+//! the cluster.
 
 use crate::contexts::{everywhere, servers};
 use crate::support::log_of;
@@ -31,7 +31,7 @@ fn shard_1_without_a_partitioner_no_variable_is_cut() {
     assert_eq!((v.is_sharded(), v.shards().len(), v.devices().len()), (false, 1, 1));
 }
 
-/// Cuts in two, and notes what it is asked.
+/// A partitioner that makes two shards and records its arguments.
 #[derive(Debug)]
 struct Asked(Arc<Mutex<Vec<Vec<usize>>>>);
 
@@ -65,7 +65,7 @@ fn shard_3_thirteen_ids_over_five_shards_are_in_order_and_the_first_have_one_mor
     assert_eq!(ids, [vec![0, 1, 2], vec![3, 4, 5], vec![6, 7, 8], vec![9, 10], vec![11, 12]]);
 }
 
-/// As many shards as there are servers at most, each on a server of its own.
+/// There are at most as many shards as servers, and each is on a different server.
 #[test]
 fn part_3_by_least_size_each_server_has_one_shard_at_most() {
     let strategy = with(3, MinSizePartitioner::new(256 << 10, 3).unwrap());
@@ -81,7 +81,7 @@ fn part_3_by_least_size_each_server_has_one_shard_at_most() {
 
 // What is known of the cluster
 
-/// A strategy whose author says how its cluster was found out.
+/// A strategy whose author names the resolver of its cluster.
 #[derive(Debug)]
 struct Found([DeviceName; 1], Option<TfConfigClusterResolver>);
 
@@ -117,7 +117,7 @@ fn str_5_the_resolver_is_what_a_strategys_author_gives_and_tells_the_task() {
 
 // Input over workers
 
-/// Where data has no end, each worker's is another by its seed alone.
+/// With endless data, the data of the workers differs only in the seed.
 #[test]
 fn fn_1_workers_of_a_dataset_without_end_differ_in_their_seeds_alone() {
     watched(|| {
@@ -143,7 +143,7 @@ fn fn_1_workers_of_a_dataset_without_end_differ_in_their_seeds_alone() {
     });
 }
 
-/// AS-8: TensorFlow warns of both. What is in memory costs nothing to read.
+/// AS-8: TensorFlow warns in both cases. Data in memory costs nothing to read.
 #[test]
 fn as_8_that_every_worker_reads_everything_is_warned_of_where_it_reads_files() {
     let two = Layout { workers: 2, replicas: 1 };

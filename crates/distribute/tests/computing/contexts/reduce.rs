@@ -115,7 +115,7 @@ fn op_4_a_mean_of_integers_does_not_wrap_whichever_way_it_is_made() {
     });
 }
 
-/// What a reduction refuses over two replicas it refuses over one, and a MEAN is a float on one, too.
+/// One replica refuses the same reductions as two, and a MEAN is a float on one replica as well.
 #[test]
 fn op_3_and_op_4_one_replica_reduces_as_two_do() {
     watched(|| {
@@ -143,7 +143,7 @@ fn op_3_and_op_4_one_replica_reduces_as_two_do() {
     });
 }
 
-/// An ON_READ variable's copies, whatever its own aggregation (RED-9).
+/// An ON_READ variable's copies, with any aggregation (RED-9).
 #[test]
 fn op_4_a_mean_of_an_integer_variables_copies_does_not_wrap() {
     let strategy = mirrored(2);

@@ -35,10 +35,10 @@ fn rctx_4_devices_name_the_device_of_this_replica() {
     });
 }
 
-/// `tf.device`: what a closure computes is where its tensors are; a model's variables are on the replica's device.
+/// `tf.device`: a closure computes on the devices of its tensors. A model's variables are on the replica's device.
 #[test]
 fn rctx_4_operations_run_where_their_tensors_are_and_variables_are_on_the_replicas_device() {
-    /// Replicas of which the second one's device is not here.
+    /// A strategy whose second replica has a device that is not here.
     #[derive(Debug)]
     struct Mixed;
     impl StrategyExtended for Mixed {

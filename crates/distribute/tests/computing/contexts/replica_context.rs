@@ -1,4 +1,4 @@
-//! The page of ReplicaContext: what no other test asserts as strongly.
+//! Statements of the page of ReplicaContext that no other test checks as strictly.
 
 use crate::contexts::{bits, everywhere, mirrored, per_replica, tensor};
 use distribute::cluster::Fault;

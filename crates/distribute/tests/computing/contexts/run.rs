@@ -1,4 +1,4 @@
-//! `run`: what each replica gets and sees, and what becomes of its errors.
+//! The method `run`: arguments and context of each replica, and its errors.
 
 use crate::contexts::{floats, is_wrong_context, mirrored, one_device, per_replica, tensor};
 use candle_core::DType;

@@ -1,4 +1,4 @@
-//! What the page of Strategy says of `scope`: what no other test asserts as strongly.
+//! Statements of the page of Strategy about `scope` that no other test checks as strictly.
 
 use crate::contexts::{central, everywhere, mirrored, servers, tensor};
 use candle_core::{Module, Tensor};
@@ -15,7 +15,7 @@ use distribute_testing::watched;
 use std::sync::Mutex;
 use std::thread::ThreadId;
 
-/// Calls `body` in the strategy's scope, or without.
+/// Calls `body` inside the strategy's scope, or outside it.
 fn within<T>(strategy: &Strategy, is_inside: bool, body: impl FnOnce() -> Result<T>) -> Result<T> {
     if is_inside { strategy.scope(body) } else { body() }
 }
@@ -99,7 +99,7 @@ fn var_8_variables_are_read_and_written_outside_of_the_scope_as_inside() {
     watched(move || drop(everywhere(check)));
 }
 
-/// A model and what trains it.
+/// A model and its optimizer.
 struct Training {
     strategy: Strategy,
     model: Replicated<Linear>,
@@ -119,7 +119,7 @@ impl Training {
         Ok(Dataset::from_slices(tensor(&[1., 2., 3., -1., 0.5, -2., 4., 1.]).reshape((4, 2))?)?.batch(4))
     }
 
-    /// A step for each batch, with the dataset made in or out of scope, and the function.
+    /// Makes a step for each batch. The dataset and the function are created inside or outside the scope.
     fn train(&self, [data_inside, function_inside]: [bool; 2]) -> Result<()> {
         let batches =
             within(&self.strategy, data_inside, || self.strategy.distribute_dataset(Self::data()?))?;
@@ -141,7 +141,7 @@ impl Training {
         parts.part("optimizer", &self.optimizer).part("loss", self.loss.variable())
     }
 
-    /// Weights, slots, and what has been measured.
+    /// Returns weights, slots and metrics.
     fn state(&self) -> Result<(String, Vec<f32>, u64, f64)> {
         let slot = self.optimizer.slot("weight", self.optimizer.slot_names().next().unwrap_or_default())?;
         let slot = slot.flatten_all()?.to_vec1()?;
@@ -167,7 +167,7 @@ fn scope_9_models_optimizers_metrics_datasets_and_steps_are_made_inside_or_outsi
     watched(move || drop(everywhere(check)));
 }
 
-/// Saving is for inside or outside, and loading for the scope of the strategy that goes on, whichever that is.
+/// Saving is possible inside or outside a scope. Loading happens in the scope of the strategy that continues.
 #[test]
 fn ckpt_1_what_is_saved_in_a_scope_is_loaded_in_anothers() {
     watched(|| {
@@ -208,8 +208,8 @@ fn ckpt_1_what_is_saved_in_a_scope_is_loaded_in_anothers() {
     });
 }
 
-/// Nothing waits for a variable: a checkpoint that is open gives later ones their values when they are there, and slots
-/// that no step has made are restored as any.
+/// Variables are not created lazily. An open checkpoint gives later variables their values when they are created, and
+/// slots that no step has created are restored like others.
 #[test]
 fn scope_9_a_checkpoint_gives_values_to_what_is_made_later_when_it_is_there() {
     watched(|| {

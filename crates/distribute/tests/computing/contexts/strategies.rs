@@ -1,4 +1,4 @@
-//! The default strategy, that of one device, and what all strategies have in common.
+//! The default strategy, the strategy of one device, and common behaviour of all strategies.
 
 use crate::contexts::{floats, mirrored, one_device, per_replica, tensor};
 use distribute::{

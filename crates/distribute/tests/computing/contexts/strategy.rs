@@ -1,4 +1,4 @@
-//! The members that the page of StrategyExtended has: what no other test asserts as strongly.
+//! Members on the page of StrategyExtended that no other test checks as strictly.
 
 use crate::contexts::{bits, everywhere, mirrored, on_one, per_replica, tensor};
 use candle_core::Tensor;
@@ -63,7 +63,7 @@ fn one_1_worker_devices_run_replicas_and_parameter_devices_have_variables() {
 
 // reduce_to, batch_reduce_to
 
-/// A value of each replica, as a tensor, whose sum depends on the order in which it is taken.
+/// Returns a tensor of each replica whose sum depends on the order.
 fn uneven(strategy: &Strategy, turn: usize) -> PerReplica<Tensor> {
     let value = |id: usize| tensor(&[0.1 * 7f32.powi((id + turn) as i32), 1. / (id + 3) as f32]);
     strategy.distribute_values_from_function(|ctx| Ok(value(ctx.replica_id_in_sync_group))).unwrap()
@@ -95,8 +95,8 @@ fn rto_4_a_batch_gives_the_bits_of_its_calls_one_by_one() {
     });
 }
 
-/// Tensors of candle, host tensors and numbers: to a variable, to its devices, to all parameter devices, and to each by
-/// its name.
+/// Tensors of candle, host tensors and numbers are reduced to a variable, to its devices, to all parameter devices,
+/// and to each device by name.
 #[test]
 fn rto_1_values_of_any_kind_go_to_wherever_variables_are() {
     watched(|| {

@@ -1,4 +1,4 @@
-//! The page of StrategyExtended, what comes before its members: what no other test asserts as strongly.
+//! Statements of the page of StrategyExtended before its members that no other test checks as strictly.
 
 use crate::contexts::{bits, central, everywhere, mirrored, on_one, per_replica, tensor};
 use candle_core::{DType, Tensor};
@@ -86,7 +86,7 @@ fn dv_1_a_replica_reads_any_variable_as_often_as_it_likes_without_the_others() {
 #[test]
 fn ctx_2_a_layer_can_tell_where_it_is_and_aggregate_with_the_context_it_finds() {
     watched(|| {
-        /// Centres its input over all replicas where there are some.
+        /// A model that centres its input over all replicas, if there are any.
         struct Centre(Tensor);
         impl Centre {
             fn new(vb: VarBuilder) -> Result<Self> {

@@ -1,4 +1,4 @@
-//! What errors say: to whom things belong, which argument is wrong, and nothing twice.
+//! Error texts: they name the owner of a value and the wrong argument, and repeat nothing.
 
 use crate::contexts::{mirrored, one_device, per_replica};
 use candle_core::{Device, Tensor};
@@ -14,7 +14,7 @@ fn says(error: &Error, texts: &[&str]) {
     }
 }
 
-/// One step of an optimizer that may be of another strategy.
+/// Makes one step of an optimizer that may belong to another strategy, and returns the error.
 fn step(of_run: &Strategy, of_optimizer: &Strategy) -> Error {
     let model = of_run.replicate(|vb| linear(1, 1, vb.pp("fc"))).unwrap();
     let other = of_optimizer.replicate(|vb| linear(1, 1, vb.pp("fc"))).unwrap();

@@ -1,4 +1,4 @@
-//! Distributed values, and those made by a function.
+//! Distributed values, and those that a function creates.
 
 use crate::contexts::{floats, mirrored, one_device, per_replica, tensor};
 use distribute::{Error, Mirrored, ReduceOp, ValueContext, get_strategy, has_strategy};

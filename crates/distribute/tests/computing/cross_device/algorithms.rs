@@ -1,4 +1,4 @@
-//! All algorithms give the same bits.
+//! Checks that all algorithms give the same bits.
 
 use crate::cross_device::{mirrored, per_replica, rows, with_ops};
 use candle_core::{Device, Tensor, Var};
@@ -8,7 +8,7 @@ use distribute::{
 };
 use distribute_testing::watched;
 
-/// Every algorithm, and what a strategy does that names none.
+/// Returns strategies with every algorithm, and with the default one.
 fn strategies(replicas: usize) -> Vec<Strategy> {
     let last = DeviceName::cpu(replicas - 1);
     let mut all = vec![
@@ -21,13 +21,13 @@ fn strategies(replicas: usize) -> Vec<Strategy> {
     all
 }
 
-/// Numbers whose sum depends on the order.
+/// Returns numbers whose sum depends on the order.
 fn numbers(replica: usize, len: usize) -> Vec<f64> {
     let number = |at: usize| ((at * 7919 + replica * 104_729) % 1009) as f64 / 3.;
     (0..len).map(|at| number(at) * [1e-3, 1., 1e4][(at + replica) % 3]).collect()
 }
 
-/// Leaves of several dtypes and kinds, with odd lengths.
+/// Returns leaves of several dtypes and kinds, with odd lengths.
 fn leaves(replica: usize) -> Vec<Leaf> {
     let numbers = |len| numbers(replica, len);
     let wide = numbers(257);

@@ -1,4 +1,4 @@
-//! Algorithms that authors bring, and how theirs fail.
+//! Custom algorithms, and their failures.
 
 use crate::cross_device::{per_replica, with_ops};
 use candle_core::{Device, Tensor, Var};
@@ -11,7 +11,7 @@ use distribute_testing::watched;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Reduces as it should until told otherwise.
+/// An algorithm that reduces correctly until it is told to fail.
 #[derive(Debug, Default)]
 struct Faulty {
     too_few: bool,
@@ -137,7 +137,7 @@ fn an_algorithm_that_fails_fails_on_every_replica_and_the_next_call_works() {
     });
 }
 
-/// A strategy that says how it communicates, and nothing else.
+/// A custom strategy that only sets how it communicates.
 #[derive(Debug)]
 struct Own(Vec<DeviceName>, Faulty);
 
@@ -199,7 +199,7 @@ fn co_3_options_of_an_authors_strategy_are_held_to_what_there_is() {
     refused(CommunicationOptions::default(), Some(NcclAllReduce { num_packs: 3 }), &["num_packs is 3"]);
 }
 
-/// Where results were to be.
+/// An algorithm that records the requested destinations.
 #[derive(Debug, Default, Clone)]
 struct Destinations(Arc<Mutex<Vec<Vec<DeviceName>>>>);
 
@@ -234,11 +234,11 @@ fn red_2_the_result_of_reduce_is_on_the_host() {
     });
 }
 
-/// Runs a step, or doesn't, and counts.
+/// A strategy that runs steps, or refuses to, and counts them.
 #[derive(Debug)]
 struct Runner {
     devices: [DeviceName; 2],
-    /// The numbers of the steps that it was asked for.
+    /// The numbers of the requested steps.
     steps: Arc<Mutex<Vec<u64>>>,
     runs: bool,
 }
@@ -284,7 +284,7 @@ fn run_13_a_step_is_what_the_strategys_author_does_for_each_replica() {
     });
 }
 
-/// Takes parts where they are.
+/// A strategy that accepts parts in their current location.
 #[derive(Debug)]
 struct InPlace(Arc<Mutex<Vec<Vec<DeviceName>>>>);
 

@@ -1,5 +1,6 @@
-//! reduce_to, batch_reduce_to, broadcast_to, cross-device ops and communication options: a test for each rule, named by
-//! it. Where a rule describes a trap of TensorFlow, the test asserts what is done here instead.
+//! The rules of reduce_to, batch_reduce_to, broadcast_to, cross-device ops and communication options. Each has a test
+//! with the rule in its name. If a rule describes a trap of TensorFlow, the test checks the behaviour of this crate
+//! instead.
 
 mod algorithms;
 mod authors;

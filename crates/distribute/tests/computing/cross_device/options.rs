@@ -1,4 +1,4 @@
-//! Options of the whole strategy, and of one call.
+//! Options of the complete strategy, and of one call.
 
 use super::algorithms::hosts;
 use crate::cross_device::{mirrored, per_replica};
@@ -20,7 +20,7 @@ fn within(timeout: Duration) -> CommunicationOptions {
     CommunicationOptions { timeout: Some(timeout), ..Default::default() }
 }
 
-/// Many values of several dtypes, some of them sparse.
+/// Returns many values of several dtypes, some of them sparse.
 fn values(replica: usize) -> Vec<Leaf> {
     let value = |i: usize| match i % 4 {
         3 => crate::cross_device::rows(vec![0.1; replica + 1], vec![2; replica + 1]),
@@ -76,7 +76,7 @@ fn co_4_replicas_that_pack_differently_are_named() {
     });
 }
 
-/// Two replicas of which the second makes its call when the first has given it up; the error.
+/// Returns the error of two replicas if the second makes its call after the first has timed out.
 fn late(strategy: &Strategy, call: impl Fn(&ReplicaContext) -> Result<f32> + Sync) -> Error {
     let (tell, wait) = mpsc::channel();
     let (tell, wait) = (Mutex::new(tell), Mutex::new(wait));

@@ -1,4 +1,4 @@
-//! Where results go, and what batches may hold.
+//! The destinations of results, and the contents of batches.
 
 use crate::cross_device::{mirrored, per_replica, rows, with_ops};
 use crate::support::{floats, tensor};

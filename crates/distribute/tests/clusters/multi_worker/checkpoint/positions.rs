@@ -1,4 +1,4 @@
-//! Where a pass stands, saved by some workers and restored by others.
+//! Positions in passes, saved by some workers and restored by others.
 
 use crate::multi_worker::on_workers;
 use distribute::data::{AutoShardPolicy, Dataset, InputContext, Location, text_lines};
@@ -34,7 +34,7 @@ fn from_files(
     strategy.distribute_dataset_with(lines.batch(5), options)
 }
 
-/// A pass over all of it, then what a checkpoint of `path` says is left of that, on so many workers and replicas.
+/// Returns the rest of a pass over the data after the checkpoint at `path`, on this number of workers and replicas.
 fn rest(
     make: Make,
     policy: AutoShardPolicy,
@@ -98,7 +98,7 @@ fn a_pass_saved_by_some_workers_goes_on_with_others_and_has_every_element_once()
     }
 }
 
-/// 47 elements in batches of 5: at every step, the beginning and the end too.
+/// 47 elements in batches of 5, saved at every step, including the beginning and the end.
 #[test]
 fn a_pass_that_two_workers_stopped_anywhere_goes_on_with_three() {
     for (before, after) in [((2, 1), (3, 1)), ((2, 2), (3, 2))] {
@@ -124,7 +124,7 @@ fn a_pass_that_two_workers_stopped_anywhere_goes_on_with_three() {
     }
 }
 
-/// What a function made for two workers is read by three as those two would have.
+/// Three workers read the data of a function that was created for two as those two would have.
 #[test]
 fn a_pass_over_datasets_of_a_function_goes_on_with_other_workers() {
     fn make(strategy: &Strategy, _: AutoShardPolicy) -> Result<DistributedDataset<HostTensor>> {

@@ -1,6 +1,8 @@
-//! Random programs over several workers, each with one planted fault: no hang, one text on all workers that names the
-//! one that is to blame, and afterwards all that live can go on, with the same state.
+//! Random programs over several workers, each with one planted fault. Nothing hangs, all workers get one text that
+//! names the culprit, and the remaining workers can continue with the same state.
 //!
+//! `DISTRIBUTE_TEST_SEEDS=1000` sets the number of seeds. A range sets the seeds themselves, for example `7..8` for a
+//! single one.
 //! Another number of seeds than the usual: `DISTRIBUTE_TEST_SEEDS=1000`, or those of a range, `7..8` for one alone.
 
 mod program;
@@ -19,10 +21,10 @@ use std::time::Duration;
 use verdict::Told;
 use worker::{Gate, Worker};
 
-/// Programs in a run of all tests.
+/// The number of programs in a run of all tests.
 const SEEDS: u64 = 200;
 
-/// Programs at once: some only wait for a deadline.
+/// The number of concurrent programs: some only wait for a deadline.
 const LANES: usize = 4;
 
 fn seeds() -> Range<u64> {
@@ -62,7 +64,7 @@ fn random_programs_with_a_planted_fault() {
     assert!(seeds.end - seeds.start < SEEDS || kinds.len() >= 17, "every kind of fault: {kinds:#?}");
 }
 
-/// The name of a program's fault.
+/// Returns the name of a program's fault.
 fn kind(program: &Program) -> String {
     let (level, wrong) = match &program.fault.kind {
         Kind::Replica(_, wrong) => ("replica", format!("{wrong:?}")),
@@ -72,7 +74,7 @@ fn kind(program: &Program) -> String {
     format!("{level} {name}")
 }
 
-/// Runs a program, and says what is wrong with what came of it.
+/// Runs a program, and checks the outcome.
 fn check(program: &Program) -> std::result::Result<(), String> {
     let timeout = Duration::from_millis(if program.fault.is_late() { 5_000 } else { 20_000 });
     let options = CommunicationOptions { timeout: Some(timeout), ..Default::default() };
@@ -102,7 +104,7 @@ fn texts(told: &[Told]) -> String {
     told.iter().map(text).collect()
 }
 
-/// What one worker does.
+/// Runs one worker.
 fn work(
     strategy: &Strategy,
     program: &Program,

@@ -1,8 +1,8 @@
-//! Programs that all workers run, and what one replica or worker does instead.
+//! Programs that all workers run, and the deviation of one replica or worker.
 
 use distribute_testing::SplitMix;
 
-/// What every worker does, and the one fault.
+/// The program of every worker, and the one fault.
 #[derive(Clone, Debug)]
 pub struct Program {
     pub workers: usize,
@@ -11,13 +11,13 @@ pub struct Program {
     pub fault: Fault,
 }
 
-/// What a worker does once for all of its replicas.
+/// An operation that a worker performs once for all its replicas.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Act {
     Run(Vec<Call>),
-    /// `reduce` of so many elements.
+    /// A `reduce` of this number of elements.
     Reduce(usize),
-    /// `gather` of so many rows, and as many more as the id says.
+    /// A `gather` of this number of rows plus the id.
     Gather(usize),
     /// A read of the ON_READ variable.
     Read,
@@ -27,41 +27,41 @@ pub enum Act {
     Save,
 }
 
-/// What a replica does inside of `run`.
+/// A call of a replica inside `run`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Call {
-    /// `all_reduce` of so many elements.
+    /// An `all_reduce` of this number of elements.
     Reduce(usize),
-    /// `all_gather` of so many rows, and as many more as the id says.
+    /// An `all_gather` of this number of rows plus the id.
     Gather(usize),
-    /// `merge_call`, in it `reduce_to` and `update`.
+    /// A `merge_call` with `reduce_to` and `update` in it.
     Merge,
-    /// A step of the optimizer; of a model with a collective in forward.
+    /// A step of the optimizer, possibly on a model with a collective in forward.
     Minimize { collective: bool },
-    /// What all replicas write to an ON_WRITE variable.
+    /// A write of all replicas to an ON_WRITE variable.
     Write,
-    /// A write to this replica's copy of the ON_READ variable, in which nobody waits for anybody.
+    /// A write to this replica's copy of the ON_READ variable, which waits for no other replica.
     Count,
 }
 
-/// Where something else is done, and what.
+/// The position and kind of the deviation.
 #[derive(Clone, Debug)]
 pub struct Fault {
-    /// In or instead of this act.
+    /// The index of the act that is changed or replaced.
     pub act: usize,
-    /// The global id of the replica; where a worker does it, that of one of its replicas.
+    /// The global id of the replica. If the fault is a worker's, the id of one of its replicas.
     pub replica: usize,
     pub kind: Kind,
 }
 
 #[derive(Clone, Debug)]
 pub enum Kind {
-    /// At this call of the act, which is a run.
+    /// A deviation at this call of the act, which is a run.
     Replica(usize, Wrong),
     Worker(Mistake),
 }
 
-/// What a replica does instead of a call.
+/// The deviation of a replica.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Wrong {
     Returns,
@@ -72,35 +72,35 @@ pub enum Wrong {
     Missing,
     Shape,
     DType,
-    /// Its backward fails, or panics.
+    /// A backward pass that fails or panics.
     Backward {
         panics: bool,
     },
-    /// It comes when the others have given up.
+    /// A call after the others have timed out.
     Late,
 }
 
-/// What a worker does instead of an act.
+/// The deviation of a worker.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mistake {
     Ends,
     Fails,
     Panics,
     Other(Act),
-    /// One replica's value has another shape.
+    /// A value of one replica with another shape.
     Shape,
     DType,
-    /// It makes the call, but cannot do its part.
+    /// A call in which the worker cannot do its part.
     Unable,
-    /// It comes when the others have given up.
+    /// A call after the others have timed out.
     Late,
 }
 
-/// More than goes to every worker in one round.
+/// A number of elements that is too large to send to every worker in one round.
 const LARGE: usize = 9_001;
 
 impl Program {
-    /// Always the same one for a seed.
+    /// Returns the program of a seed, which is always the same.
     pub fn random(seed: u64) -> Self {
         let random = &mut SplitMix(seed);
         let (workers, replicas) = loop {
@@ -118,17 +118,17 @@ impl Program {
         }
     }
 
-    /// The worker of the fault.
+    /// Returns the worker of the fault.
     pub fn culprit(&self) -> usize {
         self.fault.replica / self.replicas
     }
 
-    /// The act of the fault.
+    /// Returns the act of the fault.
     pub fn planted(&self) -> &Act {
         &self.acts[self.fault.act]
     }
 
-    /// How often the data has been asked for before the fault.
+    /// Returns the number of batches that are requested before the fault.
     pub fn batches(&self) -> usize {
         self.acts[..self.fault.act].iter().filter(|act| **act == Act::Step).count()
     }
@@ -146,7 +146,7 @@ impl Act {
         }
     }
 
-    /// Whether workers could take the one for the other.
+    /// Whether workers could confuse the two acts.
     fn is_like(&self, other: &Act) -> bool {
         match (self, other) {
             // The next step of all workers, whatever its replicas do.
@@ -170,17 +170,17 @@ impl Call {
         }
     }
 
-    /// Whether others wait for those who make it.
+    /// Whether other workers wait for those that perform it.
     pub fn meets(&self) -> bool {
         *self != Call::Count
     }
 
-    /// Whether it is a call of one worker's replicas, in which that worker then calls the others.
+    /// Whether it is a call of one worker's replicas in which that worker then calls the others.
     pub fn is_local_first(&self) -> bool {
         matches!(self, Call::Merge | Call::Write)
     }
 
-    /// Whether members could take the one for the other.
+    /// Whether members could confuse the two calls.
     fn is_like(&self, other: &Call) -> bool {
         matches!((self, other), (Call::Gather(_), Call::Gather(_))) || self == other
     }
@@ -207,12 +207,12 @@ impl Fault {
         })
     }
 
-    /// Whether the others wait until their deadline: then that is to be short.
+    /// Whether the others wait until their deadline, which should then be short.
     pub fn is_late(&self) -> bool {
         matches!(self.kind, Kind::Replica(_, Wrong::Late) | Kind::Worker(Mistake::Late))
     }
 
-    /// Whether the worker is gone for good.
+    /// Whether the worker does not return.
     pub fn ends_its_worker(&self) -> bool {
         matches!(self.kind, Kind::Worker(Mistake::Ends | Mistake::Fails | Mistake::Panics))
     }

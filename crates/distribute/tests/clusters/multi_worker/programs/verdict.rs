@@ -1,13 +1,13 @@
-//! What all workers have to be told of a fault.
+//! The expected errors of all workers after a fault.
 
 use super::program::{Call, Fault, Kind, Mistake, Program, Wrong};
 use distribute::Error;
 use distribute::cluster::{Blame, Fault as What};
 
-/// What one worker got for the act of the fault.
+/// The result of one worker for the act of the fault.
 pub struct Told {
     pub worker: usize,
-    /// None where it knows of none.
+    /// The error, or `None` if the worker has none.
     pub error: Option<Error>,
 }
 
@@ -16,7 +16,7 @@ impl Told {
         self.error.as_ref()?.blame()
     }
 
-    /// What has to be the same on all workers: not around it which replica of this worker got it.
+    /// Returns the text that has to be the same on all workers. It omits the local replica that got the error.
     fn text(&self) -> Option<String> {
         let error = self.error.as_ref()?;
         Some(self.blame().map_or_else(|| error.to_string(), ToString::to_string))
@@ -24,7 +24,7 @@ impl Told {
 }
 
 impl Program {
-    /// One text on all that got no error of their own, which names the one that is to blame.
+    /// Checks that all workers without their own error have the same text, which names the culprit.
     pub fn judge(&self, told: &[Told]) -> Result<(), String> {
         let own = self.has_an_error_of_its_own();
         let culprit = self.culprit();
@@ -61,7 +61,7 @@ impl Program {
         }
     }
 
-    /// Whether the faulty worker's own error is another one: the cause.
+    /// Whether the faulty worker's own error is another one, which is the cause.
     fn has_an_error_of_its_own(&self) -> bool {
         matches!(
             self.fault.kind,
@@ -116,8 +116,9 @@ impl Program {
         }
     }
 
-    /// Where a call of one worker's replicas, in which it would then call the others, meets another call: the replicas
-    /// of that worker that do the right thing are elsewhere than those of others, which are inside of it already.
+    /// Whether more replicas may be named. This happens if a call of one worker's replicas, in which it would then
+    /// call the others, meets another call. The correct replicas of that worker are then outside the call that the
+    /// others are already inside.
     fn may_name_more(&self, blame: &Blame) -> bool {
         let Kind::Replica(at, wrong) = &self.fault.kind else { return false };
         let super::program::Act::Run(calls) = self.planted() else { return false };

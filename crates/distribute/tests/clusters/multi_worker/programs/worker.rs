@@ -1,4 +1,4 @@
-//! One worker of a random program: what its acts are made on, and making them.
+//! One worker of a random program: its state and its acts.
 
 use super::program::{Act, Call, Fault, Kind, Mistake, Program, Wrong};
 use candle_core::{CpuStorage, CustomOp1, Device, Layout, Shape, Tensor};
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
-/// What the late one waits for: that so many others have their error.
+/// A gate for the straggler: it waits until this number of other workers have their error.
 #[derive(Default)]
 pub struct Gate {
     told: Mutex<usize>,
@@ -34,31 +34,31 @@ impl Gate {
     }
 }
 
-/// One worker.
+/// One worker of the program.
 pub struct Worker<'a> {
     program: &'a Program,
     gate: &'a Gate,
     kit: Kit<'a>,
     batches: DistributedIterator<HostTensor>,
-    /// What `written` and `seen` have come to, as far as the program went well.
+    /// The expected values of `written` and `seen`, as far as the program succeeded.
     wrote: i64,
     counted: i64,
 }
 
-/// What its replicas use.
+/// The objects that its replicas use.
 struct Kit<'a> {
     strategy: &'a Strategy,
     model: Replicated<Linear>,
     optimizer: Sgd,
-    /// ON_WRITE variables: what merge functions update, and what replicas write.
+    /// The ON_WRITE variables: updated by merge functions, and written by replicas.
     merged: Variable,
     written: Variable,
-    /// ON_READ.
+    /// The ON_READ variable.
     seen: Variable,
     folder: PathBuf,
 }
 
-/// What a replica of the act of the fault does besides.
+/// The deviation of a replica in the act of the fault.
 #[derive(Clone, Copy)]
 struct Planted<'a> {
     fault: &'a Fault,
@@ -70,7 +70,7 @@ fn variable(name: &str, initial: HostTensor, synchronization: VariableSynchroniz
     new.aggregation(VariableAggregation::Sum).create()
 }
 
-/// No two calls, replicas or elements have the same.
+/// Returns numbers that differ between calls, replicas and elements.
 fn numbers(salt: i64, id: usize, len: usize) -> Vec<i64> {
     (0..len as i64).map(|i| salt * 100_000 + i * 10 + id as i64).collect()
 }
@@ -115,7 +115,7 @@ impl<'a> Worker<'a> {
         Ok(Self { program, gate, kit, batches, wrote: 0, counted: 0 })
     }
 
-    /// What all workers do. The results are compared with those of one thread that knows all replicas' values.
+    /// Performs an act correctly. The results are compared with those of one thread that has all replicas' values.
     pub fn healthy(&mut self, number: usize, act: &Act) -> Result<()> {
         if let Act::Run(calls) = act {
             let n = self.kit.strategy.num_replicas_in_sync();
@@ -130,7 +130,7 @@ impl<'a> Worker<'a> {
         self.make(number, act, None, true)
     }
 
-    /// The act of the fault, as this worker does it.
+    /// Performs the act of the fault on this worker.
     pub fn planted(&mut self) -> Result<()> {
         let (program, me) = (self.program, self.kit.strategy.world().worker());
         let (fault, act) = (&program.fault, program.planted());
@@ -218,7 +218,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// After the fault: every kind of call, whose results are right, and state that is the same on all workers.
+    /// Makes every kind of call after the fault, and checks the results. The state has to be the same on all workers.
     pub fn afterwards(&mut self) -> Result<()> {
         let (strategy, n) = (self.kit.strategy, self.kit.strategy.num_replicas_in_sync());
         let calls =
@@ -244,7 +244,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Where a worker is gone, calls with it fail at once.
+    /// Makes a call with a worker that is gone. It has to fail at once.
     pub fn call_with_one_gone(&self) -> Result<i64> {
         self.kit.strategy.reduce(ReduceOp::Sum, 1i64, None)
     }
@@ -361,7 +361,7 @@ fn other_dtype(len: usize) -> HostTensor {
     HostTensor::vector(vec![1f64; len])
 }
 
-/// What the planted replica calls.
+/// Returns the calls of the planted replica.
 fn with_fault(calls: &[Call], at: usize, wrong: &Wrong) -> Vec<Call> {
     let mut calls = calls.to_vec();
     match wrong {
@@ -374,7 +374,7 @@ fn with_fault(calls: &[Call], at: usize, wrong: &Wrong) -> Vec<Call> {
     calls
 }
 
-/// A part of a checkpoint that cannot be read on one worker.
+/// A component of a checkpoint that cannot be read on one worker.
 struct Part {
     broken: bool,
 }
@@ -388,7 +388,7 @@ impl Checkpointed for Part {
     }
 }
 
-/// The value as it is, and no gradient.
+/// An operation that returns its argument and has no gradient.
 struct Breaks {
     panics: bool,
 }
