@@ -1,8 +1,8 @@
 //! Runs the cases that TensorFlow computed: `cargo test -p distribute --test oracle [-- filter]`.
 //!
-//! Reads every `*.json` in `$ORACLE_DIR` (by default `tests/oracle/cases`). Each case runs, or fails the run: there is
-//! no skipping. A deliberate difference (`oracle/differences.rs`) names its rule, and what we do instead is asserted.
-//! With a filter, only cases whose id contains it run; with `--differences`, the cases of each difference are listed.
+//! Reads every `*.json` in `$ORACLE_DIR` (by default `tests/oracle/cases`). Each case runs or fails: there is no
+//! skipping. A deliberate difference (`oracle/differences.rs`) names its rule, and the different behaviour is checked.
+//! A filter selects the cases whose id contains it. `--differences` lists the cases of each difference.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -94,7 +94,7 @@ fn main() -> ExitCode {
     if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// The runner has to fail on what it does not know, and on an outcome that is not the expected one.
+/// Checks that the runner fails on unknown input, and on an outcome that is not the expected one.
 fn check_the_runner(report: &mut Report) {
     let sum = r#"{"id": "x", "area": "reduce", "doc": "", "replicas": 1, "expect": {"result": {"dtype": "int32", "shape":
         [], "data": [1]}}, "inputs": {"op": "reduce", "strategy": "mirrored", "reduce_op": "SUM", "axis": null,
@@ -230,8 +230,7 @@ fn check_the_runner(report: &mut Report) {
     }
 }
 
-/// Compiled only where the target has lost its `harness = false`: then `main` would not be called, and nothing would
-/// run.
+/// Compiled only if the target has lost its `harness = false`: then `main` would not be called, and nothing would run.
 #[test]
 fn the_target_needs_harness_false() {
     panic!(

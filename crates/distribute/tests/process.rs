@@ -1,5 +1,5 @@
-//! What a program finds that has said nothing of threads or logging. Each case is a process of its own, with the main
-//! thread and no other: there is no test harness here.
+//! Programs that configure neither threads nor logging. Each case is a process with only the main thread: there is no
+//! test harness here.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -18,7 +18,7 @@ fn settings() -> [Option<String>; 2] {
     THREADS.map(|name| std::env::var(name).ok())
 }
 
-/// A thread that lives as long as the result.
+/// Starts a thread that lives as long as the result.
 fn other_thread() -> mpsc::Sender<()> {
     let (keep, wait) = mpsc::channel::<()>();
     std::thread::spawn(move || wait.recv_timeout(MINUTE));
@@ -29,7 +29,7 @@ fn two_replicas() -> MirroredStrategy {
     MirroredStrategy::with_timeout(["cpu:0", "cpu:1"], Duration::from_millis(50)).unwrap()
 }
 
-/// Replica 1 comes only when the other has given up.
+/// Runs two replicas. Replica 1 makes its call only after the other has timed out.
 fn stuck(strategy: &Strategy) {
     let (told, wait) = mpsc::channel();
     let (told, wait) = (std::sync::Mutex::new(told), std::sync::Mutex::new(wait));
@@ -44,7 +44,7 @@ fn stuck(strategy: &Strategy) {
     error.unwrap_err();
 }
 
-/// A program: what it writes to standard error is looked at by [`main`].
+/// Runs a program. [`main`] checks its standard error.
 fn program(part: &str) {
     match part {
         "alone" => {
@@ -94,10 +94,10 @@ fn program(part: &str) {
     }
 }
 
-/// The number of blocks that have been allocated.
+/// The number of allocated blocks.
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 
-/// The system's allocator, which counts.
+/// The system's allocator, with a counter.
 struct Counting;
 
 // SAFETY: the system's allocator does all.
@@ -114,12 +114,12 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// A main function as a program has it. There is another here, but the allocator is that of all.
+/// A main function of a typical program. There is another one here, but they share the allocator.
 #[allow(dead_code)]
 #[distribute::main(allocator = Counting)]
 fn with_an_allocator() {}
 
-/// Runs a part with these settings: what it writes to standard output and error.
+/// Runs a part with these settings, and returns its standard output and error.
 fn run(part: &str, settings: &[(&str, &str)]) -> (String, String) {
     let mut command = child::command("-", part);
     command.envs(settings.iter().copied());

@@ -188,11 +188,11 @@ enum Layer {
     Ours,
     Stock,
     Bag,
-    /// An embedding and a sum after it.
+    /// An embedding, followed by a sum.
     Summed,
 }
 
-/// A model whose table is used twice, the second time as the weight of a product: both gradients add up.
+/// A model that uses its table twice, the second time as the weight of a product. Both gradients are added.
 fn forward(layer: Layer, tied: bool, table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     let rows = match layer {
         Layer::Ours | Layer::Summed => Embedding::new(table.clone(), WIDTH).forward(ids)?,
@@ -203,7 +203,7 @@ fn forward(layer: Layer, tied: bool, table: &Tensor, ids: &Tensor) -> Result<Ten
     if tied { pooled.matmul(&table.t()?)?.tanh() } else { pooled.tanh() }
 }
 
-/// Trains on batches of which the last is smaller than the number of replicas.
+/// Trains on batches, the last of which is smaller than the number of replicas.
 fn train<R: Rule + Clone>(layer: Layer, tied: bool, rule: &R, n: usize, ids: &Tensor) -> Tensor {
     let strategy = mirrored(n);
     let model: Replicated<Tensor> = strategy

@@ -1,5 +1,5 @@
-//! N replicas train to the weights that one device reaches on the same global batches: whatever the optimizer, the
-//! remainder of the last batch, and the cut into micro-batches; and always to the same bits (DESIGN 1, promise 4).
+//! Checks that N replicas reach the weights of one device on the same global batches, with any optimizer, any
+//! remainder of the last batch and any split into micro-batches. The bits never change (DESIGN 1, promise 4).
 
 use crate::support::{mirrored, one_device};
 use candle_core::{DType, Device, Tensor};
@@ -31,7 +31,7 @@ impl Mlp {
     }
 }
 
-/// `rows` examples, the same for all strategies.
+/// Returns `rows` examples, the same for all strategies.
 fn examples(rows: usize, dtype: DType) -> (Tensor, Tensor) {
     let x: Vec<f64> = (0..rows * FEATURES).map(|i| ((i * 37 + 11) % 41) as f64 / 20. - 1.).collect();
     let y: Vec<u32> = (0..rows).map(|i| ((i * 7 + 3) % CLASSES) as u32).collect();
@@ -39,7 +39,7 @@ fn examples(rows: usize, dtype: DType) -> (Tensor, Tensor) {
     (x, Tensor::from_vec(y, rows, &Device::Cpu).unwrap())
 }
 
-/// How one training is done.
+/// The options of one training.
 #[derive(Clone, Debug)]
 struct Plan {
     dtype: DType,
@@ -47,9 +47,9 @@ struct Plan {
     batch: usize,
     epochs: usize,
     clip: Option<f64>,
-    /// Where each replica's piece is cut into micro-batches, in thousandths of its rows.
+    /// The positions at which a replica's batch is split into micro-batches, in thousandths of its rows.
     cuts: Vec<usize>,
-    /// Replicas with an empty piece skip instead of running the model on 0 rows.
+    /// Whether replicas with an empty batch skip the step instead of running the model on 0 rows.
     skip: bool,
 }
 
@@ -63,7 +63,7 @@ impl Plan {
         strategy.replicate_seeded(7, move |vb: VarBuilder| Mlp::new(vb.to_dtype(dtype))).unwrap()
     }
 
-    /// Trains, and gives the losses and the model.
+    /// Trains, and returns the losses and the model.
     fn train<R: Rule + Clone + 'static>(&self, strategy: &Strategy, rule: &R) -> (Vec<f64>, Replicated<Mlp>) {
         let model = self.model(strategy);
         let mut optimizer = Optimizer::with_rule(rule.clone(), &model.variables, 0.05).unwrap();
@@ -100,7 +100,7 @@ impl Plan {
     }
 }
 
-/// `n` rows cut at these thousandths: pieces, some of which may be empty.
+/// Splits `n` rows at these thousandths. Some ranges may be empty.
 fn cut(n: usize, cuts: &[usize]) -> Vec<(usize, usize)> {
     let mut borders: Vec<usize> = cuts.iter().map(|cut| cut * n / 1000).chain([0, n]).collect();
     borders.sort_unstable();
@@ -111,7 +111,7 @@ fn scalar(tensor: &Tensor) -> f64 {
     tensor.to_dtype(DType::F64).unwrap().to_scalar().unwrap()
 }
 
-/// The largest difference of two models' weights, relative to the largest weight.
+/// Returns the largest difference of two models' weights, relative to the largest weight.
 fn difference<M>(a: &Replicated<M>, b: &Replicated<M>) -> f64 {
     assert_eq!(a.variables.names(), b.variables.names());
     let flat = |model: &Replicated<M>, name: &str| -> Vec<f64> {
@@ -129,7 +129,7 @@ fn difference<M>(a: &Replicated<M>, b: &Replicated<M>) -> f64 {
     worst / largest
 }
 
-/// What only another order of sums may cost: rounding, which the root in Adam and its kin magnifies where gradients
+/// Returns the tolerance for another order of sums. The root in Adam and similar rules magnifies rounding if gradients
 /// are small.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
@@ -159,7 +159,7 @@ fn same_as_one_device<R: Rule + Clone + 'static>(plan: &Plan, rule: &R, counts: 
     }
 }
 
-/// Every remainder of the last batch, with every number of replicas: some get nothing.
+/// Tests every remainder of the last batch with every number of replicas. Some replicas get nothing.
 fn every_remainder<R: Rule + Clone + 'static>(rule: R) {
     watched(move || {
         let batch = 9;
@@ -244,7 +244,7 @@ proptest! {
     }
 }
 
-/// Two parts, of which an example uses one or none.
+/// A model of two parts. An example uses one of them or none.
 struct Branches {
     left: Linear,
     right: Linear,
@@ -259,7 +259,7 @@ impl Branches {
     }
 }
 
-/// Replica r uses the left part if `left[r]`, else the right one; one device sums both halves.
+/// Trains so that replica r uses the left part if `left[r]`, and the right one otherwise. One device sums both halves.
 fn train_branches<R: Rule + Clone + 'static>(
     rule: R,
     left: &[bool],
@@ -400,7 +400,7 @@ fn initial_values_depend_on_neither_the_strategy_nor_the_number_of_replicas() {
     });
 }
 
-/// The order by which all sums over replicas are folded, written by hand: cut at the largest power of two.
+/// Folds values in the order of all sums over replicas, written by hand: split at the largest power of two.
 fn tree(values: &[f32]) -> f32 {
     match values {
         [one] => *one,

@@ -1,6 +1,6 @@
-//! Tests of what a program computes: values, variables, input, layers, gradients, optimizers and training.
+//! Tests of the results of a program: values, variables, input, layers, gradients, optimizers and training.
 //!
-//! Names carry the numbers of the rules.
+//! Test names contain the numbers of the rules.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

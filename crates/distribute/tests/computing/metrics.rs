@@ -1,4 +1,4 @@
-//! Metrics: against hand-computed values, and the same for any number of replicas.
+//! Metrics: compared with hand-computed values, and the same for any number of replicas.
 
 use crate::support::mirrored;
 use candle_core::{DType, Device, Tensor};
@@ -31,7 +31,7 @@ impl Metrics {
         }
     }
 
-    /// Of probabilities of class 1, and labels.
+    /// Updates the metrics with probabilities of class 1 and with labels.
     fn update(&self, p: &Tensor, labels: &Tensor) -> Result<()> {
         self.mean.update(p)?;
         self.weighted.update_weighted(p, labels)?;
@@ -55,7 +55,7 @@ impl Metrics {
     }
 }
 
-/// Five examples in batches of 3: with 2 replicas and more the last one has empty pieces.
+/// Returns five examples in batches of 3. With 2 or more replicas, the last batch leaves some of them empty.
 fn data() -> Dataset<(Tensor, Tensor)> {
     let p = tensor(&[0.1f32, 0.4, 0.35, 0.8, 0.6]);
     Dataset::from_slices((p, tensor(&[0u32, 0, 1, 1, 0]))).unwrap().batch(3)

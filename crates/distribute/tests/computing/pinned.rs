@@ -1,12 +1,12 @@
-//! Replicas that are kept on cores keep nobody else there. In processes of their own: rayon's global threads are
-//! started once.
+//! Replicas that are pinned to cores do not pin other threads. Tests run in separate processes, because rayon's global
+//! threads are started once.
 
 use distribute::prelude::*;
 use distribute_testing::child::alone;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use std::sync::Barrier;
 
-/// How many cores this thread may run on.
+/// Returns the number of cores on which this thread may run.
 fn cores() -> usize {
     let set = sched_getaffinity(None).unwrap();
     (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).count()

@@ -1,4 +1,4 @@
-//! Runs on threads that serve a pool of rayon's. In processes of their own, whose global pool has few threads.
+//! Runs on threads of a rayon pool. Tests run in separate processes, whose global pool has few threads.
 
 use candle_core::{Device, Module, Tensor};
 use candle_nn::VarBuilder;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// The loss of a small training, whose steps have all of candle's operations that use rayon.
+/// Returns the loss of a small training, whose steps have all of candle's operations that use rayon.
 fn trained(replicas: usize) -> f32 {
     let strategy = MirroredStrategy::cpus(replicas).unwrap();
     let model = strategy.replicate(|vb: VarBuilder| candle_nn::linear(8, 8, vb.pp("a"))).unwrap();
@@ -30,7 +30,7 @@ fn trained(replicas: usize) -> f32 {
     (0..2).fold(f32::NAN, loss)
 }
 
-/// What is done in a process: 100 rounds.
+/// Runs 100 rounds in a process.
 fn rounds(part: &str) {
     let expected = trained(2);
     let same = |loss: f32| assert_eq!(loss, expected);

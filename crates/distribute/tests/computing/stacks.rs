@@ -1,4 +1,4 @@
-//! Deep graphs on small threads: candle's backward recurses over the graph, and so does the graph's drop.
+//! Deep graphs on small stacks: candle's backward recurses over the graph, and so does the graph's drop.
 
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 const OPERATIONS: usize = 10_000;
 
-/// The loss of a step whose graph is a chain, made, gone back over and dropped in a replica.
+/// Returns the loss of a step whose graph is a chain. A replica creates, traverses and drops it.
 fn trained(replicas: usize) -> f32 {
     let strategy = MirroredStrategy::cpus(replicas).unwrap();
     let model = strategy.replicate(|vb: VarBuilder| vb.get(4, "w")).unwrap();

@@ -1,4 +1,4 @@
-//! Models written by others train unchanged, on one replica and on two, to the same weights: layers, recurrent networks
+//! Existing models train without changes, on one replica and on two, to the same weights: layers, recurrent networks
 //! and sequences of boxed layers of candle_nn, a block of candle_transformers, and batch-norm with its running
 //! statistics.
 
@@ -12,7 +12,7 @@ use distribute::nn::{PerThread, per_thread};
 use distribute::{Adam, Replicated, Sgd, Strategy, nn::loss};
 use distribute_testing::watched;
 
-/// Numbers between -1 and 1, always the same.
+/// Returns numbers between -1 and 1, always the same.
 fn numbers(shape: &[usize]) -> Tensor {
     let n: usize = shape.iter().product();
     let values: Vec<f64> = (0..n).map(|i| ((i * 7919 + 13) % 101) as f64 / 50. - 1.).collect();
@@ -24,7 +24,7 @@ fn labels(rows: usize, classes: u32) -> Tensor {
         .unwrap()
 }
 
-/// Trains a model that gives logits of three classes, and gives the loss of the first epoch, that of the last, and the
+/// Trains a model that returns logits of three classes. Returns the losses of the first and the last epoch, and the
 /// model.
 fn train<M: Send + Sync + 'static>(
     strategy: &Strategy,
@@ -57,7 +57,7 @@ fn train<M: Send + Sync + 'static>(
     (epoch(&losses[..2]), epoch(&losses[losses.len() - 2..]), model)
 }
 
-/// One device, one replica, two and three reach the same weights, and the loss falls.
+/// Checks that one device and one, two and three replicas reach the same weights, and that the loss falls.
 fn trains_everywhere<M: Send + Sync + 'static>(
     inputs: Tensor,
     build: fn(VarBuilder<'static>) -> candle_core::Result<M>,
@@ -91,7 +91,8 @@ fn a_model_of_closures_trains() {
     trains_everywhere(numbers(&[10, 4]), build, |model, x| model.forward(x));
 }
 
-/// A model as tutorials build it: layers of candle_nn in its `Sequential`, which is neither `Send` nor `Sync`.
+/// Builds a model like those of tutorials: layers of candle_nn in its `Sequential`, which is neither `Send` nor
+/// `Sync`.
 fn stack(vb: &VarBuilder<'_>) -> candle_core::Result<candle_nn::Sequential> {
     let stack = candle_nn::seq().add(candle_nn::linear(4, 6, vb.pp("0"))?).add(candle_nn::Activation::Gelu);
     Ok(stack.add(candle_nn::linear_no_bias(6, 3, vb.pp("1"))?).add_fn(|x| x * 1.5))

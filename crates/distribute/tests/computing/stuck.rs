@@ -1,4 +1,4 @@
-//! What is stuck is logged with its call, while it is stuck. A program of its own: the log is the process's.
+//! A hung call is logged while it hangs. A separate program, because the log belongs to the process.
 
 use crate::support::Log;
 use candle_nn::{Init, VarBuilder};

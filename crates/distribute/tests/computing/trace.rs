@@ -18,7 +18,7 @@ struct Slice {
     args: Value,
 }
 
-/// The slices of each track, in the order of their starts, around before inside.
+/// The slices of each track, in the order of their starts, outer before inner.
 type Tracks = BTreeMap<String, Vec<Slice>>;
 
 fn read(path: &Path) -> Tracks {
@@ -50,7 +50,7 @@ fn parse(text: &str) -> Tracks {
     tracks
 }
 
-/// Slices lie beside or inside of each other, and those inside of one take no longer than it does.
+/// Checks that slices follow or contain each other, and that inner slices are not longer than outer ones.
 fn assert_nested(track: &str, slices: &[Slice]) {
     let mut around: Vec<(&Slice, u64)> = Vec::new();
     for slice in slices {

@@ -1,5 +1,5 @@
-//! Transformers: what of candle_transformers' llama2_c is trained as it stands, and the same model with its `use` lines
-//! changed, which is the example `language`'s.
+//! Transformers: the part of candle_transformers' llama2_c that trains unchanged, and the same model with changed
+//! `use` lines, which the example `language` uses.
 
 #[path = "../../../../examples/language/model.rs"]
 mod model;
@@ -30,7 +30,7 @@ fn config() -> Config {
     }
 }
 
-/// candle's model and its cache, which holds the rotary tables, too.
+/// Candle's model and its cache, which also contains the rotary tables.
 type Stock = (llama2_c::Llama, llama2_c::Cache);
 
 fn stock(vb: VarBuilder<'_>, of_tables: VarBuilder<'_>) -> candle_core::Result<Stock> {
@@ -41,7 +41,7 @@ fn stock(vb: VarBuilder<'_>, of_tables: VarBuilder<'_>) -> candle_core::Result<S
     Ok((llama2_c::Llama::load(vb, config)?, cache))
 }
 
-/// Rows of one token more than the model sees.
+/// Returns rows of one token more than the model sees.
 fn text(rows: usize) -> Tensor {
     let tokens =
         (0..rows * (LENGTH + 1)).map(|i| ((i * i * 7 + i * 3 + 1) % VOCABULARY) as u32).collect::<Vec<_>>();
@@ -52,7 +52,7 @@ fn inputs(text: &Tensor) -> candle_core::Result<(Tensor, Tensor)> {
     Ok((text.narrow(1, 0, LENGTH)?, text.narrow(1, 1, LENGTH)?.flatten_all()?))
 }
 
-/// The names of the variables that `train` changes, and of those that it doesn't.
+/// Returns the names of the variables that `train` changes, and of those that it does not change.
 fn moved(variables: &Variables, train: impl FnOnce()) -> (Vec<String>, Vec<String>) {
     let values =
         || variables.names().into_iter().map(|name| flat(&variables.get(&name).unwrap())).collect::<Vec<_>>();
@@ -128,7 +128,7 @@ fn with_other_use_lines_it_is_the_same_model_and_all_of_it_trains() {
     });
 }
 
-/// Two epochs over `rows` rows in batches of `batch`; the loss of each step.
+/// Trains two epochs over `rows` rows in batches of `batch`. Returns the loss of each step.
 fn train(strategy: &Strategy, model: &Replicated<Llama>, rows: usize, batch: usize) -> Vec<f64> {
     let optimizer = Sgd::new(&model.variables, 0.5).unwrap();
     let mut losses = Vec::new();

@@ -1,5 +1,5 @@
-//! The same trainings on GPUs, where there are some: a build with the feature `cuda`, and CUDA, be it the one in
-//! software of `.ci/cuda-build`.
+//! The same trainings on GPUs, if there are any: with the feature `cuda`, and with CUDA or the software implementation
+//! of `.ci/cuda-build`.
 
 use super::training::{self, Trained, train};
 use candle_core::{Device, Tensor};
@@ -30,7 +30,7 @@ pub fn alone(device: &str) -> Strategy {
     OneDeviceStrategy::new(device).unwrap().into()
 }
 
-/// Runs the test where there are so many GPUs, else says that it doesn't.
+/// Runs the test if there are this number of GPUs. Otherwise prints that it does not.
 pub fn with_gpus(needed: usize, test: impl FnOnce() + Send + 'static) {
     let missing = (0..needed).find_map(|gpu| DeviceName::gpu(gpu).to_candle().err());
     match missing {
@@ -39,7 +39,7 @@ pub fn with_gpus(needed: usize, test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Devices have libraries of their own, whose sums and exponentials differ in the last bits.
+/// Compares with a tolerance: devices have different libraries, whose sums and exponentials differ in the last bits.
 fn near(expected: &[Trained], found: &[Trained]) {
     let others = training::differing(expected, found);
     println!("{others} numbers have other bits");
@@ -69,7 +69,7 @@ fn two_gpus_train_to_the_weights_of_two_cpus() {
     });
 }
 
-/// Runs the test on two GPUs that NCCL links, where there are some.
+/// Runs the test on two GPUs that are linked by NCCL, if there are any.
 fn with_nccl(test: impl FnOnce(Strategy) + Send + 'static) {
     with_gpus(2, || {
         let builder = MirroredStrategy::builder().devices(["gpu:0", "gpu:1"]);
@@ -86,7 +86,7 @@ fn two_gpus_with_nccl_train_with_rows_to_the_weights_of_two_cpus() {
     with_nccl(|strategy| near(&training::by_two(&on(&["cpu:0", "cpu:1"])), &training::by_two(&strategy)));
 }
 
-/// Counts the slices of the timeline in which NCCL adds up.
+/// A layer that counts the slices of the timeline in which NCCL sums.
 struct Sums(Arc<AtomicUsize>);
 
 impl<S: Subscriber> Layer<S> for Sums {
@@ -157,8 +157,8 @@ fn workers_with_a_gpu_each_train_to_the_weights_of_workers_with_a_cpu() {
 
 const HANGS: &str = "gpus::where_nccl_hangs_the_step_ends_with_an_error_and_weights_are_those_before";
 
-/// Trains until a step fails, and says how many were made, whether the error was told to all and weights are those of
-/// the last step.
+/// Trains until a step fails. Prints the number of steps, whether all got the error, and whether the weights are those
+/// of the last step.
 fn until_nccl_hangs() {
     let builder = MirroredStrategy::builder().devices(["gpu:0", "gpu:1"]).timeout(Duration::from_secs(4));
     let strategy = builder.cross_device_ops(NcclAllReduce::default()).build().unwrap();
@@ -228,7 +228,7 @@ fn a_gpu_without_rows_is_told_to_skip() {
     });
 }
 
-/// What candle's CUDA refuses of scalars.
+/// Candle's CUDA refuses some operations on scalars.
 #[test]
 fn scalars_are_weights_of_a_gpu_too() {
     with_gpus(1, || {
@@ -250,7 +250,7 @@ fn scalars_are_weights_of_a_gpu_too() {
     });
 }
 
-/// Of micro-batches of a step, and of steps whose losses are read together.
+/// The losses of micro-batches of a step, and of steps whose losses are read together.
 #[test]
 fn losses_may_be_on_any_device() {
     with_gpus(1, || {
@@ -276,7 +276,7 @@ fn losses_may_be_on_any_device() {
     });
 }
 
-/// The elements of a tensor.
+/// Returns the elements of a tensor.
 fn numbers(tensor: &Tensor) -> Vec<f64> {
     let here = tensor.to_device(&Device::Cpu).unwrap().to_dtype(candle_core::DType::F64).unwrap();
     here.flatten_all().unwrap().to_vec1().unwrap()

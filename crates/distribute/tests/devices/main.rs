@@ -1,6 +1,6 @@
-//! Replicas whose devices have memory of their own compute with copies of the weights and by candle's operations, and
-//! train to the weights of replicas that compute on the CPU. A process with `DISTRIBUTE_GENERIC_DEVICES=1` treats CPUs
-//! so.
+//! Replicas whose devices have their own memory compute with copies of the weights and by candle's operations. They
+//! train to the weights of replicas on the CPU. A process with `DISTRIBUTE_GENERIC_DEVICES=1` treats CPUs as such
+//! devices.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -29,7 +29,7 @@ fn mirrored() -> Strategy {
     MirroredStrategy::cpus(2).unwrap().into()
 }
 
-/// All trainings, on what this process has for CPUs.
+/// Runs all trainings, on the CPUs of this process.
 fn trained() -> Vec<Trained> {
     let mut all = training::by_two(&mirrored());
     let alone: Strategy = OneDeviceStrategy::new("cpu:0").unwrap().into();
@@ -80,7 +80,7 @@ fn replicas_with_memory_of_their_own_train_to_the_weights_of_those_on_the_cpu() 
     assert!(training::differing(&weights("0"), &weights("1")) > 0);
 }
 
-/// Runs the test in a process that treats CPUs as devices with memory of their own.
+/// Runs the test in a process that treats CPUs as devices with their own memory.
 fn generic(test: &str, body: impl FnOnce() + Send + 'static) {
     if child::part().is_some() {
         return watched(body);
@@ -156,7 +156,7 @@ fn gradients_of_ones_own_are_of_the_copy_that_the_replica_computed_with() {
     });
 }
 
-/// One that uses a table by row and as a whole, such as a language model with tied weights.
+/// The model uses a table by row and completely, like a language model with tied weights.
 #[test]
 fn a_table_that_is_looked_up_and_multiplied_gets_both_gradients() {
     generic("a_table_that_is_looked_up_and_multiplied_gets_both_gradients", || {
@@ -185,7 +185,7 @@ fn a_table_that_is_looked_up_and_multiplied_gets_both_gradients() {
     });
 }
 
-/// By the table of the layer itself.
+/// The layer uses its own table.
 #[test]
 fn the_whole_table_of_a_layer_is_the_replicas_copy() {
     generic("the_whole_table_of_a_layer_is_the_replicas_copy", || {

@@ -1,5 +1,5 @@
-//! Steps that a GPU has no memory for, wherever they ask for some: CUDA in software refuses the allocation that it is
-//! told to, one after another. On a GPU none is refused.
+//! Steps for which a GPU has no memory, at any allocation: CUDA in software refuses one allocation after another. A
+//! real GPU refuses none.
 
 use super::gpus::{alone, on, with_gpus};
 use candle_core::{DType, Device, Module, Tensor};
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 const TEST: &str = "memory::a_step_that_a_gpu_has_no_memory_for_has_changed_nothing_or_says_that_it_was_made";
 const REFUSE: &str = "SOFT_CUDA_REFUSE";
-/// As many steps in a row without an error: nothing is left to be refused, but memory that is done without.
+/// The number of consecutive steps without an error after which no allocation is left to refuse, except optional ones.
 const ENOUGH: usize = 12;
 
 #[test]
@@ -35,7 +35,7 @@ fn each_allocation() {
     }
 }
 
-/// Of no elements CUDA has no memory at all.
+/// CUDA allocates no memory at all for empty variables.
 #[test]
 fn a_variable_that_cannot_be_copied_to_a_gpu_is_named() {
     with_gpus(1, || {
@@ -87,7 +87,7 @@ fn refused<R: Rule>(strategy: &Strategy, rule: R, clips: bool) {
     println!("{failed} refused of {number}");
 }
 
-/// All bits of weights and slots.
+/// Returns all bits of weights and slots.
 fn state<R: Rule>(variables: &Variables, optimizer: &Optimizer<R>) -> Vec<Vec<u64>> {
     let bits = |value: Tensor| -> Vec<u64> {
         let value: Vec<f64> = value.flatten_all().unwrap().to_vec1().unwrap();

@@ -1,4 +1,4 @@
-//! Trainings of a model with a layer of each kind, whose weights are the same wherever its replicas compute.
+//! Trainings of a model with a layer of each kind. The weights do not depend on the devices of its replicas.
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{BatchNormConfig, Conv2dConfig, Module, ModuleT, VarBuilder};
@@ -12,7 +12,7 @@ use distribute::{Optimizer, Result, Strategy, Variables};
 
 const ROWS: usize = 11;
 
-/// Of each kind of layer one.
+/// A model with one layer of each kind.
 struct Model {
     words: Embedding,
     bag: EmbeddingBag,
@@ -69,10 +69,10 @@ fn examples(dtype: DType) -> Examples {
     (Tensor::from_vec(ids, (ROWS, 3), of).unwrap(), pixels, Tensor::from_vec(labels, ROWS, of).unwrap())
 }
 
-/// Weights by their names.
+/// The weights with their names.
 pub type Weights = Vec<(String, Vec<f64>)>;
 
-/// The weights after two epochs of uneven batches, each with its name.
+/// Returns the weights after two epochs of uneven batches, each with its name.
 pub fn train<R: Rule>(strategy: &Strategy, rule: R, rate: f64, clips: bool, dtype: DType) -> Result<Weights> {
     let model = strategy.replicate_seeded(3, move |vb: VarBuilder| Model::new(vb.to_dtype(dtype)))?;
     let mut optimizer = Optimizer::with_rule(rule, &model.variables, rate)?;
@@ -101,7 +101,7 @@ fn values(variables: &Variables) -> Result<Weights> {
     variables.names().into_iter().map(of).collect()
 }
 
-/// On one replica, whose gradients and losses stay on its device, with all that is done to gradients.
+/// Trains on one replica, whose gradients and losses stay on its device, with all transforms of gradients.
 pub fn train_alone<R: Rule>(strategy: &Strategy, rule: R, rate: f64, dtype: DType) -> Result<Weights> {
     let model = strategy.replicate_seeded(3, move |vb: VarBuilder| Model::new(vb.to_dtype(dtype)))?;
     let optimizer = Optimizer::with_rule(rule, &model.variables, rate)?
@@ -132,7 +132,7 @@ pub fn train_alone<R: Rule>(strategy: &Strategy, rule: R, rate: f64, dtype: DTyp
     values(&model.variables)
 }
 
-/// None of its gradients is by row.
+/// A model without gradients by row.
 struct Dense {
     image: Conv2d,
     hidden: Linear,
@@ -157,10 +157,10 @@ impl Dense {
     }
 }
 
-/// How many steps [`train_dense`] makes.
+/// The number of steps of [`train_dense`].
 pub const DENSE_STEPS: usize = 6;
 
-/// Of a model whose gradients are all dense, with what is done to all of them at once.
+/// Trains a model whose gradients are all dense, with all transforms that treat them together.
 fn train_dense<R: Rule>(strategy: &Strategy, rule: R, rate: f64, dtype: DType) -> Result<Weights> {
     let model = strategy.replicate_seeded(5, move |vb: VarBuilder| Dense::new(vb.to_dtype(dtype)))?;
     let optimizer = Optimizer::with_rule(rule, &model.variables, rate)?
@@ -179,7 +179,7 @@ fn train_dense<R: Rule>(strategy: &Strategy, rule: R, rate: f64, dtype: DType) -
     values(&model.variables)
 }
 
-/// By two replicas, of which none has a gradient by row.
+/// Trains with two replicas, without gradients by row.
 pub fn dense_by_two(strategy: &Strategy) -> Vec<Trained> {
     let mut all = Vec::new();
     for (dtype, limit) in TYPES {
@@ -195,13 +195,13 @@ pub fn dense_by_two(strategy: &Strategy) -> Vec<Trained> {
     all
 }
 
-/// What was trained, how far its weights may be from the same elsewhere, and the weights.
+/// The name of a training, the largest difference of its weights elsewhere, and the weights.
 pub type Trained = (String, f64, Weights);
 
-/// Both types, and how near weights of them are.
+/// Both types, with the tolerance of their weights.
 pub const TYPES: [(DType, f64); 2] = [(DType::F64, 1e-12), (DType::F32, 1e-5)];
 
-/// By two replicas.
+/// Runs the trainings of two replicas.
 pub fn by_two(strategy: &Strategy) -> Vec<Trained> {
     let mut all = Vec::new();
     for (dtype, limit) in TYPES {
@@ -223,7 +223,7 @@ pub fn by_two(strategy: &Strategy) -> Vec<Trained> {
     all
 }
 
-/// By one.
+/// Runs the trainings of one replica.
 pub fn by_one(strategy: &Strategy) -> Vec<Trained> {
     let mut all = Vec::new();
     for (dtype, limit) in TYPES {
@@ -244,10 +244,10 @@ pub fn by_one(strategy: &Strategy) -> Vec<Trained> {
     all
 }
 
-/// How many of the numbers have other bits.
+/// Returns the number of weights with different bits.
 ///
 /// # Panics
-/// If they are not the same trainings, or weights differ by more than their limits.
+/// Panics if the trainings are not the same, or if weights differ by more than their limits.
 pub fn differing(expected: &[Trained], found: &[Trained]) -> usize {
     assert!(!expected.is_empty() && expected.len() == found.len());
     let mut differing = 0;

@@ -7,7 +7,7 @@ use candle_core::{Device, Tensor, Var};
 use distribute::{PerReplica, ReduceOp, ReplicaContext, Strategy};
 use serde_json::{Value, json};
 
-/// The cases of all_reduce.json.
+/// Runs the cases of all_reduce.json.
 pub fn oracle_all_reduce(case: &Case, inputs: &Inputs<'_>) -> Ran {
     let strategy = case.strategy(inputs)?;
     inputs.ignore("in_function");

@@ -1,4 +1,4 @@
-//! The little arithmetic that the cases' functions do.
+//! The arithmetic of the cases' functions.
 
 use super::errors::raise;
 use distribute::tensor::dtype::Buffer;
@@ -39,17 +39,17 @@ fn elementwise(a: &Leaf, b: &Leaf, f: impl Fn(&HostTensor, &HostTensor) -> Resul
     Ok(Leaf::Host(HostTensor::from_buffer(f(&a, &b)?, a.dims())?))
 }
 
-/// `a + b`, of equal shapes and dtypes.
+/// Returns `a + b`, of equal shapes and dtypes.
 pub fn add(a: &Leaf, b: &Leaf) -> Result<Leaf> {
     elementwise(a, b, |a, b| Ok(arithmetic!(a, b, wrapping_add, +)))
 }
 
-/// `a - b`, of equal shapes and dtypes.
+/// Returns `a - b`, of equal shapes and dtypes.
 pub fn subtract(a: &Leaf, b: &Leaf) -> Result<Leaf> {
     elementwise(a, b, |a, b| Ok(arithmetic!(a, b, wrapping_sub, -)))
 }
 
-/// `a * factor`, in the dtype of `a`.
+/// Returns `a * factor`, in the dtype of `a`.
 pub fn times(a: &Leaf, factor: usize) -> Result<Leaf> {
     let factors =
         HostTensor::new(vec![factor as u64; a.dims().iter().product()], a.dims())?.cast(a.dtype()?)?;

@@ -1,7 +1,7 @@
 //! Distributed datasets, rebatching, sharding.
 //!
-//! A case runs twice: under our own rule, where it has to give what `even.rs` calculates, and under
-//! `SplitRule::TensorFlow`, where it has to give what TensorFlow gave.
+//! A case runs twice: under this crate's rule, with the outcome that `even.rs` computes, and under
+//! `SplitRule::TensorFlow`, with TensorFlow's outcome.
 
 use super::case::{Case, Inputs, Ran, Stop};
 use super::errors::Kind;
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// The cases of batching.json.
+/// Runs the cases of batching.json.
 pub fn oracle_batching(case: &Case, inputs: &Inputs<'_>) -> Ran {
     match inputs.text("op")? {
         "distribute_dataset" => both(case, inputs, |rule| distribute_dataset(case, inputs, rule)),
@@ -32,7 +32,7 @@ pub fn oracle_batching(case: &Case, inputs: &Inputs<'_>) -> Ran {
     }
 }
 
-/// What a run gave: its outcome so far, and the error that ended it.
+/// The outcome of a run, and the error that ended it.
 struct Seen {
     outcome: Value,
     error: Option<distribute::Error>,
@@ -56,7 +56,7 @@ impl Seen {
     }
 }
 
-/// Runs under both rules: ours is checked here, TensorFlow's is the outcome.
+/// Runs under both rules. The outcome of ours is checked here, and that of TensorFlow's is returned.
 fn both(case: &Case, inputs: &Inputs<'_>, run: impl Fn(SplitRule) -> Result<Seen, Stop>) -> Ran {
     let want = even::outcome(case.replicas, inputs)?;
     let want = want.ok_or_else(|| "our rule says nothing of this".to_string())?;
@@ -89,7 +89,7 @@ pub fn policy(name: &str) -> Result<AutoShardPolicy, String> {
     })
 }
 
-/// The elements of the replicas in each of the first `limit` steps. Elements that are no batches are bare.
+/// Returns the elements of the replicas in each of the first `limit` steps. Unbatched elements stay unbatched.
 fn seen<T: Nest + Clone>(
     dataset: distribute::Result<DistributedDataset<T>>,
     limit: usize,
@@ -105,7 +105,7 @@ fn seen<T: Nest + Clone>(
     Seen::steps(dataset.iter().take(limit).map(step))
 }
 
-/// A batch of ids, or a bare one.
+/// Returns a batch of ids, or a single one.
 fn ids(piece: &Tree<Leaf>) -> Value {
     match leaves_json(piece) {
         Value::Object(tensor) if tensor["shape"] == json!([]) => tensor["data"][0].clone(),
@@ -251,8 +251,8 @@ fn auto_shard(case: &Case, inputs: &Inputs<'_>, rule: SplitRule) -> Result<Seen,
     Ok(seen)
 }
 
-/// Each worker's batches in order. TensorFlow's are those of the worker alone; in steps that others still had data for,
-/// ours has empty ones behind them.
+/// Returns each worker's batches in order. TensorFlow's are those of the worker alone. Ours are followed by empty ones
+/// in steps for which other workers still had data.
 fn worker_batches(case: &Case, steps: &Value, workers: usize) -> Value {
     let steps: Vec<Vec<Vec<Vec<i64>>>> = serde_json::from_value(steps.clone()).unwrap();
     let wanted = |worker: usize| match &case.expect {

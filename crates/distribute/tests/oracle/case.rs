@@ -1,4 +1,4 @@
-//! Cases as files hold them.
+//! Cases in the format of the files.
 
 use distribute::{MirroredStrategy, OneDeviceStrategy, Strategy};
 use serde_json::{Map, Value};
@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// One operation on concrete inputs, and what comes out.
+/// One operation on concrete inputs, and its outcome.
 pub struct Case {
     pub id: String,
     pub area: String,
@@ -14,13 +14,13 @@ pub struct Case {
     pub inputs: Map<String, Value>,
     pub expect: Expect,
     pub tolerance: Tolerance,
-    /// Set where TensorFlow's outcome is incidental: then another sensible one is acceptable.
+    /// Whether TensorFlow's outcome is incidental, so that another sensible one is acceptable.
     pub quirk: bool,
-    /// What an array gives, where TensorFlow's variable gives something else.
+    /// The result for an array, if TensorFlow's variable has another one.
     pub array_result: Option<Value>,
 }
 
-/// What should come out.
+/// The expected outcome.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Expect {
     /// An outcome with at least these fields.
@@ -29,22 +29,22 @@ pub enum Expect {
     Error(String),
 }
 
-/// How far floats may be apart: `atol + rtol * abs(want)`.
+/// The tolerance of floats: `atol + rtol * abs(want)`.
 #[derive(Clone, Copy, Default)]
 pub struct Tolerance {
     pub rtol: f64,
     pub atol: f64,
 }
 
-/// Why a case has no outcome.
+/// The reason why a case has no outcome.
 pub enum Stop {
-    /// The library refused: what an expected error looks like.
+    /// An error of the library, which may be the expected one.
     Library(distribute::Error),
-    /// The runner cannot run this case: always a failure.
+    /// A case that the runner cannot run, which is always a failure.
     Runner(String),
 }
 
-/// What an operation gave.
+/// The result of an operation.
 pub type Ran = Result<Value, Stop>;
 
 /// The runner of an area.
@@ -80,14 +80,14 @@ impl From<&str> for Stop {
     }
 }
 
-/// A case as its file has it: its area and id, and what it says or why it cannot be read.
+/// A case in its file: its area and id, and its contents or the reason why it cannot be read.
 pub struct Entry {
     pub area: String,
     pub id: String,
     pub case: Result<Case, String>,
 }
 
-/// All cases of a folder's files, in the order of file names.
+/// Reads all cases of a folder's files, in the order of file names.
 pub fn read(folder: &Path) -> Result<Vec<Entry>, String> {
     let wrong = |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
     let entries = std::fs::read_dir(folder).map_err(|e| wrong(folder, &e))?;
@@ -109,7 +109,7 @@ pub fn read(folder: &Path) -> Result<Vec<Entry>, String> {
 }
 
 impl Case {
-    /// Reads a case. An error for fields that are missing or that nobody knows.
+    /// Reads a case. Returns an error if fields are missing or unknown.
     pub fn parse(value: &Value) -> Result<Self, String> {
         let fields = Inputs::new(value.as_object().ok_or("a case is no object")?);
         let id = fields.text("id")?.to_string();
@@ -148,7 +148,7 @@ impl Case {
         Ok(case)
     }
 
-    /// The strategy that the case names.
+    /// Creates the strategy that the case names.
     pub fn strategy(&self, inputs: &Inputs<'_>) -> Result<Strategy, Stop> {
         let name = inputs.text("strategy")?;
         match (name, self.replicas) {
@@ -160,7 +160,7 @@ impl Case {
     }
 }
 
-/// The fields of an object, which remembers those that nobody has asked for.
+/// The fields of an object. It remembers which fields were read.
 pub struct Inputs<'a> {
     fields: &'a Map<String, Value>,
     asked: RefCell<BTreeSet<String>>,
@@ -176,7 +176,7 @@ impl<'a> Inputs<'a> {
         self.fields.get(name)
     }
 
-    /// A field that changes nothing here.
+    /// Marks a field as read that has no effect here.
     pub fn ignore(&self, name: &str) {
         self.optional(name);
     }
@@ -213,7 +213,7 @@ impl<'a> Inputs<'a> {
         usize::try_from(self.int(name)?).map_err(|_| format!("{name} is negative"))
     }
 
-    /// An error that names the fields that nobody has asked for.
+    /// Returns an error that names the unread fields.
     pub fn finish(&self) -> Result<(), String> {
         let asked = self.asked.borrow();
         let unknown: Vec<_> = self.fields.keys().filter(|name| !asked.contains(*name)).collect();

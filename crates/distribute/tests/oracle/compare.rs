@@ -1,4 +1,4 @@
-//! Whether an outcome is the expected one: both in the form of the files.
+//! Comparison of an outcome with the expected one, both in the format of the files.
 
 use super::arithmetic::add;
 use super::case::Tolerance;
@@ -8,7 +8,7 @@ use distribute::{HostTensor, IndexedSlices, Leaf};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// Compares what was got with what is wanted. An error names the place and both.
+/// Compares the actual value with the expected one. An error names the location and both values.
 pub fn compare(place: &str, got: &Value, want: &Value, tolerance: Tolerance) -> Result<(), String> {
     let differ = || Err(format!("{place}: got {got}, want {want}"));
     match (got, want) {
@@ -59,7 +59,8 @@ pub fn compare(place: &str, got: &Value, want: &Value, tolerance: Tolerance) -> 
     }
 }
 
-/// Indexed slices with each index once, ascending (SPARSE-1): TensorFlow joins the replicas' rows, ours are merged.
+/// Returns indexed slices with each index once, ascending (SPARSE-1): TensorFlow joins the replicas' rows, ours are
+/// merged.
 fn merged(slices: &Value) -> Result<Value, String> {
     let Leaf::Slices(slices) = leaf(slices)? else { return Err("these are no indexed slices".into()) };
     let merge = || -> distribute::Result<Leaf> {
@@ -97,13 +98,13 @@ fn data_match(got: Option<&Value>, want: Option<&Value>, dtype: &Value, toleranc
     got.len() == want.len() && got.iter().zip(want).all(|(g, w)| datum(g, w))
 }
 
-/// NaN matches NaN, 0.0 matches -0.0.
+/// Compares two floats. NaN matches NaN, and 0.0 matches -0.0.
 fn near(got: f64, want: f64, tolerance: Tolerance) -> bool {
     let close = (got - want).abs() <= tolerance.atol + tolerance.rtol * want.abs();
     got == want || (got.is_nan() && want.is_nan()) || (want.is_finite() && close)
 }
 
-/// A float as files write it.
+/// Returns a float in the format of the files.
 pub fn float(value: &Value) -> Option<f64> {
     match value {
         Value::String(text) => match text.as_str() {

@@ -17,10 +17,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How long a step may take: the case has a limit of its own.
+/// The time limit of a step. The case has its own limit.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// How long a thread waits at most until it looks again.
+/// The longest time between two looks of a waiting thread.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// A result of any form.
@@ -29,7 +29,7 @@ pub enum Form {
     Nothing,
     Int(i64),
     Float(f64),
-    /// What is one tensor.
+    /// The elements of one tensor.
     Numbers(Vec<i64>),
     List(Vec<Form>),
     Tuple(Vec<Form>),
@@ -54,7 +54,7 @@ impl Form {
     }
 }
 
-/// The gates of all scripts of this process: which are open, and at which somebody waits.
+/// The gates of all scripts of this process: those that are open, and those at which a thread waits.
 #[derive(Default)]
 struct Gates {
     open: BTreeSet<(u64, i64)>,
@@ -88,7 +88,7 @@ impl Vars {
     }
 }
 
-/// What the workers run. A module, since nothing else here can have their names.
+/// The functions that the workers run. They are in a module because of their names.
 mod functions {
     use super::*;
 
@@ -236,10 +236,10 @@ mod functions {
     }
 }
 
-/// A result to come, and how it is told.
+/// A pending result, and its form.
 enum Remote {
     Form(RemoteValue<Form>),
-    /// An element of a dataset, by itself or in its batch.
+    /// An element of a dataset, unbatched or in its batch.
     Drawn(RemoteValue<Vec<i64>>, bool),
 }
 
@@ -254,7 +254,7 @@ impl Remote {
 }
 
 enum Data {
-    /// With whether it is in batches. Elements by themselves are batches of one here, since those are what is
+    /// A dataset, and whether it is batched. Unbatched elements are batches of one here, because only batches are
     /// distributed.
     Range(PerWorker<Batches<HostTensor>>, bool),
     WithContext(PerWorker<Batches<(HostTensor, HostTensor)>>),
@@ -270,7 +270,7 @@ struct Script {
     data: BTreeMap<String, Data>,
 }
 
-/// The cases of coordinator.json.
+/// Runs the cases of coordinator.json.
 pub fn oracle_coordinator(case: &Case, inputs: &Inputs<'_>) -> Ran {
     match inputs.text("op")? {
         // CC-1: that another strategy has none is the compiler's word here.
@@ -312,7 +312,7 @@ pub fn oracle_coordinator(case: &Case, inputs: &Inputs<'_>) -> Ran {
     }
 }
 
-/// An error as a log has it: by the class that is expected, where that is of its kind.
+/// Returns an error in the format of the log: by the expected class, if it is of that kind.
 fn refused(error: &Error, wanted: &Value) -> Value {
     let class = wanted.get("error").and_then(|error| error.get("type")).and_then(Value::as_str);
     let kind = Kind::of_error(error);
@@ -465,7 +465,7 @@ impl Script {
         Ok(Value::Null)
     }
 
-    /// A structure, with results in the place of what stands for them.
+    /// Returns a structure in which results replace their placeholders.
     fn fetch(&self, value: &Value) -> Ran {
         Ok(match value {
             Value::Array(all) => {
@@ -491,7 +491,7 @@ fn form(value: &Value) -> Result<Form, Stop> {
     }
 }
 
-/// The log that is expected, with another entry for steps of this kind.
+/// Returns the expected log, with another entry for steps of this kind.
 fn with_log(
     rule: &'static str,
     case: &Case,
@@ -521,7 +521,7 @@ pub fn every_function_can_be_scheduled(case: &Case, inputs: &Inputs<'_>) -> Foun
     })
 }
 
-/// A worker is told which of how many pipelines it reads.
+/// A worker receives the index and the number of pipelines.
 pub fn workers_have_pipelines_of_their_own(case: &Case, inputs: &Inputs<'_>) -> Found {
     let workers = inputs.optional("workers").and_then(Value::as_u64).unwrap_or(1);
     let from_function: BTreeSet<String> = inputs
@@ -553,7 +553,7 @@ pub fn workers_have_pipelines_of_their_own(case: &Case, inputs: &Inputs<'_>) -> 
     })
 }
 
-/// Any error will do there.
+/// Any error is accepted there.
 pub fn other_strategies_have_no_coordinator(_: &Case, inputs: &Inputs<'_>) -> Found {
     Ok((op(inputs) == "coordinator_for").then(|| Difference::error("CC-1", "NotImplementedError")))
 }

@@ -1,4 +1,4 @@
-//! Where we differ from TensorFlow on purpose: the rule, and what we do instead. docs/differences.md says why.
+//! Deliberate differences from TensorFlow: the rule, and the behaviour here. docs/differences.md gives the reasons.
 //!
 //! A difference is recognised by the form of a case, never by its id. Everything else has to match.
 
@@ -34,7 +34,7 @@ impl Difference {
 /// The difference that a row of the table finds in a case.
 pub type Found = Result<Option<Difference>, String>;
 
-/// One row for each kind of difference.
+/// The checks, one for each kind of difference.
 const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 33] = [
     never_merged_by_identity,
     the_variable_is_on_each_replica,
@@ -71,7 +71,7 @@ const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 33] = [
     coordinator::other_strategies_have_no_coordinator,
 ];
 
-/// The difference that covers a case, if one does. An error where two claim it.
+/// Returns the difference that covers a case, if there is one. Returns an error if two claim it.
 pub fn difference(case: &Case) -> Found {
     let inputs = Inputs::new(&case.inputs);
     let mut found = TABLE.iter().filter_map(|row| row(case, &inputs).transpose());
@@ -92,8 +92,8 @@ pub fn outcome(case: &Case) -> Option<&Map<String, Value>> {
     }
 }
 
-/// MERGE-6, RUN-12: TensorFlow gives a value itself where all replicas return the same object, and where the one
-/// replica's result is not wrapped. Ours is always per replica.
+/// MERGE-6, RUN-12: TensorFlow returns a bare value if all replicas return the same object, and does not wrap the
+/// result of a single replica. Ours is always per replica.
 fn never_merged_by_identity(case: &Case, inputs: &Inputs<'_>) -> Found {
     let Some(result) = outcome(case).and_then(|outcome| outcome.get("result")) else { return Ok(None) };
     if !matches!(op(inputs), "run" | "run_variable" | "regroup") {
@@ -121,13 +121,15 @@ fn wrap(value: &Value, replicas: usize) -> Value {
     }
 }
 
-/// MERGE-5: TensorFlow gives the distributed variable. Ours gives each replica's, which is the one variable they share.
+/// MERGE-5: TensorFlow returns the distributed variable. Ours returns each replica's, which is the one variable they
+/// share.
 fn the_variable_is_on_each_replica(case: &Case, _: &Inputs<'_>) -> Found {
     let it = outcome(case).and_then(|outcome| outcome.get("is_the_variable"));
     Ok(it.map(|it| Difference::outcome("MERGE-5", json!({"components_are_the_variable": it}))))
 }
 
-/// MERGE-4: TensorFlow wraps whole values where replica 0 gave a leaf and another a container. Ours is an error.
+/// MERGE-4: TensorFlow wraps complete values if replica 0 returned a leaf and another replica a container. Ours is an
+/// error.
 fn leaf_beside_container(case: &Case, inputs: &Inputs<'_>) -> Found {
     if op(inputs) != "regroup" || outcome(case).is_none() {
         return Ok(None);
@@ -137,7 +139,7 @@ fn leaf_beside_container(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok(Tree::zip(values).is_err().then(|| Difference::error("MERGE-4", "AssertionError")))
 }
 
-/// RUN-8: TensorFlow's graph mode calls fn while tracing only. There is none here.
+/// RUN-8: TensorFlow's graph mode calls fn only while tracing. There is no graph mode here.
 fn no_graph_mode(case: &Case, inputs: &Inputs<'_>) -> Found {
     if op(inputs) != "call_count" || !inputs.flag("traced")? {
         return Ok(None);
@@ -146,7 +148,7 @@ fn no_graph_mode(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok((outcome(case) != calls.as_object()).then(|| Difference::outcome("RUN-8", calls)))
 }
 
-/// VFF-3: one device and the default strategy give the bare value. Ours is always per replica.
+/// VFF-3: one device and the default strategy return the bare value. Ours is always per replica.
 fn values_are_always_per_replica(case: &Case, inputs: &Inputs<'_>) -> Found {
     let Some(outcome) = outcome(case) else { return Ok(None) };
     if op(inputs) != "values_from_function" || outcome.get("is_per_replica") != Some(&json!(false)) {
@@ -157,12 +159,12 @@ fn values_are_always_per_replica(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok(Some(Difference::outcome("VFF-3", ours.into())))
 }
 
-/// Of the values of replicas; rows of a variable are gathered, too.
+/// Whether the values of replicas are gathered. Rows of a variable count as well.
 fn is_gather(case: &Case, inputs: &Inputs<'_>) -> bool {
     case.area != "sharded" && matches!(op(inputs), "gather" | "all_gather")
 }
 
-/// GA-3, GA-4: TensorFlow takes some negative axes, and any axis with one replica. Ours is in [0, rank) always.
+/// GA-3, GA-4: TensorFlow accepts some negative axes, and any axis with one replica. Ours is always in [0, rank).
 fn gather_checks_the_axis(case: &Case, inputs: &Inputs<'_>) -> Found {
     if outcome(case).is_none() || !is_gather(case, inputs) {
         return Ok(None);
@@ -177,7 +179,7 @@ fn gather_checks_the_axis(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok((axis < 0 || dense().any(outside)).then(|| Difference::error(rule, "InvalidArgumentError")))
 }
 
-/// SPARSE-4: TensorFlow makes indexed slices dense in some gathers. Ours refuses them in all.
+/// SPARSE-4: TensorFlow makes indexed slices dense in some gathers. Ours always refuses them.
 fn slices_are_not_gathered(case: &Case, inputs: &Inputs<'_>) -> Found {
     if outcome(case).is_none() || !is_gather(case, inputs) || inputs.int("axis")? < 0 {
         return Ok(None);
@@ -188,7 +190,7 @@ fn slices_are_not_gathered(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok(sparse.then(|| Difference::error("SPARSE-4", "NotImplementedError")))
 }
 
-/// RTO-5: TensorFlow's MirroredStrategy refuses an int32 leaf beside other leaves. Ours reduces each leaf.
+/// RTO-5: TensorFlow's MirroredStrategy refuses an int32 leaf next to other leaves. Ours reduces each leaf.
 fn int32_beside_other_leaves(case: &Case, inputs: &Inputs<'_>) -> Found {
     if outcome(case).is_some() || op(inputs) != "all_reduce" || !case.quirk {
         return Ok(None);
@@ -210,7 +212,7 @@ fn int32_beside_other_leaves(case: &Case, inputs: &Inputs<'_>) -> Found {
     }))
 }
 
-/// XD-8: TensorFlow gives a single replica's value back as it is. Ours is a float where it is a MEAN of integers, and
+/// XD-8: TensorFlow returns a single replica's value unchanged. Ours is a float if it is a MEAN of integers, and
 /// refuses bool and string, as over several replicas.
 fn one_replica_reduces_as_several_do(case: &Case, inputs: &Inputs<'_>) -> Found {
     let whole = inputs.optional("axis").is_none_or(Value::is_null);
@@ -245,7 +247,7 @@ fn one_replica_reduces_as_several_do(case: &Case, inputs: &Inputs<'_>) -> Found 
     Ok(Some(Difference::outcome("XD-8", ours)))
 }
 
-/// The sum or mean of dense real tensors of one shape, done another way than the library does it.
+/// Returns the sum or mean of dense real tensors of one shape, computed in another way than in the library.
 fn expected_reduction(leaves: &[Leaf], mean: bool) -> Result<Leaf, String> {
     let tensors = leaves.iter().map(|leaf| match leaf {
         Leaf::Host(tensor) => Ok(tensor.clone()),

@@ -1,4 +1,4 @@
-//! TensorFlow's exception classes and our errors, as kinds that both know.
+//! TensorFlow's exception classes and our errors, as common kinds.
 
 use distribute::cluster::{ClusterError, Fault};
 use distribute::data;
@@ -6,13 +6,13 @@ use distribute::{Error, VariableAggregation, VariableSynchronization, tensor};
 use distribute_coordinator as coordinator;
 use distribute_coordinator::FailureKind;
 
-/// What kind of mistake an error tells of.
+/// The kind of mistake that an error reports.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Kind {
     BadArgument,
     WrongContext,
     NotSupported,
-    /// An exception that means what its name says.
+    /// An exception that is described by its name.
     Named(String),
 }
 
@@ -28,7 +28,7 @@ impl std::fmt::Display for Raised {
 
 impl std::error::Error for Raised {}
 
-/// The error of a user's function.
+/// Returns the error of a user's function.
 pub fn raise(class: &str) -> Error {
     Error::other(Raised(class.to_string()))
 }
@@ -48,7 +48,7 @@ impl Kind {
         })
     }
 
-    /// One of TensorFlow's classes for this kind.
+    /// Returns one of TensorFlow's classes for this kind.
     pub fn class(&self) -> &str {
         match self {
             Kind::BadArgument => "ValueError",
@@ -58,7 +58,7 @@ impl Kind {
         }
     }
 
-    /// None for errors that no case may give, such as one that came too late.
+    /// Returns the kind of an error, or `None` for errors that no case may have, such as a time-out.
     pub fn of_error(error: &Error) -> Option<Kind> {
         match error.root_cause() {
             Error::Other(error) => Kind::of_type(&error.downcast_ref::<Raised>()?.0),

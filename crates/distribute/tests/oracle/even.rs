@@ -1,10 +1,9 @@
-//! What the cases of batching.json come to under our own rule, from first principles: calculated here on lists of ids,
-//! without the library.
+//! The expected outcomes of batching.json under this crate's rule, computed on lists of ids without the library.
 //!
-//! Of every batch of b rows the N replicas get b/N each, rounded up for the first b mod N of them, in the order of ids
-//! (DESIGN, section 5). Where workers read batches of their own, a batch lasts as many steps as there are workers, each
-//! beginning with its own share of a global batch; what is left at the end is spread over a worker's replicas. Nobody
-//! makes steps without rows.
+//! Each of the N replicas gets b/N rows of every batch of b rows, rounded up for the first b mod N of them, in the
+//! order of ids (DESIGN, section 5). If workers read separate batches, a batch lasts for as many steps as there are
+//! workers. Each step begins with its own share of a global batch. The rest at the end is spread over a worker's
+//! replicas. There are no steps without rows.
 
 use super::case::Inputs;
 use super::tensors::to_json;
@@ -12,11 +11,11 @@ use distribute::HostTensor;
 use serde_json::{Value, json};
 
 type Ids = Vec<i64>;
-/// `[replica]` ids.
+/// The ids of a step, `[replica]`.
 type Step = Vec<Ids>;
 
-/// The outcome of a case, `{"error": class}` where it is refused, or `None` for operations that our rule says nothing
-/// of.
+/// Returns the outcome of a case, `{"error": class}` if it is refused, or `None` for operations that the rule does not
+/// cover.
 pub fn outcome(replicas: usize, inputs: &Inputs<'_>) -> Result<Option<Value>, String> {
     Ok(Some(match inputs.text("op")? {
         "distribute_dataset" => match inputs.get("global_batch")? {
@@ -31,7 +30,7 @@ pub fn outcome(replicas: usize, inputs: &Inputs<'_>) -> Result<Option<Value>, St
     }))
 }
 
-/// As even as can be, the larger pieces first.
+/// Splits a batch as evenly as possible, the larger parts first.
 fn pieces(batch: &[i64], n: usize) -> Step {
     let mut rest = batch;
     let size = |k| batch.len() / n + usize::from(k < batch.len() % n);
@@ -52,7 +51,7 @@ fn range(inputs: &Inputs<'_>) -> Result<Ids, String> {
     Ok((0..inputs.int("n")?).collect())
 }
 
-/// The global batches of a range, repeated where that is asked for.
+/// Returns the global batches of a range, repeated on request.
 fn batches(inputs: &Inputs<'_>) -> Result<Vec<Ids>, String> {
     let (ids, size, drop) = (range(inputs)?, inputs.count("global_batch")?, inputs.flag("drop_remainder")?);
     Ok(match inputs.optional("repeat").and_then(Value::as_str) {
@@ -68,7 +67,7 @@ fn batches(inputs: &Inputs<'_>) -> Result<Vec<Ids>, String> {
     })
 }
 
-/// `{"x": rows of numbers, "y": (tens,)}` of the ids.
+/// Returns `{"x": rows of numbers, "y": (tens,)}` for the ids.
 fn structs(replicas: usize, inputs: &Inputs<'_>) -> Result<Value, String> {
     let (size, width) = (inputs.count("global_batch")?, inputs.count("width")?);
     let tensor = |values: Vec<i32>, dims: &[usize]| {
@@ -85,8 +84,8 @@ fn structs(replicas: usize, inputs: &Inputs<'_>) -> Result<Value, String> {
     Ok(json!({"steps": steps}))
 }
 
-/// Each replica takes an element a step, to the last one. For those who come too late there are empty batches, but no
-/// empty scalars.
+/// Gives each replica one element per step, to the last one. Replicas that have no more get empty batches. There are
+/// no empty scalars.
 fn from_function(replicas: usize, inputs: &Inputs<'_>) -> Result<Value, String> {
     let (ids, batch, drop) = (range(inputs)?, inputs.count("batch")?, inputs.flag("drop_remainder")?);
     let size = match inputs.text("dataset_fn")? {
@@ -119,15 +118,16 @@ fn split_batches(inputs: &Inputs<'_>) -> Result<Vec<Ids>, String> {
     Ok(all)
 }
 
-/// What a dataset that is parted over workers is read from.
+/// The source of a dataset that is sharded over workers.
 pub enum Read {
-    /// By every worker.
+    /// The ids that every worker reads.
     Together(Ids),
-    /// `[worker]` by each for itself.
+    /// The ids that each worker reads separately, `[worker]`.
     Apart(Vec<Ids>),
 }
 
-/// Who reads what: files where there are enough of them and that is allowed, else all of it (AS-2, AS-3, AS-6, AS-8).
+/// Returns the assignment: files, if there are enough of them and it is allowed, otherwise all data (AS-2, AS-3, AS-6,
+/// AS-8).
 pub fn read(inputs: &Inputs<'_>) -> Result<Option<Read>, String> {
     let workers = inputs.count("num_workers")?;
     let files: Option<Vec<Ids>> = match inputs.text("source")? {
@@ -154,7 +154,7 @@ pub fn read(inputs: &Inputs<'_>) -> Result<Option<Read>, String> {
     }))
 }
 
-/// `auto_shard` of a range over workers of one replica each, by worker.
+/// Returns `auto_shard` of a range over workers of one replica each, by worker.
 pub fn of_workers(inputs: &Inputs<'_>) -> Result<Value, String> {
     let mut fields = serde_json::Map::new();
     for name in ["n", "global_batch", "drop_remainder", "policy"] {
@@ -204,7 +204,7 @@ fn auto_shard(inputs: &Inputs<'_>) -> Result<Value, String> {
     Ok(json!({"steps": steps}))
 }
 
-/// The steps that a batch of worker `w`'s own lasts.
+/// Returns the steps of a batch that worker `w` reads separately.
 fn shares(batch: &[i64], full: usize, workers: usize, replicas: usize, w: usize) -> Vec<Step> {
     let n = workers * replicas;
     let share = |of: usize| -> usize {

@@ -4,7 +4,7 @@ use super::case::{Inputs, Stop};
 use distribute::data::{Compression, Dataset, Interleave, TfRecord, TfRecordWriter, text_lines};
 use std::path::PathBuf;
 
-/// The elements, and the folder that they are read from.
+/// Returns the elements, and the folder from which they are read.
 pub fn source(inputs: &Inputs<'_>) -> Result<(Option<tempfile::TempDir>, Dataset<i64>), Stop> {
     let kind = inputs.text("source")?;
     if kind == "range" {

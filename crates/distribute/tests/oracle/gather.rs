@@ -6,7 +6,7 @@ use super::tensors::{all_json, each, leaf, leaf_json, leaves};
 use distribute::PerReplica;
 use serde_json::{Value, json};
 
-/// The cases of gather.json.
+/// Runs the cases of gather.json.
 pub fn oracle_gather(case: &Case, inputs: &Inputs<'_>) -> Ran {
     let strategy = case.strategy(inputs)?;
     // A negative axis cannot be written in Rust: the type is usize.

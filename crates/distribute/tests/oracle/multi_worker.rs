@@ -1,7 +1,7 @@
-//! Several workers of one replica each, here threads of one process: every worker makes the same calls, and sees what
-//! is listed for it.
+//! Several workers of one replica each, which are threads of one process. Every worker makes the same calls, and its
+//! results are compared with its list.
 //!
-//! Datasets run twice, as in `batching.rs`: under our own rule, where they have to give what `even.rs` calculates, and
+//! Datasets run twice, like in `batching.rs`: under this crate's rule, with the outcome that `even.rs` computes, and
 //! under TensorFlow's.
 
 use super::batching::{batched, policy};
@@ -21,7 +21,7 @@ use distribute::{
 use serde_json::{Value, json};
 use std::sync::Mutex;
 
-/// The cases of multi_worker.json.
+/// Runs the cases of multi_worker.json.
 pub fn oracle_multi_worker(case: &Case, inputs: &Inputs<'_>) -> Ran {
     let all = Workers::of(case, inputs)?;
     match inputs.text("op")? {
@@ -73,7 +73,7 @@ pub fn oracle_multi_worker(case: &Case, inputs: &Inputs<'_>) -> Ran {
     }
 }
 
-/// How many take part.
+/// The number of workers.
 struct Workers {
     workers: usize,
     replicas: usize,
@@ -89,7 +89,7 @@ impl Workers {
         }
     }
 
-    /// A value of each worker.
+    /// Returns a value of each worker.
     fn each<T>(
         &self,
         inputs: &Inputs<'_>,
@@ -104,7 +104,7 @@ impl Workers {
     }
 }
 
-/// This worker's value, for its one replica.
+/// Returns this worker's value, for its one replica.
 fn mine<T: Clone>(strategy: &Strategy, values: &[T]) -> PerReplica<T> {
     PerReplica::from_values(vec![values[strategy.world().worker()].clone()])
 }
@@ -128,7 +128,7 @@ fn info(strategy: &Strategy) -> Result<Value> {
     }))
 }
 
-/// The ids of this worker's replica, step by step.
+/// Returns the ids of this worker's replica, step by step.
 fn steps(data: &DistributedDataset<HostTensor>) -> Result<Vec<Vec<i64>>> {
     data.iter().map(|step| Ok(step?.values()[0].to_vec()?)).collect()
 }

@@ -1,4 +1,4 @@
-//! Into how many shards partitioners cut a variable, and which rows each has.
+//! Partitioners: the number of shards of a variable, and the rows of each.
 
 use super::case::{Case, Inputs, Ran, Stop};
 use super::differences::{Difference, Found, op, outcome};
@@ -13,7 +13,7 @@ impl From<distribute::params::Error> for Stop {
     }
 }
 
-/// The cases of partitioners.json.
+/// Runs the cases of partitioners.json.
 pub fn oracle_partitioners(_: &Case, inputs: &Inputs<'_>) -> Ran {
     match inputs.text("op")? {
         "partition" => {
@@ -72,7 +72,7 @@ fn partitioner(inputs: &Inputs<'_>) -> Result<Box<dyn Partitioner>, Stop> {
     Ok(made)
 }
 
-/// A number that a `usize` cannot be.
+/// Returns the error for a number that a `usize` cannot hold.
 fn negative(number: i64) -> Stop {
     distribute::Error::InvalidArgument { operation: "max_shards", reason: format!("{number} is negative") }
         .into()
@@ -82,7 +82,7 @@ fn size(value: &Value) -> Result<usize, String> {
     value.as_u64().map(|n| n as usize).ok_or_else(|| format!("{value} is no size"))
 }
 
-/// PART-2: TensorFlow takes any number of shards, and fails when a variable is made. Ours is refused at once.
+/// PART-2: TensorFlow accepts any number of shards, and fails when a variable is created. Ours is refused at once.
 pub fn there_is_at_least_one_shard(case: &Case, inputs: &Inputs<'_>) -> Found {
     if op(inputs) != "partition" || inputs.text("partitioner")? != "FixedShardsPartitioner" {
         return Ok(None);
@@ -91,7 +91,7 @@ pub fn there_is_at_least_one_shard(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok((outcome(case).is_some() && shards < 1).then(|| Difference::error("PART-2", "ValueError")))
 }
 
-/// PART-4: TensorFlow divides by the size of an axis that is 0. Of nothing we make one part.
+/// PART-4: TensorFlow divides by the size of an axis that is 0. Ours makes one shard of an empty variable.
 pub fn nothing_is_one_part(case: &Case, inputs: &Inputs<'_>) -> Found {
     if op(inputs) != "partition" || inputs.text("partitioner")? != "MaxSizePartitioner" {
         return Ok(None);

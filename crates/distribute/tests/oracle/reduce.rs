@@ -5,7 +5,7 @@ use super::tensors::{each, leaf, leaf_json};
 use distribute::{Axes, PerReplica, ReduceOp};
 use serde_json::{Value, json};
 
-/// The cases of reduce.json.
+/// Runs the cases of reduce.json.
 pub fn oracle_reduce(case: &Case, inputs: &Inputs<'_>) -> Ran {
     let strategy = case.strategy(inputs)?;
     let op = inputs.text("reduce_op")?;

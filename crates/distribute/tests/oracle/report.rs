@@ -1,9 +1,9 @@
-//! What came out, area by area.
+//! The results, area by area.
 
 use super::verdict::Verdict;
 use std::collections::BTreeMap;
 
-/// Counts of passed and failed cases.
+/// The numbers of passed and failed cases.
 #[derive(Default)]
 pub struct Report {
     areas: BTreeMap<String, (usize, usize)>,
@@ -34,7 +34,7 @@ impl Report {
         self.areas.values().fold((0, 0), |(a, b), (passed, failed)| (a + passed, b + failed))
     }
 
-    /// Prints the counts; with `each`, also every case that a difference covers.
+    /// Prints the numbers. With `each`, also prints every case that a difference covers.
     pub fn print(&self, each: bool) {
         for (area, (passed, failed)) in &self.areas {
             println!("{area}: {passed} passed, {failed} failed");

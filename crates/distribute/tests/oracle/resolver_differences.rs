@@ -1,11 +1,11 @@
-//! Where clusters and resolvers differ from TensorFlow's on purpose. See `differences.rs`.
+//! Deliberate differences from TensorFlow's clusters and resolvers. See `differences.rs`.
 
 use super::case::{Case, Inputs};
 use super::differences::{Difference, Found, op, outcome};
 use distribute::cluster::resolver::{expand_hostlist, expand_tasks_per_node};
 use serde_json::{Map, Value, json};
 
-/// An error of a property, of TensorFlow's kind for bad arguments.
+/// Returns the error of a property, of TensorFlow's kind for bad arguments.
 fn refused() -> Value {
     json!({"error": {"type": "ValueError"}})
 }
@@ -27,7 +27,7 @@ fn is_cluster(value: &Value) -> bool {
     value.as_object().is_some_and(|jobs| jobs.values().all(tasks))
 }
 
-/// Whether a text is what TF_CONFIG should be, in all of its parts.
+/// Whether a text is a valid TF_CONFIG in all its parts.
 fn is_tf_config(text: &str) -> bool {
     let Ok(Value::Object(config)) = serde_json::from_str(text) else { return false };
     let absent_or =
@@ -46,9 +46,9 @@ fn is_tf_config(text: &str) -> bool {
         && absent_or(&config, "session_master", Value::is_string)
 }
 
-/// TFC-6: TensorFlow reads TF_CONFIG anew for each property, so that one may fail and another not. Ours reads and
-/// checks it once: there is a resolver of which everything is right, or an error. TFC-2: what TensorFlow makes a number
-/// or a text of (1.5, true, a list for an object) is refused, too.
+/// TFC-6: TensorFlow parses TF_CONFIG again for each property, so that one may fail and another not. Ours parses and
+/// checks it once, and returns a valid resolver or an error. TFC-2: values that TensorFlow converts to a number or a
+/// text (1.5, true, a list for an object) are also refused.
 pub fn tf_config_is_checked_as_a_whole(case: &Case, inputs: &Inputs<'_>) -> Found {
     let Some(outcome) = outcome(case) else { return Ok(None) };
     let text = inputs.optional("TF_CONFIG").and_then(Value::as_str);
@@ -66,7 +66,7 @@ pub fn tf_config_is_checked_as_a_whole(case: &Case, inputs: &Inputs<'_>) -> Foun
     Ok(Some(Difference::outcome(rule, ours.into())))
 }
 
-/// CL-1: TensorFlow takes any text for an address, and finds out when it connects. Ours is `host:port`.
+/// CL-1: TensorFlow accepts any text as an address, and notices mistakes when it connects. Ours is `host:port`.
 pub fn addresses_are_host_and_port(case: &Case, inputs: &Inputs<'_>) -> Found {
     if outcome(case).is_none() {
         return Ok(None);
@@ -81,7 +81,7 @@ pub fn addresses_are_host_and_port(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok(wrong.then(|| Difference::error("CL-1", "ValueError")))
 }
 
-/// RES-2: TensorFlow ignores overrides of 0 and of an empty text. Ours don't.
+/// RES-2: TensorFlow ignores overrides of 0 and of an empty text. Ours does not.
 pub fn overrides_of_nothing_count(case: &Case, inputs: &Inputs<'_>) -> Found {
     let (Some(outcome), "union") = (outcome(case), op(inputs)) else { return Ok(None) };
     let mut ours = outcome.clone();
@@ -94,18 +94,18 @@ pub fn overrides_of_nothing_count(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok((ours != *outcome).then(|| Difference::outcome("RES-2", ours.into())))
 }
 
-/// The tasks of a Slurm job step, one after the other, calculated in another way than the library does it.
+/// The tasks of a Slurm job step, one after the other, computed in another way than in the library.
 struct Step {
-    /// Where each rank is: its host, and which of the host's tasks it is.
+    /// The location of each rank: its host, and its index among the host's tasks.
     places: Vec<(String, usize)>,
-    /// What each rank is.
+    /// The task of each rank.
     tasks: Vec<(String, usize)>,
     rank: usize,
     port_base: u64,
     layer: String,
     gpus_per_node: u64,
     gpus_per_task: Option<u64>,
-    /// Whether the order of the hosts is that of their names.
+    /// Whether the hosts are sorted by name.
     sorted: bool,
     most: usize,
 }
@@ -171,7 +171,7 @@ impl Step {
         json!({"ok": jobs})
     }
 
-    /// What `master(job, index[, layer])` is.
+    /// Returns `master(job, index[, layer])`.
     fn master(&self, call: &Value) -> Value {
         let rank = self.tasks.iter().position(|(job, index)| call[0] == **job && call[1] == *index);
         let layer = call.get(2).and_then(Value::as_str).filter(|layer| !layer.is_empty());
@@ -179,9 +179,9 @@ impl Step {
     }
 }
 
-/// RES-3: TensorFlow takes the nodes in the order of their names, where Slurm numbers ranks in the order of its list;
-/// it does not know its own task before it was asked for the cluster; and it cannot describe nodes without GPUs. Ours
-/// can.
+/// RES-3: TensorFlow takes the nodes in the order of their names, whereas Slurm numbers ranks in the order of its
+/// list. TensorFlow does not know its own task before it was asked for the cluster, and cannot describe nodes without
+/// GPUs. Ours can.
 pub fn slurms_ranks_are_slurms(case: &Case, inputs: &Inputs<'_>) -> Found {
     let (Some(outcome), "slurm") = (outcome(case), op(inputs)) else { return Ok(None) };
     let step = Step::of(inputs)?;

@@ -1,4 +1,4 @@
-//! Cluster specs, and what resolvers make of environment variables and arguments.
+//! Cluster specs, and resolvers of environment variables and arguments.
 
 use super::case::{Case, Inputs, Ran, Stop};
 use super::errors::{Kind, raise};
@@ -17,7 +17,7 @@ impl From<ClusterError> for Stop {
     }
 }
 
-/// The cases of resolvers.json.
+/// Runs the cases of resolvers.json.
 pub fn oracle_resolvers(_: &Case, inputs: &Inputs<'_>) -> Ran {
     match inputs.text("op")? {
         "tfconfig" => tf_config(inputs),
@@ -60,7 +60,7 @@ fn tf_config(inputs: &Inputs<'_>) -> Ran {
     }
 }
 
-/// `{"ok": value}` or `{"error": …}`.
+/// Returns `{"ok": value}` or `{"error": …}`.
 fn property<T: serde::Serialize>(outcome: Result<T, ClusterError>) -> Value {
     match outcome {
         Ok(value) => json!({"ok": value}),
@@ -71,7 +71,7 @@ fn property<T: serde::Serialize>(outcome: Result<T, ClusterError>) -> Value {
     }
 }
 
-/// What every resolver is asked for.
+/// Returns the properties of a resolver.
 fn properties(resolver: &dyn ClusterResolver, inputs: &Inputs<'_>) -> Result<Map<String, Value>, Stop> {
     let mut calls = Vec::new();
     for call in inputs.list("master_calls")? {
@@ -112,17 +112,17 @@ fn spec(inputs: &Inputs<'_>) -> Result<ClusterSpec, Stop> {
     Ok(ClusterSpec::try_from(inputs.get("cluster")?.clone())?)
 }
 
-/// The text of a field that may be missing.
+/// Returns the text of a field that may be missing.
 fn text<'a>(inputs: &Inputs<'a>, name: &str) -> Result<Option<&'a str>, String> {
     inputs.optional(name).map(|_| inputs.text(name)).transpose()
 }
 
-/// The number of a field that may be missing.
+/// Returns the number of a field that may be missing.
 fn count(inputs: &Inputs<'_>, name: &str) -> Result<Option<usize>, String> {
     inputs.optional(name).map(|_| inputs.count(name)).transpose()
 }
 
-/// The numbers of an object.
+/// Returns the numbers of an object.
 fn counts<K: Ord + for<'a> From<&'a str>>(value: &Value) -> Result<BTreeMap<K, usize>, String> {
     let object = value.as_object().ok_or_else(|| format!("{value} is no object"))?;
     let number = |(name, count): (&String, &Value)| {
@@ -210,7 +210,7 @@ fn slurm(inputs: &Inputs<'_>) -> Ran {
     Ok(all.into())
 }
 
-/// What a cluster spec says of each job, and of one that it has not.
+/// Returns the properties of each job of a cluster spec, and of one that does not exist.
 fn questions(spec: &ClusterSpec) -> Ran {
     let nope = Job::from("nope");
     let of = |job: &Job| {
@@ -234,7 +234,7 @@ fn questions(spec: &ClusterSpec) -> Ran {
     }))
 }
 
-/// What follows for a task from its cluster.
+/// Returns the roles of a task, derived from its cluster.
 fn roles(inputs: &Inputs<'_>) -> Ran {
     let (spec, task) = (spec(inputs)?, read_task(inputs.get("task_type")?, inputs.get("task_id")?)?);
     let device = |task: Option<Task>| task.map_or(String::new(), |task| task.device_name());

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The cases of run.json.
+/// Runs the cases of run.json.
 pub fn oracle_run(case: &Case, inputs: &Inputs<'_>) -> Ran {
     match inputs.text("op")? {
         "regroup" => regroup(case, inputs),
@@ -71,13 +71,13 @@ pub fn oracle_run(case: &Case, inputs: &Inputs<'_>) -> Ran {
     }
 }
 
-/// The merged form, as files write it.
+/// Returns the merged form in the format of the files.
 fn merged(values: PerReplica<Tree<Leaf>>, leaf: impl Fn(&Leaf) -> Value) -> distribute::Result<Value> {
     let merged = values.regroup()?;
     Ok(nest_json(&merged, &|parts| json!({"per_replica": parts.iter().map(&leaf).collect::<Vec<_>>()})))
 }
 
-/// Objects stand for themselves by their names.
+/// Regroups objects, which are represented by their names.
 fn regroup(case: &Case, inputs: &Inputs<'_>) -> Ran {
     let name = |value: &Value| match value.get("obj").and_then(Value::as_str) {
         Some(name) => Ok(Leaf::Host(HostTensor::scalar(name.as_bytes().to_vec()))),

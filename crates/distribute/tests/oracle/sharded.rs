@@ -1,4 +1,5 @@
-//! Variables that are cut over parameter servers: where their shards are, and reading and writing them as one.
+//! Variables that are sharded over parameter servers: the servers of their shards, and reads and writes of all of
+//! them.
 
 use super::case::{Case, Inputs, Ran, Stop};
 use super::differences::{Difference, Found, op, outcome};
@@ -17,7 +18,7 @@ use distribute::{
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
 
-/// The cases of sharded.json.
+/// Runs the cases of sharded.json.
 pub fn oracle_sharded(_: &Case, inputs: &Inputs<'_>) -> Ran {
     match inputs.text("op")? {
         "embedding_lookup" => {
@@ -118,7 +119,7 @@ fn strategy(servers: usize, partitioner: impl Partitioner) -> Result<ParameterSe
     ParameterServerStrategy::new(LocalCluster::new(1, servers)?.resolver(), partitioner)
 }
 
-/// The table of a case, cut into as many shards.
+/// Creates the table of a case, in this number of shards.
 fn table(inputs: &Inputs<'_>) -> Result<Variable, Stop> {
     let (whole, shards) = (tensor(inputs.get("table")?)?, inputs.count("num_shards")?);
     let strategy = strategy(2, FixedShardsPartitioner::new(shards)?)?;
@@ -134,7 +135,7 @@ fn result(value: &HostTensor) -> Ran {
     Ok(json!({"result": to_json(value)}))
 }
 
-/// The value of each shard, and all of it.
+/// Returns the value of each shard, and the complete value.
 fn written(table: &Variable) -> Ran {
     let shard = |shard: distribute::Shard| {
         let rows: Vec<i64> = shard.rows.map(|row| row as i64).collect();
@@ -144,7 +145,7 @@ fn written(table: &Variable) -> Ran {
     Ok(json!({"shards": shards, "result": to_json(&table.read()?)}))
 }
 
-/// One variable of several of these shapes.
+/// Joins several variables of these shapes into one.
 fn joined(parts: &[(Vec<usize>, DType)]) -> Result<Variable, Stop> {
     let strategy =
         ParameterServerStrategy::builder().cluster_resolver(LocalCluster::new(1, 2)?.resolver()).build()?;
@@ -154,7 +155,7 @@ fn joined(parts: &[(Vec<usize>, DType)]) -> Result<Variable, Stop> {
     Ok(Variable::of_shards("whole", &parts, PartitionStrategy::Div)?)
 }
 
-/// The gradient of the sum of `w` times the rows that are looked up, as an optimizer sees it.
+/// Returns the gradient of the sum of `w` times the rows of a lookup, as an optimizer receives it.
 fn gradient(inputs: &Inputs<'_>) -> Ran {
     let (table, w) = (tensor(inputs.get("table")?)?, tensor(inputs.get("w")?)?);
     let (height, shape) = (table.dims()[0], table.dims().to_vec());
@@ -297,7 +298,7 @@ fn created(inputs: &Inputs<'_>) -> Ran {
     Ok(json!({"variables": outcomes}))
 }
 
-/// Answers what it was made with.
+/// A partitioner that returns a fixed answer.
 #[derive(Debug)]
 struct Answers(Vec<usize>);
 
@@ -315,7 +316,7 @@ fn sizes(list: &[Value]) -> Result<Vec<usize>, String> {
     Ok(ids(list)?.into_iter().map(|size| size.max(0) as usize).collect())
 }
 
-/// SV-6: TensorFlow gives rows in the order of shards. Ours come in that of the ids.
+/// SV-6: TensorFlow returns rows in the order of shards. Ours have the order of the ids.
 pub fn rows_are_in_the_order_of_ids(case: &Case, inputs: &Inputs<'_>) -> Found {
     let gathers = case.area == "sharded" && matches!(op(inputs), "gather" | "sparse_read");
     if outcome(case).is_none() || !gathers {
@@ -329,7 +330,7 @@ pub fn rows_are_in_the_order_of_ids(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok((by_shard != rows).then(|| Difference::outcome("SV-6", json!({"result": to_json(&ours)}))))
 }
 
-/// SV-2: some slices of TensorFlow's are not those of an array. Ours always are.
+/// SV-2: some slices in TensorFlow differ from those of an array. Ours never do.
 pub fn slices_are_those_of_an_array(case: &Case, inputs: &Inputs<'_>) -> Found {
     let array = case.array_result.as_ref().filter(|_| op(inputs) == "slice" && case.quirk);
     Ok(array.map(|array| Difference::outcome("SV-2", json!({"result": array}))))

@@ -1,4 +1,4 @@
-//! Tensors and nests, from and to the form of the files.
+//! Tensors and nests, from and to the format of the files.
 
 use super::case::Inputs;
 use super::compare::float;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 type Result<T> = std::result::Result<T, String>;
 
-/// A dense tensor.
+/// Reads a dense tensor.
 pub fn tensor(value: &Value) -> Result<HostTensor> {
     let fields = Inputs::new(value.as_object().ok_or_else(|| format!("{value} is no tensor"))?);
     let dtype: DType = fields.text("dtype")?.parse().map_err(|e| format!("{e}"))?;
@@ -74,7 +74,7 @@ fn complex(value: &Value) -> Result<Complex<f64>> {
     }
 }
 
-/// A tensor or indexed slices.
+/// Reads a tensor or indexed slices.
 pub fn leaf(value: &Value) -> Result<Leaf> {
     if value.get("indexed_slices").is_none() {
         return tensor(value).map(Leaf::Host);
@@ -97,7 +97,7 @@ pub fn leaf(value: &Value) -> Result<Leaf> {
     Ok(Leaf::Slices(slices))
 }
 
-/// A nest, whose leaves `leaf` reads.
+/// Reads a nest, and its leaves with `leaf`.
 pub fn nest<L>(value: &Value, leaf: &impl Fn(&Value) -> Result<L>) -> Result<Tree<L>> {
     let container =
         value.as_object().filter(|object| object.len() == 1).and_then(|object| object.iter().next());
@@ -121,12 +121,12 @@ pub fn nest<L>(value: &Value, leaf: &impl Fn(&Value) -> Result<L>) -> Result<Tre
     })
 }
 
-/// A nest of tensors or indexed slices.
+/// Reads a nest of tensors or indexed slices.
 pub fn leaves(value: &Value) -> Result<Tree<Leaf>> {
     nest(value, &leaf)
 }
 
-/// One item for each replica.
+/// Reads one item for each replica.
 pub fn each<T>(values: &[Value], replicas: usize, read: impl Fn(&Value) -> Result<T>) -> Result<Vec<T>> {
     if values.len() == replicas {
         values.iter().map(read).collect()
@@ -142,7 +142,7 @@ pub enum Argument {
     PerReplica(PerReplica<Leaf>),
 }
 
-/// A nest of arguments: `{"tensor": t}` or `{"per_replica": [t...]}` at the leaves.
+/// Reads a nest of arguments: `{"tensor": t}` or `{"per_replica": [t...]}` at the leaves.
 pub fn argument(value: &Value) -> Result<Tree<Argument>> {
     nest(value, &|value| {
         let object = value.as_object().filter(|object| object.len() == 1);
@@ -172,7 +172,7 @@ impl Distributed for Argument {
     }
 }
 
-/// A tensor as files write it.
+/// Writes a tensor in the format of the files.
 pub fn to_json(tensor: &HostTensor) -> Value {
     let real = |x: f64| match x {
         x if x.is_nan() => json!("NaN"),
@@ -206,7 +206,7 @@ pub fn to_json(tensor: &HostTensor) -> Value {
     json!({"dtype": tensor.dtype().name(), "shape": tensor.dims(), "data": data})
 }
 
-/// A leaf as files write it.
+/// Writes a leaf in the format of the files.
 pub fn leaf_json(leaf: &Leaf) -> Value {
     match leaf {
         Leaf::Host(tensor) => to_json(tensor),
@@ -223,12 +223,12 @@ pub fn leaf_json(leaf: &Leaf) -> Value {
     }
 }
 
-/// A candle tensor as files write it.
+/// Writes a candle tensor in the format of the files.
 pub fn candle_json(tensor: &candle_core::Tensor) -> Value {
     leaf_json(&Leaf::Candle(tensor.clone()))
 }
 
-/// A nest as files write it.
+/// Writes a nest in the format of the files.
 pub fn nest_json<L>(tree: &Tree<L>, leaf: &impl Fn(&L) -> Value) -> Value {
     let all = |items: &[Tree<L>]| items.iter().map(|item| nest_json(item, leaf)).collect::<Vec<_>>();
     match tree {
@@ -243,12 +243,12 @@ pub fn nest_json<L>(tree: &Tree<L>, leaf: &impl Fn(&L) -> Value) -> Value {
     }
 }
 
-/// A nest of leaves as files write it.
+/// Writes a nest of leaves in the format of the files.
 pub fn leaves_json(tree: &Tree<Leaf>) -> Value {
     nest_json(tree, &leaf_json)
 }
 
-/// Nests of leaves, one for each replica.
+/// Writes nests of leaves, one for each replica.
 pub fn all_json<'a>(trees: impl IntoIterator<Item = &'a Tree<Leaf>>) -> Value {
     trees.into_iter().map(leaves_json).collect()
 }

@@ -1,4 +1,4 @@
-//! Training runs that must not depend on the number of replicas, and the optimizers' rules.
+//! Trainings that must not depend on the number of replicas, and the optimizers' rules.
 
 use super::case::{Case, Inputs, Ran, Stop};
 use super::compare::compare;
@@ -62,7 +62,7 @@ macro_rules! with_rule {
     }};
 }
 
-/// The cases of training.json.
+/// Runs the cases of training.json.
 pub fn oracle_training(case: &Case, inputs: &Inputs<'_>) -> Ran {
     let op = inputs.text("op")?;
     let dtype = inputs.text("dtype")?;
@@ -87,7 +87,7 @@ pub fn oracle_training(case: &Case, inputs: &Inputs<'_>) -> Ran {
     })
 }
 
-/// Trains with every number of replicas; gives the last outcome, once the others have been found equal to it.
+/// Trains with every number of replicas, and checks that the outcomes are equal. Returns the last one.
 fn same_for_every_count(case: &Case, inputs: &Inputs<'_>, train: impl Fn(&Strategy) -> Ran) -> Ran {
     let mut outcomes = Vec::new();
     for count in inputs.list("replica_counts")? {
@@ -111,7 +111,7 @@ pub fn candle(value: &Value) -> Result<Tensor, Stop> {
     Ok(tensor(value)?.to_candle(&Device::Cpu)?)
 }
 
-/// A model of nothing but these variables, in this order.
+/// Creates a model of only these variables, in this order.
 pub fn variables(strategy: &Strategy, initial: &[Tensor]) -> distribute::Result<Replicated<Vec<Tensor>>> {
     let kinds: Vec<_> = initial.iter().map(|tensor| (tensor.shape().clone(), tensor.dtype())).collect();
     let build = move |vb: VarBuilder| -> candle_core::Result<Vec<Tensor>> {
@@ -271,7 +271,7 @@ impl Embedding {
         }))
     }
 
-    /// This replica's loss and its sparse gradient: one row for each lookup.
+    /// Returns this replica's loss and its sparse gradient: one row for each lookup.
     fn gradient(
         &self,
         table: &Tensor,
@@ -300,7 +300,7 @@ impl Embedding {
     }
 }
 
-/// One step for each gradient.
+/// Makes one step for each gradient.
 fn apply_each<R: Rule>(inputs: &Inputs<'_>, rule: R, rate: f64, gradients: Vec<Gradient>) -> Ran {
     let strategy = OneDeviceStrategy::new("cpu:0")?;
     let model = variables(&strategy, &[candle(inputs.get("initial")?)?])?;

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 type Function<'a> = Box<dyn Fn(ValueContext) -> distribute::Result<Tree<Leaf>> + 'a>;
 
-/// The cases of values_from_function.json.
+/// Runs the cases of values_from_function.json.
 pub fn oracle_values_from_function(case: &Case, inputs: &Inputs<'_>) -> Ran {
     let strategy = case.strategy(inputs)?;
     match inputs.text("op")? {

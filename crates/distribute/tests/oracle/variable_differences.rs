@@ -1,4 +1,4 @@
-//! Where variables differ from TensorFlow's on purpose. See `differences.rs`.
+//! Deliberate differences from TensorFlow's variables. See `differences.rs`.
 
 use super::case::{Case, Inputs};
 use super::differences::{Difference, Found, op, outcome};
@@ -18,12 +18,12 @@ struct Program<'a> {
 struct Step<'a> {
     context: &'a str,
     method: &'a str,
-    /// `tensor`, `python`, `mirrored` or `per_replica`, or `slices` for a scatter.
+    /// The form of the value: `tensor`, `python`, `mirrored` or `per_replica`, or `slices` for a scatter.
     form: &'a str,
     value: &'a Value,
 }
 
-/// None for cases that are no writes to a variable of a mirrored strategy.
+/// Returns the program, or `None` for cases that do not write to a variable of a mirrored strategy.
 fn program<'a>(inputs: &Inputs<'a>) -> Result<Option<Program<'a>>, String> {
     if !matches!(op(inputs), "variable_program" | "scatter")
         || inputs.optional("strategy").and_then(Value::as_str) != Some("mirrored")
@@ -50,7 +50,7 @@ fn step(step: &Value) -> Result<Step<'_>, String> {
 }
 
 /// WR-3: TensorFlow lets each replica write its own copy of an ON_WRITE variable without aggregation, and the copies
-/// drift apart. Ours refuses it, whatever the number of replicas.
+/// drift apart. Ours refuses it with any number of replicas.
 pub fn no_writes_without_aggregation(case: &Case, inputs: &Inputs<'_>) -> Found {
     let Some(program) = program(inputs)? else { return Ok(None) };
     let on_write = matches!(program.sync, "AUTO" | "ON_WRITE") && program.aggregation == "NONE";
@@ -59,7 +59,7 @@ pub fn no_writes_without_aggregation(case: &Case, inputs: &Inputs<'_>) -> Found 
     Ok(differs.then(|| Difference::error("WR-3", "ValueError")))
 }
 
-/// WR-4: TensorFlow cannot sum the same plain number over several replicas. Ours does, as `all_reduce` does.
+/// WR-4: TensorFlow cannot sum the same plain number over several replicas. Ours can, like `all_reduce`.
 pub fn plain_numbers_are_summed(case: &Case, inputs: &Inputs<'_>) -> Found {
     let Some(program) = program(inputs)? else { return Ok(None) };
     let on_write = matches!(program.sync, "AUTO" | "ON_WRITE") && program.aggregation == "SUM";
@@ -73,8 +73,8 @@ pub fn plain_numbers_are_summed(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok(Some(Difference::outcome("WR-4", everywhere(&after, case.replicas, to_json(&after)))))
 }
 
-/// T4: TensorFlow writes all copies of an ON_READ variable without aggregation, and then fails to give the new value.
-/// Ours writes them; only a read fails.
+/// T4: TensorFlow writes all copies of an ON_READ variable without aggregation, and then fails to return the new
+/// value. Ours writes them, and only a read fails.
 pub fn writes_give_nothing_to_read(case: &Case, inputs: &Inputs<'_>) -> Found {
     let Some(program) = program(inputs)? else { return Ok(None) };
     let [step] = &program.steps[..] else { return Ok(None) };
@@ -91,8 +91,8 @@ pub fn writes_give_nothing_to_read(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok(Some(Difference::outcome("variables T4", everywhere(&after, case.replicas, unreadable))))
 }
 
-/// T5: TensorFlow divides what is assigned to an integer ON_READ SUM variable by the number of replicas, and loses the
-/// remainder. Ours deals it to the first copies, so that what is read is what was assigned.
+/// T5: TensorFlow divides a value that is assigned to an integer ON_READ SUM variable by the number of replicas, and
+/// loses the remainder. Ours adds the remainder to the first copies, so that a read returns the assigned value.
 pub fn the_remainder_is_kept(case: &Case, inputs: &Inputs<'_>) -> Found {
     let Some(program) = program(inputs)? else { return Ok(None) };
     let [step] = &program.steps[..] else { return Ok(None) };
@@ -113,8 +113,8 @@ pub fn the_remainder_is_kept(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok((outcome(case) != ours.as_object()).then(|| Difference::outcome("variables T5", ours)))
 }
 
-/// UPD-2, WR-2: TensorFlow gives each copy the component of a value per replica, from outside of the replicas: the
-/// copies drift apart. Ours refuses such values.
+/// UPD-2, WR-2: TensorFlow gives each copy the component of a per-replica value, from outside the replicas: the copies
+/// drift apart. Ours refuses such values.
 pub fn copies_are_not_given_values_of_their_own(case: &Case, inputs: &Inputs<'_>) -> Found {
     if outcome(case).is_none() {
         return Ok(None);
@@ -127,7 +127,7 @@ pub fn copies_are_not_given_values_of_their_own(case: &Case, inputs: &Inputs<'_>
     Ok(program.steps.iter().any(own).then(|| Difference::error("WR-2", "ValueError")))
 }
 
-/// WR-4, ONR-3: where the first replica alone counts, each of TensorFlow's workers takes its own: the copies of an
+/// WR-4, ONR-3: if only the first replica counts, each of TensorFlow's workers takes its own: the copies of an
 /// ON_WRITE variable drift apart, and workers read different values. Ours is worker 0's on all.
 pub fn the_first_replica_is_that_of_worker_0(case: &Case, inputs: &Inputs<'_>) -> Found {
     if case.area != "multi_worker" || op(inputs) != "variable" {
@@ -149,13 +149,13 @@ pub fn the_first_replica_is_that_of_worker_0(case: &Case, inputs: &Inputs<'_>) -
     Ok((ours != *theirs).then(|| Difference::outcome(rule, json!({"per_worker": ours}))))
 }
 
-/// What is seen of a variable whose copies are all `copy`.
+/// Returns the visible state of a variable whose copies are all `copy`.
 fn everywhere(copy: &HostTensor, replicas: usize, cross_read: Value) -> Value {
     let copies = vec![to_json(copy); replicas];
     json!({"components": copies, "cross_read": cross_read, "replica_reads": copies})
 }
 
-/// The variable after a write, calculated in `f64`.
+/// Returns the variable after a write, computed in `f64`.
 fn written(initial: &Value, method: &str, value: &HostTensor) -> Result<HostTensor, String> {
     let initial = tensor(initial)?;
     let write = |(old, new): (f64, f64)| match method {

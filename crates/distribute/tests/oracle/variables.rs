@@ -1,4 +1,4 @@
-//! Variables: what they are after writes in each context, `update`, `update_non_slot`, `reduce_to`.
+//! Variables: their values after writes in each context, `update`, `update_non_slot`, `reduce_to`.
 
 use super::arithmetic::{add, times};
 use super::case::{Case, Inputs, Ran, Stop};
@@ -11,7 +11,7 @@ use distribute::{
 };
 use serde_json::{Value, json};
 
-/// The cases of variables.json.
+/// Runs the cases of variables.json.
 pub fn oracle_variables(case: &Case, inputs: &Inputs<'_>) -> Ran {
     let strategy = case.strategy(inputs)?;
     match inputs.text("op")? {
@@ -56,7 +56,7 @@ pub fn oracle_variables(case: &Case, inputs: &Inputs<'_>) -> Ran {
     }
 }
 
-/// The variable that a spec describes, made in the strategy's scope.
+/// Creates the variable of a spec in the strategy's scope.
 fn create(strategy: &Strategy, spec: &Inputs<'_>) -> Result<Variable, Stop> {
     let initial = tensor(spec.get("initial")?)?;
     let builder = builder((spec.text("sync")?, spec.text("aggregation")?), initial)?;
@@ -64,7 +64,7 @@ fn create(strategy: &Strategy, spec: &Inputs<'_>) -> Result<Variable, Stop> {
     Ok(strategy.scope(|| builder.create())?)
 }
 
-/// A variable of this synchronization and aggregation, to be created.
+/// Returns a builder of a variable with this synchronization and aggregation.
 pub fn builder((sync, aggregation): (&str, &str), initial: HostTensor) -> Result<NewVariable, Stop> {
     let synchronization = match sync {
         "AUTO" => VariableSynchronization::Auto,
@@ -87,11 +87,11 @@ enum Argument {
     Plain(Leaf),
     Mirrored(Mirrored<Leaf>),
     PerReplica(PerReplica<Leaf>),
-    /// Another variable, of this initial value.
+    /// Another variable, with this initial value.
     Variable(HostTensor),
 }
 
-/// What is given to a write or an update; a plain number becomes a scalar of the variable's dtype.
+/// Returns the argument of a write or an update. A plain number becomes a scalar of the variable's dtype.
 fn argument(value: &Inputs<'_>, dtype: distribute::tensor::DType) -> Result<Argument, Stop> {
     let all = |list: &Value| {
         let list = list.as_array().ok_or_else(|| format!("{list} is no list"))?;
@@ -112,7 +112,7 @@ fn argument(value: &Inputs<'_>, dtype: distribute::tensor::DType) -> Result<Argu
     Ok(argument)
 }
 
-/// One write, in replica, cross-replica or update context.
+/// Makes one write, in replica, cross-replica or update context.
 fn write<V: Distributed<Local = Leaf> + Reducible>(
     strategy: &Strategy,
     variable: &Variable,
@@ -140,7 +140,7 @@ pub fn assign<V: Reducible>(variable: &Variable, method: &str, value: V) -> dist
     }
 }
 
-/// What there is to be seen of a variable: its copies, its value in the scope, and in each replica.
+/// Returns the visible state of a variable: its copies, its value in the scope, and its value in each replica.
 fn seen(strategy: &Strategy, variable: &Variable) -> Ran {
     let cross_read = match strategy.scope(|| variable.read::<Leaf>()) {
         Ok(value) => leaf_json(&value),

@@ -1,4 +1,4 @@
-//! Whether a case's outcome is the right one.
+//! The check of a case's outcome.
 
 use super::case::{Case, Expect, Inputs, Run, Stop};
 use super::compare::compare;
@@ -8,18 +8,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// How a case went.
+/// The result of a case.
 pub enum Verdict {
     Passed,
-    /// As our rule says, which is not what TensorFlow does.
+    /// A deliberate difference from TensorFlow, by our rule.
     Difference(&'static str),
     Failed(String),
 }
 
-/// Nothing here takes seconds: a case that runs longer hangs.
+/// The time limit: a case that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs a case on a thread of its own, so that it can neither hang nor leave a context behind.
+/// Runs a case on its own thread, so that it can neither hang nor leave a context.
 pub fn judge(case: Case, run: Option<Run>) -> Verdict {
     let Some(run) = run else { return Verdict::Failed(format!("no runner for the area {:?}", case.area)) };
     let (sender, receiver) = mpsc::channel();

@@ -10,7 +10,7 @@ use std::io::{Result, Write};
 use std::sync::{Arc, Mutex, OnceLock};
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Replicas that are threads of this process.
+/// Creates a strategy whose replicas are threads of this process.
 pub fn mirrored(replicas: usize) -> Strategy {
     MirroredStrategy::cpus(replicas).unwrap().into()
 }
@@ -19,7 +19,7 @@ pub fn one_device() -> Strategy {
     OneDeviceStrategy::new("cpu:0").unwrap().into()
 }
 
-/// The coordinator's strategy over a cluster whose tasks are all in this process. Variables are whole.
+/// Creates the coordinator's strategy over a cluster whose tasks are all in this process. Variables are unsharded.
 pub fn on_cluster(workers: usize, servers: usize) -> ParameterServerStrategy {
     let cluster = LocalCluster::new(workers, servers).unwrap();
     ParameterServerStrategy::builder().cluster_resolver(cluster.resolver()).build().unwrap()
@@ -33,12 +33,12 @@ pub fn vector(values: &[f64]) -> Tensor {
     Tensor::new(values, &Device::Cpu).unwrap()
 }
 
-/// All elements.
+/// Returns all elements.
 pub fn floats(tensor: &Tensor) -> Vec<f32> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// All elements, of whatever floats.
+/// Returns all elements, of any float type.
 pub fn flat(tensor: &Tensor) -> Vec<f64> {
     tensor.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
@@ -54,7 +54,7 @@ pub fn per_replica<T>(values: impl IntoIterator<Item = T>) -> PerReplica<T> {
     PerReplica::from_values(values.into_iter().collect())
 }
 
-/// What is logged.
+/// The log of a subscriber.
 #[derive(Clone, Default)]
 pub struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -76,7 +76,7 @@ impl<'a> MakeWriter<'a> for Log {
 }
 
 impl Log {
-    /// The log of this process, which all its tests share. It starts here.
+    /// Starts the log of this process, which all its tests share.
     pub fn of_process() -> Self {
         static LOG: OnceLock<Log> = OnceLock::new();
         let start = || {
@@ -91,13 +91,13 @@ impl Log {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
 
-    /// The lines with a part that only one test has.
+    /// Returns the lines with a part that only one test has.
     pub fn lines(&self, with: &str) -> Vec<String> {
         self.text().lines().filter(|line| line.contains(with)).map(String::from).collect()
     }
 }
 
-/// What `body` logs on this thread.
+/// Returns the messages that `body` logs on this thread.
 pub fn log_of(body: impl FnOnce()) -> String {
     let log = Log::default();
     let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone());

@@ -257,7 +257,7 @@ impl Checkpointed for Taken {
     }
 }
 
-/// A layer that reaches a location during a save, whose steps are spans.
+/// A subscriber that reaches a location during a save, whose steps are spans.
 struct Writing(At);
 
 impl Subscriber for Writing {

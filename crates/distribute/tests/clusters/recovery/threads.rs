@@ -16,7 +16,7 @@ pub fn train<T: Send + 'static>(
     train_while(workers, replicas, fault, program, |_| ())
 }
 
-/// Does the same, and runs `body` before the lost worker starts again.
+/// Does the same, and calls `lost` before the lost worker starts again.
 fn train_while<T: Send + 'static>(
     workers: usize,
     replicas: usize,

@@ -199,7 +199,7 @@ fn co_3_options_of_an_authors_strategy_are_held_to_what_there_is() {
     refused(CommunicationOptions::default(), Some(NcclAllReduce { num_packs: 3 }), &["num_packs is 3"]);
 }
 
-/// An algorithm that records the requested destinations.
+/// An algorithm that records the destinations of results.
 #[derive(Debug, Default, Clone)]
 struct Destinations(Arc<Mutex<Vec<Vec<DeviceName>>>>);
 
@@ -284,7 +284,7 @@ fn run_13_a_step_is_what_the_strategys_author_does_for_each_replica() {
     });
 }
 
-/// A strategy that accepts parts in their current location.
+/// An algorithm that accepts tensors on their devices, and records the devices.
 #[derive(Debug)]
 struct InPlace(Arc<Mutex<Vec<Vec<DeviceName>>>>);
 

@@ -1,4 +1,4 @@
-//! The matrix of strategies, for tests of what the documents say of all of them.
+//! The matrix of strategies, for tests of rules that the documents state for all of them.
 
 use distribute::cluster::resolver::{ClusterResolver, SimpleClusterResolver};
 use distribute::params::FixedShardsPartitioner;
@@ -11,9 +11,9 @@ use std::process::Stdio;
 
 const SERVERS: usize = 2;
 
-/// Calls `check` under a strategy of each kind, and returns the name of the strategy and what each of its workers got:
-/// without a strategy, on one device, mirrored, with central storage, with parameter servers in this process and in
-/// processes of their own, whose variables are whole and in shards, and with several workers.
+/// Calls `check` under a strategy of each kind, and returns the name of the strategy and the result of each worker.
+/// The kinds are: no strategy, one device, mirrored, central storage, parameter servers in this process and in
+/// separate processes, both with unsharded and with sharded variables, and several workers.
 pub fn everywhere<O: Send + 'static>(check: impl Fn(&Strategy) -> O + Sync) -> Vec<(String, Vec<O>)> {
     let one_process: [(&str, Strategy); 5] = [
         ("the default strategy", get_strategy()),
@@ -43,14 +43,14 @@ pub fn everywhere<O: Send + 'static>(check: impl Fn(&Strategy) -> O + Sync) -> V
     all
 }
 
-/// Variables on servers, in so many shards.
+/// Creates a strategy with variables on servers, in this number of shards.
 fn on_servers(cluster: impl ClusterResolver + 'static, replicas: usize, shards: usize) -> Strategy {
     let builder = ParameterServerStrategy::builder().cluster_resolver(cluster);
     let builder = builder.devices(["cpu:0", "cpu:1"].into_iter().take(replicas));
     builder.partitioner(FixedShardsPartitioner::new(shards).unwrap()).build().unwrap().into()
 }
 
-/// Parameter servers that are processes. They are killed when this is dropped.
+/// Parameter servers in separate processes, which are killed when this is dropped.
 struct Processes {
     cluster: String,
     _ports: Vec<Port>,

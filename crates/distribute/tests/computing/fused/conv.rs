@@ -1,11 +1,11 @@
-//! `nn::Conv2d` against candle_nn's.
+//! `nn::Conv2d` compared with candle_nn's.
 
 use crate::fused::{Lies, assert_same, numbers, results};
 use candle_core::{DType, Device, Module, Result, Tensor};
 use distribute::nn::{Conv2d, Conv2dConfig};
 use proptest::prelude::*;
 
-/// By definition: for each weight of the kernel the elements under it, times that weight.
+/// Computes the definition: each weight of the kernel times the elements under it.
 fn plain(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &Conv2dConfig) -> Result<Tensor> {
     let (_, _, height, width) = x.dims4()?;
     let (outputs, channels, k_height, k_width) = weight.dims4()?;

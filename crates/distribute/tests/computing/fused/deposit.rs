@@ -1,4 +1,4 @@
-//! What layers leave in the bucket of an optimizer stays where it belongs: with that optimizer, in that step.
+//! Checks that the gradients that layers write into an optimizer's bucket stay with that optimizer and that step.
 
 use crate::fused::{assert_same, numbers};
 use crate::support::mirrored;
@@ -11,7 +11,7 @@ use distribute_testing::watched;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Two layers; the second's backward comes first.
+/// Creates two layers. The second one's backward runs first.
 fn two(vb: VarBuilder<'_>) -> Result<[nn::Linear; 2]> {
     let vb = vb.to_dtype(DType::F64);
     Ok([nn::linear(3, 4, vb.pp("a"))?, nn::linear(4, 2, vb.pp("b"))?])
@@ -28,7 +28,7 @@ fn assert_equal(a: &[Tensor], b: &[Tensor]) {
     );
 }
 
-/// Nothing, whose backward fails while the flag is set.
+/// An operation without effect, whose backward fails while the flag is set.
 struct Fails(Arc<AtomicBool>);
 
 impl CustomOp1 for Fails {
@@ -144,8 +144,8 @@ fn outside_of_minimize_gradients_are_candles() {
     });
 }
 
-/// Ids and what follows: the table is an embedding's, on some replicas also the weight of a fast layer, a bag's or an
-/// operand of candle's.
+/// Returns a loss of ids and a table. The table is an embedding's. On some replicas it is also the weight of a fast
+/// layer, a bag's table or an operand of candle's.
 fn of_table(table: &Tensor, ids: &Tensor, uses: usize) -> Result<Tensor> {
     let rows = nn::Embedding::new(table.clone(), 3).forward(ids)?;
     let mut y = match uses % 2 {

@@ -1,4 +1,4 @@
-//! `nn::ops` and `nn::rotary_emb` against the same in candle's operations, which have gradients: values and gradients.
+//! `nn::ops` and `nn::rotary_emb` compared with candle's operations that have gradients: values and gradients.
 
 use crate::fused::{Lies, assert_same, flat, numbers, results};
 use candle_core::{D, DType, Device, Module, Result, Tensor, Var};
@@ -18,7 +18,7 @@ fn softmax(x: &Tensor) -> Result<Tensor> {
     powers.broadcast_div(&powers.sum_keepdim(D::Minus1)?)
 }
 
-/// candle's rope of operations that have gradients, which takes one table for all examples.
+/// Computes candle's rope with operations that have gradients. It takes one table for all examples.
 fn plain_rope(name: &str, x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     if cos.rank() == 3 {
         let example = |i| plain_rope(name, &x.narrow(0, i, 1)?, &cos.get(i)?, &sin.get(i)?);
@@ -41,15 +41,15 @@ fn fast_rope(name: &str, x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tenso
 
 const ROPES: [&str; 3] = ["rope", "rope_i", "rope_thd"];
 
-/// What hides keys from queries.
+/// A mask that hides keys from queries.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mask {
     None,
-    /// Added: `[queries, keys]`, `[batch, 1, 1, keys]`, `[1, heads, queries, 1]`.
+    /// An additive mask: `[queries, keys]`, `[batch, 1, 1, keys]`, `[1, heads, queries, 1]`.
     Pairs,
     Keys,
     Heads,
-    /// u8, `[batch, 1, 1, keys]`.
+    /// A u8 mask, `[batch, 1, 1, keys]`.
     Hidden,
 }
 
@@ -70,7 +70,7 @@ impl Mask {
     }
 }
 
-/// As models write it.
+/// Computes attention in the way in which models write it.
 fn plain_sdpa(t: &[Tensor], mask: Option<&Tensor>, causal: bool, scale: f32, cap: f64) -> Result<Tensor> {
     let (q, k, v) = (&t[0], &t[1], &t[2]);
     let each = q.dim(1)? / k.dim(1)?;

@@ -1,4 +1,4 @@
-//! `nn::Linear` against candle_nn's.
+//! `nn::Linear` compared with candle_nn's.
 
 use crate::fused::{Lies, assert_same, numbers, results};
 use candle_core::{D, DType, Device, Module, Tensor};

@@ -1,5 +1,6 @@
-//! Fast layers are candle's: over random shapes, dtypes and layouts, with parameters of every kind, in and out of
-//! `minimize`. And what they leave in the optimizer's bucket is what candle would have given it.
+//! Checks that fast layers compute the same as candle's, over random shapes, dtypes and layouts, with parameters of
+//! every kind, inside and outside `minimize`. The gradients that they write into the optimizer's bucket are those that
+//! candle would return.
 
 mod conv;
 mod deposit;
@@ -12,23 +13,23 @@ mod training;
 use crate::support::flat;
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 
-/// Numbers between -1 and 1 without a pattern, other ones for each seed.
+/// Returns numbers between -1 and 1 without a pattern, different for each seed.
 fn numbers(shape: &[usize], dtype: DType, seed: usize) -> Tensor {
     let n: usize = shape.iter().product();
     let values: Vec<f64> = (0..n).map(|i| ((i * 7919 + seed * 104_729 + 13) as f64 * 0.618).sin()).collect();
     Tensor::from_vec(values, shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
 }
 
-/// How a tensor lies in memory.
+/// The layout of a tensor in memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Lies {
     Plain,
     Transposed,
-    /// Between others.
+    /// A range within a larger tensor.
     Inside,
 }
 
-/// A variable, and how the tensor of these values is got from it.
+/// Returns a variable, and a function that returns the tensor of these values from it.
 fn lying(tensor: &Tensor, lies: Lies) -> (Var, impl Fn(&Var) -> Tensor) {
     let (rank, last) = (tensor.rank(), tensor.dim(D::Minus1).unwrap_or(0));
     let stored = match lies {
@@ -44,8 +45,8 @@ fn lying(tensor: &Tensor, lies: Lies) -> (Var, impl Fn(&Var) -> Tensor) {
     (Var::from_tensor(&stored).unwrap(), view)
 }
 
-/// The result of `layer` on these tensors, and the gradients of all, under a loss in which each element counts
-/// otherwise.
+/// Returns the result of `layer` on these tensors, and the gradients of all, under a loss in which each element has
+/// another weight.
 fn results(inputs: &[(Tensor, Lies)], layer: impl Fn(&[Tensor]) -> Result<Tensor>) -> Result<Vec<Tensor>> {
     let lying: Vec<_> = inputs.iter().map(|(tensor, lies)| lying(tensor, *lies)).collect();
     let seen: Vec<Tensor> = lying.iter().map(|(var, view)| view(var)).collect();
@@ -56,12 +57,12 @@ fn results(inputs: &[(Tensor, Lies)], layer: impl Fn(&[Tensor]) -> Result<Tensor
     [Ok(out.detach())].into_iter().chain(gradients).collect()
 }
 
-/// How far results of a dtype may be apart, for each unit of their size.
+/// Returns the largest difference of results of a dtype, relative to their size.
 fn limit(dtype: DType) -> f64 {
     if dtype == DType::F64 { 1e-12 } else { 1e-5 }
 }
 
-/// Compares results and gradients; the size of a tensor is that of its largest element, and at least 1.
+/// Compares results and gradients. The size of a tensor is that of its largest element, and at least 1.
 fn assert_same(fast: &[Tensor], stock: &[Tensor], what: &str) {
     assert_eq!(fast.len(), stock.len(), "{what}");
     for (number, (fast, stock)) in fast.iter().zip(stock).enumerate() {

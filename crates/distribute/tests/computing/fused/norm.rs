@@ -1,11 +1,11 @@
-//! `nn::LayerNorm` and `nn::RmsNorm` against the same in candle's operations, which have gradients.
+//! `nn::LayerNorm` and `nn::RmsNorm` compared with candle's operations that have gradients.
 
 use crate::fused::{Lies, assert_same, numbers, results};
 use candle_core::{D, DType, Device, Module, Result, Tensor};
 use distribute::nn::{LayerNorm, RmsNorm};
 use proptest::prelude::*;
 
-/// The definition.
+/// Computes the definition.
 fn plain(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, remove_mean: bool, eps: f64) -> Result<Tensor> {
     let size = x.dim(D::Minus1)? as f64;
     let x = if remove_mean { x.broadcast_sub(&(x.sum_keepdim(D::Minus1)? / size)?)? } else { x.clone() };

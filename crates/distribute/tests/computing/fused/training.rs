@@ -1,5 +1,5 @@
-//! Models of fast layers train to the weights of models of candle's: plain, tied, scaled and frozen weights, layers
-//! used twice, however the step is made.
+//! Checks that models of fast layers train to the weights of models of candle's: plain, tied, scaled and frozen
+//! weights, and layers that are used twice, with every kind of step.
 
 use crate::fused::{assert_same, numbers};
 use candle_core::{D, DType, Device, Module, Result, Tensor};
@@ -11,7 +11,7 @@ use distribute_testing::watched;
 
 const CLASSES: usize = 5;
 
-/// Weights by name, and the layers that they are given to.
+/// The weights by name, and the layers that use them.
 struct Net {
     fast: bool,
     kernel: Tensor,
@@ -60,7 +60,7 @@ impl Net {
         }
     }
 
-    /// `x` is `[n, 2, 4, 3]`.
+    /// Returns the logits of `x`, which is `[n, 2, 4, 3]`.
     fn logits(&self, x: &Tensor) -> Result<Tensor> {
         let config = Conv2dConfig { padding: 1, ..Default::default() };
         let (kernel, bias) = (self.kernel.clone(), Some(self.kernel_bias.clone()));
@@ -113,17 +113,17 @@ impl Net {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum How {
     Minimize,
-    /// Two micro-batches, of 1 example and the others.
+    /// Two micro-batches: 1 example, and the others.
     Each,
     Before,
     After,
-    /// `Gradients::of` and `apply_gradients`.
+    /// The step with `Gradients::of` and `apply_gradients`.
     Apply,
     /// The loss in half precision.
     Half,
 }
 
-/// Trains for three steps with these rows on each replica, of which a replica without any skips; gives losses and
+/// Trains for three steps with these rows on each replica. A replica without rows skips the step. Returns losses and
 /// weights.
 fn train<R: Rule>(fast: bool, rows: &'static [usize], how: How, dtype: DType, rule: R) -> Vec<Tensor> {
     let strategy: Strategy = MirroredStrategy::cpus(rows.len()).unwrap().into();

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 type Shared = Arc<OnceLock<Optimizer<Adam>>>;
 
-/// An optimizer with one weight, to which a closure of its own can get at.
+/// Creates an optimizer with one weight, which its own closure can access.
 fn shared(
     strategy: &Strategy,
     prepare: impl Fn(Optimizer<Adam>, Shared) -> Result<Optimizer<Adam>>,
@@ -21,7 +21,7 @@ fn shared(
     (model, cell)
 }
 
-/// What a step says on each replica; empty where it succeeds.
+/// Returns the error of a step on each replica, or an empty text for a success.
 fn step(strategy: &Strategy, optimizer: &Shared) -> Vec<String> {
     let said = strategy.run((), |ctx, ()| {
         let optimizer = optimizer.get().unwrap();

@@ -1,5 +1,5 @@
-//! Gradients of the user's own: `apply_gradients` as `minimize` does it, transforms before and after the reduction, and
-//! gradients by row, which train as dense ones do, also on parameter servers' tables.
+//! Custom gradients: `apply_gradients` is equal to `minimize`, transforms run before and after the reduction, and
+//! gradients by row train like dense ones, also on parameter servers' tables.
 
 mod apply;
 mod callbacks;
@@ -16,7 +16,7 @@ use distribute::{Optimizer, Replicated, Result, Strategy};
 
 const COUNTS: [usize; 5] = [1, 2, 3, 4, 8];
 
-/// A model of a vector and a matrix.
+/// Creates a model of a vector and a matrix.
 fn model(strategy: &Strategy) -> Replicated<Vec<Tensor>> {
     let build = |vb: VarBuilder| -> candle_core::Result<Vec<Tensor>> {
         let vb = vb.to_dtype(DType::F64);
@@ -26,7 +26,7 @@ fn model(strategy: &Strategy) -> Replicated<Vec<Tensor>> {
     strategy.replicate_seeded(5, build).unwrap()
 }
 
-/// A loss in which every weight counts, with other gradients on every replica.
+/// Returns a loss that depends on every weight, with different gradients on every replica.
 fn loss(weights: &[Tensor], replica: usize) -> Result<Tensor> {
     let x = (Tensor::arange(1f64, 4., &Device::Cpu)? * (replica as f64 - 1.5))?;
     let out = weights[1].broadcast_mul(&x)?.sum(1)?.tanh()?;
@@ -46,7 +46,7 @@ fn numbers<M>(model: &Replicated<M>) -> Vec<f64> {
     bits(model).into_iter().map(f64::from_bits).collect()
 }
 
-/// One weight, which starts at 0.
+/// Creates one weight, which starts at 0.
 fn one_weight(strategy: &Strategy, shape: impl Into<candle_core::Shape>) -> Replicated<Tensor> {
     let shape = shape.into();
     let build =
@@ -54,7 +54,7 @@ fn one_weight(strategy: &Strategy, shape: impl Into<candle_core::Shape>) -> Repl
     strategy.replicate(build).unwrap()
 }
 
-/// What plain descent with rate 1 takes off weights of 0 in one step: the reduced gradient.
+/// Returns the reduced gradient: the amount that plain descent with rate 1 subtracts from weights of 0 in one step.
 fn reduced(
     n: usize,
     prepare: impl Fn(Optimizer<Sgd>) -> Result<Optimizer<Sgd>>,

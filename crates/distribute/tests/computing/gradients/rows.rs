@@ -1,4 +1,4 @@
-//! Gradients by row train as dense ones do.
+//! Checks that gradients by row train like dense ones.
 
 use crate::gradients::{COUNTS, mirrored, numbers};
 use candle_core::{DType, Device, Tensor};
@@ -9,7 +9,7 @@ use distribute::{HostTensor, IndexedSlices, Optimizer, ReduceOp};
 use distribute_testing::watched;
 use proptest::prelude::*;
 
-/// What one replica brings for a table: row numbers, and a value for each; or nothing; or a dense gradient.
+/// The contribution of one replica for a table: row numbers with a value for each, nothing, or a dense gradient.
 #[derive(Clone, Debug)]
 pub(crate) enum Brought {
     Nothing,
@@ -26,7 +26,7 @@ fn value(seed: usize) -> f32 {
 }
 
 impl Brought {
-    /// A value for each element of so many rows.
+    /// Returns a value for each element of this number of rows.
     pub(crate) fn values(rows: usize, seed: usize) -> Vec<f32> {
         (0..rows * WIDTH).map(|i| value(seed + i)).collect()
     }
@@ -56,7 +56,7 @@ impl Brought {
     }
 }
 
-/// Trains a table and a vector, by what the replicas bring for the table in each step.
+/// Trains a table and a vector with the contributions of the replicas for the table in each step.
 pub(crate) fn train_table<R: Rule + Clone>(
     rule: &R,
     transforms: &[Transform],
@@ -96,7 +96,7 @@ pub(crate) fn train_table<R: Rule + Clone>(
     (model.variables.sha256().unwrap(), values)
 }
 
-/// What each replica brings in each step, on any number of replicas.
+/// Returns the contributions of each replica in each step, for any number of replicas.
 fn steps() -> BoxedStrategy<Vec<Vec<Brought>>> {
     let one = prop_oneof![
         1 => Just(Brought::Nothing),
@@ -157,7 +157,7 @@ proptest! {
     }
 }
 
-/// The rule of sparse gradients in the oracle: only the rows present change, in the variable and in all slots.
+/// The rule of sparse gradients in the oracle: only rows that are present change, in the variable and in all slots.
 #[test]
 fn only_rows_that_are_there_change_in_the_table_and_its_slots() {
     fn check<R: Rule + Clone>(rule: &R) {

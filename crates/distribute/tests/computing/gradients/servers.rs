@@ -1,5 +1,5 @@
-//! Tables of parameter servers train as variables of one process do, to the bit: dense and by row, however they are
-//! cut.
+//! Checks that tables of parameter servers train bit-identically to variables of one process: dense and by row, with
+//! any partition.
 
 use crate::gradients::rows::{Brought, HEIGHT, WIDTH, train_table};
 use distribute::HostTensor;
@@ -9,7 +9,7 @@ use distribute_ps_tables::{Initializer, Push, RowPartition, Table};
 use distribute_testing::watched;
 use std::sync::Arc;
 
-/// The table and its slots after the same steps, kept in shards.
+/// Returns the table and its slots after the same steps, kept in shards.
 fn train_shards<R: Rule + Clone>(rule: &R, steps: &[Brought], shards: usize) -> Vec<f64> {
     let cut = RowPartition::div(HEIGHT, shards);
     // As the model draws it.

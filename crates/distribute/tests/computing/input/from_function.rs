@@ -1,4 +1,4 @@
-//! Datasets that a function makes.
+//! Datasets that a function creates.
 
 use crate::input::{central, everywhere, mirrored, one_device, steps};
 use distribute::data::{Cardinality, Dataset, InputContext};
@@ -6,7 +6,7 @@ use distribute::{Error, HostTensor, InputOptions, InputReplicationMode, Strategy
 use distribute_testing::watched;
 use std::sync::{Arc, Mutex};
 
-/// The contexts that the function is called with when passes are made.
+/// Returns the contexts that the function receives when passes begin.
 fn contexts(strategy: &Strategy, replication_mode: InputReplicationMode) -> Vec<(usize, usize, usize)> {
     let calls = Arc::new(Mutex::new(Vec::new()));
     let seen = calls.clone();

@@ -1,4 +1,4 @@
-//! Passes: how they end, where they stand, and where they may be iterated.
+//! Passes: their ends, their positions, and the contexts in which they may be iterated.
 
 use crate::input::{everywhere, ids, mirrored, steps};
 use distribute::data::{Cardinality, Dataset};
@@ -134,7 +134,7 @@ fn a_position_of_another_dataset_is_refused_and_changes_nothing() {
     assert_eq!(data.position(), before);
 }
 
-/// `experimental_run`: a step of the iterator is taken and given to the closure, once for each call.
+/// `experimental_run`: each call takes a step of the iterator and passes it to the closure.
 #[test]
 fn run_13_a_step_takes_the_next_batch_of_an_iterator_in_replica_context() {
     distribute_testing::watched(|| {
@@ -154,7 +154,7 @@ fn run_13_a_step_takes_the_next_batch_of_an_iterator_in_replica_context() {
     });
 }
 
-/// `experimental_run_steps_on_iterator`: several steps are a loop, and the last one's result is what stays.
+/// `experimental_run_steps_on_iterator`: several steps are a loop, and the result of the last one is kept.
 #[test]
 fn run_13_several_steps_are_a_loop_over_the_dataset() {
     distribute_testing::watched(|| {

@@ -1,4 +1,4 @@
-//! Datasets over replicas. Names carry the numbers of the rules.
+//! Datasets over replicas. Test names contain the numbers of the rules.
 
 mod from_function;
 mod iteration;
@@ -20,7 +20,7 @@ fn ids(step: Result<PerReplica<HostTensor>>) -> Vec<Vec<i64>> {
     step.unwrap().into_iter().map(|piece| piece.to_vec().unwrap()).collect()
 }
 
-/// `[step][replica]` ids of a pass.
+/// Returns the `[step][replica]` ids of a pass.
 fn steps(data: &DistributedDataset<HostTensor>) -> Vec<Vec<Vec<i64>>> {
     data.iter().map(ids).collect()
 }
@@ -43,7 +43,7 @@ fn candle_tensors_are_sliced_shuffled_batched_and_split() {
     assert_eq!(seen, [0, 1, 2, 3, 4]);
 }
 
-/// DIST-1, DIST-11: all that can be asked of it.
+/// DIST-1, DIST-11: all properties of a dataset.
 #[test]
 fn dist_11_the_specs_of_pieces_are_known_before_there_are_any() {
     let spec = |strategy: &Strategy, data: Dataset<HostTensor>| {
@@ -65,7 +65,7 @@ fn dist_11_the_specs_of_pieces_are_known_before_there_are_any() {
     assert!(mirrored(2).distribute_dataset(fails).unwrap().element_spec().is_none());
 }
 
-/// DIST-7: a replica gets every row once, and the last batch is dealt as the others are.
+/// DIST-7: a replica gets every row once, and the last batch is split like the others.
 #[test]
 fn dist_7_batches_are_cut_over_the_replicas() {
     let cut = |replicas, n, batch| {

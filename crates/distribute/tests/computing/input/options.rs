@@ -1,4 +1,4 @@
-//! Options: what they are without a word, what doesn't go together, and what a strategy refuses.
+//! Options: their defaults, combinations that are refused, and refusals of a strategy.
 
 use crate::input::{central, everywhere, mirrored, one_device, steps};
 use candle_core::{Device, Tensor};
@@ -36,7 +36,7 @@ fn in_3_the_defaults() {
     assert_eq!(InputOptions::default(), expected);
 }
 
-/// Replicas on a device that is not here: what is to be brought there fails, and says so.
+/// Replicas on a device that is not here: transfers to it fail with an error.
 #[derive(Debug)]
 struct Elsewhere([DeviceName; 2]);
 
@@ -79,7 +79,7 @@ fn in_4_pieces_are_brought_to_the_devices_of_their_replicas_unless_they_are_to_s
     }
 }
 
-/// Counts the elements that were made, and says when its pass ends.
+/// A dataset that counts the elements it has created, and reports the end of its pass.
 struct Counted(Arc<AtomicUsize>, Sender<()>);
 
 impl Iterator for Counted {
@@ -209,7 +209,7 @@ fn in_9_every_strategy_takes_options() {
     assert_eq!(steps(&data), [[[0, 1]], [[2, 3]]]);
 }
 
-/// ITER-3: what happens to a last step that not all replicas have data for is chosen.
+/// ITER-3: an option decides about a last step for which not all replicas have data.
 #[test]
 fn iter_3_uneven_ends_are_padded_dropped_or_stop_all() {
     let run = |uneven_ends| {

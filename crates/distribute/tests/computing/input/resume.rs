@@ -1,5 +1,5 @@
-//! A training that is killed in the middle of an epoch, and goes on from its last checkpoint: every element of the
-//! epoch comes once, and on as many replicas the weights have the bits of a training that ran through.
+//! A training that is killed within an epoch resumes from its last checkpoint. Every element of the epoch occurs once.
+//! On the same number of replicas, the weights are bit-identical to those of an uninterrupted training.
 
 use crate::input::mirrored;
 use candle_core::{Device, Tensor};
@@ -19,7 +19,7 @@ struct Training {
     model: Replicated<Linear>,
     optimizer: Adam,
     batches: DistributedDataset<(Tensor, Tensor)>,
-    /// The ids of the examples trained with in this epoch.
+    /// The ids of the examples that were used in this epoch.
     seen: Vec<u32>,
 }
 
@@ -43,7 +43,7 @@ impl Training {
             .part("input", &self.batches)
     }
 
-    /// Trains to the end of a pass, with a call of `after` after each step.
+    /// Trains to the end of a pass, and calls `after` after each step.
     fn train(&mut self, mut after: impl FnMut(&Self)) {
         for batch in self.batches.iter() {
             let batch = batch.unwrap();
@@ -70,10 +70,10 @@ impl Training {
     }
 }
 
-/// Where the process that is to be killed saves; unset in all others.
+/// An environment variable of the process that is killed: the folder of its checkpoints.
 const FOLDER: &str = "DISTRIBUTE_TEST_KILLED";
 
-/// The process that is to be killed: it saves after each step, says so, and waits for its parent to let it go on.
+/// Runs in the process that is killed: saves after each step, reports it, and waits until its parent lets it continue.
 #[test]
 fn killed_process() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
@@ -87,7 +87,7 @@ fn killed_process() {
     });
 }
 
-/// Killed when dropped, also by a failing test.
+/// A process that is killed when this is dropped, even if the test fails.
 struct Killed(Child);
 
 impl Drop for Killed {

@@ -8,7 +8,7 @@ use distribute::nn::{BatchNorm, batch_norm, loss};
 use distribute::{Error, Replicated, Sgd, Strategy};
 use distribute_testing::watched;
 
-/// Either of the two layers, in one model.
+/// A trait of the two layers, for use in one model.
 trait Norm: ModuleT + Send + Sync + Sized + 'static {
     fn build(channels: usize, config: BatchNormConfig, vb: VarBuilder) -> candle_core::Result<Self>;
 }
@@ -25,7 +25,8 @@ impl Norm for candle_nn::BatchNorm {
     }
 }
 
-/// Two normalisations, of images and of vectors, and a branch whose graph is walked in another order than it was made.
+/// A model of two normalisations, of images and of vectors, and a branch whose graph is traversed in another order
+/// than it was created.
 struct Model<N> {
     conv: Conv2d,
     images: N,
@@ -55,7 +56,7 @@ impl<N: Norm> Model<N> {
     }
 }
 
-/// Trains on batches of 6 and a last one of `remainder` for two epochs.
+/// Trains for two epochs on batches of 6 and a last one of `remainder`.
 fn train<N: Norm>(strategy: &Strategy, dtype: DType, remainder: usize) -> Replicated<Model<N>> {
     let model =
         strategy.replicate_seeded(1, move |vb: VarBuilder| Model::<N>::new(vb.to_dtype(dtype))).unwrap();
@@ -86,7 +87,7 @@ fn furthest<A, B>(a: &Replicated<A>, b: &Replicated<B>) -> f64 {
     a.variables.names().iter().map(of).fold(0., f64::max)
 }
 
-/// For all sizes of the last batch: also where some replicas get nothing of it.
+/// Checks all sizes of the last batch, including those that leave some replicas without rows.
 fn trains_like_one_device(dtype: DType, limit: f64) {
     for remainder in [1, 2, 3, 5, 6] {
         let expected = train::<BatchNorm>(&one_device(), dtype, remainder);
@@ -136,7 +137,7 @@ fn stock_batch_norm_depends_on_the_number_of_replicas() {
     });
 }
 
-/// Forward result and gradients of input, weight and bias, of the whole batch.
+/// Returns the result of forward and the gradients of input, weight and bias, for the complete batch.
 fn gradients<N: Norm>(config: BatchNormConfig, x: &Var, dtype: DType) -> Vec<Tensor> {
     let variables = VarMap::new();
     let vb = VarBuilder::from_varmap(&variables, dtype, &Device::Cpu);
@@ -288,7 +289,7 @@ fn shapes_and_settings_that_do_not_fit_are_errors() {
     build(BatchNormConfig { eps: -1., ..Default::default() }).unwrap_err();
 }
 
-/// Losses and gradients of several micro-batches, some of them empty, in one step.
+/// The losses and gradients of several micro-batches in one step, some of them empty.
 #[test]
 fn micro_batches_take_part_in_their_own_order() {
     watched(|| {
@@ -318,7 +319,7 @@ fn micro_batches_take_part_in_their_own_order() {
     });
 }
 
-/// A linear layer and a batch-norm, trained for one step on 4 rows of which some are masked out of the loss.
+/// Trains a linear layer and a batch-norm for one step on 4 rows, some of which are masked out of the loss.
 fn masked(strategy: &Strategy, mask: [f64; 4], in_parts: bool) -> (Vec<f64>, Vec<f64>) {
     let model = strategy
         .replicate(|vb: VarBuilder| {

@@ -1,11 +1,12 @@
-//! Transposed convolutions: values by hand, candle's where it has the same, and gradients of differences.
+//! Transposed convolutions: values by hand, candle's values if it has the same operation, and gradients by finite
+//! differences.
 
 use super::{assert_close, by_differences, flat, numbers, var};
 use candle_core::{DType, Device, Module, Tensor};
 use distribute::nn::{ConvTranspose1d, ConvTranspose1dConfig, ConvTranspose2d, ConvTranspose2dConfig};
 
-/// The result for `x`, `[n, in, length]`, from the definition: element i of x times element k of the kernel goes to i ·
-/// stride + k · dilation.
+/// Returns the result for `x`, `[n, in, length]`, by the definition: element i of x times element k of the kernel is
+/// added at i · stride + k · dilation.
 fn by_definition(x: &Tensor, weight: &Tensor, bias: &Tensor, config: &ConvTranspose1dConfig) -> Vec<f64> {
     let &ConvTranspose1dConfig { padding, output_padding, stride, dilation, groups } = config;
     let (images, inputs, length) = x.dims3().unwrap();

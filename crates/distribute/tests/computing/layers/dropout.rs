@@ -12,7 +12,7 @@ fn ones(shape: &[usize]) -> Tensor {
     Tensor::ones(shape, DType::F32, &Device::Cpu).unwrap()
 }
 
-/// What is left of ones, in two steps on batches of `rows`: each step the whole global batch.
+/// Returns ones after dropout, in two steps on batches of `rows`: the complete global batch of each step.
 fn masks(strategy: &Strategy, dropout: &Dropout, shape: &[usize]) -> Vec<Vec<f64>> {
     let data = Dataset::from_slices(ones(shape)).unwrap().batch(shape[0]).repeat(2);
     let mut steps = Vec::new();

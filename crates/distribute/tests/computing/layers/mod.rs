@@ -1,4 +1,4 @@
-//! Layers that know about replicas: N replicas compute what one device does on the global batch.
+//! Layers that depend on replicas: N replicas compute the same as one device on the global batch.
 
 mod batch_norm;
 mod conv1d;
@@ -13,19 +13,19 @@ mod stock_operations;
 use crate::support::{assert_close, flat, mirrored, one_device};
 use candle_core::{DType, Device, Result, Tensor, Var};
 
-/// Numbers around 5, always the same.
+/// Returns numbers around 5, always the same.
 fn numbers(shape: &[usize], dtype: DType) -> Tensor {
     let n: usize = shape.iter().product();
     let values: Vec<f64> = (0..n).map(|i| 5. + ((i * i * 7 + 3 * i) as f64 * 0.37).sin()).collect();
     Tensor::from_vec(values, shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
 }
 
-/// A variable of numbers around 0.
+/// Returns a variable of numbers around 0.
 fn var(shape: &[usize]) -> Var {
     Var::from_tensor(&(numbers(shape, DType::F64) - 5.).unwrap()).unwrap()
 }
 
-/// (f(x + h) - f(x - h)) / 2 h for each element of `of`.
+/// Returns (f(x + h) - f(x - h)) / 2 h for each element of `of`.
 fn by_differences(of: &Var, f: &dyn Fn() -> Result<Tensor>) -> Vec<f64> {
     const H: f64 = 1e-5;
     let before = flat(of);

@@ -1,5 +1,5 @@
-//! Gradients of candle's operations, candle's own and those of this crate's backward, against differences of values and
-//! the table of docs/from-candle.md.
+//! Gradients of candle's operations, by candle's backward and by this crate's, compared with finite differences and
+//! with the table of docs/from-candle.md.
 
 use super::{by_differences, flat, numbers, var};
 use candle_core::{DType, Device, IndexOp, Result, Tensor, Var};
@@ -8,13 +8,13 @@ use distribute::nn;
 use distribute::optimizer::backward;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// The gradients that are expected.
+/// The expected gradients.
 enum Right {
-    /// Differences of values.
+    /// Finite differences.
     Differences,
-    /// Numbers, where the function has no derivative.
+    /// Fixed numbers, if the function has no derivative.
     Values(&'static [f64]),
-    /// 0, where the derivative is 0 almost everywhere.
+    /// Zeros, if the derivative is 0 almost everywhere.
     Zeros,
 }
 use Right::{Differences, Values, Zeros};
@@ -22,7 +22,7 @@ use Right::{Differences, Values, Zeros};
 /// A function of variables.
 type Function = Box<dyn Fn(&[Var]) -> Result<Tensor>>;
 
-/// A row of the table, and its function of some variables.
+/// A row of the table, with its function of some variables.
 struct Case {
     row: &'static str,
     of: Vec<Var>,
@@ -42,13 +42,13 @@ fn ids<const N: usize>(ids: [u32; N]) -> Result<Tensor> {
     Tensor::new(&ids, &Device::Cpu)
 }
 
-/// Ids of `[2, 3, 4]`, below `below`.
+/// Returns ids of shape `[2, 3, 4]`, below `below`.
 fn ids_in_3d(below: u32) -> Result<Tensor> {
     let all: Vec<u32> = (0..24).map(|i| (i * i * 5 + 3) % below).collect();
     Tensor::from_vec(all, (2, 3, 4), &Device::Cpu)
 }
 
-/// A loss that depends on `x` and on what was made of it, in an order in which candle's backward comes to `x` first.
+/// Returns a loss that depends on `x` and on `y`, which was computed from `x`. Candle's backward reaches `x` first.
 fn also(x: &Tensor, y: Tensor) -> Result<Tensor> {
     y.sqr()?.sum_all()? + x.sqr()?.sum_all()?
 }
@@ -191,7 +191,7 @@ fn cases() -> Vec<Case> {
     all
 }
 
-/// A scalar that depends on every element in another way.
+/// Returns a scalar that depends on every element in another way.
 fn loss(case: &Case) -> Result<Tensor> {
     let y = (case.function)(&case.of)?;
     let weights =
@@ -199,8 +199,8 @@ fn loss(case: &Case) -> Result<Tensor> {
     (y * weights)?.sum_all()
 }
 
-/// Whether gradients of all variables are those expected, each within `limit`. A variable without a gradient is cut
-/// off.
+/// Compares the gradients of all variables with the expected ones, each within `limit`. A variable without a gradient
+/// is reported as cut off.
 fn verdict(
     case: &Case,
     store: std::thread::Result<Option<candle_core::backprop::GradStore>>,
@@ -224,7 +224,7 @@ fn verdict(
     }
 }
 
-/// The rows of the guide's table: operation, candle's backward, and this crate's.
+/// Returns the rows of the guide's table: operation, candle's backward, and this crate's.
 fn table() -> Vec<[String; 3]> {
     let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/from-candle.md");
     let guide = std::fs::read_to_string(guide).unwrap();

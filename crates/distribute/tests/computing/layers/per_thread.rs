@@ -1,4 +1,4 @@
-//! Models that no two threads can share: `Sequential` of this crate, and models that are built on each thread.
+//! Models that threads cannot share: `Sequential` of this crate, and models that each thread builds.
 
 use super::{assert_close, flat, mirrored, numbers};
 use candle_core::{DType, Result, Tensor};
@@ -45,7 +45,7 @@ fn a_sequential_has_candles_methods_and_values() {
     });
 }
 
-/// A model that is neither `Send` nor `Sync`, and counts how many of it there are, and were.
+/// A model that is neither `Send` nor `Sync`, and counts its instances.
 struct Counted {
     layers: Vec<Rc<dyn Module>>,
     calls: Cell<usize>,
@@ -65,7 +65,7 @@ impl Module for Counted {
     }
 }
 
-/// The numbers of models that were built, and of those that there are.
+/// The number of models that were built, and the number of those that exist.
 #[derive(Clone, Default)]
 struct Counts {
     built: Arc<AtomicUsize>,
@@ -197,7 +197,7 @@ fn a_builder_says_of_variables_what_it_said_when_the_model_was_first_built() {
     });
 }
 
-/// Both kinds of layers, a `ModuleT`, and one that is changed.
+/// A model with both kinds of layers, a `ModuleT`, and a layer that changes.
 struct Mixed {
     norm: Rc<BatchNorm>,
     inner: PerThread<Rc<Linear>>,

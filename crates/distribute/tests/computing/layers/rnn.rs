@@ -1,5 +1,5 @@
-//! Recurrent layers: candle's values and gradients, gradients of differences, and training on replicas, empty pieces
-//! included.
+//! Recurrent layers: candle's values and gradients, gradients by finite differences, and training on replicas,
+//! including empty batches.
 
 use super::{assert_close, by_differences, flat, mirrored, numbers, one_device};
 use candle_core::{DType, Device, Result, Tensor};
@@ -10,14 +10,14 @@ use distribute::optimizer::backward;
 use distribute::prelude::*;
 use distribute_testing::watched;
 
-/// The states that a layer gives for a sequence, in one tensor.
+/// A function from a sequence to the states of a layer, in one tensor.
 type Layer = Box<dyn Fn(&Tensor) -> Result<Tensor>>;
 
 fn layer<R: RNN + 'static>(rnn: R) -> Layer {
     Box::new(move |x| rnn.states_to_tensor(&rnn.seq(x)?))
 }
 
-/// This crate's layer and candle's over the same variables.
+/// Creates this crate's layer and candle's with the same variables.
 fn both(name: &str, vb: VarBuilder) -> [Layer; 2] {
     let lstm = |config: LSTMConfig| {
         let theirs = candle_nn::lstm(3, 2, config, vb.clone()).unwrap();

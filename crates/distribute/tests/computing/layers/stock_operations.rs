@@ -1,4 +1,4 @@
-//! Models of candle's own operations train by right gradients: those that candle's backward has wrong, too.
+//! Checks that models of candle's own operations train with correct gradients, even if candle's backward is wrong.
 
 use super::{by_differences, flat, mirrored, numbers, one_device};
 use candle_core::backprop::GradStore;
@@ -8,7 +8,7 @@ use distribute::optimizer::{Gradients, backward};
 use distribute::{Dataset, Sgd, Strategy, nn};
 use distribute_testing::{SplitMix, watched};
 
-/// A small network of images, `[n, 1, 9, 9]`, with everything that candle has a wrong gradient of.
+/// A small network of images, `[n, 1, 9, 9]`, with all operations whose gradients are wrong in candle.
 struct Net {
     ours: bool,
     first: candle_nn::Conv2d,
@@ -88,7 +88,7 @@ fn weights(variables: &distribute::Variables) -> Vec<(String, Vec<f64>)> {
     variables.names().iter().map(|name| (name.to_string(), flat(&variables.get(name).unwrap()))).collect()
 }
 
-/// The same training, with differences of losses in place of gradients.
+/// Runs the same training with finite differences of losses instead of gradients.
 fn by_hand() -> Trained {
     let strategy = one_device();
     let model = strategy.replicate_seeded(3, |vb| Net::new(false, vb.to_dtype(DType::F64))).unwrap();
@@ -155,14 +155,14 @@ fn one_step_over_a_pool_moves_a_weight_by_the_largest_element() {
     });
 }
 
-/// Numbers between -1 and 1, others for each seed.
+/// Returns numbers between -1 and 1, different for each seed.
 fn random(shape: &Shape, seed: u64) -> Tensor {
     let mut random = SplitMix(seed);
     let number = |_| random.bits() as f64 / 2f64.powi(63) - 1.;
     Tensor::from_vec((0..shape.elem_count()).map(number).collect::<Vec<f64>>(), shape, &Device::Cpu).unwrap()
 }
 
-/// The slope of a loss along one direction of all variables that have a gradient in `store`, and by differences.
+/// Returns the slope of a loss along one direction, by the gradients in `store` and by finite differences.
 fn slopes(loss: &dyn Fn() -> Result<Tensor>, store: &GradStore, vars: &[Var]) -> [f64; 2] {
     const H: f64 = 1e-6;
     let moved: Vec<_> = vars

@@ -1,14 +1,14 @@
-//! `inventory.md` is complete and true: every name has an item that exists and a test that exists, and is found by
+//! Checks that `inventory.md` is complete and true: every name has an item and a test that exist, and can be found by
 //! its TensorFlow name.
 
 use super::{all_tests, read, sources};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// What stands in place of a test, of names that are not there.
+/// The text instead of a test for names that are not implemented.
 const WITHOUT_A_TEST: &str = "out of scope";
 
-/// A row of a table: a name of TensorFlow's, and what there is of it here.
+/// A row of a table: a name of TensorFlow, and its equivalent here.
 struct Row<'a> {
     name: &'a str,
     here: &'a str,
@@ -16,7 +16,7 @@ struct Row<'a> {
     aliases: &'a str,
 }
 
-/// The rows of all tables.
+/// Returns the rows of all tables.
 fn table(page: &str) -> Vec<Row<'_>> {
     let of = |line| {
         let cells: Vec<&str> = str::split(line, '|').map(str::trim).collect();
@@ -30,12 +30,12 @@ fn table(page: &str) -> Vec<Row<'_>> {
     page.lines().filter(is_row).map(of).collect()
 }
 
-/// What stands in backticks.
+/// Returns the texts in backticks.
 fn codes(cell: &str) -> impl Iterator<Item = &str> {
     cell.split('`').skip(1).step_by(2)
 }
 
-/// Items and the files they are linked to: ``[`item`](file)``.
+/// Returns items and the files that they link to: ``[`item`](file)``.
 fn items(cell: &str) -> impl Iterator<Item = (&str, &str)> {
     cell.split("[`").skip(1).map(|link| {
         let (item, rest) = link.split_once("`](../../../../../").expect("a link into the repository");
@@ -43,13 +43,13 @@ fn items(cell: &str) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// Whether a line goes on with this name, and the name ends there.
+/// Whether the rest of a line begins with exactly this name.
 fn names(rest: &str, name: &str) -> bool {
     let after = rest.strip_prefix(name);
     after.is_some_and(|after| !after.starts_with(|c: char| c.is_alphanumeric() || c == '_'))
 }
 
-/// The line on which a source makes a name public: an item, a variant, a field, or a trait's function.
+/// Returns the line on which a source declares a public name: an item, a variant, a field, or a trait's function.
 fn declaration(source: &str, name: &str) -> Option<usize> {
     let mut block = "";
     source.lines().position(|line| {
@@ -89,7 +89,7 @@ impl<'a> Repository<'a> {
     }
 }
 
-/// What is wrong with a row.
+/// Returns the mistakes in a row.
 fn faults(row: &Row<'_>, Repository { sources, tests }: &Repository<'_>) -> Vec<String> {
     let mut faults = Vec::new();
     for (item, file) in items(row.here) {

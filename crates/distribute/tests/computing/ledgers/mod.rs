@@ -7,18 +7,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The root of the repository.
+/// Returns the root of the repository.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// A text of the repository, by its path from the root.
+/// Reads a file of the repository, by its path from the root.
 fn read(path: impl AsRef<Path>) -> String {
     let path = root().join(path);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The sources of all crates, by their paths from the root of the repository.
+/// Returns the sources of all crates, by their paths from the root of the repository.
 fn sources() -> BTreeMap<PathBuf, String> {
     let root = root();
     let crates = fs::read_dir(root.join("crates")).unwrap().map(|entry| entry.unwrap().path());
@@ -39,14 +39,14 @@ fn sources() -> BTreeMap<PathBuf, String> {
     files
 }
 
-/// The name of the function that a line begins.
+/// Returns the name of the function whose declaration starts on this line.
 fn function(line: &str) -> Option<&str> {
     let name = line.trim_start().trim_start_matches("pub ").strip_prefix("fn ")?;
     name.split(['(', '<']).next()
 }
 
-/// The names of the functions in a file that `cargo test` runs: those that are tests, and not ignored, nor left out of
-/// every build.
+/// Returns the names of the functions in a file that `cargo test` runs: tests that are not ignored and not excluded
+/// from every build.
 fn tests(source: &str) -> Vec<&str> {
     let (mut is_test, mut is_left_out) = (false, false);
     let mut names = Vec::new();
@@ -66,7 +66,8 @@ fn tests(source: &str) -> Vec<&str> {
     names
 }
 
-/// The files that are compiled: roots of crates and of their tests, and modules that are declared in the same crate.
+/// Returns the files that are compiled: roots of crates and of their tests, and modules that are declared in the same
+/// crate.
 fn compiled(sources: &BTreeMap<PathBuf, String>) -> Vec<&Path> {
     let mut modules = BTreeSet::new();
     for (path, source) in sources {
@@ -90,12 +91,12 @@ fn compiled(sources: &BTreeMap<PathBuf, String>) -> Vec<&Path> {
     sources.keys().map(PathBuf::as_path).filter(is_compiled).collect()
 }
 
-/// A file's crate, and whether it is of its tests.
+/// Returns the crate of a file, distinguishing its tests.
 fn of_crate(path: &Path) -> PathBuf {
     path.iter().take(3).collect()
 }
 
-/// The names of all tests that run, by the files that have them.
+/// Returns the names of all tests that run, with the files that contain them.
 fn all_tests(sources: &BTreeMap<PathBuf, String>) -> BTreeMap<&str, Vec<&Path>> {
     let mut all = BTreeMap::<&str, Vec<&Path>>::new();
     for path in compiled(sources) {

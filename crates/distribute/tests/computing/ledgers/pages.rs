@@ -4,11 +4,11 @@ use super::{all_tests, function, read, sources, tests};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The files of tests in `contexts` that were made for the pages.
+/// The test files in `contexts` that were written for the pages.
 const OF_PAGES: [&str; 7] =
     ["beside", "documents", "partitioners", "replica_context", "scope", "strategy", "strategy_extended"];
 
-/// A row: where it is, how what the page says holds here, and the names in its last two cells.
+/// A row: its location, the way in which the page's statement holds here, and the names in its last two cells.
 struct Row {
     line: usize,
     holds: String,
@@ -50,7 +50,7 @@ fn rows(page: &str) -> Vec<Row> {
     (1..).zip(page.lines()).filter(|(_, line)| line.starts_with('|')).filter_map(row).collect()
 }
 
-/// Whether the item, `Type` or `Type::function`, is documented with a block that begins so.
+/// Whether the item, `Type` or `Type::function`, is documented with a code block that has such a beginning.
 fn has_block(files: &BTreeMap<PathBuf, String>, item: &str, begins: impl Fn(&str) -> bool) -> bool {
     let (of, name) = item.split_once("::").map_or((None, item), |(of, name)| (Some(of), name));
     let declares = |line: &str| match of {

@@ -1,4 +1,4 @@
-//! The number of examples that `minimize` is given.
+//! The number of examples that `minimize` receives.
 
 use crate::optimizer::{Log, mirrored, vectors};
 use candle_core::{DType, Device};
@@ -8,7 +8,7 @@ use distribute::prelude::*;
 use distribute::{Error, Result};
 use distribute_testing::watched;
 
-/// Trains on 0 … `rows` in batches of 4, with `n` examples of a piece of so many rows, on each replica.
+/// Trains on 0 … `rows` in batches of 4. Each replica passes `n` of its number of rows.
 fn train(replicas_: usize, rows: i64, n: fn(usize) -> usize, name: &'static str) -> Result<Vec<f64>> {
     let strategy = mirrored(replicas_);
     let model = strategy

@@ -1,4 +1,4 @@
-//! NaN and infinity: whose, when, and in which variable.
+//! NaN and infinity: the replica, the step, and the variable.
 
 use crate::optimizer::{Log, mirrored, value, vectors};
 use candle_core::Tensor;
@@ -7,7 +7,8 @@ use distribute::prelude::*;
 use distribute::{Error, Result};
 use distribute_testing::watched;
 
-/// A loss of two variables. In run number `bad`, replica 1's gradient of the second is infinite, but no loss is.
+/// Returns a loss of two variables. In run number `bad`, replica 1's gradient of the second one is infinite, but no
+/// loss is.
 fn loss(ctx: &ReplicaContext, model: &[Tensor], bad: u64) -> Result<Tensor> {
     let replica = ctx.num_replicas_in_sync() - 1;
     let second = if ctx.step() == bad && ctx.replica_id_in_sync_group() == replica {

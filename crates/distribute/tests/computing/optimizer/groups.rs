@@ -1,4 +1,4 @@
-//! Variables that are frozen, or trained otherwise than the others.
+//! Variables that are frozen, or have other settings than the rest.
 
 use crate::optimizer::{mirrored, value, vector, vectors};
 use candle_core::{DType, Device, Module, Tensor};
@@ -11,7 +11,7 @@ use distribute_testing::watched;
 
 const NAMES: &[&str] = &["a.bias", "a.weight", "b.weight"];
 
-/// A step in which every gradient is 2 everywhere.
+/// Makes a step in which every element of every gradient is 2.
 fn step(strategy: &Strategy, optimizer: &Optimizer<impl rules::Rule>) -> Result<()> {
     let run = strategy.run((), |ctx, ()| {
         let mut gradients = Gradients::new(optimizer);

@@ -1,4 +1,4 @@
-//! What belongs outside of `run`: inside, every replica would do it, to what all of them share.
+//! Operations that are only allowed outside `run`: inside, every replica would apply them to shared state.
 
 use crate::optimizer::{mirrored, vector, vectors};
 use distribute::prelude::*;

@@ -10,7 +10,7 @@ use distribute::prelude::*;
 use distribute::{Error, Result};
 use distribute_testing::watched;
 
-/// A model whose norm is candle's fused one, so that only its head trains.
+/// A model with candle's fused norm, so that only its head trains.
 struct Cut {
     below: Linear,
     norm: RmsNorm,
@@ -105,7 +105,7 @@ fn llama_as_it_stands_is_told_of() {
     });
 }
 
-/// What the log says of the variable `name` after a model's first step on five tokens, and which variables had a
+/// Returns the log about the variable `name` after a model's first step on five tokens, and the variables that had a
 /// gradient.
 fn said<M: Send + Sync>(
     load: impl Fn(VarBuilder) -> candle_core::Result<M> + Send + Sync + 'static,

@@ -1,5 +1,5 @@
-//! What an optimizer says of its steps, which variables it trains how, and users' code inside of a step. A program of
-//! its own: the log is the process's.
+//! The log of an optimizer's steps, the settings of variables, and users' code inside a step. A separate program,
+//! because the log belongs to the process.
 
 mod examples;
 mod finite;
@@ -15,7 +15,7 @@ use candle_core::{DType, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::prelude::*;
 
-/// A model of vectors of 3 elements, by name: all 1 at first.
+/// Creates a model of vectors of 3 elements, by name. All elements start at 1.
 fn vectors(strategy: &Strategy, names: &'static [&'static str]) -> Replicated<Vec<Tensor>> {
     let build = move |vb: VarBuilder| -> candle_core::Result<Vec<Tensor>> {
         let of = |name: &&str| vb.get_with_hints_dtype(3, name, Init::Const(1.), DType::F64);

@@ -1,4 +1,4 @@
-//! Models that were written for inference: what the first steps say of them.
+//! Models that were written for inference, and the log of their first steps.
 
 use crate::optimizer::{Log, mirrored};
 use candle_core::{DType, Device, Module, ModuleT, Tensor};
@@ -14,7 +14,7 @@ fn images(rows: usize, size: usize) -> Tensor {
     pixels.sin().unwrap().reshape((rows, 3, size, size)).unwrap()
 }
 
-/// Makes some steps by `forward` on four images, and gives the losses.
+/// Makes some steps with `forward` on four images, and returns the losses.
 fn steps<M: Send + Sync>(
     strategy: &Strategy,
     model: &Replicated<M>,
@@ -34,7 +34,7 @@ fn steps<M: Send + Sync>(
     losses
 }
 
-/// A convolution with batch-norm, and a layer after it, in a folder of its own.
+/// A convolution with batch-norm, and a layer after it, in a separate path of names.
 struct Small {
     conv: Conv2d,
     norm: BatchNorm,
@@ -160,7 +160,8 @@ fn candles_mobileone_is_told_of_since_it_computes_its_weights_once() {
     });
 }
 
-/// Computes with a weight, and with what was made of another when the model was built.
+/// A model that computes with a weight, and with a tensor that was computed from another weight when the model was
+/// built.
 struct Once {
     weight: Tensor,
     made: Tensor,

@@ -1,4 +1,4 @@
-//! Code of users inside of a step that hangs, fails, or reads what is being updated.
+//! Code of users inside a step that hangs, fails, or reads variables during their update.
 
 use crate::optimizer::{mirrored, value, vectors};
 use candle_core::{DType, Tensor, Var};
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Holds whoever passes first until others have given up.
+/// A gate that holds the first caller until the others have timed out.
 struct Gate {
     gave_up: Mutex<mpsc::Receiver<()>>,
     tell: Mutex<mpsc::Sender<()>>,
@@ -45,8 +45,8 @@ impl std::fmt::Debug for Gate {
     }
 }
 
-/// Makes a step on 3 replicas whose own code waits at the gate: the others get an error at the deadline, which names
-/// replica and call; nothing has changed, and the next step is made.
+/// Makes a step on 3 replicas, one of which waits at the gate in its own code. The others get an error at the deadline
+/// that names replica and call. Nothing has changed, and the next step succeeds.
 fn stuck<R: rules::Rule>(
     prepare: impl FnOnce(&Variables, Arc<Gate>) -> Result<Optimizer<R>>,
     culprit: Option<usize>,
@@ -109,7 +109,7 @@ fn a_change_of_gradients_that_hangs_holds_nobody_beyond_the_deadline() {
     });
 }
 
-/// Plain descent that waits at the gate.
+/// A rule of plain descent that waits at the gate.
 #[derive(Debug)]
 struct Waits(Arc<Gate>);
 
@@ -139,7 +139,7 @@ fn a_rule_that_hangs_holds_nobody_beyond_the_deadline() {
     });
 }
 
-/// Plain descent that reads the variable which it is applied to.
+/// A rule of plain descent that reads the variable that it updates.
 #[derive(Debug)]
 struct Reads(Arc<OnceLock<Var>>);
 
@@ -178,7 +178,7 @@ fn a_rule_may_read_the_variable_that_is_updated_as_it_was_before() {
     });
 }
 
-/// A rule of the project's, as users write theirs.
+/// A rule of this project, written as users write theirs.
 #[derive(Debug)]
 struct Own<R>(R);
 
@@ -202,7 +202,7 @@ impl<R: Formula> Formula for Own<R> {
     }
 }
 
-/// Trains a large and a small variable and a table on `n` replicas: all bits of variables and slots.
+/// Trains a large and a small variable and a table on `n` replicas. Returns all bits of variables and slots.
 fn bits<R: rules::Rule>(n: usize, rule: R) -> Vec<Vec<u64>> {
     let strategy = mirrored(n);
     let model = strategy.replicate_seeded(1, |vb: VarBuilder| -> candle_core::Result<Vec<Tensor>> {
@@ -258,7 +258,7 @@ fn a_rule_of_ones_own_gives_the_bits_of_the_same_rule_in_place() {
     });
 }
 
-/// Writes, then panics.
+/// A rule that writes and then panics.
 #[derive(Debug)]
 struct Panics;
 

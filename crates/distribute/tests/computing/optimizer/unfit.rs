@@ -1,4 +1,4 @@
-//! Weights of half precision and of integers below what is trained.
+//! Weights of half precision and of integers below the trained layers.
 
 use crate::optimizer::{mirrored, value};
 use candle_core::{DType, Device, Tensor};
@@ -8,7 +8,7 @@ use distribute::prelude::*;
 use distribute::{Checkpoint, Error, nn};
 use distribute_testing::watched;
 
-/// A weight in bf16, scales in f16, steps in integers, and an adapter in f32.
+/// A model with a weight in bf16, scales in f16, steps in integers, and an adapter in f32.
 struct Adapted {
     base: nn::Linear,
     scale: Tensor,

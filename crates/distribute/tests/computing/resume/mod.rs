@@ -1,5 +1,5 @@
-//! A training that stops, and goes on from a checkpoint in a new process's objects, has the same bits as one that ran
-//! through; what doesn't fit is refused before anything has changed. Names carry the numbers of the rules.
+//! A training that stops and resumes from a checkpoint with new objects is bit-identical to an uninterrupted one. A
+//! checkpoint that does not fit is refused before anything has changed. Test names contain the numbers of the rules.
 
 mod partial;
 
@@ -39,7 +39,7 @@ fn folder() -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-/// What each replica has.
+/// Returns the copy of each replica.
 fn copies(variable: &Variable) -> Vec<HostTensor> {
     let copies: Vec<Leaf> = variable.copies().unwrap();
     copies.iter().map(|copy| copy.to_host().unwrap()).collect()
@@ -67,7 +67,7 @@ impl<R: Rule> Training<R> {
         Self { strategy, dtype, model, optimizer }
     }
 
-    /// The steps from `from` to `to`, of eight examples each.
+    /// Trains the steps from `from` to `to`, with eight examples each.
     fn train(&self, from: usize, to: usize) {
         let rows = 8 * to;
         let x: Vec<f64> = (0..rows * 3).map(|i| ((i * 37 + 11) % 41) as f64 / 20. - 1.).collect();
@@ -91,7 +91,7 @@ impl<R: Rule> Training<R> {
         Checkpoint::new().part("model", &self.model.variables).part("optimizer", &self.optimizer)
     }
 
-    /// Everything that a step depends on, as text that shows each bit.
+    /// Returns the complete state of a step as text that shows each bit.
     fn bits(&self) -> Vec<String> {
         let show = |name: String, tensor: &HostTensor| {
             let exact = tensor.cast(distribute::tensor::DType::F64).unwrap().to_vec::<f64>().unwrap();
@@ -331,7 +331,7 @@ fn ckpt_1_what_two_replicas_saved_goes_on_with_one_and_with_three() {
     });
 }
 
-/// Restores into a training that it doesn't fit, and gives the error; nothing has changed.
+/// Restores into a training that does not fit, and returns the error. Checks that nothing has changed.
 fn refused<R: Rule>(other: Training<R>, path: &Path) -> String {
     other.train(0, 1);
     let before = other.bits();
@@ -402,7 +402,7 @@ fn saving_and_restoring_belong_between_runs() {
     });
 }
 
-/// An ON_READ variable that is 1 on replica 0, 2 on replica 1, …
+/// Creates an ON_READ variable that is 1 on replica 0, 2 on replica 1, …
 fn counts<T: candle_core::WithDType>(
     n: usize,
     aggregation: VariableAggregation,

@@ -1,5 +1,5 @@
-//! Part of a checkpoint, or of a file of weights, in another model: what is selected is restored whole or not at all,
-//! and the rest is told.
+//! Part of a checkpoint, or of a file of weights, in another model. The selected part is restored completely or not at
+//! all, and the rest is reported.
 
 use super::{Training, folder, mirrored};
 use candle_core::safetensors::save;
@@ -11,7 +11,7 @@ use distribute_testing::{child, watched};
 use std::collections::HashMap;
 use std::path::Path;
 
-/// A body, and a head of so many classes.
+/// Creates a body, and a head of this number of classes.
 fn model(classes: usize, seed: u64) -> Replicated<(Linear, Linear)> {
     let build = move |vb: VarBuilder| -> candle_core::Result<_> {
         Ok((linear(3, 5, vb.pp("body"))?, linear(5, classes, vb.pp("head"))?))
@@ -123,7 +123,7 @@ fn running_statistics_come_along_and_an_optimizer_is_restored_whole_or_not_at_al
     });
 }
 
-/// Weights as others give them out: other names, in bfloat16, in two files.
+/// Writes weights as others publish them: with other names, in bfloat16, in two files.
 fn pretrained(folder: &Path) -> [std::path::PathBuf; 2] {
     let tensor = |value: f32, dims: &[usize], dtype| {
         Tensor::full(value, dims, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()

@@ -1,4 +1,4 @@
-//! Trainings that are interrupted, and go on from their backups with the same history.
+//! Trainings that are interrupted, and resume from their backups with the same history.
 
 use super::*;
 use distribute::Preemption;
@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// Trains with backups until the loss has been asked for so many times.
+/// Trains with backups until the loss has been requested this number of times.
 fn interrupted(
     strategy: &Strategy,
     trainer: &dyn Fn() -> Trainer<'static>,
@@ -92,7 +92,7 @@ fn gnn_4_workers_that_are_interrupted_and_resumed_have_the_same_history() {
     });
 }
 
-/// So many steps are made when a training with backups within epochs goes on.
+/// A training with backups within epochs repeats this number of steps when it resumes.
 #[test]
 fn a_training_goes_on_in_the_middle_of_an_epoch() {
     watched(|| {
@@ -148,7 +148,7 @@ fn gnn_4_a_backup_with_another_global_batch_is_refused_and_so_is_what_is_no_back
     });
 }
 
-/// Is told to end behind its fifth step, if `tells`.
+/// Trains, and with `tells` gets a notice after its fifth step.
 fn noticed(strategy: &Strategy, folder: &Path, tells: bool) -> (End, Outcome) {
     let (model, optimizer) = made(strategy, 7);
     let preemption = Preemption::watch(strategy).unwrap();
@@ -180,7 +180,7 @@ fn a_training_that_is_told_to_end_saves_and_goes_on_later_with_the_same_history(
     });
 }
 
-/// One of two workers is told, and both end behind the same step.
+/// One of two workers gets a notice, and both end after the same step.
 #[test]
 fn a_notice_to_one_worker_ends_the_training_of_all() {
     watched(|| {

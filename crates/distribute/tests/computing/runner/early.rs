@@ -1,4 +1,4 @@
-//! Trainings that end before their last epoch, the best weights, and what is refused.
+//! Trainings that end before their last epoch, the best weights, and refusals.
 
 use super::*;
 use distribute::runner::{Batching, End};
@@ -7,8 +7,8 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Duration;
 
-/// Eight steps an epoch, and validations that come to these losses. Returns the losses that were validated, why it
-/// ended, the weights, and how many steps were made.
+/// Trains eight steps per epoch, with these losses in the validations. Returns the validated losses, the reason for
+/// the end, the weights, and the number of steps.
 fn scripted(
     strategy: &Strategy,
     losses: &[f32],
@@ -29,7 +29,8 @@ fn scripted(
 
 const LOSSES: [f32; 6] = [3., 2., 2.5, 2.25, 1., 0.5];
 
-/// Ends behind the fourth epoch, with the weights of the second, on whatever strategy; also if it was interrupted.
+/// Checks that a training ends after the fourth epoch with the weights of the second one, on any strategy, even if it
+/// was interrupted.
 fn early(strategy: &Strategy, folder: &Path) -> Result<()> {
     let [best, backup] = ["best", "backup"].map(|name| folder.join(name));
     let (_, end, second, _) = scripted(strategy, &LOSSES, Trainer::new(GLOBAL_BATCH).epochs(2))?;

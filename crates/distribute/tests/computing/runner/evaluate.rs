@@ -1,10 +1,10 @@
-//! `runner::evaluate` and `runner::predict` under each strategy, and weights that are saved under one and loaded under
-//! another.
+//! `runner::evaluate` and `runner::predict` under each strategy, and weights that are saved under one strategy and
+//! loaded under another.
 
 use super::*;
 use distribute::{Checkpoint, DistributedDataset};
 
-/// Of the held-out examples, in global batches that are cut.
+/// Returns the held-out examples in global batches, which are split.
 fn batches(strategy: &Strategy) -> DistributedDataset<(Tensor, Tensor)> {
     strategy.distribute_dataset(rows(31, 4).batch(GLOBAL_BATCH)).unwrap()
 }

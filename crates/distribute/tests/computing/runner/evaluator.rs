@@ -1,4 +1,4 @@
-//! An evaluator beside a training: each checkpoint once, also if the evaluator is started again.
+//! An evaluator during a training: it evaluates each checkpoint once, even if it is restarted.
 
 use super::*;
 use distribute::runner::{Evaluated, Evaluator};
@@ -12,7 +12,8 @@ fn train(strategy: &Strategy, folder: &Path, epochs: usize) {
     runner::run(&trainer, &model, &optimizer, &datasets(), |net, batch, _| net.loss(&batch)).unwrap();
 }
 
-/// What it finds, and which checkpoints it was asked to evaluate; its own process would end behind so many.
+/// Returns the evaluations, and the checkpoints that were requested. In its own process the evaluator would exit after
+/// `most` of them.
 fn evaluate(evaluator: &Evaluator, most: usize) -> (Result<Vec<Evaluated>>, Vec<String>) {
     let strategy: Strategy = OneDeviceStrategy::new("cpu:0").unwrap().into();
     let (model, _) = made(&strategy, 1);

@@ -1,5 +1,5 @@
-//! `runner::run` trains as a loop by hand does, to the bit, under each strategy, also if it is interrupted. Names carry
-//! the rules.
+//! Checks that `runner::run` is bit-identical to a loop by hand, under each strategy, even if it is interrupted. Test
+//! names contain the rules.
 
 mod backups;
 mod early;
@@ -66,7 +66,7 @@ fn made(strategy: &Strategy, seed: u64) -> (Replicated<Net>, Adam) {
     (model, optimizer)
 }
 
-/// What is compared: steps, and the bits of both losses of each epoch; and the weights.
+/// The compared values: the steps and the bits of both losses of each epoch, and the weights.
 type Outcome = (Vec<(usize, u64, Option<u64>)>, String);
 
 fn outcome(history: &History, model: &Replicated<Net>) -> Outcome {
@@ -74,7 +74,7 @@ fn outcome(history: &History, model: &Replicated<Net>) -> Outcome {
     (history.epochs.iter().map(epoch).collect(), model.variables.sha256().unwrap())
 }
 
-/// With `runner::run`.
+/// Trains with `runner::run`.
 fn by_runner(strategy: &Strategy) -> Outcome {
     let (model, optimizer) = made(strategy, 7);
     let trainer = Trainer::new(GLOBAL_BATCH).epochs(EPOCHS);
@@ -83,7 +83,7 @@ fn by_runner(strategy: &Strategy) -> Outcome {
     outcome(&history, &model)
 }
 
-/// Without it.
+/// Trains without it.
 fn by_hand(strategy: &Strategy) -> Outcome {
     let (model, optimizer) = made(strategy, 7);
     let of = |provider: fn(InputContext) -> Rows| {
@@ -121,7 +121,7 @@ fn by_hand(strategy: &Strategy) -> Outcome {
     (epochs, model.variables.sha256().unwrap())
 }
 
-/// One worker, in lock step.
+/// Creates a strategy of one worker, in lock step.
 fn servers() -> Strategy {
     let cluster = LocalCluster::new(1, 2).unwrap();
     let partitioner = FixedShardsPartitioner::new(2).unwrap();
@@ -167,7 +167,7 @@ fn gnn_4_epochs_of_counted_steps_go_on_through_the_dataset() {
     });
 }
 
-/// Variables are made under the strategy that trains them: where, is known by the variables.
+/// Variables are created under the strategy that trains them, and remember it.
 #[test]
 fn an_optimizer_of_another_strategy_is_refused() {
     watched(|| {

@@ -1,4 +1,4 @@
-//! Which line errors of a training name.
+//! The source lines in errors of a training.
 
 use super::*;
 use distribute::get_replica_context;

@@ -1,4 +1,4 @@
-//! Several workers of parameter servers: those that run the program by themselves, and those that wait for a
+//! Several workers of parameter servers: those that run the program independently, and those that wait for a
 //! coordinator.
 
 use crate::runner::{GLOBAL_BATCH, ROWS, datasets, made, rows};
@@ -13,7 +13,7 @@ use std::time::Duration;
 const WORKERS: usize = 2;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What each worker's call has given, of workers that are threads and run it at once.
+/// Returns the result of each worker. The workers are threads that run the program at the same time.
 fn on_all(program: impl Fn(&Independent) -> Result<History> + Sync) -> Vec<Result<History>> {
     let cluster = LocalCluster::new(WORKERS, 2).unwrap();
     std::thread::scope(|scope| {

@@ -1,5 +1,5 @@
-//! Every operation of every kind of variable in every context: it works, or its error names variable, context and what
-//! to call instead, and nothing has been written.
+//! Every operation of every kind of variable in every context either works, or its error names the variable, the
+//! context and the call to use instead. In that case nothing has been written.
 
 use super::{AGGREGATIONS, Aggregation, Synchronization, copies, own, two};
 use candle_core::{Device, Tensor};
@@ -32,7 +32,7 @@ const OPERATIONS: [Operation; 12] = [
     ("scatter_update", |v| v.scatter_update(rows())),
 ];
 
-/// Which of them are refused, by the tables of the documents.
+/// Returns the operations that are refused according to the tables of the documents.
 fn refused(
     name: &str,
     synchronization: Synchronization,
@@ -60,7 +60,7 @@ fn refused(
     }
 }
 
-/// What to call instead, of which the advice names one.
+/// The alternatives, one of which is in the advice.
 const INSTEAD: [&str; 7] =
     ["merge_call", "aggregation", "assign", "ONLY_FIRST_REPLICA", "reduce_to", "copies()", "run"];
 

@@ -80,7 +80,7 @@ fn run_9_all_replicas_of_a_run_create_one_variable() {
     });
 }
 
-/// TensorFlow's `get_variable`: the first step makes it, all replicas and later steps find it.
+/// TensorFlow's `get_variable`: the first step creates it, and all replicas and later steps find it.
 #[test]
 fn run_9_a_variable_got_by_name_is_one_for_all_replicas_and_steps() {
     watched(|| {

@@ -1,4 +1,4 @@
-//! Variables: what each operation does in each context (semantics/variables.md).
+//! Variables: the effect of each operation in each context (semantics/variables.md).
 
 mod contexts;
 mod create;
@@ -16,13 +16,13 @@ fn two() -> Strategy {
     MirroredStrategy::cpus(2).unwrap().into()
 }
 
-/// A variable of the tables: 10 on both replicas.
+/// Creates a variable of the tables: 10 on both replicas.
 fn ten(strategy: &Strategy, synchronization: Synchronization, aggregation: Aggregation) -> Variable {
     let variable = Variable::builder("v", 10f32).synchronization(synchronization).aggregation(aggregation);
     strategy.scope(|| variable.create()).unwrap()
 }
 
-/// The value that replicas 0 and 1 write in the tables.
+/// Returns the value that replicas 0 and 1 write in the tables.
 fn own(ctx: &ReplicaContext) -> f32 {
     1. + ctx.replica_id_in_sync_group() as f32
 }

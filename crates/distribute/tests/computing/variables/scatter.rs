@@ -36,7 +36,7 @@ fn make(
     strategy.scope(|| variable.synchronization(synchronization).aggregation(aggregation).create()).unwrap()
 }
 
-/// Row 1 of each copy; the others are as they were.
+/// Returns row 1 of each copy, and checks that the others have not changed.
 fn rows(v: &Variable) -> Vec<f32> {
     let copies: Vec<distribute::Leaf> = v.copies().unwrap();
     let row = |copy: distribute::Leaf| match copy.to_host().unwrap().to_vec::<f32>().unwrap()[..] {
