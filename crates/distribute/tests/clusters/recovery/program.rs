@@ -34,19 +34,19 @@ pub enum Place {
     First,
     /// Between two steps.
     Between,
-    /// In the closure, while the others wait in the exchange of gradients.
+    /// Inside the closure, while the others wait in the exchange of gradients.
     InStep,
     /// After the update, while the others wait in the next call of the same step.
     AfterUpdate,
     /// After a step.
     Made,
-    /// On the chief, in the second checkpoint: its tensors are written, its index is not.
+    /// The second checkpoint, on the chief: its tensors are written, its index is not.
     Saving,
     /// After a checkpoint that could not be saved.
     NotSaved,
     /// At the end of the last but one pass.
     AtEnd,
-    /// In the last line of the closure.
+    /// The last line of the closure.
     Ending,
     /// After the training.
     Ended,

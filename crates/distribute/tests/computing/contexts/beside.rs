@@ -66,8 +66,8 @@ fn colo_2_a_model_made_beside_a_variable_has_its_devices_and_is_whole() {
     watched(move || drop(everywhere(check)));
 }
 
-/// With 3 servers and variables in 5 shards, a model is on the server of the other variable: its layers, and a table
-/// of ids.
+/// A model is on the server of the other variable: its layers, and a table of ids. There are 3 servers, and variables
+/// have 5 shards.
 #[test]
 fn colo_4_a_model_made_beside_a_variable_on_servers_is_on_its_server() {
     watched(|| {

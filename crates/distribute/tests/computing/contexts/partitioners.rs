@@ -117,7 +117,7 @@ fn str_5_the_resolver_is_what_a_strategys_author_gives_and_tells_the_task() {
 
 // Input over workers
 
-/// With endless data, the data of the workers differs only in the seed.
+/// The data of the workers differs only in the seed if it is endless.
 #[test]
 fn fn_1_workers_of_a_dataset_without_end_differ_in_their_seeds_alone() {
     watched(|| {

@@ -58,7 +58,7 @@ fn op_4_a_mean_divides_truly_so_that_of_integers_is_a_float() {
     });
 }
 
-/// On every path that reduces, and on every number of replicas.
+/// Checks every path that reduces, and every number of replicas.
 #[test]
 fn op_4_a_mean_of_integers_does_not_wrap_whichever_way_it_is_made() {
     fn each(strategy: &Strategy, leaf: &Leaf) -> Result<Vec<Leaf>> {
