@@ -12,13 +12,12 @@
 //! use distribute::nn::{Embedding, Linear, Module, RmsNorm, VarBuilder, embedding, linear_no_bias as linear, rms_norm};
 //! ```
 
-// A fast layer consists of a type, functions with candle_nn's signatures, and `From` candle_nn's type. `fuses`
-// tells which operands its operation supports (f32 and f64 on the CPU); candle's operations compute the rest.
-// The operation is an `Operation` on input, weight and bias (operation.rs), or a `Combine` of a table's rows
-// (table.rs). Its gradient for a parameter comes from `deposit::gradient` or `deposit::row_gradient`; another
-// input gets a tensor if it tracks one (`track_op`). `layer_norm.rs` is the shortest example; tests/fused/
-// compares the layers with candle's. A function that candle detaches from the graph goes into `ops` or
-// `rotary_emb`, under candle's name.
+// A fast layer consists of a type, functions with candle_nn's signatures, and `From` candle_nn's type. `fuses` tells
+// which operands its operation supports (f32 and f64 on the CPU); candle's operations compute the rest. The operation
+// is an `Operation` on input, weight and bias (operation.rs), or a `Combine` of a table's rows (table.rs). Its gradient
+// for a parameter comes from `deposit::gradient` or `deposit::row_gradient`; another input gets a tensor if it tracks
+// one (`track_op`). `layer_norm.rs` is the shortest example; distribute/tests/computing/fused/ compares the layers with
+// candle's. A function that candle detaches from the graph goes into `ops` or `rotary_emb`, under candle's name.
 
 mod activation;
 mod attention;

@@ -25,8 +25,8 @@
 //! | `progress`, `slots`, `state` | steps and slots, also in checkpoints |
 //! | `gradients`, `backward` | gradients as users see them, and how they are found in candle's graph |
 //!
-//! A gradient is one enum on its way, [`ReplicaGradient`](distribute_base::internal::ReplicaGradient): dense or by row, on the host,
-//! in a bucket, in packs or on a device. What reads it borrows a `GradientRange` of it.
+//! A gradient is one enum on its way, [`ReplicaGradient`](distribute_base::internal::ReplicaGradient): dense or by row,
+//! on the host, in a bucket, in packs or on a device. What reads it borrows a `GradientRange` of it.
 
 mod backward;
 mod checks;

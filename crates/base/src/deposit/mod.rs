@@ -1,6 +1,6 @@
-//! The bucket that the layers of [`nn`](crate::nn) write gradients into.
+//! The bucket that the layers of `nn` write gradients into.
 //!
-//! candle makes zeros for every gradient and adds to them. Inside of [`minimize`](crate::Optimizer::minimize) a layer's
+//! candle makes zeros for every gradient and adds to them. Inside of `minimize` a layer's
 //! backward writes into the replica's [`Bucket`] instead, where the optimizer reduces it; everywhere else, and for
 //! weights that are no variables of the optimizer (tied, scaled ones), it gives the gradient to candle, as any
 //! operation. Of variables that the optimizer has frozen it is not computed.

@@ -17,8 +17,9 @@ impl Inner {
         !self.backend.is_one_pass(self) || self.closures() > 0
     }
 
-    /// Decides, exchanges gradients, reduces and updates, as [`decide_and_apply`](Self::decide_and_apply) does, if whole gradients are
-    /// needed. Parts end at closures; a one-pass backend applies the transforms after the last closure by itself.
+    /// Decides, exchanges gradients, reduces and updates, as [`decide_and_apply`](Self::decide_and_apply) does, if
+    /// whole gradients are needed. Parts end at closures; a one-pass backend applies the transforms after the last
+    /// closure by itself.
     pub(super) fn apply_in_parts(&self, log: &mut StepLog, step: Step<'_>) -> Result<StepDecision> {
         let (closures, rest) = self.after_reduce.split_at(self.closures());
         let mut parts: Vec<&[Transform]> = reduce::parts(closures).collect();
