@@ -21,7 +21,7 @@ enum State<V> {
 pub struct Coherent<V>(Mutex<Vec<State<V>>>);
 
 impl<V: Copy + PartialEq> Coherent<V> {
-    /// The states of copies that are stale.
+    /// Creates the states of copies that are stale.
     pub fn new(copies: usize) -> Self {
         Self(Mutex::new(vec![State::Stale; copies]))
     }
@@ -36,15 +36,16 @@ impl<V: Copy + PartialEq> Coherent<V> {
     /// Writes a `version` of the value to a copy.
     ///
     /// # Errors
-    /// That of `write`: the copy is stale.
+    /// The error of `write`. The copy is stale then.
     pub fn store(&self, copy: usize, version: V, write: impl FnOnce() -> Result<()>) -> Result<()> {
         self.lock().store(copy, version, write)
     }
 
-    /// Writes the value to a copy that neither is dirty nor has its `version`, which is asked for under the lock.
+    /// Writes the value to a copy, unless the copy is dirty or has the value's `version`. The version is read under the
+    /// lock.
     ///
     /// # Errors
-    /// That of `write`: the copy is stale.
+    /// The error of `write`. The copy is stale then.
     pub fn refresh(
         &self,
         copy: usize,
@@ -60,11 +61,11 @@ impl<V: Copy + PartialEq> Coherent<V> {
         }
     }
 
-    /// Runs what writes the same to `copies` in place of the value. They are dirty from now on, also if they were
-    /// written in part.
+    /// Calls `write`, which writes the same to all `copies` in place of the value. The copies are dirty from now on,
+    /// even if `write` fails.
     ///
     /// # Errors
-    /// That of `write`.
+    /// The error of `write`.
     pub fn write(
         &self,
         copies: impl Iterator<Item = usize>,
@@ -75,11 +76,11 @@ impl<V: Copy + PartialEq> Coherent<V> {
         write()
     }
 
-    /// Makes the value fresh before it is read or written itself: if copies are dirty, `back` writes that of one to the
-    /// value, whose version was asked for before. They are fresh then.
+    /// Makes the value fresh before it is read or written itself. If copies are dirty, `back` writes one of them to the
+    /// value, and all dirty copies become fresh, with the `version` that the value had before.
     ///
     /// # Errors
-    /// That of `back`: copies are still dirty.
+    /// The error of `back`. The copies are still dirty then.
     pub fn read(&self, version: impl FnOnce() -> V, back: impl FnOnce(usize) -> Result<()>) -> Result<()> {
         let mut states = self.lock();
         let Some(dirty) = states.0.iter().position(|state| *state == State::Dirty) else { return Ok(()) };

@@ -1,5 +1,5 @@
-//! How long processes of this machine take to add up vectors that lie in buffers of the group, and get the sums where
-//! they lie: nothing is copied before or after.
+//! A benchmark of sums of vectors over processes of this machine. The vectors are in buffers of the group, and the sums
+//! replace them, so nothing is copied before or after.
 //!
 //! ```text
 //! cargo run --release -p distribute-collective --example all_reduce -- \
@@ -14,10 +14,11 @@ use std::panic::Location;
 use std::process::{Child, Command};
 use std::time::Duration;
 
-/// Set in the processes that the first one starts: its address, and which worker they are.
+/// The environment variable with the address of the first process and the worker's index. The first process sets it in
+/// those that it starts.
 const PART: &str = "DISTRIBUTE_ALL_REDUCE";
 
-/// Of each size, so many bytes are summed: small ones often.
+/// The number of bytes that are summed for each size, by repeating small sums.
 const BYTES: usize = 512 << 20;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;

@@ -1,8 +1,8 @@
-//! How many closures a coordinator schedules on two workers over loopback:
+//! A benchmark of closures that a coordinator schedules on two workers over loopback:
 //! `cargo run --release -p distribute-coordinator --example closures`.
 //!
-//! Workers are processes. Closures that do nothing are scheduled and joined, then one after another scheduled and
-//! fetched; then a worker is killed while it runs one, which the other one takes over.
+//! Workers are processes. Empty closures are scheduled and joined, and then scheduled and fetched one by one. At last a
+//! worker is killed while it runs a closure, which the other worker takes over.
 
 use bytes::Bytes;
 use distribute_cluster::{ClusterSpec, Job, Stopwatch};
@@ -29,7 +29,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// Functions that give back what they get, and one that takes long on all workers but one.
+/// The functions of the workers: `echo` returns its argument, and `hold` takes long on all workers but one.
 struct Functions;
 
 fn functions() -> Vec<FunctionId> {

@@ -1,7 +1,7 @@
-//! How long two processes of one machine take to exchange bodies through shared memory: copied, and by reference.
+//! A benchmark of two processes of one machine that exchange bodies through shared memory.
 //!
-//! Each writes all of its body, sends it, and reads all of the other's ("copied", "by reference"); or they add up what
-//! both have, half each, in regions that stay where they are ("sum").
+//! Each process writes its body, sends it, and reads the other's body, "copied" or "by reference". In "sum" they add up
+//! their vectors in regions of shared memory, each process one half.
 //!
 //! ```text
 //! cargo run --release -p distribute-net --example exchange            # all sizes
@@ -16,7 +16,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Set in the second process: the address of the first.
+/// The environment variable with the address of the first process, set in the second.
 const ADDRESS: &str = "DISTRIBUTE_EXCHANGE";
 
 const SIZES: [usize; 8] = [1 << 10, 4 << 10, 8 << 10, 16 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];

@@ -1,6 +1,6 @@
-//! How long two workers take to answer each other, and to exchange 64 MiB both ways at once: as threads over memory,
-//! and as two processes over TCP, TLS and shared memory, into which and out of which bodies are copied here. What they
-//! cost where they are not is in the example `exchange`.
+//! A benchmark of two workers that answer each other, and that exchange 64 MiB both ways at once: as threads over
+//! memory, and as two processes over TCP, TLS and shared memory. Bodies are copied into shared memory and out of it;
+//! the example `exchange` measures bodies that are not.
 //!
 //! ```text
 //! cargo run --release -p distribute-net --example pingpong            # all of them
@@ -19,7 +19,7 @@ use std::process::Command;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Set in the second process: the address of the first, and what links them.
+/// The environment variables with the address of the first process and with the kind of link, set in the second.
 const ADDRESS: &str = "DISTRIBUTE_PINGPONG";
 const LINK: &str = "DISTRIBUTE_PINGPONG_LINK";
 

@@ -64,7 +64,7 @@ impl<'a, T: Copy> Matrix<'a, T> {
 /// Computes `out = a b`, or `out += a b` if `add`; `out` is in row-major order.
 ///
 /// The product uses the threads that are reserved for the replica. Without replicas, or with a single one, it
-/// uses the same number as candle's own products: `RAYON_NUM_THREADS`, which [`init`](crate::init) sets to
+/// uses the same number as candle's own products: `RAYON_NUM_THREADS`, which `distribute::init` sets to
 /// one. On a worker thread of another pool it uses one.
 ///
 /// # Panics

@@ -136,7 +136,7 @@ impl Gradients {
     /// some of whose gradients are wrong.
     ///
     /// # Errors
-    /// As [`insert`](Gradients::insert).
+    /// The errors of [`insert`](Gradients::insert).
     pub fn from_store<R>(optimizer: &Optimizer<R>, store: &GradStore) -> Result<Self> {
         let mut gradients = Self::new(optimizer);
         for (index, (_, variable)) in optimizer.inner.parameters.variables.iter().enumerate() {

@@ -19,15 +19,15 @@ pub(crate) struct StepHeader {
     pub(crate) dtype: DType,
     /// The rows of this replica's piece of the batch, where they are known.
     pub(crate) rows: Option<usize>,
-    /// Whether the loss is, and the gradients where they are looked at.
+    /// Whether the loss is finite, and the gradients if they are checked.
     pub(crate) finite: bool,
     /// The position of the process in its training. The first replica of a process has it, if processes are compared
     /// or the learning rate has a schedule.
     pub(crate) position: Option<Position>,
     /// The kind of gradient of each variable, in the optimizer's order.
     pub(crate) kinds: Vec<GradientKind>,
-    /// The early send of its dense gradients to the other workers, if there was one.
-    pub(crate) sent: Option<SentAhead>,
+    /// The early send of the dense gradients to the other workers, if there was one.
+    pub(crate) early: Option<EarlyGradients>,
     /// The order in which gradients were complete. The first replica of a process has it, if gradients could have
     /// been sent early and were not.
     pub(crate) order: Option<Vec<u32>>,
@@ -35,8 +35,8 @@ pub(crate) struct StepHeader {
 
 /// The early send of a replica's dense gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct SentAhead {
-    /// Ahead of which call.
+pub(crate) struct EarlyGradients {
+    /// The call that receives them.
     pub(crate) call: u64,
     /// The digest of their layout.
     pub(crate) layout: u64,
@@ -45,9 +45,9 @@ pub(crate) struct SentAhead {
 /// The position of a process in its training: the same on all processes.
 #[derive(Clone, Debug)]
 pub(crate) struct Position {
-    /// Steps made with this optimizer.
+    /// The number of steps made with this optimizer.
     pub(crate) finished: u64,
-    /// Whether its part of the optimizer's state is that of another step than the variables.
+    /// Whether the process's part of the optimizer's state is of another step than the variables.
     pub(crate) incomplete: bool,
     /// The digest of the optimizer's settings, until all workers have compared them.
     pub(crate) settings: Option<u64>,
@@ -56,7 +56,7 @@ pub(crate) struct Position {
 }
 
 impl StepHeader {
-    /// The header of a replica of which no loss and no gradient is known yet.
+    /// Creates the header of a replica whose loss and gradients are not known yet.
     pub(crate) fn new(weighting: Weighting, dtype: DType, variables: usize) -> Self {
         Self {
             weighting,
@@ -66,7 +66,7 @@ impl StepHeader {
             finite: true,
             position: None,
             kinds: vec![GradientKind::Nothing; variables],
-            sent: None,
+            early: None,
             order: None,
         }
     }
@@ -78,9 +78,9 @@ impl StepHeader {
     }
 
     /// Returns the early send of the dense gradients, if all replicas have made the same one.
-    pub(crate) fn sent_ahead(all: &[&StepHeader]) -> Option<SentAhead> {
-        let first = all.first()?.sent;
-        first.filter(|_| all.iter().all(|header| header.sent == first))
+    pub(crate) fn early(all: &[&StepHeader]) -> Option<EarlyGradients> {
+        let first = all.first()?.early;
+        first.filter(|_| all.iter().all(|header| header.early == first))
     }
 
     /// Returns the number of examples that the losses of all replicas are over.
@@ -126,7 +126,7 @@ impl GradientKind {
     }
 }
 
-/// A header as it is sent.
+/// The form of a header on the wire.
 #[derive(Serialize, Deserialize)]
 struct Sent {
     weighting: SentWeighting,
@@ -136,7 +136,7 @@ struct Sent {
     finite: bool,
     position: Option<(u64, SentState, Result<f64, String>)>,
     kinds: Vec<GradientKind>,
-    sent: Option<SentAhead>,
+    early: Option<EarlyGradients>,
     order: Option<Vec<u32>>,
 }
 
@@ -156,7 +156,7 @@ enum SentWeighting {
     Mean,
 }
 
-/// The headers of a process, for the others.
+/// Encodes the headers of a process for the other processes.
 pub(crate) fn encode<'t>(headers: impl Iterator<Item = &'t StepHeader>) -> Result<Vec<u8>, Unreadable> {
     let sent = headers.map(|header| Sent {
         weighting: match header.weighting {
@@ -181,18 +181,18 @@ pub(crate) fn encode<'t>(headers: impl Iterator<Item = &'t StepHeader>) -> Resul
             },
         ),
         kinds: header.kinds.clone(),
-        sent: header.sent,
+        early: header.early,
         order: header.order.clone(),
     });
-    postcard::to_stdvec(&sent.collect::<Vec<_>>()).map_err(|_| unreadable("tallies that cannot be written"))
+    postcard::to_stdvec(&sent.collect::<Vec<_>>()).map_err(|_| unreadable("headers that cannot be written"))
 }
 
-/// The headers of another process. It may have set its optimizer differently, with another number of variables: see
-/// [`require_fit`].
+/// Decodes the headers of another process. Its optimizer may have other settings and another number of variables:
+/// [`require_fit`] checks that.
 pub(crate) fn decode(bytes: &[u8], replicas: usize) -> Result<Vec<StepHeader>, Unreadable> {
-    let sent: Vec<Sent> = postcard::from_bytes(bytes).map_err(|_| unreadable("no tallies of a step"))?;
+    let sent: Vec<Sent> = postcard::from_bytes(bytes).map_err(|_| unreadable("no headers of a step"))?;
     if sent.len() != replicas {
-        return Err(unreadable("tallies of another number of replicas"));
+        return Err(unreadable("headers of another number of replicas"));
     }
     let header = |sent: Sent| {
         Ok(StepHeader {
@@ -216,7 +216,7 @@ pub(crate) fn decode(bytes: &[u8], replicas: usize) -> Result<Vec<StepHeader>, U
                 Position { finished, incomplete, settings, learning_rate }
             }),
             kinds: sent.kinds,
-            sent: sent.sent,
+            early: sent.early,
             order: sent.order,
         })
     };
@@ -228,7 +228,7 @@ pub(crate) fn require_fit(all: &[StepHeader], variables: usize) -> Result<(), Un
     let fits = |header: &StepHeader| {
         header.kinds.len() == variables && header.order.as_ref().is_none_or(|order| order.len() == variables)
     };
-    if all.iter().all(fits) { Ok(()) } else { Err(unreadable("tallies of another number of variables")) }
+    if all.iter().all(fits) { Ok(()) } else { Err(unreadable("headers of another number of variables")) }
 }
 
 fn unreadable(what: &'static str) -> Unreadable {
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sent_is_what_is_read_and_what_does_not_fit_is_refused() {
+    fn a_decoded_header_is_the_encoded_one_and_what_does_not_fit_is_refused() {
         let header = |weighting, dtype, position, rows: Option<u64>| StepHeader {
             weighting,
             loss: 0.1,
@@ -249,7 +249,7 @@ mod tests {
             finite: true,
             position,
             kinds: vec![GradientKind::Nothing, GradientKind::Dense, GradientKind::Rows],
-            sent: rows.map(|rows| SentAhead { call: 3, layout: rows }),
+            early: rows.map(|rows| EarlyGradients { call: 3, layout: rows }),
             order: rows.is_none().then(|| vec![2, 0, 1]),
         };
         let at = |finished, learning_rate| {
@@ -293,12 +293,12 @@ mod tests {
                 finite: true,
                 position,
                 kinds: vec![GradientKind::Dense; 3],
-                sent: None,
+                early: None,
                 order: None,
             };
             encode([&header].into_iter()).unwrap().len()
         };
-        // One tally, its weighting, loss, dtype, rows, finite, position (7, the state, the rate), kinds, sent and
+        // One header, its weighting, loss, dtype, rows, finite, position (7, the state, the rate), kinds, early and
         // order.
         assert_eq!(of(None), 1 + 2 + 8 + 4 + 1 + 1 + (1 + 1 + 1 + 1 + 8) + 4 + 1 + 1);
         // The digest, and whether the state is complete.

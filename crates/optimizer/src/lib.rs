@@ -147,7 +147,7 @@ impl<R: Rule + Default> Optimizer<R> {
     /// Binds to a model's variables, with the rule's default hyper-parameters.
     ///
     /// # Errors
-    /// As [`Optimizer::with_rule`].
+    /// The errors of [`Optimizer::with_rule`].
     pub fn new(variables: &Variables, learning_rate: f64) -> Result<Self> {
         Self::with_rule(R::default(), variables, learning_rate)
     }

@@ -76,7 +76,8 @@ impl<R: Rule> Optimizer<R> {
     /// lacks. What is only logged is best detached before it is reduced.
     ///
     /// # Errors
-    /// As [`minimize`](Optimizer::minimize), and those of the items.
+    /// - The errors of [`minimize`](Optimizer::minimize).
+    /// - The error of an item.
     #[track_caller]
     pub fn minimize_each(
         &self,
@@ -98,11 +99,12 @@ impl<R: Rule> Optimizer<R> {
         self.inner.step(ctx, "minimize_each", sum, at)
     }
 
-    /// Takes part in a step without an example: for a replica whose piece of the batch is empty.
+    /// Takes part in a step without examples, on a replica whose piece of the batch is empty.
     ///
     /// # Errors
-    /// As [`minimize`](Optimizer::minimize); [`Error::InvalidArgument`] where the others' losses depend, through a
-    /// collective, on what this replica gave: that takes `minimize` with 0 examples.
+    /// - The errors of [`minimize`](Optimizer::minimize).
+    /// - [`Error::InvalidArgument`]: the losses of other replicas depend, through a collective, on a tensor of this
+    ///   replica. Call `minimize` with 0 examples instead.
     #[track_caller]
     pub fn skip(&self, ctx: &ReplicaContext) -> Result<Tensor> {
         let at = Location::caller();
@@ -122,8 +124,8 @@ impl<R: Rule> Optimizer<R> {
     /// [`ReduceOp`]: distribute_tensor::ReduceOp
     ///
     /// # Errors
-    /// As [`minimize`](Optimizer::minimize); [`Error::InvalidArgument`] for gradients of another optimizer, or where no
-    /// replica has any.
+    /// - The errors of [`minimize`](Optimizer::minimize).
+    /// - [`Error::InvalidArgument`]: the gradients are of another optimizer, or no replica has any.
     ///
     /// ```
     /// # use distribute::{optimizer::Gradients, prelude::*};
@@ -166,8 +168,8 @@ impl<R: Rule> Optimizer<R> {
             weighting => weighting,
         };
         let losses = Vec::new();
-        let (dtype, ahead, stale) = (DType::F32, false, None);
-        let given = Losses { gradients, bucket: None, weighting, losses, dtype, ahead, stale };
+        let (dtype, early, stale) = (DType::F32, false, None);
+        let given = Losses { gradients, bucket: None, weighting, losses, dtype, early, stale };
         self.inner.step(ctx, "apply_gradients", given, at).map(drop)
     }
 }

@@ -103,7 +103,8 @@ impl<R: Rule> Optimizer<R> {
     ///     optimizer.minimize(ctx, loss.sum_all()?, 1)
     /// });
     /// let error = error.unwrap_err();
-    /// assert!(matches!(error.root_cause(), Error::NotFinite { replica: 1, step: 1, variable: Some(w), .. } if w == "w"));
+    /// let Error::NotFinite { replica, step, variable, .. } = error.root_cause() else { panic!("{error}") };
+    /// assert_eq!((*replica, *step, variable.as_deref()), (1, 1, Some("w")));
     /// # Ok::<(), distribute::Error>(())
     /// ```
     #[doc(alias = "tf.debugging.check_numerics")]
@@ -114,15 +115,15 @@ impl<R: Rule> Optimizer<R> {
         self
     }
 
-    /// Trains the variables of some names no more: they stay as they are, are neither reduced nor counted in norms, and
-    /// have no slots, also not in checkpoints. In `minimize`, layers of [`nn`](distribute_nn) don't even compute their
+    /// Stops training the variables of some names. They keep their values, are neither reduced nor counted in norms,
+    /// and have no slots, also not in checkpoints. In `minimize`, layers of [`nn`](distribute_nn) do not compute their
     /// gradients.
     ///
     /// Variables that are neither f32 nor f64, such as bf16 weights below an adapter, have to be frozen before the
     /// first step.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: no variable has such a name that is not frozen already, or no other is left to train.
+    /// [`Error::InvalidArgument`]: no variable that is not frozen yet has such a name, or none is left to train.
     ///
     /// ```
     /// # use distribute::prelude::*;

@@ -1,10 +1,10 @@
-//! Rows of 32 `f32` that tables look up, scatter and update in a second, on one thread and on two, beside loops over a
-//! plain vector: `cargo run --release -p distribute-ps-tables --example rows [-- 100000 1000000 10000000]`.
+//! A benchmark of tables that look up, scatter and update rows of 32 `f32`, on one thread and on two, compared to loops
+//! over a plain vector: `cargo run --release -p distribute-ps-tables --example rows [-- 100000 1000000 10000000]`.
 //!
-//! Each thread has rows of its own and asks for 1,024 at random, again and again; where it says "the same", all have
-//! the same rows, and the first ones come most often, by Zipf's law. The vector knows neither locks nor rules: what it
-//! does is what memory allows. Each figure is the best of seven, of two threads the sum of each one's best: the tables
-//! of others that use the machine meanwhile are not what is measured.
+//! Each thread has rows of its own, and asks for 1,024 random ones at a time. In lines with "the same", all threads
+//! have the same rows, and the first rows are the most frequent, by Zipf's law. The vector has neither locks nor rules,
+//! so its speed is that of memory. Each figure is the best of seven runs, for two threads the sum of the best of each,
+//! because other programs may use the machine.
 
 use distribute_cluster::Stopwatch;
 use distribute_optim::{Adagrad, Sgd, Step};
@@ -37,7 +37,7 @@ fn main() -> Outcome {
     Ok(())
 }
 
-/// What memory allows: the same on a plain vector for each thread.
+/// Measures plain vectors, one for each thread: the speed of memory.
 fn vectors(rows: usize) -> Outcome {
     line(rows, "vector: copied out", |threads| {
         rate(threads, rows, |mine| {

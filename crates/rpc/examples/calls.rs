@@ -1,4 +1,4 @@
-//! How long calls take over loopback, in plain text: `cargo run --release -p distribute-rpc --example calls`.
+//! A benchmark of calls over loopback, without encryption: `cargo run --release -p distribute-rpc --example calls`.
 
 use distribute_cluster::{Job, Stopwatch};
 use distribute_net::Message;

@@ -1,2 +1,2 @@
-//! Nothing but tests: files with `unsafe` of crates that take minutes to build, compiled without what makes that so
-//! long. `.ci/soundness` runs them with the address sanitizer.
+//! Tests of files with `unsafe`, from crates that take minutes to build. They are compiled here without the slow
+//! dependencies, and `.ci/soundness` runs them with the address sanitizer.

@@ -18,7 +18,9 @@ use std::time::Duration;
 ///     .cross_device_ops(HierarchicalCopyAllReduce::default())
 ///     .threads_per_replica(2)
 ///     .build()?;
-/// let sums = strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 10f32.powi(ctx.replica_id_in_sync_group() as i32)))?;
+/// let sums = strategy.run((), |ctx, ()| {
+///     ctx.all_reduce(ReduceOp::Sum, 10f32.powi(ctx.replica_id_in_sync_group() as i32))
+/// })?;
 /// assert_eq!(sums.values(), [111., 111., 111.]);
 /// # Ok::<(), distribute::Error>(())
 /// ```
@@ -90,7 +92,7 @@ impl MirroredBuilder {
     /// Builds the strategy.
     ///
     /// # Errors
-    /// Those of [`MirroredStrategy::new`] and [`Threads::new`]; and
+    /// The errors of [`MirroredStrategy::new`] and [`Threads::new`]; and
     /// [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument) for a timeout of zero, a
     /// [`CommunicationImplementation`](distribute_core::CommunicationImplementation) other than AUTO, and settings of
     /// the cross-device ops that they [cannot follow](CrossDeviceOps::check).

@@ -90,7 +90,7 @@ impl MirroredStrategy {
     /// Creates a strategy with a replica on each device, which waits at most `timeout` for the others in one call.
     ///
     /// # Errors
-    /// Those of [`MirroredStrategy::new`]; and [`Error::InvalidArgument`] for a timeout of zero.
+    /// The errors of [`MirroredStrategy::new`]; and [`Error::InvalidArgument`] for a timeout of zero.
     #[track_caller]
     pub fn with_timeout<'a>(devices: impl IntoIterator<Item = &'a str>, timeout: Duration) -> Result<Self> {
         Self::builder().devices(devices).timeout(timeout).build()
@@ -121,8 +121,8 @@ impl MirroredStrategy {
     /// A replica on each of `replicas` logical CPU devices.
     ///
     /// # Errors
-    /// Those of [`MirroredStrategy::new`]; [`Error::InvalidArgument`] for more than 4096, the most that a process may
-    /// have.
+    /// The errors of [`MirroredStrategy::new`]; [`Error::InvalidArgument`] for more than 4096, the most that a process
+    /// may have.
     #[track_caller]
     pub fn cpus(replicas: usize) -> Result<Self> {
         check_count("MirroredStrategy::cpus", replicas)?;
@@ -141,7 +141,7 @@ impl MirroredStrategy {
     /// ```
     ///
     /// # Errors
-    /// Those of [`MirroredStrategy::new`].
+    /// The errors of [`MirroredStrategy::new`].
     #[track_caller]
     pub fn all_devices() -> Result<Self> {
         Self::builder().build()
@@ -162,7 +162,7 @@ impl MirroredStrategy {
     /// A replica on every core of this machine.
     ///
     /// # Errors
-    /// Those of [`MirroredStrategy::new`].
+    /// The errors of [`MirroredStrategy::new`].
     #[track_caller]
     pub fn all_cores() -> Result<Self> {
         Self::cpus(std::thread::available_parallelism().map_or(1, usize::from))
@@ -191,7 +191,7 @@ impl CentralStorageStrategy {
     /// A replica on each of `compute_devices`, and the variables on `parameter_device`.
     ///
     /// # Errors
-    /// Those of [`MirroredStrategy::new`].
+    /// The errors of [`MirroredStrategy::new`].
     #[track_caller]
     pub fn new<'a>(
         compute_devices: impl IntoIterator<Item = &'a str>,

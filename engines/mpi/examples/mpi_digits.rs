@@ -1,5 +1,5 @@
-//! Handwritten digits, learned by workers that MPI links; then, by the first of them, in one process with as many
-//! replicas: to the same weights.
+//! Training of handwritten digits on workers that MPI links. The first worker then trains again in one process with the
+//! same number of replicas, and compares the weights.
 //!
 //! ```text
 //! cargo build --release -p distribute-mpi --example mpi_digits
@@ -15,7 +15,7 @@ use distribute_mpi::Settings;
 use std::error::Error;
 
 const EPOCHS: usize = 5;
-/// Of all replicas together; the last batch of an epoch is smaller.
+/// The size of the global batch. The last batch of an epoch is smaller.
 const BATCH: usize = 128;
 
 #[distribute::main]
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     })
 }
 
-/// What every worker does: nothing in it knows of MPI.
+/// Trains on one worker. Nothing here depends on MPI.
 fn train(strategy: &Strategy) -> distribute::Result<(f32, String)> {
     let model = strategy.replicate(|vb| {
         let hidden = linear(64, 128, vb.pp("hidden"))?.with_activation(Relu);

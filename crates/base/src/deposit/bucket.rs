@@ -56,8 +56,8 @@ impl Pool {
         lock(&self.idle).iter().map(Vec::len).collect()
     }
 
-    /// Returns an empty bucket of a replica of this process. Its packs are sent by `early`, before their call. What was
-    /// found with the workers of another generation is forgotten: those that have come since don't know it.
+    /// Returns an empty bucket of a replica of this process. Its packs are sent by `early`, before their call. The
+    /// layout and the order of another generation are forgotten, because its workers agreed on them.
     pub fn take(self: &Arc<Self>, replica: usize, generation: u64, early: Option<EarlySend>) -> Bucket {
         let mut known = lock(&self.layout);
         if known.0 != generation {
@@ -97,7 +97,7 @@ impl Pool {
         }
     }
 
-    /// Whether gradients are put into packs for other workers.
+    /// Returns whether gradients are put into packs for other workers.
     pub fn has_packs(&self) -> bool {
         self.packs.is_some()
     }
@@ -150,23 +150,23 @@ impl Bucket {
         self.pool.numbers.get(&variable.id()).copied()
     }
 
-    /// Whether this variable is frozen.
+    /// Returns whether a variable is frozen.
     pub(super) fn is_frozen(&self, variable: &Tensor) -> bool {
         self.pool.frozen.contains(&variable.id())
     }
 
-    /// Whether there is something of a variable.
+    /// Returns whether the bucket has a gradient of a variable.
     fn has(&self, number: usize) -> bool {
         !matches!(self.loose.filled[number], Slot::Empty)
     }
 
-    /// Whether a dense gradient of a variable goes into the packs for other workers.
+    /// Returns whether a dense gradient of a variable goes into the packs for other workers.
     fn is_in_packs(&self, number: usize) -> bool {
         self.packs.as_ref().is_some_and(|packs| packs.layout().has(number))
     }
 
-    /// The packs for other workers, where there are any. Variables in them that are not among the `filled`, which
-    /// ascend, are set to zero. To the `joined` ones has been added what no layer deposits.
+    /// Takes the packs for other workers, if there are any. Variables that are not `filled`, which are in ascending
+    /// order, are set to zero. The gradients of the `joined` variables contain parts that no layer deposits.
     fn take_packs(&mut self, filled: &[usize], joined: Vec<usize>) -> Option<Arc<Flat>> {
         self.pool.packs.as_ref()?;
         self.loose.deposits.end(joined);
@@ -184,7 +184,7 @@ impl Bucket {
         }))
     }
 
-    /// The gradient of a variable has been written to its [place](Self::place), or added to what was there.
+    /// Marks the gradient of a variable as written to its [place](Self::place), or added to it.
     pub(super) fn deposited(&mut self, number: usize) {
         if self.pool.packs.is_none() || !self.loose.deposits.made(number) {
             return;
@@ -236,7 +236,7 @@ impl Bucket {
         self.on_device.push((number, rows));
     }
 
-    /// Takes those out.
+    /// Takes the rows on the replica's device out of the bucket.
     pub fn take_device_rows(&mut self) -> Vec<(usize, Rows)> {
         std::mem::take(&mut self.on_device)
     }
@@ -275,8 +275,9 @@ impl Bucket {
         })
     }
 
-    /// The gradients of all variables: those that layers have put here, and those that candle has `found`, which are on
-    /// the host. Of a variable that is used by layers and by other operations, the sum.
+    /// Returns the gradients of all variables: those that layers have written into the bucket, and those that candle
+    /// has `found`, which are on the host. The gradient of a variable that layers and other operations use is their
+    /// sum.
     ///
     /// # Errors
     /// candle's.
@@ -316,7 +317,7 @@ impl Bucket {
         Ok(all)
     }
 
-    /// The elements of a dense gradient that is there, and in no pack.
+    /// Returns the elements of a dense gradient that is in the bucket and in no pack.
     pub(super) fn dense<T: Number>(&self, number: usize) -> Option<&[T]> {
         T::in_vector(self.loose.places.get(number)?)
     }

@@ -129,7 +129,7 @@ impl ReplicaGradient {
     /// Changes its numbers on the device, if it has any, to others of the same shape.
     ///
     /// # Errors
-    /// Those of `change`.
+    /// The error of `change`.
     pub fn change_on_device(
         &mut self,
         change: impl FnOnce(&Tensor) -> crate::Result<Tensor>,

@@ -1,4 +1,4 @@
-//! The copies of a variable with which replicas compute whose devices have memory of their own.
+//! The copies of a variable on devices with memory of their own.
 
 use crate::coherent::Coherent;
 use crate::error::Result;
@@ -9,30 +9,29 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// The copies of a variable of a model, one for each replica whose device has memory of its own, such as a GPU.
 ///
-/// The variable itself is in the memory of the CPU, where it is initialised and saved. Code that writes it there says
-/// so ([`written`](Self::written)), and each replica refreshes its own copy before it computes
-/// ([`refresh`](Self::refresh)). An optimizer may write the copies in its place ([`advance`](Self::advance)): then code
-/// that reads the variable brings their value back before ([`bring_back`](Self::bring_back)), and no other thread waits
-/// for a device.
+/// The variable itself is in the memory of the CPU, where it is initialised and saved. Code that writes it there marks
+/// it as [`written`](Self::written), and each replica [refreshes](Self::refresh) its own copy before it computes. An
+/// optimizer may [write the copies](Self::advance) in place of the variable. Code that reads the variable then
+/// [brings the value back](Self::bring_back) first, and no other thread waits for a device.
 #[derive(Debug)]
 pub struct DeviceCopies {
     of: Var,
-    /// The number of times that it was written.
+    /// The number of times that the variable was written.
     version: AtomicU64,
-    /// An [`Announced`].
+    /// The uses of the variable that are announced, an [`Announced`].
     announced: AtomicU8,
     /// The states of the replicas' copies.
     states: Coherent<u64>,
-    /// For each local replica, unless it computes in the memory of the CPU.
+    /// The replicas of this process; `None` for one that computes in the memory of the CPU.
     replicas: Vec<Option<Replica>>,
 }
 
-/// The uses of the variable itself that are announced. Each is less than the one before.
+/// The uses of the variable itself that are announced, from most to least.
 #[repr(u8)]
 enum Announced {
-    /// Reads, which are by way of its [`Storage`](super::storage::Storage), and writes.
+    /// Reads and writes. Reads go through the variable's storage, which asks for the value first.
     All,
-    /// Writes alone.
+    /// Writes only.
     Writes,
     Nothing,
 }
@@ -40,13 +39,13 @@ enum Announced {
 #[derive(Debug)]
 struct Replica {
     device: Device,
-    /// Made when the replica's model asks for it.
+    /// The copy. It is made when the replica's model asks for it.
     copy: OnceLock<Var>,
 }
 
 impl DeviceCopies {
-    /// Copies of a variable in the memory of the CPU, for replicas on these devices; `None` for one that computes
-    /// there.
+    /// Creates the copies of a variable in the memory of the CPU, for replicas on these devices; `None` for a replica
+    /// that computes in the memory of the CPU.
     pub fn new(of: Var, devices: Vec<Option<Device>>) -> Self {
         let replica = |device| Replica { device, copy: OnceLock::new() };
         let replicas: Vec<_> = devices.into_iter().map(|device| device.map(replica)).collect();
@@ -54,10 +53,11 @@ impl DeviceCopies {
         Self { of, version, announced, states: Coherent::new(replicas.len()), replicas }
     }
 
-    /// The variable that a local replica computes with: its copy, which is made now if need be, or the variable itself.
+    /// Returns the variable that a local replica computes with: its copy, which is made now if there is none, or the
+    /// variable itself.
     ///
     /// # Errors
-    /// candle's: there is no memory on the device.
+    /// candle's, if the device is out of memory.
     pub fn of_replica(&self, number: usize) -> Result<&Var> {
         let Some(Some(replica)) = self.replicas.get(number) else { return Ok(&self.of) };
         if replica.copy.get().is_none() {
@@ -67,7 +67,7 @@ impl DeviceCopies {
         Ok(replica.copy.get().unwrap_or(&self.of))
     }
 
-    /// Writes the variable to a replica's copy, which has another version or is not there.
+    /// Writes the variable to a replica's copy, if the copy has another version or is missing.
     fn copy(&self, number: usize, replica: &Replica) -> Result<()> {
         // A variable that is written unannounced has another version each time.
         let version = || {
@@ -87,7 +87,7 @@ impl DeviceCopies {
         })
     }
 
-    /// Whether at least these uses are announced.
+    /// Returns whether at least these uses are announced.
     fn is_announced(&self, least: Announced) -> bool {
         self.announced.load(Ordering::Relaxed) <= least as u8
     }
@@ -97,28 +97,28 @@ impl DeviceCopies {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// Counts on no announcements any more: code such as candle's own optimizers may read and write the variable. It is
-    /// copied before each step from now on.
+    /// Stops relying on announcements, because code such as candle's own optimizers may read and write the variable. It
+    /// is copied before each step from now on.
     ///
     /// # Errors
-    /// As [`bring_back`](Self::bring_back).
+    /// The errors of [`bring_back`](Self::bring_back).
     pub fn unwatched(&self) -> Result<()> {
         self.announced.fetch_max(Announced::Nothing as u8, Ordering::Relaxed);
         self.bring_back()
     }
 
-    /// Counts on no announcements of reads any more: layers that look up rows, for example, do not ask for the value of
-    /// copies before.
+    /// Stops relying on announcements of reads: layers that look up rows, for example, do not ask for the value of the
+    /// copies first.
     ///
     /// # Errors
-    /// As [`bring_back`](Self::bring_back).
+    /// The errors of [`bring_back`](Self::bring_back).
     pub fn read_directly(&self) -> Result<()> {
         self.announced.fetch_max(Announced::Writes as u8, Ordering::Relaxed);
         self.bring_back()
     }
 
-    /// The copy of each local replica, if all have one and reads of the variable itself are announced: then they may be
-    /// written in its place.
+    /// Returns the copy of each local replica, if all have one and reads of the variable itself are announced. Only
+    /// then may the copies be written in place of the variable.
     pub fn of_all(&self) -> Option<Vec<&Var>> {
         if !self.is_announced(Announced::All) {
             return None;
@@ -126,10 +126,10 @@ impl DeviceCopies {
         self.replicas.iter().map(|replica| replica.as_ref()?.copy.get()).collect()
     }
 
-    /// Runs what writes the same value to the copies of all replicas, none of which may be computing.
+    /// Calls `write`, which writes the same value to the copies of all replicas. No replica may be computing.
     ///
     /// # Errors
-    /// Those of `write`.
+    /// The error of `write`.
     pub fn advance(&self, write: impl FnOnce() -> Result<()>) -> Result<()> {
         let made = |number: &usize| self.made_by(*number).is_some();
         self.states.write((0..self.replicas.len()).filter(made), write)
@@ -139,9 +139,9 @@ impl DeviceCopies {
     /// device.
     ///
     /// # Errors
-    /// candle's, of the device. It is copied again the next time.
+    /// candle's, of the device. The next call copies the value again.
     pub fn bring_back(&self) -> Result<()> {
-        // All have the same.
+        // All copies have the same value.
         self.states.read(
             || self.version.load(Ordering::Acquire),
             |number| match self.made_by(number) {
@@ -151,35 +151,35 @@ impl DeviceCopies {
         )
     }
 
-    /// Refreshes the copy of a local replica, if it has one. The replica may not be computing with it.
+    /// Refreshes the copy of a local replica, if it has one. The replica must not be computing with it.
     ///
     /// # Errors
-    /// candle's. It is copied again the next time.
+    /// candle's, of the device. The next call copies the value again.
     pub fn refresh(&self, replica: usize) -> Result<()> {
         self.made_by(replica).map_or(Ok(()), |(of, _)| self.copy(replica, of))
     }
 
-    /// Refreshes the copies of all replicas, of which none may be computing.
+    /// Refreshes the copies of all replicas. No replica may be computing.
     ///
     /// # Errors
-    /// As [`refresh`](Self::refresh).
+    /// The errors of [`refresh`](Self::refresh).
     pub fn refresh_all(&self) -> Result<()> {
         (0..self.replicas.len()).try_for_each(|replica| self.refresh(replica))
     }
 
-    /// A replica that has a copy.
+    /// Returns a replica and its copy, if it has one.
     fn made_by(&self, replica: usize) -> Option<(&Replica, &Var)> {
         let replica = self.replicas.get(replica)?.as_ref()?;
         Some((replica, replica.copy.get()?))
     }
 
-    /// The candle variables that have been made for replicas.
+    /// Returns the copies that have been made.
     pub fn made(&self) -> impl Iterator<Item = &Var> {
         self.replicas.iter().flatten().filter_map(|replica| replica.copy.get())
     }
 }
 
-/// Says at its end, however it comes, that some variables were written.
+/// A guard that marks some variables as written when it is dropped.
 pub struct Writing<'a>(pub Vec<&'a DeviceCopies>);
 
 impl Drop for Writing<'_> {
@@ -199,7 +199,7 @@ mod tests {
 
     // INV-68
     #[test]
-    fn a_replica_has_what_was_written_once_it_asks_for_it_and_not_before() {
+    fn a_copy_has_the_written_value_after_a_refresh_and_not_before() {
         let of = Var::new(&[1f32, 2.], &Device::Cpu).unwrap();
         let copies = DeviceCopies::new(of.clone(), vec![None, Some(Device::Cpu), Some(Device::Cpu)]);
         // The first computes with the variable itself; the last has not asked.
@@ -210,7 +210,7 @@ mod tests {
 
         of.set(&Tensor::new(&[3f32, 4.], &Device::Cpu).unwrap()).unwrap();
         copies.refresh(1).unwrap();
-        assert_eq!(values(&copy), [1., 2.], "nobody said that it was written");
+        assert_eq!(values(&copy), [1., 2.], "no call of written yet");
         copies.written();
         assert_eq!(values(&copy), [1., 2.], "it may be computing");
         (0..3).for_each(|replica| copies.refresh(replica).unwrap());
@@ -226,7 +226,7 @@ mod tests {
 
     // INV-68
     #[test]
-    fn copies_that_are_ahead_stay_and_whoever_reads_the_variable_gets_what_they_have() {
+    fn dirty_copies_stay_and_reads_of_the_variable_get_their_value() {
         let of = Var::new(&[1f32, 2.], &Device::Cpu).unwrap();
         let copies = DeviceCopies::new(of.clone(), vec![Some(Device::Cpu), Some(Device::Cpu)]);
         let first = copies.of_replica(0).unwrap().clone();
@@ -235,7 +235,7 @@ mod tests {
         let stepped = Tensor::new(&[3f32, 4.], &Device::Cpu).unwrap();
         let step = || copies.of_all().unwrap().into_iter().try_for_each(|copy| Ok(copy.set(&stepped)?));
         copies.advance(step).unwrap();
-        assert_eq!(values(&of), [1., 2.], "nobody has read it");
+        assert_eq!(values(&of), [1., 2.], "no read yet");
         (0..2).for_each(|replica| copies.refresh(replica).unwrap());
         assert_eq!((values(&first), values(&second)), (vec![3., 4.], vec![3., 4.]));
 

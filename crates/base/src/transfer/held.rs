@@ -1,4 +1,4 @@
-//! [`held`]: a GPU that computes nothing for a while, for tests of what waits for it.
+//! A GPU that is held for a while, for tests of code that must not wait for it.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,21 +8,22 @@ use std::ffi::c_void;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-/// Stops candle's stream until it is told to go on, and says behind that whether it was.
+/// Stops candle's stream until a message is sent, for 10 s at most. Returns the sender, and a receiver of whether the
+/// message came.
 pub fn held(device: &CudaDevice) -> (Sender<()>, Receiver<bool>) {
     type Hold = (Receiver<()>, Sender<bool>);
     unsafe extern "C" fn hold(data: *mut c_void) {
-        // SAFETY: it is the box of below, of which this is the only call.
+        // SAFETY: `data` is the box made below, and this is the only call with it.
         let hold: Box<Hold> = unsafe { Box::from_raw(data.cast()) };
         let was_told = hold.0.recv_timeout(Duration::from_secs(10)).is_ok();
-        // Nobody hears it where the test has failed.
+        // The receiver is gone if the test has failed.
         let _ = hold.1.send(was_told);
     }
     let ((go, told), (says, said)) = (channel(), channel());
     let data: *mut Hold = Box::into_raw(Box::new((told, says)));
     let stream = device.cuda_stream();
     stream.context().bind_to_thread().unwrap();
-    // SAFETY: the stream is there, and calls it once with what it takes; it calls nothing of CUDA.
+    // SAFETY: the stream is alive, and calls `hold` once, with its data. `hold` calls nothing of CUDA.
     unsafe { launch_host_function(stream.cu_stream(), hold, data.cast()) }.unwrap();
     (go, said)
 }

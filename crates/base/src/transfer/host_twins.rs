@@ -1,9 +1,10 @@
-//! [`HostTwins`]: integers that input has brought to a device are kept as they are on the host, too, so that who checks ids and labels needs not
-//! wait for the device. [`known_on_host`] finds them.
+//! Integers that input has copied to a device, kept on the host as well.
 //!
-//! A tensor is recognised by its memory, which its views have, too. That cannot be another's as long as the tensor is
-//! kept. What is written into a tensor in place is not seen: a piece may be part of the memory of its dataset, so
-//! nobody may write into one anyway.
+//! Checks of ids and labels read the tensor on the host, and do not wait for the device. [`known_on_host`] finds it.
+//!
+//! A tensor is recognised by its memory, which it shares with its views. The memory cannot become another tensor's
+//! while the tensor is kept. Writes into a tensor in place are not seen. They are not allowed anyway, because a piece
+//! of input may be part of the memory of its dataset.
 
 use super::to_host;
 use crate::lock::lock;
@@ -12,27 +13,28 @@ use distribute_tensor::without_elements;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, Weak};
 
-/// Of one dataset and replica so many tensors are kept, which have no more bytes together: those of the steps that are
-/// made now.
+/// The limits of the tensors that are kept for one dataset and replica: their number, and their bytes. That is enough
+/// for the steps in flight.
 const MOST: (usize, usize) = (64, 16 << 20);
 
-/// Larger tensors are not kept: bringing them back is not much beside what a step does with so many ids.
+/// The size in bytes of the largest tensor that is kept. Copying a larger one back takes little time compared to the
+/// step.
 const LARGEST: usize = MOST.1 / 2;
 
-/// The integers that were brought last to one device, for one dataset.
+/// The integers that were last copied to one device for one dataset.
 pub struct HostTwins(Mutex<VecDeque<Twins>>);
 
-/// A tensor on a device, which is all of its memory in order, and the same numbers on the host.
+/// A tensor on a device, which covers its memory in order, and the same numbers on the host.
 struct Twins {
     here: Tensor,
     there: Tensor,
 }
 
-/// Those of all datasets there are.
+/// The tensors of all datasets.
 static ALL: Mutex<Vec<Weak<HostTwins>>> = Mutex::new(Vec::new());
 
 impl HostTwins {
-    /// Keeps none yet.
+    /// Creates an empty set of tensors.
     pub fn new() -> Arc<Self> {
         let twins = Arc::new(Self(Mutex::default()));
         let mut all = lock(&ALL);
@@ -41,14 +43,14 @@ impl HostTwins {
         twins
     }
 
-    /// Whether a tensor may be one of ids or labels, and is on the host.
+    /// Returns whether a tensor may contain ids or labels, and is on the host.
     pub fn takes(here: &Tensor) -> bool {
         here.device().is_cpu()
             && matches!(here.dtype(), DType::U8 | DType::U32 | DType::I64)
             && (1..=LARGEST).contains(&size(here))
     }
 
-    /// Keeps both, which have memory of their own in order, and lets go of the oldest where they are too many.
+    /// Keeps both tensors, which have memory of their own in order. Drops the oldest tensors above the limits.
     pub fn keep(&self, here: Tensor, there: Tensor) {
         let is_whole = {
             let (_, layout) = there.storage_and_layout();
@@ -67,24 +69,24 @@ impl HostTwins {
             oldest.push(twins);
         }
         drop(kept);
-        // Where CUDA frees memory when it is done with it, that is waited for here, and not by who looks for ids.
+        // Freeing memory of CUDA may wait for the GPU. That happens without the lock, which lookups of ids take.
         drop(oldest);
     }
 
-    /// What the memory of a device holds, as it is on the host.
+    /// Returns the tensor on the host whose twin on a device has this memory.
     fn find(&self, memory: usize) -> Option<Tensor> {
-        // The latest first: they are of the steps that are made now.
+        // The latest first, because lookups are of the current steps.
         let kept = lock(&self.0);
         let twins = kept.iter().rev().find(|twins| self::memory(&twins.there) == memory)?;
         Some(twins.here.clone())
     }
 }
 
-/// The tensor in the memory of the CPU: what input has brought to its device, else what is read there, when the device
-/// is done with it.
+/// Returns the tensor on the host: the one that input has copied to the device, or else a copy from the device, which
+/// waits for the device.
 ///
 /// # Errors
-/// candle's: the device cannot be read.
+/// candle's, if the device cannot be read.
 pub fn known_on_host(tensor: &Tensor) -> Result<Tensor> {
     if tensor.device().is_cpu() {
         return Ok(tensor.clone());
@@ -96,16 +98,16 @@ pub fn known_on_host(tensor: &Tensor) -> Result<Tensor> {
     let all: Vec<_> = lock(&ALL).iter().filter_map(Weak::upgrade).collect();
     match all.iter().find_map(|twins| twins.find(memory)) {
         Some(here) => view(&here, tensor.layout()),
-        // With memory of its own: candle brings all of the memory that a tensor is in.
+        // Contiguous first: candle copies all of the memory that a tensor is in.
         None => to_host(&tensor.force_contiguous()?),
     }
 }
 
-/// What a tensor of this layout shows of these numbers, which are all of its memory.
+/// Returns the view with this layout of numbers that are all of a tensor's memory.
 fn view(all: &Tensor, layout: &Layout) -> Result<Tensor> {
     let all = all.flatten_all()?;
     let numbers = match layout.contiguous_offsets() {
-        // It may begin behind the end of the memory.
+        // An empty view may begin behind the end of the memory.
         Some((from, to)) if from == to => all.narrow(0, 0, 0)?,
         Some((from, to)) => all.narrow(0, from, to - from)?,
         None => {
@@ -120,7 +122,8 @@ fn view(all: &Tensor, layout: &Layout) -> Result<Tensor> {
     numbers.reshape(layout.shape())
 }
 
-/// Where the memory is that the tensor shows: the same for all views of it, and nobody else's as long as there are any.
+/// Returns the address of a tensor's memory: the same for all views of it, and of no other tensor as long as there are
+/// any.
 fn memory(tensor: &Tensor) -> usize {
     let (storage, _) = tensor.storage_and_layout();
     std::ptr::from_ref::<Storage>(&storage) as usize
@@ -134,7 +137,7 @@ fn size(tensor: &Tensor) -> usize {
 mod tests {
     use super::*;
 
-    /// Ids that were brought, with other numbers beside them, by which it shows where they come from.
+    /// Keeps ids, whose twin on the device has other numbers, so that tests see which of the two is read.
     fn brought(ids: usize) -> (Arc<HostTwins>, Tensor) {
         let twins = HostTwins::new();
         let there = Tensor::zeros((ids / 4, 4), DType::U32, &Device::Cpu).unwrap();
@@ -150,7 +153,7 @@ mod tests {
 
     // INV-69
     #[test]
-    fn views_of_what_was_brought_are_known_on_the_host() {
+    fn views_of_a_kept_tensor_are_known_on_the_host() {
         let (twins, there) = brought(12);
         assert_eq!(found(&twins, &there), Some((0..12).collect()));
         assert_eq!(found(&twins, &there.narrow(0, 1, 1).unwrap()), Some(vec![4, 5, 6, 7]));
@@ -164,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_are_let_go_by_bytes_and_by_number() {
+    fn the_oldest_are_dropped_by_bytes_and_by_number() {
         let (twins, first) = brought(400);
         let half = || Tensor::zeros(LARGEST / 4, DType::U32, &Device::Cpu).unwrap();
         let (second, third) = (half(), half());

@@ -1,4 +1,10 @@
-//! Tensors between the host and devices: [`to_device`], [`to_host`], and what is known without a wait.
+//! The transfer of tensors between the host and devices.
+//!
+//! | function | what it does |
+//! |---|---|
+//! | [`to_device`] | copies a tensor to a device |
+//! | [`to_host`] | copies a tensor to the host, and waits for its device |
+//! | [`known_on_host`] | returns integers of a device, without a wait if input has brought them there |
 
 #[cfg(feature = "cuda")]
 mod held;
@@ -16,22 +22,22 @@ use distribute_tensor::without_elements;
 pub use host_twins::HostTwins;
 pub use host_twins::known_on_host;
 
-/// Of more than so many bytes, CUDA copies from memory of any program when the GPU has done what it was asked for
-/// before, and the thread waits. Of fewer it has a copy of its own.
+/// The size in bytes up to which CUDA copies pageable memory without a wait. The thread of a larger copy waits until
+/// the GPU has finished all earlier work.
 const AT_ONCE: usize = 64 << 10;
 
-/// The tensor on this device, by candle's way, and what that leaves out:
+/// Copies a tensor to a device with candle, and handles the cases that candle leaves out:
 ///
-/// - Of a tensor without elements, CUDA refuses to take nothing.
-/// - Large ones go to a GPU of CUDA by pinned memory, so that nobody waits for what it computes.
-/// - One that is copied from a GPU to another is kept until that is done, whoever drops it before. cudarc (0.19) lets
-///   the copy wait for what writes it, but takes note of it on the source's stream before the copy, and so frees the
-///   source too early.
-/// - One that was made on the same GPU by another handle is ordered by nothing with what is done here: candle and
-///   cudarc take no note of its stream. So all that the GPU does is waited for, before and after.
+/// - A tensor without elements: CUDA refuses copies of no bytes.
+/// - A large tensor goes to a GPU through pinned memory, so that no thread waits for the GPU's other work.
+/// - A tensor that is copied from a GPU to another is kept until the copy is done, even if it is dropped earlier.
+///   cudarc (0.19) makes the copy wait for the writes of the tensor, but records the copy on the source's stream too
+///   early, and so frees the source too early.
+/// - A tensor of another handle of the same GPU: neither candle nor cudarc orders the streams of two handles, so this
+///   function waits for all work of the GPU, before and after the copy.
 ///
 /// # Errors
-/// candle's: the device has no memory, or no such dtype.
+/// candle's, if the device is out of memory or does not have the dtype.
 pub fn to_device(tensor: &Tensor, device: &Device) -> Result<Tensor> {
     if tensor.device().same_device(device) {
         return Ok(tensor.clone());
@@ -51,10 +57,11 @@ pub fn to_device(tensor: &Tensor, device: &Device) -> Result<Tensor> {
     tensor.to_device(device)
 }
 
-/// Numbers in the memory of the CPU, as a tensor on this device.
+/// Creates a tensor of some numbers on a device.
 ///
 /// # Errors
-/// As [`to_device`], and where the shape has another number of elements.
+/// - The errors of [`to_device`].
+/// - candle's, if the shape has another number of elements.
 pub fn from_vec<T: WithDType>(
     numbers: Vec<T>,
     shape: impl ShapeWithOneHole,
@@ -75,14 +82,16 @@ fn between(tensor: &Tensor, from: &candle_core::CudaDevice, to: &candle_core::Cu
     if same_gpu {
         stream.context().synchronize().w()?;
     } else {
-        // What the first GPU is asked for from now on, such as to free the tensor, is behind the copy.
+        // Later work of the first GPU, such as freeing the tensor, waits for the copy.
         from.wait(&stream.record_event(None).w()?).w()?;
     }
     Ok(there)
 }
 
-/// The tensor, if it is in the memory of the CPU, on a GPU of CUDA, by a copy that waits for nothing the GPU computes.
-/// `None` of others, of those with a gradient, and where there is no pinned memory, which was logged.
+/// Copies a tensor from the memory of the CPU to a GPU through pinned memory, without a wait for the GPU's other work.
+///
+/// Returns `None` for tensors and devices of other kinds, for tensors with a gradient, and if there is no pinned
+/// memory, which is logged.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
 pub fn by_pinned_memory(tensor: &Tensor, device: &Device) -> Option<Tensor> {
     #[cfg(feature = "cuda")]
@@ -92,7 +101,7 @@ pub fn by_pinned_memory(tensor: &Tensor, device: &Device) -> Option<Tensor> {
     None
 }
 
-/// The tensor in the memory of the CPU. Waits for its device.
+/// Copies a tensor to the memory of the CPU. Waits for its device.
 ///
 /// # Errors
 /// candle's, of the device.
@@ -112,7 +121,7 @@ mod tests {
 
     // INV-72
     #[test]
-    fn what_is_copied_between_gpus_is_there_until_it_is_copied() {
+    fn a_tensor_that_is_copied_between_gpus_is_kept_until_the_copy_is_done() {
         let gpu = |number| DeviceName::gpu(number).to_candle();
         let (from, to) = match (gpu(0), gpu(1)) {
             (Ok(from), Ok(to)) => (from, to),
@@ -120,7 +129,7 @@ mod tests {
         };
         for number in 0..20u32 {
             let there = to_device(&Tensor::full(number, 1000, &from).unwrap(), &to).unwrap();
-            // Whatever the first GPU was asked for is done, and its memory is used again.
+            // The first GPU has finished its work, and uses the memory again.
             from.synchronize().unwrap();
             let next = Tensor::full(77u32, 1000, &from).unwrap();
             from.synchronize().unwrap();
@@ -131,7 +140,7 @@ mod tests {
 
     // INV-72
     #[test]
-    fn what_another_handle_of_the_gpu_makes_is_there_when_it_is_copied() {
+    fn a_tensor_of_another_handle_of_the_gpu_is_complete_when_it_is_copied() {
         let to = match DeviceName::gpu(0).to_candle() {
             Ok(to) => to,
             Err(error) => return skipped(error),

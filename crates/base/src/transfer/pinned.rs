@@ -1,34 +1,35 @@
-//! [`Pinned`]: copies to a GPU of CUDA that wait for nothing it computes, and for which nothing it computes waits but what reads them.
+//! Copies to a GPU of CUDA through pinned memory.
 //!
-//! candle's `to_device` copies from memory of any program, on the one stream on which it computes: a copy is done
-//! behind all that was asked for before, and its thread waits. Here a tensor is written into *pinned* memory, which the
-//! GPU reads by itself, and copied on a second stream.
+//! candle's `to_device` copies pageable memory on the stream on which it computes. Such a copy waits for all earlier
+//! work, and so does its thread. [`Pinned`] writes a tensor into *pinned* memory, which the GPU reads by itself, and
+//! copies it on a second stream. The copy waits for no computation, and only computations that read the tensor wait for
+//! the copy.
 //!
 //! Why that is right, by CUDA's rules of streams and cudarc's of events (0.19.10):
 //!
-//! - **The GPU reads a tensor when its copy is over.** With more than one stream and its tracking on, cudarc has two
-//!   events for each memory on a GPU: behind its last write and its last read. All that candle does reaches memory by
-//!   `device_ptr`, `device_ptr_mut` or as an argument of a kernel, and each of these lets the stream that it is given
-//!   wait for the last write first. The event of the last write is recorded here, behind the copy, on the stream of
-//!   copies. Where tracking is off, which takes `unsafe`, nothing is copied here.
-//! - **The memory is said to be candle's stream's.** It is allocated for the stream of copies, since on candle's it
-//!   would be there only behind all that was asked for before. But some of candle's operations (those that look rows up
-//!   by ids) wait, and take note of reading, on the stream that the *memory* names and launch on candle's own: so
-//!   another owner makes it one of candle's stream, with its events.
-//! - **Memory is given away behind all that uses it.** cudarc frees on the stream that the memory names, candle's,
-//!   which is made to wait for both events before: so behind the copy, also of what nobody has read, and behind all
-//!   that candle has launched. CUDA lets memory be freed on another stream than it was allocated for, if that is behind
-//!   its allocation, and the copy is. Who gets it next on the stream of copies gets it when that is over: what a pool
-//!   of CUDA gives out on another stream, it orders by itself. Where there are no such pools, cudarc waits for the
-//!   stream, and frees then, as it does for all of candle's tensors.
-//! - **A buffer is written when the copy from it is over.** Each has an event of its own, recorded behind its copy, for
-//!   which the pool looks or waits, and for which a buffer waits before it is freed. If a copy or its event cannot be
-//!   recorded, the whole stream is waited for. This doesn't rest on cudarc's tracking, which doesn't see copies from a
-//!   part of a buffer.
+//! - **The GPU reads a tensor when its copy is done.** With several streams and its tracking on, cudarc has two events
+//!   for each allocation on a GPU: after its last write and after its last read. candle reaches memory by `device_ptr`,
+//!   `device_ptr_mut` or as an argument of a kernel, and each of these makes its stream wait for the last write first.
+//!   This module records the event of the last write after the copy, on the stream of copies. If tracking is off, which
+//!   takes `unsafe`, it copies nothing.
+//! - **The memory belongs to candle's stream.** It is allocated on the stream of copies, because on candle's stream it
+//!   would be available only after all earlier work. But some of candle's operations, those that look up rows by ids,
+//!   wait and record their reads on the stream that the *memory* names, and launch on candle's own. So another owner
+//!   makes the memory one of candle's stream, with its events.
+//! - **Memory is freed after its last use.** cudarc frees on the stream that the memory names, candle's, and makes it
+//!   wait for both events first. So the memory is freed after the copy, even if nothing has read it, and after all that
+//!   candle has launched. CUDA allows freeing memory on another stream than it was allocated on, if that comes after
+//!   the allocation, and the copy does. The next allocation on the stream of copies gets the memory after that: CUDA's
+//!   pools order memory between streams by themselves. Where there are no such pools, cudarc waits for the stream, and
+//!   frees then, as it does for all of candle's tensors.
+//! - **A buffer is written when the copy from it is done.** Each buffer has an event of its own, recorded after its
+//!   copy. The pool checks the event or waits for it, and so does a buffer before it is freed. If a copy or its event
+//!   cannot be recorded, the whole stream is waited for. This does not rely on cudarc's tracking, which does not see
+//!   copies from a part of a buffer.
 //!
-//! A copy waits for the copies before it, which wait for nothing, or where the GPU's memory is short, for what frees
-//! some. So the wait for a buffer ends, as a wait for candle's own copies does. Making one of the few buffers may wait
-//! for the GPU.
+//! A copy waits for the copies before it. They wait for nothing, or for memory to be freed if the GPU is short of it.
+//! So the wait for a buffer ends, as a wait for candle's own copies does. Making one of the few buffers may wait for
+//! the GPU.
 
 use super::pool::{self, Pool};
 use crate::lock::lock;
@@ -45,15 +46,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// The number of buffers of a GPU: one is written while others are copied.
+/// The number of buffers for a GPU. One is written while others are copied.
 const BUFFERS: usize = 4;
 
 /// The copier to one GPU.
 pub(super) struct Pinned {
     device: CudaDevice,
-    /// The stream of copies, on which nothing is computed.
+    /// The stream of copies, without computations.
     copies: Arc<CudaStream>,
-    /// Held while a tensor is copied: what two threads bring to one GPU goes one by one, as its bytes do.
+    /// The buffers. The lock is held while a tensor is copied, because copies to one GPU share the bus anyway.
     pool: Mutex<Pool<Buffer>>,
     has_told: AtomicBool,
 }
@@ -80,16 +81,16 @@ impl Pinned {
         Ok(Self { device: device.clone(), copies, pool, has_told })
     }
 
-    /// A tensor that is in the memory of the CPU, on the GPU; `None` where it cannot be brought so, which is logged
-    /// once, or need not.
+    /// Copies a tensor from the memory of the CPU to the GPU. Returns `None` if the tensor is left to candle; if that
+    /// is because of a failure, it is logged once.
     pub(super) fn carry(&self, tensor: &Tensor) -> Option<Tensor> {
         let (storage, _) = tensor.storage_and_layout();
-        // What has a gradient is brought by an operation of candle's, and what has no elements needs no copy.
+        // A tensor with a gradient needs an operation of candle's, and one without elements needs no copy.
         if !matches!(&*storage, Storage::Cpu(_)) || tensor.track_op() || tensor.elem_count() == 0 {
             return None;
         }
         drop(storage);
-        match self.brought(tensor) {
+        match self.try_carry(tensor) {
             Ok(there) => Some(there),
             Err(why) => {
                 if !self.has_told.swap(true, Ordering::Relaxed) {
@@ -100,7 +101,7 @@ impl Pinned {
         }
     }
 
-    fn brought(&self, tensor: &Tensor) -> Result<Tensor, String> {
+    fn try_carry(&self, tensor: &Tensor) -> Result<Tensor, String> {
         if !self.copies.context().is_managing_stream_synchronization() {
             return Err("cudarc's tracking of events is off".into());
         }
@@ -125,25 +126,25 @@ impl Pinned {
         Ok(Tensor::from_storage(storage, layout.shape(), BackpropOp::none(), false))
     }
 
-    /// Numbers, of which there are some, in memory of candle's stream that is written when their copy is over.
+    /// Copies numbers, at least one, into memory of candle's stream.
     fn copy<T: NoUninit>(&self, numbers: &[T]) -> Result<CudaSlice<T>, String> {
         let written = self.copy_bytes(bytemuck::cast_slice(numbers)).map_err(|error| error.to_string())?;
         let candle_stream = self.device.cuda_stream();
         let memory = written.leak();
-        // SAFETY: the allocation is nobody else's since `leak`, has as many bytes as the numbers, is aligned for any,
-        // and holds theirs when the copy is over.
+        // SAFETY: the allocation has no other owner since `leak`, has the size of the numbers, is aligned for any, and
+        // contains the numbers when the copy is done.
         let upgraded = catch_unwind(AssertUnwindSafe(|| unsafe {
             candle_stream.upgrade_device_ptr(memory, numbers.len())
         }));
         let Ok(mut owned): Result<CudaSlice<T>, _> = upgraded else {
-            // The memory is nobody's then, and stays.
+            // The memory has no owner then, and is leaked.
             let _ = self.copies.synchronize();
             return Err("cudarc has panicked, as where a GPU fails or has no events left".into());
         };
         let (_, behind) = owned.device_ptr_mut(&self.copies);
-        // The event of the last write, on the stream of copies.
+        // Records the event of the last write, on the stream of copies.
         drop(behind);
-        // An error of that is kept there. Without the event, the memory could be freed while it is written.
+        // The context keeps an error of that. Without the event, the memory could be freed while it is written.
         if let Err(error) = self.copies.context().check_err() {
             let _ = self.copies.synchronize();
             return Err(error.to_string());
@@ -152,7 +153,7 @@ impl Pinned {
     }
 
     fn copy_bytes(&self, bytes: &[u8]) -> Result<CudaSlice<u8>, DriverError> {
-        // SAFETY: nobody gets it but behind the copies that write all of it.
+        // SAFETY: all uses of the memory come after the copies that write all of it.
         let mut memory = unsafe { self.copies.alloc::<u8>(bytes.len()) }?;
         let mut pool = lock(&self.pool);
         let mut done = 0;
@@ -162,7 +163,7 @@ impl Pinned {
             let part = &left[..left.len().min(buffer.memory.len())];
             let sent = buffer.send(part, &self.copies, &mut memory.slice_mut(done..done + part.len()));
             if let Err(error) = sent {
-                // Else the buffer could be freed while it is read.
+                // Otherwise the buffer could be freed while it is read.
                 let _ = self.copies.synchronize();
                 return Err(error);
             }
@@ -173,7 +174,7 @@ impl Pinned {
     }
 }
 
-/// Pinned memory, and its last copy.
+/// Pinned memory, and the event of its last copy.
 struct Buffer {
     memory: PinnedHostSlice<u8>,
     copied: CudaEvent,
@@ -182,7 +183,7 @@ struct Buffer {
 impl Buffer {
     fn new(context: &Arc<CudaContext>, size: usize) -> Result<Self, DriverError> {
         let copied = context.new_event(Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC))?;
-        // SAFETY: it is written right here, and read by nobody before.
+        // SAFETY: the memory is written here, before anything reads it.
         let memory = unsafe {
             let mut memory = context.alloc_pinned::<u8>(size)?;
             memory.as_mut_ptr()?.write_bytes(0, size);
@@ -191,7 +192,7 @@ impl Buffer {
         Ok(Self { memory, copied })
     }
 
-    /// Starts the copy of these bytes, which fit. The last one is over.
+    /// Starts a copy of these bytes, which fit. The last copy must be done.
     fn send(
         &mut self,
         bytes: &[u8],
@@ -222,7 +223,7 @@ impl pool::Buffer for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // An error is that of a GPU that reads no more.
+        // After an error, the GPU does not read any more.
         let _ = self.copied.synchronize();
     }
 }

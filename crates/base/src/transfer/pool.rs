@@ -1,24 +1,24 @@
-//! [`Pool`]: which buffer a copy gets, out of few. Pure: what a buffer is, it is told.
+//! A pool of a few buffers for copies. It decides which buffer a copy gets, and knows nothing of devices.
 
-/// Memory that a copy reads until it is over.
+/// A buffer that a copy reads until the copy is done.
 pub(super) trait Buffer {
     type Error;
 
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     fn size(&self) -> usize;
 
-    /// Whether the last copy from it is over.
+    /// Returns whether the last copy from the buffer is done.
     fn is_free(&self) -> Result<bool, Self::Error>;
 
-    /// Waits until it is.
+    /// Waits until the last copy from the buffer is done.
     fn wait(&self) -> Result<(), Self::Error>;
 }
 
-/// The least and the greatest size of a buffer. What is larger is copied in parts.
+/// The sizes of the smallest and the largest buffer. Larger tensors are copied in parts.
 const SIZES: (usize, usize) = (4 << 10, 8 << 20);
 
-/// Buffers of a number of sizes. There are never more than so many of the greatest size: more that is to be copied
-/// waits for the oldest copy.
+/// A pool of buffers of several sizes, with a limit of their number. A copy that finds no buffer waits for the oldest
+/// copy.
 pub(super) struct Pool<B> {
     /// The buffers, in the order of their copies.
     buffers: Vec<B>,
@@ -26,19 +26,22 @@ pub(super) struct Pool<B> {
 }
 
 impl<B: Buffer> Pool<B> {
-    /// Without buffers yet, and with `limit` at most, which is not 0.
+    /// Creates an empty pool of at most `limit` buffers, and at least one.
     pub(super) fn new(limit: usize) -> Self {
         Self { buffers: Vec::new(), limit: limit.max(1) }
     }
 
-    /// A buffer for a copy of so many bytes, or of a part of them: the smallest of those that are large enough and
-    /// whose copy is over; or another that is made, by its size; or, where there are as many as may be, the one whose
-    /// copy is over first. Where no other can be made, a smaller one.
+    /// Takes a buffer for a copy of `bytes`, or of a part of them. In this order:
     ///
-    /// It is the caller's until [`give`](Self::give), and is counted by nobody meanwhile: one at a time.
+    /// - the smallest large enough buffer whose copy is done;
+    /// - a new buffer, while there are fewer than the limit;
+    /// - the buffer whose copy is done first, replaced if it is too small, or as it is if `make` fails.
+    ///
+    /// The caller returns the buffer with [`give`](Self::give) before it takes another.
     ///
     /// # Errors
-    /// A buffer's; and that of making one, if there is no other.
+    /// - The error of a buffer that is asked for its state.
+    /// - The error of `make`, if there is no buffer.
     pub(super) fn take(
         &mut self,
         bytes: usize,
@@ -47,7 +50,7 @@ impl<B: Buffer> Pool<B> {
         let wanted = rounded(bytes);
         let mut free: Option<(usize, usize)> = None;
         for (at, buffer) in self.buffers.iter().enumerate() {
-            // Copies are over in their order.
+            // Copies are done in their order.
             if !buffer.is_free()? {
                 break;
             }
@@ -71,7 +74,7 @@ impl<B: Buffer> Pool<B> {
         if !is_full || oldest.size() >= wanted {
             return Ok(oldest);
         }
-        // First, so that there are never more.
+        // Dropped first, so that there are never more buffers than the limit.
         drop(oldest);
         match make(wanted) {
             Err(_) if !self.buffers.is_empty() => {
@@ -88,13 +91,13 @@ impl<B: Buffer> Pool<B> {
         self.buffers.iter().map(Buffer::size).collect()
     }
 
-    /// Takes back a buffer whose copy has been started, behind all others'.
+    /// Returns a buffer whose copy has been started, after those of all other buffers.
     pub(super) fn give(&mut self, buffer: B) {
         self.buffers.push(buffer);
     }
 }
 
-/// The size of a buffer for so many bytes: few sizes, so that another batch finds one.
+/// Returns the size of a buffer for `bytes`. There are few sizes, so that a batch finds the buffer of another.
 fn rounded(bytes: usize) -> usize {
     let (least, greatest) = SIZES;
     bytes.clamp(least, greatest).next_power_of_two()
@@ -157,7 +160,7 @@ mod tests {
         }
     }
 
-    /// Copies `bytes` by the pool, and gives the size of its buffer.
+    /// Copies `bytes` with a buffer of the pool, and returns the buffer's size.
     fn copy(
         pool: &mut Pool<Fake>,
         device: &Rc<Device>,
@@ -180,18 +183,18 @@ mod tests {
 
     // INV-70
     #[test]
-    fn a_buffer_is_used_again_when_its_copy_is_over_and_there_are_never_more_than_may_be() {
+    fn a_buffer_is_reused_when_its_copy_is_done_and_there_are_never_more_than_the_limit() {
         let device = Rc::new(Device::default());
         let mut pool = Pool::new(2);
         for number in 1..=200 {
-            // Now and then a copy is over by itself.
+            // Some copies are done without a wait.
             if number % 7 == 0 {
                 device.over.set(device.over.get().max(number - 3));
             }
             let bytes = [100, 5000, 3 * MIB][number % 3];
             assert!(copy(&mut pool, &device, number, bytes).unwrap() >= bytes);
             assert!(device.buffers.get() <= 2 && pool.sizes().len() <= 2);
-            // Nobody has waited for more than there was no room for.
+            // No wait was longer than the lack of buffers required.
             assert!(device.over.get() < number);
         }
         drop(pool);
@@ -199,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn of_those_that_are_free_the_smallest_that_is_large_enough_is_taken() {
+    fn the_smallest_free_buffer_that_is_large_enough_is_taken() {
         let device = Rc::new(Device::default());
         let mut pool = Pool::new(3);
         for (number, bytes) in [(1, 8 * MIB), (2, 4096), (3, MIB)] {
@@ -208,17 +211,17 @@ mod tests {
         device.over.set(3);
         assert_eq!(copy(&mut pool, &device, 4, 5000), Ok(MIB));
         assert_eq!(copy(&mut pool, &device, 5, 5000), Ok(8 * MIB));
-        // A small one is replaced, and nobody waits for the others.
+        // A small buffer is replaced, without a wait for the others.
         assert_eq!(copy(&mut pool, &device, 6, 5000), Ok(8192));
         assert_eq!((device.over.get(), device.buffers.get()), (3, 3));
-        // Of those that are not, the oldest.
+        // No buffer is free, so it is the oldest.
         assert_eq!(copy(&mut pool, &device, 7, 5000), Ok(MIB));
         assert_eq!(device.over.get(), 4);
     }
 
     // INV-70
     #[test]
-    fn without_memory_for_another_a_smaller_one_serves_and_without_any_that_is_said() {
+    fn without_memory_a_smaller_buffer_is_taken_and_without_any_buffer_it_is_an_error() {
         let device = Rc::new(Device::default());
         let mut pool = Pool::new(4);
         device.bytes.set(12 * MIB);

@@ -259,7 +259,7 @@ impl Protocol {
     /// Takes a frame of the session from another worker.
     ///
     /// # Errors
-    /// Why the worker has to be taken for lost.
+    /// The reason for which the worker is lost.
     pub fn hear(&mut self, from: usize, frame: Frame) -> Result<(), &'static str> {
         if frame.round > self.round.saturating_add(LEAD) {
             // The others may make any number of calls, which fail, where this worker has left.

@@ -110,7 +110,7 @@ impl Session {
     /// Like [`all_to_all`](Self::all_to_all), in a further round of the same call.
     ///
     /// # Errors
-    /// Those of [`all_to_all`](Self::all_to_all).
+    /// The errors of [`all_to_all`](Self::all_to_all).
     pub(super) fn next_round(
         &self,
         standings: Vec<Standing>,

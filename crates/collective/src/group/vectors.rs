@@ -30,7 +30,7 @@ impl GroupCall<'_> {
     /// the others get nothing.
     ///
     /// # Errors
-    /// Those of [`all_gather_sized`](Self::all_gather_sized).
+    /// The errors of [`all_gather_sized`](Self::all_gather_sized).
     pub fn gather_to(
         &mut self,
         to: usize,
@@ -80,7 +80,7 @@ impl GroupCall<'_> {
     /// sizes. For this worker there are none.
     ///
     /// # Errors
-    /// Those of [`receive_early_ranges`](Self::receive_early_ranges).
+    /// The errors of [`receive_early_ranges`](Self::receive_early_ranges).
     pub fn receive_early(&self, call: u64, sizes: &[usize]) -> Result<Vec<Vec<Bytes>>, Failure> {
         let (world, session) = (self.world(), self.session());
         let mut all = vec![vec![Bytes::new(); sizes.len()]; world.workers()];
@@ -116,7 +116,7 @@ impl GroupCall<'_> {
     /// they have sent, of these sizes, as [`receive_early`](Self::receive_early) does.
     ///
     /// # Errors
-    /// Those of [`all_to_all_ranges`](Self::all_to_all_ranges).
+    /// The errors of [`all_to_all_ranges`](Self::all_to_all_ranges).
     pub fn all_to_all(
         &mut self,
         what: &str,

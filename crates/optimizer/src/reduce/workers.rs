@@ -1,10 +1,16 @@
-//! The gradients of a step over the workers of a group: what is sent, and what is added up from what has come.
+//! The exchange of a step's gradients between the workers of a group.
 //!
-//! Dense gradients are packs of each replica, or of each worker whose replicas' sum changes no bit of the whole. Where
-//! layers have put them there, they have been sent before the workers met; else they are sent now. Two workers have
-//! each other's packs whole, and add them as those of further replicas in the pass that updates the variables; more
-//! share the sum out. Where each worker owns ranges of variables, it gets these of all packs, and adds them up in that
-//! pass. Rows go as they are to everybody.
+//! Dense gradients are exchanged in packs. Each replica has its packs, or each worker has those of its replicas' sum,
+//! if that changes no bit of the total. Packs that layers have written gradients into have been sent before the workers
+//! meet; other packs are sent here.
+//!
+//! | workers | exchange | sum |
+//! |---|---|---|
+//! | 2 | each sends its packs to the other | in the pass that updates the variables |
+//! | more than 2 | each gets its range of all packs, and sends the sum of the range to all | before that pass |
+//! | any number, with a sharded state | each gets the elements that it updates, of all packs | in that pass |
+//!
+//! Rows are sent to all workers as they are.
 
 use crate::header::{GradientKind, StepHeader};
 use crate::parameters::{Parameters, folds_first};
@@ -24,20 +30,23 @@ use distribute_tensor::kernel::fold_scaled;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// A step's exchange of gradients with the other workers.
+/// The exchange of a step's gradients with the other workers.
 struct Exchange<'a, 'b> {
     parameters: &'b Parameters,
     /// The headers of all replicas.
     headers: &'a [&'a StepHeader],
+    /// The weights of all replicas' gradients.
     weights: &'a [f64],
+    /// The gradients of this worker's replicas.
     mine: &'a [Weighted<'b>],
     threads: &'a Threads<'a>,
 }
 
-/// Exchanges the gradients of this worker's replicas for those of all.
+/// Sends the gradients of this worker's replicas to the other workers, and returns those of all replicas.
 ///
 /// # Errors
-/// The same on all workers, where one is lost or late or fails; its own on a worker that cannot bring its part.
+/// - The same error on all workers, if one is lost, late or fails.
+/// - Another error on a worker that cannot read its own gradients.
 pub(crate) fn exchange<'b>(
     calling: &mut GroupCall<'_>,
     parameters: &'b Parameters,
@@ -51,7 +60,7 @@ pub(crate) fn exchange<'b>(
     Ok(all.of_partition(parameters.partition.as_deref()))
 }
 
-/// Packs that are added up with others, and their weight.
+/// The packs of one term of the sum, with its weight.
 type Packs = (f64, Arc<Flat>);
 
 impl<'b> Exchange<'_, 'b> {
@@ -99,7 +108,7 @@ impl<'b> Exchange<'_, 'b> {
         Ok(summed)
     }
 
-    /// The packs of this worker: of all its replicas together, or of each.
+    /// Returns the packs of this worker: one set for the sum of its replicas, or one for each replica.
     fn packs(&self, layout: &Arc<Layout>, world: World, buffers: &Buffers) -> Result<Vec<Arc<Flat>>> {
         let Self { parameters, mine, .. } = self;
         if layout.packs().is_empty() {
@@ -126,12 +135,12 @@ impl<'b> Exchange<'_, 'b> {
         Ok(vec![packed(layout, &sums, parameters, buffers)?])
     }
 
-    /// The weight of the packs that are at this place among those of all.
-    fn weight(&self, world: World, at: usize) -> f64 {
-        if folds_first(world) { 1. } else { self.weights[at] }
+    /// Returns the weights of the packs of all workers: ones, if those of a worker are its replicas' weighted sum.
+    fn weights(&self, world: World) -> Cow<'_, [f64]> {
+        if folds_first(world) { vec![1.; world.workers()].into() } else { self.weights.into() }
     }
 
-    /// The packs of all, or one of their sum.
+    /// Returns the packs of all workers, or those of their sum.
     fn exchange_packs(
         &self,
         calling: &mut GroupCall<'_>,
@@ -139,31 +148,31 @@ impl<'b> Exchange<'_, 'b> {
         mine: &[Arc<Flat>],
     ) -> Result<Vec<Packs>> {
         let packs: Vec<_> = mine.iter().flat_map(|flat| flat.packs().iter().cloned()).collect();
-        let sent = StepHeader::sent_ahead(self.headers).filter(|sent| sent.layout == layout.digest());
-        let come = match sent {
-            Some(sent) => calling.receive_early_ranges(sent.call, &packs),
+        let early = StepHeader::early(self.headers).filter(|early| early.layout == layout.digest());
+        let received = match early {
+            Some(early) => calling.receive_early_ranges(early.call, &packs),
             None => calling.all_to_all_ranges("its gradients", &packs),
         };
-        let come = come.map_err(failure("minimize"))?;
+        let received = received.map_err(failure("minimize"))?;
         let world = calling.world();
         if world.workers() > 2 {
-            let sum = self.sum(calling, layout, &come).map_err(failure("minimize"))?;
+            let sum = self.sum(calling, layout, &received).map_err(failure("minimize"))?;
             return Ok(vec![(1., Arc::new(sum))]);
         }
         let mut all = Vec::with_capacity(mine.len() * world.workers());
-        for (worker, come) in come.iter().enumerate() {
+        for (worker, received) in received.iter().enumerate() {
             if worker == world.worker() {
                 all.extend(mine.iter().cloned());
                 continue;
             }
-            for packs in come.chunks(layout.packs().len()) {
+            for packs in received.chunks(layout.packs().len()) {
                 all.push(Arc::new(Flat::received(layout, packs.to_vec(), calling.buffers())));
             }
         }
-        Ok(all.into_iter().enumerate().map(|(at, packs)| (self.weight(world, at), packs)).collect())
+        Ok(self.weights(world).iter().copied().zip(all).collect())
     }
 
-    /// The packs of all, of which each worker has sent this one the elements that it updates.
+    /// Returns the packs of all workers, with the elements that this one updates.
     fn exchange_ranges(
         &self,
         calling: &mut GroupCall<'_>,
@@ -173,9 +182,9 @@ impl<'b> Exchange<'_, 'b> {
         let (world, buffers, count) = (calling.world(), calling.buffers().clone(), layout.packs().len());
         let size = |pack| layout.part(world.worker()).map_or(0, |part| part.len(pack));
         let sizes: Vec<_> = mine.iter().flat_map(|_| (0..count).map(size)).collect();
-        let sent = StepHeader::sent_ahead(self.headers).filter(|sent| sent.layout == layout.digest());
-        let come = match sent {
-            Some(sent) => calling.receive_early(sent.call, &sizes),
+        let early = StepHeader::early(self.headers).filter(|early| early.layout == layout.digest());
+        let received = match early {
+            Some(early) => calling.receive_early(early.call, &sizes),
             None => calling.all_to_all("its gradients", &sizes, |worker, number| {
                 let (flat, pack) = (&mine[number / count], number % count);
                 let piece = layout.part(worker).zip(flat.packs().get(pack));
@@ -183,38 +192,40 @@ impl<'b> Exchange<'_, 'b> {
             }),
         };
         let mut all = Vec::with_capacity(mine.len() * world.workers());
-        for (worker, come) in come.map_err(failure("minimize"))?.iter().enumerate() {
+        for (worker, received) in received.map_err(failure("minimize"))?.iter().enumerate() {
             if worker == world.worker() {
                 all.extend(mine.iter().cloned());
             }
-            for packs in come.chunks(count) {
+            for packs in received.chunks(count) {
                 all.push(Arc::new(Flat::received_part(layout, world.worker(), packs.to_vec(), &buffers)));
             }
         }
-        Ok(all.into_iter().enumerate().map(|(at, packs)| (self.weight(world, at), packs)).collect())
+        Ok(self.weights(world).iter().copied().zip(all).collect())
     }
 
-    /// Each worker adds up its range of every pack, and sends the sums to all. `come` are those ranges, of each worker.
+    /// Adds up this worker's range of all packs, and exchanges the sums with the other workers. `received` are the
+    /// ranges that each worker has sent.
     fn sum(
         &self,
         calling: &mut GroupCall<'_>,
         layout: &Arc<Layout>,
-        come: &[Vec<Bytes>],
+        received: &[Vec<Bytes>],
     ) -> Result<Flat, Failure> {
         let world = calling.world();
-        let ones = vec![1.; world.workers()];
-        let weights = if folds_first(world) { &ones[..] } else { self.weights };
+        let weights = self.weights(world);
         let part = |worker, pack: &Pack| early_range(world, worker, pack.len);
         let size = |worker| layout.packs().iter().map(|pack| part(worker, pack).len()).sum::<usize>();
         let mut sums = calling.buffers().take(size(world.worker()));
         let mut rest = sums.bytes_mut();
         for (index, pack) in layout.packs().iter().enumerate() {
             let place = rest.split_off_mut(..part(world.worker(), pack).len()).unwrap_or_default();
-            let all: Vec<_> =
-                come.iter().flat_map(|come| come.iter().skip(index).step_by(layout.packs().len())).collect();
+            let all: Vec<_> = received
+                .iter()
+                .flat_map(|all| all.iter().skip(index).step_by(layout.packs().len()))
+                .collect();
             match pack.dtype {
-                DType::F32 => fold::<f32>(&all, weights, place),
-                _ => fold::<f64>(&all, weights, place),
+                DType::F32 => fold::<f32>(&all, &weights, place),
+                _ => fold::<f64>(&all, &weights, place),
             }
         }
         let sums = calling.all_gather_sized("its sums", sums.freeze(), size)?;
@@ -230,7 +241,7 @@ impl<'b> Exchange<'_, 'b> {
         Ok(whole.freeze())
     }
 
-    /// Every worker gets the rows of all replicas.
+    /// Exchanges the gradients by row of all replicas.
     fn exchange_rows(
         &self,
         calling: &mut GroupCall<'_>,
@@ -264,7 +275,7 @@ impl<'b> Exchange<'_, 'b> {
     }
 }
 
-/// The weighted sum of these vectors.
+/// Writes the weighted sum of some vectors into another.
 fn fold<F: Number>(all: &[&Bytes], weights: &[f64], into: &mut [u8]) {
     let all: Vec<_> = all.iter().map(|bytes| numbers::<F>(bytes)).collect();
     let all: Vec<&[F]> = all.iter().map(|numbers| &**numbers).collect();
@@ -272,7 +283,7 @@ fn fold<F: Number>(all: &[&Bytes], weights: &[f64], into: &mut [u8]) {
     fold_scaled(&all, &weights, bytemuck::cast_slice_mut(into));
 }
 
-/// The dense gradients of one replica in packs: those in which layers have put them, or copies.
+/// Returns the dense gradients of one replica in packs: those that layers have written them into, or copies.
 fn packed(
     layout: &Arc<Layout>,
     gradients: &[Option<ReplicaGradient>],
@@ -300,7 +311,7 @@ fn packed(
     Ok(Arc::new(packs.freeze()))
 }
 
-/// Copies a gradient to its place, if it has one.
+/// Copies the gradient of the variable with this number into a pack, if the packs have it.
 fn copy<T: Number>(gradient: &ReplicaGradient, number: usize, packs: &mut Filling) -> Result<()> {
     let Some(place) = packs.place::<T>(number) else { return Ok(()) };
     match gradient {

@@ -19,7 +19,7 @@ pub(crate) struct Losses {
     pub(crate) losses: Vec<(Tensor, usize)>,
     pub(crate) dtype: DType,
     /// Whether gradients may be sent to other workers before all of them are there.
-    pub(crate) ahead: bool,
+    pub(crate) early: bool,
     /// The warning of tensors that are not computed again in each step.
     pub(crate) stale: Option<String>,
 }
@@ -28,15 +28,15 @@ impl Losses {
     pub(crate) fn new(optimizer: &Inner, ctx: &ReplicaContext) -> Self {
         // What is transformed before it is reduced is not complete when layers have deposited it.
         let buckets = &optimizer.parameters.buckets;
-        let ahead = buckets.has_packs() && optimizer.before_reduce.is_empty();
-        let ahead = ctx.member().session().filter(|_| ahead).map(|session| session.early_send());
+        let is_early = buckets.has_packs() && optimizer.before_reduce.is_empty();
+        let early = ctx.member().session().filter(|_| is_early).map(|session| session.early_send());
         Self {
-            ahead: ahead.is_some(),
+            early: early.is_some(),
             gradients: Gradients::none(&optimizer.parameters),
             bucket: Some(buckets.take(
                 ctx.local_replica(),
                 optimizer.parameters.strategy.generation(),
-                ahead,
+                early,
             )),
             weighting: Weighting::SumOver(0),
             losses: Vec::new(),
@@ -45,8 +45,8 @@ impl Losses {
         }
     }
 
-    /// Adds a mean loss over examples, and its gradients in the form that `weighting` says. One over none has no
-    /// weight, but takes part in the gradients of the others' collectives.
+    /// Adds a mean loss over examples, and its gradients in the form that `weighting` says. A loss over no examples has
+    /// no weight, but takes part in the gradients of the other replicas' collectives.
     pub(crate) fn add(
         &mut self,
         optimizer: &Inner,
@@ -80,7 +80,7 @@ impl Losses {
         Ok(())
     }
 
-    /// Adds the gradients that the others' losses have here.
+    /// Adds the gradients that the losses of the other replicas have on this one, by collectives.
     pub(crate) fn join(
         &mut self,
         optimizer: &Inner,
@@ -102,7 +102,7 @@ impl Losses {
     }
 }
 
-/// The losses of all examples, added up. Waits for the device.
+/// Returns the sum of the losses of all examples. Waits for the device.
 pub(crate) fn read(losses: &[(Tensor, usize)]) -> Result<f64> {
     let mut sum = 0.;
     for (mean, examples) in losses {
@@ -111,7 +111,7 @@ pub(crate) fn read(losses: &[(Tensor, usize)]) -> Result<f64> {
     Ok(sum)
 }
 
-/// The mean loss over all examples, of the last one's dtype, on the device. None where there are none.
+/// Returns the mean loss over all examples on the device of the last loss and in its dtype; `None` if there is no loss.
 pub(crate) fn mean(losses: &[(Tensor, usize)]) -> Result<Option<Tensor>> {
     let Some(((last, _), before)) = losses.split_last() else { return Ok(None) };
     if before.is_empty() {
@@ -127,7 +127,7 @@ pub(crate) fn mean(losses: &[(Tensor, usize)]) -> Result<Option<Tensor>> {
     Ok(Some(Tensor::stack(&weighed, 0)?.sum_all()?.to_dtype(last.dtype())?))
 }
 
-/// The losses added up over the examples, from their mean.
+/// Returns the sum of the losses of the examples, from their mean.
 fn added_up(mean: &Tensor, examples: usize) -> Result<Tensor> {
     let dtype = mean.dtype();
     if !matches!(dtype, DType::F32 | DType::F64) {

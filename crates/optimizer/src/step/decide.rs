@@ -75,7 +75,7 @@ impl Inner {
     /// Decides for all, on replica 0.
     ///
     /// # Errors
-    /// Those for which no replica makes the step.
+    /// The errors for which no replica makes the step.
     pub(crate) fn decide(
         &self,
         log: &mut StepLog,

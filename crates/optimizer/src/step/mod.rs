@@ -90,11 +90,11 @@ impl Inner {
         mine: Losses,
         copies: &Copies<'_>,
     ) -> Result<ReplicaGradients> {
-        let (member, early) = (ctx.member(), mine.ahead);
+        let (member, early) = (ctx.member(), mine.early);
         let stay = self.backend.staying(self, copies, ctx.local_replica());
         let mut mine = ReplicaGradients::new(self, mine, &stay)?;
         mine.header.rows = ctx.rows().map(|rows| rows.len());
-        if early && mine.header.sent.is_none() && member.replica() == 0 {
+        if early && mine.header.early.is_none() && member.replica() == 0 {
             mine.header.order = self.parameters.buckets.order();
         }
         if member.rank() == 0 {

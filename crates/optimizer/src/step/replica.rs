@@ -2,7 +2,7 @@
 
 use crate::checks::finite::all_finite;
 use crate::gradients::Gradient;
-use crate::header::{GradientKind, SentAhead, StepHeader};
+use crate::header::{EarlyGradients, GradientKind, StepHeader};
 use crate::parameters::Parameters;
 use crate::step::backward::{self, Losses};
 use crate::update::devices;
@@ -49,7 +49,7 @@ impl ReplicaGradients {
             made.transform(optimizer, stay)?;
         }
         made.header.kinds = made.gradients.iter().map(GradientKind::of).collect();
-        made.header.sent = sent_ahead(&made.gradients);
+        made.header.early = early_gradients(&made.gradients);
         if looks && made.header.finite {
             made.header.finite =
                 all_finite(parameters, &made.gradients)? && devices::are_finite(&made.gradients)?;
@@ -68,10 +68,7 @@ impl ReplicaGradients {
 
     /// The same, with everything on the host. Waits for the device.
     pub(crate) fn to_host(&self, parameters: &Parameters) -> Result<Self> {
-        let host = |(gradient, (_, variable)): (&Option<ReplicaGradient>, &(String, Var))| {
-            gradient.as_ref().map(|gradient| gradient.to_host(variable)).transpose()
-        };
-        let gradients = self.gradients.iter().zip(&parameters.variables).map(host).collect::<Result<_>>()?;
+        let gradients = devices::to_host(parameters, &self.gradients)?;
         let mut made = Self { header: self.header.clone(), gradients, unread: self.unread.clone() };
         made.read_losses()?;
         Ok(made)
@@ -148,8 +145,8 @@ fn collected(
 }
 
 /// Returns the early send of the dense gradients, if it had all of them. It lacks a gradient that is in no pack, and
-/// one by row of a variable that has a place.
-fn sent_ahead(gradients: &[Option<ReplicaGradient>]) -> Option<SentAhead> {
+/// one by row of a variable that has a place in a pack.
+fn early_gradients(gradients: &[Option<ReplicaGradient>]) -> Option<EarlyGradients> {
     let all = gradients.iter().flatten().find_map(ReplicaGradient::packs)?;
     let is_sent = |(number, gradient): (usize, &Option<ReplicaGradient>)| match gradient {
         Some(ReplicaGradient::Rows(_)) => !all.layout().has(number),
@@ -157,5 +154,5 @@ fn sent_ahead(gradients: &[Option<ReplicaGradient>]) -> Option<SentAhead> {
         None => true,
     };
     let call = all.early_call()?;
-    gradients.iter().enumerate().all(is_sent).then(|| SentAhead { call, layout: all.layout().digest() })
+    gradients.iter().enumerate().all(is_sent).then(|| EarlyGradients { call, layout: all.layout().digest() })
 }

@@ -1,6 +1,5 @@
 //! The update of variables in the memory of this process: reduced, transformed and updated block by block, in one pass.
 
-use crate::Inner;
 use crate::groups::Rules;
 use crate::parameters::Parameters;
 use crate::partition::BLOCK;
@@ -11,17 +10,16 @@ use crate::reduce::resolve;
 use crate::reduce::rows::RowRange;
 use crate::reduce::split::{Splittable, WorkSplit};
 use crate::slots::{MOST_SLOTS, Slots};
-use crate::sync::{StepSync, Threads};
+use crate::sync::Threads;
 use crate::transform::{ResolvedTransforms, Transform};
 use crate::update::locked::{Locked, with_locked};
-use crate::update::{Backend, Pass, Update, apply_in_one_pass, copies};
+use crate::update::{Backend, Pass, Update};
 use candle_core::Var;
-use distribute_base::internal::{Any, Number, ReplicaGradient};
+use distribute_base::internal::{Any, Number};
 use distribute_base::{Error, Result};
 use distribute_optim::{Rule, RuleExt, Step, UpdateError};
 use distribute_tensor::kernel::fold_scaled;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// The number of variables that are locked at a time: candle's calls nest, and each takes stack.
 pub(crate) const LOCKED: usize = 64;
@@ -32,25 +30,8 @@ pub(crate) const LOCKED: usize = 64;
 pub(crate) struct Local;
 
 impl Backend for Local {
-    fn is_one_pass(&self, optimizer: &Inner) -> bool {
-        optimizer.groups.only_compute()
-    }
-
     fn reduce_and_apply(&self, update: &Update<'_>, pass: &Pass<'_>) -> Result<()> {
         InPlace::new(update, update.transforms).reduce_and_apply(pass.change, pass.operands, pass.threads)
-    }
-
-    fn apply(
-        &self,
-        update: &Update<'_>,
-        sync: &StepSync<'_>,
-        gradients: &Arc<Vec<Option<ReplicaGradient>>>,
-        change: Option<&Change<'_>>,
-    ) -> Result<()> {
-        if self.is_one_pass(update.optimizer) {
-            return apply_in_one_pass(self, update, sync, gradients, change);
-        }
-        copies::apply(update, sync, gradients, change)
     }
 }
 

@@ -36,7 +36,9 @@ use std::sync::Arc;
 pub(crate) trait Backend: fmt::Debug + Send + Sync {
     /// Returns whether gradients are reduced, transformed and applied in one pass. Else [`apply`](Self::apply) gets
     /// them whole.
-    fn is_one_pass(&self, optimizer: &Inner) -> bool;
+    fn is_one_pass(&self, optimizer: &Inner) -> bool {
+        optimizer.groups.only_compute()
+    }
 
     /// Reduces gradients, transforms them and applies the rules, to all variables that have a gradient on some replica.
     fn reduce_and_apply(&self, update: &Update<'_>, pass: &Pass<'_>) -> Result<()>;
@@ -49,7 +51,18 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
         sync: &StepSync<'_>,
         gradients: &Arc<Vec<Option<ReplicaGradient>>>,
         change: Option<&Change<'_>>,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        if !self.is_one_pass(update.optimizer) {
+            return copies::apply(update, sync, gradients, change);
+        }
+        sync.run_on_leader(|threads| {
+            let Some(change) = change else { return Ok(()) };
+            let operands = Operands::new(update.parameters(), &[(1., gradients)], 1)?;
+            let pass = Pass { change, operands: &operands, replicas: &[], sync, threads };
+            self.reduce_and_apply(update, &pass)?;
+            update.parameters().commit(change)
+        })
+    }
 
     /// The variables that are updated on devices.
     fn copies<'a>(&self, _optimizer: &'a Inner) -> Copies<'a> {
@@ -149,23 +162,6 @@ pub(crate) fn backend(parameters: &Parameters) -> Result<Box<dyn Backend>> {
         Box::new(local::Local)
     } else {
         Box::new(devices::Devices)
-    })
-}
-
-/// Applies gradients that are reduced in one pass, and counts the step: [`Backend::apply`].
-fn apply_in_one_pass(
-    backend: &dyn Backend,
-    update: &Update<'_>,
-    sync: &StepSync<'_>,
-    gradients: &[Option<ReplicaGradient>],
-    change: Option<&Change<'_>>,
-) -> Result<()> {
-    sync.run_on_leader(|threads| {
-        let Some(change) = change else { return Ok(()) };
-        let operands = Operands::new(update.parameters(), &[(1., gradients)], 1)?;
-        let pass = Pass { change, operands: &operands, replicas: &[], sync, threads };
-        backend.reduce_and_apply(update, &pass)?;
-        update.parameters().commit(change)
     })
 }
 

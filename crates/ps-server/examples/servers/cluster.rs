@@ -1,4 +1,4 @@
-//! Servers that are processes, and clients that are threads.
+//! A cluster of servers that are processes, and clients that are threads.
 
 use crate::{MINUTE, Result};
 use distribute_cluster::{ClusterSpec, Job, Stopwatch};
@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-/// The ways of one client to all servers.
+/// The channels of one client to all servers.
 pub type Channels = Vec<Arc<dyn Channel>>;
 
 /// One server, until the process is killed.
@@ -47,7 +47,7 @@ impl Process {
         Ok((process, address))
     }
 
-    /// How many bytes of memory it holds.
+    /// Returns the number of bytes of memory that the process holds.
     fn resident(&self) -> Result<f64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
@@ -70,7 +70,7 @@ impl Cluster {
         Ok(Self { processes, addresses, spec, folder: folder.to_owned() })
     }
 
-    /// Those of each of so many clients.
+    /// Returns the channels of each client.
     pub fn channels(&self, clients: usize) -> Vec<Channels> {
         let of = |client: usize| -> Channels {
             let clients =
@@ -81,13 +81,13 @@ impl Cluster {
         (0..clients).map(of).collect()
     }
 
-    /// How many bytes of memory all servers hold.
+    /// Returns the number of bytes of memory that all servers hold.
     pub fn resident(&self) -> Result<f64> {
         self.processes.iter().map(Process::resident).sum()
     }
 
-    /// Kills the first server while its tables are there, and asks it at once: their bytes, and the seconds until it
-    /// has answered.
+    /// Kills the first server, starts it again, and sends it a request at once. Returns the bytes of its tables, and
+    /// the seconds until it has answered.
     pub fn restart(&mut self, client: &Channels) -> Result<(f64, f64)> {
         drop(self.processes.remove(0));
         let away = Stopwatch::start();
@@ -100,7 +100,7 @@ impl Cluster {
     }
 }
 
-/// Starts a request to each server, then waits for all.
+/// Starts a request to each server, and waits for all answers.
 pub fn together(channels: &Channels, request: impl Fn(usize) -> Request) -> Result<Vec<Response>> {
     let started: Vec<Started> = channels
         .iter()
@@ -110,7 +110,7 @@ pub fn together(channels: &Channels, request: impl Fn(usize) -> Request) -> Resu
     Ok(started.into_iter().map(Started::wait).collect::<std::result::Result<_, _>>()?)
 }
 
-/// Lets each client do something again and again for a while, and gives how often a second all of them have.
+/// Repeats `work` on each client for some seconds. Returns how many times per second all clients together have done it.
 pub fn rate(
     all: &[Channels],
     seconds: f64,

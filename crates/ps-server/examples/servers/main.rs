@@ -1,11 +1,11 @@
-//! What parameter servers do over loopback: `cargo run --release -p distribute-ps-server --example servers`.
+//! A benchmark of parameter servers over loopback: `cargo run --release -p distribute-ps-server --example servers`.
 //!
-//! Two servers are processes, two clients are threads. Dense variables are pulled and pushed; rows of 32 numbers are
-//! looked up and scattered; a lookup of 1,024 rows is timed while another client pushes. All of it without a log, then
-//! with one.
+//! The two servers are processes, the two clients are threads. Dense variables are pulled and pushed, rows of 32
+//! numbers are looked up and scattered, and a lookup of 1,024 rows is timed while another client pushes. Everything is
+//! measured without a log and then with one.
 //!
-//! `-- closures` compares pushes with those of closures, which are made once, a round of each in turn; `-- growth`
-//! measures rows of tables of 10⁵ to 10⁷, and on 1 to 8 servers.
+//! `-- closures` compares pushes to pushes of closures, which are applied once, in alternate rounds. `-- growth`
+//! measures tables of 10⁵ to 10⁷ rows, and 1 to 8 servers.
 
 mod cluster;
 mod work;
@@ -31,7 +31,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 const ROWS: usize = 1_000_000;
 const BATCH: usize = 8192;
 
-/// How long each figure is measured, in seconds.
+/// The time that each figure is measured for, in seconds.
 const WHILE: f64 = 3.0;
 
 fn main() -> Result<()> {
@@ -65,7 +65,7 @@ fn measure(folder: &str) -> Result<()> {
     Ok(())
 }
 
-/// What is sent of the dense variable at once, in GB.
+/// Returns the size of the dense variable on all servers, in GB.
 fn gigabytes() -> f64 {
     (SERVERS * ELEMENTS * 4) as f64 / 1e9
 }
@@ -114,7 +114,7 @@ fn rows(all: &[Channels]) -> Result<()> {
     Ok(())
 }
 
-/// How long a lookup of 1,024 rows takes while another client scatters, in µs: the median, and p99.
+/// Measures lookups of 1,024 rows while another client scatters. Returns the median and p99, in µs.
 fn under_load(all: &[Channels], rows: &Rows<'_>) -> Result<(f64, f64)> {
     let stop = AtomicBool::new(false);
     let mut times = std::thread::scope(|scope| -> Result<Vec<f64>> {
@@ -142,7 +142,7 @@ fn under_load(all: &[Channels], rows: &Rows<'_>) -> Result<(f64, f64)> {
     Ok((at(0.5), at(0.99)))
 }
 
-/// What it costs that a change knows the closure that it comes from.
+/// Measures the cost of changes that name the closure they come from.
 fn closures() -> Result<()> {
     const ROUNDS: usize = 15;
     const SECONDS: f64 = 0.5;
@@ -184,7 +184,7 @@ fn closures() -> Result<()> {
     })
 }
 
-/// Rows of larger tables, and on more servers.
+/// Measures rows of larger tables, and of more servers.
 fn growth() -> Result<()> {
     println!(
         "| servers | rows | M rows/s looked up | scattered | lookup of 1,024 under load, p50, µs | p99 | MB a million rows |"

@@ -1,4 +1,4 @@
-//! What clients ask of servers: a dense variable, and tables.
+//! The requests of clients: for a dense variable, and for tables.
 
 use crate::cluster::{Channels, together};
 use crate::{MINUTE, Result};
@@ -11,7 +11,7 @@ use distribute_tensor::{DType, HostTensor};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub const WIDTH: usize = 32;
-/// Of a dense variable, on each server.
+/// The number of elements of the dense variable on each server.
 pub const ELEMENTS: usize = 4 << 20;
 
 fn create(channels: &Channels, name: &str, contents: impl Fn(usize) -> Contents) -> Result<()> {
@@ -23,7 +23,7 @@ fn create(channels: &Channels, name: &str, contents: impl Fn(usize) -> Contents)
     Ok(())
 }
 
-/// A dense variable, as much of it on each server.
+/// Creates a dense variable, with [`ELEMENTS`] on each server.
 pub fn create_dense(channels: &Channels) -> Result<()> {
     let zeros = HostTensor::zeros(DType::F32, [ELEMENTS])?;
     create(channels, "dense", |_| Contents::Values(zeros.clone()))
@@ -33,7 +33,7 @@ fn initializer(name: &str) -> Initializer {
     Initializer::new(Distribution::Uniform { lo: -0.1, up: 0.1 }, 1, name)
 }
 
-/// A table of so many rows.
+/// Creates a table of `rows` rows.
 pub fn create_rows(channels: &Channels, name: &str, rows: usize) -> Result<()> {
     let (initializer, partition) = (initializer(name), RowPartition::div(rows, channels.len()));
     create(channels, name, |shard| Contents::Drawn {
@@ -45,7 +45,7 @@ pub fn create_rows(channels: &Channels, name: &str, rows: usize) -> Result<()> {
     })
 }
 
-/// A table whose rows are ids.
+/// Creates a table whose rows are ids.
 pub fn create_ids(channels: &Channels, name: &str) -> Result<()> {
     let (initializer, options) = (initializer(name), DynamicOptions::default());
     create(channels, name, |_| Contents::Dynamic {
@@ -56,17 +56,17 @@ pub fn create_ids(channels: &Channels, name: &str) -> Result<()> {
     })
 }
 
-/// A closure, and the number below which all have ended.
+/// A closure, and the number below which all closures have ended.
 #[derive(Clone, Copy)]
 pub struct Closure {
     number: u64,
     floor: u64,
 }
 
-/// Closures of clients, each of which has one under way.
+/// The closures of clients. Each client runs one at a time.
 pub struct Closures {
     next: AtomicU64,
-    /// For each client, a number that its closure is not below.
+    /// A lower bound of the number of each client's closure.
     under_way: Vec<AtomicU64>,
 }
 
@@ -75,10 +75,10 @@ impl Closures {
         Self { next: AtomicU64::new(0), under_way: (0..clients).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    /// The next one of a client, whose last one has ended.
+    /// Returns the next closure of a client, whose last one has ended.
     pub fn next(&self, client: usize) -> Closure {
-        // Before the number is taken, so that the other one, however long this thread is kept waiting, does not take it
-        // for ended.
+        // Before the number is taken, so that no other client takes this closure for ended, however long this thread
+        // sleeps.
         self.under_way[client].store(self.next.load(Ordering::SeqCst), Ordering::SeqCst);
         let number = self.next.fetch_add(1, Ordering::SeqCst);
         let floor = self.under_way.iter().map(|least| least.load(Ordering::SeqCst)).min();
@@ -86,7 +86,7 @@ impl Closures {
     }
 }
 
-/// A push of a step, perhaps as the change of a closure: each step is one.
+/// The push of one step, as the change of a closure if there is one.
 pub struct Pushing {
     pub step: u64,
     pub closure: Option<Closure>,
@@ -114,12 +114,12 @@ pub fn push(channels: &Channels, pushing: &Pushing, gradient: &HostTensor) -> Re
     together(channels, |_| pushing.request(change)).map(drop)
 }
 
-/// Rows of a table of which each server has some.
+/// The rows of a table that is sharded over all servers.
 pub struct Rows<'a> {
     pub table: &'a str,
-    /// Of all servers together.
+    /// The number of rows on all servers.
     pub rows: usize,
-    /// How many are asked for at once.
+    /// The number of rows of a request.
     pub count: usize,
 }
 
@@ -151,7 +151,7 @@ impl Rows<'_> {
     }
 }
 
-/// How many bytes a table takes for each of its rows, on all servers.
+/// Returns the number of bytes that a table takes for each of its rows, on all servers.
 pub fn bytes_of_row(channels: &Channels, name: &str) -> Result<f64> {
     let (mut rows, mut bytes) = (0, 0);
     for answer in together(channels, |_| Request::List)? {

@@ -80,7 +80,8 @@ impl MultiWorkerBuilder {
     /// ```
     /// # use distribute::prelude::*;
     /// # let cluster: distribute::ClusterSpec = r#"{"worker": ["localhost:0"]}"#.parse()?;
-    /// # let resolver = || distribute::SimpleClusterResolver::new(cluster.clone()).with_task(distribute::Job::Worker.task(0));
+    /// # let worker = distribute::Job::Worker.task(0);
+    /// # let resolver = || distribute::SimpleClusterResolver::new(cluster.clone()).with_task(worker.clone());
     /// let builder = || MultiWorkerMirroredStrategy::builder().cluster_resolver(resolver());
     /// let strategy = builder().devices(["cpu:0", "cpu:1"]).build()?;
     /// assert_eq!(strategy.world().to_string(), "2 replicas");
@@ -121,8 +122,8 @@ impl MultiWorkerBuilder {
         self
     }
 
-    /// How the tasks of the job know each other, and protect connections between machines, in place of what was said
-    /// before: one value for all that a task opens. By default by the secret in `DISTRIBUTE_SECRET`, if there is one.
+    /// Sets the credentials by which the tasks of the job recognise each other and protect connections between
+    /// machines, for all connections of a task. By default they are the secret in `DISTRIBUTE_SECRET`, if it is set.
     pub fn credentials(mut self, credentials: impl Into<Credentials>) -> Self {
         self.credentials = credentials.into();
         self
@@ -147,7 +148,8 @@ impl MultiWorkerBuilder {
     /// # use distribute::prelude::*;
     /// # let cluster: distribute::ClusterSpec = r#"{"worker": ["localhost:0"]}"#.parse()?;
     /// # let resolver = distribute::SimpleClusterResolver::new(cluster).with_task(distribute::Job::Worker.task(0));
-    /// let strategy = MultiWorkerMirroredStrategy::builder().check_drift_every(1000).cluster_resolver(resolver).build()?;
+    /// let builder = MultiWorkerMirroredStrategy::builder().cluster_resolver(resolver);
+    /// let strategy = builder.check_drift_every(1000).build()?;
     /// # Ok::<(), distribute::Error>(())
     /// ```
     pub fn check_drift_every(mut self, steps: u64) -> Self {

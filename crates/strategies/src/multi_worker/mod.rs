@@ -176,7 +176,7 @@ impl MultiWorkerMirroredStrategy {
     /// ```
     ///
     /// # Errors
-    /// Those of [`MultiWorkerBuilder::build`].
+    /// The errors of [`MultiWorkerBuilder::build`].
     #[track_caller]
     pub fn new() -> Result<Self> {
         Self::builder().build()

@@ -56,8 +56,8 @@ impl MultiWorkerMirroredStrategy {
     /// ```
     ///
     /// # Errors
-    /// As [`on_threads`](Self::on_threads); and [`Error::InvalidArgument`] for a timeout of zero or an implementation
-    /// that is not there.
+    /// - The errors of [`on_threads`](Self::on_threads).
+    /// - [`Error::InvalidArgument`]: the timeout is zero, or there is no such implementation.
     #[track_caller]
     pub fn on_threads_with<R: Send>(
         options: CommunicationOptions,
@@ -68,13 +68,14 @@ impl MultiWorkerMirroredStrategy {
         Self::on_threads_over(Links::Memory, options, workers, replicas, worker)
     }
 
-    /// [`on_threads_with`](Self::on_threads_with), over what workers in processes of their own would be linked by:
-    /// sockets, encrypted or not. No bit of a result depends on it.
+    /// Runs [`on_threads_with`](Self::on_threads_with) over other links, such as the sockets that link workers in
+    /// processes of their own. The results are the same, to the bit.
     ///
     /// ```
     /// # use distribute::prelude::*;
     /// use distribute::{CommunicationOptions, strategy::Links};
-    /// let ids = MultiWorkerMirroredStrategy::on_threads_over(Links::Tcp, CommunicationOptions::default(), 3, 1, |strategy| {
+    /// let options = CommunicationOptions::default();
+    /// let ids = MultiWorkerMirroredStrategy::on_threads_over(Links::Tcp, options, 3, 1, |strategy| {
     ///     strategy.reduce(ReduceOp::Sum, strategy.world().worker() as f32, None)
     /// })?;
     /// assert_eq!(ids, [3., 3., 3.]);
@@ -82,7 +83,8 @@ impl MultiWorkerMirroredStrategy {
     /// ```
     ///
     /// # Errors
-    /// As [`on_threads_with`](Self::on_threads_with); and [`Error::Join`] if the system refuses sockets.
+    /// - The errors of [`on_threads_with`](Self::on_threads_with).
+    /// - [`Error::Join`]: the system refuses sockets.
     #[track_caller]
     pub fn on_threads_over<R: Send>(
         links: Links,

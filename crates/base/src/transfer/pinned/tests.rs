@@ -1,4 +1,4 @@
-//! Numbers that are brought while a GPU has other work, and used at once. Without a GPU of CUDA each test says so, and
+//! Tests of copies that are made and used while a GPU has other work. Without a GPU of CUDA each test says so, and
 //! passes.
 
 use super::*;
@@ -8,7 +8,7 @@ use candle_core::{DType, Device};
 use distribute_testing::{child, skipped, watched};
 use std::time::Duration;
 
-/// The GPU, and copies to it by so many buffers.
+/// Returns the GPU, and a copier with this number of buffers.
 fn gpu(buffers: usize) -> Option<(Device, Pinned)> {
     match DeviceName::gpu(0).to_candle() {
         Ok(Device::Cuda(device)) => {
@@ -23,14 +23,13 @@ fn gpu(buffers: usize) -> Option<(Device, Pinned)> {
     }
 }
 
-/// Gives the GPU work for a while, on candle's stream. What is brought has to come before nothing of it, and be right
-/// behind it.
+/// Gives the GPU work for a while, on candle's stream.
 fn busy(device: &Device) -> Tensor {
     let some = Tensor::zeros((1 << 20,), DType::F32, device).unwrap();
     (0..20).fold(some, |some, _| some.affine(0.5, 1.).unwrap())
 }
 
-/// `len` numbers that are different for each piece.
+/// Returns `len` numbers that are different for each piece.
 fn piece(number: usize, len: usize) -> Tensor {
     let numbers = (0..len).map(|i| ((number * 31 + i) % 1000) as f32);
     Tensor::from_iter(numbers, &Device::Cpu).unwrap()
@@ -41,11 +40,11 @@ fn numbers(tensor: &Tensor) -> Vec<f64> {
     here.flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// This test in a process of its own, with nothing else on the GPU, and what it writes.
+/// Runs this test in a process of its own, with nothing else on the GPU, and returns its output.
 fn by_itself(name: &str, without_pinned_memory: bool) -> (String, String) {
     let mut command = child::command(&format!("transfer::pinned::tests::{name}"), "by itself");
     if without_pinned_memory {
-        // CUDA in software has no more than so many bytes then.
+        // CUDA in software has only 1 byte of pinned memory then.
         command.env("SOFT_CUDA_PINNED", "1");
     }
     child::output(command, Duration::from_secs(60))
@@ -53,21 +52,21 @@ fn by_itself(name: &str, without_pinned_memory: bool) -> (String, String) {
 
 // INV-70
 #[test]
-fn nothing_that_is_brought_waits_for_what_the_gpu_computes() {
+fn copies_do_not_wait_for_computations() {
     if child::part().is_none() {
-        by_itself("nothing_that_is_brought_waits_for_what_the_gpu_computes", false);
+        by_itself("copies_do_not_wait_for_computations", false);
         return;
     }
     watched(|| {
         let Some((_, pinned)) = gpu(2) else { return };
-        // More than there are buffers, so that some are waited for.
+        // More copies than buffers, so that some wait for a buffer.
         let bring = || (0..10).map(|number| pinned.carry(&piece(number, 5000)).unwrap()).collect::<Vec<_>>();
         let check = |brought: Vec<Tensor>| {
             for (number, there) in brought.iter().enumerate() {
                 assert_eq!(numbers(there), numbers(&piece(number, 5000)));
             }
         };
-        // CUDA may wait where buffers are made.
+        // CUDA may wait while buffers are made.
         check(bring());
         let (go, said) = held(&pinned.device);
         let brought = bring();
@@ -129,7 +128,7 @@ fn pieces_of_all_types_and_layouts_arrive_with_their_numbers_while_the_gpu_compu
 }
 
 #[test]
-fn what_is_not_copied_so_is_left_to_candle() {
+fn other_tensors_are_left_to_candle() {
     watched(|| {
         let Some((device, pinned)) = gpu(1) else { return };
         let variable = candle_core::Var::zeros((2,), DType::F32, &Device::Cpu).unwrap();
@@ -149,8 +148,8 @@ fn two_buffers_bring_200_pieces_and_there_are_never_more() {
         let Some((device, pinned)) = gpu(2) else { return };
         let _work = busy(&device);
         let len = |number: usize| [10, 2000, 70_000][number % 3];
-        // Doubled there, behind the work: a buffer that is written too early, or a copy that is not waited for, shows
-        // here.
+        // Doubled on the GPU, after its work. That shows a buffer that is written too early, and a copy that is not
+        // waited for.
         let doubled = |number| (pinned.carry(&piece(number, len(number))).unwrap() * 2.).unwrap();
         let all: Vec<Tensor> = (0..200).map(doubled).collect();
         for (number, there) in all.iter().enumerate() {
@@ -163,7 +162,7 @@ fn two_buffers_bring_200_pieces_and_there_are_never_more() {
 
 // INV-70
 #[test]
-fn what_is_larger_than_a_buffer_comes_in_parts() {
+fn a_tensor_larger_than_a_buffer_is_copied_in_parts() {
     watched(|| {
         let Some((device, pinned)) = gpu(2) else { return };
         let _work = busy(&device);
@@ -176,12 +175,12 @@ fn what_is_larger_than_a_buffer_comes_in_parts() {
 
 // INV-70
 #[test]
-fn memory_of_a_piece_that_is_dropped_after_its_use_or_before_is_not_given_to_another_too_early() {
+fn memory_of_a_dropped_piece_is_not_reused_before_its_last_use() {
     watched(|| {
         let Some((device, pinned)) = gpu(2) else { return };
         let _work = busy(&device);
         let sum = |number: usize| {
-            // Of one size, so that one gets another's memory.
+            // Pieces of one size, so that one gets the memory of another.
             drop(pinned.carry(&piece(number + 500, 4096)).unwrap());
             let there = pinned.carry(&piece(number, 4096)).unwrap();
             there.sum_all().unwrap()
@@ -194,7 +193,7 @@ fn memory_of_a_piece_that_is_dropped_after_its_use_or_before_is_not_given_to_ano
     });
 }
 
-// Operations that find memory by its stream.
+// Some operations find memory by its stream.
 // INV-70
 #[test]
 fn ids_that_were_just_brought_find_their_rows() {

@@ -93,7 +93,7 @@ fn train(strategy: &Strategy, case: Case, sharded: bool) -> Result<Vec<Vec<u32>>
     optimizer.inner.parameters.variables.iter().map(|(_, variable)| bits(variable)).collect()
 }
 
-/// The steps in which gradients went after the tallies.
+/// Returns the number of steps in which gradients were sent after the headers.
 fn late(strategy: &Strategy) -> Vec<u64> {
     let group = strategy.extended().group().unwrap();
     let mut late: Vec<_> = group

@@ -9,7 +9,7 @@ use candle_core::Tensor;
 use distribute_base::internal::ReplicaGradient;
 use distribute_base::{Error, Result};
 
-/// The result for one variable, before it is written.
+/// The result of the rule for one variable, before it is written.
 pub(crate) struct Made {
     variable: usize,
     of_replicas: Vec<OfReplica>,
@@ -23,8 +23,8 @@ struct OfReplica {
     values: Vec<Tensor>,
 }
 
-/// Updates the copies of all replicas, by rules that do nothing but compute. Each replica has slots of its own: all
-/// make the same.
+/// The update of the copies of all replicas, by rules that only compute. Each replica has slots of its own, with the
+/// same values.
 pub(crate) struct OnDevices<'a> {
     pub(crate) rules: &'a Rules<'a>,
     pub(crate) parameters: &'a Parameters,
@@ -32,7 +32,7 @@ pub(crate) struct OnDevices<'a> {
 }
 
 impl OnDevices<'_> {
-    /// Applies the rules to the reduced gradients that each replica has of all variables. Nothing is written yet.
+    /// Applies the rules to the reduced gradients that each replica has. Nothing is written yet.
     ///
     /// # Errors
     /// candle's, for example if the device is out of memory.
@@ -83,19 +83,19 @@ impl OnDevices<'_> {
         Ok(all)
     }
 
-    /// Writes what was made.
+    /// Writes the results.
     ///
     /// # Errors
-    /// candle's, of a device. Copies may then be those of the step or those before it.
+    /// candle's, of a device. Copies may then have the values before or after the step.
     pub(crate) fn write(&self, made: Vec<Made>, slots: &mut [Slots]) -> Result<()> {
         for Made { variable, of_replicas } in made {
-            let (Some(Some(copies)), Some(Some(ahead))) =
+            let (Some(Some(copies)), Some(Some(device_copies))) =
                 (self.copies.get(variable), self.parameters.device_copies.get(variable))
             else {
                 continue;
             };
             let all_slots = slots[variable].on_devices(copies)?;
-            ahead.advance(|| {
+            device_copies.advance(|| {
                 for ((OfReplica { index, values }, copy), slots) in
                     of_replicas.into_iter().zip(copies).zip(all_slots)
                 {
@@ -120,7 +120,7 @@ impl OnDevices<'_> {
     }
 }
 
-/// Some rows of a variable or of a slot; all of it without an index.
+/// Returns some rows of a variable or a slot, or all of it without an index.
 pub(super) fn part_of(whole: &Tensor, index: Option<&Tensor>) -> Result<Tensor> {
     Ok(match index {
         Some(index) => as_rows(whole)?.index_select(index, 0)?,
@@ -128,7 +128,7 @@ pub(super) fn part_of(whole: &Tensor, index: Option<&Tensor>) -> Result<Tensor> 
     })
 }
 
-/// A view as a matrix of rows, in the same memory.
+/// Returns a view as a matrix of rows, in the same memory.
 fn as_rows(whole: &Tensor) -> Result<Tensor> {
     let Some(height) = whole.dims().first() else {
         return Err(Error::invalid("optimizer step", "a scalar has no rows"));
@@ -137,7 +137,7 @@ fn as_rows(whole: &Tensor) -> Result<Tensor> {
     Ok(whole.reshape((*height, width))?)
 }
 
-/// Sets some rows of a tensor, where it is.
+/// Sets some rows of a tensor in place.
 fn put_rows(whole: &Tensor, index: &Tensor, rows: &Tensor) -> Result<()> {
     if rows.elem_count() == 0 {
         return Ok(());

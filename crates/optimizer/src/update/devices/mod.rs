@@ -18,20 +18,19 @@ mod transforms;
 
 pub(crate) use transforms::{are_finite, transform, weigh};
 
-use crate::parameters::Copies;
+use crate::parameters::{Copies, Parameters};
 use crate::progress::Change;
 use crate::reduce::operands::Operands;
 use crate::reduce::{self, Weighted};
-use crate::sync::{StepSync, Threads};
+use crate::sync::Threads;
 use crate::update::local::InPlace;
-use crate::update::{Backend, Pass, Update, apply_in_one_pass};
+use crate::update::{Backend, Pass, Update};
 use crate::{Inner, Transform};
 use candle_core::Var;
 use compute::OnDevices;
 use distribute_base::internal::ReplicaGradient;
 use distribute_base::{DeviceName, Result};
 use distribute_cross_device::internal::{sum_on_gpus, uses_nccl};
-use std::sync::Arc;
 use sums::summed;
 
 /// Updates the copies that replicas have on their devices, and on the host variables without such copies.
@@ -39,10 +38,6 @@ use sums::summed;
 pub(crate) struct Devices;
 
 impl Backend for Devices {
-    fn is_one_pass(&self, optimizer: &Inner) -> bool {
-        optimizer.groups.only_compute()
-    }
-
     fn reduce_and_apply(&self, update: &Update<'_>, pass: &Pass<'_>) -> Result<()> {
         let Pass { change, operands, replicas, threads, .. } = *pass;
         let on_device =
@@ -64,7 +59,7 @@ impl Backend for Devices {
                 return apply_from_host(update, operands, change, threads);
             }
             // Rows are added up on the host, as is what only some replicas have on their device.
-            let on_host = replicas.iter().map(|(_, gradients)| on_host(update, gradients));
+            let on_host = replicas.iter().map(|(_, gradients)| to_host(parameters, gradients));
             let on_host = on_host.collect::<Result<Vec<_>>>()?;
             let weights = replicas.iter().map(|(weight, _)| *weight);
             let weighted: Vec<_> = weights.zip(on_host.iter().map(Vec::as_slice)).collect();
@@ -79,19 +74,6 @@ impl Backend for Devices {
         apply_both(update, &gradients, change, || {
             InPlace::new(update, update.transforms).reduce_and_apply(change, operands, threads)
         })
-    }
-
-    fn apply(
-        &self,
-        update: &Update<'_>,
-        sync: &StepSync<'_>,
-        gradients: &Arc<Vec<Option<ReplicaGradient>>>,
-        change: Option<&Change<'_>>,
-    ) -> Result<()> {
-        if self.is_one_pass(update.optimizer) {
-            return apply_in_one_pass(self, update, sync, gradients, change);
-        }
-        crate::update::copies::apply(update, sync, gradients, change)
     }
 
     /// Returns the variables of which each replica has a copy on its own device, if the rule has a program and
@@ -154,15 +136,15 @@ fn weighed(
     replicas.iter().map(of).collect::<Option<Result<_>>>().transpose()
 }
 
-/// The gradients of a replica on the host. Waits for its device.
-fn on_host(
-    update: &Update<'_>,
+/// Returns the gradients of a replica on the host. Waits for the replica's device.
+pub(crate) fn to_host(
+    parameters: &Parameters,
     gradients: &[Option<ReplicaGradient>],
 ) -> Result<Vec<Option<ReplicaGradient>>> {
     let host = |(gradient, (_, variable)): (&Option<ReplicaGradient>, &(String, Var))| {
         gradient.as_ref().map(|gradient| gradient.to_host(variable)).transpose()
     };
-    gradients.iter().zip(&update.parameters().variables).map(host).collect()
+    gradients.iter().zip(&parameters.variables).map(host).collect()
 }
 
 /// Reduces gradients on the host, brings those of variables on devices there, and applies all.

@@ -15,14 +15,14 @@ use crate::reduce::range::{GradientRange, Summands};
 use crate::reduce::resolve;
 use crate::reduce::split::{Splittable, WorkSplit};
 use crate::slots::Slots;
-use crate::sync::{StepSync, Threads, abort_on};
+use crate::sync::{Threads, abort_on};
 use crate::transform::{ResolvedTransforms, Transform};
 use crate::update::local::{InPlace, LOCKED, UpdateRange, update};
 use crate::update::locked::{Locked, with_locked};
-use crate::update::{Backend, Pass, Update, When, apply_in_one_pass};
+use crate::update::{Backend, Pass, Update, When};
 use bytes::Bytes;
 use candle_core::{Storage, Tensor, Var};
-use distribute_base::internal::{Any, Number, ReplicaGradient, operand};
+use distribute_base::internal::{Any, Number, operand};
 use distribute_base::{Error, Result};
 use distribute_checkpoint::Writer;
 use distribute_collective::group::GroupCall;
@@ -68,16 +68,6 @@ impl Backend for Sharded {
             }
             ended(update.operation, change.number(), error)
         })
-    }
-
-    fn apply(
-        &self,
-        update: &Update<'_>,
-        sync: &StepSync<'_>,
-        gradients: &Arc<Vec<Option<ReplicaGradient>>>,
-        change: Option<&Change<'_>>,
-    ) -> Result<()> {
-        apply_in_one_pass(self, update, sync, gradients, change)
     }
 
     fn slot(
